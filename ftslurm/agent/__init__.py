@@ -1,0 +1,1 @@
+"""One process per node: starts, watches and stops the workers."""

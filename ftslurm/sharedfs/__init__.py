@@ -1,0 +1,1 @@
+"""The shared directory: atomic publish, bounded reads, the fenced cell."""

@@ -1,0 +1,1 @@
+"""Stand-ins for tests of code that uses ftslurm: clock, filesystem faults, Slurm."""
