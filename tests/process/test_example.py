@@ -49,7 +49,8 @@ def run_example(arguments: list[str], restart_count: int = 0) -> Outcome:
     ranks: list[subprocess.Popen[str]] = []
     try:
         for number in range(WORLD_SIZE):
-            job = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": WORLD_SIZE, "LOCAL_WORLD_SIZE": WORLD_SIZE}
+            job = {"RANK": number, "WORLD_SIZE": WORLD_SIZE}
+            job |= {"LOCAL_RANK": number, "LOCAL_WORLD_SIZE": WORLD_SIZE}
             master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
             counted = {"TORCHELASTIC_RESTART_COUNT": restart_count}
             environment = os.environ | {name: str(value) for name, value in (job | master | counted).items()}

@@ -1,0 +1,1 @@
+"""What ``scripts/bench`` measures: one module per benchmark, over tools, measure and table."""
