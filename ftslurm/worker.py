@@ -1,0 +1,362 @@
+"""Start one worker: the user's program exactly as plain Python runs it, but its failure gets written down.
+
+``python -u -m ftslurm.worker --parent PID [--log-stdout FILE] [--log-stderr FILE]
+(--script FILE | --module NAME | --exec PROGRAM) -- ARGS...``; called by the agent, never by people.
+``python -u .../ftslurm/boot/worker.py`` with the same arguments starts faster, see there.
+
+How the traceback stays the user's own: an exception is recorded here and then raised on, so that the
+interpreter itself prints it, runs ``sys.excepthook`` and ``atexit`` and chooses the exit status. Only the
+frames of this file are taken off it, just before the hook that is installed then gets to see it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import CodeType, ModuleType, TracebackType
+    from typing import NoReturn
+
+USAGE_ERROR = 2
+_PR_SET_PDEATHSIG, _SIGKILL = 1, 9
+_HIGH_FD = 200  # out of the way: the user's first open() is number 3, as in plain Python
+
+
+class Order:
+    """What the command line asks for; ``target`` is a file, a module name or a program, as ``kind`` says."""
+
+    def __init__(self) -> None:
+        self.parent = 0
+        self.kind = ""
+        self.target = ""
+        self.log: dict[int, str] = {}
+        self.arguments: list[str] = []
+
+
+def parse(arguments: list[str]) -> Order:
+    """Read the command line (by hand: argparse would cost more than all the rest of the start).
+
+    Raises:
+        ValueError: it is not what an agent of this version sends.
+    """
+    order = Order()
+    rest = iter(arguments)
+    for word in rest:
+        if word == "--":
+            order.arguments = list(rest)
+            break
+        value = next(rest, None)
+        if value is None:
+            raise ValueError(f"{word} lacks its value")
+        if word == "--parent":
+            order.parent = int(value)
+        elif word in ("--log-stdout", "--log-stderr"):
+            order.log[1 if word == "--log-stdout" else 2] = value
+        elif word in ("--script", "--module", "--exec") and not order.kind:
+            order.kind, order.target = word[2:], value
+        else:
+            raise ValueError(f"unexpected {word} {value}")
+    if not order.kind or not order.parent:
+        raise ValueError("needs --parent PID and one of --script, --module, --exec")
+    return order
+
+
+def main(arguments: list[str]) -> None:
+    """Run the worker. Returns when the user's program has; raises what it raises."""
+    try:
+        order = parse(arguments)
+    except ValueError as problem:
+        sys.stderr.write(f"ftslurm.worker: {problem}; it is started by the ftslurm agent, not by hand\n")
+        sys.exit(USAGE_ERROR)
+    _die_with(order.parent)
+    recorder = Recorder([order.target, *order.arguments])
+    _redirect(order.log, recorder)
+    if order.kind == "exec":
+        _become(order.target, order.arguments, recorder)
+    recorder.watch_fatal_signals()
+    run = _run_module if order.kind == "module" else _run_script
+    try:
+        run(order.target, order.arguments, recorder)
+    except BaseException as error:
+        recorder.exception(error, _user_part(error.__traceback__))
+        if not isinstance(error, SystemExit):
+            _hide_own_frames()
+        raise
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel kill this process when the agent goes (prctl(2): when the thread that made it goes)."""
+    try:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
+    except (ImportError, OSError, AttributeError):
+        pass  # A Python without ctypes: the agent still kills its workers as long as it can act itself.
+    if os.getppid() != parent:
+        os._exit(1)  # The agent died in between; nobody reads what would be said here.
+
+
+def _redirect(log: dict[int, str], recorder: Recorder) -> None:
+    opened: list[tuple[int, int]] = []
+    for target, path in log.items():
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        except OSError as problem:
+            recorder.stop(1, f"cannot open the log file {path}: {problem.strerror}")
+        opened.append((fd, target))
+    for fd, target in opened:
+        os.dup2(fd, target)
+        os.close(fd)
+
+
+def _become(program: str, arguments: list[str], recorder: Recorder) -> NoReturn:
+    """Exec ``program`` as a shell would, 126 and 127 included."""
+    import signal
+
+    for ignored_by_python in ("SIGPIPE", "SIGXFSZ"):  # and execve keeps what is ignored
+        signal.signal(getattr(signal, ignored_by_python), signal.SIG_DFL)
+    try:
+        os.execvp(program, [program, *arguments])
+    except FileNotFoundError:
+        if os.path.exists(program):
+            what = "the interpreter named in its first line does not exist"
+            recorder.stop(126, f"cannot start {program}: {what}")
+        what = "no such file" if os.sep in program else "no such program in PATH"
+        recorder.stop(127, f"cannot start {program}: {what}")
+    except (OSError, ValueError) as problem:
+        recorder.stop(126, f"cannot start {program}: {getattr(problem, 'strerror', None) or problem}")
+
+
+def _run_script(path: str, arguments: list[str], recorder: Recorder) -> None:
+    """What ``python -u path arguments`` does (CPython: Modules/main.c, pymain_run_python)."""
+    sys.argv = [path, *arguments]
+    module = _fresh_main()
+    if _is_importable_place(path):
+        sys.path.insert(0, path)
+        import runpy
+
+        # Private, but it is the very call that the interpreter makes, in all versions from 2.6 on.
+        runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]
+        return
+    filename = path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
+    try:
+        with open(filename, "rb") as file:
+            source = file.read()
+    except OSError as problem:
+        text = f"can't open file {filename!r}: [Errno {problem.errno}] {problem.strerror}"
+        recorder.stop(USAGE_ERROR, text, prefix=sys.orig_argv[0])
+    if not _safe_path():
+        sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
+    exec(_load(filename, source, module), module.__dict__)
+
+
+def _run_module(name: str, arguments: list[str], recorder: Recorder) -> None:
+    """What ``python -u -m name arguments`` does."""
+    sys.argv = ["-m", *arguments]
+    if not _safe_path():
+        try:
+            sys.path.insert(0, os.getcwd())
+        except OSError:
+            pass  # The directory is gone: plain Python goes on without it, too.
+    _fresh_main()
+    import runpy
+
+    runpy._run_module_as_main(name)  # type: ignore[attr-defined]
+
+
+def _load(filename: str, source: bytes, module: ModuleType) -> CodeType:
+    from importlib.machinery import SourceFileLoader, SourcelessFileLoader
+
+    module.__file__ = filename
+    module.__dict__["__cached__"] = None
+    if not filename.endswith(".pyc"):
+        module.__loader__ = SourceFileLoader("__main__", filename)
+        return compile(source, filename, "exec", dont_inherit=True)
+    module.__loader__ = loader = SourcelessFileLoader("__main__", filename)
+    code = loader.get_code("__main__")
+    assert code is not None
+    return code
+
+
+def _fresh_main() -> ModuleType:
+    import builtins
+
+    module = type(sys)("__main__")
+    module.__dict__.update(__builtins__=builtins, __annotations__={})
+    sys.modules["__main__"] = module
+    return module
+
+
+def _is_importable_place(path: str) -> bool:
+    """Whether ``path`` is a directory or an archive to look for ``__main__.py`` in."""
+    for hook in sys.path_hooks:
+        try:
+            hook(path)
+        except ImportError:
+            continue
+        return True
+    return False
+
+
+def _safe_path() -> bool:
+    return bool(getattr(sys.flags, "safe_path", sys.flags.isolated))
+
+
+_RUNNERS = (_run_script.__code__, _run_module.__code__, _load.__code__)
+
+
+def _user_part(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback from the first frame behind this file's own ones on; None if there is none."""
+    part, user_part = trace, trace
+    while part is not None:
+        if part.tb_frame.f_code in _RUNNERS:
+            user_part = part.tb_next
+        part = part.tb_next
+    return user_part
+
+
+def _hide_own_frames() -> None:
+    """Let the excepthook which is installed now see the exception as it would without this file."""
+    hook: Callable[..., object] | None = getattr(sys, "excepthook", None)
+    if hook is None:
+        return
+
+    def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        sys.excepthook = hook
+        error.__traceback__ = sys.last_traceback = trace = _user_part(trace)
+        try:
+            hook(kind, error, trace)
+        except BaseException as problem:
+            problem.__traceback__ = problem.__traceback__ and problem.__traceback__.tb_next
+            raise
+
+    sys.excepthook = excepthook
+
+
+class Recorder:
+    """Knows, from before the user's code ran, where and in whose name this worker's failure gets written."""
+
+    def __init__(self, argv: list[str]) -> None:
+        self.argv = argv
+        self.pid = os.getpid()
+        self.environment = dict(os.environ)
+        directory = os.environ.get("FTSLURM_RECORD_DIR")
+        self.directory = os.path.abspath(directory) if directory else None
+        self.done = False
+
+    def watch_fatal_signals(self) -> None:
+        """Have faulthandler write all stacks to stacks.txt, unless the user has it write elsewhere already."""
+        import faulthandler
+
+        if self.directory is None or faulthandler.is_enabled():
+            return
+        path = os.path.join(self.directory, "stacks.txt")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            fd = _raise_fd(os.open(path, flags, 0o600))
+            faulthandler.enable(fd, all_threads=True)
+        except OSError as problem:
+            _say(f"no stacks of fatal signals will be recorded: {path}: {problem.strerror}")
+            return
+        opened = os.fstat(fd)
+
+        def point_child_to_stderr() -> None:
+            # A forked data-loader process that crashes is not its rank: its stacks belong in the rank's log.
+            try:
+                if os.path.samestat(os.fstat(fd), opened):  # else the user has closed it, and reused the number
+                    os.dup2(2, fd, inheritable=False)
+            except OSError:
+                pass
+
+        os.register_at_fork(after_in_child=point_child_to_stderr)
+
+    def exception(self, error: BaseException, trace: TracebackType | None) -> None:
+        """Write the record of what ends this process; never raises. Forked children write nothing."""
+        if self.done or os.getpid() != self.pid:
+            return
+        limit = sys.getrecursionlimit()
+        try:
+            sys.setrecursionlimit(max(limit, 1000))
+            from ftslurm.failures import record
+
+            if isinstance(error, SystemExit) and record.exit_status(error) == 0:
+                return
+            facts = self._facts()
+            previous = record.read(self.directory)[0] if self.directory else None
+            self._write(record.from_exception(error, trace, facts, previous))
+        except BaseException as problem:
+            _say(f"the error record could not be made: {type(problem).__name__}: {problem}")
+        finally:
+            sys.setrecursionlimit(limit)
+
+    def stop(self, code: int, text: str, prefix: str = "ftslurm") -> NoReturn:
+        """End, as the user's program could not even be started: one line on stderr, the record, ``code``."""
+        _say(text, prefix)
+        try:
+            from ftslurm.failures import record
+
+            self._write(record.compose(text, "", {**self._facts(), "kind": "exit", "exit_code": code}))
+        except BaseException as problem:
+            _say(f"the error record could not be made: {type(problem).__name__}: {problem}")
+        self.done = True
+        sys.exit(code)
+
+    def _facts(self) -> dict[str, object]:
+        import time
+
+        from ftslurm.failures import record
+        from ftslurm.monitor import progress
+
+        mark = progress.read(self.directory) if self.directory else None
+        return {
+            **record.identity(self.environment),
+            "time_ns": time.time_ns(),
+            "host": os.uname().nodename,
+            "pid": self.pid,
+            "step": mark.last_step if mark else None,
+            "argv": self.argv,
+        }
+
+    def _write(self, content: dict[str, object]) -> None:
+        from ftslurm.failures import record
+
+        if self.directory is None:
+            return  # Started by hand.
+        self.done = True
+        run, rank = self.environment.get("FTSLURM_RUN_DIR"), record.identity(self.environment)
+        directories = [self.directory]
+        if run and rank["round"] is not None and rank["rank"] is not None:
+            place = f"rounds/{rank['round']:06}/ranks/{rank['rank']:05}"
+            directories.append(os.path.join(run, place))
+        try:
+            record.write(content, directories)
+        except OSError as problem:
+            _say(f"the error record could not be written: {problem}")
+
+
+def _raise_fd(fd: int) -> int:
+    """Move ``fd`` up, so that the user's first open() is number 3 as in plain Python."""
+    import fcntl
+
+    try:
+        high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
+    except OSError:
+        return fd  # RLIMIT_NOFILE is lower than that.
+    os.close(fd)
+    return high
+
+
+def _say(text: str, prefix: str = "ftslurm") -> None:
+    try:
+        os.write(2, f"{prefix}: {text}\n".encode("utf-8", "backslashreplace"))
+    except OSError:
+        pass
+
+
+if __name__ == "__main__":
+    if not _safe_path():
+        del sys.path[0]  # The current directory, put there by -m.
+    main(sys.argv[1:])
