@@ -1,0 +1,192 @@
+"""From a snapshot of a run directory to the report dictionary (pure)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ftslurm.report.facts import Snapshot
+from ftslurm.report.rounds import round_report
+from ftslurm.report.words import summary
+
+SCHEMA = "ftslurm/report"
+VERSION = 1
+# Without a recorded end, a run whose nodes were heard of within this time counts as running. Far more
+# than a heartbeat, because a shared filesystem can stall for a minute and nothing is wrong.
+ALIVE_S = 90.0
+_DAY_NS = 86_400 * 10**9
+
+Dict = dict[str, Any]
+
+
+def analyse(snapshot: Snapshot, *, round_number: int | None = None) -> Dict:
+    """Judge a snapshot.
+
+    Args:
+        snapshot: what `ftslurm.report.gather.gather` read.
+        round_number: the round to look at; None lets the report choose (the one that the job failed in).
+
+    Returns:
+        The report, plain JSON types only. Keys are always there; what is not known is null. Times are
+        nanoseconds since the epoch (``_ns``) by the clock of the node that wrote them, spans seconds (``_s``).
+
+        - ``schema`` "ftslurm/report", ``version`` 1, ``made_ns``
+        - ``summary``: the report in one line
+        - ``status``: "succeeded", "failed", "stopped" (from outside), "running", or "unfinished" (no end was
+          recorded and nothing was heard for a while); ``exit_code``, ``reason`` and ``ended_ns`` as recorded
+        - ``run``: ``id``, ``directory``, ``user``, ``created_ns``, ``ftslurm``, ``attempts`` (names), ``command``
+        - ``started_ns``, ``duration_s``, ``last_step``, ``max_restarts``, ``restarts_used``
+        - ``alive``: the newest sign of life: ``time_ns``, ``age_s``, ``node``; or null
+        - ``cause``: why the job failed or is failing: the ``first_failure`` of the round concerned; or null
+        - ``focus``: the round that evidence is shown for; or null
+        - ``recovered``: numbers of the rounds whose failure the job survived
+        - ``cost``: over all recovered failures: ``failures``, ``between_rounds_s``, ``steps_repeated``
+        - ``rounds``: oldest first, each with
+
+          - ``round``, ``attempt``, ``nodes`` (names), ``world_size``, ``started_ns``, ``ended_ns``, ``duration_s``,
+            ``first_step``, ``last_step``, ``reason``
+          - ``outcome``: "running", "succeeded", "failed", "node-lost", "stopped" or "unknown"
+          - ``first_failure``: ``rank`` (null for a lost node), ``local_rank``, ``node``, ``nodes``, ``host``, ``round``,
+            ``step``, ``time_ns``, ``kind`` ("exception", "exit", "signal", "spawn", "node-lost"), ``exit_code``, ``signal``,
+            ``core_dumped``, ``what`` (text), ``cause``, ``title``, ``role`` and ``advice`` (the row of
+            `ftslurm.failures.causes`), ``where`` and ``raised_in`` (``file``, ``shown``, ``line``, ``function``, ``source``),
+            ``traceback``, ``stacks``, ``log`` (``stream``, ``path``, ``size``, ``lines``, ``cut``), ``signature``,
+            ``same_as_rounds``, ``ranks``, ``argv``, ``evidence`` (what it is known from)
+          - ``same_time``: other primary failures that the clocks cannot put in order with the first one
+          - ``groups``: the other ranks that failed, by signature: ``ranks`` ("0-3, 7"), ``count``, ``nodes`` (at most 8),
+            ``node_count``, ``what``, ``cause``, ``title``, ``role`` ("primary" or "cascade"), ``first_ns``
+          - ``stopped``: ranks that ftslurm stopped: ``ranks``, ``count``, ``reason``, ``killed_ranks``, ``killed``; or null
+          - ``finished``: ranks that had ended well: ``ranks``, ``count``; or null
+          - ``silent``: ranks whose end nobody recorded: ``ranks``, ``count``, ``nodes``; or null
+          - ``recovered``: whether a later round followed; ``cost``: then ``until_next_round_s``, ``steps_repeated``
+            and ``requeued`` (another attempt, so the time includes Slurm's queue); or null
+
+        - ``skipped_rounds``: how many old rounds' files were not read
+        - ``problems``: ``file`` and ``reason`` of what could not be used
+    """
+    state = snapshot.state
+    closed = state.closed if state else None
+    numbers = {h.round for h in state.history} if state else set()
+    ordered = sorted(numbers | {files.number for files in snapshot.rounds})
+    rounds = [round_report(snapshot, n, newest=n == ordered[-1]) for n in ordered]
+    _link(rounds)
+    alive = _alive(snapshot)
+    status = closed.outcome if closed else _open_status(snapshot, alive)
+    cause = _cause(status, rounds)
+    started = next((r["started_ns"] for r in rounds if r["started_ns"] is not None), None)
+    ended = closed.time_ns if closed else None
+    last = ended if ended is not None else (alive["time_ns"] if alive else None)
+    report: Dict = {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "made_ns": snapshot.now_ns,
+        "summary": "",
+        "status": status,
+        "exit_code": closed.exit_code if closed else None,
+        "reason": closed.reason if closed else None,
+        "ended_ns": ended,
+        "run": _run(snapshot),
+        "started_ns": started,
+        "duration_s": None if started is None or last is None else max(0, last - started) / 1e9,
+        "last_step": max((r["last_step"] for r in rounds if r["last_step"] is not None), default=None),
+        "max_restarts": state.max_restarts if state else None,
+        "restarts_used": state.restarts_used if state else None,
+        "alive": alive,
+        "cause": cause,
+        "focus": _focus(cause, rounds, round_number),
+        "recovered": [r["round"] for r in rounds if r["recovered"]],
+        "cost": _total(rounds),
+        "rounds": rounds,
+        "skipped_rounds": snapshot.skipped_rounds,
+        "problems": [{"file": p.file, "reason": p.reason} for p in snapshot.problems],
+    }
+    report["summary"] = summary(report)
+    return report
+
+
+def _run(snapshot: Snapshot) -> Dict:
+    run, state = snapshot.run, snapshot.state
+    names = list(state.attempts) if state and state.attempts else [a.attempt for a in snapshot.attempts]
+    folder = snapshot.directory.rstrip("/").rsplit("/", 1)[-1]
+    newest = max(snapshot.attempts, key=lambda a: a.created_ns or 0, default=None)
+    return {
+        "id": (run.run_id if run else None) or (state.run_id if state else None) or folder,
+        "directory": snapshot.directory,
+        "user": run.user if run else None,
+        "created_ns": run.created_ns if run else None,
+        "ftslurm": run.ftslurm if run else None,
+        "attempts": names,
+        "command": list(newest.command) if newest else [],
+    }
+
+
+def _alive(snapshot: Snapshot) -> Dict | None:
+    signs = [(w.time_ns, w.node) for w in snapshot.nodes]
+    for files in snapshot.rounds[-1:]:
+        signs += [(n.ended_ns if n.ended_ns is not None else n.started_ns, n.node) for n in files.nodes]
+    # A clock may be minutes off; a time in the next days is a broken file's, and no life.
+    known = [(t, node) for t, node in signs if t is not None and 0 < t < snapshot.now_ns + _DAY_NS]
+    if not known:
+        return None
+    time_ns, node = max(known)
+    return {"time_ns": time_ns, "age_s": max(0, snapshot.now_ns - time_ns) / 1e9, "node": node}
+
+
+def _open_status(snapshot: Snapshot, alive: Dict | None) -> str:
+    gone = bool(snapshot.nodes) and all(w.status == "left" for w in snapshot.nodes)
+    return "running" if alive is not None and alive["age_s"] <= ALIVE_S and not gone else "unfinished"
+
+
+def _cause(status: str, rounds: list[Dict]) -> Dict | None:
+    if status in ("succeeded", "stopped") or not rounds:
+        return None
+    if status == "failed":
+        failed = (r["first_failure"] for r in reversed(rounds) if r["first_failure"] is not None)
+        found: Dict | None = next(failed, None)
+        return found
+    last: Dict | None = rounds[-1]["first_failure"]
+    return last
+
+
+def _focus(cause: Dict | None, rounds: list[Dict], wanted: int | None) -> int | None:
+    if wanted is not None:
+        return wanted if any(r["round"] == wanted for r in rounds) else None
+    if cause is not None:
+        number: int = cause["round"]
+        return number
+    return next((r["round"] for r in reversed(rounds) if r["first_failure"] is not None), None)
+
+
+def _link(rounds: list[Dict]) -> None:
+    """Fill in what only the neighbours tell: what was recovered, at which cost, and what keeps coming back."""
+    seen: dict[str, list[int]] = {}
+    for this, after in zip(rounds, [*rounds[1:], None]):
+        failure = this["first_failure"]
+        if failure is None:
+            continue
+        earlier = seen.setdefault(failure["signature"], [])
+        failure["same_as_rounds"] = list(earlier[-20:])
+        earlier.append(this["round"])
+        if after is not None:
+            this["recovered"] = True
+            this["cost"] = _cost(this, failure, after)
+
+
+def _cost(this: Dict, failure: Dict, after: Dict) -> Dict:
+    failed_ns = failure["time_ns"] if failure["time_ns"] is not None else this["ended_ns"]
+    next_ns = after["started_ns"]
+    step = failure["step"] if failure["step"] is not None else this["last_step"]
+    resumed = after["first_step"]
+    return {
+        "until_next_round_s": None if failed_ns is None or next_ns is None else max(0, next_ns - failed_ns) / 1e9,
+        "steps_repeated": None if step is None or resumed is None else max(0, step - resumed),
+        "requeued": this["attempt"] != after["attempt"],
+    }
+
+
+def _total(rounds: list[Dict]) -> Dict:
+    costs = [r["cost"] for r in rounds if r["cost"] is not None]
+    return {
+        "failures": len(costs),
+        "between_rounds_s": sum(c["until_next_round_s"] or 0 for c in costs),
+        "steps_repeated": sum(c["steps_repeated"] or 0 for c in costs),
+    }

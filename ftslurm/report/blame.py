@@ -1,0 +1,289 @@
+"""Who failed first in a round: all that is known of each failed worker, ordered, root cause first (pure)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ftslurm.failures.causes import CASCADE, PRIMARY, ROWS, Cause, Evidence, classify, describe
+from ftslurm.report.facts import (
+    Exc,
+    Failure,
+    Frame,
+    History,
+    LogTail,
+    NodeWord,
+    RankError,
+    RoundFiles,
+    RoundNode,
+    Snapshot,
+    Worker,
+)
+
+# Failures of two nodes closer than this are not put in order: the nodes' clocks are not that good.
+SAME_TIME_NS = 100_000_000
+
+_TYPED = re.compile(r"([A-Za-z_][\w.]{0,100}): ?(.*)", re.DOTALL)
+_FRAME = re.compile(r'^ *File "([^"\n]{1,4096})", line (\d{1,9})(?:, in (\S{1,200}))?', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A worker that failed by itself, with everything that is known of it."""
+
+    rank: int
+    node: str
+    host: str | None
+    local_rank: int | None
+    time_ns: int | None
+    kind: str
+    exit_code: int | None
+    signal: str | None
+    core_dumped: bool
+    step: int | None
+    argv: tuple[str, ...]
+    exception: Exc | None
+    frames: tuple[Frame, ...]
+    traceback: str | None
+    stacks: str | None
+    evidence: tuple[str, ...]
+    cause: Cause
+    what: str
+
+
+def suspects(snapshot: Snapshot, number: int, rows: Sequence[Cause] = ROWS) -> list[Suspect]:
+    """Return the workers of a round that failed and were not stopped by ftslurm, root cause first.
+
+    Primary causes stand before cascades, then earlier before later. A worker that ftslurm stopped is
+    no suspect, whatever it wrote on its way out; but one whose exception was caught on its own node before
+    anything there was stopped had failed by itself, even if its process took longer to end.
+    """
+    files = round_files(snapshot, number)
+    words = _summaries(snapshot, number)
+    found: dict[int, Suspect] = {}
+    for node in files.nodes:
+        began_ns = _stop_began_ns(node)
+        for worker in node.workers:
+            error = files.errors.get(worker.rank)
+            if _failed_by_itself(worker, error, began_ns):
+                found[worker.rank] = _suspect(
+                    worker.rank, node, worker, error, words.get(worker.rank), files.tails.get(worker.rank, ())
+                )
+    seen = {worker.rank for node in files.nodes for worker in node.workers if worker.ended_ns is not None}
+    for rank in sorted((set(files.errors) | set(words)) - seen - set(found)):
+        # No agent's last word on this rank: its agent died first, or its file is broken.
+        found[rank] = _suspect(
+            rank, None, None, files.errors.get(rank), words.get(rank), files.tails.get(rank, ())
+        )
+    judged = [_judge(s, files.tails.get(s.rank, ()), rows) for s in found.values()]
+    return sorted(judged, key=_order)
+
+
+def at_the_same_time(ordered: Sequence[Suspect]) -> list[Suspect]:
+    """Return the other primary suspects, on other nodes, that the clocks cannot tell from the first."""
+    if not ordered or ordered[0].cause.role != PRIMARY or ordered[0].time_ns is None:
+        return []
+    first = ordered[0]
+    return [
+        s
+        for s in ordered[1:]
+        if s.cause.role == PRIMARY
+        and s.node != first.node
+        and s.time_ns is not None
+        and first.time_ns is not None
+        and s.time_ns - first.time_ns < SAME_TIME_NS
+    ]
+
+
+def tail_needed(suspect: Suspect) -> bool:
+    """Whether the end of the worker's output can change or explain the verdict on it."""
+    return suspect.exception is None
+
+
+def round_files(snapshot: Snapshot, number: int) -> RoundFiles:
+    """Return the files of a round; empty if there are none."""
+    for files in snapshot.rounds:
+        if files.number == number:
+            return files
+    return RoundFiles(number, (), {})
+
+
+def history_of(snapshot: Snapshot, number: int) -> History | None:
+    """Return what the state remembers of a round."""
+    history = snapshot.state.history if snapshot.state else ()
+    return next((h for h in history if h.round == number), None)
+
+
+def _summaries(snapshot: Snapshot, number: int) -> dict[int, Failure]:
+    words: dict[int, Failure] = {}
+    for word in snapshot.nodes:
+        _add_summary(words, _failure_of(word), number)
+    entry = history_of(snapshot, number)
+    if entry is not None:
+        _add_summary(words, entry.failure, number)
+    return words
+
+
+def _failure_of(word: NodeWord) -> Failure | None:
+    failure = word.failure
+    return replace(failure, round=word.round) if failure is not None and not failure.round else failure
+
+
+def _add_summary(words: dict[int, Failure], failure: Failure | None, number: int) -> None:
+    if failure is not None and failure.round == number:
+        words[failure.rank] = failure
+
+
+def _stop_began_ns(node: RoundNode) -> int | None:
+    """When this node began to stop its workers, or the latest time by which it surely had not."""
+    if node.stop_ns is not None:
+        return node.stop_ns
+    ends = [w.ended_ns for w in node.workers if w.failed and not w.stopped_by_ftslurm and w.ended_ns is not None]
+    return min(ends, default=None)
+
+
+def _failed_by_itself(worker: Worker, error: RankError | None, began_ns: int | None) -> bool:
+    if worker.stopped_by_ftslurm:
+        # Its process ended late (torch's teardown takes seconds), its exception came first: the same
+        # clock says so. Across nodes no clock does, so there the agent's word stands.
+        return (
+            error is not None
+            and error.kind == "exception"
+            and error.time_ns is not None
+            and began_ns is not None
+            and error.time_ns < began_ns
+        )
+    return worker.failed or (worker.ended_ns is None and error is not None)
+
+
+def _suspect(
+    rank: int,
+    node: RoundNode | None,
+    worker: Worker | None,
+    error: RankError | None,
+    word: Failure | None,
+    tails: Sequence[LogTail],
+) -> Suspect:
+    kind = _kind(worker, error, word)
+    exception = _exception(kind, error, word)
+    traceback = error.traceback if error else None
+    step = _first_known(
+        error.step if error else None,
+        worker.progress.last_step if worker and worker.progress else None,
+        word.step if word else None,
+    )
+    stacks = error.stacks if error else None
+    return Suspect(
+        rank=rank,
+        node=(node.node if node else None) or (error and error.node) or (word.node if word else None) or "?",
+        host=(node.host if node else None) or (error.host if error else None),
+        local_rank=_first_known(*(x.local_rank for x in (worker, error, word) if x)),
+        time_ns=_time_ns(kind, worker, error, word),
+        kind=kind,
+        exit_code=_first_known(*(x.exit_code for x in (worker, error, word) if x)),
+        signal=(worker and worker.signal) or (error and error.signal) or (word.signal if word else None),
+        core_dumped=worker is not None and worker.core_dumped,
+        step=step,
+        argv=error.argv if error else (),
+        exception=exception,
+        frames=_frames(exception, traceback),
+        traceback=traceback,
+        stacks=stacks or next((t.text for t in tails if t.stream == "stacks"), None),
+        evidence=tuple(n for n, x in (("round-node", worker), ("error.json", error), ("summary", word)) if x),
+        cause=ROWS[-1],
+        what=(error.message if error else "") or (word.message if word else ""),
+    )
+
+
+def _kind(worker: Worker | None, error: RankError | None, word: Failure | None) -> str:
+    if error is not None and error.kind == "exception":
+        return "exception"
+    if worker is not None and worker.signal is not None:
+        return "signal"
+    if worker is not None and worker.failed and worker.pid is None:
+        return "spawn"
+    if error is not None:
+        return error.kind
+    if word is not None and (worker is None or worker.exit_code is None or word.kind in ("exception", "spawn")):
+        return word.kind
+    return "exit"
+
+
+def _time_ns(kind: str, worker: Worker | None, error: RankError | None, word: Failure | None) -> int | None:
+    # An exception happened when it was caught; the process may have needed seconds more to end.
+    error_ns = error.time_ns if error else None
+    ended_ns = worker.ended_ns if worker else None
+    word_ns = word.time_ns if word else None
+    if kind == "exception":
+        return _first_known(error_ns, word_ns, ended_ns)
+    return _first_known(ended_ns, error_ns, word_ns)
+
+
+def _exception(kind: str, error: RankError | None, word: Failure | None) -> Exc | None:
+    if error is not None and error.exception is not None:
+        return error.exception
+    if kind != "exception":
+        return None
+    message = (error.message if error else "") or (word.message if word else "")
+    match = _TYPED.match(message)
+    if match is None:
+        return Exc("Exception", "", message, (), None) if message else None
+    module, _, name = match[1].rpartition(".")
+    return Exc(name, module, match[2], (), None)
+
+
+def _frames(exception: Exc | None, traceback: str | None) -> tuple[Frame, ...]:
+    frames = exception.frames if exception else ()
+    # A SyntaxError's own place is in no frame; torch's records have frames only as text.
+    if traceback and (not frames or (exception and exception.type in ("SyntaxError", "IndentationError", "TabError"))):
+        found = [Frame(f, int(n), fn or "", None) for f, n, fn in _FRAME.findall(traceback[-65536:])]
+        return tuple(found[-100:]) or frames
+    return frames
+
+
+def _judge(suspect: Suspect, tails: Sequence[LogTail], rows: Sequence[Cause]) -> Suspect:
+    stderr = next((t.text for t in tails if t.stream == "stderr"), "")
+    evidence = _evidence(suspect, suspect.exception, stderr)
+    cause = classify(evidence, rows)
+    if cause.name == "exception" and suspect.exception is not None:
+        cause = _cascade_in_chain(suspect, rows) or cause
+    return replace(suspect, cause=cause, what=describe(evidence, cause))
+
+
+def _cascade_in_chain(suspect: Suspect, rows: Sequence[Cause]) -> Cause | None:
+    """Trainers wrap a broken connection in an exception of their own: it stays a cascade."""
+    link = suspect.exception.link if suspect.exception else None
+    while link is not None:
+        cause = classify(_evidence(suspect, link, ""), rows)
+        if cause.role == CASCADE:
+            return cause
+        link = link.link
+    return None
+
+
+def _evidence(suspect: Suspect, exception: Exc | None, stderr: str) -> Evidence:
+    return Evidence(
+        kind=suspect.kind,
+        exception=exception.type if exception else None,
+        module=exception.module if exception else "",
+        message=exception.message if exception else suspect.what,
+        files=tuple(f.file for f in exception.frames) if exception else (),
+        exit_code=suspect.exit_code,
+        signal=suspect.signal,
+        step=suspect.step,
+        tail=stderr,
+    )
+
+
+def _order(suspect: Suspect) -> tuple[bool, bool, int, int]:
+    return (
+        suspect.cause.role != PRIMARY,
+        suspect.time_ns is None,
+        suspect.time_ns or 0,
+        suspect.rank,
+    )
+
+
+def _first_known(*values: int | None) -> int | None:
+    return next((v for v in values if v is not None), None)

@@ -1,0 +1,240 @@
+"""Read a run directory into a `Snapshot`: bounded, reading only, and never stopped by a bad file.
+
+Whatever cannot be used (torn, empty, huge, a link, somebody else's, made by a newer ftslurm) becomes a
+`Problem` that names the file and the reason; the rest is still told.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from ftslurm.report import blame
+from ftslurm.report.facts import (
+    Attempt,
+    Json,
+    LogTail,
+    Malformed,
+    NodeWord,
+    Problem,
+    RankError,
+    RoundFiles,
+    RoundNode,
+    Run,
+    Snapshot,
+    State,
+    attempt_from,
+    check_schema,
+    node_word_from,
+    rank_error_from,
+    round_node_from,
+    run_from,
+    state_from,
+)
+from ftslurm.report.reading import list_directory, parse_json, read_file, read_tail
+
+KIB = 1024
+SMALL_LIMIT = 64 * KIB
+RECORD_LIMIT = 1024 * KIB
+STATE_LIMIT = 64 * 1024 * KIB
+TAIL_LIMIT = 64 * KIB
+STATE_TRIES = 5
+# Older rounds are told from the state alone: a run of a thousand rounds must not mean a million reads.
+DETAILED_ROUNDS = 64
+TAILS_PER_ROUND = 32
+TAILS_IN_ALL = 512
+PROBLEMS_KEPT = 1000
+
+Fact = TypeVar("Fact")
+
+
+def gather(directory: Path, *, now_ns: int, round_number: int | None = None) -> Snapshot:
+    """Read everything that the report needs from a run directory.
+
+    Args:
+        directory: the run directory.
+        now_ns: the time of reading, nanoseconds since the epoch.
+        round_number: a round whose files are wanted even if it is an old one.
+
+    Returns:
+        What could be read. No file's content or absence raises.
+
+    Raises:
+        OSError: the directory itself is not there or may not be entered.
+    """
+    return _Reader(directory, os.stat(directory).st_uid).snapshot(now_ns, round_number)
+
+
+class _Reader:
+    def __init__(self, directory: Path, owner: int) -> None:
+        self.directory = directory
+        # What root owns, an administrator put there on purpose.
+        self.owners = frozenset((owner, 0))
+        self.problems: list[Problem] = []
+
+    def snapshot(self, now_ns: int, round_number: int | None) -> Snapshot:
+        run = self.record(self.directory / "run.json", "ftslurm/run", SMALL_LIMIT, run_from)
+        attempts = tuple(self.attempts())
+        state = self.state()
+        nodes = tuple(self.node_words())
+        numbers = self.round_numbers()
+        chosen = [n for i, n in enumerate(numbers) if i >= len(numbers) - DETAILED_ROUNDS or n == round_number]
+        rounds = tuple(self.round(number) for number in chosen)
+        snapshot = Snapshot(
+            directory=str(self.directory),
+            now_ns=now_ns,
+            run=run,
+            attempts=attempts,
+            state=state,
+            nodes=nodes,
+            rounds=rounds,
+            skipped_rounds=len(numbers) - len(chosen),
+        )
+        snapshot = replace(snapshot, rounds=tuple(self.with_tails(snapshot)))
+        return replace(snapshot, problems=tuple(self.problems))
+
+    def problem(self, path: Path, reason: str) -> None:
+        if len(self.problems) >= PROBLEMS_KEPT:
+            return
+        name = os.path.relpath(path, self.directory) if path.is_relative_to(self.directory) else str(path)
+        self.problems.append(Problem(name, reason))
+
+    def listing(self, path: Path) -> tuple[list[str], list[str]]:
+        try:
+            return list_directory(path)
+        except Malformed as error:
+            self.problem(path, str(error))
+            return [], []
+
+    def record(self, path: Path, schema: str, limit: int, build: Callable[[Json], Fact]) -> Fact | None:
+        try:
+            data = read_file(path, limit, self.owners)
+            return None if data is None else build(check_schema(parse_json(data), schema))
+        except Malformed as error:
+            self.problem(path, str(error))
+            return None
+
+    def attempts(self) -> Iterable[Attempt]:
+        parent = self.directory / "attempts"
+        for name in self.listing(parent)[1]:
+            path = parent / name / "attempt.json"
+            attempt = self.record(path, "ftslurm/attempt", STATE_LIMIT, attempt_from)
+            if attempt is not None:
+                yield attempt
+
+    def state(self) -> State | None:
+        parent = self.directory / "state"
+        names = [n for n in self.listing(parent)[0] if n.endswith(".json") and n[:-5].isascii() and n[:-5].isdigit()]
+        newest_first = sorted(names, key=lambda n: int(n[:-5]) if len(n) < 25 else -1, reverse=True)
+        for name in newest_first[:STATE_TRIES]:
+            try:
+                state = self.generation(parent / name, int(name[:-5]))
+            except Malformed as error:
+                self.problem(parent / name, str(error))
+                continue
+            if state is not None:
+                return state
+        return None
+
+    def generation(self, path: Path, token: int) -> State | None:
+        data = read_file(path, STATE_LIMIT, self.owners)
+        if data is None:
+            return None
+        header, _, payload = data.partition(b"\n")
+        cell = check_schema(parse_json(header), "ftslurm/cell")
+        if cell.get("token") != token:
+            raise Malformed("its header names another generation than its name")
+        return state_from(check_schema(parse_json(payload), "ftslurm/state"), token)
+
+    def node_words(self) -> Iterable[NodeWord]:
+        parent = self.directory / "nodes"
+        for name in self.listing(parent)[0]:
+            if name.endswith(".json") and not name.startswith("."):
+                word = self.record(parent / name, "ftslurm/node", RECORD_LIMIT, node_word_from)
+                if word is not None:
+                    yield word
+
+    def round_numbers(self) -> list[int]:
+        folders = self.listing(self.directory / "rounds")[1]
+        return sorted(int(n) for n in folders if len(n) == 6 and n.isascii() and n.isdigit() and int(n))
+
+    def round(self, number: int) -> RoundFiles:
+        parent = self.directory / "rounds" / f"{number:06d}"
+        nodes = tuple(self.round_nodes(parent / "nodes", number))
+        # A rank that its agent saw end well, or stopped before it could fail, has no record worth an open.
+        clean = {
+            w.rank
+            for node in nodes
+            for w in node.workers
+            if w.ended_ns is not None and not w.failed and not w.stopped_by_ftslurm
+        }
+        errors: dict[int, RankError] = {}
+        for name in self.listing(parent / "ranks")[1]:
+            if len(name) == 5 and name.isascii() and name.isdigit() and int(name) not in clean:
+                error = self.rank_error(parent / "ranks" / name / "error.json", int(name))
+                if error is not None:
+                    errors[int(name)] = error
+        return RoundFiles(number, nodes, errors)
+
+    def round_nodes(self, parent: Path, number: int) -> Iterable[RoundNode]:
+        for name in self.listing(parent)[0]:
+            if not name.endswith(".json") or name.startswith("."):
+                continue
+            node = self.record(parent / name, "ftslurm/round-node", RECORD_LIMIT, round_node_from)
+            if node is None:
+                continue
+            if node.round != number:
+                self.problem(parent / name, f"speaks of round {node.round}; ignored")
+                continue
+            yield node
+
+    def rank_error(self, path: Path, rank: int) -> RankError | None:
+        try:
+            data = read_file(path, RECORD_LIMIT, self.owners)
+            return None if data is None else rank_error_from(parse_json(data), rank)
+        except Malformed as error:
+            self.problem(path, str(error))
+            return None
+
+    def with_tails(self, snapshot: Snapshot) -> Iterable[RoundFiles]:
+        """Read the output ends that can change or explain a verdict, newest rounds first."""
+        budget = TAILS_IN_ALL
+        done: list[RoundFiles] = []
+        for files in reversed(snapshot.rounds):
+            found = blame.suspects(snapshot, files.number)
+            wanted = found[:1] + [s for s in found[1:] if blame.tail_needed(s)]
+            wanted = wanted[: min(TAILS_PER_ROUND, budget)]
+            budget -= len(wanted)
+            folder = self.log_folder(snapshot, files)
+            tails = {s.rank: tuple(self.tails(folder, s, first=s is found[0])) for s in wanted}
+            done.append(replace(files, tails=tails))
+        return reversed(done)
+
+    def log_folder(self, snapshot: Snapshot, files: RoundFiles) -> Path:
+        entry = blame.history_of(snapshot, files.number)
+        names = {n.attempt for n in files.nodes} | {entry.attempt if entry else None}
+        logs = next((a.logs for a in snapshot.attempts if a.attempt in names and a.logs), None)
+        base = Path(logs) if logs and os.path.isabs(logs) and "\0" not in logs else self.directory
+        return base / "rounds" / f"{files.number:06d}" / "ranks"
+
+    def tails(self, folder: Path, suspect: blame.Suspect, *, first: bool) -> Iterable[LogTail]:
+        streams = {"stderr": folder / f"{suspect.rank:05d}" / "stderr.log"}
+        if first:
+            streams["stdout"] = folder / f"{suspect.rank:05d}" / "stdout.log"
+        if first and suspect.stacks is None and suspect.exception is None:
+            ranks = self.directory / "rounds" / folder.parent.name / "ranks"
+            streams["stacks"] = ranks / f"{suspect.rank:05d}" / "stacks.txt"
+        for stream, path in streams.items():
+            try:
+                tail = read_tail(path, TAIL_LIMIT, self.owners)
+            except Malformed as error:
+                self.problem(path, str(error))
+                continue
+            if tail is not None:
+                yield LogTail(stream, str(path), tail[0], tail[1])
+
+
+__all__ = ["Run", "Snapshot", "gather"]

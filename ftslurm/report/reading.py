@@ -1,0 +1,158 @@
+"""Bounded reads of files that somebody else may have written: never through a link, never without a limit."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+
+from ftslurm.report.facts import Malformed
+
+MAX_ENTRIES = 100_000
+_STALE_RETRIES = 3
+
+
+def list_directory(path: Path) -> tuple[list[str], list[str]]:
+    """Return the names of the plain files and of the real directories in ``path``, each sorted.
+
+    Symbolic links and special files are in neither list. A directory that is not there is empty.
+
+    Raises:
+        Malformed: it cannot be read; the text says why.
+    """
+    files: list[str] = []
+    folders: list[str] = []
+    try:
+        if os.path.islink(path):
+            raise Malformed("is a symbolic link; not followed")
+        with os.scandir(path) as entries:
+            for count, entry in enumerate(entries):
+                if count >= MAX_ENTRIES:
+                    break
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.name)
+                elif entry.is_file(follow_symlinks=False):
+                    files.append(entry.name)
+    except FileNotFoundError:
+        return [], []
+    except OSError as error:
+        raise Malformed(f"cannot be listed: {_reason(error)}") from None
+    return sorted(files), sorted(folders)
+
+
+def read_file(path: Path, limit: int, owners: frozenset[int]) -> bytes | None:
+    """Return the whole content of a plain file, None if there is no such file.
+
+    Args:
+        path: the file.
+        limit: the most bytes it may have.
+        owners: the user ids that are believed.
+
+    Raises:
+        Malformed: it is a link, special, somebody else's, too large or unreadable; the text says which.
+    """
+    opened = _open(path, owners)
+    if opened is None:
+        return None
+    fd, size = opened
+    try:
+        if size > limit:
+            raise Malformed(f"too large ({size} bytes; expected at most {limit})")
+        data = _read_up_to(fd, limit + 1)
+    except OSError as error:
+        raise Malformed(f"cannot be read: {_reason(error)}") from None
+    finally:
+        os.close(fd)
+    if len(data) > limit:
+        raise Malformed(f"too large (more than {limit} bytes)")
+    return data
+
+
+def read_tail(path: Path, limit: int, owners: frozenset[int]) -> tuple[str, int] | None:
+    """Return the last ``limit`` bytes of a plain file as text, and its size; None if there is no such file.
+
+    Bytes that are not UTF-8 become U+FFFD. Raises as `read_file` does.
+    """
+    opened = _open(path, owners)
+    if opened is None:
+        return None
+    fd, size = opened
+    try:
+        os.lseek(fd, max(0, size - limit), os.SEEK_SET)
+        data = _read_up_to(fd, limit)
+    except OSError as error:
+        raise Malformed(f"cannot be read: {_reason(error)}") from None
+    finally:
+        os.close(fd)
+    if size > limit:
+        # The cut may have split a line; a piece of one would mislead.
+        data = data.partition(b"\n")[2] or data
+    return data.decode("utf-8", "replace"), size
+
+
+def parse_json(data: bytes) -> object:
+    """Decode JSON text.
+
+    Raises:
+        Malformed: it is empty, torn or no JSON; the text says what was found.
+    """
+    if not data.strip(b" \t\r\n\0"):
+        raise Malformed("empty")
+    try:
+        value: object = json.loads(data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise Malformed(f"not text (byte {error.start} is not UTF-8)") from None
+    except RecursionError:
+        raise Malformed("nested too deeply") from None
+    except ValueError as error:
+        raise Malformed(f"torn or not JSON ({error})") from None
+    return value
+
+
+def _open(path: Path, owners: frozenset[int]) -> tuple[int, int] | None:
+    # O_NONBLOCK: opening a named pipe that somebody put there must not hang the report.
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+    for attempt in range(_STALE_RETRIES):
+        try:
+            fd = os.open(path, flags)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            # NFS: the file was renamed over between lookup and open.
+            if error.errno == errno.ESTALE and attempt + 1 < _STALE_RETRIES:
+                continue
+            raise Malformed(f"cannot be opened: {_reason(error)}") from None
+        break
+    try:
+        info = os.fstat(fd)
+        _check(info, owners)
+    except (OSError, Malformed) as error:
+        os.close(fd)
+        raise error if isinstance(error, Malformed) else Malformed(_reason(error)) from None
+    return fd, info.st_size
+
+
+def _check(info: os.stat_result, owners: frozenset[int]) -> None:
+    if not stat.S_ISREG(info.st_mode):
+        raise Malformed("not a plain file")
+    if info.st_uid not in owners:
+        raise Malformed(f"belongs to somebody else (user id {info.st_uid}); not read")
+
+
+def _read_up_to(fd: int, limit: int) -> bytes:
+    parts: list[bytes] = []
+    while limit > 0:
+        part = os.read(fd, min(limit, 1 << 20))
+        if not part:
+            break
+        parts.append(part)
+        limit -= len(part)
+    return b"".join(parts)
+
+
+def _reason(error: OSError) -> str:
+    if error.errno == errno.ELOOP:
+        return "is a symbolic link; not followed"
+    return error.strerror or str(error)

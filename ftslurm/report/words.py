@@ -1,0 +1,159 @@
+"""Short phrases that every renderer shares: durations, rank ranges, who failed and where (pure)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+Json = Mapping[str, Any]
+
+# Escape sequences first, so that their printable rest does not stay behind as litter.
+_ESCAPES = re.compile(
+    "\x1b\\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor movements
+    "|(?:\x1b[\\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]{0,4096}(?:\x07|\x1b\\\\|\x9c)?"  # OSC, DCS and the like
+    "|\x9b[0-?]*[ -/]*[@-~]"
+    "|\x1b[ -/]*[0-~]"
+)
+# C0 and C1 controls, what reorders or hides text, line separators, and halves of surrogate pairs.
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb"
+    "\U000e0000-\U000e007f\ud800-\udfff]"
+)
+
+
+def safe(text: str) -> str:
+    """Return one line of foreign text that cannot do anything to a terminal.
+
+    Escape sequences vanish; of a line that was rewritten with carriage returns (a progress bar) the last
+    writing stays, as a terminal would show it; other control characters become ``\\xNN`` or ``\\uNNNN``.
+    """
+    text = _ESCAPES.sub("", text).rstrip("\r\n")
+    if "\r" in text:
+        text = next((part for part in reversed(text.split("\r")) if part.strip()), "")
+    return _UNSAFE.sub(_visible, text.replace("\n", " ").expandtabs(8))
+
+
+def safe_lines(text: str) -> list[str]:
+    """Split foreign text into safe lines."""
+    return [safe(line) for line in text.split("\n")]
+
+
+def _visible(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def clip(text: str, width: int) -> str:
+    """Cut to ``width`` characters, the cut shown by three dots."""
+    return text if len(text) <= width else text[: max(0, width - 3)].rstrip() + "..."
+
+
+def first_line(text: str) -> str:
+    """Return the first line that is not blank, made safe."""
+    for line in text[:8192].split("\n"):
+        if line.strip():
+            return safe(line).strip()
+    return ""
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Compress numbers: ``0-3, 7``."""
+    parts: list[str] = []
+    start = end = -2
+    for n in sorted(set(numbers)):
+        if n == end + 1:
+            end = n
+            continue
+        if start >= 0:
+            parts.append(_range(start, end))
+        start = end = n
+    if start >= 0:
+        parts.append(_range(start, end))
+    return ", ".join(parts)
+
+
+def _range(start: int, end: int) -> str:
+    return str(start) if start == end else f"{start}-{end}"
+
+
+def names(values: Collection[str], most: int = 4) -> str:
+    """List a few names, and say how many more there are."""
+    shown = ", ".join(safe(v) for v in list(values)[:most])
+    rest = len(values) - most
+    return f"{shown} and {rest} more" if rest > 0 else shown
+
+
+def count(number: int, thing: str) -> str:
+    """``1 node``, ``2 nodes``."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def duration(seconds: float | None) -> str:
+    """Say a time span in at most two units: ``0.8 s``, ``3m 20s``, ``1h 02m``, ``2d 05h``."""
+    if seconds is None:
+        return "?"
+    seconds = max(0.0, seconds)
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d {whole % 86400 // 3600:02d}h"
+
+
+def who(failure: Json) -> str:
+    """``rank 3 on n2``, or the lost nodes."""
+    if failure["rank"] is None:
+        nodes = failure["nodes"]
+        return f"node {safe(nodes[0])}" if len(nodes) == 1 else f"nodes {names(nodes)}"
+    return f"rank {failure['rank']} on {safe(failure['node'])}"
+
+
+def what(failure: Json) -> str:
+    """Say in one line what happened to it."""
+    text = first_line(failure["what"]) or failure["title"]
+    return text + " (core dumped)" if failure["core_dumped"] else text
+
+
+def verdict(failure: Json) -> str:
+    """``rank 3 on n2: ValueError: boom``, ``node n2 was lost ...``."""
+    return f"{who(failure)}{' ' if failure['rank'] is None else ': '}{what(failure)}"
+
+
+def place(failure: Json) -> str:
+    """``train.py:42 in train_step``, or empty if no line is known."""
+    where = failure["where"]
+    if where is None:
+        return ""
+    function = safe(where["function"])
+    tail = f" in {function}" if function and function != "<module>" else ""
+    return f"{safe(where['shown'])}:{where['line']}{tail}"
+
+
+def moment(failure: Json) -> str:
+    """``step 120, round 2``."""
+    step = "" if failure["step"] is None else f"step {failure['step']}, "
+    return f"{step}round {failure['round']}"
+
+
+def summary(report: Json) -> str:
+    """The whole report in one line."""
+    run, status, cause = safe(report["run"]["id"]), report["status"], report["cause"]
+    recovered = len(report["recovered"])
+    if status == "succeeded":
+        return f"{run} succeeded" + (f" after {count(recovered, 'recovered failure')}" if recovered else "")
+    if status == "stopped":
+        return f"{run} was stopped: {first_line(report['reason'] or 'why is not recorded')}"
+    if status == "failed" and cause is None:
+        return f"{run} failed: {first_line(report['reason'] or 'why is not recorded')}"
+    word = {"failed": "failed", "running": "is still running"}.get(status, "has no recorded end")
+    if cause is None:
+        return f"{run} {word}"
+    return f"{run} {word}: {verdict(cause)}"

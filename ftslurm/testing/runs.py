@@ -1,0 +1,483 @@
+"""Run directories of given histories, for tests: no agent, no Slurm, no waiting; times as the story tells."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+Dict = dict[str, Any]
+
+SECOND_NS = 10**9
+# 2026-03-01 12:00:00 UTC
+START_NS = 1_772_366_400 * SECOND_NS
+FRAMES = (
+    ("/home/ann/lm/train.py", 61, "<module>", "main()"),
+    ("/home/ann/lm/train.py", 42, "train_step", "loss = model(batch).mean()"),
+)
+
+
+class RunBuilder:
+    """Tell a run's history, then write it as a run directory.
+
+    Every method returns the builder, so that a history reads in one breath::
+
+        run = RunBuilder(tmp_path).round().fail(3, ValueError("boom"), step=120).round().succeed()
+        path = run.close("succeeded", "all ranks succeeded").write()
+
+    Time stands still unless it is told to go: `wait` moves it, and so do the ``after_s`` arguments.
+
+    Args:
+        parent: the shared directory; the run directory is made in it.
+        nodes: how many nodes, named n1, n2, ...
+        nproc: workers per node.
+        run_id: the run's name.
+        job_id: the Slurm job id; the first attempt is ``<job_id>.0``.
+        max_restarts: the restart budget.
+    """
+
+    def __init__(
+        self,
+        parent: Path,
+        *,
+        nodes: int = 2,
+        nproc: int = 2,
+        run_id: str = "job-123",
+        job_id: str = "123",
+        max_restarts: int = 3,
+    ) -> None:
+        self.path = parent / run_id
+        self.run_id = run_id
+        self.job_id = job_id
+        self.nproc = nproc
+        self.max_restarts = max_restarts
+        self.node_names = [f"n{i + 1}" for i in range(nodes)]
+        self.now_ns = START_NS
+        self.attempts: list[Dict] = []
+        self.history: list[Dict] = []
+        self.lost: list[Dict] = []
+        self.round_nodes: dict[tuple[int, str], Dict] = {}
+        self.errors: dict[tuple[int, int], Dict] = {}
+        self.outputs: dict[tuple[int, int, str], str] = {}
+        self.status: dict[str, str] = dict.fromkeys(self.node_names, "running")
+        self.reasons: dict[str, str] = {}
+        self.last_words: dict[str, int] = {}
+        self.closed: Dict | None = None
+        self.attempt()
+
+    def wait(self, seconds: float) -> RunBuilder:
+        """Let time pass."""
+        self.now_ns += int(seconds * SECOND_NS)
+        return self
+
+    def attempt(self, *, logs: str | None = None, cwd: str = "/home/ann/lm") -> RunBuilder:
+        """Begin an attempt (the constructor begins the first)."""
+        number = len(self.attempts)
+        self.attempts.append(
+            {
+                "schema": "ftslurm/attempt",
+                "version": 1,
+                "attempt": f"{self.job_id}.{number}",
+                "created_ns": self.now_ns,
+                "job_id": self.job_id,
+                "restart_count": number,
+                "node_list": self.node_names,
+                "options": {"max_restarts": self.max_restarts},
+                "command": ["train.py"],
+                "cwd": cwd,
+                "python": "/usr/bin/python3",
+                "logs": logs,
+            }
+        )
+        return self
+
+    def round(self, *, nodes: list[str] | None = None, after_s: float = 1.0) -> RunBuilder:
+        """Form the next round, on all nodes or on those named."""
+        self.wait(after_s)
+        number = len(self.history) + 1
+        names = nodes or self.node_names
+        world = len(names) * self.nproc
+        attempt = self.attempts[-1]["attempt"]
+        self.history.append(
+            {
+                "round": number,
+                "attempt": attempt,
+                "nodes": names,
+                "world_size": world,
+                "formed_ns": self.now_ns,
+                "ended_ns": None,
+                "outcome": "running",
+                "reason": None,
+                "failure": None,
+            }
+        )
+        for group_rank, name in enumerate(names):
+            self.round_nodes[number, name] = {
+                "schema": "ftslurm/round-node",
+                "version": 1,
+                "round": number,
+                "attempt": attempt,
+                "node": name,
+                "incarnation": f"{name}-1",
+                "group_rank": group_rank,
+                "world_size": world,
+                "host": name,
+                "agent_pid": 100,
+                "master": {"address": names[0], "port": 29500 + number},
+                "started_ns": self.now_ns,
+                "ended_ns": None,
+                "outcome": "running",
+                "stop_reason": None,
+                "workers": [self._worker(group_rank * self.nproc + i, i) for i in range(self.nproc)],
+            }
+        return self
+
+    def steps(self, first: int, last: int) -> RunBuilder:
+        """Let all ranks of this round have reported steps from ``first`` to ``last``."""
+        for node in self._nodes():
+            for worker in node["workers"]:
+                worker["progress"] = {
+                    "first_step": first,
+                    "first_ns": node["started_ns"],
+                    "last_step": last,
+                    "last_ns": self.now_ns,
+                }
+        return self
+
+    def fail(
+        self,
+        rank: int,
+        exception: BaseException | None = None,
+        *,
+        signal: str | None = None,
+        exit_code: int | None = None,
+        step: int | None = None,
+        after_s: float = 0.0,
+        frames: tuple[tuple[str, int, str, str | None], ...] = FRAMES,
+        module: str | None = None,
+        record: bool = True,
+        core_dumped: bool = False,
+        log: str | None = None,
+    ) -> RunBuilder:
+        """Let a rank fail: with an exception, by a signal, or with an exit code (1 if nothing is said).
+
+        Args:
+            rank: the rank.
+            exception: what it raised; its type, message and cause are recorded.
+            signal: the signal that ended it, such as "SIGKILL".
+            exit_code: how it exited.
+            step: the last step it reported.
+            after_s: how long after the moment of the story.
+            frames: the traceback: file, line, function, source, outermost first.
+            module: the exception type's module, if another than its own.
+            record: whether an error.json was written.
+            core_dumped: whether it left a core file.
+            log: the end of its stderr.
+        """
+        self.wait(after_s)
+        node, worker = self._find(rank)
+        if signal is None and exit_code is None:
+            exit_code = 1
+        kind = "exception" if exception is not None else "signal" if signal else "exit"
+        worker |= {
+            "ended_ns": self.now_ns,
+            "exit_code": exit_code if signal is None else None,
+            "signal": signal,
+            "core_dumped": core_dumped,
+            "failed": True,
+        }
+        if step is not None:
+            worker["progress"] = {"first_step": step, "first_ns": self.now_ns, "last_step": step, "last_ns": self.now_ns}
+            self._keep_first_step(node, worker, step)
+        message = _one_line(exception) if exception is not None else signal or f"exit code {exit_code}"
+        failure = {
+            "round": node["round"],
+            "node": node["node"],
+            "rank": rank,
+            "local_rank": worker["local_rank"],
+            "time_ns": self.now_ns,
+            "kind": kind,
+            "exit_code": worker["exit_code"],
+            "signal": signal,
+            "message": message[:500],
+            "step": step,
+        }
+        if self.history[-1]["failure"] is None:
+            self.history[-1]["failure"] = failure
+        if record:
+            self.errors[node["round"], rank] = self._error(node, failure, exception, frames, module)
+        if log is not None:
+            self.log(rank, log)
+        return self
+
+    def log(self, rank: int, text: str, stream: str = "stderr") -> RunBuilder:
+        """Let a rank of this round have written this to its output."""
+        key = (len(self.history), rank, stream)
+        self.outputs[key] = self.outputs.get(key, "") + text
+        return self
+
+    def finish(self, rank: int) -> RunBuilder:
+        """Let a rank end well."""
+        _, worker = self._find(rank)
+        worker |= {"ended_ns": self.now_ns, "exit_code": 0}
+        return self
+
+    def stop(
+        self, *, reason: str | None = None, after_s: float = 0.2, killed: tuple[int, ...] = (), outcome: str = "failed"
+    ) -> RunBuilder:
+        """Let ftslurm stop whoever still runs, and the round end; ``killed`` are ranks that needed SIGKILL."""
+        self.wait(after_s)
+        failure = self.history[-1]["failure"]
+        if reason is None and failure is not None:
+            reason = f"rank {failure['rank']} on {failure['node']} failed"
+        for node in self._nodes():
+            if node["outcome"] == "gone":
+                continue
+            own = any(w["failed"] for w in node["workers"])
+            for worker in node["workers"]:
+                if worker["ended_ns"] is None:
+                    signal = "SIGKILL" if worker["rank"] in killed else "SIGTERM"
+                    stopped = {"ended_ns": self.now_ns, "signal": signal, "stop_signal": signal}
+                    worker |= stopped | {"stopped_by_ftslurm": True}
+            node |= {"ended_ns": self.now_ns, "outcome": "failed" if own else "stopped", "stop_reason": reason}
+        self.history[-1] |= {"ended_ns": self.now_ns, "outcome": outcome, "reason": reason}
+        return self
+
+    def lose(self, *names: str, silent_s: float = 30.0) -> RunBuilder:
+        """Let nodes vanish now; the coordinator notices ``silent_s`` later and stops the others."""
+        for name in names:
+            node = self.round_nodes[len(self.history), name]
+            node["outcome"] = "gone"
+            self.last_words[name] = self.now_ns
+        self.wait(silent_s)
+        for name in names:
+            self.lost.append(
+                {
+                    "node": name,
+                    "incarnation": f"{name}-1",
+                    "round": len(self.history),
+                    "time_ns": self.now_ns,
+                    "silent_s": silent_s,
+                }
+            )
+        self.stop(reason=f"node {', '.join(names)} lost", outcome="node-lost")
+        for name in names:
+            self.round_nodes[len(self.history), name]["outcome"] = "running"
+        return self
+
+    def succeed(self, *, after_s: float = 60.0) -> RunBuilder:
+        """Let all ranks end well."""
+        self.wait(after_s)
+        for node in self._nodes():
+            for worker in node["workers"]:
+                worker |= {"ended_ns": self.now_ns, "exit_code": 0}
+            node |= {"ended_ns": self.now_ns, "outcome": "succeeded"}
+        self.history[-1] |= {"ended_ns": self.now_ns, "outcome": "succeeded"}
+        self.status = dict.fromkeys(self.node_names, "succeeded")
+        return self
+
+    def leave(self, node: str, reason: str) -> RunBuilder:
+        """Let a node have left in good order."""
+        self.status[node] = "left"
+        self.reasons[node] = reason
+        return self
+
+    def close(self, outcome: str, reason: str, exit_code: int | None = None) -> RunBuilder:
+        """Record the run's end."""
+        code = exit_code if exit_code is not None else {"succeeded": 0, "stopped": 143}.get(outcome, 1)
+        self.closed = {"outcome": outcome, "reason": reason, "exit_code": code, "time_ns": self.now_ns}
+        return self
+
+    def write(self) -> Path:
+        """Write the run directory and return its path."""
+        run = {"schema": "ftslurm/run", "version": 1, "run_id": self.run_id, "created_ns": START_NS, "user": "ann"}
+        _put(self.path / "run.json", run | {"uid": os.getuid(), "ftslurm": "0.1.0"})
+        for attempt in self.attempts:
+            _put(self.path / "attempts" / attempt["attempt"] / "attempt.json", attempt)
+        self._write_state(7)
+        for position, name in enumerate(self.node_names):
+            _put(self.path / "nodes" / f"{name}.json", self._word(name, position))
+        for (number, name), node in self.round_nodes.items():
+            _put(self._round_path(number) / "nodes" / f"{name}.json", node)
+            for worker in node["workers"]:
+                self._rank_path(number, worker["rank"]).mkdir(parents=True, exist_ok=True)
+        for (number, rank), error in self.errors.items():
+            _put(self._rank_path(number, rank) / "error.json", error)
+        for (number, rank, stream), text in self.outputs.items():
+            name = "stacks.txt" if stream == "stacks" else f"{stream}.log"
+            (self._log_path(number, rank) / name).write_text(text)
+        return self.path
+
+    def _write_state(self, token: int) -> None:
+        current = self.history[-1] if self.history else None
+        state = {
+            "schema": "ftslurm/state",
+            "version": 1,
+            "run_id": self.run_id,
+            "attempt": self.attempts[-1]["attempt"],
+            "attempts": [a["attempt"] for a in self.attempts],
+            "min_nodes": len(self.node_names),
+            "max_nodes": len(self.node_names),
+            "max_restarts": self.max_restarts,
+            "restarts_used": max(0, len(self.history) - 1),
+            "coordinator": {"node": "n1", "incarnation": "n1-1", "term": 1},
+            "phase": "closed" if self.closed else "running" if current else "forming",
+            "round": current["round"] if current else 0,
+            "participants": [
+                {
+                    "node": name,
+                    "incarnation": f"{name}-1",
+                    "slots": self.nproc,
+                    "first_rank": i * self.nproc,
+                    "group_rank": i,
+                }
+                for i, name in enumerate(current["nodes"] if current else [])
+            ],
+            "world_size": current["world_size"] if current else 0,
+            "master": None,
+            "lost": self.lost,
+            "history": self.history,
+            "closed": self.closed,
+        }
+        header = json.dumps({"schema": "ftslurm/cell", "version": 1, "token": token, "nonce": "00ff"})
+        path = self.path / "state" / f"{token:012d}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{header}\n{json.dumps(state)}\n")
+        (path.parent / "current").write_text(str(token))
+
+    def _word(self, name: str, position: int) -> Dict:
+        number = len(self.history)
+        failure = self.history[-1]["failure"] if self.history else None
+        return {
+            "schema": "ftslurm/node",
+            "version": 1,
+            "node": name,
+            "incarnation": f"{name}-1",
+            "counter": 99,
+            "attempt": self.attempts[-1]["attempt"],
+            "position": position,
+            "slots": self.nproc,
+            "host": name,
+            "pid": 100,
+            "address": name,
+            "port": 29400,
+            "status": self.status[name],
+            "round": number,
+            "failure": failure if failure is not None and failure["node"] == name else None,
+            "reason": self.reasons.get(name),
+            "token": 7,
+            "time_ns": self.last_words.get(name, self.now_ns),
+        }
+
+    def _error(
+        self,
+        node: Dict,
+        failure: Dict,
+        exception: BaseException | None,
+        frames: tuple[tuple[str, int, str, str | None], ...],
+        module: str | None,
+    ) -> Dict:
+        exc = None if exception is None else _exc(exception, frames, module)
+        return {
+            "message": {
+                "message": failure["message"] if exception is None else f"{exc['type']}: {exception}" if exc else "",
+                "extraInfo": {
+                    "py_callstack": "" if exc is None else _traceback(exc),
+                    "timestamp": str(failure["time_ns"] // SECOND_NS),
+                },
+            },
+            "ftslurm": {
+                "schema": "ftslurm/error",
+                "version": 1,
+                "run_id": self.run_id,
+                "attempt": node["attempt"],
+                "host": node["host"],
+                "world_size": node["world_size"],
+                "pid": 1000 + failure["rank"],
+                "argv": ["train.py", "--lr", "0.1"],
+                "exception": exc,
+                "stacks": None,
+                **{k: v for k, v in failure.items() if k != "message"},
+            },
+        }
+
+    def _worker(self, rank: int, local_rank: int) -> Dict:
+        return {
+            "rank": rank,
+            "local_rank": local_rank,
+            "pid": 1000 + rank,
+            "started_ns": self.now_ns,
+            "ended_ns": None,
+            "exit_code": None,
+            "signal": None,
+            "core_dumped": False,
+            "stopped_by_ftslurm": False,
+            "stop_signal": None,
+            "progress": None,
+            "failed": False,
+        }
+
+    def _keep_first_step(self, node: Dict, worker: Dict, step: int) -> None:
+        others = [w["progress"] for n in self._nodes() for w in n["workers"] if w["progress"] and w is not worker]
+        if others:
+            worker["progress"]["first_step"] = min(step, min(p["first_step"] for p in others))
+
+    def _nodes(self) -> list[Dict]:
+        return [node for (number, _), node in self.round_nodes.items() if number == len(self.history)]
+
+    def _find(self, rank: int) -> tuple[Dict, Dict]:
+        for node in self._nodes():
+            for worker in node["workers"]:
+                if worker["rank"] == rank:
+                    return node, worker
+        raise ValueError(f"no rank {rank} in round {len(self.history)}")
+
+    def _round_path(self, number: int) -> Path:
+        return self.path / "rounds" / f"{number:06d}"
+
+    def _rank_path(self, number: int, rank: int) -> Path:
+        return self._round_path(number) / "ranks" / f"{rank:05d}"
+
+    def _log_path(self, number: int, rank: int) -> Path:
+        attempt = self.history[number - 1]["attempt"]
+        logs = next(a["logs"] for a in self.attempts if a["attempt"] == attempt)
+        if logs is None:
+            return self._rank_path(number, rank)
+        path = Path(logs) / "rounds" / f"{number:06d}" / "ranks" / f"{rank:05d}"
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+
+def _exc(
+    exception: BaseException, frames: tuple[tuple[str, int, str, str | None], ...], module: str | None
+) -> Dict:
+    cause, context = exception.__cause__, exception.__context__
+    return {
+        "type": type(exception).__name__,
+        "module": module if module is not None else type(exception).__module__,
+        "message": str(exception),
+        "notes": [],
+        "frames": [{"file": f, "line": n, "function": fn, "source": s} for f, n, fn, s in frames],
+        "cause": None if cause is None else _exc(cause, frames, None),
+        "context": None if context is None or exception.__suppress_context__ else _exc(context, frames, None),
+        "exceptions": [],
+    }
+
+
+def _traceback(exc: Dict) -> str:
+    lines = ["Traceback (most recent call last):"]
+    for frame in exc["frames"]:
+        lines.append(f'  File "{frame["file"]}", line {frame["line"]}, in {frame["function"]}')
+        lines += [f"    {frame['source']}"] if frame["source"] else []
+    name = exc["type"] if exc["module"] == "builtins" else f"{exc['module']}.{exc['type']}"
+    return "\n".join([*lines, f"{name}: {exc['message']}", ""])
+
+
+def _one_line(exception: BaseException) -> str:
+    return f"{type(exception).__name__}: {exception}".split("\n", 1)[0]
+
+
+def _put(path: Path, value: Dict) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))
