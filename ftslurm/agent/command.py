@@ -1,0 +1,229 @@
+"""`ftslurm run`: from the command line to a running agent, or to one clear line and exit code 2."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from ftslurm import __version__
+from ftslurm.agent.devices import count_gpus, resolve_slots
+from ftslurm.agent.environment import Program, RunFacts, program_argv
+from ftslurm.agent.options import RunOptions, UsageError, find_program, parse_run
+from ftslurm.agent.output import Console, complain
+from ftslurm.agent.placement import LOCAL_NODE, Placement, place
+from ftslurm.rendezvous.state import EXIT_USAGE
+from ftslurm.sharedfs.rundir import RunDirectory, RunDirectoryError, open_run
+
+ATTEMPT_SCHEMA, ATTEMPT_VERSION = "ftslurm/attempt", 1
+DEFAULT_KILL_WAIT_S = 30.0
+KILL_WAIT_MARGIN = 0.6
+"""Share of Slurm's KillWait that workers get before they are killed; the rest is for the last words."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `ftslurm run`; return its exit code."""
+    from ftslurm.agent.guardian import guard
+
+    try:
+        options = parse_run(arguments, os.environ)
+        if options.local_nodes and LOCAL_NODE not in os.environ:
+            from ftslurm.agent.launcher import launch
+
+            return launch(options, arguments)
+    except (UsageError, RunDirectoryError) as error:
+        complain(str(error))
+        return EXIT_USAGE
+    return guard(lambda local_dir: run_agent(options, local_dir))
+
+
+def check(options: RunOptions, unique: str) -> tuple[Placement, Program, int]:
+    """Find out all that can be wrong before anything is started.
+
+    Returns:
+        This agent's place, the program, and its number of workers.
+
+    Raises:
+        UsageError, RunDirectoryError: with one line.
+    """
+    placement = place(options, os.environ, os.getcwd(), os.uname().nodename, unique)
+    python = os.environ.get("PYTHON_EXEC") or sys.executable
+    name = find_program(options, os.environ.get("PATH", os.defpath))
+    kind = "module" if options.module else "exec" if options.no_python else "script"
+    program = Program(kind, name, options.arguments, python)
+    slots = resolve_slots(options.nproc_per_node, os.environ, lambda: count_gpus(python), len(os.sched_getaffinity(0)))
+    return placement, program, slots
+
+
+def unique_name() -> str:
+    """Return a name that no other start outside Slurm has: the time and this process."""
+    return time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}"
+
+
+def run_agent(options: RunOptions, local_dir: str) -> int:
+    """Run this node's agent to its end; return the exit code. `local_dir`: a node-local directory of its own."""
+    try:
+        placement, program, slots = check(options, unique_name())
+        run = open_run(placement.run_dir, user_name(), time.time_ns(), __version__)
+        logs = _logs(options, placement)
+        write_attempt(run, options, placement, program, logs)
+    except (UsageError, RunDirectoryError) as error:
+        complain(str(error))
+        return EXIT_USAGE
+    code = _supervise(options, placement, program, slots, run, logs or run.root, local_dir)
+    if placement.job is None and LOCAL_NODE not in os.environ and os.environ.get("FTSLURM_REPORT") != "0":
+        print_report(run.root)
+    return code
+
+
+def _supervise(
+    options: RunOptions,
+    placement: Placement,
+    program: Program,
+    slots: int,
+    run: RunDirectory,
+    logs: str,
+    local_dir: str,
+) -> int:
+    from dataclasses import replace
+
+    from ftslurm.agent.courier import Courier
+    from ftslurm.agent.loop import AgentLoop, AgentSettings
+    from ftslurm.agent.machine import AgentMachine
+    from ftslurm.agent.ports import ReservedPort, lowest_ephemeral
+    from ftslurm.rendezvous.fold import Shape, Timing
+    from ftslurm.rendezvous.member import Member, Pace, first_word
+    from ftslurm.sharedfs.filesystem import PosixFileSystem
+    from ftslurm.sharedfs.publish import random_nonce
+
+    incarnation = random_nonce()
+    with open(os.path.join(local_dir, "node_file"), "w") as file:
+        file.write(run.node_file(placement.node))
+    shape = Shape(
+        placement.run_id,
+        placement.attempt,
+        placement.expected,
+        placement.min_nodes,
+        placement.max_nodes,
+        options.max_restarts,
+    )
+    word = first_word(placement.node, incarnation, placement.attempt, placement.position, slots)
+    word = replace(word, host=os.uname().nodename, address=placement.address)
+    fs = PosixFileSystem(owner=os.geteuid())
+    pace = Pace(heartbeat_s=options.heartbeat_s, follow_s=min(0.5, options.heartbeat_s))
+    timing = Timing(options.node_timeout_s, options.join_timeout_s, options.last_call_s)
+    courier = Courier(Member(fs, run, shape, word, timing, pace, time.monotonic, time.time_ns), time.monotonic)
+    machine = AgentMachine(
+        placement.node, incarnation, placement.attempt, slots, options.grace_s, _kill_wait_s(placement)
+    )
+    rng, lowest = random.Random(), lowest_ephemeral()
+    settings = AgentSettings(
+        RunFacts(placement.run_id, run.root, placement.node, options.role),
+        program,
+        options.redirects,
+        options.tee,
+        logs,
+        local_dir,
+        dict(os.environ),
+        os.getppid(),
+    )
+    console = Console(placement.node)
+    loop = AgentLoop(
+        settings,
+        machine,
+        word,
+        courier,
+        console,
+        fs,
+        run,
+        lambda: ReservedPort(rng, lowest),
+        time.monotonic,
+        time.time_ns,
+    )
+    code = loop.run()
+    with open(os.path.join(local_dir, "left"), "w"):
+        pass
+    return code
+
+
+def _kill_wait_s(placement: Placement) -> float:
+    """Return how long workers may take to stop when Slurm stops the job; ftsrun passes on the site's KillWait."""
+    if placement.job is None:
+        return 1e9
+    text = os.environ.get("FTSLURM_KILL_WAIT", "")
+    return (float(text) if text.isdigit() else DEFAULT_KILL_WAIT_S) * KILL_WAIT_MARGIN
+
+
+def _logs(options: RunOptions, placement: Placement) -> str | None:
+    if options.log_dir is None:
+        return None
+    return os.path.join(os.path.abspath(options.log_dir), placement.run_id)
+
+
+def write_attempt(
+    run: RunDirectory, options: RunOptions, placement: Placement, program: Program, logs: str | None
+) -> None:
+    """Write down what this attempt asks for and what Slurm says of it; the first node's word stands.
+
+    Raises:
+        RunDirectoryError: it cannot be written, or the attempt there is of a newer format.
+    """
+    from ftslurm.sharedfs.filesystem import PosixFileSystem
+    from ftslurm.sharedfs.publish import BadFile, encode, publish_once, read_object
+
+    job = placement.job
+    fs = PosixFileSystem(owner=os.geteuid())
+    path = run.attempt_file(placement.attempt)
+    facts = {
+        "schema": ATTEMPT_SCHEMA,
+        "version": ATTEMPT_VERSION,
+        "attempt": placement.attempt,
+        "created_ns": time.time_ns(),
+        "job_id": job.job_id if job else None,
+        "restart_count": job.restart_count if job else 0,
+        "node_list": list(placement.expected),
+        "job_name": job.job_name if job else None,
+        "partition": job.partition if job else None,
+        "cluster": job.cluster if job else None,
+        "array_job_id": job.array_job_id if job else None,
+        "array_task_id": job.array_task_id if job else None,
+        "options": {
+            **asdict(options),
+            "min_nodes": placement.min_nodes,
+            "max_nodes": placement.max_nodes,
+        },
+        "command": list(program_argv(program)),
+        "cwd": os.getcwd(),
+        "python": program.python,
+        "logs": logs,
+    }
+    try:
+        fs.makedirs(run.attempt(placement.attempt))
+        try:
+            read_object(fs, path, ATTEMPT_SCHEMA, ATTEMPT_VERSION)
+        except FileNotFoundError:
+            publish_once(fs, path, encode(facts))
+    except OSError as error:
+        raise RunDirectoryError(f"run directory {run.root}: {error.strerror} ({error.filename})") from None
+    except BadFile as error:
+        raise RunDirectoryError(str(error)) from None
+
+
+def print_report(run_dir: str) -> int:
+    """Print the report of the run, keep it in the run directory, and return the job's verdict as an exit code."""
+    from ftslurm.report.command import main as report
+
+    return report([run_dir, "--save", "--exit-code"])
+
+
+def user_name() -> str:
+    """Return the user's name, the uid where it has none (as in some containers)."""
+    try:
+        import pwd
+
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except (ImportError, KeyError):
+        return str(os.geteuid())

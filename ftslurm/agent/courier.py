@@ -1,0 +1,154 @@
+"""The courier: the only thread of the agent that touches the shared filesystem.
+
+The loop hands it words and errands and goes on; when the filesystem hangs, the courier hangs alone. What it
+learns comes back through a queue and one byte in a pipe that the loop selects on.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ftslurm.rendezvous.member import Member, RunInUse, Superseded, View
+from ftslurm.rendezvous.state import NodeWord
+from ftslurm.sharedfs.publish import BadFile
+
+Errand = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Lost:
+    """This agent may not go on, for `reason`."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """The shared directory failed the courier with `problem`; None: it works again."""
+
+    problem: str | None
+
+
+class Courier:
+    """Runs `member.tick` whenever it is due, and errands in their order.
+
+    Args:
+        member: this node's membership; only the courier's thread uses it.
+        monotonic: clock, seconds.
+    """
+
+    def __init__(self, member: Member, monotonic: Callable[[], float]) -> None:
+        self._member = member
+        self._monotonic = monotonic
+        self._condition = threading.Condition()
+        self._word: NodeWord | None = None
+        self._errands: deque[tuple[Errand, object]] = deque()
+        self._stopping = False
+        self.news: deque[object] = deque()
+        self.wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._last: tuple[int, bool] | None = None
+        self._trouble: str | None = None
+        self._thread = threading.Thread(target=self._work, name="courier", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def say(self, word: NodeWord) -> None:
+        """Have this word published at once."""
+        with self._condition:
+            self._word = word
+            self._condition.notify()
+
+    def send(self, errand: Errand, answer: object = None) -> None:
+        """Have `errand` run; then `answer` and its result come back as news, unless `answer` is None.
+
+        An errand that raises `OSError` or `BadFile` gives the exception as its result.
+        """
+        with self._condition:
+            self._errands.append((errand, answer))
+            self._condition.notify()
+
+    def finish(self, timeout_s: float) -> bool:
+        """Publish the last word, run the errands left, stop; False when that took longer than `timeout_s` seconds."""
+        with self._condition:
+            self._stopping = True
+            self._condition.notify()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    # The thread
+
+    def _work(self) -> None:
+        due = self._monotonic()
+        while True:
+            word, errands, stopping = self._wait(due)
+            # The word goes first: others wait for it, nobody waits for a record.
+            if word is not None:
+                self._member.say(word)
+            if word is not None or stopping or self._monotonic() >= due:
+                due = self._monotonic() + self._tick()
+            for errand, answer in errands:
+                self._run(errand, answer)
+            if stopping and not self._errands:
+                return
+
+    def _wait(self, due: float) -> tuple[NodeWord | None, list[tuple[Errand, object]], bool]:
+        with self._condition:
+            while self._word is None and not self._errands and not self._stopping:
+                left = due - self._monotonic()
+                if left <= 0:
+                    break
+                self._condition.wait(left)
+            word, self._word = self._word, None
+            errands = list(self._errands)
+            self._errands.clear()
+            return word, errands, self._stopping
+
+    def _run(self, errand: Errand, answer: object) -> None:
+        result: object
+        try:
+            result = errand()
+        except (OSError, BadFile) as error:
+            result = error
+            if answer is None:
+                self._complain(f"{error}")
+        if answer is not None:
+            self._bring((answer, result))
+
+    def _tick(self) -> float:
+        try:
+            view = self._member.tick()
+        except Superseded as error:
+            self._bring(Lost(str(error)))
+            return 3600.0
+        except RunInUse as error:
+            self._bring(Lost(f"{error}; choose another --rdzv-id"))
+            return 3600.0
+        except (OSError, BadFile) as error:
+            self._complain(str(error))
+            return 0.5
+        self._complain(None)
+        self._tell(view)
+        return self._member.next_look_s()
+
+    def _tell(self, view: View) -> None:
+        if view.state is not None and (view.token, view.coordinating) != self._last:
+            self._last = (view.token, view.coordinating)
+            self._bring(view)
+
+    def _complain(self, problem: str | None) -> None:
+        if problem != self._trouble:
+            self._trouble = problem
+            self._bring(Trouble(problem))
+
+    def _bring(self, news: object) -> None:
+        self.news.append(news)
+        try:
+            os.write(self._wake_w, b"x")
+        except BlockingIOError:
+            pass

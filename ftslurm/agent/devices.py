@@ -1,0 +1,98 @@
+"""How many workers `gpu`, `cpu` and `auto` mean on this node, without importing torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+
+from ftslurm.agent.options import UsageError
+
+_COUNT_BY_NVML = """
+try:
+    import pynvml
+    pynvml.nvmlInit()
+    print(pynvml.nvmlDeviceGetCount())
+except Exception as error:
+    print(f"none: {error}")
+"""
+NVML_TIMEOUT_S = 60.0
+
+
+def resolve_slots(text: str, environment: Mapping[str, str], gpus: Callable[[], tuple[int, str]], cpus: int) -> int:
+    """Return the number of workers for this node.
+
+    Args:
+        text: `--nproc-per-node`, already checked.
+        environment: CUDA_VISIBLE_DEVICES and its kin limit what is counted.
+        gpus: counts the GPUs of the node; the text says why there is none.
+        cpus: processors that this process may use.
+
+    Raises:
+        UsageError: `gpu` where there is none.
+    """
+    if text.isdigit():
+        return int(text)
+    if text == "cpu":
+        return cpus
+    present, why = gpus()
+    visible = _visible(environment)
+    count = present if visible is None else min(present, visible)
+    if count:
+        return count
+    if text == "auto":
+        return cpus
+    if present:
+        raise UsageError(
+            f"--nproc-per-node gpu: {present} GPUs are here, but CUDA_VISIBLE_DEVICES allows none; "
+            "ask Slurm for GPUs (--gpus-per-node)"
+        )
+    raise UsageError(f"--nproc-per-node gpu: no GPU found on {os.uname().nodename} ({why}); give a number, or cpu")
+
+
+def _visible(environment: Mapping[str, str]) -> int | None:
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        if name in environment:
+            count = 0
+            for entry in environment[name].split(","):
+                # As CUDA reads it: the first entry that names no device ends the list.
+                if not entry.strip() or entry.strip().startswith("-") or entry.strip() == "NoDevFiles":
+                    break
+                count += 1
+            return count
+    return None
+
+
+def count_gpus(python: str, sysfs: str = "/sys") -> tuple[int, str]:
+    """Return the number of GPUs in this machine by NVML, else of AMD's by sysfs, and why there is none.
+
+    NVML is asked in a process of its own: a wedged driver may hang it, and its library is 5 MB that the agent
+    does not need.
+    """
+    import subprocess
+
+    try:
+        done = subprocess.run(
+            [python, "-c", _COUNT_BY_NVML], capture_output=True, text=True, timeout=NVML_TIMEOUT_S, check=False
+        )
+        said = done.stdout.strip() or f"NVML ended with code {done.returncode}"
+    except subprocess.TimeoutExpired:
+        said = f"NVML did not answer within {NVML_TIMEOUT_S:.0f} s: the driver hangs"
+    except OSError as error:
+        said = f"{python}: {error.strerror}"
+    if said.isdigit() and int(said):
+        return int(said), ""
+    amd = _count_amd(sysfs)
+    return amd, "" if amd else said.removeprefix("none: ")
+
+
+def _count_amd(sysfs: str) -> int:
+    """Count the nodes of the kernel's topology (kfd) that are GPUs: their gpu_id is not 0."""
+    count = 0
+    base = os.path.join(sysfs, "class/kfd/kfd/topology/nodes")
+    try:
+        for node in os.listdir(base):
+            with open(os.path.join(base, node, "gpu_id")) as file:
+                count += file.read().strip() not in ("", "0")
+    except OSError:
+        pass
+    return count

@@ -1,0 +1,140 @@
+"""The environment and command line that a worker gets: torchrun's, name for name, and a few of our own.
+
+Source of the names: torch.distributed.run ("Environment Variables") and LocalElasticAgent._start_workers (torch 2.13).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ftslurm.agent.machine import Assignment
+
+# What one worker must not inherit: the agent's own place in Slurm's step stays visible, ftslurm's options do not.
+_OURS_KEPT = frozenset({"FTSLURM_SHARED_DIR"})
+
+
+@dataclass(frozen=True)
+class Program:
+    """What the user wants run.
+
+    Attributes:
+        kind: "script" (a Python file), "module" (`python -m`) or "exec" (any program).
+        name: the file, module or program.
+        arguments: everything after it, untouched.
+        python: the interpreter for scripts and modules.
+    """
+
+    kind: str
+    name: str
+    arguments: tuple[str, ...]
+    python: str
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What is the same for all workers of this node in all rounds."""
+
+    run_id: str
+    run_dir: str
+    node: str
+    role: str
+
+
+def worker_environment(
+    inherited: Mapping[str, str], facts: RunFacts, assignment: Assignment, local_rank: int, record_dir: str
+) -> dict[str, str]:
+    """Return the whole environment of one worker.
+
+    Args:
+        inherited: the agent's own environment.
+        facts: see `RunFacts`.
+        assignment: this node's part in the round.
+        local_rank: 0 to slots - 1.
+        record_dir: node-local directory for the worker's error file, stacks and progress.
+    """
+    rank = assignment.first_rank + local_rank
+    environment = {
+        name: value for name, value in inherited.items() if not name.startswith("FTSLURM_") or name in _OURS_KEPT
+    }
+    environment.update(
+        LOCAL_RANK=str(local_rank),
+        RANK=str(rank),
+        GROUP_RANK=str(assignment.group_rank),
+        ROLE_RANK=str(rank),
+        ROLE_NAME=facts.role,
+        LOCAL_WORLD_SIZE=str(assignment.slots),
+        WORLD_SIZE=str(assignment.world_size),
+        GROUP_WORLD_SIZE=str(assignment.group_world_size),
+        ROLE_WORLD_SIZE=str(assignment.world_size),
+        MASTER_ADDR=assignment.master.address,
+        MASTER_PORT=str(assignment.master.port),
+        TORCHELASTIC_RESTART_COUNT=str(assignment.restart_count),
+        TORCHELASTIC_MAX_RESTARTS=str(assignment.max_restarts),
+        TORCHELASTIC_RUN_ID=facts.run_id,
+        TORCHELASTIC_USE_AGENT_STORE="False",
+        TORCHELASTIC_ERROR_FILE=f"{record_dir}/error.json",
+        FTSLURM_RUN_DIR=facts.run_dir,
+        FTSLURM_RUN_ID=facts.run_id,
+        FTSLURM_ATTEMPT=assignment.attempt,
+        FTSLURM_ROUND=str(assignment.round),
+        FTSLURM_NODE=facts.node,
+        FTSLURM_RECORD_DIR=record_dir,
+    )
+    environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    if assignment.slots > 1:
+        # As torchrun: several ranks with a thread per core each would only fight.
+        environment.setdefault("OMP_NUM_THREADS", "1")
+    return environment
+
+
+def worker_command(program: Program, parent: int, stdout: str | None, stderr: str | None) -> list[str]:
+    """Return the command line that starts one worker by way of `ftslurm.worker`.
+
+    Args:
+        program: what the user wants run.
+        parent: the agent's pid.
+        stdout, stderr: files that the worker opens for its output; None: it inherits the agent's.
+    """
+    command: list[str] = [program.python, "-u", "-m", "ftslurm.worker", "--parent", str(parent)]
+    if stdout is not None:
+        command += ["--log-stdout", stdout]
+    if stderr is not None:
+        command += ["--log-stderr", stderr]
+    command += [f"--{program.kind}", program.name, "--", *program.arguments]
+    return command
+
+
+STDOUT, STDERR, BOTH = 1, 2, 3
+
+
+def parse_streams(option: str, text: str) -> int | dict[int, int]:
+    """Read torchrun's `--redirects`/`--tee` value: 0 none, 1 stdout, 2 stderr, 3 both; or `0:3,2:1` by local rank.
+
+    Raises:
+        ValueError: with one line that names `option`.
+    """
+    expected = f"{option} {text!r}: expected 0, 1, 2 or 3 (none, stdout, stderr, both), or like 0:3,2:1 by local rank"
+    if text in ("0", "1", "2", "3"):
+        return int(text)
+    streams: dict[int, int] = {}
+    for item in text.split(","):
+        rank, colon, stream = item.partition(":")
+        if not colon or not rank.strip().isdigit() or stream.strip() not in ("0", "1", "2", "3"):
+            raise ValueError(expected)
+        streams[int(rank)] = int(stream)
+    return streams
+
+
+def streams_of(chosen: int | Mapping[int, int], local_rank: int) -> int:
+    """Return which streams are chosen for that local rank."""
+    return chosen if isinstance(chosen, int) else chosen.get(local_rank, 0)
+
+
+def program_argv(program: Program) -> Sequence[str]:
+    """Return what the user asked for, as people would type it, for the records."""
+    if program.kind == "module":
+        return [program.python, "-m", program.name, *program.arguments]
+    if program.kind == "script":
+        return [program.python, program.name, *program.arguments]
+    return [program.name, *program.arguments]

@@ -1,0 +1,57 @@
+"""`--local-nodes N`: N agents on this machine, each in a process tree of its own, as Slurm would start them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+from ftslurm import __version__
+from ftslurm.agent.command import check, print_report, unique_name, user_name
+from ftslurm.agent.options import RunOptions, UsageError, parse_run
+from ftslurm.agent.placement import LOCAL_ATTEMPT, LOCAL_NODE
+from ftslurm.sharedfs.rundir import open_run
+
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def launch(options: RunOptions, arguments: Sequence[str]) -> int:
+    """Start the agents, wait for them, print the report; return the job's exit code.
+
+    Raises:
+        UsageError, RunDirectoryError: with one line; nothing was started.
+    """
+    count = options.local_nodes or 1
+    if options.nnodes and options.nnodes[0] > count:
+        raise UsageError(f"--nnodes {options.nnodes[0]}: expected at most --local-nodes {count}")
+    unique = unique_name()
+    os.environ.setdefault("FTSLURM_RDZV_ID", f"local-{unique}")
+    os.environ.update({LOCAL_NODE: f"0/{count}", LOCAL_ATTEMPT: f"local-{unique}.0"})
+    placement, _, _ = check(parse_run(arguments, os.environ), unique)
+    run = open_run(placement.run_dir, user_name(), time.time_ns(), __version__)
+    # Blocked before the first agent exists, so that a signal cannot come in between and be lost on it.
+    watched = {signal.SIGCHLD, *FORWARDED}
+    signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    _wait({_start(index, count, arguments) for index in range(count)}, watched)
+    return print_report(run.root)
+
+
+def _start(index: int, count: int, arguments: Sequence[str]) -> int:
+    environment = {**os.environ, LOCAL_NODE: f"{index}/{count}"}
+    command = [sys.executable, "-m", "ftslurm.cli", "run", *arguments]
+    # A group of its own: Ctrl-C reaches the launcher alone, which passes it on once.
+    return os.posix_spawn(sys.executable, command, environment, setpgroup=0, setsigmask=[])
+
+
+def _wait(pids: set[int], watched: set[signal.Signals]) -> None:
+    while pids:
+        number = signal.sigwait(watched)
+        if number != signal.SIGCHLD:
+            for pid in pids:
+                os.kill(pid, number)
+            continue
+        for pid in list(pids):
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                pids.discard(pid)

@@ -1,0 +1,380 @@
+"""The agent's event loop: waits for everything at once and carries out what the machine decides.
+
+It waits on a pidfd per worker, a wake-up for signals, the guardian's pidfd and the courier's pipe. Nothing
+local is polled and nothing here touches the shared filesystem.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ftslurm.agent.courier import Courier, Lost, Trouble
+from ftslurm.agent.environment import (
+    BOTH,
+    STDERR,
+    STDOUT,
+    Program,
+    RunFacts,
+    streams_of,
+    worker_command,
+    worker_environment,
+)
+from ftslurm.agent.machine import (
+    Action,
+    AgentMachine,
+    Assignment,
+    Log,
+    Moment,
+    Prepare,
+    Record,
+    Say,
+    Signal,
+    Spawn,
+    Sweep,
+    WorkerEnd,
+)
+from ftslurm.agent.narrate import narrate
+from ftslurm.agent.output import Console
+from ftslurm.agent.ports import ReservedPort
+from ftslurm.agent.round_record import round_record
+from ftslurm.agent.workers import Launch, Worker, Workers, reap_orphans, sweep
+from ftslurm.failures.record import STACKS, complete, encode, summary
+from ftslurm.monitor.progress import read as read_progress
+from ftslurm.rendezvous.member import View
+from ftslurm.rendezvous.state import EXIT_FAILED, Failure, NodeWord, State
+from ftslurm.sharedfs.filesystem import FileSystem
+from ftslurm.sharedfs.publish import publish
+from ftslurm.sharedfs.rundir import RunDirectory, rank_directory
+
+HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
+SWEEP_RETRY_S = 0.02
+FINISH_S = 10.0
+
+
+@dataclass(frozen=True)
+class AgentSettings:
+    """What stays the same for this agent.
+
+    Attributes:
+        facts: see `RunFacts`.
+        program: what the workers run.
+        redirects, tee: see `parse_streams`; tee None shows both streams of rank 0.
+        logs: directory under which the ranks' log files lie (the run directory, or --log-dir's).
+        local_dir: node-local directory of this agent alone.
+        inherited: the environment that workers start from.
+        guardian: pid of the guardian, whose end is this agent's.
+    """
+
+    facts: RunFacts
+    program: Program
+    redirects: int | dict[int, int]
+    tee: int | dict[int, int] | None
+    logs: str
+    local_dir: str
+    inherited: Mapping[str, str]
+    guardian: int
+
+
+class AgentLoop:
+    """Runs one agent until it may leave.
+
+    Args:
+        settings: see `AgentSettings`.
+        machine: decides.
+        word: this node's first word, as the courier's member has it.
+        courier: carries words and errands to the shared filesystem; not yet started.
+        console: tells the user.
+        fs, run: where errands write.
+        reserve: reserves a port for the next round.
+        monotonic, now_ns: the clocks.
+    """
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        machine: AgentMachine,
+        word: NodeWord,
+        courier: Courier,
+        console: Console,
+        fs: FileSystem,
+        run: RunDirectory,
+        reserve: Callable[[], ReservedPort],
+        monotonic: Callable[[], float],
+        now_ns: Callable[[], int],
+    ) -> None:
+        self._settings = settings
+        self._machine = machine
+        self._word = word
+        self._courier = courier
+        self._console = console
+        self._fs = fs
+        self._run = run
+        self._reserve = reserve
+        self._port = reserve()
+        self._monotonic = monotonic
+        self._now_ns = now_ns
+        self._workers = Workers(now_ns)
+        self._selector = selectors.DefaultSelector()
+        self._round_started_ns = 0
+        self._sweeping = False
+        self._told: State | None = None
+        self._exit: int | None = None
+
+    def run(self) -> int:
+        """Run until the machine says to leave; return the exit code."""
+        wake_r, wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
+        for number in HANDLED:
+            signal.signal(number, _ignore)
+        guardian = os.pidfd_open(self._settings.guardian)
+        self._selector.register(wake_r, selectors.EVENT_READ, "signal")
+        self._selector.register(guardian, selectors.EVENT_READ, "guardian")
+        self._selector.register(self._courier.wake_r, selectors.EVENT_READ, "courier")
+        self._courier.say(replace(self._word, port=self._port.number))
+        self._courier.start()
+        while self._exit is None:
+            self._turn(wake_r, guardian)
+        finished = self._courier.finish(FINISH_S)
+        if not finished:
+            self._console.log(f"the shared directory has not answered for {FINISH_S:.0f} s: leaving all the same")
+        self._console.drain(1.0)
+        if not finished:
+            # The courier's thread hangs in the filesystem; a normal exit would wait for it.
+            os._exit(self._exit)
+        return self._exit
+
+    # Waiting
+
+    def _turn(self, wake_r: int, guardian: int) -> None:
+        events = self._selector.select(self._timeout())
+        # A signal from outside explains workers that died of the same signal, so it is heard first.
+        sources = [key.data for key, _ in events]
+        if "signal" in sources:
+            for number in _drain(wake_r):
+                self._on_signal(number)
+        if "guardian" in sources:
+            self._selector.unregister(guardian)
+            self._do(self._machine.on_lost_ground("its guardian process was killed", EXIT_FAILED, self._moment()))
+            sweep()
+        for source in sources:
+            if isinstance(source, Worker):
+                self._on_worker_ready(source)
+        if "courier" in sources:
+            _drain(self._courier.wake_r)
+            while self._courier.news:
+                self._on_news(self._courier.news.popleft())
+        if self._sweeping:
+            self._sweep_on()
+        self._do(self._machine.on_time(self._moment()))
+
+    def _timeout(self) -> float | None:
+        waits = [SWEEP_RETRY_S] if self._sweeping else []
+        if self._machine.deadline is not None:
+            waits.append(max(0.0, self._machine.deadline - self._monotonic()))
+        return min(waits, default=None)
+
+    def _moment(self) -> Moment:
+        return Moment(self._monotonic(), self._now_ns())
+
+    # What happened
+
+    def _on_signal(self, number: int) -> None:
+        if number == signal.SIGCHLD:
+            self._reap_strangers()
+            return
+        if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            self._console.log(f"{signal.Signals(number).name} from outside: stopping")
+        self._do(self._machine.on_signal(number, self._moment()))
+
+    def _reap_strangers(self) -> None:
+        """Collect orphans that the kernel gave us; workers are collected when their pidfd says so."""
+        ours = {worker.pid for worker in self._workers.all if worker.ended_ns is None}
+        try:
+            while True:
+                info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if info is None or info.si_pid in ours:
+                    return
+                os.waitpid(info.si_pid, os.WNOHANG)
+        except ChildProcessError:
+            return
+
+    def _on_worker_ready(self, worker: Worker) -> None:
+        self._selector.unregister(worker.pidfd)
+        if not self._workers.reap(worker):
+            return
+        self._do(self._machine.on_worker_ended(self._end_of(worker), self._moment()))
+
+    def _on_news(self, news: object) -> None:
+        if isinstance(news, View) and news.state is not None:
+            if news.coordinating:
+                for line in narrate(self._told, news.state):
+                    self._console.log(line)
+            self._told = news.state
+            self._do(self._machine.on_state(news.state, self._moment()))
+        elif isinstance(news, Lost):
+            self._console.log(f"{news.reason}; this agent leaves")
+            self._do(self._machine.on_lost_ground(news.reason, EXIT_FAILED, self._moment()))
+        elif isinstance(news, Trouble):
+            trouble = f"the shared directory: {news.problem}; trying again"
+            self._console.log(trouble if news.problem else "the shared directory works again")
+        elif isinstance(news, tuple):
+            round_, result = news
+            problem = f"cannot make the round's directories: {result}" if isinstance(result, Exception) else None
+            self._do(self._machine.on_prepared(round_, problem, self._moment()))
+
+    # What to do
+
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Say):
+                self._say(action)
+            elif isinstance(action, Signal):
+                self._workers.send(action.local_ranks, action.number)
+            elif isinstance(action, Spawn):
+                self._spawn(action.assignment)
+            elif isinstance(action, Prepare):
+                assignment = action.assignment
+                self._courier.send(lambda a=assignment: self._make_directories(a), assignment.round)  # type: ignore[misc]
+            elif isinstance(action, Record):
+                self._record(action)
+            elif isinstance(action, Sweep):
+                self._sweeping = True
+            elif isinstance(action, Log):
+                self._console.log(action.text)
+            elif self._exit is None:
+                self._exit = action.code
+
+    def _say(self, said: Say) -> None:
+        if said.new_port:
+            self._port.release()
+            self._port = self._reserve()
+        self._word = replace(
+            self._word,
+            status=said.status,
+            round=said.round,
+            failure=said.failure,
+            reason=said.reason,
+            stop_signal=said.stop_signal,
+            port=self._port.number,
+        )
+        self._courier.say(self._word)
+
+    def _make_directories(self, assignment: Assignment) -> None:
+        for local_rank in range(assignment.slots):
+            rank = assignment.first_rank + local_rank
+            self._fs.makedirs(self._run.rank(assignment.round, rank))
+            if self._settings.logs != self._run.root:
+                self._fs.makedirs(rank_directory(self._settings.logs, assignment.round, rank))
+        self._fs.makedirs(os.path.dirname(self._run.round_node_file(assignment.round, self._word.node)))
+
+    def _spawn(self, assignment: Assignment) -> None:
+        self._round_started_ns = self._now_ns()
+        self._port.release()
+        for local_rank in range(assignment.slots):
+            launch = self._launch(assignment, local_rank)
+            try:
+                worker = self._workers.start(launch)
+            except OSError as error:
+                problem = f"cannot start {launch.command[0]}: {error.strerror or error}"
+                self._do(self._machine.on_spawn_failed(local_rank, problem, self._moment()))
+                return
+            self._selector.register(worker.pidfd, selectors.EVENT_READ, worker)
+
+    def _launch(self, assignment: Assignment, local_rank: int) -> Launch:
+        settings = self._settings
+        rank = assignment.first_rank + local_rank
+        record_dir = os.path.join(settings.local_dir, f"{assignment.round:06d}", f"{rank:05d}")
+        logs = rank_directory(settings.logs, assignment.round, rank)
+        redirected = streams_of(settings.redirects, local_rank)
+        paths = [os.path.join(logs, name) for name in ("stdout.log", "stderr.log")]
+        files = [path if redirected & bit else None for path, bit in zip(paths, (STDOUT, STDERR), strict=True)]
+        shown = BOTH if settings.tee is None and rank == 0 else streams_of(settings.tee or 0, local_rank)
+        for path, bit in zip(files, (STDOUT, STDERR), strict=True):
+            if path is not None and shown & bit:
+                self._console.follow(path, f"[rank {rank}] ", bit)
+        return Launch(
+            local_rank,
+            rank,
+            worker_command(settings.program, os.getpid(), files[0], files[1]),
+            worker_environment(settings.inherited, settings.facts, assignment, local_rank, record_dir),
+            record_dir,
+        )
+
+    def _sweep_on(self) -> None:
+        if not sweep():
+            return
+        self._sweeping = False
+        self._do(self._machine.on_swept(self._moment()))
+        self._console.forget()
+        self._workers.clear()
+
+    # Records
+
+    def _end_of(self, worker: Worker) -> WorkerEnd:
+        failure: Failure | None = None
+        recorded_ns: int | None = None
+        record = complete(worker.record_dir, self._facts_of(worker)) if worker.exit_code != 0 else None
+        if record is not None:
+            failure = Failure(**summary(record))
+            recorded_ns = record["ftslurm"].get("recorded_ns")
+            self._courier.send(lambda: self._publish_failure(worker, record))
+        assert worker.ended_ns is not None
+        return WorkerEnd(worker.local_rank, worker.exit_code, worker.signal, worker.ended_ns, recorded_ns, failure)
+
+    def _facts_of(self, worker: Worker) -> dict[str, Any]:
+        progress = read_progress(worker.record_dir)
+        facts = self._settings.facts
+        return {
+            "run_id": facts.run_id,
+            "attempt": self._word.attempt,
+            "round": self._word.round,
+            "node": self._word.node,
+            "host": self._word.host,
+            "rank": worker.rank,
+            "local_rank": worker.local_rank,
+            "pid": worker.pid,
+            "exit_code": worker.exit_code,
+            "signal": worker.signal,
+            "time_ns": worker.ended_ns,
+            "step": progress.last_step if progress else None,
+        }
+
+    def _publish_failure(self, worker: Worker, record: dict[str, Any]) -> None:
+        directory = self._run.rank(record["ftslurm"]["round"], worker.rank)
+        publish(self._fs, os.path.join(directory, "error.json"), encode(record), durable=True)
+        stacks = record["ftslurm"].get("stacks")
+        if stacks:
+            publish(self._fs, os.path.join(directory, STACKS), stacks.encode("utf-8", "backslashreplace"))
+
+    def _record(self, record: Record) -> None:
+        progress = {w.local_rank: read_progress(w.record_dir) for w in self._workers.all}
+        who = {
+            "node": self._word.node,
+            "incarnation": self._word.incarnation,
+            "host": self._word.host,
+            "agent_pid": self._word.pid,
+        }
+        content = round_record(record, self._workers.all, progress, who, self._round_started_ns, self._now_ns())
+        path = self._run.round_node_file(record.assignment.round, self._word.node)
+        data = json.dumps(content, indent=1).encode() + b"\n"
+        self._courier.send(lambda: publish(self._fs, path, data, durable=record.over))
+
+
+def _ignore(number: int, frame: object) -> None:
+    """Let the signal only wake the loop."""
+
+
+def _drain(fd: int) -> bytes:
+    try:
+        return os.read(fd, 4096)
+    except BlockingIOError:
+        return b""
+
+
+__all__ = ["AgentLoop", "AgentSettings", "reap_orphans"]

@@ -1,0 +1,446 @@
+"""What an agent does next: a state machine over events, without a process, a file or a clock of its own.
+
+The loop feeds it what happened and carries out the actions that it returns, in their order. A test is a history:
+"rank 3 dies, then its peers abort, then SIGTERM arrives during the stop".
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ftslurm.rendezvous.state import (
+    CLOSED,
+    EXIT_FAILED,
+    FAILED,
+    LEFT,
+    READY,
+    RUNNING,
+    STOPPED,
+    SUCCEEDED,
+    Failure,
+    Master,
+    State,
+)
+
+IDLE, PREPARING, STOPPING, SWEEPING, GONE = "idle", "preparing", "stopping", "sweeping", "gone"
+
+FAREWELL_S = 1.0
+"""How long an agent that was told to leave waits for the verdict on the whole job, in seconds."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Now, by both clocks: `s` monotonic seconds, `ns` nanoseconds since the epoch."""
+
+    s: float
+    ns: int
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """This node's part in a round."""
+
+    round: int
+    attempt: str
+    group_rank: int
+    group_world_size: int
+    first_rank: int
+    slots: int
+    world_size: int
+    master: Master
+    restart_count: int
+    max_restarts: int
+
+
+@dataclass(frozen=True)
+class WorkerEnd:
+    """How a worker ended, as the kernel and its error record have it.
+
+    Attributes:
+        ended_ns: when the kernel reported it.
+        recorded_ns: when the worker wrote its own error record; None: it wrote none.
+        failure: the failure in short; None when it ended with code 0.
+    """
+
+    local_rank: int
+    exit_code: int | None
+    signal: str | None
+    ended_ns: int
+    recorded_ns: int | None
+    failure: Failure | None
+
+
+# Actions
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Make the round's directories; answer with `on_prepared`."""
+
+    assignment: Assignment
+
+
+@dataclass(frozen=True)
+class Spawn:
+    """Start all workers; answer with `on_spawn_failed` for one that cannot be started."""
+
+    assignment: Assignment
+
+
+@dataclass(frozen=True)
+class Signal:
+    """Send a signal to these workers' main processes."""
+
+    local_ranks: tuple[int, ...]
+    number: int
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Kill everything that workers left behind; answer with `on_swept` when nothing is left."""
+
+
+@dataclass(frozen=True)
+class Say:
+    """Change this node's word; only the given fields change."""
+
+    status: str
+    round: int
+    failure: Failure | None
+    reason: str | None
+    stop_signal: str | None
+    new_port: bool = False
+
+
+@dataclass(frozen=True)
+class Record:
+    """Write down how the round went on this node."""
+
+    assignment: Assignment
+    outcome: str
+    stop_reason: str | None
+    stopped: frozenset[int]
+    killed: frozenset[int]
+    failed: frozenset[int]
+    over: bool
+
+
+@dataclass(frozen=True)
+class Log:
+    """Tell the user one line."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Exit:
+    """Leave with this code once everything said has been published."""
+
+    code: int
+
+
+Action = Prepare | Spawn | Signal | Sweep | Say | Record | Log | Exit
+
+
+@dataclass
+class _Round:
+    assignment: Assignment
+    alive: set[int]
+    ended: dict[int, WorkerEnd] = field(default_factory=dict)
+    failed: set[int] = field(default_factory=set)
+    stopped: set[int] = field(default_factory=set)
+    killed: set[int] = field(default_factory=set)
+    first: Failure | None = None
+    stop_reason: str | None = None
+    stop_ns: int = 0
+
+
+class AgentMachine:
+    """The agent of one node.
+
+    Args:
+        node, incarnation, attempt, slots: who it is.
+        grace_s: seconds between SIGTERM and SIGKILL when a round is stopped.
+        kill_wait_s: the same when Slurm stops the job: it kills everything KillWait seconds after its SIGTERM.
+    """
+
+    def __init__(
+        self, node: str, incarnation: str, attempt: str, slots: int, grace_s: float, kill_wait_s: float
+    ) -> None:
+        self.node = node
+        self._incarnation = incarnation
+        self._attempt = attempt
+        self._slots = slots
+        self._grace_s = grace_s
+        self._kill_wait_s = kill_wait_s
+        self.phase = IDLE
+        self._state: State | None = None
+        self._round: _Round | None = None
+        self._newest_round = 0
+        self._failure: Failure | None = None
+        self._status = READY
+        self._leaving: tuple[str, str | None, int] | None = None
+        self._deadline: float | None = None
+
+    @property
+    def deadline(self) -> float | None:
+        """The monotonic second at which `on_time` wants to be called."""
+        return self._deadline
+
+    # Events
+
+    def on_state(self, state: State, now: Moment) -> list[Action]:
+        """The newest state was read."""
+        self._state = state
+        if self.phase == RUNNING and not self._is_current(state):
+            return self._stop(self._why_over(state), now)
+        return self._advance(now)
+
+    def on_prepared(self, round_: int, problem: str | None, now: Moment) -> list[Action]:
+        """The directories of the round are there, or `problem` says why not."""
+        if self.phase != PREPARING or self._round is None or self._round.assignment.round != round_:
+            return []
+        if problem is not None:
+            return self._fail_to_start(0, problem, now)
+        if self._leaving is not None or (self._state is not None and not self._is_current(self._state)):
+            return self._sweep()
+        self.phase = RUNNING
+        self._round.alive = set(range(self._slots))
+        return [Spawn(self._round.assignment), *self._say(RUNNING), self._record()]
+
+    def on_spawn_failed(self, local_rank: int, problem: str, now: Moment) -> list[Action]:
+        """A worker could not be started; `local_rank` and those after it do not exist."""
+        if self._round is None:
+            return []
+        self._round.alive -= set(range(local_rank, self._slots))
+        return self._fail_to_start(local_rank, problem, now)
+
+    def on_worker_ended(self, end: WorkerEnd, now: Moment) -> list[Action]:
+        """A worker's main process has ended."""
+        current = self._round
+        if current is None or end.local_rank not in current.alive:
+            return []
+        current.alive.discard(end.local_rank)
+        current.ended[end.local_rank] = end
+        actions: list[Action] = []
+        if self.phase == STOPPING and not self._before_the_stop(current, end):
+            current.stopped.add(end.local_rank)
+        elif end.failure is not None:
+            actions += self._note_failure(current, end.failure)
+            if self.phase == RUNNING:
+                actions += self._stop(_of_rank(end.failure), now)
+        if self.phase == STOPPING and not current.alive:
+            return [*actions, *self._sweep()]
+        if self.phase == RUNNING and not current.alive:
+            actions += [*self._say(SUCCEEDED), self._record()]
+        return actions
+
+    def on_swept(self, now: Moment) -> list[Action]:
+        """Nothing that the workers started is left."""
+        if self.phase != SWEEPING:
+            return []
+        actions: list[Action] = []
+        if self._round is not None:
+            actions.append(self._record(over=True))
+        self._round = None
+        self.phase = IDLE
+        self._deadline = None
+        return [*actions, *self._say(READY, new_port=True), *self._advance(now)]
+
+    def on_signal(self, number: int, now: Moment) -> list[Action]:
+        """A signal from outside arrived at the agent."""
+        if number in (signal.SIGUSR1, signal.SIGUSR2):
+            alive = self._round.alive if self._round else set()
+            return [Signal(tuple(sorted(alive)), number)] if alive else []
+        name = signal.Signals(number).name
+        if self._leaving is not None:
+            # Somebody insists.
+            return self._kill() if self.phase == STOPPING else []
+        return self._leave(f"{name} from outside", name, 128 + number, now)
+
+    def on_lost_ground(self, reason: str, code: int, now: Moment) -> list[Action]:
+        """This agent may not go on (superseded, its guardian died, a refusal): stop everything and leave."""
+        if self._leaving is not None:
+            return []
+        return self._leave(reason, None, code, now)
+
+    def on_time(self, now: Moment) -> list[Action]:
+        """Its deadline has passed."""
+        if self._deadline is None or now.s < self._deadline:
+            return []
+        self._deadline = None
+        if self.phase == STOPPING:
+            return self._kill()
+        if self.phase == GONE and self._leaving is not None:
+            return [Exit(self._leaving[2])]
+        return []
+
+    # Deciding
+
+    def _advance(self, now: Moment) -> list[Action]:
+        state = self._state
+        if state is None:
+            return []
+        if state.phase == CLOSED and state.attempt == self._attempt and state.closed is not None:
+            return self._follow_the_end(state, now)
+        if self.phase != IDLE or self._leaving is not None:
+            return self._depart(now) if self.phase == IDLE else []
+        return self._take_part(state)
+
+    def _follow_the_end(self, state: State, now: Moment) -> list[Action]:
+        assert state.closed is not None
+        if self.phase == RUNNING and self._round is not None and self._round.alive:
+            return self._stop(state.closed.reason, now)
+        if self.phase == RUNNING:
+            return self._sweep()
+        if self.phase in (IDLE, GONE):
+            self.phase = GONE
+            self._deadline = None
+            return [*self._say(LEFT), Exit(state.closed.exit_code)]
+        return []
+
+    def _take_part(self, state: State) -> list[Action]:
+        part = state.participant(self.node, self._incarnation)
+        if state.phase != RUNNING or part is None or state.round <= self._newest_round or state.master is None:
+            return []
+        assignment = Assignment(
+            state.round,
+            state.attempt,
+            part.group_rank,
+            len(state.participants),
+            part.first_rank,
+            part.slots,
+            state.world_size,
+            state.master,
+            state.restarts_used,
+            state.max_restarts,
+        )
+        self._newest_round = state.round
+        self._round = _Round(assignment, set())
+        self._failure = None
+        self.phase = PREPARING
+        return [Prepare(assignment)]
+
+    def _is_current(self, state: State) -> bool:
+        current = self._round
+        return (
+            current is not None
+            and state.attempt == self._attempt
+            and state.phase == RUNNING
+            and state.round == current.assignment.round
+        )
+
+    def _why_over(self, state: State) -> str:
+        if state.attempt != self._attempt:
+            return f"attempt {state.attempt} has taken over"
+        assert self._round is not None
+        past = state.past(self._round.assignment.round)
+        if past is not None and past.reason:
+            return past.reason
+        return state.closed.reason if state.closed else "the round is over"
+
+    def _before_the_stop(self, current: _Round, end: WorkerEnd) -> bool:
+        """Tell whether the worker failed by itself before it was told to stop, although it ended after."""
+        at = end.recorded_ns if end.recorded_ns is not None else end.ended_ns
+        return at < current.stop_ns
+
+    def _note_failure(self, current: _Round, failure: Failure) -> list[Action]:
+        current.failed.add(failure.local_rank)
+        if current.first is not None:
+            return []
+        current.first = self._failure = failure
+        step = "" if failure.step is None else f" at step {failure.step}"
+        return [
+            *self._say(FAILED),
+            Log(f"round {failure.round}: rank {failure.rank} failed{step}: {failure.message}"),
+        ]
+
+    def _fail_to_start(self, local_rank: int, problem: str, now: Moment) -> list[Action]:
+        current = self._round
+        assert current is not None
+        rank = current.assignment.first_rank + local_rank
+        failure = Failure(
+            current.assignment.round, self.node, rank, local_rank, now.ns, "spawn", None, None, problem[:500], None
+        )
+        self.phase = RUNNING
+        actions = self._note_failure(current, failure)
+        return actions + self._stop(_of_rank(failure), now)
+
+    def _stop(self, reason: str, now: Moment) -> list[Action]:
+        current = self._round
+        assert current is not None
+        current.stop_reason = reason
+        current.stop_ns = now.ns
+        self.phase = STOPPING
+        if not current.alive:
+            return self._sweep()
+        grace_s = self._grace_s if self._leaving is None else min(self._grace_s, self._kill_wait_s)
+        self._deadline = now.s + grace_s
+        return [Signal(tuple(sorted(current.alive)), signal.SIGTERM)]
+
+    def _kill(self) -> list[Action]:
+        current = self._round
+        assert current is not None
+        current.killed |= current.alive
+        self._deadline = None
+        return [Signal(tuple(sorted(current.alive)), signal.SIGKILL)]
+
+    def _sweep(self) -> list[Action]:
+        self.phase = SWEEPING
+        self._deadline = None
+        return [Sweep()]
+
+    def _leave(self, reason: str, name: str | None, code: int, now: Moment) -> list[Action]:
+        self._leaving = (reason, name, code)
+        said = self._say(self._status)
+        if self.phase == RUNNING:
+            return [*said, *self._stop(reason, now)]
+        if self.phase == IDLE:
+            return [*said, *self._depart(now)]
+        return said
+
+    def _depart(self, now: Moment) -> list[Action]:
+        """Say that this node has left, and wait a moment for the verdict, whose exit code is better than ours."""
+        assert self._leaving is not None
+        self.phase = GONE
+        self._deadline = now.s + (FAREWELL_S if self._leaving[1] else 0.0)
+        return self._say(LEFT)
+
+    def _say(self, status: str, new_port: bool = False) -> list[Action]:
+        self._status = status
+        reason, name = (self._leaving[0], self._leaving[1]) if self._leaving else (None, None)
+        return [Say(status, self._newest_round, self._failure, reason, name, new_port)]
+
+    def _record(self, over: bool = False) -> Record:
+        current = self._round
+        assert current is not None
+        outcome = RUNNING
+        if current.failed:
+            outcome = FAILED
+        elif not current.alive and not current.stopped and current.ended:
+            outcome = SUCCEEDED
+        elif over:
+            outcome = STOPPED
+        return Record(
+            current.assignment,
+            outcome,
+            current.stop_reason,
+            frozenset(current.stopped),
+            frozenset(current.killed),
+            frozenset(current.failed),
+            over or outcome == SUCCEEDED,
+        )
+
+
+def _of_rank(failure: Failure) -> str:
+    return f"rank {failure.rank} on {failure.node} failed"
+
+
+def exit_code(actions: Iterable[Action]) -> int | None:
+    """Return the code of the Exit among `actions`, None when there is none."""
+    return next((action.code for action in actions if isinstance(action, Exit)), None)
+
+
+__all__ = ["EXIT_FAILED", "AgentMachine", "Assignment", "Moment", "WorkerEnd"]

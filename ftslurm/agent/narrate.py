@@ -1,0 +1,24 @@
+"""What the coordinator tells the user about a change of the state: one line for each thing that happened (pure)."""
+
+from __future__ import annotations
+
+from ftslurm.rendezvous.state import CLOSED, FORMING, RUNNING, State
+
+
+def narrate(old: State | None, new: State) -> list[str]:
+    """Return the lines that `new` adds to what was told up to `old`."""
+    lines: list[str] = []
+    if old is not None and old.attempt == new.attempt and old.round == new.round and old.phase == RUNNING:
+        past = new.past(new.round)
+        if new.phase == FORMING and past is not None:
+            budget = f"restart {new.restarts_used} of {new.max_restarts}"
+            lines.append(f"round {past.round} ended: {past.reason}; {budget}")
+    if new.phase == RUNNING and (old is None or old.round != new.round) and new.master is not None:
+        nodes = len(new.participants)
+        lines.append(
+            f"round {new.round}: {new.world_size} ranks on {nodes} node{'s' if nodes > 1 else ''}, "
+            f"master {new.master.address}:{new.master.port}"
+        )
+    if new.phase == CLOSED and new.closed is not None and (old is None or old.phase != CLOSED):
+        lines.append(f"{new.closed.outcome}: {new.closed.reason}")
+    return lines

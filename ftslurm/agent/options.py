@@ -1,0 +1,284 @@
+"""The options of `ftslurm run`: torchrun's names and meanings where it has one, each also as `FTSLURM_…`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ftslurm.agent.environment import parse_streams
+
+if TYPE_CHECKING:
+    import argparse
+
+
+class UsageError(ValueError):
+    """A wrong option, argument or environment variable; one line that says what was expected and found."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What `ftslurm run` was asked for; None where nobody said and Slurm or a later step decides. Times in seconds."""
+
+    nnodes: tuple[int, int] | None
+    nproc_per_node: str
+    max_restarts: int
+    rdzv_id: str | None
+    shared_dir: str | None
+    log_dir: str | None
+    redirects: int | dict[int, int]
+    tee: int | dict[int, int] | None
+    role: str
+    local_addr: str | None
+    local_nodes: int | None
+    grace_s: float
+    heartbeat_s: float
+    node_timeout_s: float
+    join_timeout_s: float
+    last_call_s: float
+    module: bool
+    no_python: bool
+    program: str
+    arguments: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Option:
+    flags: tuple[str, ...]
+    read: Callable[[str, str], Any] | None
+    default: Any
+    metavar: str
+    help: str
+
+    @property
+    def name(self) -> str:
+        return self.flags[-1].lstrip("-").replace("-", "_")
+
+    @property
+    def variable(self) -> str:
+        return f"FTSLURM_{self.name.upper()}"
+
+
+def _text(option: str, text: str) -> str:
+    if not text:
+        raise UsageError(f"{option}: expected a value, found an empty one")
+    return text
+
+
+def _nodes(option: str, text: str) -> tuple[int, int]:
+    low, colon, high = text.partition(":")
+    if not low.isdigit() or (colon and not high.isdigit()):
+        raise UsageError(f"{option} {text}: expected a number of nodes, or MIN:MAX")
+    smallest, largest = int(low), int(high if colon else low)
+    if not 1 <= smallest <= largest:
+        raise UsageError(f"{option} {text}: expected 1 <= MIN <= MAX")
+    return smallest, largest
+
+
+def _processes(option: str, text: str) -> str:
+    if text in ("gpu", "cpu", "auto"):
+        return text
+    if not text.isdigit() or int(text) < 1:
+        raise UsageError(f"{option} {text}: expected a number of workers from 1 on, or gpu, cpu, auto")
+    return text
+
+
+def _count(least: int) -> Callable[[str, str], int]:
+    def read(option: str, text: str) -> int:
+        if not text.isdigit() or int(text) < least:
+            raise UsageError(f"{option} {text}: expected a whole number from {least} on")
+        return int(text)
+
+    return read
+
+
+def _seconds(least: float) -> Callable[[str, str], float]:
+    def read(option: str, text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not least <= value < 1e9:
+            raise UsageError(f"{option} {text}: expected seconds, at least {least:g}")
+        return value
+
+    return read
+
+
+def _streams(option: str, text: str) -> int | dict[int, int]:
+    try:
+        return parse_streams(option, text)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+_OPTIONS = (
+    _Option(("--nnodes",), _nodes, None, "N|MIN:MAX", "nodes in a round; default: all of the Slurm step's"),
+    _Option(("--nproc-per-node",), _processes, "1", "N|gpu|cpu|auto", "workers on each node; default 1"),
+    _Option(("--max-restarts",), _count(0), 3, "N", "restarts of the whole job, over all nodes; default 3"),
+    _Option(("--rdzv-id",), _text, None, "ID", "name of the run; the same name goes on with it; default job-<job id>"),
+    _Option(
+        ("--shared-dir",),
+        _text,
+        None,
+        "DIR",
+        "shared by all nodes, holds the run directory; default ./ftslurm-runs where the job was submitted",
+    ),
+    _Option(("--log-dir",), _text, None, "DIR", "put the ranks' log files here instead of into the run directory"),
+    _Option(
+        ("--redirects",),
+        _streams,
+        3,
+        "0|1|2|3|R:S,…",
+        "streams that go to the rank's files: 1 stdout, 2 stderr, 3 both; default 3",
+    ),
+    _Option(
+        ("--tee",),
+        _streams,
+        None,
+        "0|1|2|3|R:S,…",
+        "which of them are shown too, with the rank; default: both of rank 0",
+    ),
+    _Option(("--role",), _text, "default", "NAME", "ROLE_NAME for the workers"),
+    _Option(("--local-addr",), _text, None, "ADDRESS", "this node's MASTER_ADDR; default: Slurm's name of it"),
+    _Option(("--local-nodes",), _count(1), None, "N", "run N agents on this machine instead of one per Slurm node"),
+    _Option(("--grace",), _seconds(0), 15.0, "SECONDS", "from SIGTERM to SIGKILL when workers are stopped; default 15"),
+    _Option(("--heartbeat",), _seconds(0.01), 1.0, "SECONDS", "between a node's signs of life; default 1"),
+    _Option(("--node-timeout",), _seconds(0.1), 8.0, "SECONDS", "a node silent for so long is lost; default 8"),
+    _Option(("--join-timeout",), _seconds(0.1), 600.0, "SECONDS", "to wait for enough nodes; default 600"),
+    _Option(("--last-call",), _seconds(0), 30.0, "SECONDS", "to wait for more nodes once MIN are there; default 30"),
+    _Option(("-m", "--module"), None, False, "", "the program is a Python module, as in python -m"),
+    _Option(("--no-python",), None, False, "", "the program is no Python script: run it as it is"),
+)
+
+_NOT_OURS = {
+    "--rdzv-backend": "the shared directory is the rendezvous: leave it out",
+    "--rdzv-endpoint": "the shared directory is the rendezvous, no host or port is needed: leave it out",
+    "--rdzv-conf": "see --join-timeout and --last-call",
+    "--standalone": "not needed: without Slurm one node is the default",
+    "--node-rank": "Slurm's order is taken: leave it out",
+    "--master-addr": "chosen anew for each round: leave it out (see --local-addr)",
+    "--master-port": "chosen anew for each round: leave it out",
+    "--monitor-interval": "workers are not polled: leave it out",
+    "--start-method": "leave it out",
+    "--run-path": "leave it out: a script runs as __main__ here",
+    "--local-ranks-filter": "see --tee",
+}
+
+USAGE = "ftslurm run [options] program [the program's arguments]"
+
+
+def parse_run(arguments: Sequence[str], environment: Mapping[str, str]) -> RunOptions:
+    """Read the command line of `ftslurm run`; the environment's `FTSLURM_…` are defaults.
+
+    Raises:
+        UsageError: with one line.
+        SystemExit: after `--help`.
+    """
+    ours, program, rest = _split(list(arguments))
+    parsed = vars(_parser().parse_args(ours))
+    values: dict[str, Any] = {}
+    for option in _OPTIONS:
+        said = parsed[option.name]
+        if option.read is None:
+            values[option.name] = said or environment.get(option.variable, "") not in ("", "0")
+        elif said is not None:
+            values[option.name] = option.read(option.flags[-1], said)
+        elif environment.get(option.variable):
+            values[option.name] = option.read(f"{option.variable} (in the environment)", environment[option.variable])
+        else:
+            values[option.name] = option.default
+    if program is None:
+        raise UsageError(f"expected a program to run: {USAGE}")
+    if values["module"] and values["no_python"]:
+        raise UsageError("--module and --no-python: only one of them makes sense")
+    for name in ("grace", "heartbeat", "node_timeout", "join_timeout", "last_call"):
+        values[f"{name}_s"] = values.pop(name)
+    if values["node_timeout_s"] < 2 * values["heartbeat_s"]:
+        said = f"--node-timeout {values['node_timeout_s']:g}"
+        raise UsageError(f"{said}: expected at least twice --heartbeat ({values['heartbeat_s']:g})")
+    return RunOptions(program=program, arguments=tuple(rest), **values)
+
+
+def _split(arguments: list[str]) -> tuple[list[str], str | None, list[str]]:
+    """Cut the command line at the program's name; what follows it is never looked at."""
+    valued = {flag for option in _OPTIONS for flag in option.flags if option.read is not None}
+    ours: list[str] = []
+    position = 0
+    while position < len(arguments):
+        argument = arguments[position]
+        if argument == "--":
+            position += 1
+            break
+        if not argument.startswith("-") or argument == "-":
+            break
+        if argument.startswith("--"):
+            # torchrun takes --nproc_per_node too.
+            flag, equals, value = argument.partition("=")
+            argument = flag.replace("_", "-") + equals + value
+            if flag.replace("_", "-") in _NOT_OURS:
+                raise UsageError(f"{flag} is torchrun's, not ours: {_NOT_OURS[flag.replace('_', '-')]}")
+        ours.append(argument)
+        position += 1
+        if argument in valued:
+            if position == len(arguments):
+                raise UsageError(f"{argument}: expected a value after it")
+            # One word with "=", so that a value like -1 is not taken for an option.
+            ours[-1] = f"{argument}={arguments[position]}"
+            position += 1
+    program = arguments[position] if position < len(arguments) else None
+    return ours, program, arguments[position + 1 :]
+
+
+def _parser() -> argparse.ArgumentParser:
+    import argparse
+
+    class Parser(argparse.ArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            raise UsageError(f"{message}; see ftslurm run --help")
+
+    parser = Parser(
+        prog="ftslurm run",
+        usage=USAGE,
+        description="Run a program on all nodes, restart it when it fails, explain why it failed.",
+        epilog="Each option can be set as an environment variable: --max-restarts as FTSLURM_MAX_RESTARTS, and so on. "
+        "Exit codes: 0 success, 1 the job failed, 2 wrong usage (nothing was started), 78 failed and do not requeue "
+        "(a worker ended with 78), 128+n stopped by signal n from outside.",
+        allow_abbrev=False,
+    )
+    for option in _OPTIONS:
+        if option.read is None:
+            parser.add_argument(*option.flags, dest=option.name, action="store_true", help=option.help)
+        else:
+            parser.add_argument(*option.flags, dest=option.name, metavar=option.metavar, help=option.help)
+    return parser
+
+
+def find_program(options: RunOptions, path: str) -> str:
+    """Return the program's file (the name itself for a module), checked to be there.
+
+    Args:
+        path: directories to look for a program in, as in PATH.
+
+    Raises:
+        UsageError: it is not there, or is no file.
+    """
+    name = options.program
+    if options.module:
+        return name
+    if options.no_python:
+        candidates = [name] if os.sep in name else [os.path.join(d or ".", name) for d in path.split(os.pathsep)]
+        for candidate in candidates:
+            if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
+                return candidate
+        raise UsageError(f"{name}: no such program (or not executable); --no-python takes a path or a name on PATH")
+    if os.path.isdir(name):
+        if not os.path.isfile(os.path.join(name, "__main__.py")):
+            raise UsageError(f"{name}: is a directory without __main__.py, expected a Python script (in {os.getcwd()})")
+        return name
+    if not os.path.isfile(name):
+        raise UsageError(f"{name}: no such script (in {os.getcwd()}); expected a Python script, or -m, or --no-python")
+    if not os.access(name, os.R_OK):
+        raise UsageError(f"{name}: the script cannot be read (permission denied)")
+    return name

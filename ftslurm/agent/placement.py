@@ -1,0 +1,117 @@
+"""Where this agent stands: which run, attempt, node and place; from Slurm's environment or a local launcher's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ftslurm.agent.options import RunOptions, UsageError
+from ftslurm.sharedfs.rundir import RunDirectoryError, check_name
+from ftslurm.slurm.environment import SlurmEnvironmentError, SlurmJob, from_environ
+
+LOCAL_NODE, LOCAL_ATTEMPT = "FTSLURM__LOCAL_NODE", "FTSLURM__LOCAL_ATTEMPT"
+"""Set by the launcher of `--local-nodes` for its agents: `index/count`, and their common attempt."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """This agent's place.
+
+    Attributes:
+        run_dir: absolute path of the run directory.
+        position: place in the node order, from 0.
+        expected: all nodes of this attempt, in their order.
+        address: what other nodes can reach this one by.
+        job: what Slurm says; None without Slurm.
+    """
+
+    run_id: str
+    run_dir: str
+    attempt: str
+    node: str
+    position: int
+    expected: tuple[str, ...]
+    min_nodes: int
+    max_nodes: int
+    address: str
+    job: SlurmJob | None
+
+
+def place(options: RunOptions, environment: Mapping[str, str], cwd: str, hostname: str, unique: str) -> Placement:
+    """Find this agent's place.
+
+    Args:
+        cwd: absolute.
+        hostname: this machine's name.
+        unique: text that no other start of a run outside Slurm has.
+
+    Raises:
+        UsageError: Slurm's environment and the options do not fit together; one line says how.
+    """
+    try:
+        job = None if options.local_nodes or LOCAL_NODE in environment else from_environ(environment)
+        run_id = check_name("--rdzv-id", options.rdzv_id or (job.run_id if job else f"local-{unique}"))
+        run_dir = os.path.join(shared_directory(options.shared_dir, job, cwd), run_id)
+        if LOCAL_NODE in environment:
+            return _local(options, environment, run_id, run_dir)
+        if job is None:
+            return _alone(options, run_id, run_dir, hostname, f"local-{unique}.0")
+        return _in_slurm(options, job, run_id, run_dir, hostname)
+    except (SlurmEnvironmentError, RunDirectoryError) as error:
+        raise UsageError(str(error)) from None
+
+
+def shared_directory(chosen: str | None, job: SlurmJob | None, cwd: str) -> str:
+    """Return where run directories lie: as chosen, else `ftslurm-runs` where the job was submitted."""
+    base = job.submit_dir if job and job.submit_dir else cwd
+    return os.path.abspath(os.path.join(base, chosen or "ftslurm-runs"))
+
+
+def _local(options: RunOptions, environment: Mapping[str, str], run_id: str, run_dir: str) -> Placement:
+    index, _, count = environment[LOCAL_NODE].partition("/")
+    names = tuple(f"local{i}" for i in range(int(count)))
+    low, high = options.nnodes or (len(names), len(names))
+    return Placement(
+        run_id,
+        run_dir,
+        environment[LOCAL_ATTEMPT],
+        names[int(index)],
+        int(index),
+        names,
+        low,
+        high,
+        options.local_addr or "127.0.0.1",
+        None,
+    )
+
+
+def _alone(options: RunOptions, run_id: str, run_dir: str, hostname: str, attempt: str) -> Placement:
+    low = options.nnodes[0] if options.nnodes else 1
+    if low > 1:
+        raise UsageError(
+            f"--nnodes {low}: this is one node outside Slurm; use ftsrun or srun inside a job, or --local-nodes {low}"
+        )
+    node = check_name("host name", hostname.partition(".")[0])
+    return Placement(run_id, run_dir, attempt, node, 0, (node,), low, 1, options.local_addr or "127.0.0.1", None)
+
+
+def _in_slurm(options: RunOptions, job: SlurmJob, run_id: str, run_dir: str, hostname: str) -> Placement:
+    nodes = job.node_list
+    if not job.in_step and len(nodes) > 1:
+        raise UsageError(
+            f"job {job.job_id} has {len(nodes)} nodes, but this is not a task on each of them; "
+            "start it with ftsrun, or srun --ntasks-per-node=1 ftslurm run …"
+        )
+    if job.localid:
+        raise UsageError(
+            "more than one ftslurm agent on a node; expected srun --ntasks-per-node=1 (and --nproc-per-node workers)"
+        )
+    node = check_name("Slurm's node name", job.node_name or hostname.partition(".")[0])
+    expected = nodes or (node,)
+    low, high = options.nnodes or (len(expected), len(expected))
+    if low > len(expected):
+        raise UsageError(f"--nnodes {low}: job {job.job_id} has only {len(expected)} nodes here ({','.join(expected)})")
+    position = expected.index(node) if node in expected else job.node_id or 0
+    address = options.local_addr or ("127.0.0.1" if len(expected) == 1 else node)
+    return Placement(run_id, run_dir, job.attempt, node, position, expected, low, high, address, job)

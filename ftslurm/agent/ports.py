@@ -1,0 +1,55 @@
+"""A free port for the next round's master."""
+
+from __future__ import annotations
+
+import random
+import socket
+
+LOWEST, HIGHEST = 15_000, 32_000
+TRIES = 200
+
+
+class ReservedPort:
+    """A port that nobody else gets as long as it is held.
+
+    It is taken from below the kernel's range for outgoing connections (ip_local_port_range), so that none of these
+    takes it between `release` and the moment rank 0 listens on it.
+
+    Args:
+        rng: source of the choice.
+        lowest_ephemeral: the beginning of the kernel's range.
+
+    Raises:
+        OSError: no port is free.
+    """
+
+    def __init__(self, rng: random.Random, lowest_ephemeral: int) -> None:
+        highest = min(HIGHEST, lowest_ephemeral - 1)
+        lowest = LOWEST if highest - LOWEST > 1000 else 1024
+        problem: OSError | None = None
+        for attempt in range(TRIES):
+            # Should the range leave no room below it, the kernel's choice is the next best.
+            port = rng.randint(lowest, highest) if highest > lowest and attempt < TRIES - 1 else 0
+            self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            try:
+                self._socket.bind(("", port))
+            except OSError as error:
+                self._socket.close()
+                problem = error
+                continue
+            self.number: int = self._socket.getsockname()[1]
+            return
+        raise problem or OSError("no port is free")
+
+    def release(self) -> None:
+        """Let the port go: rank 0 is about to listen on it."""
+        self._socket.close()
+
+
+def lowest_ephemeral(path: str = "/proc/sys/net/ipv4/ip_local_port_range") -> int:
+    """Return where the kernel's range for outgoing connections begins (ip(7)); Linux's default when unreadable."""
+    try:
+        with open(path) as file:
+            return int(file.read().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 32_768

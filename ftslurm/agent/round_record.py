@@ -1,0 +1,76 @@
+"""What the agent writes down about a round on its node: rounds/<round>/nodes/<node>.json (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ftslurm.agent.machine import Record
+from ftslurm.agent.workers import Worker
+from ftslurm.monitor.progress import Progress
+
+SCHEMA, VERSION = "ftslurm/round-node", 1
+
+
+def round_record(
+    record: Record,
+    workers: Sequence[Worker],
+    progress: Mapping[int, Progress | None],
+    who: Mapping[str, Any],
+    started_ns: int,
+    now_ns: int,
+) -> dict[str, Any]:
+    """Return the round as this node saw it, as a JSON object.
+
+    Args:
+        record: what the machine knows of it.
+        workers: all that were started.
+        progress: each local rank's progress mark.
+        who: "node", "incarnation", "host" and "agent_pid".
+        started_ns, now_ns: nanoseconds since the epoch.
+    """
+    assignment = record.assignment
+    return {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "round": assignment.round,
+        "attempt": assignment.attempt,
+        **who,
+        "group_rank": assignment.group_rank,
+        "world_size": assignment.world_size,
+        "master": asdict(assignment.master),
+        "started_ns": started_ns,
+        "ended_ns": now_ns if record.over else None,
+        "outcome": record.outcome,
+        "stop_reason": record.stop_reason,
+        "workers": [_worker(record, worker, progress.get(worker.local_rank)) for worker in workers],
+    }
+
+
+def _worker(record: Record, worker: Worker, progress: Progress | None) -> dict[str, Any]:
+    local_rank = worker.local_rank
+    stop_signal = None
+    if local_rank in record.stopped:
+        stop_signal = "SIGKILL" if local_rank in record.killed else "SIGTERM"
+    return {
+        "rank": worker.rank,
+        "local_rank": local_rank,
+        "pid": worker.pid,
+        "started_ns": worker.started_ns,
+        "ended_ns": worker.ended_ns,
+        "exit_code": worker.exit_code,
+        "signal": worker.signal,
+        "core_dumped": worker.core_dumped,
+        "stopped_by_ftslurm": local_rank in record.stopped,
+        "stop_signal": stop_signal,
+        "failed": local_rank in record.failed,
+        "progress": None
+        if progress is None
+        else {
+            "first_step": progress.first_step,
+            "first_ns": progress.first_ns,
+            "last_step": progress.last_step,
+            "last_ns": progress.last_ns,
+        },
+    }

@@ -1,0 +1,44 @@
+"""The command `ftslurm`: picks the subcommand and imports no more than it needs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+USAGE = """\
+usage: ftslurm run [options] program [arguments]    run a program on all nodes, fault-tolerantly
+       ftslurm report [run directory | job id]      explain how a run went
+       ftslurm --version
+
+Inside a Slurm job, start it with `ftsrun [options] program [arguments]`.
+Each command prints its own options with --help.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    command, rest = (words[0], words[1:]) if words else ("", [])
+    if command == "run":
+        from ftslurm.agent.command import main as run
+
+        return run(rest)
+    if command == "report":
+        from ftslurm.report.command import main as report
+
+        return report(rest)
+    if command == "--version":
+        from ftslurm import __version__
+
+        print(f"ftslurm {__version__}")
+        return 0
+    if command in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return 0
+    wrong = f"unknown command {command!r}" if command else "expected a command"
+    sys.stderr.write(f"ftslurm: {wrong}: run or report; see ftslurm --help\n")
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

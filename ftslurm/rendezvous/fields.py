@@ -1,0 +1,72 @@
+"""Typed reading of JSON objects: a wrong field gives one line that names the file and the field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from ftslurm.sharedfs.publish import BadFile
+
+T = TypeVar("T")
+
+
+class Fields:
+    """A JSON object whose fields are read with their types checked.
+
+    Args:
+        value: the object, anything else raises `BadFile`.
+        where: the file (and place in it), for errors.
+    """
+
+    def __init__(self, value: object, where: str) -> None:
+        if not isinstance(value, Mapping):
+            raise BadFile(f"{where}: expected an object, found {type(value).__name__}")
+        self._value = value
+        self._where = where
+
+    def _get(self, name: str, kind: type[T], what: str) -> T:
+        value = self._value.get(name)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise BadFile(f"{self._where}: field {name!r} should be {what}, found {value!r:.80}")
+        return value
+
+    def text(self, name: str) -> str:
+        """Return a string field."""
+        return self._get(name, str, "a string")
+
+    def number(self, name: str) -> int:
+        """Return an integer field."""
+        return self._get(name, int, "an integer")
+
+    def seconds(self, name: str) -> float:
+        """Return a number field as float."""
+        value = self._value.get(name)
+        return float(value) if isinstance(value, float) else float(self.number(name))
+
+    def maybe_text(self, name: str) -> str | None:
+        """Return a string field or None."""
+        return None if self._value.get(name) is None else self.text(name)
+
+    def maybe_number(self, name: str) -> int | None:
+        """Return an integer field or None."""
+        return None if self._value.get(name) is None else self.number(name)
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """Return a list of strings."""
+        values = self._get(name, list, "a list")
+        if not all(isinstance(value, str) for value in values):
+            raise BadFile(f"{self._where}: field {name!r} should be a list of strings")
+        return tuple(values)
+
+    def object(self, name: str, read: Callable[[Fields], T]) -> T:
+        """Return an object field, read by `read`."""
+        return read(Fields(self._value.get(name), f"{self._where}: {name}"))
+
+    def maybe_object(self, name: str, read: Callable[[Fields], T]) -> T | None:
+        """Return an object field or None."""
+        return None if self._value.get(name) is None else self.object(name, read)
+
+    def objects(self, name: str, read: Callable[[Fields], T]) -> tuple[T, ...]:
+        """Return a list of objects."""
+        values: list[Any] = self._get(name, list, "a list")
+        return tuple(read(Fields(value, f"{self._where}: {name}[{i}]")) for i, value in enumerate(values))

@@ -1,0 +1,349 @@
+"""Fold the nodes' words into the next state: every decision of the coordinator, as one pure function.
+
+The coordinator calls `fold` with what it sees; whatever it publishes follows from that alone, so a successor that takes
+over in the middle goes on as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ftslurm.rendezvous.state import (
+    CLOSED,
+    EXIT_DO_NOT_REQUEUE,
+    EXIT_FAILED,
+    EXIT_SUCCESS,
+    FAILED,
+    FORMING,
+    NODE_LOST,
+    READY,
+    RUNNING,
+    STOPPED,
+    SUCCEEDED,
+    Closed,
+    Failure,
+    Lease,
+    LostNode,
+    Master,
+    NodeWord,
+    Participant,
+    RoundHistory,
+    State,
+    with_history,
+)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long things may take, in seconds.
+
+    Attributes:
+        node_timeout_s: a node whose counter stands still for so long is lost.
+        join_timeout_s: a round that has too few nodes for so long closes the run.
+        last_call_s: how long to wait for more nodes once the minimum is ready.
+    """
+
+    node_timeout_s: float
+    join_timeout_s: float
+    last_call_s: float
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the coordinator sees.
+
+    Attributes:
+        words: the newest word read of each node, of any attempt.
+        silent_s: for how long each node (those without a word too) has been silent.
+        forming_for_s: for how long this coordinator has seen the phase FORMING.
+        now_ns: this coordinator's clock, for stamps that people read.
+    """
+
+    words: Mapping[str, NodeWord]
+    silent_s: Mapping[str, float]
+    forming_for_s: float
+    now_ns: int
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What an attempt asks for; see `State` for the fields."""
+
+    run_id: str
+    attempt: str
+    expected: tuple[str, ...]
+    min_nodes: int
+    max_nodes: int
+    max_restarts: int
+
+
+def begin(old: State | None, shape: Shape, node: str, incarnation: str, now_ns: int) -> State:
+    """Return the first state of an attempt, whose coordinator is `node`; rounds go on counting from `old`."""
+    history = old.history if old else ()
+    if old and old.phase == RUNNING:
+        entry = old.past(old.round)
+        if entry:
+            # Nobody was left to say how it ended: a requeue, or everything was killed.
+            ended = replace(
+                entry, ended_ns=now_ns, outcome=STOPPED, reason=f"ended without a word before attempt {shape.attempt}"
+            )
+            history = with_history(old, ended).history
+    return State(
+        run_id=shape.run_id,
+        attempt=shape.attempt,
+        attempts=(*(old.attempts if old else ()), shape.attempt),
+        expected=shape.expected,
+        min_nodes=shape.min_nodes,
+        max_nodes=shape.max_nodes,
+        max_restarts=shape.max_restarts,
+        restarts_used=0,
+        coordinator=Lease(node, incarnation, old.coordinator.term + 1 if old else 1),
+        phase=FORMING,
+        round=old.round if old else 0,
+        participants=(),
+        world_size=0,
+        master=None,
+        lost=(),
+        history=history,
+        closed=None,
+    )
+
+
+def take_lease(state: State, node: str, incarnation: str) -> State:
+    """Return `state` with `node` as its coordinator."""
+    return replace(state, coordinator=Lease(node, incarnation, state.coordinator.term + 1))
+
+
+def fold(state: State, seen: Seen, timing: Timing) -> State:
+    """Return the state that follows from `state` and what is seen; `state` itself when nothing does."""
+    if state.phase == RUNNING:
+        state = _fold_running(state, seen, timing)
+    if state.phase == FORMING:
+        state = _fold_forming(state, seen, timing)
+    return state
+
+
+# Running: has the round ended?
+
+
+def _fold_running(state: State, seen: Seen, timing: Timing) -> State:
+    failures: list[Failure] = []
+    lost: list[Participant] = []
+    leaving: list[NodeWord] = []
+    succeeded = 0
+    for participant in state.participants:
+        word = seen.words.get(participant.node)
+        if word is not None and word.incarnation != participant.incarnation:
+            word = None
+        if word and word.failure and word.failure.round == state.round:
+            failures.append(word.failure)
+        elif word and word.status == SUCCEEDED and word.round == state.round:
+            succeeded += 1
+        elif word and word.reason is not None:
+            leaving.append(word)
+        elif seen.silent_s.get(participant.node, 0.0) >= timing.node_timeout_s or _replaced(participant, seen):
+            lost.append(participant)
+    if succeeded == len(state.participants):
+        state = _end_round(state, seen, SUCCEEDED, None, None)
+        reason = f"all {state.world_size} ranks on {_count(len(state.participants), 'node')} succeeded"
+        return close(state, SUCCEEDED, reason, EXIT_SUCCESS, seen.now_ns)
+    if failures:
+        return _after_failure(state, seen, failures)
+    if leaving and _all_leaving(state, seen, timing):
+        return _stop(state, seen, leaving)
+    if lost or leaving:
+        return _after_loss(state, seen, lost, leaving)
+    return state
+
+
+def _replaced(participant: Participant, seen: Seen) -> bool:
+    word = seen.words.get(participant.node)
+    return word is not None and word.incarnation != participant.incarnation
+
+
+def _after_failure(state: State, seen: Seen, failures: Sequence[Failure]) -> State:
+    first = failures[0]
+    what = describe(first)
+    state = _end_round(state, seen, FAILED, what, first)
+    if any(f.exit_code == EXIT_DO_NOT_REQUEUE for f in failures):
+        said = next(f for f in failures if f.exit_code == EXIT_DO_NOT_REQUEUE)
+        code = f"code {EXIT_DO_NOT_REQUEUE}: do not restart, do not requeue"
+        reason = f"rank {said.rank} on {said.node} ended with {code}"
+        return close(state, FAILED, reason, EXIT_DO_NOT_REQUEUE, seen.now_ns)
+    return _restart(state, seen, what)
+
+
+def _after_loss(state: State, seen: Seen, lost: Sequence[Participant], leaving: Sequence[NodeWord]) -> State:
+    reasons = [f"{word.node} left: {word.reason}" for word in leaving]
+    reasons += [
+        f"{p.node} was lost: its agent gave no sign of life for {seen.silent_s.get(p.node, 0.0):.1f} s"
+        if not _replaced(p, seen)
+        else f"{p.node} was lost: its agent was started anew"
+        for p in lost
+    ]
+    gone = [(word.node, word.incarnation) for word in leaving] + [(p.node, p.incarnation) for p in lost]
+    entries = tuple(
+        LostNode(node, incarnation, state.round, seen.now_ns, round(seen.silent_s.get(node, 0.0), 3))
+        for node, incarnation in gone
+    )
+    what = "; ".join(reasons)
+    state = _end_round(replace(state, lost=state.lost + entries), seen, NODE_LOST, what, None)
+    return _restart(state, seen, what)
+
+
+def _restart(state: State, seen: Seen, what: str) -> State:
+    if state.restarts_used >= state.max_restarts:
+        budget = f"no restarts allowed (--max-restarts {state.max_restarts})"
+        if state.max_restarts:
+            budget = f"all {state.max_restarts} restarts are used up"
+        return close(state, FAILED, f"{what}; {budget}", EXIT_FAILED, seen.now_ns)
+    return replace(state, phase=FORMING, restarts_used=state.restarts_used + 1)
+
+
+def _end_round(state: State, seen: Seen, outcome: str, reason: str | None, failure: Failure | None) -> State:
+    entry = state.past(state.round)
+    if entry is None:
+        return state
+    return with_history(state, replace(entry, ended_ns=seen.now_ns, outcome=outcome, reason=reason, failure=failure))
+
+
+def _all_leaving(state: State, seen: Seen, timing: Timing) -> bool:
+    """Tell whether everybody who is alive was told from outside to stop (scancel, preemption, time limit, Ctrl-C)."""
+    alive = _alive(state, seen, timing)
+    return all(word.stop_signal for word in alive) and any(word.stop_signal for word in seen.words.values())
+
+
+def _stop(state: State, seen: Seen, leaving: Sequence[NodeWord]) -> State:
+    first = next((word for word in leaving if word.stop_signal), leaving[0])
+    reason = first.reason or "stopped"
+    last = state.past(state.round)
+    if state.phase == RUNNING or (last is not None and _was_the_stop(state, last)):
+        state = _end_round(state, seen, STOPPED, reason, None)
+    return close(state, STOPPED, reason, stop_code(first.stop_signal), seen.now_ns)
+
+
+def _was_the_stop(state: State, last: RoundHistory) -> bool:
+    """Tell whether the round ended as the first effect of the stop: one node heard of it before the others."""
+    if last.attempt != state.attempt or state.phase != FORMING:
+        return False
+    by_signal = last.failure is not None and last.failure.signal in ("SIGTERM", "SIGINT", "SIGHUP")
+    return last.outcome == NODE_LOST or (last.outcome == FAILED and by_signal)
+
+
+def stop_code(name: str | None) -> int:
+    """Return the exit code of a job that was stopped by that signal: 128 + its number."""
+    try:
+        return 128 + signal.Signals[name or ""].value
+    except KeyError:
+        return EXIT_FAILED
+
+
+def close(state: State, outcome: str, reason: str, exit_code: int, now_ns: int) -> State:
+    """Return `state` closed: everybody leaves with `exit_code`."""
+    return replace(state, phase=CLOSED, closed=Closed(outcome, reason, exit_code, now_ns))
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def describe(failure: Failure) -> str:
+    """Return a failure in one line."""
+    step = "" if failure.step is None else f" at step {failure.step}"
+    return f"rank {failure.rank} on {failure.node} failed{step}: {failure.message}"
+
+
+# Forming: can the next round begin?
+
+
+def _alive(state: State, seen: Seen, timing: Timing) -> list[NodeWord]:
+    """Return the words of this attempt's agents that are neither silent nor gone."""
+    return [
+        word
+        for node, word in seen.words.items()
+        if word.attempt == state.attempt
+        and seen.silent_s.get(node, 0.0) < timing.node_timeout_s
+        and not (word.status == "left" and not word.stop_signal)
+    ]
+
+
+def _fold_forming(state: State, seen: Seen, timing: Timing) -> State:
+    alive = _alive(state, seen, timing)
+    staying = [word for word in alive if word.reason is None]
+    ready = [word for word in staying if word.status == READY]
+    busy = len(staying) - len(ready)
+    heard = {word.node for word in seen.words.values() if word.attempt == state.attempt}
+    unheard = [node for node in state.expected if node not in heard]
+    enough = len(ready) >= state.min_nodes
+    if len(ready) >= state.max_nodes and not busy:
+        return _form(state, ready, seen)
+    # Without a node list nobody knows who may still come; with one, the last missing node ends the wait.
+    complete = bool(state.expected) and not unheard
+    if enough and not busy and (complete or seen.forming_for_s >= timing.last_call_s):
+        return _form(state, ready, seen)
+    if not staying and _all_leaving(state, seen, timing):
+        return _stop(state, seen, [word for word in seen.words.values() if word.attempt == state.attempt])
+    if complete and len(staying) < state.min_nodes:
+        return _too_few(state, seen, len(staying), "and nothing can replace it")
+    if seen.forming_for_s >= timing.join_timeout_s and not enough:
+        return _too_few(state, seen, len(staying), f"after waiting {seen.forming_for_s:.0f} s")
+    return state
+
+
+def _too_few(state: State, seen: Seen, staying: int, why: str) -> State:
+    heard = {word.node for word in seen.words.values() if word.attempt == state.attempt}
+    never = [node for node in state.expected if node not in heard]
+    left = [
+        f"{word.node} left: {word.reason}"
+        for word in seen.words.values()
+        if word.attempt == state.attempt and word.reason is not None
+    ]
+    last = state.past(state.round)
+    # A round that lost a node has said so already, with the better words.
+    told = last.reason if last and last.attempt == state.attempt and last.outcome == NODE_LOST else None
+    parts = [told] if told else left
+    if never:
+        more = f" and {len(never) - 8} more" if len(never) > 8 else ""
+        parts.append(f"never heard of {', '.join(never[:8])}{more}")
+    count = f"{_count(staying, 'node')} left, at least {state.min_nodes} needed, {why}"
+    return close(state, FAILED, "; ".join([*(p for p in parts if p), count]), EXIT_FAILED, seen.now_ns)
+
+
+def _form(state: State, ready: Sequence[NodeWord], seen: Seen) -> State:
+    chosen = choose(ready, state.participants, state.max_nodes)
+    participants: list[Participant] = []
+    first_rank = 0
+    for group_rank, word in enumerate(chosen):
+        participants.append(Participant(word.node, word.incarnation, word.slots, first_rank, group_rank))
+        first_rank += word.slots
+    number = state.round + 1
+    entry = RoundHistory(
+        number, state.attempt, tuple(p.node for p in participants), first_rank, seen.now_ns, None, RUNNING, None, None
+    )
+    formed = replace(
+        state,
+        phase=RUNNING,
+        round=number,
+        participants=tuple(participants),
+        world_size=first_rank,
+        master=Master(chosen[0].address, chosen[0].port),
+    )
+    return with_history(formed, entry)
+
+
+def choose(ready: Sequence[NodeWord], previous: Sequence[Participant], max_nodes: int) -> list[NodeWord]:
+    """Return the nodes of the next round in the order of their ranks.
+
+    Nodes of the previous round come first; when as many take part as before, each keeps its place and a newcomer gets
+    the place of who is gone. Otherwise the order is Slurm's (`position`), which follows the topology.
+    """
+    before = {p.node: p.group_rank for p in previous}
+    by_position = sorted(ready, key=lambda word: (word.position, word.node))
+    chosen = sorted(by_position, key=lambda word: word.node not in before)[:max_nodes]
+    if len(chosen) != len(previous):
+        return sorted(chosen, key=lambda word: (word.position, word.node))
+    places: dict[int, NodeWord] = {before[word.node]: word for word in chosen if word.node in before}
+    newcomers = iter(word for word in chosen if word.node not in before)
+    return [places[place] if place in places else next(newcomers) for place in range(len(chosen))]

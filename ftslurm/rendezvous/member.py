@@ -1,0 +1,298 @@
+"""One agent's part in the rendezvous: publish its word, follow the state, and coordinate when it holds the lease.
+
+`Member.tick` does a bounded number of filesystem calls and returns; whoever calls it (the courier thread, a simulator)
+decides when. All deciding is in `fold`; here is the reading and writing around it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ftslurm.rendezvous.fold import Seen, Shape, Timing, begin, fold, take_lease
+from ftslurm.rendezvous.liveness import Liveness
+from ftslurm.rendezvous.state import CLOSED, FORMING, READY, RUNNING, SUCCEEDED, NodeWord, State
+from ftslurm.sharedfs.cell import FencedCell, Versioned
+from ftslurm.sharedfs.filesystem import FileSystem
+from ftslurm.sharedfs.publish import BadFile, publish, random_nonce
+from ftslurm.sharedfs.rundir import RunDirectory
+
+NODE_FILE_LIMIT = 1 << 20
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How often to look, in seconds.
+
+    Attributes:
+        heartbeat_s: the node's word is written at least so often.
+        follow_s: how often a follower looks at the state while its workers run.
+        coordinate_s: how often the coordinator looks at the nodes.
+        hurry_s: how often everybody looks while a round forms or ends.
+    """
+
+    heartbeat_s: float = 1.0
+    follow_s: float = 0.5
+    coordinate_s: float = 0.1
+    hurry_s: float = 0.02
+
+
+@dataclass(frozen=True)
+class View:
+    """What a tick found out.
+
+    Attributes:
+        state: the newest state, None before there is any.
+        coordinating: whether this node holds the lease.
+        problem: what went wrong with the shared directory in this tick, for people; None: nothing.
+    """
+
+    state: State | None
+    token: int
+    coordinating: bool
+    problem: str | None
+
+
+class Superseded(Exception):
+    """Another attempt has taken over the run; this one must stop and may write nothing more."""
+
+
+class RunInUse(Exception):
+    """Another job's agents are alive in this run directory."""
+
+
+class Member:
+    """One node's membership.
+
+    Args:
+        fs: the shared filesystem.
+        run: the run directory, already opened.
+        shape: what this attempt asks for.
+        word: this node's first word; `say` changes it.
+        timing: when others count as lost.
+        pace: how often to look.
+        now: monotonic clock, seconds.
+        now_ns: wall clock, nanoseconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        run: RunDirectory,
+        shape: Shape,
+        word: NodeWord,
+        timing: Timing,
+        pace: Pace,
+        now: Callable[[], float],
+        now_ns: Callable[[], int],
+        nonce: Callable[[], str] = random_nonce,
+    ) -> None:
+        self._fs = fs
+        self._run = run
+        self._shape = shape
+        self._word = word
+        self._timing = timing
+        self._pace = pace
+        self._now = now
+        self._now_ns = now_ns
+        self._nonce = nonce
+        self._cell = FencedCell(fs, run.state, nonce)
+        self._liveness = Liveness(prompt_s=max(1.0, timing.node_timeout_s / 4))
+        self._words: dict[str, NodeWord] = {}
+        self._state: State | None = None
+        self._token = 0
+        self._forming_since: tuple[int, float] | None = None
+        self._published_at = float("-inf")
+        self._dirty = True
+        self._lost_race = False
+        self.word_problem: str | None = None
+
+    @property
+    def word(self) -> NodeWord:
+        """This node's word as it will next be published."""
+        return self._word
+
+    def say(self, word: NodeWord) -> None:
+        """Change this node's word; the next tick publishes it."""
+        self._word = word
+        self._dirty = True
+
+    def tick(self) -> View:
+        """Publish, read, and coordinate if it is this node's turn.
+
+        Raises:
+            Superseded: a newer attempt owns the run.
+            RunInUse: the run belongs to another job whose agents are alive.
+            OSError, BadFile: the shared directory did not do its part; the next tick starts over.
+        """
+        self._publish_word()
+        self._follow()
+        if self._state is None or self._state.attempt != self._shape.attempt:
+            self._begin_attempt()
+        if self._state is not None and self._state.phase != CLOSED:
+            if self._coordinating():
+                self._coordinate()
+            elif self._coordinator_is_gone(self._state):
+                self._set(take_lease(self._state, self._word.node, self._word.incarnation))
+        return View(self._state, self._token, self._coordinating(), None)
+
+    def next_look_s(self) -> float:
+        """Return how long to wait before the next tick, in seconds, when nothing happens meanwhile."""
+        state = self._state
+        crowd = 1.0 + len(self._words) / 64
+        if state is None or state.phase == FORMING or self._word.reason is not None:
+            return self._pace.hurry_s * crowd
+        if state.phase == RUNNING and self._word.status not in (RUNNING, SUCCEEDED):
+            waiting = state.participant(self._word.node, self._word.incarnation) is None
+            return self._pace.follow_s if waiting else self._pace.hurry_s * crowd
+        if self._coordinating():
+            return self._pace.coordinate_s * crowd
+        return self._pace.hurry_s * crowd if self._word.status == SUCCEEDED else self._pace.follow_s
+
+    # This node's own word
+
+    def _publish_word(self) -> None:
+        now = self._now()
+        if not self._dirty and now - self._published_at < self._pace.heartbeat_s:
+            return
+        # Dropped before the write: a word said during it must be published by the next tick.
+        self._dirty = False
+        self._word = replace(self._word, counter=self._word.counter + 1, token=self._token, time_ns=self._now_ns())
+        try:
+            publish(self._fs, self._run.node_file(self._word.node), self._word.encode(), nonce=self._nonce)
+        except OSError:
+            self._dirty = True
+            raise
+        self._published_at = now
+
+    # The state
+
+    def _follow(self) -> None:
+        newer = self._cell.get_newer(self._token)
+        if newer is not None:
+            self._learn(newer)
+
+    def _learn(self, newest: Versioned) -> None:
+        state = State.decode(newest.value, os.path.join(self._run.state, f"{newest.token:012d}.json"))
+        self._state, self._token = state, newest.token
+
+    def _set(self, state: State) -> bool:
+        """Publish `state` as the successor of the one known; whoever wins, the newest is then known."""
+        newest, won = self._cell.set(state.encode(), self._token or None)
+        if won:
+            self._state, self._token = state, newest.token
+        else:
+            self._learn(newest)
+        return won
+
+    def _begin_attempt(self) -> None:
+        old, mine = self._state, self._shape.attempt
+        if old is not None and mine in old.attempts:
+            raise Superseded(f"attempt {old.attempt} has taken over this run")
+        if old is not None and not _same_job(old.attempt, mine) and not self._abandoned(old):
+            return
+        word = self._word
+        # Everybody may try: the cell lets one win, and the others read what it published.
+        self._set(begin(old, self._shape, word.node, word.incarnation, self._now_ns()))
+        if self._state is not None and self._state.attempt != mine and mine in self._state.attempts:
+            raise Superseded(f"attempt {self._state.attempt} has taken over this run")
+
+    def _abandoned(self, old: State) -> bool:
+        """Tell whether the other job that owns the run has ended: it said so, or its coordinator is silent."""
+        if old.phase == CLOSED:
+            return True
+        self._read_word(old.coordinator.node)
+        word = self._words.get(old.coordinator.node)
+        if word is None or word.incarnation != old.coordinator.incarnation:
+            return True
+        silent = self._liveness.look(word.node, word.incarnation, word.counter, self._now())
+        if silent == 0.0 and self._lost_race:
+            raise RunInUse(f"job {old.attempt.partition('.')[0]} is running in {self._run.root}")
+        # The first look starts the measurement; a counter that moves after it is somebody alive.
+        self._lost_race = True
+        return silent >= self._timing.node_timeout_s
+
+    # The lease
+
+    def _coordinating(self) -> bool:
+        state, word = self._state, self._word
+        return state is not None and (state.coordinator.node, state.coordinator.incarnation) == (
+            word.node,
+            word.incarnation,
+        )
+
+    def _coordinator_is_gone(self, state: State) -> bool:
+        if self._word.status == "left":
+            return False
+        node = state.coordinator.node
+        self._read_word(node)
+        word = self._words.get(node)
+        if word is not None and word.incarnation == state.coordinator.incarnation:
+            silent = self._liveness.look(node, word.incarnation, word.counter, self._now())
+            if word.status == "left":
+                return True
+        else:
+            silent = self._liveness.look(node, "", 0, self._now())
+        return silent >= self._timing.node_timeout_s + self._place_in_line(state) * self._pace.heartbeat_s
+
+    def _place_in_line(self, state: State) -> int:
+        """Return how many others should take the lease before this node does."""
+        line = [p.node for p in state.participants if p.node != state.coordinator.node]
+        return line.index(self._word.node) if self._word.node in line else len(line)
+
+    # Coordinating
+
+    def _coordinate(self) -> None:
+        state = self._state
+        assert state is not None
+        self._read_words(state)
+        now = self._now()
+        silent_s = {}
+        for node in {*self._words, *(p.node for p in state.participants)}:
+            word = self._words.get(node)
+            key = (word.incarnation, word.counter) if word else ("", 0)
+            silent_s[node] = self._liveness.look(node, *key, now)
+        seen = Seen(self._words, silent_s, self._forming_for(state, now), self._now_ns())
+        folded = fold(state, seen, self._timing)
+        if folded is not state:
+            self._set(folded)
+
+    def _forming_for(self, state: State, now: float) -> float:
+        if state.phase != FORMING:
+            self._forming_since = None
+            return 0.0
+        if self._forming_since is None or self._forming_since[0] != state.round:
+            self._forming_since = (state.round, now)
+        return now - self._forming_since[1]
+
+    def _read_words(self, state: State) -> None:
+        for name in self._fs.listdir(self._run.nodes):
+            if name.endswith(".json") and not name.startswith("."):
+                self._read_word(name[: -len(".json")])
+        # Its own word as it is now, not as the filesystem has it.
+        self._words[self._word.node] = self._word
+
+    def _read_word(self, node: str) -> None:
+        """Read one node's word; one that cannot be read stays as it was, and so falls silent."""
+        path = self._run.node_file(node)
+        try:
+            word = NodeWord.decode(self._fs.read(path, NODE_FILE_LIMIT), path)
+        except FileNotFoundError:
+            return
+        except (OSError, BadFile) as error:
+            self.word_problem = str(error)
+            return
+        if word.node == node:
+            self._words[node] = word
+
+
+def _same_job(one: str, other: str) -> bool:
+    return one.partition(".")[0] == other.partition(".")[0]
+
+
+def first_word(node: str, incarnation: str, attempt: str, position: int, slots: int) -> NodeWord:
+    """Return the word of an agent that has just started; the caller fills in where it can be reached."""
+    return NodeWord(
+        node, incarnation, 0, attempt, position, slots, node, os.getpid(), node, 0, READY, 0, None, None, None, 0, 0
+    )

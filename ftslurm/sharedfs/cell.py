@@ -1,0 +1,162 @@
+"""The fenced cell: a compare-and-swap on a shared directory that needs no lock to be safe.
+
+A value's generations are files `<token>.json`. A new one is written under a temporary name and then given its final
+name by `link(2)`, which fails when the name is taken, on every filesystem measured (NFSv3, NFSv4.2, GlusterFS, CephFS,
+MooseFS, local). A lost reply makes a done `link` look failed, so after an error the nonce inside the file tells who
+won. Generations are never removed: a name that exists is what stops a writer that slept.
+
+`rename` would let two writers win, and a lock file alone loses updates on NFS, because its holder may read a
+stale file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ftslurm.sharedfs.filesystem import DEFAULT_READ_LIMIT, FileSystem
+from ftslurm.sharedfs.publish import BadFile, _forget, decode, encode, publish, random_nonce, temporary_name
+
+SCHEMA, VERSION = "ftslurm/cell", 1
+HINT = "current"
+
+
+@dataclass(frozen=True)
+class Versioned:
+    """A value of the cell and its fencing token (1 is the first; it only grows)."""
+
+    value: bytes
+    token: int
+
+
+class FencedCell:
+    """One value in the directory `path`, changed only by who knows its newest token.
+
+    Args:
+        fs: the filesystem.
+        path: an existing directory that holds nothing else.
+        nonce: source of names for temporaries and of proof of authorship.
+    """
+
+    def __init__(self, fs: FileSystem, path: str, nonce: Callable[[], str] = random_nonce) -> None:
+        self._fs = fs
+        self._path = path
+        self._nonce = nonce
+        self._known = 0
+
+    def get(self) -> Versioned | None:
+        """Return the newest value, or None when nothing was ever set.
+
+        Raises:
+            OSError: the directory cannot be read.
+            BadFile: the newest generation is damaged; the text names it.
+        """
+        self._fs.refresh(self._path)
+        token = max(self._known, self._hint())
+        newest: Versioned | None = None
+        while True:
+            try:
+                newest = Versioned(self._read(token + 1)[1], token + 1)
+            except FileNotFoundError:
+                break
+            token += 1
+        if newest is None and token:
+            newest = Versioned(self._read(token)[1], token)
+        self._known = token
+        return newest
+
+    def get_newer(self, token: int) -> Versioned | None:
+        """Return the newest value if it is newer than `token`, else None; cheap when there is none."""
+        self._known = max(self._known, token)
+        self._fs.refresh(self._path)
+        if self._hint() <= token and not self._exists(token + 1):
+            return None
+        newest = self.get()
+        return newest if newest is not None and newest.token > token else None
+
+    def set(self, value: bytes, token: int | None) -> tuple[Versioned, bool]:
+        """Publish `value` as the successor of `token` (None: as the first), unless somebody else did.
+
+        Returns:
+            The newest value as far as known and whether it is ours: exactly one writer is told True for a token.
+
+        Raises:
+            OSError: it is not known to be published; call `get` before the next try.
+            BadFile: the generation that stands in the way is damaged.
+        """
+        new = (token or 0) + 1
+        nonce = self._nonce()
+        header = encode({"schema": SCHEMA, "version": VERSION, "token": new, "nonce": nonce})
+        temporary = temporary_name(self._file(new), nonce)
+        self._fs.create(temporary, header + value, durable=True)
+        try:
+            won = self._link(temporary, new, nonce)
+        finally:
+            _forget(self._fs, temporary)
+        if not won:
+            newest = self.get()
+            if newest is None:
+                raise BadFile(f"{self._path}: generation {new} exists and cannot be seen")
+            return newest, False
+        self._known = max(self._known, new)
+        self._point_to(new)
+        return Versioned(value, new), True
+
+    def _link(self, temporary: str, token: int, nonce: str) -> bool:
+        try:
+            self._fs.link(temporary, self._file(token))
+        except OSError as error:
+            self._fs.refresh(self._path)
+            try:
+                return self._read(token)[0] == nonce
+            except FileNotFoundError:
+                # Neither ours nor anybody's: the call really failed.
+                raise error from None
+        return True
+
+    def _point_to(self, token: int) -> None:
+        # A hint: readers look past it, so losing it or moving it back costs a few reads and nothing else.
+        try:
+            publish(self._fs, os.path.join(self._path, HINT), b"%d\n" % token, nonce=self._nonce)
+        except OSError:
+            pass
+
+    def _hint(self) -> int:
+        """Return a token that surely existed, 0 when there is none."""
+        try:
+            text = self._fs.read(os.path.join(self._path, HINT), 64)
+            token = int(text) if text.strip().isdigit() else 0
+        except OSError:
+            token = 0
+        if token and (token <= self._known or self._exists(token)):
+            return token
+        if self._known:
+            return 0
+        return max((int(name[:12]) for name in self._fs.listdir(self._path) if _is_generation(name)), default=0)
+
+    def _exists(self, token: int) -> bool:
+        try:
+            self._read(token)
+        except FileNotFoundError:
+            return False
+        except BadFile:
+            return True
+        return True
+
+    def _read(self, token: int) -> tuple[str, bytes]:
+        path = self._file(token)
+        header, newline, value = self._fs.read(path, DEFAULT_READ_LIMIT).partition(b"\n")
+        if not newline:
+            raise BadFile(f"{path}: expected a header line and a value, the file is cut short")
+        fields = decode(header, path, SCHEMA, VERSION)
+        if fields.get("token") != token or not isinstance(fields.get("nonce"), str):
+            raise BadFile(f"{path}: its header names token {fields.get('token')!r}, expected {token}")
+        return str(fields["nonce"]), value
+
+    def _file(self, token: int) -> str:
+        return os.path.join(self._path, f"{token:012d}.json")
+
+
+def _is_generation(name: str) -> bool:
+    return len(name) == 17 and name.endswith(".json") and name[:12].isdigit()

@@ -1,0 +1,127 @@
+"""Publish whole files and read them back: a name either holds nothing, the old content or the new one.
+
+The temporary lies in the same directory and begins with a dot, so that a crash leaves at most one hidden file that no
+reader looks at.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ftslurm.sharedfs.filesystem import DEFAULT_READ_LIMIT, FileSystem
+
+
+class BadFile(ValueError):
+    """A file's content is not what its place promises; the text names the file and what is wrong."""
+
+
+class NewerFormat(BadFile):
+    """A file was written by a newer ftslurm than this one."""
+
+
+def random_nonce() -> str:
+    """Return 16 random hexadecimal digits from the kernel."""
+    return os.urandom(8).hex()
+
+
+def temporary_name(path: str, nonce: str) -> str:
+    """Return the hidden name beside `path` under which its next content is written."""
+    directory, name = os.path.split(path)
+    return os.path.join(directory, f".{name}.{nonce}.tmp")
+
+
+def publish(
+    fs: FileSystem, path: str, data: bytes, durable: bool = False, nonce: Callable[[], str] = random_nonce
+) -> None:
+    """Make `path` hold `data`, atomically, replacing what was there.
+
+    Args:
+        fs: the filesystem.
+        path: the name; its directory exists.
+        data: the whole content.
+        durable: survive a crash of the server: fsync before the rename.
+        nonce: source of the temporary's name.
+
+    Raises:
+        OSError: nothing was changed (or the rename was done and its reply lost, which is as good as done).
+    """
+    temporary = temporary_name(path, nonce())
+    fs.create(temporary, data, durable)
+    try:
+        fs.rename(temporary, path)
+    except OSError:
+        _forget(fs, temporary)
+        raise
+
+
+def publish_once(
+    fs: FileSystem, path: str, data: bytes, durable: bool = True, nonce: Callable[[], str] = random_nonce
+) -> None:
+    """Make `path` hold `data` unless it exists; the first one wins and readers must read what won."""
+    temporary = temporary_name(path, nonce())
+    fs.create(temporary, data, durable)
+    try:
+        fs.link(temporary, path)
+    except FileExistsError:
+        pass
+    finally:
+        _forget(fs, temporary)
+
+
+def _forget(fs: FileSystem, path: str) -> None:
+    try:
+        fs.unlink(path)
+    except OSError:
+        pass
+
+
+def encode(value: Mapping[str, Any]) -> bytes:
+    """Return `value` as one line of JSON in UTF-8 (lone surrogates, as in odd file names, escaped)."""
+    return json.dumps(value, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def decode(data: bytes, where: str, schema: str, version: int) -> dict[str, Any]:
+    """Return the JSON object in `data`, checked for its schema.
+
+    Args:
+        data: the bytes read.
+        where: the file's name, for the error.
+        schema: the expected "schema".
+        version: the newest "version" that this program understands.
+
+    Raises:
+        NewerFormat: the object's version is larger.
+        BadFile: it is anything but such an object.
+    """
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        what = "it is empty" if not data.strip() else f"it is not JSON ({error})"
+        raise BadFile(f"{where}: expected a JSON object of {schema}, but {what}") from None
+    if not isinstance(value, dict) or value.get("schema") != schema:
+        found = value.get("schema") if isinstance(value, dict) else type(value).__name__
+        raise BadFile(f"{where}: expected a JSON object of {schema}, found {found!r}")
+    found_version = value.get("version")
+    if not isinstance(found_version, int) or isinstance(found_version, bool):
+        raise BadFile(f"{where}: its version is {found_version!r}, expected a number up to {version}")
+    if found_version > version:
+        raise NewerFormat(
+            f"{where}: made by a newer ftslurm (format {found_version}, this one knows up to {version}); "
+            "use that ftslurm, or another run id"
+        )
+    return value
+
+
+def read_object(
+    fs: FileSystem, path: str, schema: str, version: int, limit: int = DEFAULT_READ_LIMIT
+) -> dict[str, Any]:
+    """Read `path` and `decode` it.
+
+    Raises:
+        OSError: it cannot be read (`FileNotFoundError`: it is not there).
+        BadFile: see `decode`.
+    """
+    return decode(fs.read(path, limit), path, schema, version)

@@ -1,0 +1,168 @@
+"""The run directory: where everything of one run lies, and how it is opened for the first time and again."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from dataclasses import dataclass
+
+from ftslurm.sharedfs.filesystem import FileSystem, PosixFileSystem
+from ftslurm.sharedfs.publish import BadFile, encode, publish_once, read_object
+
+RUN_SCHEMA, RUN_VERSION = "ftslurm/run", 1
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=@-]{0,127}")
+
+
+class RunDirectoryError(ValueError):
+    """The run directory cannot be used; the text says which, why, and what to do."""
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Names inside the run directory `root`."""
+
+    root: str
+
+    @property
+    def run_file(self) -> str:
+        """The run's identity."""
+        return os.path.join(self.root, "run.json")
+
+    @property
+    def state(self) -> str:
+        """The directory of the fenced state's generations."""
+        return os.path.join(self.root, "state")
+
+    @property
+    def lock_file(self) -> str:
+        """What rivals for the state lock."""
+        return os.path.join(self.root, "state", "lock")
+
+    @property
+    def nodes(self) -> str:
+        """The directory of the nodes' words on themselves."""
+        return os.path.join(self.root, "nodes")
+
+    def node_file(self, node: str) -> str:
+        """That node's word on itself."""
+        return os.path.join(self.root, "nodes", f"{node}.json")
+
+    def attempt(self, attempt: str) -> str:
+        """The directory of one Slurm (re)start."""
+        return os.path.join(self.root, "attempts", attempt)
+
+    def attempt_file(self, attempt: str) -> str:
+        """Options and scheduler facts of one Slurm (re)start."""
+        return os.path.join(self.attempt(attempt), "attempt.json")
+
+    def round_node_file(self, round_: int, node: str) -> str:
+        """What that node's agent saw in that round."""
+        return os.path.join(self.root, "rounds", f"{round_:06d}", "nodes", f"{node}.json")
+
+    def rank(self, round_: int, rank: int) -> str:
+        """The directory of one rank's logs and error file in one round."""
+        return rank_directory(self.root, round_, rank)
+
+
+def rank_directory(root: str, round_: int, rank: int) -> str:
+    """Return the directory of one rank's files in one round, under the run or the log directory `root`."""
+    return os.path.join(root, "rounds", f"{round_:06d}", "ranks", f"{rank:05d}")
+
+
+def check_name(kind: str, name: str) -> str:
+    """Return `name` if it is safe as a file name on every filesystem.
+
+    Raises:
+        RunDirectoryError: it is not; `kind` ("run id", "node name") says what it was meant as.
+    """
+    if not _NAME.fullmatch(name):
+        raise RunDirectoryError(
+            f"{kind} {name!r}: expected 1 to 128 letters, digits or . _ + = @ - beginning with a letter or digit"
+        )
+    return name
+
+
+def open_run(root: str, user: str, created_ns: int, version: str) -> RunDirectory:
+    """Make the run directory, or check the existing one, and prove that it can be written.
+
+    Args:
+        root: absolute path.
+        user: the user's name, for people who read run.json.
+        created_ns: now, nanoseconds since the epoch.
+        version: this ftslurm's version.
+
+    Raises:
+        RunDirectoryError: with one line that names the path, the reason and the way out.
+    """
+    run = RunDirectory(root)
+    fs = PosixFileSystem(owner=os.geteuid())
+    try:
+        fs.makedirs(root)
+        _check_owner(root)
+        for directory in (run.state, run.nodes, os.path.join(root, "rounds"), os.path.join(root, "attempts")):
+            fs.makedirs(directory)
+        identity = {
+            "schema": RUN_SCHEMA,
+            "version": RUN_VERSION,
+            "run_id": os.path.basename(root),
+            "created_ns": created_ns,
+            "user": user,
+            "uid": os.geteuid(),
+            "ftslurm": version,
+        }
+        if not _exists(fs, run):
+            publish_once(fs, run.run_file, encode(identity))
+            read_object(fs, run.run_file, RUN_SCHEMA, RUN_VERSION)
+        _prove_writable(fs, run)
+    except OSError as error:
+        raise RunDirectoryError(_explain(root, error)) from None
+    except BadFile as error:
+        raise RunDirectoryError(f"run directory {root}: {error}") from None
+    return run
+
+
+def _exists(fs: FileSystem, run: RunDirectory) -> bool:
+    try:
+        read_object(fs, run.run_file, RUN_SCHEMA, RUN_VERSION)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _prove_writable(fs: PosixFileSystem, run: RunDirectory) -> None:
+    probe = os.path.join(run.nodes, f".probe.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+    # Some filesystems accept a file and refuse its bytes: 4 KiB is what the first generations need.
+    fs.create(probe, b" " * 4096, durable=True)
+    fs.unlink(probe)
+
+
+def _check_owner(root: str) -> None:
+    facts = os.stat(root)
+    if facts.st_uid != os.geteuid():
+        raise RunDirectoryError(
+            f"run directory {root}: it belongs to uid {facts.st_uid}, you are uid {os.geteuid()}; "
+            "choose another --rdzv-id or --shared-dir"
+        )
+    if stat.S_IMODE(facts.st_mode) & 0o022:
+        raise RunDirectoryError(
+            f"run directory {root}: others may write to it (mode {stat.S_IMODE(facts.st_mode):04o}); chmod 700 {root}"
+        )
+
+
+def _explain(root: str, error: OSError) -> str:
+    where = error.filename if isinstance(error.filename, str) else root
+    reasons = {
+        errno.EACCES: f"not writable ({where}); choose another --shared-dir",
+        errno.EPERM: f"not permitted ({error.strerror}: {where}); choose another --shared-dir",
+        errno.EROFS: f"on a read-only filesystem ({where}); choose another --shared-dir",
+        errno.ENOSPC: f"the disk is full ({where}); free some space or choose another --shared-dir",
+        errno.EDQUOT: f"your disk quota is used up ({where}); free some space or choose another --shared-dir",
+        errno.EEXIST: f"{where} is a file, expected a directory; choose another --rdzv-id or --shared-dir",
+        errno.ENOTDIR: f"{where} has a file in its path, expected directories; choose another --shared-dir",
+        errno.ENAMETOOLONG: "the path is too long; choose a shorter --shared-dir or --rdzv-id",
+        errno.ELOOP: f"{where} is a symbolic link that is not followed; choose another --shared-dir",
+    }
+    reason = reasons.get(error.errno or 0, f"{error.strerror or error} ({where}); choose another --shared-dir")
+    return f"run directory {root}: {reason}"
