@@ -248,7 +248,7 @@ class Recorder:
         self.done = False
 
     def watch_fatal_signals(self) -> None:
-        """Have faulthandler write all stacks to stacks.txt, unless the user has it write elsewhere already."""
+        """Have faulthandler write all stacks to stacks.txt, unless the user has it write elsewhere."""
         import faulthandler
 
         if self.directory is None or faulthandler.is_enabled():
@@ -266,7 +266,7 @@ class Recorder:
         def point_child_to_stderr() -> None:
             # A forked data-loader process that crashes is not its rank: its stacks belong in the rank's log.
             try:
-                if os.path.samestat(os.fstat(fd), opened):  # else the user has closed it, and reused the number
+                if os.path.samestat(os.fstat(fd), opened):  # else the user has reused the number
                     os.dup2(2, fd, inheritable=False)
             except OSError:
                 pass

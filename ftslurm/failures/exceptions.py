@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 STRING_LIMIT = 16 * 1024  # characters, of any one string in the record
 TEXT_LIMIT = 64 * 1024  # characters, of a whole traceback
-LINKS = 8  # causes, contexts and members of groups that are followed from the exception, in depth
-MEMBERS = 16  # of one group
+LINKS = 8  # in depth: causes, contexts and members of groups that are followed from the exception
+EXCEPTIONS = 64  # in all
 FIRST_FRAMES, LAST_FRAMES = 20, 80
 _SOURCE_LIMIT = 400
 _TEXT_FRAMES = 2000
@@ -55,7 +55,7 @@ def traceback_text(error: BaseException, trace: TracebackType | None) -> str:
 
 
 def describe(error: BaseException, trace: TracebackType | None) -> dict[str, Any]:
-    """The Exc dictionary of ``error``; ``trace`` stands in for its ``__traceback__``: without our own frames."""
+    """The Exc dictionary of ``error``; ``trace`` is its traceback without our own frames."""
     return _describe(error, trace, LINKS, set())
 
 
@@ -68,14 +68,14 @@ def where(exception: dict[str, Any]) -> str:
 
 
 def _describe(
-    error: BaseException, trace: TracebackType | None, links: int, above: set[int]
+    error: BaseException, trace: TracebackType | None, links: int, seen: set[int]
 ) -> dict[str, Any]:
-    above = above | {id(error)}
+    seen.add(id(error))
 
     def follow(other: object) -> dict[str, Any] | None:
-        if not isinstance(other, BaseException) or links <= 0 or id(other) in above:
+        if not isinstance(other, BaseException) or links <= 0 or id(other) in seen or len(seen) >= EXCEPTIONS:
             return None
-        return _describe(other, other.__traceback__, links - 1, above)
+        return _describe(other, other.__traceback__, links - 1, seen)
 
     frames, left_out = _frames(trace)
     described: dict[str, Any] = {
@@ -86,7 +86,7 @@ def _describe(
         "frames": frames + _syntax_error_place(error),
         "cause": follow(error.__cause__),
         "context": None if error.__suppress_context__ else follow(error.__context__),
-        "exceptions": [m for m in map(follow, _members(error)[:MEMBERS]) if m is not None],
+        "exceptions": [m for m in map(follow, _members(error)) if m is not None],
     }
     if left_out:
         described["frames_left_out"] = left_out

@@ -2,32 +2,46 @@
 
 The outer form is that of torch's error files (torch/distributed/elastic/multiprocessing/errors), so that
 torch's readers show it; what is ours stands under the key "ftslurm". The worker writes its record on its own
-node; the agent reads it as it would a stranger's file: bounded, no links followed, checked (see completion.py).
+node; the agent reads it as a stranger's file: bounded, no links followed, checked, and
+never believed about rank, exit code or signal, which the agent knows better.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import stat
+import re
 from typing import TYPE_CHECKING, Any
 
-from ftslurm.failures.exceptions import clean, describe, headline, traceback_text, where
+from ftslurm.failures.exceptions import TEXT_LIMIT, clean, describe, headline, traceback_text, where
+from ftslurm.failures.recordfile import (
+    NAME,
+    SCHEMA,
+    VERSION,
+    Record,
+    encode,
+    read,
+    read_file,
+    write,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
     from types import TracebackType
 
-NAME = "error.json"
+__all__ = ["STACKS", "Record", "complete", "compose", "encode", "exit_status", "from_exception", "identity"]
+__all__ += ["read", "summary", "write"]
+
 STACKS = "stacks.txt"
-SCHEMA = "ftslurm/error"
-VERSION = 1
-SIZE_LIMIT = 256 * 1024  # bytes, of error.json
 STACKS_LIMIT = 64 * 1024  # bytes
 SUMMARY_LIMIT = 500  # characters
-KINDS = ("exception", "exit", "signal", "spawn")
-
-Record = dict[str, Any]
+_MEANING = {
+    "SIGABRT": "abort",
+    "SIGBUS": "bus error",
+    "SIGFPE": "floating point exception",
+    "SIGILL": "illegal instruction",
+    "SIGSEGV": "segmentation fault",
+}
+_IDENTITY = ("run_id", "attempt", "round", "node", "host", "rank", "local_rank", "world_size", "pid")
 
 
 def identity(environment: Mapping[str, str]) -> dict[str, Any]:
@@ -62,8 +76,10 @@ def compose(message: str, callstack: str, facts: Mapping[str, Any]) -> Record:
     }
     inner: dict[str, Any] = {
         "message": clean(message),
-        "extraInfo": {"py_callstack": callstack, "timestamp": str(ours["time_ns"] // 1_000_000_000)},
+        "extraInfo": {"timestamp": str(ours["time_ns"] // 1_000_000_000)},
     }
+    if callstack:  # torch shows the message where there is no such key
+        inner["extraInfo"]["py_callstack"] = callstack
     if ours["exit_code"] is not None:
         inner["errorCode"] = ours["exit_code"]
     return {"message": inner, "ftslurm": ours}
@@ -93,7 +109,7 @@ def from_exception(
     theirs, their_callstack = _torch_part(previous)
     if theirs == headline(error):
         return _superset(compose(text, callstack, facts), previous)
-    facts["reported_before"] = previous
+    facts["reported_before"] = {"message": theirs, "py_callstack": their_callstack}
     if isinstance(error, SystemExit) or type(error).__name__ == "ChildFailedError":
         # The launcher's own exception only says that somebody failed; the copied record says who and why.
         text = theirs
@@ -111,115 +127,105 @@ def exit_status(error: SystemExit) -> int:
     return int(code) & 0xFF if -(2**63) <= code < 2**63 else 0xFF
 
 
-def encode(record: Record) -> bytes:
-    """``record`` as JSON below SIZE_LIMIT; of one that is too large the least telling parts go first."""
-    lighter = [_without_previous, _without_chain, _without_sources, _with_short_texts]
-    data = json.dumps(record).encode()
-    while len(data) >= SIZE_LIMIT and lighter:
-        record = lighter.pop(0)(record)
-        data = json.dumps(record).encode()
-    return data
+def complete(record_dir: str | os.PathLike[str], facts: Mapping[str, Any]) -> Record | None:
+    """The final record of a worker that has ended, for its agent to publish; None if it ended well.
 
+    Args:
+        record_dir: where the worker wrote error.json and stacks.txt; both may be missing, torn or hostile.
+            What cannot be used is named in the record's "notes" and in its message.
+        facts: what the agent saw, by the names in the record: "exit_code" or "signal" ("SIGKILL"), "time_ns"
+            of the end (nanoseconds since the epoch), "rank", "round", ...; optional "step", "argv".
 
-def write(record: Record, directories: Iterable[str]) -> str:
-    """Publish ``record`` as error.json in the first of ``directories`` that takes it; returns that path.
-
-    Raises:
-        OSError: none of them did; the first one's error.
+    In the result "time_ns" is when the exception was recorded, if one was (it then also stands in
+    "recorded_ns"), else the time of the end.
     """
-    data, problem = encode(record), None
-    for directory in directories:
-        try:
-            return _publish(data, os.path.join(directory, NAME))
-        except OSError as error:
-            problem = problem or error
-    raise problem or FileNotFoundError("no directory to write the error record to")
+    if facts.get("exit_code") == 0:
+        return None
+    written, note = read(record_dir)
+    if written is not None and "ftslurm" not in written:
+        # torch tells whole seconds; with those, this rank would look first among ranks that failed together.
+        written["ftslurm"] = {"kind": "exception", "time_ns": _modified_ns(record_dir, facts["time_ns"])}
+    return merge(written, note, _read_stacks(record_dir) if facts.get("signal") else "", facts)
 
 
-def _publish(data: bytes, path: str) -> str:
-    temporary = f"{path}.{os.getpid()}.tmp"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        try:
-            rest = memoryview(data)
-            while rest:
-                rest = rest[os.write(fd, rest) :]
-        finally:
-            os.close(fd)  # No fsync: the agent reads it from this kernel's cache.
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    return path
+def merge(written: Record | None, note: str | None, stacks: str, facts: Mapping[str, Any]) -> Record:
+    """What `complete` returns; pure.
 
-
-def read_file(path: str, limit: int) -> bytes:
-    """The content of the regular file ``path``, at most ``limit`` bytes plus one; never hangs on a pipe.
-
-    Raises:
-        FileNotFoundError: there is none.
-        OSError: it cannot be read, or is a link, a pipe, a directory.
+    Args:
+        written: the worker's record as `read` has checked it, or None.
+        note: what is wrong with the file, if something is.
+        stacks: faulthandler's text, or empty.
+        facts: see `complete`.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    exit_code, signal = facts.get("exit_code"), facts.get("signal")
+    kind, argv = "signal" if signal else "exit", list(facts.get("argv") or [])
+    ours: dict[str, Any] = {"kind": kind, "time_ns": facts["time_ns"], "argv": argv}
+    text, callstack = _ending(exit_code, signal, stacks), stacks
+    if written is not None:
+        believed = ("kind", "time_ns", "argv", "step", "world_size", "exception", "reported_before")
+        ours.update({name: written["ftslurm"][name] for name in believed if name in written["ftslurm"]})
+        ours["recorded_ns"] = ours["time_ns"]
+        text, callstack = _torch_part(written)
+        text += f"; then {_ending(None, signal, stacks)}" if signal else ""
+    ours.update({name: facts[name] for name in (*_IDENTITY, "step") if facts.get(name) is not None})
+    ours.update(exit_code=exit_code, signal=signal, stacks=stacks or None, notes=[note] if note else [])
+    record = compose(text + (f" ({note})" if note else ""), callstack, ours)
+    record["message"]["errorCode"] = _error_code(exit_code, signal)
+    return record if written is None else _superset(record, written)
+
+
+def summary(record: Record) -> dict[str, Any]:
+    """The Failure dictionary of a completed record: who, when, and one printable line of what."""
+    ours = record["ftslurm"]
+    names = ("round", "node", "rank", "local_rank", "time_ns", "kind", "exit_code", "signal", "step")
+    return {**{name: ours[name] for name in names}, "message": one_line(_torch_part(record)[0])}
+
+
+def one_line(text: str, limit: int = SUMMARY_LIMIT) -> str:
+    """``text`` on one line of at most ``limit`` characters, nothing in it that could play with a terminal."""
+    text = re.sub(r"\x1b\[[0-?]*[ -/]*[@-~]", "", text[: 8 * limit])
+    text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return text if len(text) <= limit else text[: limit - 4] + " ..."
+
+
+def _ending(exit_code: int | None, signal: str | None, stacks: str) -> str:
+    if signal is None:
+        return f"exit code {exit_code}, no Python exception reached the top level"
+    if signal not in _MEANING:
+        return f"killed by {signal}"
+    place = re.search(r'^Current thread .*\n  File "(.*)", line (\d+) in (.*)$', stacks, re.MULTILINE)
+    at = f" at {place[1].rpartition('/')[2]}:{place[2]} in {place[3]}" if place else ""
+    return f"{signal} ({_MEANING[signal]}){at}"
+
+
+def _modified_ns(record_dir: str | os.PathLike[str], at_most: int) -> int:
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError("not a regular file")
-        data = b""
-        while len(data) <= limit and (part := os.read(fd, limit + 1 - len(data))):
-            data += part
-        return data
-    finally:
-        os.close(fd)
+        return min(os.lstat(os.path.join(os.fspath(record_dir), NAME)).st_mtime_ns, at_most)
+    except OSError:
+        return at_most
 
 
-def read(directory: str | os.PathLike[str]) -> tuple[Record | None, str | None]:
-    """The worker's (or torch's) error.json in ``directory``, and, if it is there but no use, why not."""
-    path = os.path.join(os.fspath(directory), NAME)
+def _read_stacks(record_dir: str | os.PathLike[str]) -> str:
+    """faulthandler's text, without the frames at the foot of the main thread that are ftslurm's."""
     try:
-        data = read_file(path, SIZE_LIMIT)
-    except FileNotFoundError:
-        return None, None
-    except OSError as problem:
-        return None, f"{NAME} is not readable: {problem.strerror or problem}"
-    if len(data) > SIZE_LIMIT:
-        return None, f"{NAME} is larger than {SIZE_LIMIT} bytes"
-    try:
-        record = json.loads(data)
-    except (ValueError, RecursionError):
-        return None, f"{NAME} is torn or not JSON ({len(data)} bytes)"
-    problem_text = _check(record)
-    return (None, f"{NAME} {problem_text}") if problem_text else (record, None)
+        data = read_file(os.path.join(os.fspath(record_dir), STACKS), STACKS_LIMIT)
+    except OSError:
+        return ""
+    lines: list[str] = []
+    ours = False
+    for line in clean(data[:STACKS_LIMIT].decode("utf-8", "replace"), STACKS_LIMIT).splitlines():
+        is_frame = line.startswith("  File ")
+        ours = is_frame and (ours or re.search(r'/ftslurm/(boot/)?worker\.py", line', line) is not None)
+        if not ours:
+            lines.append(line)
+    return "\n".join(lines) + "\n" if lines else ""
 
 
-def _check(record: object) -> str | None:
-    if not isinstance(record, dict):
-        return "is not a JSON object"
-    message = record.get("message")
-    if not isinstance(message, str) and not (
-        isinstance(message, dict)
-        and isinstance(message.get("message"), str)
-        and isinstance(message.get("extraInfo", {}), dict)
-    ):
-        return "has no message"
-    ours = record.get("ftslurm")
-    return None if ours is None else _check_ours(ours)
+def _error_code(exit_code: int | None, signal: str | None) -> int | None:
+    """torch's word for how a process ended: the negative number of a signal (ProcessFailure.exitcode)."""
+    import signal as signals
 
-
-def _check_ours(ours: object) -> str | None:
-    if not isinstance(ours, dict) or ours.get("schema") != SCHEMA or not _is_int(ours.get("version")):
-        return f"has no valid {SCHEMA} part"
-    if ours["version"] > VERSION:
-        return f"was made by a newer ftslurm ({SCHEMA} version {ours['version']}, known: {VERSION})"
-    whole = (
-        _is_int(ours.get("time_ns"))
-        and ours.get("kind") in KINDS
-        and isinstance(ours.get("exception"), (dict, type(None)))
-    )
-    return None if whole else f"has a damaged {SCHEMA} part"
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return -int(getattr(signals, signal, 0)) if signal else exit_code
 
 
 def _torch_part(record: Record) -> tuple[str, str]:
@@ -227,44 +233,10 @@ def _torch_part(record: Record) -> tuple[str, str]:
     if isinstance(message, str):
         return clean(message), ""
     callstack = message.get("extraInfo", {}).get("py_callstack")
-    return clean(message["message"]), clean(callstack if isinstance(callstack, str) else "", 64 * 1024)
+    return clean(message["message"]), clean(callstack if isinstance(callstack, str) else "", TEXT_LIMIT)
 
 
 def _superset(record: Record, previous: Record) -> Record:
     inner = previous["message"] if isinstance(previous["message"], dict) else {}
     extra = {**inner.get("extraInfo", {}), **record["message"]["extraInfo"]}
     return {**previous, **record, "message": {**inner, **record["message"], "extraInfo": extra}}
-
-
-def _without_previous(record: Record) -> Record:
-    ours = {k: v for k, v in record["ftslurm"].items() if k != "reported_before"}
-    return {"message": record["message"], "ftslurm": ours}
-
-
-def _without_chain(record: Record) -> Record:
-    return _with_exception(record, cause=None, context=None, exceptions=[])
-
-
-def _without_sources(record: Record) -> Record:
-    frames = (record["ftslurm"]["exception"] or {}).get("frames", [])
-    return _with_exception(record, frames=[{**frame, "source": None} for frame in frames[-20:]], notes=[])
-
-
-def _with_exception(record: Record, **changes: object) -> Record:
-    exception = record["ftslurm"]["exception"]
-    ours = {**record["ftslurm"], "exception": exception and {**exception, **changes}}
-    return {**record, "ftslurm": ours}
-
-
-def _with_short_texts(record: Record) -> Record:
-    ours = record["ftslurm"]
-    exception = ours["exception"]
-    if exception:
-        exception = {**exception, "message": clean(exception["message"], 1000)}
-    stacks = ours["stacks"] and clean(ours["stacks"], 4000)
-    argv = [clean(word, 200) for word in ours["argv"][:20]]
-    ours = {**ours, "exception": exception, "argv": argv, "stacks": stacks}
-    inner = record["message"]
-    extra = {"timestamp": inner["extraInfo"]["timestamp"]}
-    extra["py_callstack"] = clean(inner["extraInfo"]["py_callstack"], 8000)
-    return {"message": {"message": clean(inner["message"], 1000), "extraInfo": extra}, "ftslurm": ours}

@@ -58,7 +58,7 @@ class ProgressMark:
             if old is None:
                 # Written, not only truncated to size: a store into a hole of a full filesystem is a SIGBUS.
                 os.pwrite(fd, MAGIC.ljust(SIZE, b"\0"), 0)
-            # Not the mmap module: before 3.13 it keeps a descriptor, and at exit closes whoever has its number.
+            # Not the mmap module: before 3.13 it keeps a descriptor, and closes that number at exit.
             libc = ctypes.CDLL(None, use_errno=True)
             libc.mmap.restype = ctypes.c_void_p
             libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
