@@ -192,6 +192,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     )
     meter = Meter(args)
     for step in range(done + 1, args.steps + 1):
+        progress(step)
         fail_if_asked(step, args)
         inputs, targets = (part.to(device) for part in batch_at(text, step, args))
         logits = parallel(inputs)
@@ -199,7 +200,6 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        progress(step)
         meter.add(step, loss.item())
         if dist.get_rank() == 0 and (step % args.checkpoint_every == 0 or step == args.steps):
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}

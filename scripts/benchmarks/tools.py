@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -106,6 +107,10 @@ def environment(directory: Path) -> dict[str, str]:
 
 def find(name: str, python: str) -> Tool | str:
     """Return the tool ``name`` of the interpreter ``python``, or one line that says what is missing."""
+    program = shutil.which(python)
+    if program is None:
+        return f"{name} skipped: {python} is no program"
+    python = os.path.abspath(program)  # launchers start in a directory of their own
     question = json.dumps([_NEEDED[name], _DISTRIBUTIONS[name]])
     answer = subprocess.run(
         [python, "-c", _PROBE, question],
