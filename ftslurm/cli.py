@@ -8,6 +8,7 @@ from collections.abc import Sequence
 USAGE = """\
 usage: ftslurm run [options] program [arguments]    run a program on all nodes, fault-tolerantly
        ftslurm report [run directory | job id]      explain how a run went
+       ftslurm template [name]                      print a ready-to-submit sbatch script
        ftslurm --version
 
 Inside a Slurm job, start it with `ftsrun [options] program [arguments]`.
@@ -23,6 +24,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from ftslurm.agent.command import main as run
 
         return run(rest)
+    if command == "prepare":
+        from ftslurm.agent.command import prepare
+
+        return prepare(rest)
+    if command == "template":
+        from ftslurm.templates import main as template
+
+        return template(rest)
     if command == "report":
         from ftslurm.report.command import main as report
 
@@ -36,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(USAGE, end="")
         return 0
     wrong = f"unknown command {command!r}" if command else "expected a command"
-    sys.stderr.write(f"ftslurm: {wrong}: run or report; see ftslurm --help\n")
+    sys.stderr.write(f"ftslurm: {wrong}: run, report or template; see ftslurm --help\n")
     return 2
 
 

@@ -40,8 +40,34 @@ def main(arguments: Sequence[str]) -> int:
     return guard(lambda local_dir: run_agent(options, local_dir))
 
 
-def check(options: RunOptions, unique: str) -> tuple[Placement, Program, int]:
+def prepare(arguments: Sequence[str]) -> int:
+    """Run `ftslurm prepare`, ftsrun's look before srun: check everything that can be checked on the batch host.
+
+    Takes the arguments of `ftslurm run`. Prints the run directory and the site's KillWait, a line each.
+    """
+    from ftslurm.slurm.control import CommandSlurm
+    from ftslurm.slurm.errors import SlurmError
+
+    try:
+        options = parse_run(arguments, os.environ)
+        placement, _, _ = check(options, unique_name(), batch=True)
+        run = open_run(placement.run_dir, user_name(), time.time_ns(), __version__)
+    except (UsageError, RunDirectoryError) as error:
+        complain(str(error))
+        return EXIT_USAGE
+    try:
+        kill_wait = CommandSlurm().kill_wait_s()
+    except SlurmError:
+        kill_wait = None
+    print(f"{run.root}\n{'' if kill_wait is None else kill_wait}")
+    return 0
+
+
+def check(options: RunOptions, unique: str, batch: bool = False) -> tuple[Placement, Program, int]:
     """Find out all that can be wrong before anything is started.
+
+    Args:
+        batch: this is the batch script's host, not yet a task on each node.
 
     Returns:
         This agent's place, the program, and its number of workers.
@@ -49,11 +75,14 @@ def check(options: RunOptions, unique: str) -> tuple[Placement, Program, int]:
     Raises:
         UsageError, RunDirectoryError: with one line.
     """
-    placement = place(options, os.environ, os.getcwd(), os.uname().nodename, unique)
+    placement = place(options, os.environ, os.getcwd(), os.uname().nodename, unique, batch)
     python = os.environ.get("PYTHON_EXEC") or sys.executable
     name = find_program(options, os.environ.get("PATH", os.defpath))
     kind = "module" if options.module else "exec" if options.no_python else "script"
     program = Program(kind, name, options.arguments, python)
+    if batch and placement.job is not None and placement.job.node_name is None:
+        # salloc's shell on a login node: what it has says nothing about the nodes.
+        return placement, program, 0
     slots = resolve_slots(options.nproc_per_node, os.environ, lambda: count_gpus(python), len(os.sched_getaffinity(0)))
     return placement, program, slots
 

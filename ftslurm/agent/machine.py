@@ -256,8 +256,8 @@ class AgentMachine:
             return [Signal(tuple(sorted(alive)), number)] if alive else []
         name = signal.Signals(number).name
         if self._leaving is not None:
-            # Somebody insists.
-            return self._kill() if self.phase == STOPPING else []
+            # Slurm repeats its SIGTERM; only a second Ctrl-C is a person who insists.
+            return self._kill() if self.phase == STOPPING and number == signal.SIGINT else []
         return self._leave(f"{name} from outside", name, 128 + number, now)
 
     def on_lost_ground(self, reason: str, code: int, now: Moment) -> list[Action]:

@@ -38,13 +38,16 @@ class Placement:
     job: SlurmJob | None
 
 
-def place(options: RunOptions, environment: Mapping[str, str], cwd: str, hostname: str, unique: str) -> Placement:
+def place(
+    options: RunOptions, environment: Mapping[str, str], cwd: str, hostname: str, unique: str, batch: bool = False
+) -> Placement:
     """Find this agent's place.
 
     Args:
         cwd: absolute.
         hostname: this machine's name.
         unique: text that no other start of a run outside Slurm has.
+        batch: this process only looks, for the tasks that srun will start.
 
     Raises:
         UsageError: Slurm's environment and the options do not fit together; one line says how.
@@ -57,7 +60,7 @@ def place(options: RunOptions, environment: Mapping[str, str], cwd: str, hostnam
             return _local(options, environment, run_id, run_dir)
         if job is None:
             return _alone(options, run_id, run_dir, hostname, f"local-{unique}.0")
-        return _in_slurm(options, job, run_id, run_dir, hostname)
+        return _in_slurm(options, job, run_id, run_dir, hostname, batch)
     except (SlurmEnvironmentError, RunDirectoryError) as error:
         raise UsageError(str(error)) from None
 
@@ -96,9 +99,9 @@ def _alone(options: RunOptions, run_id: str, run_dir: str, hostname: str, attemp
     return Placement(run_id, run_dir, attempt, node, 0, (node,), low, 1, options.local_addr or "127.0.0.1", None)
 
 
-def _in_slurm(options: RunOptions, job: SlurmJob, run_id: str, run_dir: str, hostname: str) -> Placement:
+def _in_slurm(options: RunOptions, job: SlurmJob, run_id: str, run_dir: str, hostname: str, batch: bool) -> Placement:
     nodes = job.node_list
-    if not job.in_step and len(nodes) > 1:
+    if not job.in_step and len(nodes) > 1 and not batch:
         raise UsageError(
             f"job {job.job_id} has {len(nodes)} nodes, but this is not a task on each of them; "
             "start it with ftsrun, or srun --ntasks-per-node=1 ftslurm run …"
