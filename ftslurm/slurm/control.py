@@ -1,0 +1,230 @@
+"""Asks Slurm and tells it: scontrol and sacct behind one small interface."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from ftslurm.slurm.errors import (
+    SlurmCommandMissing,
+    SlurmError,
+    SlurmRefused,
+    SlurmTimeout,
+    SlurmUnknownJob,
+    SlurmUnreachable,
+)
+from ftslurm.slurm.facts import (
+    SACCT_DELIMITER,
+    JobFacts,
+    check_job_id,
+    parse_job_records,
+    parse_kill_wait_s,
+    parse_node_states,
+    parse_sacct,
+    parse_sacct_fields,
+    select_job,
+)
+from ftslurm.slurm.nodelist import compress
+
+__all__ = ["Answer", "CommandSlurm", "Runner", "SlurmControl", "failure", "run_command"]
+
+TIMEOUT_S = 20.0
+"""With slurmctld down `scontrol show job` itself gives up after 8 s (22.05, MessageTimeout 10, no backup)."""
+
+_SIGTERM = 15
+_NO_SUCH_JOB = ("Invalid job id specified", "Invalid job array task id")
+_UNREACHABLE = (
+    "Unable to contact slurm",
+    "Unexpected message received",  # what `scontrol requeue` says when slurmctld is down (22.05)
+    "Connection refused",
+    "Connection timed out",
+    "Socket timed out",
+    "Zero Bytes were transmitted",
+    "Problem talking to the database",
+    "configuration source",
+    "configuration file",
+    "DNS SRV lookup",
+)
+
+
+class SlurmControl(Protocol):
+    """What ftslurm asks of Slurm. Each operation may take seconds, and may raise any SlurmError."""
+
+    def job(self, job_id: str) -> JobFacts | None:
+        """Return the facts of a job `123` or array task `123_4`; None: Slurm knows no such job.
+
+        Raises:
+            ValueError: `job_id` is neither form.
+        """
+
+    def kill_wait_s(self) -> int | None:
+        """Return the seconds from Slurm's SIGTERM to its SIGKILL (KillWait); None: Slurm does not say."""
+
+    def requeue(self, job_id: str) -> None:
+        """Ask Slurm to stop and requeue a job or one array task; `SlurmJob.scontrol_id` is what to give.
+
+        Raises:
+            ValueError: `job_id` is neither `123` nor `123_4`.
+            SlurmUnknownJob: there is no such job.
+            SlurmRefused: not allowed, or the job may not be requeued.
+        """
+
+    def node_states(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the states of these nodes as Slurm spells them (`DOWN+DRAIN`); unknown nodes are left out.
+
+        Raises:
+            NodeListError: (a ValueError) one is no node name.
+        """
+
+
+class Answer(NamedTuple):
+    """How a command ended: exit status (negative: the signal that killed it) and what it printed."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+Runner = Callable[[Sequence[str], Mapping[str, str], float], Answer]
+
+
+def run_command(command: Sequence[str], env: Mapping[str, str], timeout_s: float) -> Answer:
+    """Run a command without input, for at most `timeout_s` seconds.
+
+    Raises:
+        SlurmCommandMissing: it could not be started.
+        SlurmTimeout: it was killed because it had not ended in time.
+    """
+    import subprocess
+
+    try:
+        done = subprocess.run(
+            command, env=env, timeout=timeout_s, stdin=subprocess.DEVNULL, capture_output=True, check=False
+        )
+    except FileNotFoundError:
+        raise SlurmCommandMissing(
+            f"{command[0]} was not found on PATH={env.get('PATH', '')!a:.200}: expected Slurm's commands here "
+            "(containers usually lack them)"
+        ) from None
+    except OSError as error:
+        raise SlurmCommandMissing(f"`{_shown(command)}` could not be started: {error}") from None
+    except subprocess.TimeoutExpired:
+        raise SlurmTimeout(
+            f"`{_shown(command)}` gave no answer in {timeout_s:g} s; check that slurmctld (slurmdbd) runs"
+        ) from None
+    return Answer(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+
+
+class CommandSlurm:
+    """SlurmControl by Slurm's own commands.
+
+    Args:
+        env: the commands' environment; default: this process's.
+        timeout_s: seconds that each command may take.
+        run: how a command is run (for tests).
+    """
+
+    def __init__(
+        self, env: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S, run: Runner = run_command
+    ) -> None:
+        # epoch seconds: dates would be in slurmctld's idea of local time, without a zone
+        self._env = {**(os.environ if env is None else env), "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
+        self._timeout_s = timeout_s
+        self._run = run
+        self._sacct_fields: tuple[str, ...] | None = None
+
+    def job(self, job_id: str) -> JobFacts | None:
+        """See SlurmControl. slurmctld forgets a job MinJobAge (300 s) after its end; then sacct is asked.
+
+        Where accounting is off, such a job is None too. A silent slurmdbd is an error: unknown is not gone.
+        """
+        answer = self._ask("scontrol", "show", "job", check_job_id(job_id))
+        if answer.status == 0:
+            found = select_job(parse_job_records(answer.stdout), job_id)
+            if found:
+                return found[-1]
+        elif not _no_such_job(answer):
+            raise failure(("scontrol", "show", "job", job_id), answer)
+        return self._job_from_accounting(job_id)
+
+    def _job_from_accounting(self, job_id: str) -> JobFacts | None:
+        try:
+            if self._sacct_fields is None:
+                self._sacct_fields = parse_sacct_fields(self._succeed("sacct", "-e"))
+            fields = self._sacct_fields
+            command = ["sacct", "-j", job_id, "-D", "-X", "-P", "-n", f"--delimiter={SACCT_DELIMITER}"]
+            if "StdOut" in fields:
+                command.append("--expand-patterns")  # came with that field (24.05)
+            text = self._succeed(*command, "-o", ",".join(fields))
+        except SlurmRefused as error:
+            if "accounting storage is disabled" in str(error):
+                return None
+            raise
+        starts = select_job(parse_sacct(text, fields), job_id)
+        if not starts:
+            return None
+        if starts[-1].restarts is not None:
+            return starts[-1]
+        from dataclasses import replace
+
+        return replace(starts[-1], restarts=len(starts) - 1)  # each start has its record
+
+    def kill_wait_s(self) -> int | None:
+        """See SlurmControl."""
+        return parse_kill_wait_s(self._succeed("scontrol", "show", "config"))
+
+    def requeue(self, job_id: str) -> None:
+        """See SlurmControl.
+
+        Inside that very job scontrol can be reached by the SIGTERM that it has just brought about: that is
+        taken for success.
+        """
+        command = ("scontrol", "requeue", check_job_id(job_id))
+        answer = self._ask(*command)
+        if answer.status not in (0, -_SIGTERM, 128 + _SIGTERM):
+            raise failure(command, answer)
+
+    def node_states(self, names: Iterable[str]) -> dict[str, str]:
+        """See SlurmControl."""
+        nodes = compress(names)
+        if not nodes:
+            return {}  # scontrol would take no name for every node
+        command = ("scontrol", "show", "node", "-o", nodes)
+        answer = self._ask(*command)
+        if answer.status != 0 and " not found" not in answer.stdout:
+            raise failure(command, answer)
+        return parse_node_states(answer.stdout)
+
+    def _ask(self, *command: str) -> Answer:
+        return self._run(command, self._env, self._timeout_s)
+
+    def _succeed(self, *command: str) -> str:
+        answer = self._ask(*command)
+        if answer.status != 0:
+            raise failure(command, answer)
+        return answer.stdout
+
+
+def failure(command: Sequence[str], answer: Answer) -> SlurmError:
+    """Return the error that a failed command amounts to (pure)."""
+    if answer.status < 0:
+        return SlurmError(f"`{_shown(command)}` was killed by signal {-answer.status}")
+    text = answer.stderr.strip() or answer.stdout.strip() or "it printed nothing"
+    reason = " / ".join(line.strip() for line in text.splitlines() if line.strip())
+    said = f"`{_shown(command)}` failed (exit {answer.status}): {ascii(reason)[1:-1]:.300}"
+    if _no_such_job(answer):
+        return SlurmUnknownJob(said)
+    if any(sign in text for sign in _UNREACHABLE):
+        return SlurmUnreachable(f"{said}; check SLURM_CONF, and that slurmctld (slurmdbd) runs")
+    return SlurmRefused(said)
+
+
+def _no_such_job(answer: Answer) -> bool:
+    """`scontrol show job` says it of a job on stderr, of an array's task ("Job 12_9 not found") on stdout."""
+    not_found = answer.stdout.startswith("Job ") and answer.stdout.rstrip().endswith(" not found")
+    return not_found or any(sign in answer.stderr for sign in _NO_SUCH_JOB)
+
+
+def _shown(command: Sequence[str]) -> str:
+    return " ".join(command[:5])[:120]

@@ -1,0 +1,291 @@
+"""What scontrol and sacct print about jobs and nodes, read into facts (pure)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ftslurm.slurm.errors import SlurmOutputError
+from ftslurm.slurm.nodelist import NodeListError, expand
+
+__all__ = [
+    "SACCT_DELIMITER",
+    "SACCT_FIELDS",
+    "JobFacts",
+    "check_job_id",
+    "parse_job_records",
+    "parse_kill_wait_s",
+    "parse_node_states",
+    "parse_sacct",
+    "parse_sacct_fields",
+    "select_job",
+]
+
+SACCT_DELIMITER = "\x1f"
+SACCT_FIELDS = (
+    "JobIDRaw", "JobID", "State", "ExitCode", "Submit", "Start", "End", "TimelimitRaw", "NodeList", "WorkDir",
+    "Reason", "Restarts", "FailedNode", "StdOut", "StdErr",
+)  # fmt: skip
+"""What we would like to know; which of them a sacct has differs by version (`sacct -e`)."""
+
+_JOB_ID = re.compile(r"[0-9]{1,10}(_[0-9]{1,10})?")
+_TIME_LIMIT = re.compile(r"(?:([0-9]+)-)?(?:([0-9]+):)?([0-9]+):([0-9]+)")
+_NOTHING = {"", "(null)", "N/A", "None", "Unknown", "None assigned", "INVALID"}
+_ENDED = {
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
+    "TIMEOUT",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    """One job (or array task) as Slurm describes it now; None: Slurm does not say.
+
+    Times are nanoseconds since the epoch by slurmctld's clock, in whole seconds.
+    """
+
+    job_id: str
+    state: str
+    """RUNNING, FAILED, ...: squeue(1), JOB STATE CODES; without the "by 1000" that sacct adds."""
+    reason: str | None = None
+    exit_code: tuple[int, int] | None = None
+    """(exit code, signal) of the batch script; None until it ended. From `sacct` a code above 128 lacks
+    128: a script's 137 is (137, 0) for scontrol and (9, 0) for sacct (seen on 22.05)."""
+    restarts: int | None = None
+    node_list: tuple[str, ...] = ()
+    submit_ns: int | None = None
+    """A requeued job is submitted anew: the time of its latest requeue."""
+    start_ns: int | None = None
+    """For a pending job the expected start, if Slurm has one."""
+    end_ns: int | None = None
+    """For a running job the time when its limit ends it (only scontrol tells)."""
+    time_limit_s: int | None = None
+    """Seconds; None for no limit."""
+    work_dir: str | None = None
+    std_out: str | None = None
+    std_err: str | None = None
+    requeue: bool | None = None
+    """Whether Slurm may requeue it."""
+    array_job_id: str | None = None
+    array_task_id: str | None = None
+    """A number; of pending tasks that Slurm still keeps as one record an expression like 2-3%1."""
+    failed_node: str | None = None
+    """The node whose failure ended it (only sacct of 23.02 and later tells)."""
+    source: str = "scontrol"
+    """Which command said so: "scontrol" or "sacct"."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether this is final: no process of the job runs, and it is not waiting to run again."""
+        return self.state in _ENDED
+
+
+def check_job_id(job_id: str) -> str:
+    """Return `job_id` if it is `123` or `123_4` (a task of an array); ValueError for anything else."""
+    if not isinstance(job_id, str) or _JOB_ID.fullmatch(job_id) is None:
+        raise ValueError(f"expected a job id like 123, or 123_4 for a task of an array, found {job_id!a:.80}")
+    return job_id
+
+
+def parse_job_records(text: str) -> list[JobFacts]:
+    """Read `scontrol show job ID`; [] for its "No jobs in the system".
+
+    Not the one-line form (`-o`): a job's name, paths and comment may hold anything, `JobState=FAILED`
+    too, and only here each of them has the rest of a line to itself.
+
+    Raises:
+        SlurmOutputError: there is text, but no job record in it, or a record that makes no sense.
+    """
+    records: list[dict[str, str]] = []
+    for line in text.splitlines():
+        if line.startswith("JobId="):
+            records.append({})
+        key, equals, _ = line.lstrip().partition("=")
+        if equals and records:
+            records[-1].setdefault(key, line.lstrip())
+    if not records and "No jobs in the system" not in text:
+        raise _garbled("scontrol show job", "a record that starts with JobId=", text)
+    return [_job_record(lines) for lines in records]
+
+
+def _job_record(lines: Mapping[str, str]) -> JobFacts:
+    head = lines["JobId"].partition(" JobName=")[0] + " "
+    requeue, times, limits = lines.get("Requeue", ""), lines.get("StartTime", ""), lines.get("RunTime", "")
+    job_id, state = _value(head, "JobId"), _value(lines.get("JobState", ""), "JobState")
+    if not (job_id and state):
+        raise _garbled("scontrol show job", "JobId= and JobState=", " ".join(lines.values()))
+    return JobFacts(
+        job_id=job_id,
+        state=state,
+        reason=_value(lines["JobState"], "Reason"),
+        exit_code=_exit_code(_value(requeue, "ExitCode"), state),
+        restarts=_int(_value(requeue, "Restarts")),
+        node_list=_nodes(_value(lines.get("NodeList", ""), "NodeList")),
+        submit_ns=_time_ns(_value(lines.get("SubmitTime", ""), "SubmitTime")),
+        start_ns=_time_ns(_value(times, "StartTime")),
+        end_ns=_time_ns(_value(times, "EndTime")),
+        time_limit_s=_time_limit_s(_value(limits, "TimeLimit")),
+        work_dir=_rest(lines, "WorkDir"),
+        std_out=_rest(lines, "StdOut"),
+        std_err=_rest(lines, "StdErr"),
+        requeue={"0": False, "1": True}.get(_value(requeue, "Requeue") or ""),
+        array_job_id=_value(head, "ArrayJobId"),
+        array_task_id=_value(head, "ArrayTaskId"),
+    )
+
+
+def parse_sacct_fields(text: str) -> tuple[str, ...]:
+    """Return those of SACCT_FIELDS that `sacct -e` lists; SlurmOutputError if not even the basic ones."""
+    known = set(text.split())
+    fields = tuple(field for field in SACCT_FIELDS if field in known)
+    if not {"JobIDRaw", "JobID", "State"} <= set(fields):
+        raise _garbled("sacct -e", "a list of fields with JobIDRaw, JobID and State", text)
+    return fields
+
+
+def parse_sacct(text: str, fields: Sequence[str]) -> list[JobFacts]:
+    """Read `sacct -D -X -P -n` with these fields and SACCT_DELIMITER: a record for each start of each job.
+
+    Raises:
+        SlurmOutputError: a line has not as many values as fields, or makes no sense.
+    """
+    facts = []
+    for line in text.splitlines():
+        values = line.split(SACCT_DELIMITER)
+        if len(values) != len(fields):
+            raise _garbled("sacct", f"{len(fields)} values", line)
+        facts.append(_sacct_row(dict(zip(fields, values, strict=True)), line))
+    return facts
+
+
+def _sacct_row(row: Mapping[str, str], line: str) -> JobFacts:
+    def get(field: str) -> str | None:
+        return None if row.get(field, "") in _NOTHING else row[field]
+
+    job_id, state = get("JobIDRaw"), (get("State") or "").partition(" ")[0]
+    if job_id is None or not job_id.isdecimal() or not state:
+        raise _garbled("sacct", "a job id and a state", line)
+    array_job, underscore, array_task = row["JobID"].partition("_")
+    minutes = _int(get("TimelimitRaw"))
+    return JobFacts(
+        job_id=job_id,
+        state=state,
+        reason=get("Reason"),
+        exit_code=_exit_code(get("ExitCode"), state),
+        restarts=_int(get("Restarts")),
+        node_list=_nodes(get("NodeList")),
+        submit_ns=_time_ns(get("Submit")),
+        start_ns=_time_ns(get("Start")),
+        end_ns=_time_ns(get("End")),
+        time_limit_s=None if minutes is None else 60 * minutes,
+        work_dir=get("WorkDir"),
+        std_out=get("StdOut"),
+        std_err=get("StdErr"),
+        array_job_id=array_job if underscore else None,
+        array_task_id=array_task.strip("[]") if underscore else None,
+        failed_node=get("FailedNode"),
+        source="sacct",
+    )
+
+
+def select_job(facts: Iterable[JobFacts], job_id: str) -> list[JobFacts]:
+    """Return what is about `job_id` (`123`, `123_4`) among `facts`, oldest start first.
+
+    Slurm answers `123` with all tasks of array 123 too, and `123_4` with the record of all pending tasks.
+    """
+    job, _, task = job_id.partition("_")
+    if not task:
+        chosen = [fact for fact in facts if fact.job_id == job]
+    else:
+        of_array = [fact for fact in facts if fact.array_job_id == job]
+        exact = [fact for fact in of_array if fact.array_task_id == task]
+        chosen = exact or [fact for fact in of_array if not (fact.array_task_id or "").isdecimal()]
+    return sorted(chosen, key=lambda fact: fact.submit_ns or 0)
+
+
+def parse_node_states(text: str) -> dict[str, str]:
+    """Read `scontrol show node -o`: name to state as Slurm spells it, `IDLE+DRAIN`, `DOWN+NOT_RESPONDING`.
+
+    Raises:
+        SlurmOutputError: a line is neither a node's record nor "Node X not found".
+    """
+    states = {}
+    for line in text.splitlines():
+        name, state = _value(line, "NodeName"), _value(line, "State")
+        if name and state:
+            states[name] = state
+        elif line.strip() and not (line.startswith("Node ") and line.endswith(" not found")):
+            raise _garbled("scontrol show node", "NodeName= and State=", line)
+    return states
+
+
+def parse_kill_wait_s(text: str) -> int | None:
+    """Read KillWait (seconds) from `scontrol show config`, None if it is not there.
+
+    Raises:
+        SlurmOutputError: this is no configuration, or KillWait is no number of seconds.
+    """
+    pairs = (line.partition(" = ") for line in text.splitlines())
+    config = {key.strip(): value.strip() for key, equals, value in pairs if equals}
+    if not config:
+        raise _garbled("scontrol show config", "lines like 'KillWait = 30 sec'", text)
+    if "KillWait" not in config:
+        return None
+    seconds = _int(config["KillWait"].partition(" ")[0])
+    if seconds is None:
+        raise _garbled("scontrol show config", "KillWait = N sec", config["KillWait"])
+    return seconds
+
+
+def _value(line: str, key: str) -> str | None:
+    """Return the word after the first `key=` of a line; None where Slurm writes a word for nothing."""
+    match = re.search(rf"(?:^|\s){key}=(\S*)", line)
+    return None if match is None or match.group(1) in _NOTHING else match.group(1)
+
+
+def _rest(lines: Mapping[str, str], key: str) -> str | None:
+    value = lines.get(key, "").partition("=")[2]
+    return None if value in _NOTHING else value
+
+
+def _exit_code(text: str | None, state: str) -> tuple[int, int] | None:
+    """Read `137:0`. Slurm says 0:0 as long as there is none: that must not pass for success."""
+    if text is None or state not in _ENDED | {"COMPLETING"}:
+        return None
+    code, _, signal = text.partition(":")
+    numbers = _int(code), _int(signal)
+    if numbers[0] is None or numbers[1] is None:
+        raise _garbled("scontrol or sacct", "an exit code like 0:0", text)
+    return numbers[0], numbers[1]
+
+
+def _nodes(text: str | None) -> tuple[str, ...]:
+    try:
+        return tuple(expand(text or ""))
+    except NodeListError as error:
+        raise SlurmOutputError(f"cannot read what scontrol or sacct printed: {error}") from None
+
+
+def _int(text: str | None) -> int | None:
+    return int(text) if text and text.isascii() and text.isdecimal() and len(text) < 12 else None
+
+
+def _time_ns(text: str | None) -> int | None:
+    """Read a time printed under SLURM_TIME_FORMAT=%s; a date without a zone is worth nothing (None)."""
+    seconds = _int(text)
+    return seconds * 1_000_000_000 if seconds else None
+
+
+def _time_limit_s(text: str | None) -> int | None:
+    """Read `1-02:03:04`; None for UNLIMITED and Partition_Limit."""
+    match = _TIME_LIMIT.fullmatch(text or "")
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return ((24 * days + hours) * 60 + minutes) * 60 + seconds
+
+
+def _garbled(command: str, expected: str, found: str) -> SlurmOutputError:
+    found = ascii(found if len(found) <= 160 else found[:160] + "...")
+    return SlurmOutputError(f"cannot read what `{command}` printed: expected {expected}, found {found}")

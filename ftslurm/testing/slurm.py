@@ -1,0 +1,101 @@
+"""A Slurm in memory: answers what the test told it, and remembers what it was asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ftslurm.slurm.errors import SlurmError, SlurmUnknownJob
+from ftslurm.slurm.facts import JobFacts, check_job_id, select_job
+from ftslurm.slurm.nodelist import compress
+
+__all__ = ["FakeSlurm"]
+
+
+class FakeSlurm:
+    """A SlurmControl for tests.
+
+    Put jobs into it with `put`, change `kill_wait` and `nodes` at will, make operations fail with `fail`.
+    `calls` has every call in order, as (operation, argument), failed ones too.
+
+    Args:
+        jobs: the jobs that it knows.
+        kill_wait: what `kill_wait_s` answers.
+        nodes: name to state.
+    """
+
+    def __init__(
+        self, jobs: Iterable[JobFacts] = (), kill_wait: int | None = 30, nodes: dict[str, str] | None = None
+    ) -> None:
+        self.jobs: dict[str, JobFacts] = {}
+        self.kill_wait = kill_wait
+        self.nodes = dict(nodes or {})
+        self.calls: list[tuple[str, str]] = []
+        self._failures: dict[str, list[SlurmError]] = {}
+        self._broken: dict[str, SlurmError] = {}
+        for facts in jobs:
+            self.put(facts)
+
+    def put(self, facts: JobFacts) -> None:
+        """Add a job, or replace what is known about it."""
+        self.jobs[facts.job_id] = facts
+
+    def fail(self, operation: str, error: SlurmError, times: int | None = 1) -> None:
+        """Make the next `times` calls (None: all) of `operation` ("job", "requeue", ...) raise `error`."""
+        if not callable(getattr(self, operation, None)):
+            raise ValueError(f"SlurmControl has no operation {operation!r}")
+        if times is None:
+            self._broken[operation] = error
+        else:
+            self._failures.setdefault(operation, []).extend([error] * times)
+
+    def heal(self) -> None:
+        """Forget every failure that was asked for."""
+        self._failures.clear()
+        self._broken.clear()
+
+    def job(self, job_id: str) -> JobFacts | None:
+        """See SlurmControl."""
+        self._called("job", check_job_id(job_id))
+        return self._find(job_id)
+
+    def kill_wait_s(self) -> int | None:
+        """See SlurmControl."""
+        self._called("kill_wait_s", "")
+        return self.kill_wait
+
+    def requeue(self, job_id: str) -> None:
+        """See SlurmControl. The job is then pending, with one restart more and no nodes, as in Slurm."""
+        self._called("requeue", check_job_id(job_id))
+        facts = self._find(job_id)
+        if facts is None:
+            raise SlurmUnknownJob(f"`scontrol requeue {job_id}` failed (exit 1): Invalid job id specified")
+        self.put(
+            replace(
+                facts,
+                state="PENDING",
+                reason="BeginTime",
+                exit_code=None,
+                restarts=(facts.restarts or 0) + 1,
+                node_list=(),
+                start_ns=None,
+                end_ns=None,
+            )
+        )
+
+    def node_states(self, names: Iterable[str]) -> dict[str, str]:
+        """See SlurmControl."""
+        names = list(names)
+        self._called("node_states", compress(names))
+        return {name: self.nodes[name] for name in names if name in self.nodes}
+
+    def _find(self, job_id: str) -> JobFacts | None:
+        found = select_job(self.jobs.values(), job_id)
+        return found[-1] if found else None
+
+    def _called(self, operation: str, argument: str) -> None:
+        self.calls.append((operation, argument))
+        if self._failures.get(operation):
+            raise self._failures[operation].pop(0)
+        if operation in self._broken:
+            raise self._broken[operation]
