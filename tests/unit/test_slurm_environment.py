@@ -205,7 +205,7 @@ def test_the_cluster_is_also_found_behind_a_clients_choice() -> None:
         ("SLURM_JOB_NODELIST", "c[2-1]", "does not run backwards"),
     ],
 )
-def test_a_malformed_variable_is_named_with_its_value_and_advice(name: str, value: str, expected: str) -> None:
+def test_a_malformed_variable_is_named_and_its_value_too(name: str, value: str, expected: str) -> None:
     env = STEP if name != "SLURM_JOB_NODELIST" else BATCH
     with pytest.raises(SlurmEnvironmentError) as caught:
         read(env, **{name: value})
