@@ -59,10 +59,7 @@ def measure_restart(tool: tools.Tool, nodes: int) -> Sample:
     with measure.job_directory() as directory:
         job, launch = start_job(tool, nodes, 2, "restart", directory)
         ended_ns = launch.wait(LIMIT_S)
-        sample = times(measure.read_events(directory / "events"), job, launch.started_ns, ended_ns)
-        if tool.name == OURS and nodes == 1:
-            sample["report"] = measure_report(tool, job)
-        return sample
+        return times(measure.read_events(directory / "events"), job, launch.started_ns, ended_ns)
 
 
 def times(events: list[measure.Event], job: tools.Job, started_ns: int, ended_ns: int) -> Sample:
@@ -86,11 +83,14 @@ def times(events: list[measure.Event], job: tools.Job, started_ns: int, ended_ns
     }
 
 
-def measure_report(tool: tools.Tool, job: tools.Job) -> float:
-    """Return the seconds that ``ftslurm report`` takes for the run that ``job`` has left."""
-    command = [*tool.start, "report", str(tools.run_directory(job))]
-    launch = measure.Launch([command], job.directory, tools.environment(job.directory))
-    return (launch.wait(LIMIT_S) - launch.started_ns) / 1e9
+def measure_report(tool: tools.Tool) -> Sample:
+    """Return the seconds that ``ftslurm report`` takes for a run with one failure."""
+    with measure.job_directory() as directory:
+        job, launch = start_job(tool, 1, 2, "restart", directory)
+        launch.wait(LIMIT_S)
+        command = [*tool.start, "report", str(tools.run_directory(job))]
+        report = measure.Launch([command], directory, tools.environment(directory))
+        return {"report": (report.wait(LIMIT_S) - report.started_ns) / 1e9}
 
 
 def measure_memory(tool: tools.Tool) -> Sample:
@@ -119,10 +119,13 @@ def collect(found: list[tools.Tool], runs: int) -> tuple[dict[str, table.Samples
         ("1 node", lambda tool: measure_restart(tool, 1)),
         ("2 nodes", lambda tool: measure_restart(tool, 2)),
         ("memory", measure_memory),
+        ("report", measure_report),
     )
     for number in range(runs + 1):  # run 0 warms caches up and does not count
         for title, part in parts:
             for tool in found:
+                if title == "report" and tool.name != OURS:
+                    continue  # other tools have none
                 print(f"run {number}/{runs}, {title}: {tool.name}", file=sys.stderr, flush=True)
                 try:
                     sample = part(tool)
