@@ -74,7 +74,7 @@ def _exit(*codes: int) -> Callable[[Evidence], bool]:
     return lambda e: e.kind == "exit" and (not codes or e.exit_code in codes)
 
 
-_RUNTIME_WORDS = re.compile(r"gloo[/:]|TCPStore|ProcessGroup|c10d::|\bNCCL (error|version|WARN)|ncclInternal|c10::")
+_RUNTIME_WORDS = re.compile(r"gloo[/:]|TCPStore|ProcessGroup|c10d::|\bNCCL (error|version|WARN)|c10::")
 
 
 def _distributed(e: Evidence) -> bool:
@@ -112,7 +112,8 @@ ROWS: tuple[Cause, ...] = (
     # torch.distributed: what breaks on the survivors when another rank ends.
     Cause("port-in-use", "port in use", PRIMARY, _in_distributed(r"EADDRINUSE|[Aa]ddress already in use"),
           "Another process holds the port. Let ftslurm choose it: do not set MASTER_PORT in the script."),
-    Cause("nccl-usage", "NCCL used wrongly", PRIMARY, _in_distributed(r"ncclInvalidUsage|Duplicate GPU detected"),
+    Cause("nccl-usage", "NCCL used wrongly", PRIMARY,
+          _in_distributed(r"ncclInvalidUsage|Duplicate GPU detected"),
           "Usually two ranks on one GPU: set the device from LOCAL_RANK."),
     Cause("nccl-timeout", "NCCL time-out", CASCADE,
           _in_distributed(r"[Ww]atchdog caught collective operation timeout|NCCL.*[Tt]imed? ?out"),
@@ -127,7 +128,7 @@ ROWS: tuple[Cause, ...] = (
     Cause("nccl", "NCCL error", CASCADE, _in_distributed(r"NCCL|nccl"),
           "Run with NCCL_DEBUG=WARN for NCCL's own reason if no other rank explains this."),
     Cause("nccl-abort", "NCCL's watchdog aborted the process", CASCADE,
-          _tail_of("SIGABRT", r"ProcessGroupNCCL.*(?:watchdog|Watchdog)|Watchdog caught collective operation timeout"),
+          _tail_of("SIGABRT", r"ProcessGroupNCCL.*[Ww]atchdog|Watchdog caught collective operation timeout"),
           "A rank waited for one that did not come: look for a rank that stopped, hung or went elsewhere."),
     # Devices and memory.
     Cause("cuda-oom", "CUDA out of memory", PRIMARY,
@@ -138,13 +139,15 @@ ROWS: tuple[Cause, ...] = (
     Cause("cuda-assert", "CUDA device-side assert", PRIMARY,
           _exception("RuntimeError", "AcceleratorError", text="device-side assert triggered"),
           "Often an index out of range. Run with CUDA_LAUNCH_BLOCKING=1 for the right line."),
-    Cause("cuda-error", "CUDA error", PRIMARY, _exception("RuntimeError", "AcceleratorError", text="^CUDA error"),
+    Cause("cuda-error", "CUDA error", PRIMARY,
+          _exception("RuntimeError", "AcceleratorError", text="^CUDA error"),
           "Look for Xid messages of this node in dmesg; if it is always this node, exclude it."),
     Cause("dataloader-worker", "a DataLoader worker died", PRIMARY,
           _exception("RuntimeError", text=r"DataLoader worker \(pid.*(killed by signal|exited unexpectedly)"),
           "Often too little memory or /dev/shm: fewer workers, smaller batches, or more of either."),
     Cause("host-memory", "host memory ran out", PRIMARY,
-          lambda e: e.exception == "MemoryError" or _exception("RuntimeError", text="DefaultCPUAllocator: can't alloc")(e),
+          lambda e: e.exception == "MemoryError"
+          or _exception("RuntimeError", text="DefaultCPUAllocator: can't alloc")(e),
           "More memory for the job (--mem), or less per rank."),
     # The script and its files.
     Cause("start", "the script cannot start", PRIMARY, _at_start,
@@ -158,12 +161,14 @@ ROWS: tuple[Cause, ...] = (
           "Check that the path exists on this node too, not only where you submitted."),
     Cause("permission", "permission denied", PRIMARY, _exception("PermissionError"),
           "Check the owner and the mode of the path on this node."),
+    Cause("system-exit", "the script ended itself", PRIMARY, _exception("SystemExit"), ""),
     Cause("interrupt", "interrupted", PRIMARY, _exception("KeyboardInterrupt"), ""),
-    Cause("exception", "Python exception", PRIMARY, lambda e: e.exception is not None or e.kind == "exception"),
+    Cause("exception", "Python exception", PRIMARY,
+          lambda e: e.exception is not None or e.kind == "exception"),
     # Ends without an exception. A bare SIGKILL is nobody's for sure: the kernel's OOM killer, Slurm and
     # people all use it, so it is never called out-of-memory without a counter that says so.
     Cause("sigkill", "killed by SIGKILL, by whom is unknown", PRIMARY, _signal("SIGKILL"),
-          "Look for the kernel's OOM killer (dmesg, sacct State=OUT_OF_MEMORY) and for people or tools who kill."),
+          "Look for the kernel's OOM killer (dmesg, sacct: OUT_OF_MEMORY) and for people or tools who kill."),
     Cause("segfault", "segmentation fault", PRIMARY, _signal("SIGSEGV"),
           "Native code crashed: the stacks show the Python line that called it."),
     Cause("bus-error", "bus error", PRIMARY, _signal("SIGBUS"),
@@ -191,8 +196,15 @@ def classify(evidence: Evidence, rows: Sequence[Cause] = ROWS) -> Cause:
     return ROWS[-1]
 
 
+def _is_number(text: str) -> bool:
+    return not text or text.removeprefix("-").isdigit()
+
+
 def describe(evidence: Evidence, cause: Cause) -> str:
     """Say in one line what happened, as the middle of "rank 3 on n2: ...". Never empty."""
+    if evidence.exception == "SystemExit":
+        code = "sys.exit" if evidence.exit_code is None else f"exit code {evidence.exit_code}"
+        return code if _is_number(evidence.message) else f"{code}: {evidence.message}"
     if evidence.exception is not None:
         return f"{evidence.exception}: {evidence.message}" if evidence.message else evidence.exception
     if evidence.kind == "signal":

@@ -27,38 +27,45 @@ def analyse(snapshot: Snapshot, *, round_number: int | None = None) -> Dict:
 
     Returns:
         The report, plain JSON types only. Keys are always there; what is not known is null. Times are
-        nanoseconds since the epoch (``_ns``) by the clock of the node that wrote them, spans seconds (``_s``).
+        nanoseconds since the epoch (``_ns``) by the clock of the node that wrote them; spans are seconds
+        (``_s``).
 
         - ``schema`` "ftslurm/report", ``version`` 1, ``made_ns``
         - ``summary``: the report in one line
         - ``status``: "succeeded", "failed", "stopped" (from outside), "running", or "unfinished" (no end was
-          recorded and nothing was heard for a while); ``exit_code``, ``reason`` and ``ended_ns`` as recorded
-        - ``run``: ``id``, ``directory``, ``user``, ``created_ns``, ``ftslurm``, ``attempts`` (names), ``command``
+          recorded and nothing was heard for a while); ``exit_code``, ``reason``, ``ended_ns`` as recorded
+        - ``run``: ``id``, ``directory``, ``user``, ``created_ns``, ``ftslurm`` (version), ``attempts`` (names),
+          ``command``
         - ``started_ns``, ``duration_s``, ``last_step``, ``max_restarts``, ``restarts_used``
         - ``alive``: the newest sign of life: ``time_ns``, ``age_s``, ``node``; or null
-        - ``cause``: why the job failed or is failing: the ``first_failure`` of the round concerned; or null
+        - ``cause``: why the job failed or is failing: the ``first_failure`` of that round; or null
         - ``focus``: the round that evidence is shown for; or null
-        - ``recovered``: numbers of the rounds whose failure the job survived
-        - ``cost``: over all recovered failures: ``failures``, ``between_rounds_s``, ``steps_repeated``
+        - ``recovered``, ``interrupted``: numbers of the rounds whose failure, or stop from outside, the
+          job survived
+        - ``cost``: over all of those: ``rounds``, ``between_rounds_s``, ``steps_repeated``
         - ``rounds``: oldest first, each with
 
-          - ``round``, ``attempt``, ``nodes`` (names), ``world_size``, ``started_ns``, ``ended_ns``, ``duration_s``,
-            ``first_step``, ``last_step``, ``reason``
+          - ``round``, ``attempt``, ``nodes`` (names), ``world_size``, ``started_ns``, ``ended_ns``,
+            ``duration_s``, ``first_step``, ``last_step``, ``reason``
           - ``outcome``: "running", "succeeded", "failed", "node-lost", "stopped" or "unknown"
-          - ``first_failure``: ``rank`` (null for a lost node), ``local_rank``, ``node``, ``nodes``, ``host``, ``round``,
-            ``step``, ``time_ns``, ``kind`` ("exception", "exit", "signal", "spawn", "node-lost"), ``exit_code``, ``signal``,
-            ``core_dumped``, ``what`` (text), ``cause``, ``title``, ``role`` and ``advice`` (the row of
-            `ftslurm.failures.causes`), ``where`` and ``raised_in`` (``file``, ``shown``, ``line``, ``function``, ``source``),
-            ``traceback``, ``stacks``, ``log`` (``stream``, ``path``, ``size``, ``lines``, ``cut``), ``signature``,
-            ``same_as_rounds``, ``ranks``, ``argv``, ``evidence`` (what it is known from)
-          - ``same_time``: other primary failures that the clocks cannot put in order with the first one
-          - ``groups``: the other ranks that failed, by signature: ``ranks`` ("0-3, 7"), ``count``, ``nodes`` (at most 8),
-            ``node_count``, ``what``, ``cause``, ``title``, ``role`` ("primary" or "cascade"), ``first_ns``
-          - ``stopped``: ranks that ftslurm stopped: ``ranks``, ``count``, ``reason``, ``killed_ranks``, ``killed``; or null
+          - ``first_failure``: ``rank`` (null for a lost node), ``local_rank``, ``node``, ``nodes``, ``host``,
+            ``round``, ``step``, ``time_ns``; ``kind`` ("exception", "exit", "signal", "spawn", "node-lost"),
+            ``exit_code``, ``signal``, ``core_dumped``, ``what`` (text); ``cause``, ``title``, ``role`` and
+            ``advice`` (the row of `ftslurm.failures.causes`); ``where`` (in the user's code) and
+            ``raised_in`` (if elsewhere), each ``file``, ``shown`` (short), ``line``, ``function``, ``source``;
+            ``traceback``, ``stacks``; ``log``: ``stream``, ``path``, ``size`` (bytes), ``lines``, ``cut``;
+            ``signature``, ``same_as_rounds``, ``ranks``, ``argv``, ``evidence`` (what it is known from)
+          - ``same_time``: other primary failures that the clocks cannot put in order with the first
+          - ``groups``: the other ranks that failed, by signature: ``ranks`` ("0-3, 7"), ``count``, ``nodes``
+            (at most 8), ``node_count``, ``what``, ``cause``, ``title``, ``role`` ("primary" or "cascade"),
+            ``first_ns``
+          - ``stopped``: ranks that ftslurm stopped: ``ranks``, ``count``, ``reason``, ``killed_ranks``,
+            ``killed``; or null
           - ``finished``: ranks that had ended well: ``ranks``, ``count``; or null
           - ``silent``: ranks whose end nobody recorded: ``ranks``, ``count``, ``nodes``; or null
-          - ``recovered``: whether a later round followed; ``cost``: then ``until_next_round_s``, ``steps_repeated``
-            and ``requeued`` (another attempt, so the time includes Slurm's queue); or null
+          - ``recovered``: whether a later round followed its failure
+          - ``cost``: if a later round followed: ``until_next_round_s``, ``steps_repeated`` and ``requeued``
+            (another attempt, so the time includes Slurm's queue); or null
 
         - ``skipped_rounds``: how many old rounds' files were not read
         - ``problems``: ``file`` and ``reason`` of what could not be used
@@ -94,6 +101,7 @@ def analyse(snapshot: Snapshot, *, round_number: int | None = None) -> Dict:
         "cause": cause,
         "focus": _focus(cause, rounds, round_number),
         "recovered": [r["round"] for r in rounds if r["recovered"]],
+        "interrupted": [r["round"] for r in rounds if r["cost"] is not None and not r["recovered"]],
         "cost": _total(rounds),
         "rounds": rounds,
         "skipped_rounds": snapshot.skipped_rounds,
@@ -157,27 +165,28 @@ def _focus(cause: Dict | None, rounds: list[Dict], wanted: int | None) -> int | 
 
 
 def _link(rounds: list[Dict]) -> None:
-    """Fill in what only the neighbours tell: what was recovered, at which cost, and what keeps coming back."""
+    """Fill in what only the neighbours tell: what was recovered, at which cost, what keeps coming back."""
     seen: dict[str, list[int]] = {}
-    for this, after in zip(rounds, [*rounds[1:], None]):
+    for i, this in enumerate(rounds):
         failure = this["first_failure"]
-        if failure is None:
-            continue
-        earlier = seen.setdefault(failure["signature"], [])
-        failure["same_as_rounds"] = list(earlier[-20:])
-        earlier.append(this["round"])
-        if after is not None:
-            this["recovered"] = True
-            this["cost"] = _cost(this, failure, after)
+        if failure is not None:
+            earlier = seen.setdefault(failure["signature"], [])
+            failure["same_as_rounds"] = earlier[-20:]
+            earlier.append(this["round"])
+        if i + 1 < len(rounds) and this["outcome"] != "succeeded":
+            this["recovered"] = failure is not None
+            this["cost"] = _cost(this, rounds[i + 1])
 
 
-def _cost(this: Dict, failure: Dict, after: Dict) -> Dict:
+def _cost(this: Dict, after: Dict) -> Dict:
+    failure = this["first_failure"] or {"time_ns": None, "step": None}
     failed_ns = failure["time_ns"] if failure["time_ns"] is not None else this["ended_ns"]
     next_ns = after["started_ns"]
     step = failure["step"] if failure["step"] is not None else this["last_step"]
     resumed = after["first_step"]
+    known = failed_ns is not None and next_ns is not None
     return {
-        "until_next_round_s": None if failed_ns is None or next_ns is None else max(0, next_ns - failed_ns) / 1e9,
+        "until_next_round_s": max(0, next_ns - failed_ns) / 1e9 if known else None,
         "steps_repeated": None if step is None or resumed is None else max(0, step - resumed),
         "requeued": this["attempt"] != after["attempt"],
     }
@@ -186,7 +195,7 @@ def _cost(this: Dict, failure: Dict, after: Dict) -> Dict:
 def _total(rounds: list[Dict]) -> Dict:
     costs = [r["cost"] for r in rounds if r["cost"] is not None]
     return {
-        "failures": len(costs),
+        "rounds": len(costs),
         "between_rounds_s": sum(c["until_next_round_s"] or 0 for c in costs),
         "steps_repeated": sum(c["steps_repeated"] or 0 for c in costs),
     }

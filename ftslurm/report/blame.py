@@ -67,15 +67,11 @@ def suspects(snapshot: Snapshot, number: int, rows: Sequence[Cause] = ROWS) -> l
         for worker in node.workers:
             error = files.errors.get(worker.rank)
             if _failed_by_itself(worker, error, began_ns):
-                found[worker.rank] = _suspect(
-                    worker.rank, node, worker, error, words.get(worker.rank), files.tails.get(worker.rank, ())
-                )
+                found[worker.rank] = _suspect(worker.rank, (node, worker), error, words.get(worker.rank))
     seen = {worker.rank for node in files.nodes for worker in node.workers if worker.ended_ns is not None}
     for rank in sorted((set(files.errors) | set(words)) - seen - set(found)):
         # No agent's last word on this rank: its agent died first, or its file is broken.
-        found[rank] = _suspect(
-            rank, None, None, files.errors.get(rank), words.get(rank), files.tails.get(rank, ())
-        )
+        found[rank] = _suspect(rank, None, files.errors.get(rank), words.get(rank))
     judged = [_judge(s, files.tails.get(s.rank, ()), rows) for s in found.values()]
     return sorted(judged, key=_order)
 
@@ -139,8 +135,8 @@ def _stop_began_ns(node: RoundNode) -> int | None:
     """When this node began to stop its workers, or the latest time by which it surely had not."""
     if node.stop_ns is not None:
         return node.stop_ns
-    ends = [w.ended_ns for w in node.workers if w.failed and not w.stopped_by_ftslurm and w.ended_ns is not None]
-    return min(ends, default=None)
+    own = (w for w in node.workers if w.failed and not w.stopped_by_ftslurm)
+    return min((w.ended_ns for w in own if w.ended_ns is not None), default=None)
 
 
 def _failed_by_itself(worker: Worker, error: RankError | None, began_ns: int | None) -> bool:
@@ -158,13 +154,9 @@ def _failed_by_itself(worker: Worker, error: RankError | None, began_ns: int | N
 
 
 def _suspect(
-    rank: int,
-    node: RoundNode | None,
-    worker: Worker | None,
-    error: RankError | None,
-    word: Failure | None,
-    tails: Sequence[LogTail],
+    rank: int, seen: tuple[RoundNode, Worker] | None, error: RankError | None, word: Failure | None
 ) -> Suspect:
+    node, worker = seen or (None, None)
     kind = _kind(worker, error, word)
     exception = _exception(kind, error, word)
     traceback = error.traceback if error else None
@@ -173,13 +165,12 @@ def _suspect(
         worker.progress.last_step if worker and worker.progress else None,
         word.step if word else None,
     )
-    stacks = error.stacks if error else None
     return Suspect(
         rank=rank,
         node=(node.node if node else None) or (error and error.node) or (word.node if word else None) or "?",
         host=(node.host if node else None) or (error.host if error else None),
         local_rank=_first_known(*(x.local_rank for x in (worker, error, word) if x)),
-        time_ns=_time_ns(kind, worker, error, word),
+        time_ns=_time_ns(exception is not None, worker, error, word),
         kind=kind,
         exit_code=_first_known(*(x.exit_code for x in (worker, error, word) if x)),
         signal=(worker and worker.signal) or (error and error.signal) or (word.signal if word else None),
@@ -189,7 +180,7 @@ def _suspect(
         exception=exception,
         frames=_frames(exception, traceback),
         traceback=traceback,
-        stacks=stacks or next((t.text for t in tails if t.stream == "stacks"), None),
+        stacks=error.stacks if error else None,
         evidence=tuple(n for n, x in (("round-node", worker), ("error.json", error), ("summary", word)) if x),
         cause=ROWS[-1],
         what=(error.message if error else "") or (word.message if word else ""),
@@ -205,17 +196,21 @@ def _kind(worker: Worker | None, error: RankError | None, word: Failure | None) 
         return "spawn"
     if error is not None:
         return error.kind
-    if word is not None and (worker is None or worker.exit_code is None or word.kind in ("exception", "spawn")):
+    if word is not None and (
+        worker is None or worker.exit_code is None or word.kind in ("exception", "spawn")
+    ):
         return word.kind
     return "exit"
 
 
-def _time_ns(kind: str, worker: Worker | None, error: RankError | None, word: Failure | None) -> int | None:
+def _time_ns(
+    raised: bool, worker: Worker | None, error: RankError | None, word: Failure | None
+) -> int | None:
     # An exception happened when it was caught; the process may have needed seconds more to end.
     error_ns = error.time_ns if error else None
     ended_ns = worker.ended_ns if worker else None
     word_ns = word.time_ns if word else None
-    if kind == "exception":
+    if raised:
         return _first_known(error_ns, word_ns, ended_ns)
     return _first_known(ended_ns, error_ns, word_ns)
 
@@ -235,20 +230,21 @@ def _exception(kind: str, error: RankError | None, word: Failure | None) -> Exc 
 
 def _frames(exception: Exc | None, traceback: str | None) -> tuple[Frame, ...]:
     frames = exception.frames if exception else ()
-    # A SyntaxError's own place is in no frame; torch's records have frames only as text.
-    if traceback and (not frames or (exception and exception.type in ("SyntaxError", "IndentationError", "TabError"))):
-        found = [Frame(f, int(n), fn or "", None) for f, n, fn in _FRAME.findall(traceback[-65536:])]
-        return tuple(found[-100:]) or frames
-    return frames
+    if frames or not traceback:
+        return frames
+    # A record by torch alone: the frames are there only as text.
+    found = [Frame(f, int(n), fn or "", None) for f, n, fn in _FRAME.findall(traceback[-65536:])]
+    return tuple(found[-100:])
 
 
 def _judge(suspect: Suspect, tails: Sequence[LogTail], rows: Sequence[Cause]) -> Suspect:
-    stderr = next((t.text for t in tails if t.stream == "stderr"), "")
-    evidence = _evidence(suspect, suspect.exception, stderr)
+    by_stream = {t.stream: t.text for t in tails}
+    evidence = _evidence(suspect, suspect.exception, by_stream.get("stderr", ""))
     cause = classify(evidence, rows)
     if cause.name == "exception" and suspect.exception is not None:
         cause = _cascade_in_chain(suspect, rows) or cause
-    return replace(suspect, cause=cause, what=describe(evidence, cause))
+    stacks = suspect.stacks or by_stream.get("stacks")
+    return replace(suspect, cause=cause, what=describe(evidence, cause), stacks=stacks)
 
 
 def _cascade_in_chain(suspect: Suspect, rows: Sequence[Cause]) -> Cause | None:

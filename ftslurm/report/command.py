@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import argparse
 
 EXIT_USAGE = 2
+SLURM_TIMEOUT_S = 10.0
 
 
 def main(argv: Sequence[str], *, job_workdir: Callable[[str], str | None] | None = None) -> int:
@@ -20,8 +21,8 @@ def main(argv: Sequence[str], *, job_workdir: Callable[[str], str | None] | None
 
     Args:
         argv: the arguments after ``report``.
-        job_workdir: asks Slurm for a job's working directory; used only when a job id is given and the
-            run was not found by other means.
+        job_workdir: asks for a job's working directory; used only when a job id is given and the run was
+            not found by other means. Default: Slurm is asked.
 
     Returns:
         0; with ``--exit-code`` the job's own exit status (1 if no end was recorded); 2 on wrong usage and
@@ -29,14 +30,17 @@ def main(argv: Sequence[str], *, job_workdir: Callable[[str], str | None] | None
     """
     from ftslurm.report.locate import NotFound, locate
 
-    options = _parser().parse_args(argv)
+    try:
+        options = _parser().parse_args(argv)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else EXIT_USAGE
     try:
         directory = locate(
             options.run,
             environ=os.environ,
             cwd=Path.cwd(),
             shared_dir=options.shared_dir,
-            job_workdir=job_workdir,
+            job_workdir=job_workdir or _job_workdir,
         )
         report = make_report(directory, round_number=options.round)
     except NotFound as error:
@@ -56,7 +60,9 @@ def main(argv: Sequence[str], *, job_workdir: Callable[[str], str | None] | None
     return 0
 
 
-def make_report(directory: Path, *, round_number: int | None = None, now_ns: int | None = None) -> dict[str, Any]:
+def make_report(
+    directory: Path, *, round_number: int | None = None, now_ns: int | None = None
+) -> dict[str, Any]:
     """Read and judge a run directory.
 
     Args:
@@ -70,7 +76,9 @@ def make_report(directory: Path, *, round_number: int | None = None, now_ns: int
     from ftslurm.report.analyse import analyse
     from ftslurm.report.gather import gather
 
-    snapshot = gather(directory, now_ns=time.time_ns() if now_ns is None else now_ns, round_number=round_number)
+    snapshot = gather(
+        directory, now_ns=time.time_ns() if now_ns is None else now_ns, round_number=round_number
+    )
     return analyse(snapshot, round_number=round_number)
 
 
@@ -100,6 +108,17 @@ def to_json(report: dict[str, Any]) -> str:
     return json.dumps(report, indent=2) + "\n"
 
 
+def _job_workdir(job_id: str) -> str | None:
+    from ftslurm.slurm.control import CommandSlurm
+    from ftslurm.slurm.errors import SlurmError
+
+    try:
+        facts = CommandSlurm(timeout_s=SLURM_TIMEOUT_S).job(job_id)
+    except (SlurmError, ValueError):
+        return None
+    return facts.work_dir if facts is not None else None
+
+
 def _parser() -> argparse.ArgumentParser:
     import argparse
 
@@ -108,12 +127,20 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         description="Say why a run ended, or how it is doing: the first failure over all nodes, and what followed.",
     )
-    parser.add_argument("run", nargs="?", metavar="RUN_DIR|JOB_ID", help="default: the newest run in the shared directory")
+    parser.add_argument(
+        "run", nargs="?", metavar="RUN_DIR|JOB_ID", help="default: the newest run in the shared directory"
+    )
     parser.add_argument("--json", action="store_true", help="print the whole report as JSON")
     parser.add_argument("--round", type=_round, metavar="N", help="show the evidence of this round")
-    parser.add_argument("--shared-dir", metavar="DIR", help="where runs are (default: $FTSLURM_SHARED_DIR, ./ftslurm-runs)")
-    parser.add_argument("--exit-code", action="store_true", help="exit with the job's own status; 1 if it has none")
-    parser.add_argument("--save", action="store_true", help="also write report.json and report.txt into the run directory")
+    parser.add_argument(
+        "--shared-dir", metavar="DIR", help="where runs are (default: $FTSLURM_SHARED_DIR, ./ftslurm-runs)"
+    )
+    parser.add_argument(
+        "--exit-code", action="store_true", help="exit with the job's own status; 1 if it has none"
+    )
+    parser.add_argument(
+        "--save", action="store_true", help="also write report.json and report.txt into the run directory"
+    )
     return parser
 
 

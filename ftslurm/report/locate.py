@@ -46,15 +46,18 @@ def locate(
             raise NotFound(_not_a_run(path))
     job = _JOB_ID.fullmatch(argument) if argument is not None else None
     parents = _parents(environ, cwd, shared_dir)
-    if job is not None and argument is not None and job_workdir is not None and shared_dir is None:
-        workdir = job_workdir(argument)
-        if workdir:
-            parents.append(Path(workdir) / RUNS_FOLDER)
-    parents = list(dict.fromkeys(parents))
     for parent in parents:
         found = _in_parent(parent, argument, job)
         if found is not None:
             return found
+    if job is not None and argument is not None and job_workdir is not None and shared_dir is None:
+        # Asked last: with slurmctld down the answer takes many seconds.
+        workdir = job_workdir(argument)
+        if workdir:
+            parents.append(Path(workdir) / RUNS_FOLDER)
+            found = _in_parent(parents[-1], argument, job)
+            if found is not None:
+                return found
     raise NotFound(_nothing(argument, cwd, parents))
 
 
@@ -62,7 +65,8 @@ def _parents(environ: Mapping[str, str], cwd: Path, shared_dir: str | None) -> l
     if shared_dir is not None:
         return [cwd / shared_dir]
     from_environment = environ.get("FTSLURM_SHARED_DIR")
-    return ([cwd / from_environment] if from_environment else []) + [cwd / RUNS_FOLDER]
+    parents = ([cwd / from_environment] if from_environment else []) + [cwd / RUNS_FOLDER]
+    return list(dict.fromkeys(parents))
 
 
 def _in_parent(parent: Path, argument: str | None, job: re.Match[str] | None) -> Path | None:

@@ -25,7 +25,7 @@ def list_directory(path: Path) -> tuple[list[str], list[str]]:
     files: list[str] = []
     folders: list[str] = []
     try:
-        if os.path.islink(path):
+        if path.is_symlink():
             raise Malformed("is a symbolic link; not followed")
         with os.scandir(path) as entries:
             for count, entry in enumerate(entries):

@@ -11,7 +11,8 @@ Json = Mapping[str, Any]
 # Escape sequences first, so that their printable rest does not stay behind as litter.
 _ESCAPES = re.compile(
     "\x1b\\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor movements
-    "|(?:\x1b[\\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]{0,4096}(?:\x07|\x1b\\\\|\x9c)?"  # OSC, DCS and the like
+    # OSC, DCS and the like, up to their terminator
+    "|(?:\x1b[\\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]{0,4096}(?:\x07|\x1b\\\\|\x9c)?"
     "|\x9b[0-?]*[ -/]*[@-~]"
     "|\x1b[ -/]*[0-~]"
 )
@@ -112,6 +113,8 @@ def who(failure: Json) -> str:
     """``rank 3 on n2``, or the lost nodes."""
     if failure["rank"] is None:
         nodes = failure["nodes"]
+        if not nodes:
+            return "a node"
         return f"node {safe(nodes[0])}" if len(nodes) == 1 else f"nodes {names(nodes)}"
     return f"rank {failure['rank']} on {safe(failure['node'])}"
 
@@ -119,7 +122,9 @@ def who(failure: Json) -> str:
 def what(failure: Json) -> str:
     """Say in one line what happened to it."""
     text = first_line(failure["what"]) or failure["title"]
-    return text + " (core dumped)" if failure["core_dumped"] else text
+    if not failure["core_dumped"]:
+        return text
+    return f"{text[:-1]}, core dumped)" if text.endswith(")") else f"{text} (core dumped)"
 
 
 def verdict(failure: Json) -> str:
@@ -143,12 +148,21 @@ def moment(failure: Json) -> str:
     return f"{step}round {failure['round']}"
 
 
+def after(report: Json) -> str:
+    """`` after 1 recovered failure and 2 interruptions``; empty if nothing happened."""
+    parts = []
+    if report["recovered"]:
+        parts.append(count(len(report["recovered"]), "recovered failure"))
+    if report["interrupted"]:
+        parts.append(count(len(report["interrupted"]), "interruption"))
+    return f" after {' and '.join(parts)}" if parts else ""
+
+
 def summary(report: Json) -> str:
     """The whole report in one line."""
     run, status, cause = safe(report["run"]["id"]), report["status"], report["cause"]
-    recovered = len(report["recovered"])
     if status == "succeeded":
-        return f"{run} succeeded" + (f" after {count(recovered, 'recovered failure')}" if recovered else "")
+        return f"{run} succeeded{after(report)}"
     if status == "stopped":
         return f"{run} was stopped: {first_line(report['reason'] or 'why is not recorded')}"
     if status == "failed" and cause is None:

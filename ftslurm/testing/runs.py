@@ -188,7 +188,12 @@ class RunBuilder:
             "failed": True,
         }
         if step is not None:
-            worker["progress"] = {"first_step": step, "first_ns": self.now_ns, "last_step": step, "last_ns": self.now_ns}
+            worker["progress"] = {
+                "first_step": step,
+                "first_ns": self.now_ns,
+                "last_step": step,
+                "last_ns": self.now_ns,
+            }
             self._keep_first_step(node, worker, step)
         message = _one_line(exception) if exception is not None else signal or f"exit code {exit_code}"
         failure = {
@@ -224,13 +229,20 @@ class RunBuilder:
         return self
 
     def stop(
-        self, *, reason: str | None = None, after_s: float = 0.2, killed: tuple[int, ...] = (), outcome: str = "failed"
+        self,
+        *,
+        reason: str | None = None,
+        after_s: float = 0.2,
+        killed: tuple[int, ...] = (),
+        outcome: str = "failed",
     ) -> RunBuilder:
         """Let ftslurm stop whoever still runs, and the round end; ``killed`` are ranks that needed SIGKILL."""
         self.wait(after_s)
         failure = self.history[-1]["failure"]
-        if reason is None and failure is not None:
-            reason = f"rank {failure['rank']} on {failure['node']} failed"
+        told = reason
+        if failure is not None:
+            reason = reason or f"rank {failure['rank']} on {failure['node']} failed"
+            told = f"rank {failure['rank']} on {failure['node']} failed at step {failure['step']}: {failure['message']}"
         for node in self._nodes():
             if node["outcome"] == "gone":
                 continue
@@ -239,9 +251,13 @@ class RunBuilder:
                 if worker["ended_ns"] is None:
                     signal = "SIGKILL" if worker["rank"] in killed else "SIGTERM"
                     stopped = {"ended_ns": self.now_ns, "signal": signal, "stop_signal": signal}
-                    worker |= stopped | {"stopped_by_ftslurm": True}
-            node |= {"ended_ns": self.now_ns, "outcome": "failed" if own else "stopped", "stop_reason": reason}
-        self.history[-1] |= {"ended_ns": self.now_ns, "outcome": outcome, "reason": reason}
+                    worker.update(stopped, stopped_by_ftslurm=True)
+            node |= {
+                "ended_ns": self.now_ns,
+                "outcome": "failed" if own else "stopped",
+                "stop_reason": reason,
+            }
+        self.history[-1] |= {"ended_ns": self.now_ns, "outcome": outcome, "reason": told}
         return self
 
     def lose(self, *names: str, silent_s: float = 30.0) -> RunBuilder:
@@ -261,7 +277,8 @@ class RunBuilder:
                     "silent_s": silent_s,
                 }
             )
-        self.stop(reason=f"node {', '.join(names)} lost", outcome="node-lost")
+        told = "; ".join(f"{n} was lost: its agent gave no sign of life for {silent_s:.1f} s" for n in names)
+        self.stop(reason=told, outcome="node-lost", after_s=0)
         for name in names:
             self.round_nodes[len(self.history), name]["outcome"] = "running"
         return self
@@ -291,7 +308,13 @@ class RunBuilder:
 
     def write(self) -> Path:
         """Write the run directory and return its path."""
-        run = {"schema": "ftslurm/run", "version": 1, "run_id": self.run_id, "created_ns": START_NS, "user": "ann"}
+        run = {
+            "schema": "ftslurm/run",
+            "version": 1,
+            "run_id": self.run_id,
+            "created_ns": START_NS,
+            "user": "ann",
+        }
         _put(self.path / "run.json", run | {"uid": os.getuid(), "ftslurm": "0.1.0"})
         for attempt in self.attempts:
             _put(self.path / "attempts" / attempt["attempt"] / "attempt.json", attempt)
@@ -381,7 +404,11 @@ class RunBuilder:
         exc = None if exception is None else _exc(exception, frames, module)
         return {
             "message": {
-                "message": failure["message"] if exception is None else f"{exc['type']}: {exception}" if exc else "",
+                "message": failure["message"]
+                if exception is None
+                else f"{exc['type']}: {exception}"
+                if exc
+                else "",
                 "extraInfo": {
                     "py_callstack": "" if exc is None else _traceback(exc),
                     "timestamp": str(failure["time_ns"] // SECOND_NS),
@@ -419,9 +446,11 @@ class RunBuilder:
         }
 
     def _keep_first_step(self, node: Dict, worker: Dict, step: int) -> None:
-        others = [w["progress"] for n in self._nodes() for w in n["workers"] if w["progress"] and w is not worker]
+        others = [
+            w["progress"] for n in self._nodes() for w in n["workers"] if w["progress"] and w is not worker
+        ]
         if others:
-            worker["progress"]["first_step"] = min(step, min(p["first_step"] for p in others))
+            worker["progress"]["first_step"] = min([step, *(p["first_step"] for p in others)])
 
     def _nodes(self) -> list[Dict]:
         return [node for (number, _), node in self.round_nodes.items() if number == len(self.history)]

@@ -1,0 +1,209 @@
+"""The first lines of a text report: what happened, where, and what became of it (pure)."""
+
+from __future__ import annotations
+
+from ftslurm.failures.causes import CASCADE
+from ftslurm.report.style import Json, Style
+from ftslurm.report.words import (
+    after,
+    clip,
+    count,
+    duration,
+    first_line,
+    moment,
+    place,
+    ranges,
+    safe,
+    verdict,
+)
+
+RECOVERED_SHOWN = 5
+
+
+def headline(report: Json, style: Style) -> list[str]:
+    """Say the answer; three lines are enough to know it, the next ones help."""
+    form = {"succeeded": _succeeded, "failed": _failed, "stopped": _stopped, "running": _running}
+    return form.get(report["status"], _unfinished)(report, style)
+
+
+def cost_of(cost: Json) -> str:
+    """``next round 1.1 s later, 20 steps repeated``; empty if nothing is known."""
+    parts = []
+    if cost["until_next_round_s"] is not None:
+        queue = ", requeued" if cost["requeued"] else ""
+        parts.append(f"next round {duration(cost['until_next_round_s'])} later{queue}")
+    if cost["steps_repeated"] is not None:
+        parts.append(f"{count(cost['steps_repeated'], 'step')} repeated")
+    return ", ".join(parts)
+
+
+def _succeeded(report: Json, style: Style) -> list[str]:
+    rounds = report["rounds"]
+    survived = after(report)
+    parts = [count(len(rounds), "round")]
+    parts += [_world(rounds[-1])] if rounds else []
+    parts += [] if report["duration_s"] is None else [duration(report["duration_s"])]
+    parts += [] if survived else ["no failure"]
+    lines = [style.title(f"{_id(report)} succeeded{survived}", f": {', '.join(parts)}", "green")]
+    lines += _survived(report, style) + _extent(report, style)
+    code = report["exit_code"]
+    return lines + ([f"  but the exit code is {code}"] if code else [])
+
+
+def _failed(report: Json, style: Style) -> list[str]:
+    cause, title = report["cause"], f"{_id(report)} FAILED"
+    if cause is None:
+        reason = first_line(report["reason"] or "") or "why is not recorded"
+        return [style.title(title, f": {reason}", "red"), f"  {_exit(report)}", *_extent(report, style)]
+    lines = [style.title(title, f": {verdict(cause)}", "red"), *_place(cause, style)]
+    return (
+        lines + _doubts(report, cause, style) + style.wrapped(_ending(report, cause)) + _hints(cause, style)
+    )
+
+
+def _ending(report: Json, cause: Json) -> str:
+    entry = _entry(report, cause)
+    reason = first_line(report["reason"] or "")
+    if entry["reason"]:
+        # The recorded reason repeats the failure, which stands above in better words.
+        reason = reason.removeprefix(first_line(entry["reason"])).lstrip("; ")
+    return f"{reason}; {_exit(report)}" if reason else _exit(report)
+
+
+def _stopped(report: Json, style: Style) -> list[str]:
+    reason = first_line(report["reason"] or "") or "why is not recorded"
+    rounds = report["rounds"]
+    parts = [f"in round {rounds[-1]['round']}"] if rounds else []
+    parts += [] if report["last_step"] is None else [f"step {report['last_step']}"]
+    parts += [] if report["duration_s"] is None else [f"after {duration(report['duration_s'])}"]
+    where = ", ".join(parts)
+    lines = [style.title(f"{_id(report)} was stopped", f": {reason}", "yellow")]
+    lines += style.wrapped("; ".join(p for p in (where, _exit(report), "no rank is to blame") if p))
+    return lines + _survived(report, style)
+
+
+def _running(report: Json, style: Style) -> list[str]:
+    rounds, cause = report["rounds"], report["cause"]
+    now = ": no round has formed yet"
+    if rounds:
+        last = rounds[-1]
+        now = f": round {last['round']}, {_world(last)}"
+        if last["started_ns"] is not None:
+            now += f", for {duration((report['made_ns'] - last['started_ns']) / 1e9)}"
+        now += _step(last)
+    lines = [style.title(f"{_id(report)} is still running", now, "green")]
+    if cause is not None:
+        lines += [style.line(f"newest failure: {verdict(cause)}"), *_place(cause, style)]
+        lines += _doubts(report, cause, style)
+    return [*lines, f"  {_heard(report, style)}", *_survived(report, style)]
+
+
+def _unfinished(report: Json, style: Style) -> list[str]:
+    rounds, cause = report["rounds"], report["cause"]
+    lines = [style.title(f"{_id(report)}: no end was recorded", f"; {_heard(report, style)}", "yellow")]
+    if cause is not None:
+        lines += [style.line(verdict(cause)), *_place(cause, style)]
+        lines += _doubts(report, cause, style) + _hints(cause, style)
+    elif rounds:
+        last = rounds[-1]
+        outcome = f", which had {last['outcome']}" if last["outcome"] in ("succeeded", "failed") else ""
+        lines.append(style.line(f"it was in round {last['round']}{outcome}, {_world(last)}{_step(last)}"))
+    else:
+        lines.append("  no round is recorded")
+    return [*lines, *style.wrapped(_ask(report)), *_survived(report, style)]
+
+
+def _ask(report: Json) -> str:
+    attempts = report["run"]["attempts"]
+    job = safe(attempts[-1]).split(".")[0] if attempts else ""
+    ask = f": see sacct -j {job}" if job.isdigit() else ""
+    return f"all was killed at once, or the shared directory went away{ask}"
+
+
+def _heard(report: Json, style: Style) -> str:
+    alive = report["alive"]
+    if alive is None:
+        return "no sign of life is left"
+    when = f"{safe(alive['node'])}, {style.date(alive['time_ns'])}"
+    return f"last sign of life {duration(alive['age_s'])} ago ({when})"
+
+
+def _place(failure: Json, style: Style) -> list[str]:
+    where = place(failure)
+    line = f"at {where}, {moment(failure)}" if where else moment(failure)
+    raised = failure["raised_in"]
+    if failure["rank"] is None and failure["ranks"]:
+        line += f"; it had ranks {failure['ranks']}"
+    elif raised is not None:
+        line += f" (raised in {safe(raised['shown']).rsplit('/', 1)[-1]}:{raised['line']})"
+    return style.wrapped(line)
+
+
+def _doubts(report: Json, failure: Json, style: Style) -> list[str]:
+    """What must be said at once, so that the lines above are true without reading on."""
+    lines: list[str] = []
+    for other in _entry(report, failure)["same_time"][:3]:
+        lines += style.wrapped(f"at about the same time: {verdict(other)}")
+    if failure["role"] == CASCADE:
+        lines += style.wrapped("this follows from another rank's end, of which no failure is recorded")
+    return lines
+
+
+def _hints(failure: Json, style: Style) -> list[str]:
+    lines: list[str] = []
+    same = failure["same_as_rounds"]
+    if same:
+        lines += style.wrapped(f"the same failure as in round{'s' if len(same) > 1 else ''} {ranges(same)}")
+    return lines + (style.wrapped(f"hint: {failure['advice']}") if failure["advice"] else [])
+
+
+def _survived(report: Json, style: Style) -> list[str]:
+    entries = [r for r in report["rounds"] if r["cost"] is not None]
+    lines = []
+    if len(entries) > RECOVERED_SHOWN:
+        lines.append(f"  {len(entries) - RECOVERED_SHOWN} older ones, and the newest:")
+    for entry in entries[-RECOVERED_SHOWN:]:
+        failure = entry["first_failure"]
+        if failure is None:
+            why = first_line(entry["reason"] or "") or entry["outcome"]
+            lines.append(style.line(f"round {entry['round']}: {safe(entry['outcome'])}: {why}"))
+            where = "" if entry["last_step"] is None else f"at step {entry['last_step']}"
+        else:
+            lines.append(style.line(f"round {entry['round']}: {verdict(failure)}"))
+            where = f"at {place(failure)}" if place(failure) else ""
+            step = "" if failure["step"] is None else f"step {failure['step']}"
+            where = ", ".join(part for part in (where, step) if part)
+        lines += [clip(f"    {text}", style.width) for text in (where, cost_of(entry["cost"])) if text]
+    return lines
+
+
+def _extent(report: Json, style: Style) -> list[str]:
+    parts = []
+    if report["started_ns"] is not None:
+        parts.append(f"started {style.date(report['started_ns'], '%Y-%m-%d %H:%M:%S')}")
+    if report["last_step"] is not None:
+        parts.append(f"last step {report['last_step']}")
+    return [f"  {', '.join(parts)}"] if parts else []
+
+
+def _entry(report: Json, failure: Json) -> Json:
+    entry: Json = next(r for r in report["rounds"] if r["round"] == failure["round"])
+    return entry
+
+
+def _world(entry: Json) -> str:
+    ranks = "" if entry["world_size"] is None else f", {count(entry['world_size'], 'rank')}"
+    return count(len(entry["nodes"]), "node") + ranks
+
+
+def _step(entry: Json) -> str:
+    return "" if entry["last_step"] is None else f", step {entry['last_step']}"
+
+
+def _exit(report: Json) -> str:
+    code = report["exit_code"]
+    return "no exit code recorded" if code is None else f"exit code {code}"
+
+
+def _id(report: Json) -> str:
+    return clip(safe(report["run"]["id"]), 40)

@@ -1,0 +1,118 @@
+"""Nodes that went away in a round: which, whether they were the first failure, and how to say so (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ftslurm.failures.causes import PRIMARY, Evidence, classify, describe
+from ftslurm.report.blame import Suspect
+from ftslurm.report.evidence import FAILURE_KEYS
+from ftslurm.report.facts import History, Lost, RoundFiles, Snapshot
+from ftslurm.report.words import ranges
+
+# Ranks are numbers in a file: a hostile world size must not make the report count to 2**60.
+WORLD_LIMIT = 1_000_000
+
+
+def lost_first(
+    snapshot: Snapshot, files: RoundFiles, entry: History | None, found: Sequence[Suspect]
+) -> list[Lost] | None:
+    """Return the nodes whose loss was the round's first failure; None if that was not it.
+
+    Empty: a node was lost, but nothing tells which.
+    """
+    state = snapshot.state
+    lost = [x for x in (state.lost if state else ()) if x.round == files.number]
+    if lost or (entry is not None and entry.outcome == "node-lost"):
+        lost = lost or _without_end(files, entry)
+        return None if _before(found, lost) else lost
+    # When an agent is killed, its peers' broken connections are noticed long before its silence. Then
+    # the state blames a rank that only lost its peer, and the missing end of a node's record tells.
+    if found and found[0].cause.role != PRIMARY:
+        moved_on = {w.node for w in snapshot.nodes if w.round > files.number or _ended(w.status)}
+        return [x for x in _without_end(files, entry) if x.node not in moved_on] or None
+    return None
+
+
+def lost_failure(
+    snapshot: Snapshot, files: RoundFiles, entry: History | None, lost: Sequence[Lost], step: int | None
+) -> dict[str, Any]:
+    """Describe lost nodes as a first failure; the same keys as for a worker."""
+    names = [x.node for x in lost]
+    evidence = Evidence(kind="node-lost", message=_what(snapshot, entry, lost))
+    cause = classify(evidence)
+    failure: dict[str, Any] = dict.fromkeys(FAILURE_KEYS)
+    return failure | {
+        "round": files.number,
+        "node": names[0] if names else None,
+        "nodes": names,
+        "time_ns": min((x.time_ns for x in lost if x.time_ns is not None), default=None),
+        "kind": "node-lost",
+        "core_dumped": False,
+        "step": step,
+        "cause": cause.name,
+        "title": cause.title,
+        "role": cause.role,
+        "advice": cause.advice,
+        "what": describe(evidence, cause),
+        "signature": "node-lost|" + ",".join(names[:8]),
+        "same_as_rounds": [],
+        "ranks": ranges(_ranks_of(snapshot, files, set(names))),
+        "argv": [],
+        "evidence": ["state"],
+    }
+
+
+def _before(found: Sequence[Suspect], lost: Sequence[Lost]) -> bool:
+    """Whether a worker had failed for a reason of its own before the lost nodes fell silent."""
+    gone = {x.node for x in lost}
+    last_words = [x.time_ns - int((x.silent_s or 0) * 1e9) for x in lost if x.time_ns is not None]
+    for suspect in found:
+        if suspect.cause.role != PRIMARY:
+            continue
+        # What a lost node's agent still wrote about a worker, it wrote before it went.
+        if suspect.node in gone or not last_words:
+            return True
+        if suspect.time_ns is not None and suspect.time_ns <= min(last_words):
+            return True
+    return False
+
+
+def _without_end(files: RoundFiles, entry: History | None) -> list[Lost]:
+    """The round's nodes whose agents recorded no end of it."""
+    ended = {n.node for n in files.nodes if n.ended_ns is not None}
+    names = list(entry.nodes) if entry is not None else [n.node for n in files.nodes]
+    time_ns = entry.ended_ns if entry is not None else None
+    return [Lost(node, files.number, time_ns, None) for node in names if node not in ended]
+
+
+def _ended(status: str) -> bool:
+    return status in ("succeeded", "failed", "left")
+
+
+def _what(snapshot: Snapshot, entry: History | None, lost: Sequence[Lost]) -> str:
+    reason = entry.reason if entry is not None and entry.outcome == "node-lost" else None
+    if reason and len(lost) == 1:
+        # The coordinator's words begin with the node, which the report names itself.
+        return reason.removeprefix(f"node {lost[0].node} ").removeprefix(f"{lost[0].node} ")
+    text = "was lost" if len(lost) < 2 else "were lost"
+    if reason:
+        return f"{text}: {reason}"
+    left = next((w.reason for w in snapshot.nodes if w.status == "left" and w.node == lost[0].node), None)
+    silent = max((x.silent_s for x in lost if x.silent_s is not None), default=None)
+    if left:
+        return f"{text}: {left}"
+    if silent is not None:
+        return f"{text}: no sign of life for {silent:.1f} s"
+    return f"{text}: no end of the round was recorded there"
+
+
+def _ranks_of(snapshot: Snapshot, files: RoundFiles, names: set[str]) -> list[int]:
+    ranks = [w.rank for n in files.nodes if n.node in names for w in n.workers]
+    state = snapshot.state
+    if not ranks and state is not None and state.round == files.number:
+        for p in state.participants:
+            if p.node in names and 0 <= p.slots <= WORLD_LIMIT:
+                ranks.extend(range(p.first_rank, p.first_rank + p.slots))
+    return ranks

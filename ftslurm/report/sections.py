@@ -1,0 +1,173 @@
+"""The parts of a text report below its headline: evidence, ranks, rounds, problems (pure)."""
+
+from __future__ import annotations
+
+import re
+
+from ftslurm.failures.causes import CASCADE
+from ftslurm.report.headline import cost_of
+from ftslurm.report.style import Json, Style
+from ftslurm.report.words import clip, count, duration, first_line, names, safe, safe_lines, verdict
+
+TRACEBACK_HEAD, TRACEBACK_TAIL = 12, 40
+LOG_LINES_BESIDE_TRACEBACK = 10
+ROUNDS_SHOWN = 12
+GROUPS_SHOWN = 12
+PROBLEMS_SHOWN = 10
+# gloo and c10d begin their messages with the place in their own source, which fills half a line.
+_NATIVE_PLACE = re.compile(r"\[[^\]\s]{1,300}\.(?:cc|cpp|cu|h|hpp):\d+\] ?")
+
+
+def traceback(entry: Json, style: Style) -> list[str]:
+    """The first failure's traceback; without one, the stacks that a crash left."""
+    failure = entry["first_failure"]
+    text = (failure["traceback"] or failure["stacks"]) if failure else None
+    if not text:
+        return []
+    kind = "traceback" if failure["traceback"] else "stacks"
+    lines = safe_lines(text.rstrip("\n"))
+    left_out = len(lines) - TRACEBACK_HEAD - TRACEBACK_TAIL
+    if left_out > 1:
+        lines[TRACEBACK_HEAD:-TRACEBACK_TAIL] = [f"  ... {left_out} lines left out ..."]
+    title = f"{kind} of rank {failure['rank']} in round {entry['round']}"
+    return [style.section(title), *style.quoted(lines, "  ")]
+
+
+def log(entry: Json, report: Json, style: Style) -> list[str]:
+    """The end of the first failure's output, without the traceback that stands above."""
+    failure = entry["first_failure"]
+    end = failure["log"] if failure else None
+    if end is None:
+        return []
+    lines = [safe(line).rstrip() for line in end["lines"]]
+    what = f"the end of its {end['stream']}"
+    if failure["traceback"]:
+        lines = lines[-LOG_LINES_BESIDE_TRACEBACK:]
+        what += ", traceback left out" if end["stream"] == "stderr" else ""
+    path = safe(end["path"]).removeprefix(safe(report["run"]["directory"]).rstrip("/") + "/")
+    return [style.section(f"{what} ({path})"), *style.quoted(lines, "  | ")]
+
+
+def others(entry: Json, style: Style) -> list[str]:
+    """The other ranks of the round, one line for each kind of end."""
+    rows = [(_ranks(g["ranks"], g["count"]), _end_of(g)) for g in entry["groups"][:GROUPS_SHOWN]]
+    rest = entry["groups"][GROUPS_SHOWN:]
+    if rest:
+        more = sum(g["count"] for g in rest)
+        rows.append((count(more, "rank"), f"{count(len(rest), 'more kind')} of failure (see --json)"))
+    stopped, finished, silent = entry["stopped"], entry["finished"], entry["silent"]
+    if stopped is not None:
+        killed = f", {stopped['killed']} of them by SIGKILL" if stopped["killed"] else ""
+        why = f": {first_line(stopped['reason'])}" if stopped["reason"] else ""
+        rows.append((_ranks(stopped["ranks"], stopped["count"]), f"stopped by ftslurm{killed}{why}"))
+    if finished is not None:
+        rows.append((_ranks(finished["ranks"], finished["count"]), "had finished with exit code 0"))
+    if silent is not None:
+        where = f" (on {names(silent['nodes'])})" if silent["nodes"] else ""
+        rows.append((_ranks(silent["ranks"], silent["count"]), f"no end recorded{where}"))
+    if not rows:
+        return []
+    width = max(len(ranks) for ranks, _ in rows)
+    title = f"{'the other ranks' if entry['first_failure'] else 'the ranks'} of round {entry['round']}"
+    return [style.section(title), *(style.line(f"{ranks:<{width}}  {text}") for ranks, text in rows)]
+
+
+def timeline(report: Json, style: Style) -> list[str]:
+    """The rounds as a table, with what each failure cost."""
+    rounds = report["rounds"]
+    if not rounds:
+        return []
+    shown, left_out = rounds, len(rounds) - ROUNDS_SHOWN
+    if left_out > 0:
+        shown = [*rounds[:2], *rounds[2 - ROUNDS_SHOWN :]]
+    head = ["round", "attempt", "nodes", "ranks", f"started{_zone(rounds, style)}", "took", "ended"]
+    rows = [head, *(_row(entry, report, style) for entry in shown)]
+    if len({entry["attempt"] for entry in rounds}) < 2:
+        rows = [row[:1] + row[2:] for row in rows]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+    lines = [_cells(rows[0], widths, style)]
+    for i, entry in enumerate(shown):
+        lines.append(_cells(rows[i + 1], widths, style))
+        cost = cost_of(entry["cost"]) if entry["cost"] is not None else ""
+        lines += [style.line(" " * (widths[0] + 2) + cost)] if cost else []
+        if i == 1 and left_out > 0:
+            lines.append(style.line(f"... {left_out} rounds left out (see --json)"))
+    return [style.section("rounds"), *lines, *_in_all(report, style)]
+
+
+def problems(report: Json, style: Style) -> list[str]:
+    """The files that could not be used, and why."""
+    found = report["problems"]
+    lines = [f"  {safe(p['file'])}: {safe(p['reason'])}" for p in found[:PROBLEMS_SHOWN]]
+    if len(found) > PROBLEMS_SHOWN:
+        lines.append(f"  and {len(found) - PROBLEMS_SHOWN} more (see --json)")
+    if report["skipped_rounds"]:
+        older = count(report["skipped_rounds"], "older round")
+        lines.append(f"  the files of {older} were not read (--round N reads them)")
+    return [style.section("files that could not be used"), *style.quoted(lines, "")] if lines else []
+
+
+def files(report: Json) -> list[str]:
+    """Where everything is."""
+    return [f"  files: {safe(report['run']['directory'])}"]
+
+
+def _end_of(group: Json) -> str:
+    text = first_line(_NATIVE_PLACE.sub("", group["what"][:4096]))
+    return f"{group['title']} ({text})" if group["role"] == CASCADE else text
+
+
+def _ranks(text: str, number: int) -> str:
+    if number == 1:
+        return f"rank {text}"
+    return f"ranks {text}" if len(text) <= 18 else f"{number} ranks ({clip(text, 14)})"
+
+
+def _row(entry: Json, report: Json, style: Style) -> list[str]:
+    world = entry["world_size"]
+    return [
+        str(entry["round"]),
+        clip(safe(entry["attempt"] or "?"), 16),
+        str(len(entry["nodes"])),
+        "?" if world is None else str(world),
+        style.date(entry["started_ns"]),
+        duration(_took(entry, report)),
+        _ended(entry, report),
+    ]
+
+
+def _cells(row: list[str], widths: list[int], style: Style) -> str:
+    return style.line("  ".join([*(row[i].ljust(width) for i, width in enumerate(widths)), row[-1]]).rstrip())
+
+
+def _took(entry: Json, report: Json) -> float | None:
+    took: float | None = entry["duration_s"]
+    if entry["outcome"] == "running" and report["status"] == "running" and entry["started_ns"] is not None:
+        took = (report["made_ns"] - entry["started_ns"]) / 1e9
+    return took
+
+
+def _ended(entry: Json, report: Json) -> str:
+    if entry["first_failure"] is not None:
+        return verdict(entry["first_failure"])
+    outcome: str = safe(entry["outcome"])
+    if outcome in ("running", "unknown"):
+        running = outcome == "running" and report["status"] == "running"
+        return "running" if running else "no end recorded"
+    step = "" if entry["last_step"] is None else f" at step {entry['last_step']}"
+    reason = f": {first_line(entry['reason'])}" if entry["reason"] and outcome != "succeeded" else ""
+    return f"{outcome}{step}{reason}"
+
+
+def _in_all(report: Json, style: Style) -> list[str]:
+    cost = report["cost"]
+    if cost["rounds"] < 2:
+        return []
+    between = duration(cost["between_rounds_s"])
+    return style.wrapped(f"in all: {between} between rounds, {cost['steps_repeated']} steps repeated")
+
+
+def _zone(rounds: list[Json], style: Style) -> str:
+    started = next((r["started_ns"] for r in rounds if r["started_ns"] is not None), None)
+    name = style.date(started, "%Z")
+    return f" ({name})" if name not in ("", "?") else ""
