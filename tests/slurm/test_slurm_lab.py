@@ -148,6 +148,8 @@ def test_a_lab_runs_jobs_loses_and_regains_its_node_and_leaves_nothing(lab: Lab)
     assert lab("kill-node", node).returncode == 0
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+    assert (lab("kill-node", node).returncode, lab("procs", node).stdout) == (0, "")
+    assert f"{node} is dead" in lab("freeze-node", node).stderr
     revived = lab("revive-node", node)
     assert revived.returncode == 0, revived.stderr
     assert slurm("srun", "hostname") == node
