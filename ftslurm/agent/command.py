@@ -48,17 +48,25 @@ def prepare(arguments: Sequence[str]) -> int:
     from ftslurm.slurm.control import CommandSlurm
     from ftslurm.slurm.errors import SlurmError
 
+    slurm = CommandSlurm()
+    kill_wait: int | None = None
     try:
         options = parse_run(arguments, os.environ)
         placement, _, _ = check(options, unique_name(), batch=True)
-        run = open_run(placement.run_dir, user_name(), time.time_ns(), __version__)
+        run_dir = placement.run_dir
+        try:
+            kill_wait = slurm.kill_wait_s()
+            facts = slurm.job(placement.job.job_id) if placement.job else None
+            if facts is not None and facts.array_job_id is None and options.rdzv_id is None:
+                # A job submitted inside an array's task inherits SLURM_ARRAY_*: that run is not this job's.
+                run_dir = os.path.join(os.path.dirname(run_dir), f"job-{facts.job_id}")
+        except SlurmError:
+            # Slurm's controller may be busy: its word is good to have, no more.
+            pass
+        run = open_run(run_dir, user_name(), time.time_ns(), __version__)
     except (UsageError, RunDirectoryError) as error:
         complain(str(error))
         return EXIT_USAGE
-    try:
-        kill_wait = CommandSlurm().kill_wait_s()
-    except SlurmError:
-        kill_wait = None
     print(f"{run.root}\n{'' if kill_wait is None else kill_wait}")
     return 0
 

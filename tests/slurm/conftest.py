@@ -1,0 +1,136 @@
+"""A real Slurm for the tests: the one of `scripts/slurm-lab`, brought up once, with a directory of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+NODES = 3
+PREFIX = "t"
+
+
+class Job:
+    """A submitted batch job."""
+
+    def __init__(self, lab: Lab, job_id: str, directory: Path) -> None:
+        self.lab = lab
+        self.id = job_id
+        self.directory = directory
+        self.run_dir = directory / "ftslurm-runs" / f"job-{job_id}"
+
+    @property
+    def state(self) -> str:
+        return self.facts().get("JobState", "?")
+
+    def facts(self) -> dict[str, str]:
+        text = self.lab.command("scontrol", "show", "job", "-o", self.id).stdout
+        return dict(word.split("=", 1) for word in text.split() if "=" in word)
+
+    @property
+    def output(self) -> str:
+        path = self.directory / f"slurm-{self.id}.out"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def wait(self, seconds: float = 60) -> str:
+        """Wait until it has ended; return its state."""
+        self.lab.until(lambda: self.state not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"), seconds, self.explain)
+        return self.state
+
+    def until_output(self, text: str, seconds: float = 40) -> None:
+        self.lab.until(lambda: text in self.output, seconds, lambda: f"{text!r} in\n{self.explain()}")
+
+    def node_word(self, node: str) -> dict[str, object]:
+        word: dict[str, object] = json.loads((self.run_dir / "nodes" / f"{node}.json").read_text())
+        return word
+
+    def explain(self) -> str:
+        return f"job {self.id} is {self.state}; its output:\n{self.output}"
+
+
+class Lab:
+    """The cluster."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.environment = environment
+        self.nodes = [f"{PREFIX}{i}" for i in range(1, NODES + 1)]
+
+    def command(self, *words: str, cwd: Path | None = None, check: bool = False) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            words, env=self.environment, cwd=cwd, capture_output=True, text=True, timeout=120, check=check
+        )
+
+    def lab(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return self.command(str(ROOT / "scripts" / "slurm-lab"), *words)
+
+    def submit(self, directory: Path, body: str, *options: str, nodes: int = 2) -> Job:
+        script = directory / "job.sbatch"
+        script.write_text(f"#!/bin/bash\n{body}\n")
+        words = ["sbatch", "--parsable", f"--nodes={nodes}", "--ntasks-per-node=1", "--no-kill", "--open-mode=append"]
+        done = self.command(*words, *options, str(script), cwd=directory)
+        assert done.returncode == 0, done.stderr
+        return Job(self, done.stdout.strip().partition(";")[0], directory)
+
+    @staticmethod
+    def until(true: Callable[[], bool], seconds: float, explain: Callable[[], str]) -> None:
+        """Wait for real processes to get somewhere; the bound is for a hang, not a measurement."""
+        end = time.monotonic() + seconds
+        while not true():
+            if time.monotonic() > end:
+                pytest.fail(f"not within {seconds} s: {explain()}")
+            time.sleep(0.1)
+
+    def processes(self, mark: str) -> list[str]:
+        """Return the command lines of living processes whose environment or command line holds `mark`."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and (mark.encode() in (entry / "environ").read_bytes()):
+                    line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                    if line:
+                        found.append(f"{entry.name} {line}")
+            except OSError:
+                continue
+        return found
+
+
+@pytest.fixture(scope="session")
+def lab() -> Iterator[Lab]:
+    """Bring the cluster up, once."""
+    if os.geteuid() != 0:
+        pytest.skip("a real Slurm of several nodes on one machine needs root")
+    base = Path(tempfile.mkdtemp(prefix="ftslab-", dir="/tmp"))
+    path = f"{ROOT / 'scripts'}:{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin:/sbin"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "FTSLURM"))}
+    environment.update(PATH=path, SLURMLAB_DIR=str(base / "lab"), SLURMLAB_PREFIX=PREFIX, PYTHONUNBUFFERED="1")
+    cluster = Lab(environment)
+    up = cluster.lab("up", str(NODES))
+    if up.returncode == 2:
+        pytest.skip(f"no Slurm here: {up.stderr.strip()}")
+    assert up.returncode == 0, up.stderr
+    environment["SLURM_CONF"] = cluster.lab("env").stdout.strip().partition("SLURM_CONF=")[2].strip("'\"")
+    try:
+        yield cluster
+    finally:
+        cluster.lab("down")
+        shutil.rmtree(base, ignore_errors=True)
+
+
+@pytest.fixture
+def work(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A directory that all nodes share, and nodes that are all idle."""
+    directory = Path(tempfile.mkdtemp(prefix="ftsjob-", dir="/tmp"))
+    idle = ("sinfo", "-h", "-N", "-t", "idle", "-o", "%N")
+    lab.until(lambda: len(lab.command(*idle).stdout.split()) == NODES, 60, lambda: lab.command("sinfo", "-N").stdout)
+    yield directory
+    lab.command("scancel", "--user=root")
+    shutil.rmtree(directory, ignore_errors=True)
