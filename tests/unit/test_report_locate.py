@@ -1,0 +1,95 @@
+"""Which run directory a user means."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ftslurm.report.locate import NotFound, locate
+from ftslurm.testing.runs import RunBuilder
+
+
+def runs(tmp_path: Path) -> Path:
+    return tmp_path / "ftslurm-runs"
+
+
+def test_a_path_is_taken_as_it_is(tmp_path: Path) -> None:
+    path = RunBuilder(tmp_path / "far").write()
+    assert locate(str(path), environ={}, cwd=tmp_path) == path
+    assert locate("far/job-123", environ={}, cwd=tmp_path) == path
+
+
+def test_a_job_id_finds_the_run_of_that_name(tmp_path: Path) -> None:
+    path = RunBuilder(runs(tmp_path)).write()
+    assert locate("123", environ={}, cwd=tmp_path) == path
+
+
+def test_an_array_task_finds_the_run_of_that_name(tmp_path: Path) -> None:
+    path = RunBuilder(runs(tmp_path), run_id="job-123_4").write()
+    assert locate("123_4", environ={}, cwd=tmp_path) == path
+
+
+def test_a_job_id_finds_a_run_of_another_name_by_its_attempts(tmp_path: Path) -> None:
+    RunBuilder(runs(tmp_path), run_id="job-12", job_id="12").write()
+    path = RunBuilder(runs(tmp_path), run_id="llm", job_id="77").write()
+    assert locate("77", environ={}, cwd=tmp_path) == path
+
+
+def test_an_array_task_finds_a_run_of_another_name_by_its_attempts(tmp_path: Path) -> None:
+    run = RunBuilder(runs(tmp_path), run_id="llm", job_id="130")
+    run.attempts[0] |= {"array_job_id": "123", "array_task_id": "4"}
+    path = run.write()
+    assert locate("123_4", environ={}, cwd=tmp_path) == path
+
+
+def test_a_runs_name_is_enough(tmp_path: Path) -> None:
+    path = RunBuilder(runs(tmp_path), run_id="llm").write()
+    assert locate("llm", environ={}, cwd=tmp_path) == path
+
+
+def test_the_shared_directory_comes_from_the_environment_before_the_current_directory(tmp_path: Path) -> None:
+    path = RunBuilder(tmp_path / "shared").write()
+    RunBuilder(runs(tmp_path)).write()
+    assert locate("123", environ={"FTSLURM_SHARED_DIR": str(tmp_path / "shared")}, cwd=tmp_path) == path
+
+
+def test_a_given_shared_directory_is_the_only_one_looked_in(tmp_path: Path) -> None:
+    RunBuilder(runs(tmp_path)).write()
+    with pytest.raises(NotFound):
+        locate("123", environ={}, cwd=tmp_path, shared_dir="other", job_workdir=lambda job: str(tmp_path))
+
+
+def test_slurm_is_asked_for_the_jobs_directory_only_when_nothing_else_fits(tmp_path: Path) -> None:
+    path = RunBuilder(tmp_path / "work" / "ftslurm-runs").write()
+    asked: list[str] = []
+
+    def workdir(job: str) -> str | None:
+        asked.append(job)
+        return str(tmp_path / "work")
+
+    assert locate("123", environ={}, cwd=tmp_path, job_workdir=workdir) == path
+    RunBuilder(runs(tmp_path)).write()
+    assert locate("123", environ={}, cwd=tmp_path, job_workdir=workdir) == runs(tmp_path) / "job-123"
+    assert asked == ["123"]
+
+
+def test_without_an_argument_the_run_written_last_is_meant(tmp_path: Path) -> None:
+    old = RunBuilder(runs(tmp_path), run_id="job-2").write()
+    new = RunBuilder(runs(tmp_path), run_id="job-1").write()
+    for path, when in ((old, 1000), (new, 2000)):
+        for each in [path, *path.rglob("*")]:
+            os.utime(each, (when, when))
+    assert locate(None, environ={}, cwd=tmp_path) == new
+    os.utime(old / "nodes", (3000, 3000))
+    assert locate(None, environ={}, cwd=tmp_path) == old
+
+
+@pytest.mark.parametrize("argument", [None, "123", "123_4", "llm", "a/b", ".", "", "x" * 5000, "nul\0"])
+def test_nothing_found_is_one_line_that_says_where_it_looked(tmp_path: Path, argument: str | None) -> None:
+    (tmp_path / "ftslurm-runs" / "empty").mkdir(parents=True)
+    with pytest.raises(NotFound) as caught:
+        locate(argument, environ={}, cwd=tmp_path, job_workdir=lambda job: None)
+    assert str(tmp_path) in str(caught.value)
+    assert "\n" not in str(caught.value)
