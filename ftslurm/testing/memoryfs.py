@@ -1,0 +1,210 @@
+"""A filesystem in memory, seen by several clients, whose faults are put in by a function of the test's.
+
+It keeps what `ftslurm.sharedfs.filesystem.FileSystem` promises (a link never replaces, a rename is atomic, a new file
+is not complete before `create` returns) and promises nothing else. A hook that is called around every operation
+can refuse it, do it and lose the reply, let time pass, or end the caller between any two operations.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import posixpath
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ftslurm.sharedfs.filesystem import DEFAULT_READ_LIMIT, FileTooLarge, ForeignFile
+
+BEFORE, DURING, AFTER = "before", "during", "after"
+"""When a hook is called; DURING only in `create`, with half of the data in the file."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation of one client.
+
+    Attributes:
+        name: the `FileSystem` method's name.
+        path: its argument; of `link` and `rename` the target.
+        source: what `link` and `rename` start from, else None.
+        number: counts the client's operations from 1.
+    """
+
+    name: str
+    path: str
+    source: str | None
+    number: int
+
+
+Hook = Callable[[str, Operation], None]
+"""Called with BEFORE, DURING or AFTER and the operation.
+
+What it raises reaches the caller: an `OSError` raised BEFORE is a refusal, one raised AFTER a lost reply (it was done).
+Any other exception stands for the end of the caller, so nothing is cleaned up after one that is no `Exception`.
+"""
+
+
+class Crash(BaseException):
+    """The calling process is gone at this very point; no `except OSError` or `except Exception` catches it."""
+
+
+@dataclass
+class _Inode:
+    data: bytes
+
+
+class _Tree:
+    """What the server holds: directories, and names of files; two names may share one file."""
+
+    def __init__(self) -> None:
+        self.directories: set[str] = {"/"}
+        self.files: dict[str, _Inode] = {}
+
+
+class MemoryFileSystem:
+    """One client of a filesystem in memory; satisfies `FileSystem`. Not for use by several threads.
+
+    Args:
+        hook: called around each operation of this client; None: nothing ever goes wrong.
+    """
+
+    def __init__(self, hook: Hook | None = None) -> None:
+        self.hook = hook
+        self._tree = _Tree()
+        self._count = 0
+
+    def client(self, hook: Hook | None = None) -> MemoryFileSystem:
+        """Return another client of the same server, with a hook of its own."""
+        other = MemoryFileSystem(hook)
+        other._tree = self._tree
+        return other
+
+    def files(self) -> dict[str, bytes]:
+        """Return every file's path and content, past any hook."""
+        return {path: inode.data for path, inode in sorted(self._tree.files.items())}
+
+    # FileSystem
+
+    def create(self, path: str, data: bytes, durable: bool) -> None:
+        """See `FileSystem.create`; a caller that ends DURING it leaves a torn file, an error then leaves none."""
+        operation = self._begin("create", path)
+        path = _clean(path)
+        self._parent(path)
+        if path in self._tree.files or path in self._tree.directories:
+            raise _error(FileExistsError, errno.EEXIST, path)
+        inode = self._tree.files[path] = _Inode(data[: len(data) // 2])
+        try:
+            self._call(DURING, operation)
+        except OSError:
+            del self._tree.files[path]
+            raise
+        inode.data = data
+        self._call(AFTER, operation)
+
+    def link(self, source: str, target: str) -> None:
+        """See `FileSystem.link`."""
+        operation = self._begin("link", target, source)
+        inode, target = self._inode(source), _clean(target)
+        self._parent(target)
+        if target in self._tree.files or target in self._tree.directories:
+            raise _error(FileExistsError, errno.EEXIST, target)
+        self._tree.files[target] = inode
+        self._call(AFTER, operation)
+
+    def rename(self, source: str, target: str) -> None:
+        """See `FileSystem.rename`; files only."""
+        operation = self._begin("rename", target, source)
+        inode, target = self._inode(source), _clean(target)
+        self._parent(target)
+        if target in self._tree.directories:
+            raise _error(IsADirectoryError, errno.EISDIR, target)
+        if self._tree.files.get(target) is not inode:
+            self._tree.files[target] = inode
+            del self._tree.files[_clean(source)]
+        self._call(AFTER, operation)
+
+    def unlink(self, path: str) -> None:
+        """See `FileSystem.unlink`."""
+        operation = self._begin("unlink", path)
+        self._inode(path)
+        del self._tree.files[_clean(path)]
+        self._call(AFTER, operation)
+
+    def read(self, path: str, limit: int = DEFAULT_READ_LIMIT) -> bytes:
+        """See `FileSystem.read`."""
+        operation = self._begin("read", path)
+        if _clean(path) in self._tree.directories:
+            raise ForeignFile(errno.EINVAL, "not a plain file", path)
+        data = self._inode(path).data
+        if len(data) > limit:
+            raise FileTooLarge(errno.EFBIG, f"larger than {limit} bytes", path)
+        self._call(AFTER, operation)
+        return data
+
+    def listdir(self, path: str) -> list[str]:
+        """See `FileSystem.listdir`; in the order of names."""
+        operation = self._begin("listdir", path)
+        path = self._directory(path)
+        below = [*self._tree.files, *self._tree.directories]
+        names = sorted(posixpath.basename(name) for name in below if name != "/" and posixpath.dirname(name) == path)
+        self._call(AFTER, operation)
+        return names
+
+    def refresh(self, path: str) -> None:
+        """See `FileSystem.refresh`; nothing is ever stale here, but the directory must be there."""
+        operation = self._begin("refresh", path)
+        self._directory(path)
+        self._call(AFTER, operation)
+
+    def makedirs(self, path: str) -> None:
+        """See `FileSystem.makedirs`."""
+        operation = self._begin("makedirs", path)
+        path = _clean(path)
+        if path in self._tree.files:
+            raise _error(FileExistsError, errno.EEXIST, path)
+        missing = []
+        while path not in self._tree.directories:
+            if path in self._tree.files:
+                raise _error(NotADirectoryError, errno.ENOTDIR, path)
+            missing.append(path)
+            path = posixpath.dirname(path)
+        self._tree.directories.update(missing)
+        self._call(AFTER, operation)
+
+    # Inside
+
+    def _begin(self, name: str, path: str, source: str | None = None) -> Operation:
+        self._count += 1
+        operation = Operation(name, path, source, self._count)
+        self._call(BEFORE, operation)
+        return operation
+
+    def _call(self, when: str, operation: Operation) -> None:
+        if self.hook is not None:
+            self.hook(when, operation)
+
+    def _inode(self, path: str) -> _Inode:
+        self._parent(_clean(path))
+        inode = self._tree.files.get(_clean(path))
+        if inode is None:
+            raise _error(FileNotFoundError, errno.ENOENT, path)
+        return inode
+
+    def _parent(self, path: str) -> None:
+        self._directory(posixpath.dirname(path))
+
+    def _directory(self, path: str) -> str:
+        path = _clean(path)
+        if path in self._tree.files:
+            raise _error(NotADirectoryError, errno.ENOTDIR, path)
+        if path not in self._tree.directories:
+            raise _error(FileNotFoundError, errno.ENOENT, path)
+        return path
+
+
+def _clean(path: str) -> str:
+    return posixpath.normpath(posixpath.join("/", path))
+
+
+def _error(kind: type[OSError], number: int, path: str) -> OSError:
+    return kind(number, os.strerror(number), path)
