@@ -17,7 +17,7 @@ from ftslurm.report.words import (
     verdict,
 )
 
-RECOVERED_SHOWN = 5
+SURVIVED_SHOWN = 3
 
 
 def headline(report: Json, style: Style) -> list[str]:
@@ -44,7 +44,7 @@ def _succeeded(report: Json, style: Style) -> list[str]:
     parts += [_world(rounds[-1])] if rounds else []
     parts += [] if report["duration_s"] is None else [duration(report["duration_s"])]
     parts += [] if survived else ["no failure"]
-    lines = [style.title(f"{_id(report)} succeeded{survived}", f": {', '.join(parts)}", "green")]
+    lines = style.title(f"{_id(report)} succeeded{survived}", f": {', '.join(parts)}", "green")
     lines += _survived(report, style) + _extent(report, style)
     code = report["exit_code"]
     return lines + ([f"  but the exit code is {code}"] if code else [])
@@ -54,8 +54,10 @@ def _failed(report: Json, style: Style) -> list[str]:
     cause, title = report["cause"], f"{_id(report)} FAILED"
     if cause is None:
         reason = first_line(report["reason"] or "") or "why is not recorded"
-        return [style.title(title, f": {reason}", "red"), f"  {_exit(report)}", *_extent(report, style)]
-    lines = [style.title(title, f": {verdict(cause)}", "red"), *_place(cause, style)]
+        return [*style.title(title, f": {reason}", "red"), f"  {_exit(report)}", *_extent(report, style)]
+    # A message that only hides the point stays short, so that the doubt about it stands in line three.
+    text = verdict(cause) if cause["role"] != CASCADE else clip(verdict(cause), style.width - len(title) - 2)
+    lines = [*style.title(title, f": {text}", "red"), *_place(cause, style)]
     return (
         lines + _doubts(report, cause, style) + style.wrapped(_ending(report, cause)) + _hints(cause, style)
     )
@@ -77,7 +79,7 @@ def _stopped(report: Json, style: Style) -> list[str]:
     parts += [] if report["last_step"] is None else [f"step {report['last_step']}"]
     parts += [] if report["duration_s"] is None else [f"after {duration(report['duration_s'])}"]
     where = ", ".join(parts)
-    lines = [style.title(f"{_id(report)} was stopped", f": {reason}", "yellow")]
+    lines = style.title(f"{_id(report)} was stopped", f": {reason}", "yellow")
     lines += style.wrapped("; ".join(p for p in (where, _exit(report), "no rank is to blame") if p))
     return lines + _survived(report, style)
 
@@ -91,7 +93,7 @@ def _running(report: Json, style: Style) -> list[str]:
         if last["started_ns"] is not None:
             now += f", for {duration((report['made_ns'] - last['started_ns']) / 1e9)}"
         now += _step(last)
-    lines = [style.title(f"{_id(report)} is still running", now, "green")]
+    lines = style.title(f"{_id(report)} is still running", now, "green")
     if cause is not None:
         lines += [style.line(f"newest failure: {verdict(cause)}"), *_place(cause, style)]
         lines += _doubts(report, cause, style)
@@ -100,7 +102,7 @@ def _running(report: Json, style: Style) -> list[str]:
 
 def _unfinished(report: Json, style: Style) -> list[str]:
     rounds, cause = report["rounds"], report["cause"]
-    lines = [style.title(f"{_id(report)}: no end was recorded", f"; {_heard(report, style)}", "yellow")]
+    lines = style.title(f"{_id(report)}: no end was recorded", f"; {_heard(report, style)}", "yellow")
     if cause is not None:
         lines += [style.line(verdict(cause)), *_place(cause, style)]
         lines += _doubts(report, cause, style) + _hints(cause, style)
@@ -130,7 +132,7 @@ def _heard(report: Json, style: Style) -> str:
 
 def _place(failure: Json, style: Style) -> list[str]:
     where = place(failure)
-    line = f"at {where}, {moment(failure)}" if where else moment(failure)
+    line = f"at {where}, {moment(failure).removeprefix('in ')}" if where else moment(failure)
     raised = failure["raised_in"]
     if failure["rank"] is None and failure["ranks"]:
         line += f"; it had ranks {failure['ranks']}"
@@ -141,10 +143,15 @@ def _place(failure: Json, style: Style) -> list[str]:
 
 def _doubts(report: Json, failure: Json, style: Style) -> list[str]:
     """What must be said at once, so that the lines above are true without reading on."""
+    entry = _entry(report, failure)
     lines: list[str] = []
-    for other in _entry(report, failure)["same_time"][:3]:
+    for other in entry["same_time"][:3]:
         lines += style.wrapped(f"at about the same time: {verdict(other)}")
-    if failure["role"] == CASCADE:
+    if failure["role"] == CASCADE and entry["finished"] is not None:
+        finished = entry["finished"]
+        who = f"rank{'s' if finished['count'] > 1 else ''} {clip(finished['ranks'], 20)}"
+        lines += style.wrapped(f"this follows from another rank's end: {who} had finished with exit code 0")
+    elif failure["role"] == CASCADE:
         lines += style.wrapped("this follows from another rank's end, of which no failure is recorded")
     return lines
 
@@ -158,23 +165,36 @@ def _hints(failure: Json, style: Style) -> list[str]:
 
 
 def _survived(report: Json, style: Style) -> list[str]:
-    entries = [r for r in report["rounds"] if r["cost"] is not None]
-    lines = []
-    if len(entries) > RECOVERED_SHOWN:
-        lines.append(f"  {len(entries) - RECOVERED_SHOWN} older ones, and the newest:")
-    for entry in entries[-RECOVERED_SHOWN:]:
-        failure = entry["first_failure"]
-        if failure is None:
-            why = first_line(entry["reason"] or "") or entry["outcome"]
-            lines.append(style.line(f"round {entry['round']}: {safe(entry['outcome'])}: {why}"))
-            where = "" if entry["last_step"] is None else f"at step {entry['last_step']}"
-        else:
-            lines.append(style.line(f"round {entry['round']}: {verdict(failure)}"))
-            where = f"at {place(failure)}" if place(failure) else ""
-            step = "" if failure["step"] is None else f"step {failure['step']}"
-            where = ", ".join(part for part in (where, step) if part)
-        lines += [clip(f"    {text}", style.width) for text in (where, cost_of(entry["cost"])) if text]
-    return lines
+    """The rounds that the job survived; those that ended alike are one entry, shown by the newest."""
+    alike: dict[str, list[Json]] = {}
+    for entry in report["rounds"]:
+        if entry["cost"] is not None:
+            failure = entry["first_failure"]
+            alike.setdefault(failure["signature"] if failure else f"| {entry['reason']}", []).append(entry)
+    groups = sorted(alike.values(), key=lambda group: int(group[-1]["round"]))
+    lines: list[str] = []
+    for group in groups[-SURVIVED_SHOWN:]:
+        lines += _survived_group(group, style)
+    rest = len(groups) - SURVIVED_SHOWN
+    return lines + ([f"  and {count(rest, 'other kind')}, earlier"] if rest > 0 else [])
+
+
+def _survived_group(group: list[Json], style: Style) -> list[str]:
+    entry = group[-1]
+    failure, several = entry["first_failure"], len(group) > 1
+    title = f"round {entry['round']}"
+    if several:
+        title = f"{len(group)} rounds ({clip(ranges(e['round'] for e in group), 16)}), the last"
+    if failure is None:
+        why = first_line(entry["reason"] or "") or "why is not recorded"
+        lines = [style.line(f"{title}: {safe(entry['outcome'])}: {why}")]
+        parts = [] if entry["last_step"] is None else [f"at step {entry['last_step']}"]
+    else:
+        lines = [style.line(f"{title}: {verdict(failure)}")]
+        parts = [f"at {place(failure)}"] if place(failure) else []
+        parts += [] if failure["step"] is None else [f"step {failure['step']}"]
+    texts = [", ".join(parts), cost_of(entry["cost"])]
+    return lines + [clip(f"    {text}", style.width) for text in texts if text]
 
 
 def _extent(report: Json, style: Style) -> list[str]:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import re
-
 from ftslurm.failures.causes import CASCADE
 from ftslurm.report.headline import cost_of
 from ftslurm.report.style import Json, Style
-from ftslurm.report.words import clip, count, duration, first_line, names, safe, safe_lines, verdict
+from ftslurm.report.words import brief, clip, count, duration, first_line, names, safe, safe_lines, verdict
 
 TRACEBACK_HEAD, TRACEBACK_TAIL = 12, 40
 LOG_LINES_BESIDE_TRACEBACK = 10
 ROUNDS_SHOWN = 12
 GROUPS_SHOWN = 12
 PROBLEMS_SHOWN = 10
-# gloo and c10d begin their messages with the place in their own source, which fills half a line.
-_NATIVE_PLACE = re.compile(r"\[[^\]\s]{1,300}\.(?:cc|cpp|cu|h|hpp):\d+\] ?")
 
 
 def traceback(entry: Json, style: Style) -> list[str]:
@@ -48,7 +44,7 @@ def log(entry: Json, report: Json, style: Style) -> list[str]:
     return [style.section(f"{what} ({path})"), *style.quoted(lines, "  | ")]
 
 
-def others(entry: Json, style: Style) -> list[str]:
+def others(entry: Json, report: Json, style: Style) -> list[str]:
     """The other ranks of the round, one line for each kind of end."""
     rows = [(_ranks(g["ranks"], g["count"]), _end_of(g)) for g in entry["groups"][:GROUPS_SHOWN]]
     rest = entry["groups"][GROUPS_SHOWN:]
@@ -64,7 +60,8 @@ def others(entry: Json, style: Style) -> list[str]:
         rows.append((_ranks(finished["ranks"], finished["count"]), "had finished with exit code 0"))
     if silent is not None:
         where = f" (on {names(silent['nodes'])})" if silent["nodes"] else ""
-        rows.append((_ranks(silent["ranks"], silent["count"]), f"no end recorded{where}"))
+        yet = " yet" if report["status"] == "running" and entry is report["rounds"][-1] else ""
+        rows.append((_ranks(silent["ranks"], silent["count"]), f"no end recorded{yet}{where}"))
     if not rows:
         return []
     width = max(len(ranks) for ranks, _ in rows)
@@ -80,8 +77,9 @@ def timeline(report: Json, style: Style) -> list[str]:
     shown, left_out = rounds, len(rounds) - ROUNDS_SHOWN
     if left_out > 0:
         shown = [*rounds[:2], *rounds[2 - ROUNDS_SHOWN :]]
-    head = ["round", "attempt", "nodes", "ranks", f"started{_zone(rounds, style)}", "took", "ended"]
-    rows = [head, *(_row(entry, report, style) for entry in shown)]
+    title, form = _dates(shown, style)
+    head = ["round", "attempt", "nodes", "ranks", "started", "took", "ended"]
+    rows = [head, *(_row(entry, report, style.date(entry["started_ns"], form)) for entry in shown)]
     if len({entry["attempt"] for entry in rounds}) < 2:
         rows = [row[:1] + row[2:] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
@@ -92,7 +90,7 @@ def timeline(report: Json, style: Style) -> list[str]:
         lines += [style.line(" " * (widths[0] + 2) + cost)] if cost else []
         if i == 1 and left_out > 0:
             lines.append(style.line(f"... {left_out} rounds left out (see --json)"))
-    return [style.section("rounds"), *lines, *_in_all(report, style)]
+    return [style.section(title), *lines, *_in_all(report, style)]
 
 
 def problems(report: Json, style: Style) -> list[str]:
@@ -113,24 +111,24 @@ def files(report: Json) -> list[str]:
 
 
 def _end_of(group: Json) -> str:
-    text = first_line(_NATIVE_PLACE.sub("", group["what"][:4096]))
+    text = brief(group["what"])
     return f"{group['title']} ({text})" if group["role"] == CASCADE else text
 
 
 def _ranks(text: str, number: int) -> str:
     if number == 1:
         return f"rank {text}"
-    return f"ranks {text}" if len(text) <= 18 else f"{number} ranks ({clip(text, 14)})"
+    return f"ranks {text}" if number <= 64 and len(text) <= 18 else f"{number} ranks ({clip(text, 18)})"
 
 
-def _row(entry: Json, report: Json, style: Style) -> list[str]:
+def _row(entry: Json, report: Json, started: str) -> list[str]:
     world = entry["world_size"]
     return [
         str(entry["round"]),
         clip(safe(entry["attempt"] or "?"), 16),
         str(len(entry["nodes"])),
         "?" if world is None else str(world),
-        style.date(entry["started_ns"]),
+        started,
         duration(_took(entry, report)),
         _ended(entry, report),
     ]
@@ -167,7 +165,11 @@ def _in_all(report: Json, style: Style) -> list[str]:
     return style.wrapped(f"in all: {between} between rounds, {cost['steps_repeated']} steps repeated")
 
 
-def _zone(rounds: list[Json], style: Style) -> str:
-    started = next((r["started_ns"] for r in rounds if r["started_ns"] is not None), None)
-    name = style.date(started, "%Z")
-    return f" ({name})" if name not in ("", "?") else ""
+def _dates(rounds: list[Json], style: Style) -> tuple[str, str]:
+    """The table's title and the form of its times: a day that all rounds share is said once."""
+    known = [r["started_ns"] for r in rounds if r["started_ns"] is not None]
+    days = {style.date(t, "%Y-%m-%d") for t in known}
+    zone = style.date(known[0], "%Z") if known else ""
+    if len(days) == 1:
+        return f"rounds ({' '.join(part for part in (*days, zone) if part)})", "%H:%M:%S"
+    return f"rounds{f' (times in {zone})' if zone not in ('', '?') else ''}", "%m-%d %H:%M:%S"

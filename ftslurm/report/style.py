@@ -24,13 +24,17 @@ class Style:
     width: int
     zone: Callable[[float], Any]
 
-    def title(self, start: str, rest: str, colour: str) -> str:
-        """The first line; its start in colour."""
-        line = clip(start + rest, self.width)
+    def title(self, start: str, rest: str, colour: str) -> list[str]:
+        """The first line, its start in colour; a long one goes on in a second line."""
+        lines = self.wrapped(start + rest, "", "  ")
+        if len(lines) > 2:
+            room = self.width - 2
+            lines[1:] = [f"  {clip(' '.join(line.strip() for line in lines[1:]), room)}"]
+        first = clip(lines[0], self.width)
         if not self.colour:
-            return line
+            return [first, *lines[1:]]
         code = {"red": "31", "green": "32", "yellow": "33"}[colour]
-        return f"\x1b[1;{code}m{line[: len(start)]}\x1b[0m{line[len(start) :]}"
+        return [f"\x1b[1;{code}m{first[: len(start)]}\x1b[0m{first[len(start) :]}", *lines[1:]]
 
     def section(self, title: str) -> str:
         """The line above a block."""
@@ -44,16 +48,17 @@ class Style:
         """Set quoted lines behind a prefix."""
         return [(prefix + clip(line, EVIDENCE_WIDTH)).rstrip() for line in lines]
 
-    def wrapped(self, text: str, indent: str = "  ") -> list[str]:
-        """Wrap at blanks; the following lines are indented deeper."""
+    def wrapped(self, text: str, indent: str = "  ", deeper: str = "    ") -> list[str]:
+        """Wrap at blanks; the following lines are indented by ``deeper``. Words too long are cut."""
         lines: list[str] = []
         line = indent
         for word in text.split():
             if len(line) + len(word) + 1 > self.width and line.strip():
                 lines.append(line)
-                line = indent + "  "
-            line += word if line.endswith(" ") else f" {word}"
-        return [*lines, line] if line.strip() else lines
+                line = deeper
+            line += word if not line.strip() else f" {word}"
+        lines += [line] if line.strip() else []
+        return [clip(each, self.width) for each in lines]
 
     def date(self, time_ns: int | None, form: str = "%m-%d %H:%M:%S") -> str:
         """Say a time in the reader's zone; a question mark if there is no such date."""

@@ -29,7 +29,7 @@ def render(
     blocks = [headline(report, style)]
     focus = next((r for r in report["rounds"] if r["round"] == report["focus"]), None)
     if focus is not None:
-        blocks += [traceback(focus, style), log(focus, report, style), others(focus, style)]
+        blocks += [traceback(focus, style), log(focus, report, style), others(focus, report, style)]
     if focus is not None or len(report["rounds"]) > 1:
         blocks.append(timeline(report, style))
     blocks.append(problems(report, style))

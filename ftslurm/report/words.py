@@ -47,6 +47,10 @@ def _visible(match: re.Match[str]) -> str:
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
+# gloo and c10d begin their messages with the place in their own source, which fills half a line.
+_NATIVE_PLACE = re.compile(r"\[[^\]\s]{1,300}\.(?:cc|cpp|cu|h|hpp):\d+\] ?")
+
+
 def clip(text: str, width: int) -> str:
     """Cut to ``width`` characters, the cut shown by three dots."""
     return text if len(text) <= width else text[: max(0, width - 3)].rstrip() + "..."
@@ -58,6 +62,11 @@ def first_line(text: str) -> str:
         if line.strip():
             return safe(line).strip()
     return ""
+
+
+def brief(text: str) -> str:
+    """Return a message's first line without what only the runtime's own developers need."""
+    return first_line(_NATIVE_PLACE.sub("", text[:8192]))
 
 
 def ranges(numbers: Iterable[int]) -> str:
@@ -121,7 +130,7 @@ def who(failure: Json) -> str:
 
 def what(failure: Json) -> str:
     """Say in one line what happened to it."""
-    text = first_line(failure["what"]) or failure["title"]
+    text = brief(failure["what"]) or failure["title"]
     if not failure["core_dumped"]:
         return text
     return f"{text[:-1]}, core dumped)" if text.endswith(")") else f"{text} (core dumped)"
@@ -143,9 +152,10 @@ def place(failure: Json) -> str:
 
 
 def moment(failure: Json) -> str:
-    """``step 120, round 2``."""
-    step = "" if failure["step"] is None else f"step {failure['step']}, "
-    return f"{step}round {failure['round']}"
+    """``step 120, round 2``, or ``in round 2``."""
+    if failure["step"] is None:
+        return f"in round {failure['round']}"
+    return f"step {failure['step']}, round {failure['round']}"
 
 
 def after(report: Json) -> str:

@@ -470,7 +470,7 @@ class RunBuilder:
 
     def _log_path(self, number: int, rank: int) -> Path:
         attempt = self.history[number - 1]["attempt"]
-        logs = next(a["logs"] for a in self.attempts if a["attempt"] == attempt)
+        logs = next((a["logs"] for a in self.attempts if a["attempt"] == attempt), None)
         if logs is None:
             return self._rank_path(number, rank)
         path = Path(logs) / "rounds" / f"{number:06d}" / "ranks" / f"{rank:05d}"

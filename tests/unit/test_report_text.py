@@ -1,0 +1,295 @@
+"""What people read: whole reports as they are printed, and what must never reach a terminal."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftslurm.report.analyse import analyse
+from ftslurm.report.gather import gather
+from ftslurm.report.style import EVIDENCE_WIDTH
+from ftslurm.report.text import render
+from ftslurm.report.words import clip, duration, names, ranges, safe
+from ftslurm.testing.runs import RunBuilder
+
+GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:3141"
+NO_RESTARTS = "rank 3 on n2 failed at step 120: ValueError: boom; no restarts allowed (--max-restarts 0)"
+
+
+def text(run: RunBuilder, *, later_s: float = 1.0, colour: bool = False, **kwargs: Any) -> str:
+    path = run.write()
+    snapshot = gather(path, now_ns=run.now_ns + int(later_s * 1e9), **kwargs)
+    report = analyse(snapshot, **kwargs)
+    return render(report, zone=time.gmtime, colour=colour).replace(str(path), "/shared/runs/job-123")
+
+
+def failing_run(parent: Path) -> RunBuilder:
+    run = RunBuilder(parent).round().steps(1, 120).wait(200)
+    run.fail(3, ValueError("boom"), step=120, log="step 119 loss 2.31\nstep 120 loss 2.30\n")
+    return run.fail(2, RuntimeError(GLOO), after_s=0.05).stop(killed=(0,))
+
+
+def test_a_failed_run_reads_from_the_answer_to_the_evidence_to_the_rest(tmp_path: Path) -> None:
+    assert text(failing_run(tmp_path).close("failed", NO_RESTARTS)) == (
+        """\
+job-123 FAILED: rank 3 on n2: ValueError: boom
+  at train.py:42 in train_step, step 120, round 1
+  no restarts allowed (--max-restarts 0); exit code 1
+
+traceback of rank 3 in round 1
+  Traceback (most recent call last):
+    File "/home/ann/lm/train.py", line 61, in <module>
+      main()
+    File "/home/ann/lm/train.py", line 42, in train_step
+      loss = model(batch).mean()
+  ValueError: boom
+
+the end of its stderr, traceback left out (rounds/000001/ranks/00003/stderr.log)
+  | step 119 loss 2.31
+  | step 120 loss 2.30
+
+the other ranks of round 1
+  rank 2     connection to another rank broke (RuntimeError: Connection close...
+  ranks 0-1  stopped by ftslurm, 1 of them by SIGKILL: rank 3 on n2 failed
+
+rounds (2026-03-01 GMT)
+  round  nodes  ranks  started   took    ended
+  1      2      4      12:00:01  3m 20s  rank 3 on n2: ValueError: boom
+
+  files: /shared/runs/job-123
+"""
+    )
+
+
+def test_a_run_without_failures_takes_three_lines(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path).round().steps(1, 500).succeed().close("succeeded", "all 4 ranks succeeded")
+    assert text(run) == (
+        """\
+job-123 succeeded: 1 round, 2 nodes, 4 ranks, 1m 00s, no failure
+  started 2026-03-01 12:00:01, last step 500
+  files: /shared/runs/job-123
+"""
+    )
+
+
+def test_a_recovered_failure_stands_under_the_success_with_its_cost(tmp_path: Path) -> None:
+    run = failing_run(tmp_path).round().steps(100, 500).succeed().close("succeeded", "all succeeded")
+    lines = text(run).splitlines()
+    assert lines[:6] == [
+        "job-123 succeeded after 1 recovered failure: 2 rounds, 2 nodes, 4 ranks, 4m 21s",
+        "  round 1: rank 3 on n2: ValueError: boom",
+        "    at train.py:42 in train_step, step 120",
+        "    next round 1.2 s later, 20 steps repeated",
+        "  started 2026-03-01 12:00:01, last step 500",
+        "",
+    ]
+    assert lines[-6:] == [
+        "  round  nodes  ranks  started   took    ended",
+        "  1      2      4      12:00:01  3m 20s  rank 3 on n2: ValueError: boom",
+        "         next round 1.2 s later, 20 steps repeated",
+        "  2      2      4      12:03:22  1m 00s  succeeded at step 500",
+        "",
+        "  files: /shared/runs/job-123",
+    ]
+
+
+def test_a_lost_node_is_named_with_the_ranks_it_had(tmp_path: Path) -> None:
+    reason = "n2 was lost: its agent gave no sign of life for 30.0 s"
+    run = RunBuilder(tmp_path, nodes=3).round().steps(1, 120).wait(100).lose("n2")
+    run.close("failed", f"{reason}; 2 of at least 3 nodes are there, and nothing can replace it")
+    assert text(run) == (
+        """\
+job-123 FAILED: node n2 was lost: its agent gave no sign of life for 30.0 s
+  step 120, round 1; it had ranks 2-3
+  2 of at least 3 nodes are there, and nothing can replace it; exit code 1
+  hint: The node or its agent went away without a word: ask Slurm (sacct, sinfo
+    -R) about the node.
+
+the other ranks of round 1
+  ranks 0-1, 4-5  stopped by ftslurm: n2 was lost: its agent gave no sign of...
+  ranks 2-3       no end recorded (on n2)
+
+rounds (2026-03-01 GMT)
+  round  nodes  ranks  started   took    ended
+  1      3      6      12:00:01  2m 10s  node n2 was lost: its agent gave no s...
+
+  files: /shared/runs/job-123
+"""
+    )
+
+
+def test_a_running_job_says_its_round_step_and_last_sign_of_life(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path).round().steps(1, 340).wait(720)
+    assert text(run, later_s=2) == (
+        """\
+job-123 is still running: round 1, 2 nodes, 4 ranks, for 12m 02s, step 340
+  last sign of life 2.0 s ago (n2, 03-01 12:12:01)
+  files: /shared/runs/job-123
+"""
+    )
+
+
+def test_a_run_without_an_end_says_so_and_how_old_its_last_sign_of_life_is(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path).round().steps(1, 340).wait(720)
+    assert text(run, later_s=7200) == (
+        """\
+job-123: no end was recorded; last sign of life 2h 00m ago (n2, 03-01 12:12:01)
+  it was in round 1, 2 nodes, 4 ranks, step 340
+  all was killed at once, or the shared directory went away: see sacct -j 123
+  files: /shared/runs/job-123
+"""
+    )
+
+
+def test_a_stopped_run_gives_the_reason_and_blames_no_rank(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path).round().steps(1, 120).wait(100).stop(reason="SIGTERM", outcome="stopped")
+    assert text(run.close("stopped", "SIGTERM from outside (scancel or a time limit)")) == (
+        """\
+job-123 was stopped: SIGTERM from outside (scancel or a time limit)
+  in round 1, step 120, after 1m 40s; exit code 143; no rank is to blame
+  files: /shared/runs/job-123
+"""
+    )
+
+
+def test_doubts_about_the_first_failure_stand_in_the_third_line(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path).round().fail(3, ValueError("a")).fail(0, KeyError("b"), after_s=0.05).stop()
+    assert (
+        text(run.close("failed", "x")).splitlines()[2]
+        == "  at about the same time: rank 0 on n1: KeyError: 'b'"
+    )
+    run = RunBuilder(tmp_path, run_id="b").round().fail(3, RuntimeError(GLOO * 3)).stop().close("failed", "x")
+    assert "of which no failure is recorded" in text(run).splitlines()[2]
+    run = (
+        RunBuilder(tmp_path, run_id="c")
+        .round()
+        .finish(1)
+        .fail(3, RuntimeError(GLOO))
+        .stop()
+        .close("failed", "x")
+    )
+    assert "rank 1 had finished with exit code 0" in text(run).splitlines()[2]
+
+
+def test_a_long_message_leaves_the_place_in_the_third_line(tmp_path: Path) -> None:
+    run = (
+        RunBuilder(tmp_path)
+        .round()
+        .fail(3, ValueError("many words " * 50), step=7)
+        .stop()
+        .close("failed", "x")
+    )
+    assert text(run).splitlines()[2] == "  at train.py:42 in train_step, step 7, round 1"
+
+
+def test_another_round_can_be_looked_at(tmp_path: Path) -> None:
+    run = (
+        failing_run(tmp_path).round().fail(0, signal="SIGSEGV", core_dumped=True).stop().close("failed", "x")
+    )
+    assert "traceback of rank 3 in round 1" in text(run, round_number=1)
+    assert text(run).startswith("job-123 FAILED: rank 0 on n1: segmentation fault (SIGSEGV, core dumped)\n")
+
+
+def test_many_rounds_are_told_in_few_lines_and_the_same_failure_once(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path)
+    for i in range(40):
+        run.round().steps(i, i + 1).fail(3, ValueError(f"row {i}")).stop()
+    shown = text(run.round().succeed().close("succeeded", "x"))
+    assert "  40 rounds (1-40), the last: rank 3 on n2: ValueError: row 39\n" in shown
+    assert "... 29 rounds left out (see --json)" in shown
+    assert len(shown.splitlines()) < 60
+
+
+def test_a_requeue_is_shown_with_its_attempts(tmp_path: Path) -> None:
+    run = (
+        RunBuilder(tmp_path).round().steps(1, 50).wait(33).stop(reason="no word", outcome="stopped").attempt()
+    )
+    shown = text(run.wait(300).round().steps(40, 90).succeed().close("succeeded", "all"))
+    assert shown.startswith("job-123 succeeded after 1 interruption: ")
+    assert "  1      123.0    2 " in shown
+    assert "next round 5m 01s later, requeued, 10 steps repeated" in shown
+
+
+def test_files_that_could_not_be_used_are_named(tmp_path: Path) -> None:
+    run = failing_run(tmp_path).close("failed", "x")
+    (run.write() / "nodes" / "n1.json").write_text("")
+    report = analyse(gather(run.path, now_ns=run.now_ns))
+    assert "files that could not be used\n  nodes/n1.json: empty\n" in render(report)
+
+
+HOSTILE = "\x1b]0;title\x07\x1b[2Jred\x1b[31m\x9b1m \x07\x08\u202e\u2028 \ud800 \x00 end\r\n"
+
+
+@pytest.mark.parametrize("colour", [False, True])
+def test_nothing_in_any_file_can_act_on_the_terminal(tmp_path: Path, colour: bool) -> None:
+    run = RunBuilder(tmp_path).round()
+    frames = ((f"/x/{HOSTILE}.py", 1, HOSTILE, HOSTILE),)
+    run.fail(3, ValueError(HOSTILE), frames=frames).log(3, HOSTILE.replace("\ud800", ""))
+    run.fail(2, RuntimeError(HOSTILE), after_s=0.5).stop(reason=HOSTILE).round().lose("n1").close(
+        "failed", HOSTILE
+    )
+    run.history[0]["attempt"] = run.history[1]["outcome"] = HOSTILE
+    run.reasons["n1"] = run.status["n1"] = HOSTILE
+    (run.write() / "nodes" / "x\x1b[2J.json").write_text("")
+    for number in (None, 1, 2):
+        shown = text(run, colour=colour, round_number=number)
+        shown = shown.replace("\x1b[1m", "").replace("\x1b[1;31m", "").replace("\x1b[0m", "")
+        assert [c for c in shown if c != "\n" and not c.isprintable()] == []
+        shown.encode()
+
+
+def test_colour_is_there_only_if_asked_for(tmp_path: Path) -> None:
+    run = failing_run(tmp_path).close("failed", "x")
+    assert "\x1b" not in text(run)
+    assert text(run, colour=True).startswith("\x1b[1;31mjob-123 FAILED\x1b[0m: rank 3")
+
+
+def test_our_own_lines_keep_within_80_columns_and_quoted_ones_are_bounded(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path, nodes=9, run_id="job-" + "9" * 90, nproc=1).round(
+        nodes=[f"n{i}" for i in range(1, 10)]
+    )
+    run.fail(3, ValueError("x" * 5000), log="y" * 5000).fail(5, KeyError("z" * 500), after_s=0.01)
+    shown = text(run.stop(reason="r" * 300).close("failed", "s" * 300)).splitlines()
+    quoted = [
+        line for line in shown if line.startswith(("  |", "  ValueError", "  files:", "    ", "the end of"))
+    ]
+    assert max(len(line) for line in shown if line not in quoted) <= 80
+    assert max(len(line) for line in quoted) <= EVIDENCE_WIDTH + 4
+
+
+def test_a_traceback_of_a_million_lines_is_shown_by_its_ends(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path).round().fail(3, ValueError("a\n" * 100_000)).stop().close("failed", "x")
+    shown = text(run)
+    assert "lines left out" in shown
+    assert len(shown.splitlines()) < 80
+
+
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [
+        ("plain", "plain"),
+        ("\x1b[1;31mred\x1b[0m", "red"),
+        (" 10%|#\r 50%|###\r100%|####\r\n", "100%|####"),
+        ("a\tb", "a       b"),
+        ("bell\x07", "bell\\x07"),
+        ("\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\", "link"),
+        ("right\u202eleft", "right\\u202eleft"),
+        ("half \ud800", "half \\ud800"),
+        ("äöü 漢字", "äöü 漢字"),
+    ],
+)
+def test_foreign_text_is_made_safe_and_stays_readable(raw: str, shown: str) -> None:
+    assert safe(raw) == shown
+
+
+def test_short_phrases() -> None:
+    """Ranges, names, spans and cuts read as people write them."""
+    assert ranges([7, 0, 1, 2, 3]) == "0-3, 7"
+    assert ranges([]) == ""
+    assert names(["a", "b", "c", "d", "e"]) == "a, b, c, d and 1 more"
+    spans = (0.04, 9.96, 59.6, 200, 3720, 190_000, None)
+    assert [duration(s) for s in spans] == ["0.0 s", "10 s", "1m 00s", "3m 20s", "1h 02m", "2d 04h", "?"]
+    assert clip("abcdefghij", 8) == "abcde..."
