@@ -159,4 +159,5 @@ class FencedCell:
 
 
 def _is_generation(name: str) -> bool:
-    return len(name) == 17 and name.endswith(".json") and name[:12].isdigit()
+    # isdigit alone would take a superscript two for a digit.
+    return len(name) == 17 and name.endswith(".json") and name.isascii() and name[:12].isdigit()
