@@ -40,7 +40,7 @@ Hook = Callable[[str, Operation], None]
 """Called with BEFORE, DURING or AFTER and the operation.
 
 What it raises reaches the caller: an `OSError` raised BEFORE is a refusal, one raised AFTER a lost reply (it was done).
-Any other exception stands for the end of the caller, so nothing is cleaned up after one that is no `Exception`.
+`Crash` is the end of the caller: from then on its client refuses everything, as `finally` blocks still run.
 """
 
 
@@ -72,6 +72,7 @@ class MemoryFileSystem:
         self.hook = hook
         self._tree = _Tree()
         self._count = 0
+        self._dead = False
 
     def client(self, hook: Hook | None = None) -> MemoryFileSystem:
         """Return another client of the same server, with a hook of its own."""
@@ -180,8 +181,14 @@ class MemoryFileSystem:
         return operation
 
     def _call(self, when: str, operation: Operation) -> None:
-        if self.hook is not None:
-            self.hook(when, operation)
+        if self._dead:
+            raise Crash
+        try:
+            if self.hook is not None:
+                self.hook(when, operation)
+        except Crash:
+            self._dead = True
+            raise
 
     def _inode(self, path: str) -> _Inode:
         self._parent(_clean(path))
