@@ -108,7 +108,7 @@ ROWS: tuple[Cause, ...] = (
     Cause("spawn", "could not be started", PRIMARY, lambda e: e.kind == "spawn",
           "Check that the program and its interpreter exist on this node and are executable."),
     Cause("node-lost", "node lost", PRIMARY, lambda e: e.kind == "node-lost",
-          "The node or its agent went away without a word: ask Slurm (sacct, sinfo -R) about the node."),
+          "Ask Slurm what it knows of the node: sacct, sinfo -R."),
     # torch.distributed: what breaks on the survivors when another rank ends.
     Cause("port-in-use", "port in use", PRIMARY, _in_distributed(r"EADDRINUSE|[Aa]ddress already in use"),
           "Another process holds the port. Let ftslurm choose it: do not set MASTER_PORT in the script."),

@@ -13,19 +13,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from ftslurm.report import blame
-from ftslurm.report.facts import (
-    Attempt,
+from ftslurm.report.decode import (
     Json,
-    LogTail,
     Malformed,
-    NodeWord,
-    Problem,
-    RankError,
-    RoundFiles,
-    RoundNode,
-    Run,
-    Snapshot,
-    State,
     attempt_from,
     check_schema,
     node_word_from,
@@ -33,6 +23,17 @@ from ftslurm.report.facts import (
     round_node_from,
     run_from,
     state_from,
+)
+from ftslurm.report.facts import (
+    Attempt,
+    LogTail,
+    NodeWord,
+    Problem,
+    RankError,
+    RoundFiles,
+    RoundNode,
+    Snapshot,
+    State,
 )
 from ftslurm.report.reading import list_directory, parse_json, read_file, read_tail
 
@@ -243,4 +244,4 @@ class _Reader:
                 yield LogTail(stream, str(path), tail[0], tail[1])
 
 
-__all__ = ["Run", "Snapshot", "gather"]
+__all__ = ["gather"]

@@ -91,7 +91,7 @@ def _with_job(parent: Path, job: str, task: str | None) -> Iterable[Path]:
 
 def _is_task(path: Path, job: str, task: str) -> bool:
     # An array's element has a job id of its own in the attempt's name; only the file tells the array.
-    from ftslurm.report.facts import Malformed
+    from ftslurm.report.decode import Malformed
     from ftslurm.report.reading import parse_json, read_file
 
     try:

@@ -8,7 +8,7 @@ import os
 import stat
 from pathlib import Path
 
-from ftslurm.report.facts import Malformed
+from ftslurm.report.decode import Malformed
 
 MAX_ENTRIES = 100_000
 _STALE_RETRIES = 3

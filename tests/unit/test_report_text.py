@@ -105,8 +105,7 @@ def test_a_lost_node_is_named_with_the_ranks_it_had(tmp_path: Path) -> None:
 job-123 FAILED: node n2 was lost: its agent gave no sign of life for 30.0 s
   step 120, round 1; it had ranks 2-3
   2 of at least 3 nodes are there, and nothing can replace it; exit code 1
-  hint: The node or its agent went away without a word: ask Slurm (sacct, sinfo
-    -R) about the node.
+  hint: Ask Slurm what it knows of the node: sacct, sinfo -R.
 
 the other ranks of round 1
   ranks 0-1, 4-5  stopped by ftslurm: n2 was lost: its agent gave no sign of...
@@ -114,7 +113,7 @@ the other ranks of round 1
 
 rounds (2026-03-01 GMT)
   round  nodes  ranks  started   took    ended
-  1      3      6      12:00:01  2m 10s  node n2 was lost: its agent gave no s...
+  1      3      6      12:00:01  2m 10s  node n2 was lost: its agent gave no...
 
   files: /shared/runs/job-123
 """
