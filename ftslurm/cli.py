@@ -21,9 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     command, rest = (words[0], words[1:]) if words else ("", [])
     if command == "run":
-        from ftslurm.agent.command import main as run
-
-        return run(rest)
+        return _run(rest)
     if command == "prepare":
         from ftslurm.agent.command import prepare
 
@@ -47,6 +45,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wrong = f"unknown command {command!r}" if command else "expected a command"
     sys.stderr.write(f"ftslurm: {wrong}: run, report or template; see ftslurm --help\n")
     return 2
+
+
+def _run(arguments: Sequence[str]) -> int:
+    from ftslurm.agent.guardian import guard
+
+    def agent(local_dir: str) -> int:
+        # Imported below the guardian: it stays as small as a Python can be, for it does nothing but wait.
+        from ftslurm.agent.command import main as run
+
+        return run(arguments, local_dir)
+
+    return guard(agent)
 
 
 if __name__ == "__main__":

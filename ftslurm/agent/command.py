@@ -20,24 +20,28 @@ from ftslurm.sharedfs.rundir import RunDirectory, RunDirectoryError, open_run
 
 ATTEMPT_SCHEMA, ATTEMPT_VERSION = "ftslurm/attempt", 1
 DEFAULT_KILL_WAIT_S = 30.0
+TROUBLE_S = 60.0
 KILL_WAIT_MARGIN = 0.6
 """Share of Slurm's KillWait that workers get before they are killed; the rest is for the last words."""
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run `ftslurm run`; return its exit code."""
-    from ftslurm.agent.guardian import guard
+def main(arguments: Sequence[str], local_dir: str) -> int:
+    """Run `ftslurm run` in the process below the guardian; return its exit code.
 
+    Args:
+        arguments: of the command line.
+        local_dir: a node-local directory for this agent alone.
+    """
     try:
         options = parse_run(arguments, os.environ)
         if options.local_nodes and LOCAL_NODE not in os.environ:
             from ftslurm.agent.launcher import launch
 
             return launch(options, arguments)
+        return run_agent(options, local_dir)
     except (UsageError, RunDirectoryError) as error:
         complain(str(error))
         return EXIT_USAGE
-    return guard(lambda local_dir: run_agent(options, local_dir))
 
 
 def prepare(arguments: Sequence[str]) -> int:
@@ -101,15 +105,15 @@ def unique_name() -> str:
 
 
 def run_agent(options: RunOptions, local_dir: str) -> int:
-    """Run this node's agent to its end; return the exit code. `local_dir`: a node-local directory of its own."""
-    try:
-        placement, program, slots = check(options, unique_name())
-        run = open_run(placement.run_dir, user_name(), time.time_ns(), __version__)
-        logs = _logs(options, placement)
-        write_attempt(run, options, placement, program, logs)
-    except (UsageError, RunDirectoryError) as error:
-        complain(str(error))
-        return EXIT_USAGE
+    """Run this node's agent to its end; return the exit code.
+
+    Raises:
+        UsageError, RunDirectoryError: with one line; nothing was started.
+    """
+    placement, program, slots = check(options, unique_name())
+    run = open_run(placement.run_dir, user_name(), time.time_ns(), __version__)
+    logs = _logs(options, placement)
+    write_attempt(run, options, placement, program, logs)
     code = _supervise(options, placement, program, slots, run, logs or run.root, local_dir)
     if placement.job is None and LOCAL_NODE not in os.environ and os.environ.get("FTSLURM_REPORT") != "0":
         print_report(run.root)
@@ -166,6 +170,7 @@ def _supervise(
         local_dir,
         dict(os.environ),
         os.getppid(),
+        min(TROUBLE_S, options.join_timeout_s),
     )
     console = Console(placement.node)
     loop = AgentLoop(

@@ -33,6 +33,13 @@ class Trouble:
     problem: str | None
 
 
+@dataclass(frozen=True)
+class Oddity:
+    """A file in the run directory is not what it should be; the run goes on without it."""
+
+    text: str
+
+
 class Courier:
     """Runs `member.tick` whenever it is due, and errands in their order.
 
@@ -51,6 +58,7 @@ class Courier:
         self.news: deque[object] = deque()
         self.wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._last: tuple[int, bool] | None = None
+        self._known_problem: str | None = None
         self._trouble: str | None = None
         self._thread = threading.Thread(target=self._work, name="courier", daemon=True)
 
@@ -137,6 +145,9 @@ class Courier:
         return self._member.next_look_s()
 
     def _tell(self, view: View) -> None:
+        if view.problem is not None and view.problem != self._known_problem:
+            self._known_problem = view.problem
+            self._bring(Oddity(view.problem))
         if view.state is not None and (view.token, view.coordinating) != self._last:
             self._last = (view.token, view.coordinating)
             self._bring(view)

@@ -82,6 +82,7 @@ def worker_environment(
         FTSLURM_RECORD_DIR=record_dir,
     )
     environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    environment.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
     if assignment.slots > 1:
         # As torchrun: several ranks with a thread per core each would only fight.
         environment.setdefault("OMP_NUM_THREADS", "1")

@@ -13,9 +13,9 @@ import signal
 import sys
 from collections.abc import Callable
 
-from ftslurm.agent.kernel import become_subreaper, die_with_parent, kill_descendants
+from ftslurm.agent.kernel import become_subreaper, kill_descendants
 
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 EPITAPH_S = 10
 SWEEPS = 500
 
@@ -49,7 +49,7 @@ def guard(agent: Callable[[str], int]) -> int:
     leave_nothing()
     if code > 128 or not os.path.exists(os.path.join(local_dir, "left")):
         _epitaph(local_dir, code)
-    _remove(local_dir)
+    remove_tree(local_dir)
     return code
 
 
@@ -140,7 +140,8 @@ def _make_local_dir() -> str:
     return path
 
 
-def _remove(path: str) -> None:
+def remove_tree(path: str) -> None:
+    """Remove a node-local directory, as far as it can be removed."""
     for directory, subdirectories, files in os.walk(path, topdown=False):
         for name in files:
             _try(os.unlink, os.path.join(directory, name))
@@ -164,4 +165,4 @@ def _flush() -> None:
             pass
 
 
-__all__ = ["die_with_parent", "guard", "leave_nothing"]
+__all__ = ["guard", "leave_nothing", "remove_tree"]

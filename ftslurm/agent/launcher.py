@@ -10,11 +10,10 @@ from collections.abc import Sequence
 
 from ftslurm import __version__
 from ftslurm.agent.command import check, print_report, unique_name, user_name
+from ftslurm.agent.guardian import FORWARDED
 from ftslurm.agent.options import RunOptions, UsageError, parse_run
 from ftslurm.agent.placement import LOCAL_ATTEMPT, LOCAL_NODE
 from ftslurm.sharedfs.rundir import open_run
-
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def launch(options: RunOptions, arguments: Sequence[str]) -> int:

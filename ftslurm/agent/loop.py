@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ftslurm.agent.courier import Courier, Lost, Trouble
+from ftslurm.agent.courier import Courier, Lost, Oddity, Trouble
 from ftslurm.agent.environment import (
     BOTH,
     STDERR,
@@ -52,9 +52,11 @@ from ftslurm.sharedfs.filesystem import FileSystem
 from ftslurm.sharedfs.publish import publish
 from ftslurm.sharedfs.rundir import RunDirectory, rank_directory
 
-HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+HANDLED = (*STOPPING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
 SWEEP_RETRY_S = 0.02
 FINISH_S = 10.0
+TROUBLE_LOOK_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,8 @@ class AgentSettings:
         local_dir: node-local directory of this agent alone.
         inherited: the environment that workers start from.
         guardian: pid of the guardian, whose end is this agent's.
+        trouble_s: after so many seconds in which every use of the shared directory failed, an agent without workers
+            gives up. A directory that *hangs* is waited for without limit.
     """
 
     facts: RunFacts
@@ -79,6 +83,7 @@ class AgentSettings:
     local_dir: str
     inherited: Mapping[str, str]
     guardian: int
+    trouble_s: float
 
 
 class AgentLoop:
@@ -125,6 +130,7 @@ class AgentLoop:
         self._sweeping = False
         self._told: State | None = None
         self._exit: int | None = None
+        self._trouble_since: float | None = None
 
     def run(self) -> int:
         """Run until the machine says to leave; return the exit code."""
@@ -172,11 +178,14 @@ class AgentLoop:
         if self._sweeping:
             self._sweep_on()
         self._do(self._machine.on_time(self._moment()))
+        self._give_up()
 
     def _timeout(self) -> float | None:
         waits = [SWEEP_RETRY_S] if self._sweeping else []
         if self._machine.deadline is not None:
             waits.append(max(0.0, self._machine.deadline - self._monotonic()))
+        if self._trouble_since is not None:
+            waits.append(TROUBLE_LOOK_S)
         return min(waits, default=None)
 
     def _moment(self) -> Moment:
@@ -188,7 +197,7 @@ class AgentLoop:
         if number == signal.SIGCHLD:
             self._reap_strangers()
             return
-        if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number in STOPPING:
             self._console.log(f"{signal.Signals(number).name} from outside: stopping")
         self._do(self._machine.on_signal(number, self._moment()))
 
@@ -221,12 +230,30 @@ class AgentLoop:
             self._console.log(f"{news.reason}; this agent leaves")
             self._do(self._machine.on_lost_ground(news.reason, EXIT_FAILED, self._moment()))
         elif isinstance(news, Trouble):
-            trouble = f"the shared directory: {news.problem}; trying again"
-            self._console.log(trouble if news.problem else "the shared directory works again")
+            self._on_trouble(news.problem)
+        elif isinstance(news, Oddity):
+            self._console.log(f"{news.text}; going on without it")
         elif isinstance(news, tuple):
             round_, result = news
             problem = f"cannot make the round's directories: {result}" if isinstance(result, Exception) else None
             self._do(self._machine.on_prepared(round_, problem, self._moment()))
+
+    def _on_trouble(self, problem: str | None) -> None:
+        if problem is None:
+            self._trouble_since = None
+            self._console.log("the shared directory works again")
+            return
+        self._console.log(f"the shared directory: {problem}; trying again")
+        if self._trouble_since is None:
+            self._trouble_since = self._monotonic()
+
+    def _give_up(self) -> None:
+        """Leave when the shared directory has refused for long (full, read-only, damaged) and no worker needs us."""
+        if self._trouble_since is None or any(worker.ended_ns is None for worker in self._workers.all):
+            return
+        if self._monotonic() - self._trouble_since >= self._settings.trouble_s:
+            self._console.log(f"the shared directory has refused for {self._settings.trouble_s:.0f} s: giving up")
+            self._exit = EXIT_FAILED
 
     # What to do
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ftslurm.agent.guardian import remove_tree
 from ftslurm.agent.kernel import descendants, kill_descendants
 
 
@@ -102,7 +102,7 @@ class Workers:
     def clear(self) -> None:
         """Forget the round's workers, all ended, and their node-local files."""
         for worker in self.all:
-            shutil.rmtree(worker.record_dir, ignore_errors=True)
+            remove_tree(worker.record_dir)
         self.all = []
 
 

@@ -43,11 +43,14 @@ class Timing:
         node_timeout_s: a node whose counter stands still for so long is lost.
         join_timeout_s: a round that has too few nodes for so long closes the run.
         last_call_s: how long to wait for more nodes once the minimum is ready.
+        stop_spread_s: Slurm's signals reach the nodes one after the other: when one node has been told to stop, the
+            verdict waits so long for the others to say the same.
     """
 
     node_timeout_s: float
     join_timeout_s: float
     last_call_s: float
+    stop_spread_s: float = 2.0
 
 
 @dataclass(frozen=True)
@@ -59,12 +62,14 @@ class Seen:
         silent_s: for how long each node (those without a word too) has been silent.
         forming_for_s: for how long this coordinator has seen the phase FORMING.
         now_ns: this coordinator's clock, for stamps that people read.
+        told_for_s: for how long it has seen a node that was told from outside to stop.
     """
 
     words: Mapping[str, NodeWord]
     silent_s: Mapping[str, float]
     forming_for_s: float
     now_ns: int
+    told_for_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,15 @@ def take_lease(state: State, node: str, incarnation: str) -> State:
 
 def fold(state: State, seen: Seen, timing: Timing) -> State:
     """Return the state that follows from `state` and what is seen; `state` itself when nothing does."""
+    if state.phase == CLOSED:
+        return state
+    if state.phase == RUNNING and _all_succeeded(state, seen):
+        return _succeed(state, seen)
+    told = [word for word in seen.words.values() if word.attempt == state.attempt and word.stop_signal]
+    if told and _all_told(state, seen, timing):
+        return _stop(state, seen, told)
+    if told and seen.told_for_s < timing.stop_spread_s:
+        return state
     if state.phase == RUNNING:
         state = _fold_running(state, seen, timing)
     if state.phase == FORMING:
@@ -132,30 +146,38 @@ def _fold_running(state: State, seen: Seen, timing: Timing) -> State:
     failures: list[Failure] = []
     lost: list[Participant] = []
     leaving: list[NodeWord] = []
-    succeeded = 0
     for participant in state.participants:
-        word = seen.words.get(participant.node)
-        if word is not None and word.incarnation != participant.incarnation:
-            word = None
+        word = _word_of(participant, seen)
         if word and word.failure and word.failure.round == state.round:
             failures.append(word.failure)
         elif word and word.status == SUCCEEDED and word.round == state.round:
-            succeeded += 1
+            continue
         elif word and word.reason is not None:
             leaving.append(word)
         elif seen.silent_s.get(participant.node, 0.0) >= timing.node_timeout_s or _replaced(participant, seen):
             lost.append(participant)
-    if succeeded == len(state.participants):
-        state = _end_round(state, seen, SUCCEEDED, None, None)
-        reason = f"all {state.world_size} ranks on {_count(len(state.participants), 'node')} succeeded"
-        return close(state, SUCCEEDED, reason, EXIT_SUCCESS, seen.now_ns)
     if failures:
         return _after_failure(state, seen, failures)
-    if leaving and _all_leaving(state, seen, timing):
-        return _stop(state, seen, leaving)
     if lost or leaving:
         return _after_loss(state, seen, lost, leaving)
     return state
+
+
+def _word_of(participant: Participant, seen: Seen) -> NodeWord | None:
+    """Return the participant's word, None when its node has none or speaks for another agent by now."""
+    word = seen.words.get(participant.node)
+    return word if word is not None and word.incarnation == participant.incarnation else None
+
+
+def _all_succeeded(state: State, seen: Seen) -> bool:
+    words = [_word_of(participant, seen) for participant in state.participants]
+    return all(word is not None and word.status == SUCCEEDED and word.round == state.round for word in words)
+
+
+def _succeed(state: State, seen: Seen) -> State:
+    state = _end_round(state, seen, SUCCEEDED, None, None)
+    reason = f"all {state.world_size} ranks on {_count(len(state.participants), 'node')} succeeded"
+    return close(state, SUCCEEDED, reason, EXIT_SUCCESS, seen.now_ns)
 
 
 def _replaced(participant: Participant, seen: Seen) -> bool:
@@ -209,14 +231,13 @@ def _end_round(state: State, seen: Seen, outcome: str, reason: str | None, failu
     return with_history(state, replace(entry, ended_ns=seen.now_ns, outcome=outcome, reason=reason, failure=failure))
 
 
-def _all_leaving(state: State, seen: Seen, timing: Timing) -> bool:
+def _all_told(state: State, seen: Seen, timing: Timing) -> bool:
     """Tell whether everybody who is alive was told from outside to stop (scancel, preemption, time limit, Ctrl-C)."""
-    alive = _alive(state, seen, timing)
-    return all(word.stop_signal for word in alive) and any(word.stop_signal for word in seen.words.values())
+    return all(word.stop_signal for word in _alive(state, seen, timing))
 
 
-def _stop(state: State, seen: Seen, leaving: Sequence[NodeWord]) -> State:
-    first = next((word for word in leaving if word.stop_signal), leaving[0])
+def _stop(state: State, seen: Seen, told: Sequence[NodeWord]) -> State:
+    first = told[0]
     reason = first.reason or "stopped"
     last = state.past(state.round)
     if state.phase == RUNNING or (last is not None and _was_the_stop(state, last)):
@@ -283,8 +304,6 @@ def _fold_forming(state: State, seen: Seen, timing: Timing) -> State:
     complete = bool(state.expected) and not unheard
     if enough and not busy and (complete or seen.forming_for_s >= timing.last_call_s):
         return _form(state, ready, seen)
-    if not staying and _all_leaving(state, seen, timing):
-        return _stop(state, seen, [word for word in seen.words.values() if word.attempt == state.attempt])
     if complete and len(staying) < state.min_nodes:
         return _too_few(state, seen, len(staying), "and nothing can replace it")
     if seen.forming_for_s >= timing.join_timeout_s and not enough:

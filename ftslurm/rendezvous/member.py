@@ -45,7 +45,7 @@ class View:
     Attributes:
         state: the newest state, None before there is any.
         coordinating: whether this node holds the lease.
-        problem: what went wrong with the shared directory in this tick, for people; None: nothing.
+        problem: a node's file that cannot be read or is not what it should be, for people; None: all are fine.
     """
 
     state: State | None
@@ -103,6 +103,7 @@ class Member:
         self._state: State | None = None
         self._token = 0
         self._forming_since: tuple[int, float] | None = None
+        self._told_since: float | None = None
         self._published_at = float("-inf")
         self._dirty = True
         self._lost_race = False
@@ -126,16 +127,18 @@ class Member:
             RunInUse: the run belongs to another job whose agents are alive.
             OSError, BadFile: the shared directory did not do its part; the next tick starts over.
         """
-        self._publish_word()
         self._follow()
         if self._state is None or self._state.attempt != self._shape.attempt:
             self._begin_attempt()
+        if self._state is not None and self._state.attempt == self._shape.attempt:
+            # Not before: another job's agent on this very node may own the run, and the node's file.
+            self._publish_word()
         if self._state is not None and self._state.phase != CLOSED:
             if self._coordinating():
                 self._coordinate()
             elif self._coordinator_is_gone(self._state):
                 self._set(take_lease(self._state, self._word.node, self._word.incarnation))
-        return View(self._state, self._token, self._coordinating(), None)
+        return View(self._state, self._token, self._coordinating(), self.word_problem)
 
     def next_look_s(self) -> float:
         """Return how long to wait before the next tick, in seconds, when nothing happens meanwhile."""
@@ -253,7 +256,8 @@ class Member:
             word = self._words.get(node)
             key = (word.incarnation, word.counter) if word else ("", 0)
             silent_s[node] = self._liveness.look(node, *key, now)
-        seen = Seen(self._words, silent_s, self._forming_for(state, now), self._now_ns())
+        forming_for_s, told_for_s = self._forming_for(state, now), self._told_for(state, now)
+        seen = Seen(self._words, silent_s, forming_for_s, self._now_ns(), told_for_s)
         folded = fold(state, seen, self._timing)
         if folded is not state:
             self._set(folded)
@@ -266,7 +270,16 @@ class Member:
             self._forming_since = (state.round, now)
         return now - self._forming_since[1]
 
+    def _told_for(self, state: State, now: float) -> float:
+        if not any(word.stop_signal and word.attempt == state.attempt for word in self._words.values()):
+            self._told_since = None
+            return 0.0
+        if self._told_since is None:
+            self._told_since = now
+        return now - self._told_since
+
     def _read_words(self, state: State) -> None:
+        self.word_problem = None
         for name in self._fs.listdir(self._run.nodes):
             if name.endswith(".json") and not name.startswith("."):
                 self._read_word(name[: -len(".json")])

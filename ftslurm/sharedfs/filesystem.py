@@ -135,10 +135,18 @@ class PosixFileSystem:
     def makedirs(self, path: str) -> None:
         """See `FileSystem.makedirs`."""
         try:
+            self._mkdir(path)
+        except FileNotFoundError:
+            if os.path.dirname(path) in ("", path):
+                raise
+            self.makedirs(os.path.dirname(path))
+            # Once: where it still cannot be made (/proc, an unlinked directory) the parent is not what is missing.
+            self._mkdir(path)
+
+    @staticmethod
+    def _mkdir(path: str) -> None:
+        try:
             os.mkdir(path, 0o700)
         except FileExistsError:
             if not os.path.isdir(path):
                 raise
-        except FileNotFoundError:
-            self.makedirs(os.path.dirname(path))
-            self.makedirs(path)

@@ -151,6 +151,13 @@ def _check_owner(root: str) -> None:
         )
 
 
+def _file_in(path: str) -> str:
+    """Return the part of `path` that is there and no directory."""
+    while not os.path.lexists(path) and os.path.dirname(path) != path:
+        path = os.path.dirname(path)
+    return path
+
+
 def _explain(root: str, error: OSError) -> str:
     where = error.filename if isinstance(error.filename, str) else root
     reasons = {
@@ -160,7 +167,8 @@ def _explain(root: str, error: OSError) -> str:
         errno.ENOSPC: f"the disk is full ({where}); free some space or choose another --shared-dir",
         errno.EDQUOT: f"your disk quota is used up ({where}); free some space or choose another --shared-dir",
         errno.EEXIST: f"{where} is a file, expected a directory; choose another --rdzv-id or --shared-dir",
-        errno.ENOTDIR: f"{where} has a file in its path, expected directories; choose another --shared-dir",
+        errno.ENOTDIR: f"{_file_in(where)} is a file, expected a directory; choose another --shared-dir",
+        errno.ENOENT: f"{where} cannot be made there; choose another --shared-dir",
         errno.ENAMETOOLONG: "the path is too long; choose a shorter --shared-dir or --rdzv-id",
         errno.ELOOP: f"{where} is a symbolic link that is not followed; choose another --shared-dir",
     }

@@ -43,7 +43,9 @@ class Job:
 
     def wait(self, seconds: float = 60) -> str:
         """Wait until it has ended; return its state."""
-        self.lab.until(lambda: self.state not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"), seconds, self.explain)
+        self.lab.until(
+            lambda: self.state not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"), seconds, self.explain
+        )
         return self.state
 
     def until_output(self, text: str, seconds: float = 40) -> None:
