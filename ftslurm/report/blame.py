@@ -25,7 +25,7 @@ from ftslurm.report.facts import (
 SAME_TIME_NS = 100_000_000
 
 _TYPED = re.compile(r"([A-Za-z_][\w.]{0,100}): ?(.*)", re.DOTALL)
-_FRAME = re.compile(r'^ *File "([^"\n]{1,4096})", line (\d{1,9})(?:, in (\S{1,200}))?', re.MULTILINE)
+_FRAME = re.compile(r'^ *File "([^"\n]{1,4096})", line (\d{1,9})(?:,? in (\S{1,200}))?', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,9 @@ def suspects(snapshot: Snapshot, number: int, rows: Sequence[Cause] = ROWS) -> l
     seen = {worker.rank for node in files.nodes for worker in node.workers if worker.ended_ns is not None}
     for rank in sorted((set(files.errors) | set(words)) - seen - set(found)):
         # No agent's last word on this rank: its agent died first, or its file is broken.
-        found[rank] = _suspect(rank, None, files.errors.get(rank), words.get(rank))
+        error = files.errors.get(rank)
+        if rank in words or not _maybe_stopped(error):
+            found[rank] = _suspect(rank, None, error, words.get(rank))
     judged = [_judge(s, files.tails.get(s.rank, ()), rows) for s in found.values()]
     return sorted(judged, key=_order)
 
@@ -150,7 +152,12 @@ def _failed_by_itself(worker: Worker, error: RankError | None, began_ns: int | N
             and began_ns is not None
             and error.time_ns < began_ns
         )
-    return worker.failed or (worker.ended_ns is None and error is not None)
+    return worker.failed or (worker.ended_ns is None and error is not None and not _maybe_stopped(error))
+
+
+def _maybe_stopped(error: RankError | None) -> bool:
+    """Whether the record may be that of a rank that ftslurm stopped: only the agent's word could tell."""
+    return error is not None and error.exception is None and error.signal in ("SIGTERM", "SIGKILL")
 
 
 def _suspect(
@@ -159,7 +166,9 @@ def _suspect(
     node, worker = seen or (None, None)
     kind = _kind(worker, error, word)
     exception = _exception(kind, error, word)
-    traceback = error.traceback if error else None
+    stacks = error.stacks if error else None
+    # For a crash, the record offers the stacks to torch's readers in the traceback's place.
+    traceback = error.traceback if error and error.traceback != stacks else None
     step = _first_known(
         error.step if error else None,
         worker.progress.last_step if worker and worker.progress else None,
@@ -178,9 +187,9 @@ def _suspect(
         step=step,
         argv=error.argv if error else (),
         exception=exception,
-        frames=_frames(exception, traceback),
+        frames=_frames(exception, traceback, stacks),
         traceback=traceback,
-        stacks=error.stacks if error else None,
+        stacks=stacks,
         evidence=tuple(n for n, x in (("round-node", worker), ("error.json", error), ("summary", word)) if x),
         cause=ROWS[-1],
         what=(error.message if error else "") or (word.message if word else ""),
@@ -228,13 +237,21 @@ def _exception(kind: str, error: RankError | None, word: Failure | None) -> Exc 
     return Exc(name, module, match[2], (), None)
 
 
-def _frames(exception: Exc | None, traceback: str | None) -> tuple[Frame, ...]:
-    frames = exception.frames if exception else ()
-    if frames or not traceback:
-        return frames
-    # A record by torch alone: the frames are there only as text.
-    found = [Frame(f, int(n), fn or "", None) for f, n, fn in _FRAME.findall(traceback[-65536:])]
-    return tuple(found[-100:])
+def _frames(exception: Exc | None, traceback: str | None, stacks: str | None) -> tuple[Frame, ...]:
+    if exception is not None and exception.frames:
+        return exception.frames
+    if traceback:
+        # A record by torch alone: the frames are there only as text.
+        return tuple(_frames_in(traceback[-65536:])[-100:])
+    if stacks:
+        # faulthandler: innermost first, and the thread that crashed is the "current" one.
+        _, _, current = stacks.rpartition("Current thread ")
+        return tuple(reversed(_frames_in(current[:65536].split("\n\n", 1)[0])[:100]))
+    return ()
+
+
+def _frames_in(text: str) -> list[Frame]:
+    return [Frame(file, int(line), function, None) for file, line, function in _FRAME.findall(text)]
 
 
 def _judge(suspect: Suspect, tails: Sequence[LogTail], rows: Sequence[Cause]) -> Suspect:

@@ -79,7 +79,7 @@ def signature(suspect: Suspect) -> str:
 
 
 def _traceback(suspect: Suspect) -> str | None:
-    if suspect.traceback or not suspect.exception or not suspect.frames:
+    if suspect.traceback or suspect.exception is None or not suspect.frames:
         return suspect.traceback
     lines = [_HEADER]
     for frame in suspect.frames:

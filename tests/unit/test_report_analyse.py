@@ -269,6 +269,43 @@ def test_an_nccl_watchdogs_abort_is_a_cascade_by_its_own_last_words(tmp_path: Pa
     assert result["rounds"][0]["groups"][0]["cause"] == "nccl-abort"
 
 
+STACKS = """Fatal Python error: Segmentation fault
+
+Thread 0x1 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 1 in wait
+
+Current thread 0x2 (most recent call first):
+  File "/home/ann/lm/train.py", line 8 in inner
+  File "/home/ann/lm/train.py", line 99 in <module>
+
+Extension modules: numpy
+"""
+
+
+def test_a_crash_is_placed_at_the_innermost_line_of_the_thread_that_crashed(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path).round().fail(0, signal="SIGSEGV").stop().close("failed", "x")
+    run.errors[1, 0]["ftslurm"]["stacks"] = STACKS
+    run.errors[1, 0]["message"]["extraInfo"]["py_callstack"] = STACKS
+    cause = report(run)["cause"]
+    assert (cause["where"]["line"], cause["where"]["function"]) == (8, "inner")
+    assert (cause["traceback"], cause["stacks"]) == (None, STACKS)
+
+
+@pytest.mark.parametrize("signal", ["SIGTERM", "SIGKILL"])
+def test_without_its_agents_word_a_signalled_rank_may_have_been_stopped_by_ftslurm(
+    tmp_path: Path, signal: str
+) -> None:
+    run = RunBuilder(tmp_path).round().fail(2, signal=signal).fail(0, ValueError("boom"), after_s=1).stop()
+    run.history[0]["failure"] = None
+    run.status = dict.fromkeys(run.node_names, "running")
+    del run.round_nodes[1, "n2"]
+    run.write()
+    (run.path / "nodes" / "n2.json").unlink()
+    entry = analyse(gather(run.path, now_ns=run.now_ns))["rounds"][0]
+    assert (entry["first_failure"]["rank"], entry["groups"]) == (0, [])
+    assert entry["silent"]["ranks"] == "2-3"
+
+
 def test_nothing_at_all_is_an_unfinished_run_without_rounds() -> None:
     result = analyse(Snapshot(directory="/runs/job-9", now_ns=1))
     assert (result["status"], result["rounds"], result["run"]["id"]) == ("unfinished", [], "job-9")
