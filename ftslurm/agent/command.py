@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import sys
 import time
 from collections.abc import Sequence
@@ -134,7 +133,7 @@ def _supervise(
     from ftslurm.agent.courier import Courier
     from ftslurm.agent.loop import AgentLoop, AgentSettings
     from ftslurm.agent.machine import AgentMachine
-    from ftslurm.agent.ports import ReservedPort, lowest_ephemeral
+    from ftslurm.agent.ports import ReservedPort, lowest_ephemeral, pick_at_random
     from ftslurm.rendezvous.fold import Shape, Timing
     from ftslurm.rendezvous.member import Member, Pace, first_word
     from ftslurm.sharedfs.filesystem import PosixFileSystem
@@ -160,7 +159,7 @@ def _supervise(
     machine = AgentMachine(
         placement.node, incarnation, placement.attempt, slots, options.grace_s, _kill_wait_s(placement)
     )
-    rng, lowest = random.Random(), lowest_ephemeral()
+    lowest = lowest_ephemeral()
     settings = AgentSettings(
         RunFacts(placement.run_id, run.root, placement.node, options.role),
         program,
@@ -181,7 +180,7 @@ def _supervise(
         console,
         fs,
         run,
-        lambda: ReservedPort(rng, lowest),
+        lambda: ReservedPort(pick_at_random, lowest),
         time.monotonic,
         time.time_ns,
     )

@@ -246,6 +246,8 @@ def _parser() -> argparse.ArgumentParser:
         "Exit codes: 0 success, 1 the job failed, 2 wrong usage (nothing was started), 78 failed and do not requeue "
         "(a worker ended with 78), 128+n stopped by signal n from outside.",
         allow_abbrev=False,
+        # Of a fixed width: argparse would import shutil (600 kB) in every agent to ask for the terminal's.
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=36, width=110),
     )
     for option in _OPTIONS:
         if option.read is None:

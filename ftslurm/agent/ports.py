@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import random
+import os
 import socket
+from collections.abc import Callable
 
 LOWEST, HIGHEST = 15_000, 32_000
 TRIES = 200
@@ -16,20 +17,20 @@ class ReservedPort:
     takes it between `release` and the moment rank 0 listens on it.
 
     Args:
-        rng: source of the choice.
+        pick: returns a number from the first to the second one given, both included.
         lowest_ephemeral: the beginning of the kernel's range.
 
     Raises:
         OSError: no port is free.
     """
 
-    def __init__(self, rng: random.Random, lowest_ephemeral: int) -> None:
+    def __init__(self, pick: Callable[[int, int], int], lowest_ephemeral: int) -> None:
         highest = min(HIGHEST, lowest_ephemeral - 1)
         lowest = LOWEST if highest - LOWEST > 1000 else 1024
         problem: OSError | None = None
         for attempt in range(TRIES):
             # Should the range leave no room below it, the kernel's choice is the next best.
-            port = rng.randint(lowest, highest) if highest > lowest and attempt < TRIES - 1 else 0
+            port = pick(lowest, highest) if highest > lowest and attempt < TRIES - 1 else 0
             self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
             try:
                 self._socket.bind(("", port))
@@ -44,6 +45,11 @@ class ReservedPort:
     def release(self) -> None:
         """Let the port go: rank 0 is about to listen on it."""
         self._socket.close()
+
+
+def pick_at_random(first: int, last: int) -> int:
+    """Return a number from `first` to `last` by the kernel's random source (the random module is 200 kB more)."""
+    return first + int.from_bytes(os.urandom(4), "big") % (last - first + 1)
 
 
 def lowest_ephemeral(path: str = "/proc/sys/net/ipv4/ip_local_port_range") -> int:
