@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from ftslurm.failures.causes import CASCADE
 from ftslurm.report.blame import Suspect
 from ftslurm.report.facts import Frame, LogTail
 
@@ -74,6 +75,9 @@ def short(suspect: Suspect) -> Dict:
 
 def signature(suspect: Suspect) -> str:
     """Return what two failures of the same kind have in common: the text without its numbers."""
+    if suspect.cause.role == CASCADE:
+        # How a broken connection shows differs from rank to rank; it is one thing all the same.
+        return suspect.cause.name
     line = suspect.what[:2000].strip().split("\n", 1)[0][:200]
     return f"{suspect.cause.name}|{_VARIABLE.sub('#', line)}"
 

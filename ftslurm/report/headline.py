@@ -27,7 +27,7 @@ def headline(report: Json, style: Style) -> list[str]:
 
 
 def cost_of(cost: Json) -> str:
-    """``next round 1.1 s later, 20 steps repeated``; empty if nothing is known."""
+    """``next round 1.1s later, 20 steps repeated``; empty if nothing is known."""
     parts = []
     if cost["until_next_round_s"] is not None:
         queue = ", requeued" if cost["requeued"] else ""

@@ -102,15 +102,15 @@ def count(number: int, thing: str) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Say a time span in at most two units: ``0.8 s``, ``3m 20s``, ``1h 02m``, ``2d 05h``."""
+    """Say a time span in at most two units: ``0.8s``, ``3m 20s``, ``1h 02m``, ``2d 05h``."""
     if seconds is None:
         return "?"
     seconds = max(0.0, seconds)
     if seconds < 9.95:
-        return f"{seconds:.1f} s"
+        return f"{seconds:.1f}s"
     whole = round(seconds)
     if whole < 60:
-        return f"{whole} s"
+        return f"{whole}s"
     if whole < 3600:
         return f"{whole // 60}m {whole % 60:02d}s"
     if whole < 86400:

@@ -82,14 +82,14 @@ def test_a_recovered_failure_stands_under_the_success_with_its_cost(tmp_path: Pa
         "job-123 succeeded after 1 recovered failure: 2 rounds, 2 nodes, 4 ranks, 4m 21s",
         "  round 1: rank 3 on n2: ValueError: boom",
         "    at train.py:42 in train_step, step 120",
-        "    next round 1.2 s later, 20 steps repeated",
+        "    next round 1.2s later, 20 steps repeated",
         "  started 2026-03-01 12:00:01, last step 500",
         "",
     ]
     assert lines[-6:] == [
         "  round  nodes  ranks  started   took    ended",
         "  1      2      4      12:00:01  3m 20s  rank 3 on n2: ValueError: boom",
-        "         next round 1.2 s later, 20 steps repeated",
+        "         next round 1.2s later, 20 steps repeated",
         "  2      2      4      12:03:22  1m 00s  succeeded at step 500",
         "",
         "  files: /shared/runs/job-123",
@@ -125,7 +125,7 @@ def test_a_running_job_says_its_round_step_and_last_sign_of_life(tmp_path: Path)
     assert text(run, later_s=2) == (
         """\
 job-123 is still running: round 1, 2 nodes, 4 ranks, for 12m 02s, step 340
-  last sign of life 2.0 s ago (n2, 03-01 12:12:01)
+  last sign of life 2.0s ago (n2, 03-01 12:12:01)
   files: /shared/runs/job-123
 """
     )
@@ -290,5 +290,5 @@ def test_short_phrases() -> None:
     assert ranges([]) == ""
     assert names(["a", "b", "c", "d", "e"]) == "a, b, c, d and 1 more"
     spans = (0.04, 9.96, 59.6, 200, 3720, 190_000, None)
-    assert [duration(s) for s in spans] == ["0.0 s", "10 s", "1m 00s", "3m 20s", "1h 02m", "2d 04h", "?"]
+    assert [duration(s) for s in spans] == ["0.0s", "10s", "1m 00s", "3m 20s", "1h 02m", "2d 04h", "?"]
     assert clip("abcdefghij", 8) == "abcde..."
