@@ -34,6 +34,8 @@ from ftslurm.rendezvous.state import (
     with_history,
 )
 
+STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -129,7 +131,7 @@ def fold(state: State, seen: Seen, timing: Timing) -> State:
         return _succeed(state, seen)
     told = [word for word in seen.words.values() if word.attempt == state.attempt and word.stop_signal]
     if told and _all_told(state, seen, timing):
-        return _stop(state, seen, told)
+        return _stop(state, seen, timing, told)
     if told and seen.told_for_s < timing.stop_spread_s:
         return state
     if state.phase == RUNNING:
@@ -154,9 +156,10 @@ def _fold_running(state: State, seen: Seen, timing: Timing) -> State:
             continue
         elif word and word.reason is not None:
             leaving.append(word)
-        elif seen.silent_s.get(participant.node, 0.0) >= timing.node_timeout_s or _replaced(participant, seen):
+        elif seen.silent_s.get(participant.node, 0.0) >= timing.node_timeout_s or _replaced(state, participant, seen):
             lost.append(participant)
-    if failures:
+    # Ranks fail when a peer's node is told to stop: the stop is the cause then, their failures are its effect.
+    if failures and not any(word.stop_signal for word in leaving):
         return _after_failure(state, seen, failures)
     if lost or leaving:
         return _after_loss(state, seen, lost, leaving)
@@ -180,28 +183,36 @@ def _succeed(state: State, seen: Seen) -> State:
     return close(state, SUCCEEDED, reason, EXIT_SUCCESS, seen.now_ns)
 
 
-def _replaced(participant: Participant, seen: Seen) -> bool:
+def _replaced(state: State, participant: Participant, seen: Seen) -> bool:
+    # Another attempt's word proves nothing: it is an old one read late, or an agent that has no business here.
     word = seen.words.get(participant.node)
-    return word is not None and word.incarnation != participant.incarnation
+    return word is not None and word.incarnation != participant.incarnation and word.attempt == state.attempt
 
 
 def _after_failure(state: State, seen: Seen, failures: Sequence[Failure]) -> State:
     first = failures[0]
     what = describe(first)
     state = _end_round(state, seen, FAILED, what, first)
-    if any(f.exit_code == EXIT_DO_NOT_REQUEUE for f in failures):
-        said = next(f for f in failures if f.exit_code == EXIT_DO_NOT_REQUEUE)
-        code = f"code {EXIT_DO_NOT_REQUEUE}: do not restart, do not requeue"
-        reason = f"rank {said.rank} on {said.node} ended with {code}"
-        return close(state, FAILED, reason, EXIT_DO_NOT_REQUEUE, seen.now_ns)
-    return _restart(state, seen, what)
+    return _refuse_restart(state, seen) or _restart(state, seen, what)
+
+
+def _refuse_restart(state: State, seen: Seen) -> State | None:
+    """Close when a rank of the newest round said "do not restart", perhaps after another one had failed."""
+    for participant in state.participants:
+        word = _word_of(participant, seen)
+        said = word.failure if word else None
+        if said and said.round == state.round and said.exit_code == EXIT_DO_NOT_REQUEUE:
+            code = f"code {EXIT_DO_NOT_REQUEUE}: do not restart, do not requeue"
+            reason = f"rank {said.rank} on {said.node} ended with {code}"
+            return close(state, FAILED, reason, EXIT_DO_NOT_REQUEUE, seen.now_ns)
+    return None
 
 
 def _after_loss(state: State, seen: Seen, lost: Sequence[Participant], leaving: Sequence[NodeWord]) -> State:
     reasons = [f"{word.node} left: {word.reason}" for word in leaving]
     reasons += [
         f"{p.node} was lost: its agent gave no sign of life for {seen.silent_s.get(p.node, 0.0):.1f} s"
-        if not _replaced(p, seen)
+        if not _replaced(state, p, seen)
         else f"{p.node} was lost: its agent was started anew"
         for p in lost
     ]
@@ -233,24 +244,31 @@ def _end_round(state: State, seen: Seen, outcome: str, reason: str | None, failu
 
 def _all_told(state: State, seen: Seen, timing: Timing) -> bool:
     """Tell whether everybody who is alive was told from outside to stop (scancel, preemption, time limit, Ctrl-C)."""
-    return all(word.stop_signal for word in _alive(state, seen, timing))
+    alive = _alive(state, seen, timing)
+    return bool(alive) and all(word.stop_signal for word in alive)
 
 
-def _stop(state: State, seen: Seen, told: Sequence[NodeWord]) -> State:
+def _stop(state: State, seen: Seen, timing: Timing, told: Sequence[NodeWord]) -> State:
     first = told[0]
     reason = first.reason or "stopped"
     last = state.past(state.round)
-    if state.phase == RUNNING or (last is not None and _was_the_stop(state, last)):
+    if state.phase == RUNNING or (last is not None and _was_the_stop(state, seen, timing, last)):
         state = _end_round(state, seen, STOPPED, reason, None)
     return close(state, STOPPED, reason, stop_code(first.stop_signal), seen.now_ns)
 
 
-def _was_the_stop(state: State, last: RoundHistory) -> bool:
-    """Tell whether the round ended as the first effect of the stop: one node heard of it before the others."""
+def _was_the_stop(state: State, seen: Seen, timing: Timing, last: RoundHistory) -> bool:
+    """Tell whether the round ended as the first effect of the stop: one node heard of it before the others.
+
+    A node or rank that was lost for another reason, or long before, keeps its place in the history.
+    """
     if last.attempt != state.attempt or state.phase != FORMING:
         return False
-    by_signal = last.failure is not None and last.failure.signal in ("SIGTERM", "SIGINT", "SIGHUP")
-    return last.outcome == NODE_LOST or (last.outcome == FAILED and by_signal)
+    if last.outcome == NODE_LOST:
+        told = {(word.node, word.incarnation) for word in seen.words.values() if word.stop_signal}
+        return all((gone.node, gone.incarnation) in told for gone in state.lost if gone.round == last.round)
+    by_signal = last.failure is not None and last.failure.signal in STOP_SIGNALS
+    return last.outcome == FAILED and by_signal and seen.forming_for_s - seen.told_for_s < timing.stop_spread_s
 
 
 def stop_code(name: str | None) -> int:
@@ -291,22 +309,24 @@ def _alive(state: State, seen: Seen, timing: Timing) -> list[NodeWord]:
 
 
 def _fold_forming(state: State, seen: Seen, timing: Timing) -> State:
-    alive = _alive(state, seen, timing)
-    staying = [word for word in alive if word.reason is None]
+    if refused := _refuse_restart(state, seen):
+        return refused
+    staying = [word for word in _alive(state, seen, timing) if word.reason is None]
     ready = [word for word in staying if word.status == READY]
     busy = len(staying) - len(ready)
     heard = {word.node for word in seen.words.values() if word.attempt == state.attempt}
     unheard = [node for node in state.expected if node not in heard]
     enough = len(ready) >= state.min_nodes
-    if len(ready) >= state.max_nodes and not busy:
-        return _form(state, ready, seen)
+    overdue = seen.forming_for_s >= timing.join_timeout_s
     # Without a node list nobody knows who may still come; with one, the last missing node ends the wait.
     complete = bool(state.expected) and not unheard
-    if enough and not busy and (complete or seen.forming_for_s >= timing.last_call_s):
+    awaited = not complete and len(ready) < state.max_nodes and seen.forming_for_s < timing.last_call_s
+    # A busy node is about to be ready, unless a worker of its cannot be killed: it is not waited for without end.
+    if enough and ((not busy and not awaited) or overdue):
         return _form(state, ready, seen)
     if complete and len(staying) < state.min_nodes:
         return _too_few(state, seen, len(staying), "and nothing can replace it")
-    if seen.forming_for_s >= timing.join_timeout_s and not enough:
+    if overdue and not enough:
         return _too_few(state, seen, len(staying), f"after waiting {seen.forming_for_s:.0f} s")
     return state
 
