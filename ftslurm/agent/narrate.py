@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from ftslurm.rendezvous.state import CLOSED, FORMING, RUNNING, State
+from ftslurm.rendezvous.state import CLOSED, RUNNING, State
 
 
 def narrate(old: State | None, new: State) -> list[str]:
     """Return the lines that `new` adds to what was told up to `old`."""
     lines: list[str] = []
-    if old is not None and old.attempt == new.attempt and old.round == new.round and old.phase == RUNNING:
-        past = new.past(new.round)
-        if new.phase == FORMING and past is not None:
+    if old is not None and old.attempt == new.attempt and old.phase == RUNNING and new.phase != CLOSED:
+        # One step may end a round and begin the next.
+        past = new.past(old.round)
+        if past is not None and past.outcome != RUNNING:
             budget = f"restart {new.restarts_used} of {new.max_restarts}"
             lines.append(f"round {past.round} ended: {past.reason}; {budget}")
     if new.phase == RUNNING and (old is None or old.round != new.round) and new.master is not None:
