@@ -147,6 +147,9 @@ class AgentLoop:
         while self._exit is None:
             self._turn(wake_r, guardian)
         finished = self._courier.finish(FINISH_S)
+        while self._courier.news:
+            # A coordinator's last look may have closed the run.
+            self._tell(self._courier.news.popleft())
         if not finished:
             self._console.log(f"the shared directory has not answered for {FINISH_S:.0f} s: leaving all the same")
         self._console.drain(1.0)
@@ -217,14 +220,15 @@ class AgentLoop:
         self._selector.unregister(worker.pidfd)
         if not self._workers.reap(worker):
             return
-        self._do(self._machine.on_worker_ended(self._end_of(worker), self._moment()))
+        record = complete(worker.record_dir, self._facts_of(worker)) if worker.exit_code != 0 else None
+        actions = self._machine.on_worker_ended(_end_of(worker, record), self._moment())
+        self._do(actions)
+        if record is not None:
+            self._keep(worker, record, self._machine.stopped(worker.local_rank))
 
     def _on_news(self, news: object) -> None:
+        self._tell(news)
         if isinstance(news, View) and news.state is not None:
-            if news.coordinating:
-                for line in narrate(self._told, news.state):
-                    self._console.log(line)
-            self._told = news.state
             self._do(self._machine.on_state(news.state, self._moment()))
         elif isinstance(news, Lost):
             self._console.log(f"{news.reason}; this agent leaves")
@@ -237,6 +241,14 @@ class AgentLoop:
             round_, result = news
             problem = f"cannot make the round's directories: {result}" if isinstance(result, Exception) else None
             self._do(self._machine.on_prepared(round_, problem, self._moment()))
+
+    def _tell(self, news: object) -> None:
+        """Tell the user what the coordinator has decided; only the coordinator does."""
+        if isinstance(news, View) and news.state is not None:
+            if news.coordinating:
+                for line in narrate(self._told, news.state):
+                    self._console.log(line)
+            self._told = news.state
 
     def _on_trouble(self, problem: str | None) -> None:
         if problem is None:
@@ -343,16 +355,12 @@ class AgentLoop:
 
     # Records
 
-    def _end_of(self, worker: Worker) -> WorkerEnd:
-        failure: Failure | None = None
-        recorded_ns: int | None = None
-        record = complete(worker.record_dir, self._facts_of(worker)) if worker.exit_code != 0 else None
-        if record is not None:
-            failure = Failure(**summary(record))
-            recorded_ns = record["ftslurm"].get("recorded_ns")
-            self._courier.send(lambda: self._publish_failure(worker, record))
-        assert worker.ended_ns is not None
-        return WorkerEnd(worker.local_rank, worker.exit_code, worker.signal, worker.ended_ns, recorded_ns, failure)
+    def _keep(self, worker: Worker, record: dict[str, Any], stopped: bool) -> None:
+        """Have the error record published; of a worker that was stopped only what it had to say itself."""
+        if stopped and record["ftslurm"].get("recorded_ns") is None:
+            return
+        record["ftslurm"]["stopped_by_ftslurm"] = stopped
+        self._courier.send(lambda: self._publish_failure(worker, record))
 
     def _facts_of(self, worker: Worker) -> dict[str, Any]:
         progress = read_progress(worker.record_dir)
@@ -391,6 +399,13 @@ class AgentLoop:
         path = self._run.round_node_file(record.assignment.round, self._word.node)
         data = json.dumps(content, indent=1).encode() + b"\n"
         self._courier.send(lambda: publish(self._fs, path, data, durable=record.over))
+
+
+def _end_of(worker: Worker, record: dict[str, Any] | None) -> WorkerEnd:
+    assert worker.ended_ns is not None
+    failure = Failure(**summary(record)) if record is not None else None
+    recorded_ns = record["ftslurm"].get("recorded_ns") if record is not None else None
+    return WorkerEnd(worker.local_rank, worker.exit_code, worker.signal, worker.ended_ns, recorded_ns, failure)
 
 
 def _ignore(number: int, frame: object) -> None:

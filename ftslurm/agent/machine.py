@@ -121,6 +121,7 @@ class Record:
     assignment: Assignment
     outcome: str
     stop_reason: str | None
+    stop_ns: int | None
     stopped: frozenset[int]
     killed: frozenset[int]
     failed: frozenset[int]
@@ -154,7 +155,7 @@ class _Round:
     killed: set[int] = field(default_factory=set)
     first: Failure | None = None
     stop_reason: str | None = None
-    stop_ns: int = 0
+    stop_ns: int | None = None
 
 
 class AgentMachine:
@@ -188,6 +189,10 @@ class AgentMachine:
     def deadline(self) -> float | None:
         """The monotonic second at which `on_time` wants to be called."""
         return self._deadline
+
+    def stopped(self, local_rank: int) -> bool:
+        """Tell whether that worker of the current round ended because it was told to."""
+        return self._round is not None and local_rank in self._round.stopped
 
     # Events
 
@@ -344,7 +349,7 @@ class AgentMachine:
     def _before_the_stop(self, current: _Round, end: WorkerEnd) -> bool:
         """Tell whether the worker failed by itself before it was told to stop, although it ended after."""
         at = end.recorded_ns if end.recorded_ns is not None else end.ended_ns
-        return at < current.stop_ns
+        return current.stop_ns is not None and at < current.stop_ns
 
     def _note_failure(self, current: _Round, failure: Failure) -> list[Action]:
         current.failed.add(failure.local_rank)
@@ -427,6 +432,7 @@ class AgentMachine:
             current.assignment,
             outcome,
             current.stop_reason,
+            current.stop_ns,
             frozenset(current.stopped),
             frozenset(current.killed),
             frozenset(current.failed),

@@ -44,6 +44,7 @@ def round_record(
         "ended_ns": now_ns if record.over else None,
         "outcome": record.outcome,
         "stop_reason": record.stop_reason,
+        "stop_ns": record.stop_ns,
         "workers": [_worker(record, worker, progress.get(worker.local_rank)) for worker in workers],
     }
 
