@@ -135,13 +135,13 @@ def _run_script(path: str, arguments: list[str], recorder: Recorder) -> None:
     sys.argv = [path, *arguments]
     module = _fresh_main()
     if _is_importable_place(path):
-        sys.path.insert(0, path)
+        sys.path.insert(0, _absolute(path))
         import runpy
 
         # Private, but it is the very call that the interpreter makes, in all versions from 2.6 on.
         runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]
         return
-    filename = path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
+    filename = _absolute(path)
     try:
         with open(filename, "rb") as file:
             source = file.read()
@@ -182,8 +182,12 @@ def _load(filename: str, source: bytes, module: ModuleType) -> CodeType:
 
 
 def _fresh_main() -> ModuleType:
+    global _first_main
     import builtins
 
+    # The interpreter goes on using the dictionary of the module that it started, without owning it
+    # (CPython: _PyRun_SimpleFile, after printing the exception).
+    _first_main = sys.modules["__main__"]
     module = type(sys)("__main__")
     module.__dict__.update(__builtins__=builtins, __annotations__={})
     sys.modules["__main__"] = module
@@ -201,10 +205,16 @@ def _is_importable_place(path: str) -> bool:
     return False
 
 
+def _absolute(path: str) -> str:
+    """As Python does it: nothing but the current directory put before it."""
+    return path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
+
+
 def _safe_path() -> bool:
     return bool(getattr(sys.flags, "safe_path", sys.flags.isolated))
 
 
+_first_main: ModuleType | None = None
 _RUNNERS = (_run_script.__code__, _run_module.__code__, _load.__code__)
 
 

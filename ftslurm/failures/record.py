@@ -238,5 +238,6 @@ def _torch_part(record: Record) -> tuple[str, str]:
 
 def _superset(record: Record, previous: Record) -> Record:
     inner = previous["message"] if isinstance(previous["message"], dict) else {}
-    extra = {**inner.get("extraInfo", {}), **record["message"]["extraInfo"]}
+    foreign = {k: v for k, v in inner.get("extraInfo", {}).items() if k != "py_callstack"}
+    extra = {**foreign, **record["message"]["extraInfo"]}
     return {**previous, **record, "message": {**inner, **record["message"], "extraInfo": extra}}
