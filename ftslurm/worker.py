@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 USAGE_ERROR = 2
 _PR_SET_PDEATHSIG, _SIGKILL = 1, 9
+_RESERVE = 16 * 1024 * 1024  # bytes that recording a MemoryError may need, while its frames hold all the rest
 _HIGH_FD = 200  # out of the way: the user's first open() is number 3, as in plain Python
 
 
@@ -256,6 +257,7 @@ class Recorder:
         directory = os.environ.get("FTSLURM_RECORD_DIR")
         self.directory = os.path.abspath(directory) if directory else None
         self.done = False
+        self.reserve = bytes(_RESERVE)  # zeroes that are never touched: address space, but no memory
 
     def watch_fatal_signals(self) -> None:
         """Have faulthandler write all stacks to stacks.txt, unless the user has it write elsewhere."""
@@ -289,6 +291,7 @@ class Recorder:
             return
         limit = sys.getrecursionlimit()
         try:
+            del self.reserve
             sys.setrecursionlimit(max(limit, 1000))
             from ftslurm.failures import record
 
