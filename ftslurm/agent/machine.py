@@ -359,7 +359,7 @@ class AgentMachine:
         step = "" if failure.step is None else f" at step {failure.step}"
         return [
             *self._say(FAILED),
-            Log(f"round {failure.round}: rank {failure.rank} failed{step}: {failure.message}"),
+            Log(f"round {failure.round}: rank {failure.rank} failed{step}: {short(failure.message)}"),
         ]
 
     def _fail_to_start(self, local_rank: int, problem: str, now: Moment) -> list[Action]:
@@ -438,6 +438,11 @@ class AgentMachine:
             frozenset(current.failed),
             over or outcome == SUCCEEDED,
         )
+
+
+def short(text: str, length: int = 160) -> str:
+    """Return `text`, cut for one line on a terminal; the whole stands in the report."""
+    return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def _of_rank(failure: Failure) -> str:

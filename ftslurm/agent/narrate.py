@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ftslurm.agent.machine import short
 from ftslurm.rendezvous.state import CLOSED, RUNNING, State
 
 
@@ -13,7 +14,7 @@ def narrate(old: State | None, new: State) -> list[str]:
         past = new.past(old.round)
         if past is not None and past.outcome != RUNNING:
             budget = f"restart {new.restarts_used} of {new.max_restarts}"
-            lines.append(f"round {past.round} ended: {past.reason}; {budget}")
+            lines.append(f"round {past.round} ended: {short(past.reason or past.outcome)}; {budget}")
     if new.phase == RUNNING and (old is None or old.round != new.round) and new.master is not None:
         nodes = len(new.participants)
         lines.append(
@@ -21,5 +22,5 @@ def narrate(old: State | None, new: State) -> list[str]:
             f"master {new.master.address}:{new.master.port}"
         )
     if new.phase == CLOSED and new.closed is not None and (old is None or old.phase != CLOSED):
-        lines.append(f"{new.closed.outcome}: {new.closed.reason}")
+        lines.append(f"{new.closed.outcome}: {short(new.closed.reason, 300)}")
     return lines
