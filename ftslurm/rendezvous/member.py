@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from ftslurm.rendezvous.fold import Seen, Shape, Timing, begin, fold, take_lease
 from ftslurm.rendezvous.liveness import Liveness
-from ftslurm.rendezvous.state import CLOSED, FORMING, READY, RUNNING, SUCCEEDED, NodeWord, State
+from ftslurm.rendezvous.state import CLOSED, FORMING, LEFT, READY, RUNNING, SUCCEEDED, NodeWord, State
 from ftslurm.sharedfs.cell import FencedCell, Versioned
 from ftslurm.sharedfs.filesystem import FileSystem
 from ftslurm.sharedfs.publish import BadFile, publish, random_nonce
@@ -103,10 +103,12 @@ class Member:
         self._state: State | None = None
         self._token = 0
         self._forming_since: tuple[int, float] | None = None
-        self._told_since: float | None = None
+        self._told: frozenset[tuple[str, str]] = frozenset()
+        self._told_since = 0.0
         self._published_at = float("-inf")
         self._dirty = True
-        self._lost_race = False
+        self._rivals: dict[str, tuple[str, int]] = {}
+        self._over: Superseded | RunInUse | None = None
         self.word_problem: str | None = None
 
     @property
@@ -115,8 +117,8 @@ class Member:
         return self._word
 
     def say(self, word: NodeWord) -> None:
-        """Change this node's word; the next tick publishes it."""
-        self._word = word
+        """Change this node's word, but for its counter; the next tick publishes it."""
+        self._word = replace(word, counter=self._word.counter)
         self._dirty = True
 
     def tick(self) -> View:
@@ -127,17 +129,20 @@ class Member:
             RunInUse: the run belongs to another job whose agents are alive.
             OSError, BadFile: the shared directory did not do its part; the next tick starts over.
         """
-        self._follow()
-        if self._state is None or self._state.attempt != self._shape.attempt:
-            self._begin_attempt()
-        if self._state is not None and self._state.attempt == self._shape.attempt:
+        if self._over is not None:
+            raise self._over
+        try:
+            self._follow()
+            if not self._owning():
+                self._begin_attempt()
+        except (Superseded, RunInUse) as error:
+            # For good: the node's file belongs to the other attempt's agent now.
+            self._over = error
+            raise
+        if self._owning():
             # Not before: another job's agent on this very node may own the run, and the node's file.
             self._publish_word()
-        if self._state is not None and self._state.phase != CLOSED:
-            if self._coordinating():
-                self._coordinate()
-            elif self._coordinator_is_gone(self._state):
-                self._set(take_lease(self._state, self._word.node, self._word.incarnation))
+            self._lead()
         return View(self._state, self._token, self._coordinating(), self.word_problem)
 
     def next_look_s(self) -> float:
@@ -171,6 +176,9 @@ class Member:
 
     # The state
 
+    def _owning(self) -> bool:
+        return self._state is not None and self._state.attempt == self._shape.attempt
+
     def _follow(self) -> None:
         newer = self._cell.get_newer(self._token)
         if newer is not None:
@@ -191,7 +199,7 @@ class Member:
 
     def _begin_attempt(self) -> None:
         old, mine = self._state, self._shape.attempt
-        if old is not None and mine in old.attempts:
+        if old is not None and (mine in old.attempts or _requeued_since(mine, old.attempt)):
             raise Superseded(f"attempt {old.attempt} has taken over this run")
         if old is not None and not _same_job(old.attempt, mine) and not self._abandoned(old):
             return
@@ -202,21 +210,35 @@ class Member:
             raise Superseded(f"attempt {self._state.attempt} has taken over this run")
 
     def _abandoned(self, old: State) -> bool:
-        """Tell whether the other job that owns the run has ended: it said so, or its coordinator is silent."""
+        """Tell whether the other job that owns the run has ended: it said so, all its agents left, or all are silent.
+
+        Raises:
+            RunInUse: one of them gave a sign of life.
+        """
         if old.phase == CLOSED:
             return True
-        self._read_word(old.coordinator.node)
-        word = self._words.get(old.coordinator.node)
-        if word is None or word.incarnation != old.coordinator.incarnation:
-            return True
-        silent = self._liveness.look(word.node, word.incarnation, word.counter, self._now())
-        if silent == 0.0 and self._lost_race:
-            raise RunInUse(f"job {old.attempt.partition('.')[0]} is running in {self._run.root}")
-        # The first look starts the measurement; a counter that moves after it is somebody alive.
-        self._lost_race = True
-        return silent >= self._timing.node_timeout_s
+        self._read_words()
+        words = [word for word in self._words.values() if word.attempt == old.attempt]
+        staying = [word for word in words if word.status != LEFT]
+        signs = {word.node: (word.incarnation, word.counter) for word in staying}
+        # The state is a sign of life too, for an attempt whose agents have not said a word yet.
+        signs[""] = (old.attempt, self._token)
+        if any(self._rivals.setdefault(node, sign) != sign for node, sign in signs.items()):
+            raise RunInUse(f"job {old.attempt.rpartition('.')[0]} is running in {self._run.root}")
+        silent_s = self._liveness.look("", *signs[""], self._now())
+        return (bool(words) and not staying) or silent_s >= self._timing.node_timeout_s
 
     # The lease
+
+    def _lead(self) -> None:
+        """Do the coordinator's work if this node holds the lease, or take the lease from one that is gone."""
+        state = self._state
+        if state is None or state.phase == CLOSED:
+            return
+        if self._coordinating():
+            self._coordinate(state)
+        elif self._coordinator_is_gone(state):
+            self._set(take_lease(state, self._word.node, self._word.incarnation))
 
     def _coordinating(self) -> bool:
         state, word = self._state, self._word
@@ -226,14 +248,14 @@ class Member:
         )
 
     def _coordinator_is_gone(self, state: State) -> bool:
-        if self._word.status == "left":
+        if self._word.status == LEFT:
             return False
         node = state.coordinator.node
         self._read_word(node)
         word = self._words.get(node)
         if word is not None and word.incarnation == state.coordinator.incarnation:
             silent = self._liveness.look(node, word.incarnation, word.counter, self._now())
-            if word.status == "left":
+            if word.status == LEFT:
                 return True
         else:
             silent = self._liveness.look(node, "", 0, self._now())
@@ -246,10 +268,10 @@ class Member:
 
     # Coordinating
 
-    def _coordinate(self) -> None:
-        state = self._state
-        assert state is not None
-        self._read_words(state)
+    def _coordinate(self, state: State) -> None:
+        self._read_words()
+        # Its own word as it is now, not as the filesystem has it.
+        self._words[self._word.node] = self._word
         now = self._now()
         silent_s = {}
         for node in {*self._words, *(p.node for p in state.participants)}:
@@ -271,20 +293,19 @@ class Member:
         return now - self._forming_since[1]
 
     def _told_for(self, state: State, now: float) -> float:
-        if not any(word.stop_signal and word.attempt == state.attempt for word in self._words.values()):
-            self._told_since = None
-            return 0.0
-        if self._told_since is None:
+        words = [word for word in self._words.values() if word.stop_signal and word.attempt == state.attempt]
+        told = frozenset((word.node, word.incarnation) for word in words)
+        # One more: the wait begins anew, for a node told an hour ago does not explain this one.
+        if not told <= self._told:
             self._told_since = now
-        return now - self._told_since
+        self._told = told
+        return now - self._told_since if told else 0.0
 
-    def _read_words(self, state: State) -> None:
+    def _read_words(self) -> None:
         self.word_problem = None
         for name in self._fs.listdir(self._run.nodes):
             if name.endswith(".json") and not name.startswith("."):
                 self._read_word(name[: -len(".json")])
-        # Its own word as it is now, not as the filesystem has it.
-        self._words[self._word.node] = self._word
 
     def _read_word(self, node: str) -> None:
         """Read one node's word; one that cannot be read stays as it was, and so falls silent."""
@@ -296,12 +317,24 @@ class Member:
         except (OSError, BadFile) as error:
             self.word_problem = str(error)
             return
+        known = self._words.get(node)
+        if known is not None and known.incarnation == word.incarnation and word.counter < known.counter:
+            # NFS may serve a renamed-over file for a while.
+            return
         if word.node == node:
             self._words[node] = word
 
 
 def _same_job(one: str, other: str) -> bool:
-    return one.partition(".")[0] == other.partition(".")[0]
+    return one.rpartition(".")[0] == other.rpartition(".")[0]
+
+
+def _requeued_since(mine: str, newest: str) -> bool:
+    """Tell whether `newest` is a later restart of the same job, so that `mine` is what a requeue left behind."""
+    restarts = [attempt.rpartition(".")[2] for attempt in (mine, newest)]
+    return (
+        _same_job(mine, newest) and all(text.isdecimal() for text in restarts) and int(restarts[0]) < int(restarts[1])
+    )
 
 
 def first_word(node: str, incarnation: str, attempt: str, position: int, slots: int) -> NodeWord:
