@@ -1,0 +1,518 @@
+"""Members on one filesystem in memory, with a clock that stands still: they form rounds, and survive each other."""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from ftslurm.rendezvous.fold import Shape, Timing
+from ftslurm.rendezvous.member import Member, Pace, RunInUse, Superseded, View, first_word
+from ftslurm.rendezvous.state import CLOSED, FAILED, FORMING, LEFT, READY, RUNNING, SUCCEEDED, Failure, NodeWord, State
+from ftslurm.sharedfs.cell import FencedCell
+from ftslurm.sharedfs.rundir import RunDirectory
+from ftslurm.testing.clock import VirtualClock
+from ftslurm.testing.memoryfs import AFTER, BEFORE, Hook, MemoryFileSystem, Operation
+
+RUN = RunDirectory("/runs/r")
+TIMING = Timing(node_timeout_s=8, join_timeout_s=600, last_call_s=30)
+PACE = Pace(heartbeat_s=1.0)
+
+
+class Cluster:
+    """Members that each tick when told to; after a tick an obedient agent follows the state."""
+
+    def __init__(self) -> None:
+        self.fs = MemoryFileSystem()
+        for directory in (RUN.state, RUN.nodes):
+            self.fs.makedirs(directory)
+        self.clock = VirtualClock(start_s=1000.0)
+        self.members: dict[str, Member] = {}
+        self.views: dict[str, View] = {}
+        self.count = 0
+
+    def add(
+        self,
+        *names: str,
+        attempt: str = "12.0",
+        low: int | None = None,
+        expected: tuple[str, ...] | None = None,
+        incarnation: str | None = None,
+        hook: Hook | None = None,
+    ) -> Cluster:
+        expected = expected or names
+        for name in names:
+            word = first_word(name, incarnation or f"i-{name}-{attempt}", attempt, expected.index(name), 2)
+            shape = Shape("r", attempt, expected, low or len(expected), len(expected), 3)
+            client = self.fs.client(hook)
+            self.members[name] = Member(
+                client, RUN, shape, word, TIMING, PACE, self.clock.now, self.clock.now_ns, self.nonce
+            )
+        return self
+
+    def nonce(self) -> str:
+        self.count += 1
+        return f"{self.count:016x}"
+
+    def tick(self, *names: str) -> View:
+        for name in names or tuple(self.members):
+            self.views[name] = self.members[name].tick()
+            self.obey(name)
+        return self.views[(names or tuple(self.members))[-1]]
+
+    def obey(self, name: str) -> None:
+        """Do as the agent of an endless program would."""
+        member, state = self.members[name], self.views[name].state
+        if state is None:
+            return
+        part = state.participant(member.word.node, member.word.incarnation)
+        if state.phase == RUNNING and part is not None and member.word.round < state.round:
+            member.say(replace(member.word, status=RUNNING, round=state.round, failure=None))
+        elif state.phase == FORMING and member.word.status in (RUNNING, FAILED, SUCCEEDED):
+            member.say(replace(member.word, status=READY))
+
+    def go(self, seconds: float, *names: str, step: float = 0.5) -> None:
+        for _ in range(round(seconds / step)):
+            self.clock.advance(step)
+            self.tick(*names)
+
+    def until(self, done: Callable[[State], bool], *names: str, seconds: float = 60.0) -> State:
+        for _ in range(round(seconds / 0.1)):
+            state = self.tick(*names).state
+            if state is not None and done(state):
+                return state
+            self.clock.advance(0.1)
+        raise AssertionError(f"it did not come to that within {seconds} s: {self.state()}")
+
+    def running(self, round_: int, *names: str) -> State:
+        state = self.until(lambda state: state.phase == RUNNING and state.round == round_, *names)
+        self.tick(*names)
+        self.tick(*names)
+        return state
+
+    def say(self, name: str, **changes: object) -> None:
+        self.members[name].say(replace(self.members[name].word, **changes))  # type: ignore[arg-type]
+
+    def state(self) -> State:
+        newest = FencedCell(self.fs.client(), RUN.state).get()
+        assert newest is not None
+        return State.decode(newest.value, "state")
+
+    def word(self, name: str) -> NodeWord:
+        return NodeWord.decode(self.fs.files()[RUN.node_file(name)], name)
+
+    def coordinator(self) -> str:
+        return self.state().coordinator.node
+
+
+def side_by_side(intruder: Cluster, cluster: Cluster, *alive: str) -> None:
+    for _ in range(20):
+        intruder.tick()
+        cluster.clock.advance(0.5)
+        cluster.tick(*alive)
+
+
+def three() -> Cluster:
+    cluster = Cluster().add("n1", "n2", "n3", low=2)
+    cluster.running(1)
+    return cluster
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_members_form_a_round_as_soon_as_the_last_one_has_come(count: int) -> None:
+    names = tuple(f"n{i + 1}" for i in range(count))
+    cluster = Cluster().add(*names)
+    state = cluster.running(1)
+    assert [p.node for p in state.participants] == list(names)
+    assert all(view.state == state for view in cluster.views.values())
+    assert [view.coordinating for view in cluster.views.values()].count(True) == 1
+    assert state.coordinator.term == 1
+
+
+def test_a_member_that_starts_late_follows_what_is_there() -> None:
+    cluster = Cluster().add("n1", "n2", low=2, expected=("n1", "n2", "n3"))
+    cluster.go(31)
+    assert cluster.state().round == 1
+    cluster.add("n3", low=2, expected=("n1", "n2", "n3"))
+    cluster.go(5)
+    assert cluster.state().round == 1
+    assert cluster.views["n3"].state == cluster.state()
+
+
+def test_a_round_ends_in_success_and_everybody_learns_it() -> None:
+    cluster = three()
+    for name in cluster.members:
+        cluster.say(name, status=SUCCEEDED)
+    cluster.until(lambda state: state.phase == CLOSED)
+    cluster.tick()
+    assert all(view.state.closed.exit_code == 0 for view in cluster.views.values())
+
+
+def test_a_failure_leads_to_the_next_round_on_all_nodes() -> None:
+    cluster = three()
+    cluster.say("n2", status=FAILED, failure=Failure(1, "n2", 2, 0, 5, "exit", 1, None, "exit code 1", None))
+    state = cluster.running(2)
+    assert (state.restarts_used, state.history[0].failure.rank) == (1, 2)
+
+
+def test_a_words_counter_grows_with_every_writing_whatever_the_agent_says() -> None:
+    cluster = Cluster().add("n1")
+    base = cluster.members["n1"].word
+    counters = []
+    for round_ in range(5):
+        cluster.members["n1"].say(replace(base, round=round_))
+        cluster.members["n1"].tick()
+        counters.append(cluster.word("n1").counter)
+        cluster.clock.advance(1.0)
+        cluster.members["n1"].tick()
+        counters.append(cluster.word("n1").counter)
+    assert counters == sorted(set(counters))
+
+
+def test_a_word_is_written_when_it_changes_and_with_every_heartbeat_only() -> None:
+    writings = []
+    hook: Hook = lambda when, op: writings.append(op.path) if (when, op.name) == (BEFORE, "rename") else None  # noqa: E731
+    cluster = Cluster().add("n1", hook=hook)
+    cluster.go(10, step=0.1)
+    words = [path for path in writings if path == RUN.node_file("n1")]
+    assert 10 <= len(words) <= 13
+
+
+# The lease
+
+
+def test_when_the_coordinator_dies_the_next_in_line_takes_the_lease_and_the_job_goes_on() -> None:
+    cluster = three()
+    dead = cluster.coordinator()
+    rest = [name for name in cluster.members if name != dead]
+    cluster.go(7.5, *rest)
+    assert cluster.coordinator() == dead
+    state = cluster.running(2, *rest)
+    assert state.coordinator.node == rest[0]
+    assert state.coordinator.term == 2
+    assert [gone.node for gone in state.lost] == [dead]
+    assert [p.node for p in state.participants] == rest
+
+
+def test_a_coordinator_that_says_goodbye_is_followed_at_once() -> None:
+    cluster = three()
+    gone = cluster.coordinator()
+    rest = [name for name in cluster.members if name != gone]
+    cluster.say(gone, status=LEFT, reason="its agent was killed by SIGKILL")
+    cluster.members[gone]._publish_word()
+    cluster.go(0.5, *rest)
+    assert cluster.coordinator() in rest
+
+
+def test_a_sleeping_coordinator_that_wakes_up_can_change_nothing() -> None:
+    cluster = three()
+    sleeper = cluster.coordinator()
+    rest = [name for name in cluster.members if name != sleeper]
+    cluster.running(2, *rest)
+    before = cluster.state()
+    # It acts at once on what it believed when it fell asleep: everybody has left.
+    member = cluster.members[sleeper]
+    assert member._coordinating()
+    member._set(replace(member._state, phase=CLOSED))  # type: ignore[type-var]
+    assert cluster.state() == before
+    assert member.tick().coordinating is False
+    assert cluster.views[rest[0]].state == before
+
+
+def test_a_coordinator_that_sleeps_between_reading_and_writing_loses_to_its_successor() -> None:
+    asleep: list[Callable[[], None]] = []
+
+    def hook(when: str, operation: Operation) -> None:
+        if asleep and when == BEFORE and operation.name == "link":
+            asleep.pop()()
+
+    cluster = Cluster().add("n1", low=2, expected=("n1", "n2", "n3"), hook=hook)
+    cluster.add("n2", "n3", low=2, expected=("n1", "n2", "n3"))
+    cluster.running(1)
+    assert cluster.coordinator() == "n1"
+    asleep.append(partial(cluster.running, 2, "n2", "n3"))
+    cluster.say("n1", status=FAILED, failure=Failure(1, "n1", 0, 0, 5, "exit", 1, None, "exit code 1", None))
+    view = cluster.tick("n1")
+    assert view.coordinating is False
+    assert view.state == cluster.state()
+    assert (cluster.coordinator(), cluster.state().round) == ("n2", 2)
+
+
+def test_members_that_all_see_a_dead_coordinator_give_the_lease_to_one() -> None:
+    cluster = Cluster().add("n1", "n2", "n3", expected=("n1", "n2", "n3", "n4"))
+    cluster.tick()
+    cluster.go(12, "n2", "n3")
+    assert cluster.state().coordinator.term == 2
+    assert [cluster.views[name].coordinating for name in ("n2", "n3")].count(True) == 1
+
+
+def test_a_node_that_has_left_takes_no_lease() -> None:
+    cluster = Cluster().add("n1", "n2")
+    cluster.running(1)
+    cluster.say("n2", status=LEFT, reason="SIGTERM from outside", stop_signal="SIGTERM")
+    cluster.go(20, "n2")
+    assert cluster.coordinator() == "n1"
+
+
+def test_a_node_told_to_stop_long_ago_does_not_hurry_the_verdict_on_another() -> None:
+    cluster = Cluster().add("n1", "n2", "n3", "n4", low=2)
+    cluster.running(1)
+    cluster.say("n4", status=LEFT, reason="SIGTERM from outside", stop_signal="SIGTERM")
+    cluster.running(2, "n1", "n2", "n3")
+    cluster.say("n3", reason="SIGTERM from outside", stop_signal="SIGTERM")
+    cluster.go(1.5, "n1", "n2", "n3")
+    assert cluster.state().phase == RUNNING, "the others may be told too"
+    cluster.say("n1", reason="SIGTERM from outside", stop_signal="SIGTERM")
+    cluster.say("n2", reason="SIGTERM from outside", stop_signal="SIGTERM")
+    cluster.go(1, "n1", "n2", "n3")
+    assert cluster.state().closed.outcome == "stopped"
+
+
+# A filesystem that does not do its part
+
+
+def test_a_filesystem_that_stalls_for_everybody_makes_nobody_lost() -> None:
+    stalled: list[float] = []
+    cluster = Cluster()
+
+    def hook(when: str, operation: Operation) -> None:
+        if stalled and when == BEFORE:
+            cluster.clock.advance(stalled.pop())
+
+    cluster.add("n1", "n2", "n3", low=2, hook=hook)
+    cluster.running(1)
+    for position in range(12):
+        # Every call of the tick hangs once, for longer than the timeout, and nobody can write meanwhile.
+        stalled[:] = [0.0] * position + [120.0]
+        cluster.tick()
+        stalled.clear()
+        cluster.go(2)
+    assert (cluster.state().round, cluster.state().phase, cluster.state().lost) == (1, RUNNING, ())
+    assert cluster.state().coordinator.term == 1
+
+
+def test_a_member_whose_every_call_is_slow_is_not_lost_while_it_gets_through() -> None:
+    cluster = Cluster()
+
+    def slow(when: str, operation: Operation) -> None:
+        if when == BEFORE:
+            cluster.clock.advance(0.3)
+
+    cluster.add("n1", "n2", low=2, hook=slow)
+    cluster.running(1)
+    cluster.go(60)
+    assert (cluster.state().round, cluster.state().lost) == (1, ())
+
+
+def test_whatever_fails_now_and_then_the_job_is_formed_and_nobody_is_lost() -> None:
+    for seed in range(20):
+        rng = random.Random(seed)
+        cluster = Cluster()
+
+        def hook(when: str, operation: Operation, rng: random.Random = rng) -> None:
+            if rng.random() < 0.03:
+                raise OSError(rng.choice([errno.EIO, errno.ESTALE, errno.ETIMEDOUT]), when)
+
+        cluster.add("n1", "n2", "n3", hook=hook)
+        for _ in range(200):
+            for name in cluster.members:
+                try:
+                    cluster.tick(name)
+                except OSError:
+                    pass
+            cluster.clock.advance(0.25)
+        state = cluster.state()
+        assert (state.phase, state.round, state.lost) == (RUNNING, 1, ()), f"seed {seed}: {state}"
+        assert state.coordinator.term == 1, f"seed {seed}"
+
+
+def test_a_lost_reply_to_the_coordinators_writing_is_noticed_at_the_next_tick() -> None:
+    def lose(when: str, operation: Operation) -> None:
+        if operation.name == "link" and when == AFTER:
+            left.append(1)
+        if left and len(left) < 3:
+            left.append(1)
+            raise OSError(errno.EIO, "the reply was lost")
+
+    left: list[int] = []
+    cluster = Cluster().add("n1", hook=lose)
+    with pytest.raises(OSError, match="lost"):
+        cluster.tick()
+    assert cluster.tick().coordinating is True
+    assert cluster.state().coordinator.term == 1
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff" * 10, b'{"schema":"ftslurm/node","version":9}', b"x" * (2 << 20)])
+def test_a_broken_file_among_the_nodes_is_named_and_stops_nothing(data: bytes) -> None:
+    cluster = Cluster()
+    cluster.fs.create(RUN.node_file("odd"), data, durable=False)
+    cluster.add("n1", "n2")
+    cluster.running(1)
+    coordinator = cluster.coordinator()
+    assert "odd.json" in (cluster.views[coordinator].problem or "")
+
+
+def test_a_word_that_was_damaged_and_mended_counts_again() -> None:
+    cluster = Cluster().add("n1", "n2")
+    cluster.running(1)
+    good = cluster.fs.files()[RUN.node_file("n2")]
+    cluster.fs.unlink(RUN.node_file("n2"))
+    cluster.fs.create(RUN.node_file("n2"), b"torn", durable=False)
+    cluster.go(3, "n1")
+    assert cluster.views["n1"].problem is not None
+    cluster.fs.unlink(RUN.node_file("n2"))
+    cluster.fs.create(RUN.node_file("n2"), good, durable=False)
+    cluster.go(3)
+    assert cluster.views["n1"].problem is None
+    assert cluster.state().lost == ()
+
+
+def test_an_old_word_that_nfs_serves_late_is_not_believed() -> None:
+    cluster = Cluster().add("n1", "n2")
+    old = None
+    cluster.tick()
+    old = cluster.fs.files()[RUN.node_file("n2")]
+    cluster.running(1)
+    cluster.fs.unlink(RUN.node_file("n2"))
+    cluster.fs.create(RUN.node_file("n2"), old, durable=False)
+    member = cluster.members["n1"]
+    known = member._words["n2"]
+    member._read_word("n2")
+    assert member._words["n2"] == known
+
+
+def test_another_nodes_word_under_a_nodes_name_is_not_believed() -> None:
+    cluster = Cluster().add("n1", "n2", expected=("n1", "n2", "n3"))
+    cluster.tick()
+    cluster.fs.link(RUN.node_file("n2"), RUN.node_file("n3"))
+    cluster.go(5)
+    assert cluster.state().phase == FORMING
+
+
+# Attempts
+
+
+def test_a_requeued_job_takes_over_at_once_and_goes_on_counting_rounds() -> None:
+    cluster = three()
+    old = cluster.members
+    cluster.members = {}
+    cluster.add("n1", "n2", "n3", attempt="12.1", low=2)
+    state = cluster.running(2)
+    assert (state.attempt, state.attempts) == ("12.1", ("12.0", "12.1"))
+    for member in old.values():
+        with pytest.raises(Superseded, match=r"attempt 12\.1 has taken over"):
+            member.tick()
+
+
+def test_a_superseded_member_writes_nothing_more() -> None:
+    cluster = three()
+    old = cluster.members["n2"]
+    cluster.members = {}
+    cluster.add("n1", "n2", "n3", attempt="12.1")
+    cluster.running(2)
+    before = cluster.fs.files()
+    for status in (READY, LEFT):
+        with pytest.raises(Superseded):
+            old.tick()
+        old.say(replace(old.word, status=status))
+        cluster.clock.advance(5)
+    assert cluster.fs.files() == before
+
+
+def test_what_a_requeue_left_behind_cannot_take_the_run_back() -> None:
+    cluster = Cluster().add("n1", attempt="12.3")
+    cluster.running(1)
+    cluster.add("n2", attempt="12.2", expected=("n1", "n2"))
+    with pytest.raises(Superseded):
+        cluster.tick("n2")
+    cluster.add("n2", attempt="12.10", expected=("n1", "n2"))
+    cluster.tick("n2")
+    assert cluster.state().attempt == "12.10"
+
+
+def test_another_job_may_go_on_with_a_closed_run() -> None:
+    cluster = Cluster().add("n1")
+    cluster.running(1)
+    cluster.say("n1", status=SUCCEEDED)
+    cluster.until(lambda state: state.phase == CLOSED)
+    cluster.members = {}
+    cluster.add("n1", attempt="13.0")
+    assert cluster.running(2).attempt == "13.0"
+
+
+@pytest.mark.parametrize("node", ["n1", "n2", "n3", "elsewhere"])
+def test_a_run_in_which_another_job_is_alive_is_refused_and_left_alone(node: str) -> None:
+    cluster = three()
+    intruder = Cluster()
+    intruder.fs, intruder.clock = cluster.fs, cluster.clock
+    intruder.add(node, attempt="13.0", incarnation="intruder")
+    with pytest.raises(RunInUse, match="job 12 is running in /runs/r"):
+        side_by_side(intruder, cluster)
+    with pytest.raises(RunInUse):
+        intruder.tick()
+    cluster.go(10)
+    assert (cluster.state().attempt, cluster.state().round, cluster.state().lost) == ("12.0", 1, ())
+    assert "intruder" not in str(cluster.fs.files())
+
+
+def test_a_job_that_has_lost_its_coordinator_is_alive_all_the_same() -> None:
+    cluster = three()
+    dead = cluster.coordinator()
+    rest = [name for name in cluster.members if name != dead]
+    cluster.tick(*rest)
+    intruder = Cluster()
+    intruder.fs, intruder.clock = cluster.fs, cluster.clock
+    intruder.add("n9", attempt="13.0")
+    with pytest.raises(RunInUse):
+        side_by_side(intruder, cluster, *rest)
+
+
+@pytest.mark.parametrize("node", ["n1", "n9"])
+def test_a_run_whose_job_was_killed_is_taken_over_after_the_node_timeout(node: str) -> None:
+    cluster = three()
+    cluster.members = {}
+    cluster.add(node, attempt="13.0")
+    cluster.go(7.5)
+    assert cluster.state().attempt == "12.0"
+    assert cluster.state().coordinator.term == 1
+    cluster.go(2)
+    assert cluster.running(2).attempt == "13.0"
+
+
+def test_a_run_whose_agents_all_said_goodbye_is_taken_over_at_once() -> None:
+    cluster = three()
+    for name in cluster.members:
+        cluster.say(name, status=LEFT, reason="its agent was killed by SIGKILL")
+        cluster.members[name]._publish_word()
+    cluster.members = {}
+    cluster.add("n1", attempt="13.0")
+    cluster.tick()
+    assert cluster.state().attempt == "13.0"
+
+
+def test_two_looks_at_the_same_moment_are_no_sign_of_life() -> None:
+    cluster = three()
+    cluster.members = {}
+    cluster.add("n9", attempt="13.0")
+    for _ in range(3):
+        cluster.tick()
+    assert cluster.state().attempt == "12.0"
+
+
+# The pace
+
+
+def test_members_hurry_while_a_round_forms_and_take_their_time_while_it_runs() -> None:
+    cluster = Cluster().add("n1", "n2")
+    assert cluster.members["n1"].next_look_s() < 0.05
+    cluster.running(1)
+    looks = {name: cluster.members[name].next_look_s() for name in cluster.members}
+    follower = next(name for name in looks if name != cluster.coordinator())
+    assert looks[cluster.coordinator()] < 0.2
+    assert looks[follower] == PACE.follow_s
+    cluster.say(follower, status=SUCCEEDED)
+    assert cluster.members[follower].next_look_s() < 0.05
