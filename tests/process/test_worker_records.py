@@ -148,9 +148,8 @@ def test_nothing_is_recorded_of_a_good_end(tmp_path: Path, source: str) -> None:
 
 @pytest.mark.parametrize("raised", ["raise ValueError('child')", "import sys; sys.exit(3)", "os._exit(1)"])
 def test_a_forked_child_writes_no_record(tmp_path: Path, raised: str) -> None:
-    worker, process = fail(
-        tmp_path, f"import os, ftslurm\nftslurm.progress(1)\nif os.fork() == 0:\n    ftslurm.progress(9)\n    {raised}\nos.wait()"
-    )
+    source = "import os, ftslurm\nftslurm.progress(1)\nif os.fork() == 0:\n    ftslurm.progress(9)\n"
+    worker, process = fail(tmp_path, f"{source}    {raised}\nos.wait()")
     assert process.returncode == 0
     assert worker.record() is None
     mark = progress.read(worker.records)
@@ -165,8 +164,8 @@ def test_an_exception_in_a_thread_is_no_failure(tmp_path: Path) -> None:
 
 
 def test_a_daemon_that_outlives_its_starter_is_no_failure(tmp_path: Path) -> None:
-    source = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    os.closerange(0, 100)\n    time.sleep(.3)\n    1/0\n"
-    worker, process = fail(tmp_path, source)
+    child = "    os.setsid()\n    os.closerange(0, 100)\n    time.sleep(.3)\n    1/0\n"
+    worker, process = fail(tmp_path, f"import os, time\nif os.fork() == 0:\n{child}")
     assert process.returncode == 0
     time.sleep(0.8)
     assert worker.record() is None
@@ -334,11 +333,13 @@ def test_a_worker_whose_agent_is_gone_already_ends_at_once(tmp_path: Path) -> No
 
 def test_the_logs_are_written_where_the_agent_wants_them(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
-        "import os, sys\nprint('out'); print('err', file=sys.stderr)\nos.system('echo child')\nprint(open('/dev/null').fileno())"
+        "import os, sys\nprint('out'); print('err', file=sys.stderr)\nos.system('echo child')\n"
+        "print(open('/dev/null').fileno())"
     )
     both = tmp_path / "both.log"
     both.write_text("old\n")
-    for number, logs in enumerate(({1: "a.log"}, {2: "a.log"}, {1: "a.log", 2: "b.log"}, {1: "both.log", 2: "both.log"})):
+    orders = [{1: "a.log"}, {2: "a.log"}, {1: "a.log", 2: "b.log"}, {1: "both.log", 2: "both.log"}]
+    for number, logs in enumerate(orders):
         worker = WorkerProcess(tmp_path / str(number))
         options = [w for t, p in logs.items() for w in ("--log-stdout" if t == 1 else "--log-stderr", p)]
         process = worker.run(*options, "--script", "script.py", "--", cwd=tmp_path)

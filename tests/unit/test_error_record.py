@@ -1,0 +1,389 @@
+"""The error record, apart from any process: its form, its bounds, and what a damaged one still tells."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pytest
+
+from ftslurm.failures import exceptions, recordfile
+from ftslurm.failures.record import (
+    Record,
+    complete,
+    compose,
+    encode,
+    exit_status,
+    from_exception,
+    identity,
+    merge,
+    one_line,
+    read,
+    summary,
+    write,
+)
+
+FACTS: dict[str, Any] = {"time_ns": 5_000_000_001, "rank": 3, "round": 2, "node": "n1", "local_rank": 1}
+TORCH: Record = {"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": "T", "timestamp": "4"}}}
+
+
+def caught(raising: Any) -> tuple[BaseException, TracebackType | None]:
+    """Return what `raising()` raises, and its traceback without this function's frame."""
+    try:
+        raising()
+    except BaseException as error:
+        return error, error.__traceback__ and error.__traceback__.tb_next
+    raise AssertionError
+
+
+def record_of(raising: Any, previous: Record | None = None) -> Record:
+    error, trace = caught(raising)
+    return from_exception(error, trace, FACTS, previous)
+
+
+def raises(error: BaseException) -> Any:
+    def f() -> None:
+        raise error
+
+    return f
+
+
+def test_who_a_worker_is_comes_from_its_environment() -> None:
+    environment = {"FTSLURM_RUN_ID": "r", "FTSLURM_ATTEMPT": "7.0", "FTSLURM_ROUND": "2", "FTSLURM_NODE": "n1"}
+    environment |= {"RANK": "3", "LOCAL_RANK": "x", "WORLD_SIZE": ""}
+    assert identity(environment) == {
+        "run_id": "r",
+        "attempt": "7.0",
+        "round": 2,
+        "node": "n1",
+        "rank": 3,
+        "local_rank": None,
+        "world_size": None,
+    }
+
+
+def test_a_record_has_torchs_form_outside_and_ours_inside() -> None:
+    record = record_of(raises(ValueError("boom")))
+    assert record["message"]["message"] == "ValueError: boom"
+    assert record["message"]["extraInfo"]["timestamp"] == "5"
+    assert "errorCode" not in record["message"]
+    assert record["message"]["extraInfo"]["py_callstack"].endswith("ValueError: boom\n")
+    assert record["ftslurm"]["kind"] == "exception"
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [(None, 0), (0, 0), (3, 3), (256, 0), (-1, 255), (True, 1), ("text", 1), ((), 1), (2**70, 255), (1.5, 1)],
+)
+def test_the_exit_status_of_a_system_exit_is_the_interpreters(code: object, status: int) -> None:
+    assert exit_status(SystemExit(code)) == status
+
+
+def test_a_system_exit_is_of_kind_exit_and_tells_where() -> None:
+    record = record_of(lambda: sys.exit(3))
+    assert record["ftslurm"]["kind"] == "exit"
+    assert record["ftslurm"]["exit_code"] == record["message"]["errorCode"] == 3
+    assert record["message"]["message"].startswith("SystemExit: 3 (at test_error_record.py:")
+
+
+def test_cause_and_context_are_told_as_python_shows_them() -> None:
+    def with_cause() -> None:
+        try:
+            raise KeyError("a")
+        except KeyError as error:
+            raise ValueError("b") from error
+
+    def with_context() -> None:
+        try:
+            raise KeyError("a")
+        except KeyError:
+            raise ValueError("b")  # noqa: B904
+
+    def with_neither() -> None:
+        try:
+            raise KeyError("a")
+        except KeyError:
+            raise ValueError("b") from None
+
+    cause, context, neither = (
+        record_of(f)["ftslurm"]["exception"] for f in (with_cause, with_context, with_neither)
+    )
+    assert (cause["cause"]["type"], cause["context"]) == ("KeyError", None)
+    assert (context["cause"], context["context"]["type"]) == (None, "KeyError")
+    assert (neither["cause"], neither["context"]) == (None, None)
+
+
+def test_exceptions_that_refer_to_each_other_end() -> None:
+    first, second = ValueError("a"), ValueError("b")
+    first.__cause__, second.__cause__ = second, first
+    described = exceptions.describe(first, None)
+    assert described["cause"]["message"] == "b"
+    assert described["cause"]["cause"] is None
+
+
+def test_a_long_chain_is_cut_after_eight_links() -> None:
+    last = ValueError("0")
+    for number in range(1, 30):
+        error = ValueError(str(number))
+        error.__cause__ = last
+        last = error
+    described, links = exceptions.describe(last, None), 0
+    while described["cause"]:
+        described, links = described["cause"], links + 1
+    assert links == 8
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups are new in 3.11")
+def test_a_bush_of_groups_stays_bounded() -> None:
+    def group(depth: int) -> Any:
+        kind: Any = __builtins__["ExceptionGroup"]  # type: ignore[index]
+        return kind("g", [group(depth - 1) for _ in range(6)]) if depth else ValueError("leaf")
+
+    described = exceptions.describe(group(5), None)
+    count, todo = 0, [described]
+    while todo:
+        count, one = count + 1, todo.pop()
+        todo += one["exceptions"]
+    assert count == 64
+
+
+def test_of_many_frames_the_first_and_the_last_are_kept() -> None:
+    def f(n: int) -> None:
+        if n == 0:
+            raise ValueError
+        f(n - 1)
+
+    exception = record_of(lambda: f(300))["ftslurm"]["exception"]
+    assert len(exception["frames"]) == 100
+    assert exception["frames_left_out"] == 202
+    assert exception["frames"][0]["function"] == "<lambda>"
+    assert exception["frames"][-1]["source"] == "raise ValueError"
+
+
+def test_a_syntax_error_tells_the_place_in_the_text() -> None:
+    error, _ = caught(lambda: compile("x = = 1\n", "/a/b.py", "exec"))
+    frames = exceptions.describe(error, None)["frames"]
+    assert frames == [{"file": "/a/b.py", "line": 1, "function": "<module>", "source": "x = = 1"}]
+
+
+class Hostile(Exception):
+    """Everything that is asked of it raises, or is of a wrong type."""
+
+    __notes__ = 5
+    exceptions = 7
+
+    def __str__(self) -> str:
+        raise SystemExit(1)
+
+    def __repr__(self) -> str:
+        raise KeyboardInterrupt
+
+
+def test_an_exception_that_cannot_be_printed_is_still_recorded() -> None:
+    record = record_of(raises(Hostile()))
+    assert record["message"]["message"] == "Hostile: <unprintable Hostile object>"
+    assert json.loads(encode(record)) == record
+
+
+def test_text_that_utf8_cannot_hold_is_escaped() -> None:
+    record = record_of(raises(ValueError("a\udcffb")))
+    assert record["ftslurm"]["exception"]["message"] == "a\\udcffb"
+    json.dumps(record, ensure_ascii=False).encode()
+
+
+def test_torchs_record_of_the_same_exception_is_kept_within_ours() -> None:
+    torch: Record = {**TORCH, "more": 1}
+    torch["message"] = {**TORCH["message"], "errorCode": 9}
+    record = record_of(raises(ValueError("x")), torch)
+    assert record["more"] == 1
+    assert record["message"]["errorCode"] == 9
+    assert record["message"]["extraInfo"]["timestamp"] == "5"
+    assert "ftslurm" in record
+
+
+def test_an_older_record_of_another_exception_is_kept_beside_ours() -> None:
+    record = record_of(raises(KeyError("new")), TORCH)
+    assert record["message"]["message"] == "KeyError: 'new'"
+    assert record["ftslurm"]["reported_before"] == {"message": "ValueError: x", "py_callstack": "T"}
+
+
+def test_an_exit_after_a_recorded_exception_is_told_by_that_exception() -> None:
+    record = record_of(lambda: sys.exit(1), TORCH)
+    assert record["message"]["message"] == "ValueError: x"
+    assert record["message"]["extraInfo"]["py_callstack"].startswith("T\n")
+    assert record["ftslurm"]["exception"]["type"] == "SystemExit"
+
+
+def test_any_record_fits_into_the_bound() -> None:
+    for seed in range(30):
+        chance = random.Random(seed)
+
+        def text(chance: random.Random = chance) -> str:
+            return chance.choice("a\u00e9\U0001f600\0") * chance.choice((3, 2000, 100_000))
+
+        error: BaseException = ValueError(text())
+        for _ in range(chance.randrange(12)):
+            outer = RuntimeError(text())
+            outer.__cause__ = error
+            error = outer
+        facts = {**FACTS, "argv": [text() for _ in range(40)], "stacks": text()}
+        previous = {"message": {"message": text(), "extraInfo": {"x": text()}}, "y": [text()]}
+        record = from_exception(error, None, facts, chance.choice((None, previous)))
+        data = encode(record)
+        assert len(data) < recordfile.SIZE_LIMIT, f"seed {seed}"
+        assert json.loads(data)["message"]["message"], f"seed {seed}"
+
+
+def test_what_nests_without_end_is_dropped_and_the_record_stays() -> None:
+    deep: Any = []
+    for _ in range(100_000):
+        deep = [deep]
+    record = {**compose("m", "", {**FACTS, "kind": "exit"}), "deep": deep}
+    assert json.loads(encode(record))["message"]["message"] == "m"
+    del record
+    while deep:  # else its deallocation may be what nests too deep
+        deep = deep[0]
+
+
+def test_a_record_goes_to_the_first_directory_that_takes_it(tmp_path: Path) -> None:
+    record = compose("m", "", {**FACTS, "kind": "exit"})
+    path = write(record, [str(tmp_path / "missing"), str(tmp_path)])
+    assert path == str(tmp_path / "error.json")
+    assert read(tmp_path) == (record, None)
+    assert os.listdir(tmp_path) == ["error.json"]
+    assert (tmp_path / "error.json").stat().st_mode & 0o777 == 0o600
+    with pytest.raises(FileNotFoundError):
+        write(record, [str(tmp_path / "missing"), str(tmp_path / "gone")])
+
+
+def test_what_the_agent_saw_wins_over_what_the_worker_wrote(tmp_path: Path) -> None:
+    facts = {**FACTS, "rank": 99, "exit_code": 77, "kind": "exception", "step": 4, "argv": ["a"]}
+    facts["time_ns"] = 4_000_000_000
+    write(compose("ValueError: x", "T", facts), [str(tmp_path)])
+    record = complete(tmp_path, {**FACTS, "exit_code": 1, "pid": 12})
+    assert record is not None
+    assert summary(record) == {
+        "round": 2,
+        "node": "n1",
+        "rank": 3,
+        "local_rank": 1,
+        "time_ns": 4_000_000_000,
+        "kind": "exception",
+        "exit_code": 1,
+        "signal": None,
+        "step": 4,
+        "message": "ValueError: x",
+    }
+    assert record["ftslurm"]["recorded_ns"] == 4_000_000_000
+    assert record["message"]["errorCode"] == 1
+    assert (record["ftslurm"]["pid"], record["ftslurm"]["argv"]) == (12, ["a"])
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "torn"),
+        (b'{"message": {"mess', "torn"),
+        (b"\xff\xfe", "torn"),
+        (b"[" * 100_000, "torn"),
+        (b"x" * (recordfile.SIZE_LIMIT + 1), "larger than"),
+        (b"[]", "no message"),
+        (b'{"message": 5}', "no message"),
+        (b'{"message": {"message": 5}}', "no message"),
+        (b'{"message": {"message": "m", "extraInfo": 5}}', "no message"),
+    ],
+)
+def test_a_file_that_is_no_record_degrades_to_what_the_agent_saw(tmp_path: Path, content: bytes, why: str) -> None:
+    (tmp_path / "error.json").write_bytes(content)
+    record = complete(tmp_path, {**FACTS, "signal": "SIGKILL"})
+    assert record is not None
+    assert (record["ftslurm"]["kind"], record["ftslurm"]["signal"]) == ("signal", "SIGKILL")
+    assert record["message"]["message"].startswith("killed by SIGKILL (error.json ")
+    assert why in record["ftslurm"]["notes"][0]
+    assert record["message"]["errorCode"] == -9
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"schema": "other"},
+        {"version": "1"},
+        {"time_ns": None},
+        {"time_ns": 10**30},
+        {"kind": "odd"},
+        {"argv": [1]},
+        {"step": "x"},
+        {"exception": []},
+        {"exception": {"type": "E"}},
+        {"exception": {"type": "E", "module": "m", "message": "", "notes": [], "exceptions": [], "frames": [5]}},
+        {"exception": {"type": "E", "module": "m", "message": "", "notes": [], "exceptions": [5], "frames": []}},
+    ],
+)
+def test_of_a_record_with_a_damaged_inner_part_the_message_is_kept(tmp_path: Path, damage: dict[str, Any]) -> None:
+    record = record_of(raises(ValueError("x")))
+    record["ftslurm"].update(damage)
+    (tmp_path / "error.json").write_text(json.dumps(record))
+    done = complete(tmp_path, {**FACTS, "exit_code": 1})
+    assert done is not None
+    assert done["message"]["message"].startswith("ValueError: x (error.json has ")
+    assert done["ftslurm"]["exception"] is None
+    encode(done)
+
+
+def test_a_record_of_a_newer_version_is_named_so(tmp_path: Path) -> None:
+    record = record_of(raises(ValueError("x")))
+    record["ftslurm"]["version"] = 2
+    (tmp_path / "error.json").write_text(json.dumps(record))
+    assert "was made by a newer ftslurm" in str(read(tmp_path)[1])
+
+
+def test_links_and_pipes_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text(json.dumps(TORCH))
+    (tmp_path / "error.json").symlink_to("secret")
+    record, note = read(tmp_path)
+    assert record is None
+    assert "not readable" in str(note)
+    (tmp_path / "error.json").unlink()
+    os.mkfifo(tmp_path / "error.json")
+    assert "not a regular file" in str(read(tmp_path)[1])
+    os.mkfifo(tmp_path / "stacks.txt")
+    assert complete(tmp_path, {**FACTS, "signal": "SIGSEGV"}) is not None
+
+
+def test_the_stacks_of_a_crash_tell_the_line(tmp_path: Path) -> None:
+    stacks = (
+        "Fatal Python error: Segmentation fault\n\n"
+        'Thread 0x1 (most recent call first):\n  File "/x/other.py", line 3 in wait\n\n'
+        'Current thread 0x2 (most recent call first):\n  File "/x/train.py", line 12 in step\n'
+        '  File "/x/train.py", line 20 in <module>\n  File "/lib/ftslurm/worker.py", line 9 in main\n'
+        '  File "<frozen runpy>", line 88 in _run_code\n\nExtension modules: a (total: 1)\n'
+    )
+    (tmp_path / "stacks.txt").write_text(stacks)
+    record = complete(tmp_path, {**FACTS, "signal": "SIGSEGV"})
+    assert record is not None
+    assert summary(record)["message"] == "SIGSEGV (segmentation fault) at train.py:12 in step"
+    assert "runpy" not in record["ftslurm"]["stacks"]
+    assert record["ftslurm"]["stacks"].endswith("line 20 in <module>\n\nExtension modules: a (total: 1)\n")
+    other = complete(tmp_path, {**FACTS, "exit_code": 3})
+    assert other is not None
+    assert other["ftslurm"]["stacks"] is None
+
+
+def test_a_damaged_message_of_torch_is_still_one_that_torch_can_read() -> None:
+    written: Record = {"message": {"message": "m", "extraInfo": {"py_callstack": 5, "timestamp": []}}}
+    written["ftslurm"] = {"kind": "exception", "time_ns": 4_000_000_000}
+    record = merge(written, None, "", {**FACTS, "exit_code": 1})
+    assert record["message"]["extraInfo"] == {"timestamp": "4"}
+    text: Record = {"message": "just text", "ftslurm": {"kind": "exception", "time_ns": 1}}
+    assert summary(merge(text, None, "", {**FACTS, "exit_code": 1}))["message"] == "just text"
+
+
+def test_a_summary_is_one_printable_line() -> None:
+    assert one_line("a\n\tb\x1b[31mred\x1b[0m\x07\u202ec\x00 ") == "a bred c"
+    assert len(one_line("word " * 1000)) <= 500
+    assert one_line("x" * 501).endswith(" ...")
