@@ -60,9 +60,8 @@ class Fence:
             raise RoundIsOver(f"{path} holds no state any more; this is round {self.round}")
         state = State.decode(newest.value, path)
         if (state.attempt, state.round) != (self.attempt, self.round):
-            raise RoundIsOver(
-                f"round {self.round} of attempt {self.attempt} is over: round {state.round} of {state.attempt} has begun"
-            )
+            newer = f"round {state.round} of {state.attempt} has begun"
+            raise RoundIsOver(f"round {self.round} of attempt {self.attempt} is over: {newer}")
         if state.phase != RUNNING:
             raise RoundIsOver(f"round {self.round} of attempt {self.attempt} has ended (the run is {state.phase})")
 

@@ -75,9 +75,14 @@ def test_a_commit_gives_the_name_only_at_its_end(run_dir: Path, tmp_path: Path) 
 def test_a_commit_of_a_round_that_is_over_leaves_the_checkpoint_as_it_was(run_dir: Path, tmp_path: Path) -> None:
     target = tmp_path / "last.pt"
     target.write_text("of round 4")
-    with pytest.raises(ftslurm.RoundIsOver), ftslurm.commit(target) as temporary:
-        Path(temporary).write_text("of round 3")
-        publish(run_dir, running(4))
+
+    def save_late() -> None:
+        with ftslurm.commit(target) as temporary:
+            Path(temporary).write_text("of round 3")
+            publish(run_dir, running(4))
+
+    with pytest.raises(ftslurm.RoundIsOver):
+        save_late()
     assert target.read_text() == "of round 4"
 
 
