@@ -328,9 +328,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk_is_said_before_anything_starts(tmp_path: Path, small_disk: Path) -> None:
     (tmp_path / "train.py").write_text("")
-    with pytest.raises(OSError, match="No space"), (small_disk / "hog").open("wb", buffering=0) as hog:
-        while True:
-            hog.write(b"x" * 4096)
+
+    def fill() -> None:
+        with (small_disk / "hog").open("wb", buffering=0) as hog:
+            while True:
+                hog.write(b"x" * 4096)
+
+    with pytest.raises(OSError, match="No space"):
+        fill()
     run = Started(tmp_path, "--shared-dir", str(small_disk), "train.py")
     assert run.wait() == 2, run.err
     assert "the disk is full" in run.err
