@@ -207,13 +207,14 @@ class AgentMachine:
         """The directories of the round are there, or `problem` says why not."""
         if self.phase != PREPARING or self._round is None or self._round.assignment.round != round_:
             return []
-        if problem is not None:
-            return self._fail_to_start(0, problem, now)
         if self._leaving is not None or (self._state is not None and not self._is_current(self._state)):
             return self._sweep()
+        if problem is not None:
+            return self._fail_to_start(0, problem, now)
         self.phase = RUNNING
         self._round.alive = set(range(self._slots))
-        return [Spawn(self._round.assignment), *self._say(RUNNING), self._record()]
+        # Said first: starting may fail, and what is said of that must be the last word.
+        return [*self._say(RUNNING), Spawn(self._round.assignment), self._record()]
 
     def on_spawn_failed(self, local_rank: int, problem: str, now: Moment) -> list[Action]:
         """A worker could not be started; `local_rank` and those after it do not exist."""
@@ -289,26 +290,24 @@ class AgentMachine:
         if state is None:
             return []
         if state.phase == CLOSED and state.attempt == self._attempt and state.closed is not None:
-            return self._follow_the_end(state, now)
+            return self._follow_the_end(state.closed.exit_code)
         if self.phase != IDLE or self._leaving is not None:
             return self._depart(now) if self.phase == IDLE else []
         return self._take_part(state)
 
-    def _follow_the_end(self, state: State, now: Moment) -> list[Action]:
-        assert state.closed is not None
-        if self.phase == RUNNING and self._round is not None and self._round.alive:
-            return self._stop(state.closed.reason, now)
-        if self.phase == RUNNING:
-            return self._sweep()
-        if self.phase in (IDLE, GONE):
-            self.phase = GONE
-            self._deadline = None
-            return [*self._say(LEFT), Exit(state.closed.exit_code)]
-        return []
+    def _follow_the_end(self, code: int) -> list[Action]:
+        if self.phase not in (IDLE, GONE):
+            # Once its workers are gone.
+            return []
+        self.phase = GONE
+        self._deadline = None
+        return [*self._say(LEFT), Exit(code)]
 
     def _take_part(self, state: State) -> list[Action]:
         part = state.participant(self.node, self._incarnation)
-        if state.phase != RUNNING or part is None or state.round <= self._newest_round or state.master is None:
+        if state.phase != RUNNING or state.attempt != self._attempt or state.round <= self._newest_round:
+            return []
+        if part is None or state.master is None:
             return []
         assignment = Assignment(
             state.round,
@@ -376,11 +375,11 @@ class AgentMachine:
     def _stop(self, reason: str, now: Moment) -> list[Action]:
         current = self._round
         assert current is not None
+        if not current.alive:
+            return self._sweep()
         current.stop_reason = reason
         current.stop_ns = now.ns
         self.phase = STOPPING
-        if not current.alive:
-            return self._sweep()
         grace_s = self._grace_s if self._leaving is None else min(self._grace_s, self._kill_wait_s)
         self._deadline = now.s + grace_s
         return [Signal(tuple(sorted(current.alive)), signal.SIGTERM)]
@@ -402,6 +401,9 @@ class AgentMachine:
         said = self._say(self._status)
         if self.phase == RUNNING:
             return [*said, *self._stop(reason, now)]
+        if self.phase == STOPPING and self._deadline is not None:
+            # A stop is going on already, perhaps with more patience than Slurm has.
+            self._deadline = min(self._deadline, now.s + self._kill_wait_s)
         if self.phase == IDLE:
             return [*said, *self._depart(now)]
         return said
