@@ -9,7 +9,7 @@ import stat
 from dataclasses import dataclass
 
 from ftslurm.sharedfs.filesystem import FileSystem, PosixFileSystem
-from ftslurm.sharedfs.publish import BadFile, encode, publish_once, read_object
+from ftslurm.sharedfs.publish import BadFile, NewerFormat, encode, publish_once, read_object
 
 RUN_SCHEMA, RUN_VERSION = "ftslurm/run", 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=@-]{0,127}")
@@ -118,8 +118,10 @@ def open_run(root: str, user: str, created_ns: int, version: str) -> RunDirector
         _prove_writable(fs, run)
     except OSError as error:
         raise RunDirectoryError(_explain(root, error)) from None
-    except BadFile as error:
+    except NewerFormat as error:
         raise RunDirectoryError(f"run directory {root}: {error}") from None
+    except BadFile as error:
+        raise RunDirectoryError(f"run directory {root}: {error}; choose another --rdzv-id, or remove it") from None
     return run
 
 
