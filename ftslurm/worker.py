@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from types import CodeType, ModuleType, TracebackType
     from typing import NoReturn
 
+    from ftslurm.failures.recorder import Recorder
+
 USAGE_ERROR = 2
 _PR_SET_PDEATHSIG, _SIGKILL = 1, 9
-_RESERVE = 16 * 1024 * 1024  # bytes that recording a MemoryError may need, while its frames hold all the rest
-_HIGH_FD = 200  # out of the way: the user's first open() is number 3, as in plain Python
 
 
 class Order:
@@ -73,6 +73,8 @@ def main(arguments: list[str]) -> None:
         sys.stderr.write(f"ftslurm.worker: {problem}; it is started by the ftslurm agent, not by hand\n")
         sys.exit(USAGE_ERROR)
     _die_with(order.parent)
+    from ftslurm.failures.recorder import Recorder
+
     recorder = Recorder([order.target, *order.arguments])
     _redirect(order.log, recorder)
     if order.kind == "exec":
@@ -245,128 +247,6 @@ def _hide_own_frames() -> None:
             raise
 
     sys.excepthook = excepthook
-
-
-class Recorder:
-    """Knows, from before the user's code ran, where and in whose name this worker's failure gets written."""
-
-    def __init__(self, argv: list[str]) -> None:
-        self.argv = argv
-        self.pid = os.getpid()
-        self.environment = dict(os.environ)
-        directory = os.environ.get("FTSLURM_RECORD_DIR")
-        self.directory = os.path.abspath(directory) if directory else None
-        self.done = False
-        self.reserve = bytes(_RESERVE)  # zeroes that are never touched: address space, but no memory
-
-    def watch_fatal_signals(self) -> None:
-        """Have faulthandler write all stacks to stacks.txt, unless the user has it write elsewhere."""
-        import faulthandler
-
-        if self.directory is None or faulthandler.is_enabled():
-            return
-        path = os.path.join(self.directory, "stacks.txt")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        try:
-            fd = _raise_fd(os.open(path, flags, 0o600))
-            faulthandler.enable(fd, all_threads=True)
-        except OSError as problem:
-            _say(f"no stacks of fatal signals will be recorded: {path}: {problem.strerror}")
-            return
-        opened = os.fstat(fd)
-
-        def point_child_to_stderr() -> None:
-            # A forked data-loader process that crashes is not its rank: its stacks belong in the rank's log.
-            try:
-                if os.path.samestat(os.fstat(fd), opened):  # else the user has reused the number
-                    os.dup2(2, fd, inheritable=False)
-            except OSError:
-                pass
-
-        os.register_at_fork(after_in_child=point_child_to_stderr)
-
-    def exception(self, error: BaseException, trace: TracebackType | None) -> None:
-        """Write the record of what ends this process; never raises. Forked children write nothing."""
-        if self.done or os.getpid() != self.pid:
-            return
-        limit = sys.getrecursionlimit()
-        try:
-            del self.reserve
-            sys.setrecursionlimit(max(limit, 1000))
-            from ftslurm.failures import record
-
-            if isinstance(error, SystemExit) and record.exit_status(error) == 0:
-                return
-            facts = self._facts()
-            previous = record.read(self.directory)[0] if self.directory else None
-            self._write(record.from_exception(error, trace, facts, previous))
-        except BaseException as problem:
-            _say(f"the error record could not be made: {type(problem).__name__}: {problem}")
-        finally:
-            sys.setrecursionlimit(limit)
-
-    def stop(self, code: int, text: str, prefix: str = "ftslurm") -> NoReturn:
-        """End, as the user's program could not even be started: one line on stderr, the record, ``code``."""
-        _say(text, prefix)
-        try:
-            from ftslurm.failures import record
-
-            self._write(record.compose(text, "", {**self._facts(), "kind": "exit", "exit_code": code}))
-        except BaseException as problem:
-            _say(f"the error record could not be made: {type(problem).__name__}: {problem}")
-        self.done = True
-        sys.exit(code)
-
-    def _facts(self) -> dict[str, object]:
-        import time
-
-        from ftslurm.failures import record
-        from ftslurm.monitor import progress
-
-        mark = progress.read(self.directory) if self.directory else None
-        return {
-            **record.identity(self.environment),
-            "time_ns": time.time_ns(),
-            "host": os.uname().nodename,
-            "pid": self.pid,
-            "step": mark.last_step if mark else None,
-            "argv": self.argv,
-        }
-
-    def _write(self, content: dict[str, object]) -> None:
-        from ftslurm.failures import record
-
-        if self.directory is None:
-            return  # Started by hand.
-        self.done = True
-        run, rank = self.environment.get("FTSLURM_RUN_DIR"), record.identity(self.environment)
-        directories = [self.directory]
-        if run and rank["round"] is not None and rank["rank"] is not None:
-            place = f"rounds/{rank['round']:06}/ranks/{rank['rank']:05}"
-            directories.append(os.path.join(run, place))
-        try:
-            record.write(content, directories)
-        except OSError as problem:
-            _say(f"the error record could not be written: {problem}")
-
-
-def _raise_fd(fd: int) -> int:
-    """Move ``fd`` up, so that the user's first open() is number 3 as in plain Python."""
-    import fcntl
-
-    try:
-        high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
-    except OSError:
-        return fd  # RLIMIT_NOFILE is lower than that.
-    os.close(fd)
-    return high
-
-
-def _say(text: str, prefix: str = "ftslurm") -> None:
-    try:
-        os.write(2, f"{prefix}: {text}\n".encode("utf-8", "backslashreplace"))
-    except OSError:
-        pass
 
 
 if __name__ == "__main__":

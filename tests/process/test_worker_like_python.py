@@ -54,7 +54,6 @@ print(__builtins__ is __import__('builtins'))
 print(type(__loader__).__module__, getattr(__loader__, 'name', None), getattr(__loader__, 'path', None))
 import sys
 print(sys.argv, sys.path, sys.modules['__main__'].__dict__ is globals(), __name__)
-print([n for n in sys.modules if 'ftslurm' in n and n not in ('ftslurm', 'ftslurm.worker')])
 print(sys.getrecursionlimit(), sys.flags, sys.warnoptions, sys.excepthook is sys.__excepthook__)
 """,
     "sees only its own annotations": "x: int = 1\nprint(globals().get('__annotations__'))",
