@@ -8,6 +8,7 @@ can refuse it, do it and lose the reply, let time pass, or end the caller betwee
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import posixpath
 from collections.abc import Callable
@@ -59,6 +60,29 @@ class _Tree:
     def __init__(self) -> None:
         self.directories: set[str] = {"/"}
         self.files: dict[str, _Inode] = {}
+        # By directory too: a simulation lists a directory of few files in a tree of many, a million times.
+        self.names: dict[str, set[str]] = {"/": set()}
+
+    def put(self, path: str, inode: _Inode) -> None:
+        """Let the name `path` stand for `inode`."""
+        self.files[path] = inode
+        self._list(path)
+
+    def drop(self, path: str) -> None:
+        """Take away the name `path` of a file."""
+        del self.files[path]
+        directory, name = _split(path)
+        self.names[directory].discard(name)
+
+    def make(self, path: str) -> None:
+        """Make a directory."""
+        self.directories.add(path)
+        self.names[path] = set()
+        self._list(path)
+
+    def _list(self, path: str) -> None:
+        directory, name = _split(path)
+        self.names[directory].add(name)
 
 
 class MemoryFileSystem:
@@ -93,11 +117,12 @@ class MemoryFileSystem:
         self._parent(path)
         if path in self._tree.files or path in self._tree.directories:
             raise _error(FileExistsError, errno.EEXIST, path)
-        inode = self._tree.files[path] = _Inode(data[: len(data) // 2])
+        inode = _Inode(data[: len(data) // 2])
+        self._tree.put(path, inode)
         try:
             self._call(DURING, operation)
         except OSError:
-            del self._tree.files[path]
+            self._tree.drop(path)
             raise
         inode.data = data
         self._call(AFTER, operation)
@@ -109,7 +134,7 @@ class MemoryFileSystem:
         self._parent(target)
         if target in self._tree.files or target in self._tree.directories:
             raise _error(FileExistsError, errno.EEXIST, target)
-        self._tree.files[target] = inode
+        self._tree.put(target, inode)
         self._call(AFTER, operation)
 
     def rename(self, source: str, target: str) -> None:
@@ -120,15 +145,15 @@ class MemoryFileSystem:
         if target in self._tree.directories:
             raise _error(IsADirectoryError, errno.EISDIR, target)
         if self._tree.files.get(target) is not inode:
-            self._tree.files[target] = inode
-            del self._tree.files[_clean(source)]
+            self._tree.put(target, inode)
+            self._tree.drop(_clean(source))
         self._call(AFTER, operation)
 
     def unlink(self, path: str) -> None:
         """See `FileSystem.unlink`."""
         operation = self._begin("unlink", path)
         self._inode(path)
-        del self._tree.files[_clean(path)]
+        self._tree.drop(_clean(path))
         self._call(AFTER, operation)
 
     def read(self, path: str, limit: int = DEFAULT_READ_LIMIT) -> bytes:
@@ -145,9 +170,7 @@ class MemoryFileSystem:
     def listdir(self, path: str) -> list[str]:
         """See `FileSystem.listdir`; in the order of names."""
         operation = self._begin("listdir", path)
-        path = self._directory(path)
-        below = [*self._tree.files, *self._tree.directories]
-        names = sorted(posixpath.basename(name) for name in below if name != "/" and posixpath.dirname(name) == path)
+        names = sorted(self._tree.names[self._directory(path)])
         self._call(AFTER, operation)
         return names
 
@@ -169,7 +192,8 @@ class MemoryFileSystem:
                 raise _error(NotADirectoryError, errno.ENOTDIR, path)
             missing.append(path)
             path = posixpath.dirname(path)
-        self._tree.directories.update(missing)
+        for directory in reversed(missing):
+            self._tree.make(directory)
         self._call(AFTER, operation)
 
     # Inside
@@ -198,7 +222,7 @@ class MemoryFileSystem:
         return inode
 
     def _parent(self, path: str) -> None:
-        self._directory(posixpath.dirname(path))
+        self._directory(_split(path)[0])
 
     def _directory(self, path: str) -> str:
         path = _clean(path)
@@ -209,6 +233,12 @@ class MemoryFileSystem:
         return path
 
 
+@functools.lru_cache(maxsize=4096)
+def _split(path: str) -> tuple[str, str]:
+    return posixpath.split(path)
+
+
+@functools.lru_cache(maxsize=4096)
 def _clean(path: str) -> str:
     return posixpath.normpath(posixpath.join("/", path))
 
