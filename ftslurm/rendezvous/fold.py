@@ -148,6 +148,7 @@ def _fold_running(state: State, seen: Seen, timing: Timing) -> State:
     failures: list[Failure] = []
     lost: list[Participant] = []
     leaving: list[NodeWord] = []
+    again: list[NodeWord] = []
     for participant in state.participants:
         word = _word_of(participant, seen)
         if word and word.failure and word.failure.round == state.round:
@@ -156,6 +157,8 @@ def _fold_running(state: State, seen: Seen, timing: Timing) -> State:
             continue
         elif word and word.reason is not None:
             leaving.append(word)
+        elif word and word.status == READY and word.round == state.round:
+            again.append(word)
         elif seen.silent_s.get(participant.node, 0.0) >= timing.node_timeout_s or _replaced(state, participant, seen):
             lost.append(participant)
     # Ranks fail when a peer's node is told to stop: the stop is the cause then, their failures are its effect.
@@ -163,6 +166,9 @@ def _fold_running(state: State, seen: Seen, timing: Timing) -> State:
         return _after_failure(state, seen, failures)
     if lost or leaving:
         return _after_loss(state, seen, lost, leaving)
+    if again:
+        what = f"{', '.join(word.node for word in again)} asked for the next round"
+        return _restart(_end_round(state, seen, FAILED, what, None), seen, what)
     return state
 
 
@@ -282,6 +288,16 @@ def stop_code(name: str | None) -> int:
 def close(state: State, outcome: str, reason: str, exit_code: int, now_ns: int) -> State:
     """Return `state` closed: everybody leaves with `exit_code`."""
     return replace(state, phase=CLOSED, closed=Closed(outcome, reason, exit_code, now_ns))
+
+
+def finish(
+    state: State, outcome: str, reason: str, exit_code: int, now_ns: int, failure: Failure | None = None
+) -> State:
+    """Return `state` closed by somebody who knows how it ended; the running round ended the same way."""
+    entry = state.past(state.round)
+    if state.phase == RUNNING and entry is not None:
+        state = with_history(state, replace(entry, ended_ns=now_ns, outcome=outcome, reason=reason, failure=failure))
+    return close(state, outcome, reason, exit_code, now_ns)
 
 
 def _count(number: int, thing: str) -> str:

@@ -10,15 +10,16 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ftslurm.rendezvous.fold import Seen, Shape, Timing, begin, fold, take_lease
+from ftslurm.rendezvous.fold import Seen, Shape, Timing, begin, finish, fold, take_lease
 from ftslurm.rendezvous.liveness import Liveness
-from ftslurm.rendezvous.state import CLOSED, FORMING, LEFT, READY, RUNNING, SUCCEEDED, NodeWord, State
+from ftslurm.rendezvous.state import CLOSED, FORMING, LEFT, READY, RUNNING, SUCCEEDED, Failure, NodeWord, State
 from ftslurm.sharedfs.cell import FencedCell, Versioned
 from ftslurm.sharedfs.filesystem import FileSystem
 from ftslurm.sharedfs.publish import BadFile, publish, random_nonce
 from ftslurm.sharedfs.rundir import RunDirectory
 
 NODE_FILE_LIMIT = 1 << 20
+CLOSE_TRIES = 20
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,27 @@ class Member:
             self._publish_word()
             self._lead()
         return View(self._state, self._token, self._coordinating(), self.word_problem)
+
+    def close(self, outcome: str, reason: str, exit_code: int, failure: Failure | None = None) -> None:
+        """Close the attempt for everybody, whoever coordinates: the fence lets one writer win, the others obey.
+
+        Raises:
+            Superseded: a newer attempt owns the run, which is left alone.
+            RunInUse, OSError, BadFile: as `tick`.
+        """
+        if self._over is not None:
+            raise self._over
+        for _ in range(CLOSE_TRIES):
+            self._follow()
+            if not self._owning():
+                self._begin_attempt()
+            state = self._state
+            if state is None or not self._owning():
+                continue
+            if state.phase == CLOSED:
+                return
+            if self._set(finish(state, outcome, reason, exit_code, self._now_ns(), failure)):
+                return
 
     def next_look_s(self) -> float:
         """Return how long to wait before the next tick, in seconds, when nothing happens meanwhile."""

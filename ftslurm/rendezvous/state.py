@@ -77,7 +77,8 @@ class NodeWord:
         position: place in Slurm's node order, from 0.
         slots: workers that it runs.
         address, port: where its first rank would listen as the master of the next round.
-        status: READY (no worker alive), LEFT, or for round `round` RUNNING, SUCCEEDED, FAILED (workers may be left).
+        status: READY (no worker alive; said of the round that still runs: it wants the next one), LEFT, or for round
+            `round` RUNNING, SUCCEEDED, FAILED (workers may be left).
         round: the newest round that it took part in, 0 for none.
         failure: the first failure here in `round`, if any; kept until the next round starts.
         reason: why it is leaving or left; None: it stays.

@@ -7,7 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from ftslurm.rendezvous.fold import Seen, Shape, Timing, begin, choose, describe, fold, stop_code, take_lease
+from ftslurm.rendezvous.fold import (
+    Seen,
+    Shape,
+    Timing,
+    begin,
+    choose,
+    describe,
+    finish,
+    fold,
+    stop_code,
+    take_lease,
+)
 from ftslurm.rendezvous.member import first_word
 from ftslurm.rendezvous.state import (
     CLOSED,
@@ -626,3 +637,20 @@ def test_whatever_the_nodes_say_the_state_stays_in_order() -> None:
             check_step(story, old, f"seed {seed}, step {step}")
         closed += story.state.phase == CLOSED
     assert closed > 100, "the walk hardly ever gets to an end"
+
+
+# Agents that restart their workers themselves (the torchrun plugin)
+
+
+def test_a_node_that_is_ready_although_its_round_runs_ends_the_round_for_all() -> None:
+    story = Story(2).join().run().ready(2)
+    assert (story.look().phase, story.last.outcome) == (FORMING, FAILED)
+    assert story.last.reason == "n2 asked for the next round"
+    assert story.ready(1).look().round == 2
+
+
+def test_whoever_finishes_the_run_ends_its_round_the_same_way() -> None:
+    story = Story(1).join().run()
+    state = finish(story.state, FAILED, "no restarts left", 1, 7)
+    assert (state.phase, state.closed.reason, state.history[-1].outcome) == (CLOSED, "no restarts left", FAILED)
+    assert state.history[-1].ended_ns == 7

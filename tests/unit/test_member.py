@@ -516,3 +516,22 @@ def test_members_hurry_while_a_round_forms_and_take_their_time_while_it_runs() -
     assert looks[follower] == PACE.follow_s
     cluster.say(follower, status=SUCCEEDED)
     assert cluster.members[follower].next_look_s() < 0.05
+
+
+def test_any_member_can_close_the_run_and_the_coordinator_obeys() -> None:
+    cluster = three()
+    cluster.running(1)
+    other = next(name for name in cluster.members if name != cluster.coordinator())
+    cluster.members[other].close(FAILED, "no restarts left", 1)
+    state = cluster.tick().state
+    assert state is not None
+    assert state.closed is not None
+    assert (state.closed.reason, state.history[-1].outcome) == ("no restarts left", FAILED)
+    cluster.members[other].close(SUCCEEDED, "too late", 0)
+    assert cluster.state() == state
+
+
+def test_a_run_is_closed_before_anybody_took_part() -> None:
+    cluster = Cluster().add("n1")
+    cluster.members["n1"].close(FAILED, "given up", 1)
+    assert cluster.state().phase == CLOSED
