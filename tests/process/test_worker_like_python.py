@@ -148,7 +148,7 @@ if __name__ == '__main__':
     context = mp.get_context('spawn')
     queue = context.Queue()
     process = context.Process(target=work, args=(Own(2), queue)); process.start()
-    print(queue.get(timeout=30)); process.join(); print(process.exitcode)
+    got = queue.get(timeout=30); process.join(); print(got, process.exitcode)  # the child flushes as it ends
 """,
     "uses forkserver": """
 import multiprocessing as mp
@@ -157,7 +157,7 @@ if __name__ == '__main__':
     context = mp.get_context('forkserver')
     queue = context.Queue()
     process = context.Process(target=work, args=(4, queue)); process.start()
-    print(queue.get()); process.join(); print(process.exitcode)
+    got = queue.get(timeout=30); process.join(); print(got, process.exitcode)
 """,
     "uses fork, and the child raises": """
 import multiprocessing as mp
