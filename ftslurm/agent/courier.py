@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ftslurm.rendezvous.member import Member, RunInUse, Superseded, View
+from ftslurm.rendezvous.member import Member, Refused, RunInUse, Superseded, View
 from ftslurm.rendezvous.state import NodeWord
 from ftslurm.sharedfs.publish import BadFile
 
@@ -34,8 +34,8 @@ class Trouble:
 
 
 @dataclass(frozen=True)
-class Oddity:
-    """A file in the run directory is not what it should be; the run goes on without it."""
+class Note:
+    """Something that people should know, said once."""
 
     text: str
 
@@ -58,7 +58,7 @@ class Courier:
         self.news: deque[object] = deque()
         self.wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._last: tuple[int, bool] | None = None
-        self._known_problem: str | None = None
+        self._known_notes: set[str] = set()
         self._trouble: str | None = None
         self._thread = threading.Thread(target=self._work, name="courier", daemon=True)
 
@@ -131,7 +131,7 @@ class Courier:
     def _tick(self) -> float:
         try:
             view = self._member.tick()
-        except Superseded as error:
+        except (Superseded, Refused) as error:
             self._bring(Lost(str(error)))
             return 3600.0
         except RunInUse as error:
@@ -145,9 +145,10 @@ class Courier:
         return self._member.next_look_s()
 
     def _tell(self, view: View) -> None:
-        if view.problem is not None and view.problem != self._known_problem:
-            self._known_problem = view.problem
-            self._bring(Oddity(view.problem))
+        for note in view.notes:
+            if note not in self._known_notes:
+                self._known_notes.add(note)
+                self._bring(Note(note))
         if view.state is not None and (view.token, view.coordinating) != self._last:
             self._last = (view.token, view.coordinating)
             self._bring(view)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ftslurm.agent.courier import Courier, Lost, Oddity, Trouble
+from ftslurm.agent.courier import Courier, Lost, Note, Trouble
 from ftslurm.agent.environment import (
     BOTH,
     STDERR,
@@ -235,8 +235,8 @@ class AgentLoop:
             self._do(self._machine.on_lost_ground(news.reason, EXIT_FAILED, self._moment()))
         elif isinstance(news, Trouble):
             self._on_trouble(news.problem)
-        elif isinstance(news, Oddity):
-            self._console.log(f"{news.text}; going on without it")
+        elif isinstance(news, Note):
+            self._console.log(news.text)
         elif isinstance(news, tuple):
             round_, result = news
             problem = f"cannot make the round's directories: {result}" if isinstance(result, Exception) else None

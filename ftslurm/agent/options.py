@@ -144,7 +144,7 @@ _OPTIONS = (
     _Option(("--local-addr",), _text, None, "ADDRESS", "this node's MASTER_ADDR; default: Slurm's name of it"),
     _Option(("--local-nodes",), _count(1), None, "N", "run N agents on this machine instead of one per Slurm node"),
     _Option(("--grace",), _seconds(0), 15.0, "SECONDS", "from SIGTERM to SIGKILL when workers are stopped; default 15"),
-    _Option(("--heartbeat",), _seconds(0.01), 1.0, "SECONDS", "between a node's signs of life; default 1"),
+    _Option(("--heartbeat",), _seconds(0.01), 3.0, "SECONDS", "between a node's signs of life; default 3"),
     _Option(("--node-timeout",), _seconds(0.1), 8.0, "SECONDS", "a node silent for so long is lost; default 8"),
     _Option(("--join-timeout",), _seconds(0.1), 600.0, "SECONDS", "to wait for enough nodes; default 600"),
     _Option(("--last-call",), _seconds(0), 30.0, "SECONDS", "to wait for more nodes once MIN are there; default 30"),

@@ -123,6 +123,15 @@ def take_lease(state: State, node: str, incarnation: str) -> State:
     return replace(state, coordinator=Lease(node, incarnation, state.coordinator.term + 1))
 
 
+def hand_over(state: State, seen: Seen, timing: Timing) -> State:
+    """Return `state` with the lease given to the next one who stays; `state` itself when nobody does."""
+    staying = [word for word in _alive(state, seen, timing) if word.reason is None]
+    if not staying:
+        return state
+    heir = min(staying, key=lambda word: (word.position, word.node))
+    return take_lease(state, heir.node, heir.incarnation)
+
+
 def fold(state: State, seen: Seen, timing: Timing) -> State:
     """Return the state that follows from `state` and what is seen; `state` itself when nothing does."""
     if state.phase == CLOSED:

@@ -21,8 +21,8 @@ class Liveness:
     """Silence of each node, by one observer's monotonic clock.
 
     Args:
-        prompt_s: the longest gap between two looks that counts in full; of a longer one (the observer was stalled,
-            stopped or suspended) only this much counts.
+        prompt_s: the longest gap between two looks that counts; in a longer one the observer was stalled, stopped or
+            suspended, and has seen nothing of it.
     """
 
     def __init__(self, prompt_s: float) -> None:
@@ -35,7 +35,9 @@ class Liveness:
         if seen is None or (seen.incarnation, seen.counter) != (incarnation, counter):
             self._seen[node] = _Seen(incarnation, counter, 0.0, now)
             return 0.0
-        seen.silent_s += min(max(now - seen.last_look, 0.0), self._prompt_s)
+        gap = now - seen.last_look
+        if 0.0 < gap <= self._prompt_s:
+            seen.silent_s += gap
         seen.last_look = now
         return seen.silent_s
 

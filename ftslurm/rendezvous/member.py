@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ftslurm.rendezvous.fold import Seen, Shape, Timing, begin, finish, fold, take_lease
+from ftslurm.rendezvous.fold import Seen, Shape, Timing, begin, finish, fold, hand_over, take_lease
 from ftslurm.rendezvous.liveness import Liveness
 from ftslurm.rendezvous.state import CLOSED, FORMING, LEFT, READY, RUNNING, SUCCEEDED, Failure, NodeWord, State
 from ftslurm.sharedfs.cell import FencedCell, Versioned
@@ -24,19 +24,25 @@ CLOSE_TRIES = 20
 
 @dataclass(frozen=True)
 class Pace:
-    """How often to look, in seconds.
+    """How often to look, in seconds; larger worlds look less often while they hurry or coordinate (`CROWD`).
 
     Attributes:
-        heartbeat_s: the node's word is written at least so often.
+        heartbeat_s: the node's word is written at least so often, and the coordinator's is read.
         follow_s: how often a follower looks at the state while its workers run.
+        thorough_s: how often that look trusts no hint and no cache.
         coordinate_s: how often the coordinator looks at the nodes.
         hurry_s: how often everybody looks while a round forms or ends.
     """
 
-    heartbeat_s: float = 1.0
-    follow_s: float = 0.5
+    heartbeat_s: float = 3.0
+    follow_s: float = 1.0
+    thorough_s: float = 10.0
     coordinate_s: float = 0.1
     hurry_s: float = 0.02
+
+
+CROWD = 64
+"""With so many nodes a hurried look comes half as often: the filesystem sees about the same load from any world."""
 
 
 @dataclass(frozen=True)
@@ -46,17 +52,21 @@ class View:
     Attributes:
         state: the newest state, None before there is any.
         coordinating: whether this node holds the lease.
-        problem: a node's file that cannot be read or is not what it should be, for people; None: all are fine.
+        notes: what people should know of this tick: a file that is not what it should be, a decision that was void.
     """
 
     state: State | None
     token: int
     coordinating: bool
-    problem: str | None
+    notes: tuple[str, ...]
 
 
 class Superseded(Exception):
     """Another attempt has taken over the run; this one must stop and may write nothing more."""
+
+
+class Refused(Exception):
+    """This node asks for something else than the run; both values are in the text."""
 
 
 class RunInUse(Exception):
@@ -99,7 +109,7 @@ class Member:
         self._now_ns = now_ns
         self._nonce = nonce
         self._cell = FencedCell(fs, run.state, nonce)
-        self._liveness = Liveness(prompt_s=max(1.0, timing.node_timeout_s / 4))
+        self._liveness = Liveness(prompt_s=timing.node_timeout_s / 2)
         self._words: dict[str, NodeWord] = {}
         self._state: State | None = None
         self._token = 0
@@ -109,8 +119,10 @@ class Member:
         self._published_at = float("-inf")
         self._dirty = True
         self._rivals: dict[str, tuple[str, int]] = {}
-        self._over: Superseded | RunInUse | None = None
-        self.word_problem: str | None = None
+        self._over: Superseded | RunInUse | Refused | None = None
+        self._looked_thoroughly_at = float("-inf")
+        self._looked_at_coordinator = (0, float("-inf"))
+        self._notes: list[str] = []
 
     @property
     def word(self) -> NodeWord:
@@ -128,6 +140,7 @@ class Member:
         Raises:
             Superseded: a newer attempt owns the run.
             RunInUse: the run belongs to another job whose agents are alive.
+            Refused: this node asks for something else than the run; its word says so.
             OSError, BadFile: the shared directory did not do its part; the next tick starts over.
         """
         if self._over is not None:
@@ -141,10 +154,12 @@ class Member:
             self._over = error
             raise
         if self._owning():
+            self._check_shape()
             # Not before: another job's agent on this very node may own the run, and the node's file.
             self._publish_word()
             self._lead()
-        return View(self._state, self._token, self._coordinating(), self.word_problem)
+        notes, self._notes = tuple(self._notes), []
+        return View(self._state, self._token, self._coordinating(), notes)
 
     def close(self, outcome: str, reason: str, exit_code: int, failure: Failure | None = None) -> None:
         """Close the attempt for everybody, whoever coordinates: the fence lets one writer win, the others obey.
@@ -169,16 +184,38 @@ class Member:
 
     def next_look_s(self) -> float:
         """Return how long to wait before the next tick, in seconds, when nothing happens meanwhile."""
+        if self._hurrying():
+            return self._pace.hurry_s * self._crowd()
+        return self._pace.coordinate_s * self._crowd() if self._coordinating() else self._pace.follow_s
+
+    def _hurrying(self) -> bool:
+        """Tell whether a round forms or ends, as far as this node knows."""
         state = self._state
-        crowd = 1.0 + len(self._words) / 64
         if state is None or state.phase == FORMING or self._word.reason is not None:
-            return self._pace.hurry_s * crowd
-        if state.phase == RUNNING and self._word.status not in (RUNNING, SUCCEEDED):
-            waiting = state.participant(self._word.node, self._word.incarnation) is None
-            return self._pace.follow_s if waiting else self._pace.hurry_s * crowd
-        if self._coordinating():
-            return self._pace.coordinate_s * crowd
-        return self._pace.hurry_s * crowd if self._word.status == SUCCEEDED else self._pace.follow_s
+            return True
+        if state.phase != RUNNING or self._word.status == RUNNING:
+            return False
+        # A participant that has not begun, or has ended; a spare has time.
+        return state.participant(self._word.node, self._word.incarnation) is not None
+
+    def _crowd(self) -> float:
+        nodes = max(len(self._words), min(self._shape.max_nodes, len(self._shape.expected)))
+        return 1.0 + nodes / CROWD
+
+    def _check_shape(self) -> None:
+        state, mine = self._state, self._shape
+        assert state is not None
+        asked = (
+            ("--nnodes", f"{mine.min_nodes}:{mine.max_nodes}", f"{state.min_nodes}:{state.max_nodes}"),
+            ("--max-restarts", str(mine.max_restarts), str(state.max_restarts)),
+        )
+        wrong = [f"{name} {here} here, {there} in the run" for name, here, there in asked if here != there]
+        if wrong:
+            reason = f"{self._word.node} asks for something else than the run: {'; '.join(wrong)}"
+            self.say(replace(self._word, status=LEFT, reason=reason))
+            self._publish_word()
+            self._over = Refused(reason)
+            raise self._over
 
     # This node's own word
 
@@ -202,7 +239,11 @@ class Member:
         return self._state is not None and self._state.attempt == self._shape.attempt
 
     def _follow(self) -> None:
-        newer = self._cell.get_newer(self._token)
+        now = self._now()
+        thorough = self._hurrying() or now - self._looked_thoroughly_at >= self._pace.thorough_s
+        newer = self._cell.get_newer(self._token, thorough)
+        if thorough:
+            self._looked_thoroughly_at = now
         if newer is not None:
             self._learn(newer)
 
@@ -212,12 +253,16 @@ class Member:
 
     def _set(self, state: State) -> bool:
         """Publish `state` as the successor of the one known; whoever wins, the newest is then known."""
+        led = self._coordinating()
         newest, won = self._cell.set(state.encode(), self._token or None)
         if won:
             self._state, self._token = state, newest.token
-        else:
-            self._learn(newest)
-        return won
+            return True
+        self._learn(newest)
+        if led and self._state is not None and not self._coordinating():
+            leader = self._state.coordinator.node
+            self._notes.append(f"{leader} has coordinated since this node fell silent: what it decided now is void")
+        return False
 
     def _begin_attempt(self) -> None:
         old, mine = self._state, self._shape.attempt
@@ -273,6 +318,10 @@ class Member:
         if self._word.status == LEFT:
             return False
         node = state.coordinator.node
+        term, looked_at = self._looked_at_coordinator
+        if term == state.coordinator.term and self._now() - looked_at < self._pace.heartbeat_s:
+            return False
+        self._looked_at_coordinator = (state.coordinator.term, self._now())
         self._read_word(node)
         word = self._words.get(node)
         if word is not None and word.incarnation == state.coordinator.incarnation:
@@ -303,6 +352,8 @@ class Member:
         forming_for_s, told_for_s = self._forming_for(state, now), self._told_for(state, now)
         seen = Seen(self._words, silent_s, forming_for_s, self._now_ns(), told_for_s)
         folded = fold(state, seen, self._timing)
+        if self._word.status == LEFT and folded.phase != CLOSED:
+            folded = hand_over(folded, seen, self._timing)
         if folded is not state:
             self._set(folded)
 
@@ -324,7 +375,6 @@ class Member:
         return now - self._told_since if told else 0.0
 
     def _read_words(self) -> None:
-        self.word_problem = None
         for name in self._fs.listdir(self._run.nodes):
             if name.endswith(".json") and not name.startswith("."):
                 self._read_word(name[: -len(".json")])
@@ -337,7 +387,7 @@ class Member:
         except FileNotFoundError:
             return
         except (OSError, BadFile) as error:
-            self.word_problem = str(error)
+            self._notes.append(f"{error}; going on without it")
             return
         known = self._words.get(node)
         if known is not None and known.incarnation == word.incarnation and word.counter < known.counter:

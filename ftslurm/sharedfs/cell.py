@@ -66,9 +66,17 @@ class FencedCell:
         self._known = token
         return newest
 
-    def get_newer(self, token: int) -> Versioned | None:
-        """Return the newest value if it is newer than `token`, else None; cheap when there is none."""
+    def get_newer(self, token: int, thorough: bool = True) -> Versioned | None:
+        """Return the newest value if it is newer than `token`, else None.
+
+        Args:
+            token: what the caller has already.
+            thorough: see what others made just now, and look past the hint. Otherwise the hint alone is read, one
+                call: it may be late, or behind when the writer died before it moved it.
+        """
         self._known = max(self._known, token)
+        if not thorough and token and self._hint() <= token:
+            return None
         self._fs.refresh(self._path)
         if self._hint() <= token and not self._exists(token + 1):
             return None

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 from ftslurm.rendezvous.fold import Shape, Timing
-from ftslurm.rendezvous.member import Member, Pace, RunInUse, Superseded, View, first_word
+from ftslurm.rendezvous.member import Member, Pace, Refused, RunInUse, Superseded, View, first_word
 from ftslurm.rendezvous.state import CLOSED, FAILED, FORMING, LEFT, READY, RUNNING, SUCCEEDED, Failure, NodeWord, State
 from ftslurm.sharedfs.cell import FencedCell
 from ftslurm.sharedfs.rundir import RunDirectory
@@ -198,14 +198,33 @@ def test_when_the_coordinator_dies_the_next_in_line_takes_the_lease_and_the_job_
     assert [p.node for p in state.participants] == rest
 
 
-def test_a_coordinator_that_says_goodbye_is_followed_at_once() -> None:
+def test_a_coordinator_that_leaves_hands_over_before_it_goes() -> None:
+    cluster = three()
+    gone = cluster.coordinator()
+    rest = [name for name in cluster.members if name != gone]
+    cluster.say(gone, status=LEFT, reason="SIGTERM from outside")
+    cluster.members[gone].tick()
+    assert cluster.coordinator() in rest
+
+
+def test_a_dead_coordinator_of_whom_its_guardian_says_so_is_followed_after_one_heartbeat() -> None:
     cluster = three()
     gone = cluster.coordinator()
     rest = [name for name in cluster.members if name != gone]
     cluster.say(gone, status=LEFT, reason="its agent was killed by SIGKILL")
     cluster.members[gone]._publish_word()
-    cluster.go(0.5, *rest)
+    cluster.go(1.1, *rest)
     assert cluster.coordinator() in rest
+
+
+def test_a_node_that_asks_for_something_else_than_the_run_is_refused_with_both_values() -> None:
+    cluster = Cluster().add("n1", "n2")
+    cluster.running(1)
+    cluster.add("n3", expected=("n1", "n2", "n3"))
+    with pytest.raises(Refused, match="--nnodes 3:3 here, 2:2 in the run"):
+        cluster.members["n3"].tick()
+    assert cluster.word("n3").status == LEFT
+    assert "3:3" in (cluster.word("n3").reason or "")
 
 
 def test_a_sleeping_coordinator_that_wakes_up_can_change_nothing() -> None:
@@ -219,7 +238,9 @@ def test_a_sleeping_coordinator_that_wakes_up_can_change_nothing() -> None:
     assert member._coordinating()
     member._set(replace(member._state, phase=CLOSED))  # type: ignore[type-var]
     assert cluster.state() == before
-    assert member.tick().coordinating is False
+    view = member.tick()
+    assert view.coordinating is False
+    assert f"{cluster.coordinator()} has coordinated" in view.notes[0]
     assert cluster.views[rest[0]].state == before
 
 
@@ -353,7 +374,7 @@ def test_a_broken_file_among_the_nodes_is_named_and_stops_nothing(data: bytes) -
     cluster.add("n1", "n2")
     cluster.running(1)
     coordinator = cluster.coordinator()
-    assert "odd.json" in (cluster.views[coordinator].problem or "")
+    assert "odd.json" in "".join(cluster.views[coordinator].notes)
 
 
 def test_a_word_that_was_damaged_and_mended_counts_again() -> None:
@@ -363,11 +384,11 @@ def test_a_word_that_was_damaged_and_mended_counts_again() -> None:
     cluster.fs.unlink(RUN.node_file("n2"))
     cluster.fs.create(RUN.node_file("n2"), b"torn", durable=False)
     cluster.go(3, "n1")
-    assert cluster.views["n1"].problem is not None
+    assert "n2.json" in "".join(cluster.views["n1"].notes)
     cluster.fs.unlink(RUN.node_file("n2"))
     cluster.fs.create(RUN.node_file("n2"), good, durable=False)
     cluster.go(3)
-    assert cluster.views["n1"].problem is None
+    assert cluster.views["n1"].notes == ()
     assert cluster.state().lost == ()
 
 
