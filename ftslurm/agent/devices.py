@@ -35,31 +35,36 @@ def resolve_slots(text: str, environment: Mapping[str, str], gpus: Callable[[], 
     if text == "cpu":
         return cpus
     present, why = gpus()
-    visible = _visible(environment)
-    count = present if visible is None else min(present, visible)
+    count = _visible(environment, present)
     if count:
         return count
     if text == "auto":
         return cpus
     if present:
         raise UsageError(
-            f"--nproc-per-node gpu: {present} GPUs are here, but CUDA_VISIBLE_DEVICES allows none; "
+            f"--nproc-per-node gpu: {present} GPUs are here, but {_limit(environment)} allows none; "
             "ask Slurm for GPUs (--gpus-per-node)"
         )
     raise UsageError(f"--nproc-per-node gpu: no GPU found on {os.uname().nodename} ({why}); give a number, or cpu")
 
 
-def _visible(environment: Mapping[str, str]) -> int | None:
-    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
-        if name in environment:
-            count = 0
-            for entry in environment[name].split(","):
-                # As CUDA reads it: the first entry that names no device ends the list.
-                if not entry.strip() or entry.strip().startswith("-") or entry.strip() == "NoDevFiles":
-                    break
-                count += 1
-            return count
-    return None
+def _limit(environment: Mapping[str, str]) -> str | None:
+    names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+    return next((name for name in names if name in environment), None)
+
+
+def _visible(environment: Mapping[str, str], present: int) -> int:
+    """Return how many of the GPUs that are `present` a program will see."""
+    limit = _limit(environment)
+    if limit is None:
+        return present
+    count = 0
+    for entry in (part.strip() for part in environment[limit].split(",")):
+        # As CUDA reads it: the first entry that names no device ends the list.
+        if not entry or entry.startswith("-") or entry == "NoDevFiles" or (entry.isdecimal() and int(entry) >= present):
+            break
+        count += 1
+    return min(present, count)
 
 
 def count_gpus(python: str, sysfs: str = "/sys") -> tuple[int, str]:
@@ -82,7 +87,7 @@ def count_gpus(python: str, sysfs: str = "/sys") -> tuple[int, str]:
     if said.isdigit() and int(said):
         return int(said), ""
     amd = _count_amd(sysfs)
-    return amd, "" if amd else said.removeprefix("none: ")
+    return amd, "" if amd else "NVML counts none" if said == "0" else said.removeprefix("none: ")
 
 
 def _count_amd(sysfs: str) -> int:
@@ -90,9 +95,14 @@ def _count_amd(sysfs: str) -> int:
     count = 0
     base = os.path.join(sysfs, "class/kfd/kfd/topology/nodes")
     try:
-        for node in os.listdir(base):
+        nodes = os.listdir(base)
+    except OSError:
+        return 0
+    for node in nodes:
+        try:
             with open(os.path.join(base, node, "gpu_id")) as file:
                 count += file.read().strip() not in ("", "0")
-    except OSError:
-        pass
+        except OSError:
+            # The job's cgroup hides this one; the others count.
+            continue
     return count
