@@ -106,7 +106,8 @@ def _in_slurm(options: RunOptions, job: SlurmJob, run_id: str, run_dir: str, hos
             f"job {job.job_id} has {len(nodes)} nodes, but this is not a task on each of them; "
             "start it with ftsrun, or srun --ntasks-per-node=1 ftslurm run …"
         )
-    if job.localid:
+    if job.in_step and (job.localid or (job.ntasks_per_node or 1) > 1):
+        # All of them are refused: one agent alone would wait for the other nodes.
         raise UsageError(
             "more than one ftslurm agent on a node; expected srun --ntasks-per-node=1 (and --nproc-per-node workers)"
         )
