@@ -121,7 +121,8 @@ def parse_streams(option: str, text: str) -> int | dict[int, int]:
     streams: dict[int, int] = {}
     for item in text.split(","):
         rank, colon, stream = item.partition(":")
-        if not colon or not rank.strip().isdigit() or stream.strip() not in ("0", "1", "2", "3"):
+        is_rank = rank.isascii() and rank.strip().isdigit() and len(rank) <= 9
+        if not colon or not is_rank or stream.strip() not in ("0", "1", "2", "3"):
             raise ValueError(expected)
         streams[int(rank)] = int(stream)
     return streams

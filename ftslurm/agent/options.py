@@ -66,9 +66,14 @@ def _text(option: str, text: str) -> str:
     return text
 
 
+def _is_number(text: str) -> bool:
+    # isdigit alone is true for a superscript two, which int() refuses; int() also refuses thousands of digits.
+    return text.isascii() and text.isdigit() and len(text) <= 9
+
+
 def _nodes(option: str, text: str) -> tuple[int, int]:
     low, colon, high = text.partition(":")
-    if not low.isdigit() or (colon and not high.isdigit()):
+    if not _is_number(low) or (colon and not _is_number(high)):
         raise UsageError(f"{option} {text}: expected a number of nodes, or MIN:MAX")
     smallest, largest = int(low), int(high if colon else low)
     if not 1 <= smallest <= largest:
@@ -79,14 +84,14 @@ def _nodes(option: str, text: str) -> tuple[int, int]:
 def _processes(option: str, text: str) -> str:
     if text in ("gpu", "cpu", "auto"):
         return text
-    if not text.isdigit() or int(text) < 1:
+    if not _is_number(text) or int(text) < 1:
         raise UsageError(f"{option} {text}: expected a number of workers from 1 on, or gpu, cpu, auto")
     return text
 
 
 def _count(least: int) -> Callable[[str, str], int]:
     def read(option: str, text: str) -> int:
-        if not text.isdigit() or int(text) < least:
+        if not _is_number(text) or int(text) < least:
             raise UsageError(f"{option} {text}: expected a whole number from {least} on")
         return int(text)
 
@@ -104,6 +109,12 @@ def _seconds(least: float) -> Callable[[str, str], float]:
         return value
 
     return read
+
+
+def _switch(variable: str, text: str) -> bool:
+    if text not in ("", "0", "1"):
+        raise UsageError(f"{variable} (in the environment) {text}: expected 0 or 1")
+    return text == "1"
 
 
 def _streams(option: str, text: str) -> int | dict[int, int]:
@@ -127,14 +138,14 @@ _OPTIONS = (
     ),
     _Option(("--log-dir",), _text, None, "DIR", "put the ranks' log files here instead of into the run directory"),
     _Option(
-        ("--redirects",),
+        ("-r", "--redirects"),
         _streams,
         3,
         "0|1|2|3|R:S,…",
         "streams that go to the rank's files: 1 stdout, 2 stderr, 3 both; default 3",
     ),
     _Option(
-        ("--tee",),
+        ("-t", "--tee"),
         _streams,
         None,
         "0|1|2|3|R:S,…",
@@ -144,7 +155,7 @@ _OPTIONS = (
     _Option(("--local-addr",), _text, None, "ADDRESS", "this node's MASTER_ADDR; default: Slurm's name of it"),
     _Option(("--local-nodes",), _count(1), None, "N", "run N agents on this machine instead of one per Slurm node"),
     _Option(("--grace",), _seconds(0), 15.0, "SECONDS", "from SIGTERM to SIGKILL when workers are stopped; default 15"),
-    _Option(("--heartbeat",), _seconds(0.01), 3.0, "SECONDS", "between a node's signs of life; default 3"),
+    _Option(("--heartbeat",), _seconds(0.01), 1.0, "SECONDS", "between a node's signs of life; default 1"),
     _Option(("--node-timeout",), _seconds(0.1), 8.0, "SECONDS", "a node silent for so long is lost; default 8"),
     _Option(("--join-timeout",), _seconds(0.1), 600.0, "SECONDS", "to wait for enough nodes; default 600"),
     _Option(("--last-call",), _seconds(0), 30.0, "SECONDS", "to wait for more nodes once MIN are there; default 30"),
@@ -162,6 +173,14 @@ _NOT_OURS = {
     "--master-port": "chosen anew for each round: leave it out",
     "--monitor-interval": "workers are not polled: leave it out",
     "--start-method": "leave it out",
+    "--shutdown-timeout": "see --grace",
+    "--signals-to-handle": "leave it out: TERM, INT, HUP and QUIT stop the job, USR1 and USR2 are passed on",
+    "--event-log-handler": "leave it out: the run directory has it all",
+    "--logs-specs": "see --log-dir, --redirects and --tee",
+    "--duplicate-stdout-filters": "see --tee",
+    "--duplicate-stderr-filters": "see --tee",
+    "--numa-binding": "leave it out: bind the workers in the program, or by srun's --cpu-bind",
+    "--virtual-local-rank": "leave it out: choose the device by LOCAL_RANK",
     "--run-path": "leave it out: a script runs as __main__ here",
     "--local-ranks-filter": "see --tee",
 }
@@ -182,7 +201,7 @@ def parse_run(arguments: Sequence[str], environment: Mapping[str, str]) -> RunOp
     for option in _OPTIONS:
         said = parsed[option.name]
         if option.read is None:
-            values[option.name] = said or environment.get(option.variable, "") not in ("", "0")
+            values[option.name] = said or _switch(option.variable, environment.get(option.variable, ""))
         elif said is not None:
             values[option.name] = option.read(option.flags[-1], said)
         elif environment.get(option.variable):
