@@ -1,0 +1,122 @@
+"""What a worker finds in its environment and on its command line: torchrun's names and values, and ours."""
+
+from __future__ import annotations
+
+import pytest
+
+from ftslurm.agent.environment import (
+    Program,
+    RunFacts,
+    parse_streams,
+    program_argv,
+    streams_of,
+    worker_command,
+    worker_environment,
+)
+from ftslurm.agent.machine import Assignment
+from ftslurm.rendezvous.state import Master
+
+# Two nodes with 3 and 2 workers; this is the second node, in the third round, after two restarts.
+ASSIGNMENT = Assignment(3, "12.1", 1, 2, 3, 2, 5, Master("n1", 20_123), 2, 4)
+FACTS = RunFacts("job-12", "/runs/job-12", "n2", "trainer")
+EXPECTED = {
+    "LOCAL_RANK": "1",
+    "RANK": "4",
+    "GROUP_RANK": "1",
+    "ROLE_RANK": "4",
+    "ROLE_NAME": "trainer",
+    "LOCAL_WORLD_SIZE": "2",
+    "WORLD_SIZE": "5",
+    "GROUP_WORLD_SIZE": "2",
+    "ROLE_WORLD_SIZE": "5",
+    "MASTER_ADDR": "n1",
+    "MASTER_PORT": "20123",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+    "TORCHELASTIC_MAX_RESTARTS": "4",
+    "TORCHELASTIC_RUN_ID": "job-12",
+    "TORCHELASTIC_USE_AGENT_STORE": "False",
+    "TORCHELASTIC_ERROR_FILE": "/tmp/rec/error.json",
+    "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    "OMP_NUM_THREADS": "1",
+    "FTSLURM_RUN_DIR": "/runs/job-12",
+    "FTSLURM_RUN_ID": "job-12",
+    "FTSLURM_ATTEMPT": "12.1",
+    "FTSLURM_ROUND": "3",
+    "FTSLURM_NODE": "n2",
+    "FTSLURM_RECORD_DIR": "/tmp/rec",
+}
+
+
+def environment(inherited: dict[str, str], assignment: Assignment = ASSIGNMENT, local_rank: int = 1) -> dict[str, str]:
+    return worker_environment(inherited, FACTS, assignment, local_rank, "/tmp/rec")
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_each_of_torchruns_variables_has_torchruns_value(name: str) -> None:
+    assert environment({})[name] == EXPECTED[name]
+
+
+def test_there_are_no_other_variables_than_these_and_the_inherited() -> None:
+    assert environment({"PATH": "/bin", "SLURM_PROCID": "1"}) == EXPECTED | {"PATH": "/bin", "SLURM_PROCID": "1"}
+
+
+def test_the_rank_counts_the_workers_of_the_nodes_before() -> None:
+    assert [environment({}, local_rank=local)["RANK"] for local in (0, 1)] == ["3", "4"]
+
+
+def test_what_another_launcher_left_in_the_environment_is_replaced() -> None:
+    assert environment({"RANK": "77", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "other"}) == EXPECTED
+
+
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING"])
+def test_what_the_user_has_set_stays(name: str) -> None:
+    assert environment({name: "8"})[name] == "8"
+
+
+def test_a_single_worker_on_a_node_may_use_all_threads() -> None:
+    single = Assignment(1, "12.0", 0, 1, 0, 1, 1, Master("n1", 1), 0, 3)
+    assert "OMP_NUM_THREADS" not in environment({}, single, 0)
+
+
+def test_the_agents_own_options_are_not_handed_on() -> None:
+    inherited = {"FTSLURM_NNODES": "2", "FTSLURM__LOCAL_NODE": "0/2", "FTSLURM_SHARED_DIR": "/s", "FTSLURMISH": "x"}
+    assert environment(inherited) == EXPECTED | {"FTSLURM_SHARED_DIR": "/s", "FTSLURMISH": "x"}
+
+
+@pytest.mark.parametrize("kind", ["script", "module", "exec"])
+def test_a_worker_is_started_through_ftslurm_with_its_arguments_untouched(kind: str) -> None:
+    program = Program(kind, "train", ("--", "--parent", "1"), "/venv/python")
+    command = worker_command(program, 42, "/l/stdout.log", None)
+    assert command[0] == "/venv/python"
+    assert command[command.index("--parent") + 1] == "42"
+    assert command[command.index("--log-stdout") + 1] == "/l/stdout.log"
+    assert "--log-stderr" not in command
+    assert command[-6:] == [f"--{kind}", "train", "--", "--", "--parent", "1"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "typed"),
+    [("script", ["py", "t", "-x"]), ("module", ["py", "-m", "t", "-x"]), ("exec", ["t", "-x"])],
+)
+def test_for_people_the_command_is_what_they_would_type(kind: str, typed: list[str]) -> None:
+    assert list(program_argv(Program(kind, "t", ("-x",), "py"))) == typed
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("0", 0), ("3", 3), ("0:3", {0: 3}), ("0:1,2:2", {0: 1, 2: 2}), (" 1 : 2 ", {1: 2}), ("1:0", {1: 0})],
+)
+def test_streams_are_chosen_as_torchrun_does(text: str, value: object) -> None:
+    assert parse_streams("--tee", text) == value
+
+
+@pytest.mark.parametrize("text", ["", "4", "-1", "all", "0:4", "0:", ":1", "0:1,", "0-1:3", "²:1", "9" * 5000 + ":1"])
+def test_wrong_streams_are_named_with_what_was_expected(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^--tee .*expected 0, 1, 2 or 3 \(none, stdout, stderr, both\), or like"):
+        parse_streams("--tee", text)
+
+
+def test_a_rank_that_is_not_named_has_no_stream() -> None:
+    assert [streams_of({1: 3}, local) for local in (0, 1)] == [0, 3]
+    assert [streams_of(2, local) for local in (0, 1)] == [2, 2]
