@@ -1,0 +1,260 @@
+"""`ftslurm doctor [DIR]`: where this node stands, the probes, one report from the first node."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    import argparse
+
+    from ftslurm.doctor.diagnose import Diagnosis
+    from ftslurm.doctor.node import Examination, Task
+
+FINE, WRONG, USAGE = 0, 1, 2
+INTERRUPTED = 130
+
+
+class UsageError(ValueError):
+    """Wrong arguments or a place where it cannot run; one line."""
+
+
+class _Interrupted(BaseException):
+    """SIGINT or SIGTERM came: clean up and go."""
+
+
+@dataclass(frozen=True)
+class Stand:
+    """Which node this is, among which, and a name for this run that they share.
+
+    Attributes:
+        note: what the user should know about the choice of nodes, or nothing.
+    """
+
+    node: str
+    expected: tuple[str, ...]
+    session: str
+    note: str = ""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run it; return the exit code: 0 fine, 1 something is wrong, 2 wrong usage."""
+    try:
+        options = _parser().parse_args(argv)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else USAGE
+    try:
+        if options.local_nodes:
+            return _local_nodes(options)
+        stand = stand_of(os.environ, socket.gethostname(), f"local-{os.getpid()}-{os.urandom(3).hex()}")
+    except UsageError as error:
+        sys.stderr.write(f"ftslurm doctor: {error}\n")
+        return USAGE
+    return FINE if stand is None else _on_node(options, stand)
+
+
+def stand_of(environ: Mapping[str, str], hostname: str, unique: str) -> Stand | None:
+    """Find this node's stand in Slurm's step, or alone; None for a node's second and later tasks: one is enough.
+
+    Raises:
+        UsageError: Slurm's environment or the node's name is unusable.
+    """
+    from ftslurm.sharedfs.rundir import RunDirectoryError, check_name
+    from ftslurm.slurm.environment import SlurmEnvironmentError, from_environ
+
+    try:
+        job = from_environ(environ)
+        node = check_name("node name", (job.node_name if job else None) or hostname.partition(".")[0])
+    except (SlurmEnvironmentError, RunDirectoryError) as error:
+        raise UsageError(str(error)) from None
+    if job is None or not job.in_step:
+        others = len(job.node_list) if job else 1
+        note = f"only this node is looked at; for all {others}: srun --ntasks-per-node=1 ftslurm doctor DIR"
+        return Stand(node, (node,), unique, note if others > 1 else "")
+    if job.localid:
+        return None
+    expected = job.node_list or (node,)
+    return Stand(node, expected if node in expected else (node,), f"{job.attempt}.{job.step_id}")
+
+
+def directory_of(chosen: str | None, environ: Mapping[str, str], cwd: str, is_dir: Callable[[str], bool]) -> str:
+    """Return the directory under test; by default where `ftslurm run` would put its runs, or make that directory.
+
+    Args:
+        chosen: what the user said, if anything.
+        environ: the environment.
+        cwd: absolute.
+        is_dir: whether there is a directory of that name.
+    """
+    if chosen is not None:
+        return os.path.normpath(os.path.join(cwd, chosen))
+    base = os.path.join(cwd, environ.get("SLURM_SUBMIT_DIR") or "")
+    default = os.path.normpath(os.path.join(base, environ.get("FTSLURM_SHARED_DIR") or "ftslurm-runs"))
+    return default if is_dir(default) else os.path.dirname(default)
+
+
+def _is_dir(path: str) -> bool:
+    """Look, in a child: this process touches no shared filesystem."""
+    from ftslurm.doctor.node import CALL_LIMIT_S
+    from ftslurm.doctor.watch import run_all
+
+    (there,) = run_all([lambda fs: fs.during(f"stat {path}", lambda: os.path.isdir(path))], 60, CALL_LIMIT_S)
+    return bool(there.value)
+
+
+def _parser() -> argparse.ArgumentParser:
+    import argparse
+
+    parser = argparse.ArgumentParser(
+        prog="ftslurm doctor",
+        allow_abbrev=False,
+        description="Prove that a directory can carry a run, on all nodes at once: srun --ntasks-per-node=1 ftslurm "
+        "doctor DIR. Exit code 0: fine, 1: something is wrong, 2: wrong usage.",
+    )
+    parser.add_argument(
+        "directory", nargs="?", metavar="DIR", help="default: where runs are, ./ftslurm-runs or its parent"
+    )
+    parser.add_argument("--json", action="store_true", help="print all that was found as JSON")
+    parser.add_argument("--seconds", type=_seconds, default=10.0, metavar="N", help="measure for about that long (10)")
+    parser.add_argument("--wait", type=_seconds, default=30.0, metavar="N", help="wait that long for all nodes (30)")
+    parser.add_argument("--local-nodes", type=_count, metavar="N", help="simulate N nodes on this machine")
+    return parser
+
+
+def _seconds(text: str) -> float:
+    import argparse
+
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.5 <= value <= 3600:
+        raise argparse.ArgumentTypeError(f"expected seconds from 0.5 to 3600, found {text!r}")
+    return value
+
+
+def _count(text: str) -> int:
+    import argparse
+
+    if not (text.isascii() and text.isdigit() and 0 < int(text) <= 64):
+        raise argparse.ArgumentTypeError(f"expected a number from 1 to 64, found {text!r}")
+    return int(text)
+
+
+def _local_nodes(options: argparse.Namespace) -> int:
+    """Be N nodes, each in a process group of its own."""
+    names = tuple(f"local{index}" for index in range(options.local_nodes))
+    session = f"local-{os.getpid()}-{os.urandom(3).hex()}"
+    pids = []
+    for name in names:
+        pid = os.fork()
+        if pid == 0:
+            code = WRONG
+            try:
+                os.setpgid(0, 0)
+                code = _on_node(options, Stand(name, names, session))
+                sys.stdout.flush()
+            finally:
+                os._exit(code)
+        pids.append(pid)
+    try:
+        with _signals():
+            return max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) % 256 for pid in pids)
+    except _Interrupted:
+        for pid in pids:
+            os.kill(pid, signal.SIGTERM)
+        for pid in pids:
+            os.waitpid(pid, 0)
+        return INTERRUPTED
+
+
+class _signals:
+    """While this is active, SIGINT and SIGTERM raise `_Interrupted`."""
+
+    def __enter__(self) -> None:
+        self._old = {number: signal.signal(number, self._raise) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+
+    @staticmethod
+    def _raise(number: int, frame: object) -> NoReturn:
+        raise _Interrupted(number)
+
+
+def _on_node(options: argparse.Namespace, stand: Stand) -> int:
+    from ftslurm import __version__
+    from ftslurm.doctor.meet import Session
+    from ftslurm.doctor.node import Task, clean_up, examine
+
+    began = time.monotonic()
+    directory = directory_of(options.directory, os.environ, os.getcwd(), _is_dir)
+    session = Session(os.path.join(directory, f".ftslurm-doctor-{stand.session}"), stand.node, stand.expected)
+    task = Task(directory, session, options.seconds, options.wait, __version__, not options.local_nodes)
+    try:
+        with _signals():
+            exam = examine(task)
+            diagnosis = _report(task, exam)
+    except _Interrupted:
+        clean_up(session)
+        return INTERRUPTED
+    if diagnosis is None:
+        return _own_word(exam)
+    stays = clean_up(session) if exam.result.get("place") else None
+    return _print(options, stand, diagnosis, time.monotonic() - began, stays)
+
+
+def _report(task: Task, exam: Examination) -> Diagnosis | None:
+    """Judge all results if that is this node's part: the first one's of those that met."""
+    from ftslurm.doctor.diagnose import diagnose
+    from ftslurm.doctor.node import gather
+
+    session = task.session
+    first = exam.nodes[0] if exam.nodes else session.expected[0]
+    # Who met nobody and is not the first leaves the table to the first, or each node would print one.
+    if session.node != first or (len(exam.nodes) == 1 and session.node != session.expected[0]):
+        return None
+    results, versions = gather(exam)
+    return diagnose(task.directory, session.expected, exam.nodes, results, versions, task.wait_s)
+
+
+def _own_word(exam: Examination) -> int:
+    """On all nodes but the first: be silent, unless the first cannot know."""
+    from ftslurm.doctor.diagnose import diagnose
+    from ftslurm.doctor.node import clean_up
+
+    task, session = exam.task, exam.task.session
+    lost = any(problem["probe"] in ("results", "meet") for problem in exam.result["problems"])
+    if len(exam.nodes) > 1 and not lost:
+        return FINE
+    own = {session.node: exam.result}
+    diagnosis = diagnose(task.directory, session.expected, exam.nodes, own, {}, task.wait_s)
+    if len(exam.nodes) == 1:
+        clean_up(session)
+    text = diagnosis.findings[0].text if diagnosis.findings else "no result"
+    sys.stderr.write(f"ftslurm doctor: {session.node}: {text}\n")
+    return WRONG
+
+
+def _print(options: argparse.Namespace, stand: Stand, diagnosis: Diagnosis, took_s: float, stays: str | None) -> int:
+    from ftslurm.doctor.table import render, to_json
+
+    text = to_json(diagnosis, took_s) if options.json else render(diagnosis, took_s)
+    encoding = sys.stdout.encoding or "ascii"
+    try:
+        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader (head, less) has enough; the interpreter must not complain about it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    for line in (stand.note, stays):
+        if line:
+            sys.stderr.write(f"ftslurm doctor: {line}\n")
+    return WRONG if diagnosis.wrong else FINE

@@ -1,0 +1,109 @@
+"""From all nodes' facts to a diagnosis: every judge in one place (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ftslurm.doctor import meet
+from ftslurm.doctor.findings import WARNING, WRONG, Finding, Json, facts, merge
+from ftslurm.doctor.probes import clock, lock, names, place, rate, resolve, seen, whole
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What is known and thought about the directory.
+
+    Attributes:
+        expected: all nodes that were started, in order.
+        results: node to what it found, of those that handed it in.
+        findings: worst first.
+        offsets: node to its clock's offset, from the server's or (`server_clock` False) the first node's.
+        delays: node that waits to how long it does.
+    """
+
+    directory: str
+    expected: tuple[str, ...]
+    results: Mapping[str, Json]
+    findings: tuple[Finding, ...]
+    offsets: Mapping[str, clock.Offset]
+    server_clock: bool
+    delays: Mapping[str, seen.Delays]
+
+    @property
+    def wrong(self) -> bool:
+        """Whether a run would fail here, or might lose its state."""
+        return any(finding.severity == WRONG for finding in self.findings)
+
+
+def diagnose(
+    directory: str,
+    expected: Sequence[str],
+    present: Sequence[str],
+    results: Mapping[str, Json],
+    versions: Mapping[str, str],
+    wait_s: float,
+) -> Diagnosis:
+    """Judge everything.
+
+    Args:
+        directory: the directory under test.
+        expected: all nodes that were started, in order.
+        present: those that met; empty when this node could not even try.
+        results: node to what it handed in.
+        versions: node to its ftslurm.
+        wait_s: how long the nodes waited for each other.
+    """
+    places = facts(place.Place, results, "place")
+    races = {
+        node: [names.Race(**race) for race in r["names"]["races"]] for node, r in results.items() if r.get("names")
+    }
+    complete = set(present) == set(results) and all(r.get("names", {}).get("complete") for r in results.values())
+    offsets, server, delays = _times(results)
+    found = [
+        *(meet.judge(expected, present, list(results), directory, wait_s) if present else ()),
+        *meet.judge_versions(dict(versions)),
+        *_problems(results),
+        *place.judge(places, alone=len(expected) == 1),
+        *resolve.judge(facts(resolve.Names, results, "resolve"), {n: p.machine for n, p in places.items()}),
+        *names.judge(races, complete),
+        *whole.judge(facts(whole.Reads, results, "whole")),
+        *lock.judge(facts(lock.Lock, results, "lock")),
+        *seen.judge(delays),
+        *rate.judge(facts(rate.Rate, results, "rate")),
+        *rate.judge_slowest({node: (r["slowest"][0], r["slowest"][1]) for node, r in results.items()}),
+        *clock.judge(offsets, server),
+    ]
+    return Diagnosis(directory, tuple(expected), results, tuple(merge(found, expected)), offsets, server, delays)
+
+
+def _times(results: Mapping[str, Json]) -> tuple[dict[str, clock.Offset], bool, dict[str, seen.Delays]]:
+    asked = facts(seen.Asked, results, "asked")
+    looked = facts(seen.Looked, results, "looked")
+    pairs = {}
+    for node, asking in asked.items():
+        pair = clock.from_exchanges([*asking.new, *asking.renamed])
+        if pair is not None:
+            pairs[node, asking.peer] = pair
+    between = {pair: offset for pair, offset in pairs.items() if pair[0] != pair[1]}
+    offsets, server = clock.offsets(facts(clock.Stamps, results, "clock"), between)
+    delays = {
+        asking.peer: seen.delays(node, asking, looked.get(asking.peer), pairs.get((node, asking.peer)))
+        for node, asking in asked.items()
+    }
+    return offsets, server, delays
+
+
+def _problems(results: Mapping[str, Json]) -> list[Finding]:
+    found = []
+    for node, result in results.items():
+        for problem in result["problems"]:
+            if problem["hung"]:
+                text = f"the filesystem hangs: {problem['text']}"
+                advice = "a run survives that only if it ends; look at the server, and the kernel's log (dmesg) there"
+                found.append(Finding(WRONG, problem["probe"], (node,), text, advice))
+            else:
+                severity = WARNING if problem["text"].startswith("LeftAlone") else WRONG
+                text = f"the probe {problem['probe']!r} failed: {problem['text'].removeprefix('LeftAlone: ')}"
+                found.append(Finding(severity, problem["probe"], (node,), text, "see the other findings first"))
+    return found

@@ -1,0 +1,192 @@
+"""How the nodes find each other and keep in step: small files in one sub-directory of the directory under test."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ftslurm.doctor.findings import WRONG, Finding, Json, some
+from ftslurm.sharedfs.filesystem import FileSystem
+from ftslurm.sharedfs.publish import encode, publish, publish_once, read_object
+
+SCHEMA, VERSION = "ftslurm/doctor", 1
+POLL_S = 0.02
+TURN_S = 0.5
+
+
+class TooLate(Exception):
+    """The others began without this node."""
+
+
+class LeftAlone(Exception):
+    """The first node, which opens the gates, did not open this one."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """One run of the doctor over all nodes.
+
+    Attributes:
+        root: the sub-directory, absolute.
+        node: this node.
+        expected: all nodes that were started, in Slurm's order.
+    """
+
+    root: str
+    node: str
+    expected: tuple[str, ...]
+
+    def path(self, *names: str) -> str:
+        """Return a name inside the session's directory."""
+        return os.path.join(self.root, *names)
+
+
+def document(**fields: object) -> bytes:
+    """Return a small file's content."""
+    return encode({"schema": SCHEMA, "version": VERSION, **fields})
+
+
+def look(fs: FileSystem, path: str) -> Json | None:
+    """Read a small file the way the product does, directory first; None when it is not there (yet)."""
+    fs.refresh(os.path.dirname(path))
+    try:
+        return read_object(fs, path, SCHEMA, VERSION)
+    except FileNotFoundError:
+        return None
+
+
+def wait_for(fs: FileSystem, path: str, deadline: float, poll_s: float = POLL_S) -> Json | None:
+    """Read a small file as soon as it is there; None when it is not there at `deadline` (monotonic seconds)."""
+    while True:
+        found = look(fs, path)
+        if found is not None or time.monotonic() > deadline:
+            return found
+        time.sleep(poll_s)
+
+
+def arrive(fs: FileSystem, session: Session, version: str, wait_s: float) -> list[str]:
+    """Say that this node is here; return the nodes that take part, in order, once that is settled.
+
+    The first node waits for all for `wait_s` seconds. Should it not be there itself, the next ones decide in turn;
+    a plan is published once, whoever does it.
+
+    Raises:
+        TooLate: this node is not among them.
+        OSError: the filesystem does not let it meet the others.
+    """
+    hello, plan = session.path("hello"), session.path("plan.json")
+    fs.makedirs(hello)
+    publish(fs, os.path.join(hello, f"{session.node}.json"), document(node=session.node, ftslurm=version))
+    position = session.expected.index(session.node)
+    mine = time.monotonic() + wait_s + min(position, 10) * TURN_S
+    while (settled := look(fs, plan)) is None:
+        here = _present(fs, hello, session.expected) if position == 0 or time.monotonic() > mine else []
+        if here and (len(here) == len(session.expected) or time.monotonic() > mine):
+            publish_once(fs, plan, document(nodes=here), durable=False)
+            continue
+        time.sleep(POLL_S)
+    nodes = [str(node) for node in settled["nodes"]]
+    if session.node not in nodes:
+        raise TooLate(f"{session.node} came when the others had begun")
+    return nodes
+
+
+def gate(fs: FileSystem, session: Session, nodes: Sequence[str], step: str, wait_s: float, post: bool = True) -> None:
+    """Wait until all are at `step`, at most `wait_s` seconds; only the first node looks at all, the others at it.
+
+    Args:
+        nodes: those that take part.
+        step: a name used once.
+        wait_s: seconds; a node that hangs must not hold up the rest. It is waited for once, not at every gate.
+        post: whether this process speaks for its node (its other processes only wait).
+
+    Raises:
+        LeftAlone: the first node did not open the gate in time.
+    """
+    directory = session.path("gates", step)
+    opened, absent = os.path.join(directory, "open.json"), session.path("gates", "absent.json")
+    deadline = time.monotonic() + wait_s
+    fs.makedirs(directory)
+    if post:
+        publish(fs, os.path.join(directory, f"{session.node}.json"), document(node=session.node))
+    if not post or session.node != nodes[0]:
+        # Longer than the first node's own patience, or everybody would leave a moment before it opens.
+        if wait_for(fs, opened, deadline + 1) is None:
+            raise LeftAlone(f"{nodes[0]} did not come to the step {step!r} within {wait_s:g} s")
+        return
+    known = look(fs, absent)
+    given_up = known["nodes"] if known is not None else []
+    awaited = [node for node in nodes if node not in given_up]
+    if not until(lambda: len(_present(fs, directory, awaited)) == len(awaited), deadline):
+        here = _present(fs, directory, awaited)
+        publish(fs, absent, document(nodes=[*given_up, *(node for node in awaited if node not in here)]))
+    publish(fs, opened, document())
+
+
+def until(true: Callable[[], bool], deadline: float) -> bool:
+    """Wait until it is true, at most until `deadline` (monotonic seconds)."""
+    while not true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def _present(fs: FileSystem, directory: str, nodes: Sequence[str]) -> list[str]:
+    fs.refresh(directory)
+    names = set(fs.listdir(directory))
+    return [node for node in nodes if f"{node}.json" in names]
+
+
+def hand_in(fs: FileSystem, session: Session, result: Json) -> None:
+    """Publish this node's result."""
+    fs.makedirs(session.path("results"))
+    publish(fs, session.path("results", f"{session.node}.json"), document(**result))
+
+
+def collect(fs: FileSystem, session: Session, nodes: Sequence[str], wait_s: float) -> dict[str, Json]:
+    """Return the results of all nodes that hand one in within `wait_s` seconds."""
+    directory = session.path("results")
+    deadline = time.monotonic() + wait_s
+    fs.makedirs(directory)
+    until(lambda: len(_present(fs, directory, nodes)) == len(nodes), deadline)
+    found = {node: look(fs, os.path.join(directory, f"{node}.json")) for node in nodes}
+    return {node: result for node, result in found.items() if result is not None}
+
+
+def versions(fs: FileSystem, session: Session, nodes: Sequence[str]) -> dict[str, str]:
+    """Return each node's ftslurm version."""
+    found = {node: look(fs, session.path("hello", f"{node}.json")) for node in nodes}
+    return {node: str(word["ftslurm"]) for node, word in found.items() if word is not None}
+
+
+def judge(
+    expected: Sequence[str], present: Sequence[str], reported: Sequence[str], directory: str, wait_s: float
+) -> list[Finding]:
+    """Name the nodes that never came and those that came and fell silent."""
+    found = []
+    missing = tuple(node for node in expected if node not in present)
+    if missing:
+        text = f"{some(missing)} never showed up in {directory} within {wait_s:g} s"
+        advice = (
+            "either the task did not start there, or the directory is another one there (not mounted?): compare "
+            f"`srun -w {missing[0]} stat -f {directory}` with `srun -w {present[0] if present else 'NODE'} stat -f …`"
+        )
+        found.append(Finding(WRONG, "meet", missing, text, advice))
+    silent = tuple(node for node in present if node not in reported)
+    if silent:
+        text = "took part and then handed in no result"
+        advice = f"the filesystem hangs there or the node died; look at `srun -w {silent[0]} ls {directory}`"
+        found.append(Finding(WRONG, "meet", silent, text, advice))
+    return found
+
+
+def judge_versions(by_node: dict[str, str]) -> list[Finding]:
+    """Different versions of ftslurm on the nodes of one job do not understand each other."""
+    if len(set(by_node.values())) < 2:
+        return []
+    kinds = {version: [n for n, v in by_node.items() if v == version] for version in sorted(set(by_node.values()))}
+    text = "; ".join(f"ftslurm {version} on {some(nodes, 3)}" for version, nodes in kinds.items())
+    return [Finding(WRONG, "meet", (), text, "install the same version on all nodes")]

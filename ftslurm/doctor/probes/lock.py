@@ -1,0 +1,131 @@
+"""Locks: is one seen by other nodes, and is it free at once when its holder is killed?
+
+ftslurm uses locks only to keep rivals from working in vain: one that does not exclude costs time, no safety. A lock
+that outlives its holder costs more time, again and again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ftslurm.doctor.findings import NOTE, WARNING, WRONG, Finding, Json
+from ftslurm.doctor.meet import document, wait_for
+from ftslurm.doctor.watch import WatchedFileSystem
+from ftslurm.sharedfs.publish import publish
+
+TURN_S = 5.0
+RELEASE_S = 8.0
+LIMIT_S = 3 * TURN_S + RELEASE_S
+SLOW_S = 2.0
+
+
+@dataclass(frozen=True)
+class Lock:
+    """What one node saw of another one's lock; None: it did not come to that.
+
+    Attributes:
+        holder: the node whose process held it and was killed.
+        excluded: it could not be had while it was held.
+        released_s: seconds from the holder's death until it could be had; -1: not within RELEASE_S.
+        problem: why there is no answer.
+    """
+
+    holder: str
+    excluded: bool | None = None
+    released_s: float | None = None
+    problem: str | None = None
+
+
+def hold(fs: WatchedFileSystem, directory: str, node: str) -> Json:
+    """Hold this node's lock in a process, wait until the other node has tried it, kill the holder."""
+    path = os.path.join(directory, f"{node}.lock")
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _hold(path, write)
+    os.close(write)
+    answer = fs.during(f"lock {path}", lambda: os.read(read, 500)).decode()
+    held = answer == "held"
+    publish(fs, os.path.join(directory, f"held.{node}"), document(held=held, problem=answer))
+    if held:
+        wait_for(fs, os.path.join(directory, f"tried.{node}"), time.monotonic() + TURN_S)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    publish(fs, os.path.join(directory, f"killed.{node}"), document())
+    return {}
+
+
+def _hold(path: str, write: int) -> None:
+    """Be the holder; never returns."""
+    try:
+        from filelock import FileLock
+
+        lock = FileLock(path, timeout=TURN_S, mode=0o600)
+        lock.acquire()
+        os.write(write, b"held")
+        time.sleep(LIMIT_S)
+    except BaseException as error:  # whatever it is, the other process must be told
+        os.write(write, f"{type(error).__name__}: {error}"[:400].encode())
+    finally:
+        os._exit(0)
+
+
+def take(fs: WatchedFileSystem, directory: str, holder: str) -> Json:
+    """Try `holder`'s lock while it is held, then again when the holder was killed."""
+    from filelock import FileLock, Timeout
+
+    path = os.path.join(directory, f"{holder}.lock")
+    held = wait_for(fs, os.path.join(directory, f"held.{holder}"), time.monotonic() + 2 * TURN_S)
+    if held is None or not held["held"]:
+        return {"holder": holder, "problem": str(held["problem"]) if held else None}
+    lock = FileLock(path, mode=0o600)
+    try:
+        fs.during(f"lock {path}", lambda: lock.acquire(timeout=0))
+        excluded = False
+        lock.release()
+    except Timeout:
+        excluded = True
+    publish(fs, os.path.join(directory, f"tried.{holder}"), document())
+    if wait_for(fs, os.path.join(directory, f"killed.{holder}"), time.monotonic() + TURN_S, 0.005) is None:
+        return {"holder": holder, "excluded": excluded}
+    began = time.monotonic()
+    try:
+        # Not announced: it waits by itself, in short calls.
+        lock.acquire(timeout=RELEASE_S, poll_interval=0.01)
+        released = time.monotonic() - began
+        lock.release()
+    except Timeout:
+        released = -1.0
+    return {"holder": holder, "excluded": excluded, "released_s": released}
+
+
+def judge(by_node: Mapping[str, Lock]) -> list[Finding]:
+    """Judge each node's view of another one's lock."""
+    found: list[Finding] = []
+    for node, facts in by_node.items():
+        for severity, text, advice in _judge(facts):
+            found.append(Finding(severity, "lock", (node,), text, advice))
+    return found
+
+
+def _judge(facts: Lock) -> list[tuple[str, str, str]]:
+    if facts.problem is not None:
+        advice = "ftslurm works without locks, with more work in vain; your own programs may need them"
+        return [(WARNING, f"there are no locks here ({facts.problem})", advice)]
+    said = []
+    if facts.excluded is False:
+        text = f"a lock held on {facts.holder} could be had here at the same time"
+        advice = "ftslurm's state does not rest on locks; other programs' may (NFS: mount without nolock, local_lock)"
+        said.append((WARNING, text, advice))
+    if facts.released_s is not None and facts.released_s < 0:
+        text = f"{facts.holder}'s lock was still held {RELEASE_S:g} s after its holder was killed"
+        advice = "restart the lock service (NFSv3: rpc.statd, lockd) or choose another filesystem"
+        said.append((WRONG, text, advice))
+    elif facts.released_s is not None and facts.released_s > SLOW_S:
+        text = f"{facts.holder}'s lock was free only {facts.released_s:.1f} s after its holder was killed"
+        said.append((NOTE, text, "a rival waits that long, once"))
+    return said

@@ -1,0 +1,89 @@
+"""Operations per second, on all nodes at once, as in a run; and single calls that took far too long."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ftslurm.doctor.findings import WARNING, Finding, Json, median
+from ftslurm.doctor.watch import WatchedFileSystem
+from ftslurm.sharedfs.publish import publish
+
+SIZE = 1000
+FEW = 20.0
+OUTLIER = 5.0
+OUTLIER_S = 0.002
+SLOW_CALL_S = 2.0
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Per second, by one process.
+
+    Attributes:
+        publish: 1000 bytes written and renamed over, as a node's word.
+        durable: the same on the disk before the rename, as a generation of the state.
+        read: directory opened, file opened and read.
+    """
+
+    publish: float
+    durable: float
+    read: float
+
+
+def measure(fs: WatchedFileSystem, directory: str, node: str, seconds: float) -> Json:
+    """Count each kind for a third of the time."""
+    path = os.path.join(directory, f"rate.{node}")
+    data = b"x" * SIZE
+
+    def read() -> None:
+        fs.refresh(directory)
+        fs.read(path, SIZE)
+
+    return {
+        "publish": _per_second(lambda: publish(fs, path, data), seconds / 3),
+        "durable": _per_second(lambda: publish(fs, path, data, durable=True), seconds / 3),
+        "read": _per_second(read, seconds / 3),
+    }
+
+
+def _per_second(operation: Callable[[], None], seconds: float) -> float:
+    began = now = time.monotonic()
+    count = 0
+    while now - began < seconds:
+        operation()
+        count += 1
+        now = time.monotonic()
+    return count / (now - began)
+
+
+def judge(rates: Mapping[str, Rate]) -> list[Finding]:
+    """Name slow filesystems and the nodes that are slower than the rest."""
+    found = []
+    for what, name in (("publish", "publishes"), ("durable", "publishes to the disk"), ("read", "reads")):
+        values: dict[str, float] = {node: getattr(rate, what) for node, rate in rates.items()}
+        middle = median(list(values.values())) if values else 0.0
+        for node, value in values.items():
+            # Below some milliseconds only the scheduler's whims differ.
+            much_slower = value * OUTLIER < middle and 1 / value - 1 / middle > OUTLIER_S
+            if much_slower:
+                text = f"{value:.0f} {name} per second, the other nodes {middle:.0f}"
+                advice = "look at this node's network and load"
+                found.append(Finding(WARNING, "rate", (node,), text, advice))
+        if values and middle < FEW:
+            text = f"only {middle:.1f} {name} per second"
+            advice = "a node publishes about once in a second: it works; recoveries take longer"
+            found.append(Finding(WARNING, "rate", (), text, advice))
+    return found
+
+
+def judge_slowest(slowest: Mapping[str, tuple[float, str]]) -> list[Finding]:
+    """Name single calls that took seconds, although they returned."""
+    advice = "ftslurm lives through stalls; if it comes again, ask the filesystem's operators"
+    return [
+        Finding(WARNING, "stall", (node,), f"{call} took {seconds:.1f} s", advice)
+        for node, (seconds, call) in slowest.items()
+        if seconds > SLOW_CALL_S
+    ]
