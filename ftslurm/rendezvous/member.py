@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from ftslurm.rendezvous.fold import Seen, Shape, Timing, begin, finish, fold, hand_over, take_lease
 from ftslurm.rendezvous.liveness import Liveness
-from ftslurm.rendezvous.state import CLOSED, FORMING, LEFT, READY, RUNNING, SUCCEEDED, Failure, NodeWord, State
+from ftslurm.rendezvous.state import CLOSED, FORMING, LEFT, READY, RUNNING, Failure, NodeWord, State
 from ftslurm.sharedfs.cell import FencedCell, Versioned
 from ftslurm.sharedfs.filesystem import FileSystem
 from ftslurm.sharedfs.publish import BadFile, publish, random_nonce
@@ -319,7 +319,9 @@ class Member:
             return False
         node = state.coordinator.node
         term, looked_at = self._looked_at_coordinator
-        if term == state.coordinator.term and self._now() - looked_at < self._pace.heartbeat_s:
+        # Two looks must lie closer together than what liveness takes for a stall, or silence is never measured.
+        rest_s = min(self._pace.heartbeat_s, self._timing.node_timeout_s / 4)
+        if term == state.coordinator.term and self._now() - looked_at < rest_s:
             return False
         self._looked_at_coordinator = (state.coordinator.term, self._now())
         self._read_word(node)

@@ -556,3 +556,24 @@ def test_a_run_is_closed_before_anybody_took_part() -> None:
     cluster = Cluster().add("n1")
     cluster.members["n1"].close(FAILED, "given up", 1)
     assert cluster.state().phase == CLOSED
+
+
+@pytest.mark.parametrize("call_s", [0.0, 0.01, 0.1, 0.3])
+@pytest.mark.parametrize("heartbeat_s", [0.5, 1.0, 3.0, 4.0])
+def test_a_dead_coordinator_is_noticed_at_every_pace_that_the_options_allow(heartbeat_s: float, call_s: float) -> None:
+    cluster = Cluster()
+
+    def slow(when: str, operation: Operation) -> None:
+        if when == BEFORE:
+            cluster.clock.advance(call_s)
+
+    cluster.add("n1", "n2", low=1, hook=slow)
+    for member in cluster.members.values():
+        member._pace = Pace(heartbeat_s=heartbeat_s, follow_s=min(1.0, heartbeat_s))
+    cluster.running(1)
+    assert cluster.coordinator() == "n1"
+    died_at = cluster.clock.now()
+    while cluster.coordinator() == "n1":
+        cluster.tick("n2")
+        cluster.clock.advance(cluster.members["n2"].next_look_s())
+        assert cluster.clock.now() - died_at < 3 * TIMING.node_timeout_s
