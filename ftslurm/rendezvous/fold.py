@@ -34,6 +34,7 @@ from ftslurm.rendezvous.state import (
     with_history,
 )
 
+NEXT_ROUND, AT_ONCE = "next-round", "at-once"
 STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 
 
@@ -47,12 +48,15 @@ class Timing:
         last_call_s: how long to wait for more nodes once the minimum is ready.
         stop_spread_s: Slurm's signals reach the nodes one after the other: when one node has been told to stop, the
             verdict waits so long for the others to say the same.
+        rejoin: when a late node gets in: with the NEXT_ROUND, whenever that comes, or AT_ONCE: the running round ends
+            for it, after a last call that costs no training time.
     """
 
     node_timeout_s: float
     join_timeout_s: float
     last_call_s: float
     stop_spread_s: float = 2.0
+    rejoin: str = NEXT_ROUND
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,7 @@ class Seen:
         forming_for_s: for how long this coordinator has seen the phase FORMING.
         now_ns: this coordinator's clock, for stamps that people read.
         told_for_s: for how long it has seen a node that was told from outside to stop.
+        joining_for_s: for how long no further node has come to wait for a place.
     """
 
     words: Mapping[str, NodeWord]
@@ -72,6 +77,7 @@ class Seen:
     forming_for_s: float
     now_ns: int
     told_for_s: float = 0.0
+    joining_for_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -178,7 +184,30 @@ def _fold_running(state: State, seen: Seen, timing: Timing) -> State:
     if again:
         what = f"{', '.join(word.node for word in again)} asked for the next round"
         return _restart(_end_round(state, seen, FAILED, what, None), seen, what)
-    return state
+    return _admit(state, seen, timing) if timing.rejoin == AT_ONCE else state
+
+
+def _admit(state: State, seen: Seen, timing: Timing) -> State:
+    """End the round for late nodes when there is room for them; that is no failure, so no restart is used up."""
+    room = state.max_nodes - len(state.participants)
+    alive = {word.node for word in _alive(state, seen, timing)}
+    late = [word.node for word in waiting(state, seen.words) if word.node in alive]
+    if room <= 0 or not late or (len(late) < room and seen.joining_for_s < timing.last_call_s):
+        return state
+    what = f"{', '.join(sorted(late))} joined"
+    return replace(_end_round(state, seen, STOPPED, what, None), phase=FORMING)
+
+
+def waiting(state: State, words: Mapping[str, NodeWord]) -> list[NodeWord]:
+    """Return the words of nodes that are ready and have no part in the newest round."""
+    return [
+        word
+        for word in words.values()
+        if word.attempt == state.attempt
+        and word.status == READY
+        and word.reason is None
+        and state.participant(word.node, word.incarnation) is None
+    ]
 
 
 def _word_of(participant: Participant, seen: Seen) -> NodeWord | None:
@@ -345,7 +374,9 @@ def _fold_forming(state: State, seen: Seen, timing: Timing) -> State:
     overdue = seen.forming_for_s >= timing.join_timeout_s
     # Without a node list nobody knows who may still come; with one, the last missing node ends the wait.
     complete = bool(state.expected) and not unheard
-    awaited = not complete and len(ready) < state.max_nodes and seen.forming_for_s < timing.last_call_s
+    # Who comes later gets in at once then, so only the attempt's first round waits for the unknown.
+    first = timing.rejoin != AT_ONCE or not any(past.attempt == state.attempt for past in state.history)
+    awaited = first and not complete and len(ready) < state.max_nodes and seen.forming_for_s < timing.last_call_s
     # A busy node is about to be ready, unless a worker of its cannot be killed: it is not waited for without end.
     if enough and ((not busy and not awaited) or overdue):
         return _form(state, ready, seen)

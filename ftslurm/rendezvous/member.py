@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ftslurm.rendezvous.fold import Seen, Shape, Timing, begin, finish, fold, hand_over, take_lease
+from ftslurm.rendezvous.fold import Seen, Shape, Timing, begin, finish, fold, hand_over, take_lease, waiting
 from ftslurm.rendezvous.liveness import Liveness
 from ftslurm.rendezvous.state import CLOSED, FORMING, LEFT, READY, RUNNING, Failure, NodeWord, State
 from ftslurm.sharedfs.cell import FencedCell, Versioned
@@ -116,6 +116,8 @@ class Member:
         self._forming_since: tuple[int, float] | None = None
         self._told: frozenset[tuple[str, str]] = frozenset()
         self._told_since = 0.0
+        self._joining: frozenset[tuple[str, str]] = frozenset()
+        self._joining_since = 0.0
         self._published_at = float("-inf")
         self._dirty = True
         self._rivals: dict[str, tuple[str, int]] = {}
@@ -352,7 +354,7 @@ class Member:
             key = (word.incarnation, word.counter) if word else ("", 0)
             silent_s[node] = self._liveness.look(node, *key, now)
         forming_for_s, told_for_s = self._forming_for(state, now), self._told_for(state, now)
-        seen = Seen(self._words, silent_s, forming_for_s, self._now_ns(), told_for_s)
+        seen = Seen(self._words, silent_s, forming_for_s, self._now_ns(), told_for_s, self._joining_for(state, now))
         folded = fold(state, seen, self._timing)
         if self._word.status == LEFT and folded.phase != CLOSED:
             folded = hand_over(folded, seen, self._timing)
@@ -375,6 +377,13 @@ class Member:
             self._told_since = now
         self._told = told
         return now - self._told_since if told else 0.0
+
+    def _joining_for(self, state: State, now: float) -> float:
+        joining = frozenset((word.node, word.incarnation) for word in waiting(state, self._words))
+        if not joining <= self._joining:
+            self._joining_since = now
+        self._joining = joining
+        return now - self._joining_since if joining else 0.0
 
     def _read_words(self) -> None:
         for name in self._fs.listdir(self._run.nodes):

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ftslurm.rendezvous.fold import (
+    AT_ONCE,
     Seen,
     Shape,
     Timing,
@@ -640,6 +641,70 @@ def test_whatever_the_nodes_say_the_state_stays_in_order() -> None:
 
 
 # Agents that restart their workers themselves (the torchrun plugin)
+
+
+class LateStory(Story):
+    """Nobody knows who will come (no node list), and late nodes get in at once."""
+
+    def __init__(self, low: int, high: int) -> None:
+        super().__init__(high, low=low, high=high)
+        self.state = replace(self.state, expected=())
+
+    def look(self, forming_s: float = 0.0, told_s: float = 0.0, joining_s: float = 0.0) -> State:
+        seen = Seen(self.words, self.silent, forming_s, self.now_ns, told_s, joining_s)
+        self.state = fold(self.state, seen, replace(TIMING, rejoin=AT_ONCE))
+        return self.state
+
+    def start(self, *numbers: int) -> LateStory:
+        """Form the first round, after the last call for nodes that nobody has heard of."""
+        self.join(*numbers)
+        assert self.look(forming_s=30).phase == RUNNING
+        for number in numbers:
+            self.say(number, status=RUNNING, round=1)
+        return self
+
+
+def test_a_late_node_waits_for_the_next_round_unless_told_otherwise() -> None:
+    story = Story(3, low=2, high=3).join(1, 2)
+    story.look(forming_s=30)
+    assert story.join(3).look().phase == RUNNING
+
+
+def test_a_late_node_that_fills_the_world_gets_in_at_once() -> None:
+    story = LateStory(2, 3).start(1, 2)
+    story.join(3).look()
+    assert (story.state.phase, story.last.outcome, story.last.reason) == (FORMING, STOPPED, "n3 joined")
+    assert story.state.restarts_used == 0
+    assert story.ready(1, 2).look().world_size == 6
+
+
+def test_late_nodes_get_in_after_a_last_call_while_the_round_goes_on() -> None:
+    story = LateStory(1, 3).start(1)
+    story.join(2)
+    assert story.look(joining_s=29.9).phase == RUNNING
+    assert story.look(joining_s=30).phase == FORMING
+
+
+def test_a_late_node_that_died_or_left_ends_no_round() -> None:
+    story = LateStory(1, 2).start(1)
+    story.join(2).silent["n2"] = 8.0
+    assert story.look().phase == RUNNING
+    story.silent["n2"] = 0.0
+    assert story.say(2, status=LEFT, reason="left").look().phase == RUNNING
+
+
+def test_a_spare_ends_no_round() -> None:
+    story = LateStory(1, 1)
+    story.names.append("n2")
+    story.start(1).join(2)
+    assert (story.look(joining_s=99).phase, story.state.round) == (RUNNING, 1)
+
+
+def test_where_late_nodes_get_in_at_once_only_the_first_round_waits_for_the_unknown() -> None:
+    story = LateStory(1, 2).start(1, 2)
+    story.silent["n2"] = 8.0
+    assert story.look().phase == FORMING
+    assert [p.node for p in story.ready(1).look().participants] == ["n1"]
 
 
 def test_a_node_that_is_ready_although_its_round_runs_ends_the_round_for_all() -> None:
