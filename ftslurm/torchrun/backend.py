@@ -1,0 +1,96 @@
+"""`SharedFSBackend`: torch's rendezvous backend contract on the fenced cell.
+
+torch's dynamic handler pickles its state. Bytes are handed to it only from a generation of the cell: a plain file of
+this user's, in the cell's format, named by its own token, published by an exclusive link.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousStateError
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend
+
+from ftslurm.sharedfs.cell import FencedCell, Versioned
+from ftslurm.sharedfs.filesystem import FileTooLarge, ForeignFile
+from ftslurm.sharedfs.publish import BadFile
+
+NAME = "sharedfs"
+
+
+class SharedFSBackend(RendezvousBackend):  # type: ignore[misc]
+    """Holds torch's rendezvous state in a directory that all nodes share.
+
+    Args:
+        cell: the fenced cell; its filesystem must refuse files of other users.
+    """
+
+    def __init__(self, cell: FencedCell) -> None:
+        self._cell = cell
+        self._newest = 0
+
+    @property
+    def name(self) -> str:
+        """Return "sharedfs"."""
+        return NAME
+
+    def get_state(self) -> tuple[bytes, Any] | None:
+        """Return the state and its fencing token, None before there is one.
+
+        Raises:
+            RendezvousConnectionError: the shared directory cannot be read.
+            RendezvousStateError: the newest generation is damaged, or not this user's.
+        """
+        return _pair(self._get())
+
+    def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Any, bool] | None:
+        """Publish `state` if `token` is the newest one (None: if there is no state yet).
+
+        Returns:
+            The newest state, its token, and whether it is ours; None if there is none and `token` is not one of ours.
+
+        Raises:
+            RendezvousConnectionError, RendezvousStateError: as `get_state`; whether it was published is not known.
+        """
+        if token is not None and not self._is_ours(token):
+            return _answer(self._get())
+        try:
+            newest, won = self._cell.set(state, token)
+        except Exception as error:
+            raise _translated(error) from error
+        self._newest = max(self._newest, newest.token)
+        return newest.value, newest.token, won
+
+    def _is_ours(self, token: object) -> bool:
+        """Tell whether somebody was ever given this token: one from the future would tear a gap into the numbers."""
+        if not isinstance(token, int) or isinstance(token, bool) or token < 1:
+            return False
+        if token > self._newest:
+            self._get()
+        return token <= self._newest
+
+    def _get(self) -> Versioned | None:
+        try:
+            newest = self._cell.get()
+        except Exception as error:
+            raise _translated(error) from error
+        if newest is not None:
+            self._newest = max(self._newest, newest.token)
+        return newest
+
+
+def _pair(newest: Versioned | None) -> tuple[bytes, Any] | None:
+    return None if newest is None else (newest.value, newest.token)
+
+
+def _answer(newest: Versioned | None) -> tuple[bytes, Any, bool] | None:
+    return None if newest is None else (newest.value, newest.token, False)
+
+
+def _translated(error: Exception) -> Exception:
+    translated = error
+    if isinstance(error, BadFile | ForeignFile | FileTooLarge):
+        translated = RendezvousStateError(f"the rendezvous state is corrupt: {error}")
+    elif isinstance(error, OSError):
+        translated = RendezvousConnectionError(f"the shared directory failed: {error}")
+    return translated

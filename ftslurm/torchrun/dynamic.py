@@ -1,0 +1,55 @@
+"""`--rdzv-conf protocol=dynamic`: torch's own dynamic rendezvous, its state in the shared directory."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from torch.distributed import FileStore
+from torch.distributed.elastic.rendezvous.api import RendezvousParameters
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+
+from ftslurm.sharedfs.cell import FencedCell
+from ftslurm.sharedfs.filesystem import PosixFileSystem
+from ftslurm.torchrun.backend import SharedFSBackend
+from ftslurm.torchrun.options import DYNAMIC, WrongOption
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.rendezvous.api import RendezvousHandler
+
+    from ftslurm.torchrun.place import Place
+
+
+def create_dynamic_handler(params: RendezvousParameters, place: Place) -> RendezvousHandler:
+    """Return torch's handler on a `SharedFSBackend`; its agents exchange their ranks through a file there, too.
+
+    Raises:
+        WrongOption: the directory cannot be used.
+    """
+    directory = os.path.join(place.run.root, DYNAMIC, place.attempts(0))
+    fs = PosixFileSystem(owner=os.geteuid())
+    try:
+        fs.makedirs(os.path.join(directory, "state"))
+        _check_private(directory)
+        store = FileStore(os.path.join(directory, "store"))
+    except (OSError, RuntimeError) as error:
+        raise WrongOption(f"--rdzv-endpoint: {directory} cannot be used: {error}") from None
+    # The address of the workers' store: torch itself would ask getfqdn, see `place`.
+    mine = RendezvousParameters(
+        params.backend,
+        params.endpoint,
+        place.run_id,
+        params.min_nodes,
+        params.max_nodes,
+        place.address,
+        **params.config,
+    )
+    return create_handler(store, SharedFSBackend(FencedCell(fs, os.path.join(directory, "state"))), mine)
+
+
+def _check_private(directory: str) -> None:
+    """Raise `OSError` unless the directory below the run's own (which `open_run` has checked) is ours alone."""
+    for path in (os.path.dirname(directory), directory, os.path.join(directory, "state")):
+        facts = os.stat(path, follow_symlinks=False)
+        if facts.st_uid != os.geteuid() or facts.st_mode & 0o022:
+            raise PermissionError(1, f"others may write to it (uid {facts.st_uid}, mode {facts.st_mode & 0o7777:04o})")

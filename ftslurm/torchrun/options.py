@@ -1,0 +1,112 @@
+"""What `--rdzv-conf` may say to this backend: torch's names and meanings, unknown ones refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+FOLD, DYNAMIC = "fold", "dynamic"
+
+
+class WrongOption(SystemExit, ValueError):
+    """A user's mistake, in one line.
+
+    A `ValueError` for callers from Python; also a `SystemExit`, because torchrun would show a traceback of its own
+    inside above the line that matters.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(f"ftslurm: {text}")
+
+
+@dataclass(frozen=True)
+class HandlerOptions:
+    """The options; times in seconds, and torch's defaults but for the keep-alive.
+
+    Attributes:
+        protocol: FOLD, the rendezvous of `ftslurm run`; DYNAMIC, torch's own on the shared directory.
+        join_timeout_s: to wait for the minimum of nodes.
+        last_call_s: to wait for more, once the minimum is there.
+        close_timeout_s: to wait for the shared directory when the rendezvous is closed.
+        read_timeout_s: of an operation on the agents' store.
+        keep_alive_interval_s: between a node's signs of life.
+        keep_alive_max_attempt: a node that misses so many of them is lost.
+    """
+
+    protocol: str = FOLD
+    join_timeout_s: float = 600.0
+    last_call_s: float = 30.0
+    close_timeout_s: float = 30.0
+    read_timeout_s: float = 60.0
+    keep_alive_interval_s: float = 1.0
+    keep_alive_max_attempt: int = 8
+
+    @property
+    def node_timeout_s(self) -> float:
+        """A node silent for so long is lost."""
+        return self.keep_alive_interval_s * self.keep_alive_max_attempt
+
+
+_SECONDS = {
+    "join_timeout": "join_timeout_s",
+    "last_call_timeout": "last_call_s",
+    "close_timeout": "close_timeout_s",
+    "read_timeout": "read_timeout_s",
+    "keep_alive_interval": "keep_alive_interval_s",
+}
+# Of torch's dynamic rendezvous alone; "timeout" is put there by torchrun itself and read by nobody.
+_DYNAMIC_ONLY = {"heartbeat_timeout"}
+_IGNORED = {"timeout"}
+_NODE_TIMEOUT_S = 8.0
+_FEWEST_ATTEMPTS = 3
+
+
+def read_options(config: Mapping[str, object]) -> HandlerOptions:
+    """Read the rendezvous configuration.
+
+    Raises:
+        WrongOption: an option is unknown, or its value makes no sense.
+    """
+    protocol = str(config.get("protocol", FOLD)).lower()
+    if protocol not in (FOLD, DYNAMIC):
+        raise WrongOption(f"--rdzv-conf protocol={protocol}: expected {FOLD} or {DYNAMIC}")
+    _refuse_unknown(config, protocol)
+    values: dict[str, float] = {}
+    for name, attribute in _SECONDS.items():
+        if name in config:
+            # Zero is no time for anything but a last call.
+            values[attribute] = _seconds(name, config[name], whole=protocol == DYNAMIC, least_zero=name[:4] == "last")
+    interval = values.get("keep_alive_interval_s", HandlerOptions.keep_alive_interval_s)
+    attempts = max(_FEWEST_ATTEMPTS, math.ceil(_NODE_TIMEOUT_S / interval))
+    if "keep_alive_max_attempt" in config:
+        attempts = _count("keep_alive_max_attempt", config["keep_alive_max_attempt"])
+    return HandlerOptions(protocol, **values, keep_alive_max_attempt=attempts)
+
+
+def _refuse_unknown(config: Mapping[str, object], protocol: str) -> None:
+    known = {"protocol", *_SECONDS, "keep_alive_max_attempt"}
+    if protocol == DYNAMIC:
+        known |= _DYNAMIC_ONLY
+    for name in config:
+        if name not in known | _IGNORED:
+            raise WrongOption(f"--rdzv-conf {name}: the backend sharedfs knows only {', '.join(sorted(known))}")
+
+
+def _seconds(name: str, value: object, whole: bool, least_zero: bool) -> float:
+    try:
+        seconds = float(str(value))
+    except ValueError:
+        seconds = math.nan
+    if not (0 <= seconds < 1e9) or (seconds == 0 and not least_zero):
+        raise WrongOption(f"--rdzv-conf {name}={value}: expected seconds, a number above 0")
+    if whole and not str(value).isdecimal():
+        raise WrongOption(f"--rdzv-conf {name}={value}: torch's dynamic rendezvous takes whole seconds")
+    return seconds
+
+
+def _count(name: str, value: object) -> int:
+    text = str(value)
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text) >= 2):
+        raise WrongOption(f"--rdzv-conf {name}={value}: expected a whole number from 2 on")
+    return int(text)
