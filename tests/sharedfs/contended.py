@@ -1,0 +1,186 @@
+"""Writers that increment one counter in a fenced cell against each other, and the audit of what they left.
+
+Run as a script by `test_cell_contended`, on any host: it needs this repository and a Python at the same paths there.
+
+    contended.py write DIRECTORY WRITER TOKENS [DIE_AT]    increment until the cell has TOKENS generations
+    contended.py list DIRECTORY                            print every generation as this client sees it
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from ftslurm.sharedfs.cell import HINT, FencedCell, Versioned
+from ftslurm.sharedfs.filesystem import PosixFileSystem
+
+WON, LOST, RAISED, END, BROKEN = "won", "lost", "raised", "end", "broken"
+PATIENCE = 1000
+
+
+class MortalFileSystem(PosixFileSystem):
+    """The real filesystem, whose user is killed before the operation number `die_at` (0: never)."""
+
+    def __init__(self, die_at: int) -> None:
+        super().__init__()
+        self.die_at = die_at
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("create", "link", "rename", "unlink", "read", "refresh"):
+            self.die_at -= 1
+            if self.die_at == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getattribute__(name)
+
+
+def write(directory: str, writer: str, tokens: int, die_at: int) -> None:
+    """Increment the counter until there are `tokens` generations, saying after each try how it ended."""
+    rng = random.Random(writer)
+    cell = FencedCell(MortalFileSystem(die_at), directory)
+    newest = patiently(cell.get)
+    told: Counter[str] = Counter()
+    serial = 0
+    while newest is None or newest.token < tokens:
+        serial += 1
+        token = newest.token if newest else 0
+        value = json.dumps({"counter": count(newest) + 1, "writer": writer, "serial": serial}).encode()
+        try:
+            after, won = cell.set(value, token or None)
+        except OSError as error:
+            say(RAISED, token + 1, serial, type(error).__name__, error.errno)
+            told[RAISED] += 1
+            after, won = patiently(cell.get), False
+        else:
+            told[WON if won else LOST] += 1
+            say(WON if won else LOST, token + 1, serial)
+        if after is not None and rng.random() < 0.25:
+            thorough = rng.random() < 0.5
+            after = patiently(lambda known=after, look=thorough: cell.get_newer(known.token, look)) or after
+        if newest is not None and (after is None or after.token < newest.token):
+            say(BROKEN, f"saw token {newest.token}, then {after.token if after else None}")
+        newest = after
+    say(END, dict(told))
+
+
+def count(newest: Versioned | None) -> int:
+    """Return the counter in a value, 0 in none."""
+    return int(json.loads(newest.value)["counter"]) if newest else 0
+
+
+def patiently(read: Any) -> Any:
+    """Read, again while the filesystem fails."""
+    for _ in range(PATIENCE):
+        try:
+            return read()
+        except OSError:
+            time.sleep(0.01)
+    return read()
+
+
+def say(*words: object) -> None:
+    """Print one line at once: who is killed has said all that it was told."""
+    os.write(1, json.dumps(words).encode() + b"\n")
+
+
+def generations(directory: str) -> None:
+    """Print each name in the cell's directory and what is in it."""
+    fs = PosixFileSystem()
+    fs.refresh(directory)
+    for name in sorted(fs.listdir(directory)):
+        if name.startswith("."):
+            say(name, None, None)
+            continue
+        header, _, value = patiently(lambda name=name: fs.read(os.path.join(directory, name), 1 << 16)).partition(b"\n")
+        say(name, json.loads(header), None if name == HINT else json.loads(value))
+
+
+@dataclass
+class Told:
+    """What one writer said, line by line, and whether it lived to the end."""
+
+    writer: str
+    lines: list[list[Any]]
+    died: bool
+
+
+@dataclass
+class Audit:
+    """What is wrong with a cell, and what happened, in numbers."""
+
+    faults: list[str] = field(default_factory=list)
+    numbers: Counter[str] = field(default_factory=Counter)
+
+
+def audit(listing: Iterable[list[Any]], told: list[Told], tokens: int) -> Audit:
+    """Compare what the writers were told with what one client sees in the directory."""
+    result = Audit()
+    faults, numbers = result.faults, result.numbers
+    authors = _check_generations(listing, tokens, result)
+    claims: dict[int, list[tuple[str, int]]] = {}
+    for one in told:
+        excused = {line[2] for line in one.lines if line[0] == RAISED}
+        serials = [line[2] for line in one.lines if line[0] in (WON, LOST, RAISED)]
+        if one.died:
+            excused.add(max(serials, default=0) + 1)
+        won = {line[2]: line[1] for line in one.lines if line[0] == WON}
+        faults += [f"{one.writer} {line[1]}" for line in one.lines if line[0] == BROKEN]
+        for line in one.lines:
+            numbers[line[0]] += 1
+            if line[0] == RAISED:
+                numbers[f"raised {line[3]} {line[4]}"] += 1
+        for serial, token in won.items():
+            claims.setdefault(token, []).append((one.writer, serial))
+            if authors.get(token) != (one.writer, serial):
+                faults.append(f"{one.writer} won {token} with its try {serial}, which holds {authors.get(token)}")
+        for token, (writer, serial) in authors.items():
+            if writer == one.writer and serial not in won:
+                numbers["published and not told"] += 1
+                if serial not in excused:
+                    faults.append(f"{token} holds try {serial} of {writer}, which was told that it lost")
+    faults += [f"{token} was won by {len(who)}: {who}" for token, who in claims.items() if len(who) > 1]
+    strangers = {writer for writer, _ in authors.values()} - {one.writer for one in told}
+    faults += [f"generations by unknown writers {strangers}"] if strangers else []
+    numbers["died"] = sum(one.died for one in told)
+    return result
+
+
+def _check_generations(listing: Iterable[list[Any]], tokens: int, result: Audit) -> dict[int, tuple[str, int]]:
+    """Return the author and its try of each token, having compared names, headers and counters."""
+    authors: dict[int, tuple[str, int]] = {}
+    nonces: Counter[str] = Counter()
+    for name, header, value in listing:
+        if name.startswith("."):
+            result.numbers["temporaries left"] += 1
+        elif value is not None:
+            token = int(name.removesuffix(".json"))
+            nonces[header["nonce"]] += 1
+            if token in authors:
+                result.faults.append(f"{name} is listed twice")
+            if header["token"] != token or value["counter"] != token:
+                result.faults.append(f"{name} holds token {header['token']}, counter {value['counter']}")
+            authors[token] = (value["writer"], value["serial"])
+    result.faults += [f"nonce {nonce} is in {times} generations" for nonce, times in nonces.items() if times > 1]
+    if set(authors) != set(range(1, tokens + 1)):
+        result.faults.append(
+            f"expected generations 1 to {tokens}, found {len(authors)}, up to {max(authors, default=0)}"
+        )
+    return authors
+
+
+if __name__ == "__main__":
+    verb, place, *rest = sys.argv[1:]
+    if verb == "write":
+        write(place, rest[0], int(rest[1]), int(rest[2]) if rest[2:] else 0)
+    else:
+        generations(place)
