@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -18,6 +19,7 @@ Each command prints its own options with --help.
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
+    _hold_standard_streams()
     words = list(sys.argv[1:] if arguments is None else arguments)
     command, rest = (words[0], words[1:]) if words else ("", [])
     if command == "run":
@@ -47,16 +49,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 2
 
 
-def _run(arguments: Sequence[str]) -> int:
-    from ftslurm.agent.guardian import guard
+def _hold_standard_streams() -> None:
+    """Open what is closed of stdin, stdout and stderr: else the next file opened, perhaps the state, gets our lines."""
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            # The lowest free number: fd itself.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+            setattr(sys, name, open(fd, "w" if fd else "r", closefd=False))  # noqa: SIM115
 
-    def agent(local_dir: str) -> int:
+
+def _run(arguments: Sequence[str]) -> int:
+    from ftslurm.agent.guardian import Ward, guard
+
+    def agent(ward: Ward) -> int:
         # Imported below the guardian: it stays as small as a Python can be, for it does nothing but wait.
         from ftslurm.agent.command import main as run
 
-        return run(arguments, local_dir)
+        return run(arguments, ward)
 
-    return guard(agent)
+    return guard(agent, below_launcher="FTSLURM__LOCAL_NODE" in os.environ)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from dataclasses import asdict
 from ftslurm import __version__
 from ftslurm.agent.devices import count_gpus, resolve_slots
 from ftslurm.agent.environment import Program, RunFacts, program_argv
+from ftslurm.agent.guardian import STOPPING, Ward
 from ftslurm.agent.options import RunOptions, UsageError, find_program, parse_run
 from ftslurm.agent.output import Console, complain
 from ftslurm.agent.placement import LOCAL_NODE, Placement, place
@@ -24,20 +26,20 @@ KILL_WAIT_MARGIN = 0.6
 """Share of Slurm's KillWait that workers get before they are killed; the rest is for the last words."""
 
 
-def main(arguments: Sequence[str], local_dir: str) -> int:
+def main(arguments: Sequence[str], ward: Ward) -> int:
     """Run `ftslurm run` in the process below the guardian; return its exit code.
 
     Args:
         arguments: of the command line.
-        local_dir: a node-local directory for this agent alone.
+        ward: of the guardian above.
     """
     try:
         options = parse_run(arguments, os.environ)
         if options.local_nodes and LOCAL_NODE not in os.environ:
             from ftslurm.agent.launcher import launch
 
-            return launch(options, arguments)
-        return run_agent(options, local_dir)
+            return launch(options, arguments, ward)
+        return run_agent(options, ward)
     except (UsageError, RunDirectoryError) as error:
         complain(str(error))
         return EXIT_USAGE
@@ -86,7 +88,7 @@ def check(options: RunOptions, unique: str, batch: bool = False) -> tuple[Placem
     Raises:
         UsageError, RunDirectoryError: with one line.
     """
-    placement = place(options, os.environ, os.getcwd(), os.uname().nodename, unique, batch)
+    placement = place(options, os.environ, _current_directory(), os.uname().nodename, unique, batch)
     python = os.environ.get("PYTHON_EXEC") or sys.executable
     name = find_program(options, os.environ.get("PATH", os.defpath))
     kind = "module" if options.module else "exec" if options.no_python else "script"
@@ -98,12 +100,19 @@ def check(options: RunOptions, unique: str, batch: bool = False) -> tuple[Placem
     return placement, program, slots
 
 
+def _current_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise UsageError("the current directory is gone; cd to one that exists") from None
+
+
 def unique_name() -> str:
     """Return a name that no other start outside Slurm has: the time and this process."""
     return time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}"
 
 
-def run_agent(options: RunOptions, local_dir: str) -> int:
+def run_agent(options: RunOptions, ward: Ward) -> int:
     """Run this node's agent to its end; return the exit code.
 
     Raises:
@@ -113,8 +122,11 @@ def run_agent(options: RunOptions, local_dir: str) -> int:
     run = open_run(placement.run_dir, user_name(), time.time_ns(), __version__)
     logs = _logs(options, placement)
     write_attempt(run, options, placement, program, logs)
-    code = _supervise(options, placement, program, slots, run, logs or run.root, local_dir)
+    code = _supervise(options, placement, program, slots, run, logs or run.root, ward)
     if placement.job is None and LOCAL_NODE not in os.environ and os.environ.get("FTSLURM_REPORT") != "0":
+        for number in STOPPING:
+            # Nobody waits for them any more: a report that cannot be written must not be unkillable.
+            signal.signal(number, signal.SIG_DFL)
         print_report(run.root)
     return code
 
@@ -126,7 +138,7 @@ def _supervise(
     slots: int,
     run: RunDirectory,
     logs: str,
-    local_dir: str,
+    ward: Ward,
 ) -> int:
     from dataclasses import replace
 
@@ -140,8 +152,7 @@ def _supervise(
     from ftslurm.sharedfs.publish import random_nonce
 
     incarnation = random_nonce()
-    with open(os.path.join(local_dir, "node_file"), "w") as file:
-        file.write(run.node_file(placement.node))
+    ward.bequeath(run.node_file(placement.node), incarnation)
     shape = Shape(
         placement.run_id,
         placement.attempt,
@@ -153,7 +164,7 @@ def _supervise(
     word = first_word(placement.node, incarnation, placement.attempt, placement.position, slots)
     word = replace(word, host=os.uname().nodename, address=placement.address)
     fs = PosixFileSystem(owner=os.geteuid())
-    pace = Pace(heartbeat_s=options.heartbeat_s, follow_s=min(0.5, options.heartbeat_s))
+    pace = Pace(heartbeat_s=options.heartbeat_s, follow_s=min(1.0, options.heartbeat_s))
     timing = Timing(options.node_timeout_s, options.join_timeout_s, options.last_call_s)
     courier = Courier(Member(fs, run, shape, word, timing, pace, time.monotonic, time.time_ns), time.monotonic)
     machine = AgentMachine(
@@ -166,9 +177,9 @@ def _supervise(
         options.redirects,
         options.tee,
         logs,
-        local_dir,
+        ward.local_dir,
         dict(os.environ),
-        os.getppid(),
+        ward.guardian,
         min(TROUBLE_S, options.join_timeout_s),
     )
     console = Console(placement.node)
@@ -185,8 +196,7 @@ def _supervise(
         time.time_ns,
     )
     code = loop.run()
-    with open(os.path.join(local_dir, "left"), "w"):
-        pass
+    ward.left()
     return code
 
 

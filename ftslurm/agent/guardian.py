@@ -11,54 +11,92 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 
-from ftslurm.agent.kernel import become_subreaper, kill_descendants
+from ftslurm.agent.kernel import become_subreaper, die_with_parent, kill_descendants, signal_name
 
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-EPITAPH_S = 10
-SWEEPS = 500
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+FORWARDED = (*STOPPING, signal.SIGUSR1, signal.SIGUSR2)
+EPITAPH_S = 5.0
+CLEANING_S = 10.0
 
 
-def guard(agent: Callable[[str], int]) -> int:
+class Ward:
+    """What the guardian gives its agent, and what the agent tells it in time, so that it need not ask a dead one.
+
+    Attributes:
+        local_dir: a new node-local directory for this agent alone.
+        guardian: a pidfd of the guardian, whose end is the agent's.
+    """
+
+    def __init__(self, local_dir: str, guardian: int, will: int) -> None:
+        self.local_dir = local_dir
+        self.guardian = guardian
+        self._will = will
+
+    def bequeath(self, node_file: str, incarnation: str) -> None:
+        """Have the guardian say in `node_file` that this incarnation is gone, should the agent not say so itself."""
+        os.write(self._will, f"{incarnation} {node_file}\0".encode("utf-8", "surrogateescape"))
+
+    def left(self) -> None:
+        """There is nothing to be said any more: the agent has said that it left."""
+        # Not a file: a worker may have emptied or filled TMPDIR.
+        os.write(self._will, b"\0")
+
+
+def guard(agent: Callable[[Ward], int], below_launcher: bool = False) -> int:
     """Run `agent` in a child process and clean up behind it; return its exit code, 128 + n when signal n killed it.
 
     Args:
-        agent: gets a new node-local directory, returns an exit code.
+        below_launcher: the death of whoever started this process is a SIGTERM for the agent.
     """
     become_subreaper()
-    local_dir = _make_local_dir()
-    watched = {signal.SIGCHLD, *FORWARDED}
+    # What was ignored from the start (nohup, a shell's background job) stays ignored.
+    watched = {signal.SIGCHLD, *(n for n in FORWARDED if signal.getsignal(n) is not signal.SIG_IGN)}
     # Blocked before the fork: a signal in between waits for sigwait instead of being lost.
     old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    if below_launcher:
+        die_with_parent(signal.SIGTERM)
+    local_dir = _make_local_dir()
+    will, legacy = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    # Opened before the fork: afterwards the guardian may be dead and its pid somebody else's.
+    myself = os.pidfd_open(os.getpid())
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
-            code = _be_agent(agent, local_dir, old_mask)
+            os.close(will)
+            code = _be_agent(agent, Ward(local_dir, myself, legacy), old_mask)
         except SystemExit as request:
             code = request.code if isinstance(request.code, int) else 1
-        except KeyboardInterrupt:
-            code = 128 + signal.SIGINT
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:
             _flush()
             os._exit(code)
+    os.close(legacy)
     code = _watch(pid, watched)
     leave_nothing()
-    if code > 128 or not os.path.exists(os.path.join(local_dir, "left")):
-        _epitaph(local_dir, code)
+    _execute(will, code)
     remove_tree(local_dir)
     return code
 
 
-def _be_agent(agent: Callable[[str], int], local_dir: str, mask: set[int | signal.Signals]) -> int:
+def _be_agent(agent: Callable[[Ward], int], ward: Ward, mask: set[int | signal.Signals]) -> int:
     # A group of its own: Ctrl-C reaches the guardian alone, which passes it on once.
     os.setpgid(0, 0)
     become_subreaper()
+    # Until the agent handles them: a program that is still starting must not die of "please save a checkpoint", and
+    # Python's way with Ctrl-C would not get it out of a filesystem that hangs.
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # In a group in the background, a terminal with `stty tostop` would stop it for writing.
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    return agent(local_dir)
+    return agent(ward)
 
 
 def _watch(pid: int, watched: set[signal.Signals]) -> int:
@@ -73,66 +111,89 @@ def _watch(pid: int, watched: set[signal.Signals]) -> int:
             continue
         while True:
             try:
-                ended, status = os.waitpid(-1, os.WNOHANG)
+                ended, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
             except ChildProcessError:
                 return 1
-            if ended == pid:
+            if ended == pid and os.WIFSTOPPED(status):
+                # An agent that is stopped alone would be replaced while its workers go on: two of the same rank. Who
+                # suspends a job stops the guardian, too.
+                os.kill(pid, signal.SIGCONT)
+            elif ended == pid:
                 return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
             if ended == 0:
                 break
 
 
 def leave_nothing() -> None:
-    """Kill and collect every descendant of this process."""
-    for _ in range(SWEEPS):
-        count = kill_descendants(os.getpid())
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
-            if not count:
-                return
-            continue
-        if count:
-            # Killed ones take a moment to become zombies; SIGCHLD is blocked and says when.
-            signal.sigtimedwait({signal.SIGCHLD}, 0.02)
-        elif not kill_descendants(os.getpid()):
-            return
+    """Kill and collect every descendant of this process, as far as that succeeds within 10 seconds."""
+    end = time.monotonic() + CLEANING_S
+    _collect()
+    while kill_descendants(os.getpid()) and time.monotonic() < end:
+        # Killed ones take a moment to become zombies; SIGCHLD is blocked and says when.
+        signal.sigtimedwait({signal.SIGCHLD}, 0.02)
+        _collect()
 
 
-def _epitaph(local_dir: str, code: int) -> None:
-    """Say in the dead agent's node file that it is gone: nobody needs to wait for its silence to be noticed."""
+def _collect() -> None:
     try:
-        with open(os.path.join(local_dir, "node_file")) as file:
-            path = file.read()
-    except OSError:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def _execute(will: int, code: int) -> None:
+    """Say in the dead agent's node file that it is gone: nobody needs to wait for its silence to be noticed.
+
+    In a process of its own, which may be killed: the shared directory may hang, the guardian may not.
+    """
+    try:
+        words = os.read(will, 1 << 16).decode("utf-8", "surrogateescape").split("\0")
+    except BlockingIOError:
+        # Somebody else holds the other end; the agent at least is dead and has said nothing.
         return
-    # The shared directory may hang; this process may not.
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(EPITAPH_S)
+    if len(words) != 2:
+        return
+    incarnation, _, path = words[0].partition(" ")
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _epitaph(path, incarnation, code)
+        finally:
+            os._exit(0)
+    end = time.monotonic() + EPITAPH_S
+    while os.waitpid(pid, os.WNOHANG)[0] == 0:
+        left_s = end - time.monotonic()
+        if left_s <= 0:
+            os.kill(pid, signal.SIGKILL)
+            return
+        signal.sigtimedwait({signal.SIGCHLD}, left_s)
+
+
+def _epitaph(path: str, incarnation: str, code: int) -> None:
     from dataclasses import replace
 
     from ftslurm.rendezvous.state import LEFT, NodeWord
     from ftslurm.sharedfs.filesystem import PosixFileSystem
     from ftslurm.sharedfs.publish import BadFile, publish
 
-    how = f"was killed by {signal.Signals(code - 128).name}" if code > 128 else f"ended with code {code}"
-    fs = PosixFileSystem()
+    how = f"was killed by {signal_name(code - 128)}" if code > 128 else f"ended with code {code}"
+    fs = PosixFileSystem(owner=os.geteuid())
     try:
         word = NodeWord.decode(fs.read(path, 1 << 20), path)
-        if word.status != LEFT:
+        # The file may speak for another agent by now, or still.
+        if word.incarnation == incarnation and word.status != LEFT:
             gone = replace(word, counter=word.counter + 1, status=LEFT, reason=f"its agent {how}")
             publish(fs, path, gone.encode())
     except (OSError, BadFile):
         pass
-    signal.alarm(0)
 
 
 def _make_local_dir() -> str:
     base = os.environ.get("TMPDIR") or "/tmp"
     path = os.path.join(base, f"ftslurm-{os.getuid()}-{os.getpid()}-{os.urandom(4).hex()}")
     try:
+        path = os.path.abspath(path)
         os.mkdir(path, 0o700)
     except OSError as error:
         sys.stderr.write(f"ftslurm: {path}: {error.strerror}; set TMPDIR to a writable directory on this node\n")
@@ -143,26 +204,26 @@ def _make_local_dir() -> str:
 def remove_tree(path: str) -> None:
     """Remove a node-local directory, as far as it can be removed."""
     for directory, subdirectories, files in os.walk(path, topdown=False):
-        for name in files:
-            _try(os.unlink, os.path.join(directory, name))
-        for name in subdirectories:
-            _try(os.rmdir, os.path.join(directory, name))
+        for name in (*files, *subdirectories):
+            # A link to a directory is listed as one.
+            _try(os.unlink, os.path.join(directory, name)) or _try(os.rmdir, os.path.join(directory, name))
     _try(os.rmdir, path)
 
 
-def _try(remove: Callable[[str], None], path: str) -> None:
+def _try(remove: Callable[[str], None], path: str) -> bool:
     try:
         remove(path)
     except OSError:
-        pass
+        return False
+    return True
 
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError):
+        except (OSError, ValueError, AttributeError):
             pass
 
 
-__all__ = ["guard", "leave_nothing", "remove_tree"]
+__all__ = ["Ward", "guard", "leave_nothing", "remove_tree"]

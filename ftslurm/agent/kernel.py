@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+from collections.abc import Callable
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -30,12 +31,14 @@ def die_with_parent(sig: int = signal.SIGKILL) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
 
-def descendants(root: int) -> list[int]:
-    """Return the pids of all living descendants of `root`, zombies left out, children before grandchildren.
+def descendants(root: int) -> list[tuple[int, int]]:
+    """Return pid and process group of all descendants of `root` that are not collected yet, parents first.
 
-    One pass over /proc: /proc/<pid>/task/*/children needs a kernel option that not every kernel has.
+    Zombies are among them: behind one whose first thread has ended others may be running, and what forks and exits all
+    the time is seen only by the zombies that it leaves. One pass over /proc: /proc/<pid>/task/*/children needs a kernel
+    option that not every kernel has.
     """
-    children: dict[int, list[tuple[int, str]]] = {}
+    children: dict[int, list[tuple[int, int]]] = {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
@@ -45,28 +48,44 @@ def descendants(root: int) -> list[int]:
         except OSError:
             continue
         # The command's name is in parentheses and may hold anything, spaces and parentheses too.
-        state, parent = line[line.rindex(b")") + 2 :].split(None, 2)[:2]
-        children.setdefault(int(parent), []).append((int(name), state.decode()))
-    found: list[int] = []
+        parent, group = line[line.rindex(b")") + 2 :].split(None, 3)[1:3]
+        children.setdefault(int(parent), []).append((int(name), int(group)))
+    found: list[tuple[int, int]] = []
     queue = [root]
     while queue:
-        for pid, state_ in children.get(queue.pop(), ()):
-            queue.append(pid)
-            if state_ not in "ZX":
-                found.append(pid)
+        below = children.get(queue.pop(), [])
+        queue += [pid for pid, _ in below]
+        found += below
     return found
 
 
 def kill_descendants(root: int, sig: int = signal.SIGKILL) -> int:
-    """Send `sig` to every descendant of `root`; return to how many."""
-    count = 0
-    for pid in descendants(root):
-        try:
-            os.kill(pid, sig)
-            count += 1
-        except ProcessLookupError:
-            pass
-    return count
+    """Send `sig` to every descendant of `root`; return to how many that was possible, zombies included.
+
+    Collect before: 0 means that nothing is left. Their process groups get it too: to a group the kernel sends it at one
+    moment, so that a process that does nothing but fork and exit is hit, which is never found alive one by one.
+    Processes of another user (sudo) cannot be killed and do not count.
+    """
+    found = descendants(root)
+    for group in {group for _, group in found} - {os.getpgrp()}:
+        _send(os.killpg, group, sig)
+    return sum([_send(os.kill, pid, sig) for pid, _ in found])
+
+
+def _send(kill: Callable[[int, int], None], target: int, sig: int) -> bool:
+    try:
+        kill(target, sig)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def signal_name(number: int) -> str:
+    """Return "SIGTERM" for 15; "SIG50" for a signal without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIG{number}"
 
 
 class FileWatch:

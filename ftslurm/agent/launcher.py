@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 import time
@@ -10,13 +11,15 @@ from collections.abc import Sequence
 
 from ftslurm import __version__
 from ftslurm.agent.command import check, print_report, unique_name, user_name
-from ftslurm.agent.guardian import FORWARDED
+from ftslurm.agent.guardian import FORWARDED, Ward
+from ftslurm.agent.kernel import die_with_parent
 from ftslurm.agent.options import RunOptions, UsageError, parse_run
 from ftslurm.agent.placement import LOCAL_ATTEMPT, LOCAL_NODE
+from ftslurm.rendezvous.state import EXIT_FAILED
 from ftslurm.sharedfs.rundir import open_run
 
 
-def launch(options: RunOptions, arguments: Sequence[str]) -> int:
+def launch(options: RunOptions, arguments: Sequence[str], ward: Ward) -> int:
     """Start the agents, wait for them, print the report; return the job's exit code.
 
     Raises:
@@ -32,8 +35,16 @@ def launch(options: RunOptions, arguments: Sequence[str]) -> int:
     run = open_run(placement.run_dir, user_name(), time.time_ns(), __version__)
     # Blocked before the first agent exists, so that a signal cannot come in between and be lost on it.
     watched = {signal.SIGCHLD, *FORWARDED}
-    signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    # Should the guardian be killed, that is a SIGTERM for everybody below it.
+    die_with_parent(signal.SIGTERM)
+    if select.select([ward.guardian], [], [], 0)[0]:
+        return EXIT_FAILED
     _wait({_start(index, count, arguments) for index in range(count)}, watched)
+    # One Ctrl-C too many is not meant for the report; while it is written, they count again.
+    while signal.sigtimedwait(watched, 0) is not None:
+        pass
+    signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
     return print_report(run.root)
 
 
@@ -41,7 +52,8 @@ def _start(index: int, count: int, arguments: Sequence[str]) -> int:
     environment = {**os.environ, LOCAL_NODE: f"{index}/{count}"}
     command = [sys.executable, "-m", "ftslurm.cli", "run", *arguments]
     # A group of its own: Ctrl-C reaches the launcher alone, which passes it on once.
-    return os.posix_spawn(sys.executable, command, environment, setpgroup=0, setsigmask=[])
+    reset = [*FORWARDED, signal.SIGTTOU]
+    return os.posix_spawn(sys.executable, command, environment, setpgroup=0, setsigmask=[], setsigdef=reset)
 
 
 def _wait(pids: set[int], watched: set[signal.Signals]) -> None:
@@ -51,6 +63,6 @@ def _wait(pids: set[int], watched: set[signal.Signals]) -> None:
             for pid in pids:
                 os.kill(pid, number)
             continue
-        for pid in list(pids):
-            if os.waitpid(pid, os.WNOHANG)[0]:
-                pids.discard(pid)
+        # Orphans of dead agents come here, too.
+        while pids and (ended := os.waitpid(-1, os.WNOHANG)[0]):
+            pids.discard(ended)

@@ -10,6 +10,7 @@ import json
 import os
 import selectors
 import signal
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +26,7 @@ from ftslurm.agent.environment import (
     worker_command,
     worker_environment,
 )
+from ftslurm.agent.guardian import FORWARDED, STOPPING
 from ftslurm.agent.machine import (
     Action,
     AgentMachine,
@@ -43,7 +45,7 @@ from ftslurm.agent.narrate import narrate
 from ftslurm.agent.output import Console
 from ftslurm.agent.ports import ReservedPort
 from ftslurm.agent.round_record import round_record
-from ftslurm.agent.workers import Launch, Worker, Workers, reap_orphans, sweep
+from ftslurm.agent.workers import Launch, Worker, Workers
 from ftslurm.failures.record import STACKS, complete, encode, summary
 from ftslurm.monitor.progress import read as read_progress
 from ftslurm.rendezvous.member import View
@@ -52,8 +54,7 @@ from ftslurm.sharedfs.filesystem import FileSystem
 from ftslurm.sharedfs.publish import publish
 from ftslurm.sharedfs.rundir import RunDirectory, rank_directory
 
-STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-HANDLED = (*STOPPING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
+HANDLED = (*FORWARDED, signal.SIGCHLD)
 SWEEP_RETRY_S = 0.02
 FINISH_S = 10.0
 TROUBLE_LOOK_S = 1.0
@@ -70,7 +71,7 @@ class AgentSettings:
         logs: directory under which the ranks' log files lie (the run directory, or --log-dir's).
         local_dir: node-local directory of this agent alone.
         inherited: the environment that workers start from.
-        guardian: pid of the guardian, whose end is this agent's.
+        guardian: pidfd of the guardian, whose end is this agent's.
         trouble_s: after so many seconds in which every use of the shared directory failed, an agent without workers
             gives up. A directory that *hangs* is waited for without limit.
     """
@@ -126,8 +127,10 @@ class AgentLoop:
         self._now_ns = now_ns
         self._workers = Workers(now_ns)
         self._selector = selectors.DefaultSelector()
+        self._signals: deque[int] = deque()
         self._round_started_ns = 0
         self._sweeping = False
+        self._ready: list[Worker] = []
         self._told: State | None = None
         self._exit: int | None = None
         self._trouble_since: float | None = None
@@ -136,16 +139,16 @@ class AgentLoop:
         """Run until the machine says to leave; return the exit code."""
         wake_r, wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
+        # The pipe only wakes: when thousands of orphans end at once it may be full.
         for number in HANDLED:
-            signal.signal(number, _ignore)
-        guardian = os.pidfd_open(self._settings.guardian)
+            signal.signal(number, lambda number, _: self._signals.append(number))
         self._selector.register(wake_r, selectors.EVENT_READ, "signal")
-        self._selector.register(guardian, selectors.EVENT_READ, "guardian")
+        self._selector.register(self._settings.guardian, selectors.EVENT_READ, "guardian")
         self._selector.register(self._courier.wake_r, selectors.EVENT_READ, "courier")
         self._courier.say(replace(self._word, port=self._port.number))
         self._courier.start()
         while self._exit is None:
-            self._turn(wake_r, guardian)
+            self._turn(wake_r)
         finished = self._courier.finish(FINISH_S)
         while self._courier.news:
             # A coordinator's last look may have closed the run.
@@ -160,20 +163,24 @@ class AgentLoop:
 
     # Waiting
 
-    def _turn(self, wake_r: int, guardian: int) -> None:
+    def _turn(self, wake_r: int) -> None:
         events = self._selector.select(self._timeout())
         # A signal from outside explains workers that died of the same signal, so it is heard first.
         sources = [key.data for key, _ in events]
         if "signal" in sources:
-            for number in _drain(wake_r):
-                self._on_signal(number)
+            _drain(wake_r)
+            while self._signals:
+                self._on_signal(self._signals.popleft())
         if "guardian" in sources:
-            self._selector.unregister(guardian)
+            self._selector.unregister(self._settings.guardian)
             self._do(self._machine.on_lost_ground("its guardian process was killed", EXIT_FAILED, self._moment()))
-            sweep()
+            # No grace: the others are told at once that this node is gone, and its ranks may run elsewhere soon.
+            self._workers.sweep()
         for source in sources:
             if isinstance(source, Worker):
-                self._on_worker_ready(source)
+                self._selector.unregister(source.pidfd)
+                self._ready.append(source)
+        self._look_at_workers()
         if "courier" in sources:
             _drain(self._courier.wake_r)
             while self._courier.news:
@@ -198,28 +205,20 @@ class AgentLoop:
 
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGCHLD:
-            self._reap_strangers()
+            self._workers.collect()
             return
         if number in STOPPING:
             self._console.log(f"{signal.Signals(number).name} from outside: stopping")
         self._do(self._machine.on_signal(number, self._moment()))
 
-    def _reap_strangers(self) -> None:
-        """Collect orphans that the kernel gave us; workers are collected when their pidfd says so."""
-        ours = {worker.pid for worker in self._workers.all if worker.ended_ns is None}
-        try:
-            while True:
-                info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-                if info is None or info.si_pid in ours:
-                    return
-                os.waitpid(info.si_pid, os.WNOHANG)
-        except ChildProcessError:
-            return
+    def _look_at_workers(self) -> None:
+        # One that a debugger holds stays here until SIGCHLD says that it can be collected.
+        ended = [worker for worker in self._ready if self._workers.reap(worker)]
+        for worker in ended:
+            self._ready.remove(worker)
+            self._on_worker_ended(worker)
 
-    def _on_worker_ready(self, worker: Worker) -> None:
-        self._selector.unregister(worker.pidfd)
-        if not self._workers.reap(worker):
-            return
+    def _on_worker_ended(self, worker: Worker) -> None:
         record = complete(worker.record_dir, self._facts_of(worker)) if worker.exit_code != 0 else None
         actions = self._machine.on_worker_ended(_end_of(worker, record), self._moment())
         self._do(actions)
@@ -346,7 +345,7 @@ class AgentLoop:
         )
 
     def _sweep_on(self) -> None:
-        if not sweep():
+        if not self._workers.sweep():
             return
         self._sweeping = False
         self._do(self._machine.on_swept(self._moment()))
@@ -408,10 +407,6 @@ def _end_of(worker: Worker, record: dict[str, Any] | None) -> WorkerEnd:
     return WorkerEnd(worker.local_rank, worker.exit_code, worker.signal, worker.ended_ns, recorded_ns, failure)
 
 
-def _ignore(number: int, frame: object) -> None:
-    """Let the signal only wake the loop."""
-
-
 def _drain(fd: int) -> bytes:
     try:
         return os.read(fd, 4096)
@@ -419,4 +414,4 @@ def _drain(fd: int) -> bytes:
         return b""
 
 
-__all__ = ["AgentLoop", "AgentSettings", "reap_orphans"]
+__all__ = ["AgentLoop", "AgentSettings"]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ftslurm.agent.guardian import remove_tree
-from ftslurm.agent.kernel import descendants, kill_descendants
+from ftslurm.agent.kernel import kill_descendants, signal_name
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Worker:
     pidfd: int
     record_dir: str
     started_ns: int
+    status: int | None = None
     ended_ns: int | None = None
     exit_code: int | None = None
     signal: str | None = None
@@ -64,10 +65,15 @@ class Workers:
             file_actions=[(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)],
             setsid=True,
             setsigmask=[],
-            # Python ignores these two; programs expect them to be as a shell leaves them.
-            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
+            # Python ignores the first two, the agent the third; programs expect them to be as a shell leaves them.
+            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTTOU],
         )
-        worker = Worker(launch.local_rank, launch.rank, pid, os.pidfd_open(pid), launch.record_dir, started_ns)
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            raise
+        worker = Worker(launch.local_rank, launch.rank, pid, pidfd, launch.record_dir, started_ns)
         self.all.append(worker)
         return worker
 
@@ -82,13 +88,21 @@ class Workers:
                 except ProcessLookupError:
                     pass
 
-    def reap(self, worker: Worker) -> bool:
-        """Collect a worker that has ended; False when it is still alive."""
+    def collect(self) -> None:
+        """Collect all children that have ended: workers, whose end is kept for `reap`, and orphans."""
+        pids = {worker.pid: worker for worker in self.all if worker.status is None}
         try:
-            pid, status = os.waitpid(worker.pid, os.WNOHANG)
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if ended[0] in pids:
+                    pids.pop(ended[0]).status = ended[1]
         except ChildProcessError:
-            pid, status = worker.pid, 255 << 8
-        if pid == 0:
+            pass
+
+    def reap(self, worker: Worker) -> bool:
+        """Note how a worker has ended; False when that cannot be said yet: alive, or held by a debugger."""
+        self.collect()
+        status = worker.status
+        if status is None:
             return False
         worker.ended_ns = self._now_ns()
         if os.WIFSIGNALED(status):
@@ -105,28 +119,10 @@ class Workers:
             remove_tree(worker.record_dir)
         self.all = []
 
-
-def sweep() -> bool:
-    """Kill and reap whatever descends from this process; True when nothing is left."""
-    reap_orphans()
-    if not kill_descendants(os.getpid()):
-        return True
-    reap_orphans()
-    return not descendants(os.getpid())
-
-
-def reap_orphans() -> None:
-    """Collect all children that have ended."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass
-
-
-def signal_name(number: int) -> str:
-    """Return "SIGTERM" for 15; "SIG50" for a signal without a name."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"SIG{number}"
+    def sweep(self) -> bool:
+        """Kill and collect whatever descends from this process; True when nothing is left that can be killed."""
+        for _ in range(2):
+            self.collect()
+            if not kill_descendants(os.getpid()):
+                return True
+        return False
