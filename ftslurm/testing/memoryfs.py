@@ -108,6 +108,10 @@ class MemoryFileSystem:
         """Return every file's path and content, past any hook."""
         return {path: inode.data for path, inode in sorted(self._tree.files.items())}
 
+    def content(self, path: str) -> bytes:
+        """Return one file's content, past any hook; `KeyError` when there is none."""
+        return self._tree.files[path].data
+
     # FileSystem
 
     def create(self, path: str, data: bytes, durable: bool) -> None:

@@ -1,0 +1,364 @@
+"""One simulated cluster: its time, its nodes and agents, and what they must never do."""
+
+from __future__ import annotations
+
+import errno
+import heapq
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+from ftslurm.agent.machine import AgentMachine, Assignment
+from ftslurm.rendezvous.fold import Shape, Timing
+from ftslurm.rendezvous.member import Member, Pace, first_word
+from ftslurm.rendezvous.state import LEFT, NodeWord, State
+from ftslurm.sharedfs.publish import publish
+from ftslurm.sharedfs.rundir import RunDirectory
+from ftslurm.testing.memoryfs import AFTER, BEFORE, MemoryFileSystem, Operation
+from ftslurm.testing.simulation import faults
+from ftslurm.testing.simulation.agent import Host, VirtualAgent, VirtualWorker
+from ftslurm.testing.simulation.faults import Armed
+from ftslurm.testing.simulation.filesystem import CachingClient, ClientCache
+from ftslurm.testing.simulation.invariants import Ledger, Witness, check
+
+RUN = RunDirectory("/runs/r")
+TIMING = Timing(node_timeout_s=8.0, join_timeout_s=60.0, last_call_s=4.0)
+PACE = Pace(heartbeat_s=2.0, follow_s=1.0, thorough_s=5.0, coordinate_s=0.5, hurry_s=0.25)
+GRACE_S, KILL_WAIT_S = 2.0, 6.0
+
+MEMORY_S = 30.0
+"""How long ago a hindrance may lie and still excuse a silence."""
+
+OBEY_S = PACE.thorough_s + PACE.follow_s + GRACE_S + 4.0
+"""An agent that can see has stopped the workers of a finished round after this long."""
+
+CHANGES = ("link", "rename", "unlink")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a cluster looks like and how much it suffers.
+
+    Attributes:
+        seed: of everything random.
+        nodes: (fewest, most).
+        faults: how many must strike before calm returns.
+        kinds: the kinds of faults to choose from; empty: all.
+        verbose: print what happens.
+    """
+
+    seed: int
+    nodes: tuple[int, int] = (2, 6)
+    faults: int = 100
+    kinds: tuple[str, ...] = ()
+    verbose: bool = False
+
+
+class Node:
+    """A host: its clocks, its kernel's memory of the shared filesystem, and what it suffers."""
+
+    def __init__(self, name: str, cache: ClientCache, offset_s: float, offset_ns: int) -> None:
+        self.name = name
+        self.cache = cache
+        self.offset_s = offset_s
+        self.offset_ns = offset_ns
+        self.up = True
+        self.stalled_until = 0.0
+        self.slow_until = 0.0
+
+
+class Attempt:
+    """One start of a job: its agents, those that have ended too."""
+
+    def __init__(self, shape: Shape, slots: int) -> None:
+        self.shape = shape
+        self.name = shape.attempt
+        self.slots = slots
+        self.agents: list[SimulatedAgent] = []
+        self.said_78 = False
+        self.due = 0.0
+
+
+class SimulatedAgent(VirtualAgent):
+    """A virtual agent with what the simulation knows about it.
+
+    Attributes:
+        armed: faults that wait for its calls.
+        rough: until when it was kept from its duties, once for each hindrance.
+        bumps: when small faults struck it.
+    """
+
+    def __init__(self, cluster: Cluster, home: Node, attempt: Attempt, incarnation: str) -> None:
+        fs = CachingClient(cluster.server, home.cache, self._on_call)
+        super().__init__(cluster, home.name, fs, RUN, home.offset_s, home.offset_ns)
+        self._cluster = cluster
+        self.home = home
+        self.attempt = attempt
+        self.incarnation = incarnation
+        self.born = cluster.now()
+        self.armed: list[Armed] = []
+        self.rough: list[float] = [home.stalled_until]
+        self.bumps: list[float] = []
+        self.cannot_start = 0
+
+    def _on_call(self, when: str, operation: Operation) -> None:
+        """Hook of this agent's client: stalls, then what is armed."""
+        if when == AFTER and operation.name in CHANGES:
+            self._cluster.on_changed(self, operation)
+        if not self.armed and self.strand is None:
+            return
+        if self.strand is not None:
+            self._hang(when)
+        fault = faults.pick_armed(self.armed, when, operation)
+        if fault is not None:
+            self.armed.remove(fault)
+            self._cluster.struck(fault.kind, self.node, operation.name)
+            self.bumps.append(self._cluster.now())
+            fault.strike(self, operation)
+
+    def _hang(self, when: str) -> None:
+        cluster = self._cluster
+        while (until := max(cluster.stalled_until, self.home.stalled_until)) > cluster.now():
+            self.wait_until(until + cluster.rng.uniform(0.0, 0.5))
+        if when == BEFORE and self.home.slow_until > cluster.now() and cluster.rng.random() < 0.1:
+            self.wait_until(cluster.now() + cluster.rng.uniform(0.1, 1.5))
+
+    def excuse(self, seconds: float) -> None:
+        """Note that it is kept from its duties for that long."""
+        self.rough.append(self._cluster.now() + seconds)
+
+    def unwell(self, memory_s: float = MEMORY_S) -> bool:
+        """Tell whether it had a reason to be silent in the last `memory_s` seconds."""
+        since = self._cluster.now() - memory_s
+        small = sum(at >= since for at in self.bumps)
+        return self.departed or self.leaving or small >= 4 or any(until >= since for until in self.rough)
+
+    def sleep_through(self, seconds: float) -> None:
+        """Let everybody's stall of that length not count as time in which it could have recovered."""
+        since = self._cluster.now() - MEMORY_S
+        self.rough = [until + seconds if until >= since else until for until in self.rough]
+        self.bumps = [at + seconds if at >= since else at for at in self.bumps]
+
+
+class Cluster(Host):
+    """One cluster and its run directory, over all attempts.
+
+    Args:
+        plan: see `Plan`.
+
+    Attributes:
+        counts: the faults that struck, by kind.
+        stale: the old answers that clients got, by kind.
+        events: what happened last, for people.
+        gentle: whether workers succeed soon and nobody is late.
+        stalled_until: until when the filesystem hangs for everybody.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.rng = random.Random(plan.seed)
+        self.counts: Counter[str] = Counter()
+        self.stale: Counter[str] = Counter()
+        self.events: deque[tuple[float, str]] = deque(maxlen=80)
+        self.gentle = False
+        self.stalled_until = 0.0
+        self.server = MemoryFileSystem()
+        self.attempts: list[Attempt] = []
+        self.agents: dict[str, SimulatedAgent] = {}
+        self.handled = 0
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._sequence = 0
+        self._time = 0.0
+        self._nonces = 0
+        self._durations: dict[tuple[str, int], float] = {}
+        for directory in (RUN.state, RUN.nodes):
+            self.server.makedirs(directory)
+        self.ledger = Ledger(Witness(self._was_unwell, self._anybody_well))
+        self.nodes = [self._make_node(f"n{i + 1}") for i in range(self.rng.randint(*plan.nodes))]
+
+    def _make_node(self, name: str) -> Node:
+        cache = ClientCache(self.now, self.rng, lambda kind: self.stale.update([kind]))
+        days = self.rng.randint(-3 * faults.DAY_NS, 3 * faults.DAY_NS)
+        return Node(name, cache, self.rng.uniform(0.0, 1e6), days)
+
+    # Time
+
+    def now(self) -> float:
+        """See `Host`."""
+        return self._time
+
+    def after(self, seconds: float, event: Callable[[], None]) -> None:
+        """See `Host`."""
+        self._sequence += 1
+        heapq.heappush(self._queue, (self._time + seconds, self._sequence, event))
+
+    def step(self) -> None:
+        """Let the next event happen."""
+        when, _, event = heapq.heappop(self._queue)
+        self._time = max(self._time, when)
+        self.handled += 1
+        event()
+
+    def note(self, text: str) -> None:
+        """Keep an event for the story of a broken invariant."""
+        self.events.append((self._time, text))
+        if self.plan.verbose:
+            print(f"{self._time:10.3f} s  {text}")
+
+    def struck(self, kind: str, where: str = "", call: str = "") -> None:
+        """Count a fault."""
+        self.counts[kind] += 1
+        self.note(f"FAULT {kind} {where} {call}")
+
+    @property
+    def strikes(self) -> int:
+        """How many faults have struck."""
+        return self.counts.total()
+
+    # Attempts and agents
+
+    def living(self) -> Iterator[SimulatedAgent]:
+        """Yield the agents that live, of all attempts."""
+        for attempt in self.attempts:
+            for agent in attempt.agents:
+                if agent.alive:
+                    yield agent
+
+    def begin(self, name: str, nodes: list[Node]) -> Attempt:
+        """Start an attempt on these nodes, some of them late."""
+        rng = self.rng
+        low = rng.randint(1, len(nodes))
+        high = len(nodes) if self.gentle else rng.randint(low, len(nodes))
+        expected = tuple(node.name for node in nodes) if self.gentle or rng.random() < 0.8 else ()
+        restarts = 3 if self.gentle else rng.choice([0, 1, 3, 1000, 1000, 1000])
+        attempt = Attempt(Shape("r", name, expected, low, high, restarts), rng.randint(1, 2))
+        self.attempts.append(attempt)
+        self.note(f"attempt {name} begins on {len(nodes)} nodes, {low}:{high}, {restarts} restarts")
+        for position, node in enumerate(nodes):
+            delay = rng.uniform(0.0, 1.0)
+            if not self.gentle and rng.random() < 0.1:
+                delay = rng.uniform(3.0, 40.0)
+                self.after(delay, partial(self.struck, "node joins late", node.name))
+            attempt.due = max(attempt.due, self._time + delay)
+            self.after(delay, partial(self.start, attempt, node, position))
+        return attempt
+
+    def start(self, attempt: Attempt, home: Node, position: int) -> None:
+        """Start an agent, unless its node is down or has one of this attempt."""
+        if not home.up or any(agent.alive and agent.home is home for agent in attempt.agents):
+            return
+        incarnation = f"{home.name}-{len(self.agents)}"
+        agent = SimulatedAgent(self, home, attempt, incarnation)
+        self.agents[incarnation] = agent
+        attempt.agents.append(agent)
+        word = first_word(home.name, incarnation, attempt.name, position, attempt.slots)
+        # The simulating process has one pid only, and it differs from run to run.
+        word = replace(word, pid=1, port=29400)
+        member = Member(agent.fs, RUN, attempt.shape, word, TIMING, PACE, agent.monotonic, agent.now_ns, self._nonce)
+        machine = AgentMachine(home.name, incarnation, attempt.name, attempt.slots, GRACE_S, KILL_WAIT_S)
+        self.note(f"{incarnation} of {attempt.name} starts")
+        agent.start(member, machine)
+
+    def _nonce(self) -> str:
+        self._nonces += 1
+        return f"{self._nonces:016x}"
+
+    # What agents ask for
+
+    def may_wait(self, agent: VirtualAgent) -> bool:
+        """See `Host`."""
+        assert isinstance(agent, SimulatedAgent)
+        now, home = self._time, agent.home
+        if self.stalled_until > now or home.stalled_until > now or home.slow_until > now:
+            return True
+        return any(fault.waits for fault in agent.armed)
+
+    def plan_worker(self, agent: VirtualAgent, assignment: Assignment, local_rank: int) -> VirtualWorker:
+        """See `Host`."""
+        assert isinstance(agent, SimulatedAgent)
+        rng = self.rng
+        if agent.cannot_start:
+            agent.cannot_start -= 1
+            self.struck("rank cannot be started", agent.node)
+            raise OSError(errno.EAGAIN, "cannot start python")
+        longest = 10.0 if self.gentle else 90.0
+        duration = self._durations.setdefault((assignment.attempt, assignment.round), rng.uniform(5.0, longest))
+        ends_at = self._time + duration + rng.uniform(0.0, 2.0)
+        return VirtualWorker(local_rank, ends_at, 0, None, rng.uniform(0.02, 0.5), 0.02)
+
+    def on_spawned(self, agent: VirtualAgent, assignment: Assignment) -> None:
+        """See `Host`."""
+        self.note(f"{agent.word.incarnation} runs round {assignment.round}")
+        self.ledger.on_spawned(agent, assignment)
+        if self.ledger.is_over(assignment):
+            self._expect_obedience(agent, assignment, OBEY_S)
+
+    def on_gone(self, agent: VirtualAgent, code: int | None) -> None:
+        """See `Host`; a killed agent's guardian may tell the others."""
+        assert isinstance(agent, SimulatedAgent)
+        self.note(f"{agent.incarnation} is gone with {code}")
+        if code is not None:
+            self.ledger.on_exit(agent, agent.attempt.name)
+        elif agent.home.up and self.rng.random() < 0.5:
+            self.after(self.rng.uniform(0.02, 3.0), partial(self._say_goodbye, agent))
+
+    def _say_goodbye(self, agent: SimulatedAgent) -> None:
+        path = RUN.node_file(agent.node)
+        data = self.server.files().get(path)
+        if data is None or not agent.home.up:
+            return
+        word = NodeWord.decode(data, path)
+        if word.incarnation == agent.incarnation and word.status != LEFT:
+            gone = replace(word, counter=word.counter + 1, status=LEFT, reason="its agent was killed by SIGKILL")
+            publish(self.server, path, gone.encode(), nonce=self._nonce)
+
+    # What must hold
+
+    def on_changed(self, agent: SimulatedAgent, operation: Operation) -> None:
+        """A name was given, moved or taken away."""
+        path = operation.path
+        directory, _, name = path.rpartition("/")
+        if directory != RUN.state:
+            return
+        if operation.name != "link":
+            self.ledger.on_overwritten(path)
+            return
+        content = self.server.content(path)
+        before = self.ledger.state
+        state = State.decode(content.partition(b"\n")[2], path)
+        self.note(
+            f"{agent.incarnation} publishes {int(name[:12])}: {state.attempt} {state.phase} round {state.round}"
+            f" by {state.coordinator.incarnation} restarts {state.restarts_used}"
+            + (f" closed {state.closed.exit_code} {state.closed.reason}" if state.closed else "")
+        )
+        self.ledger.on_generation(path, int(name[:12]), content, state)
+        if before is None or (before.attempt, before.round, before.phase) != (state.attempt, state.round, state.phase):
+            for other in self.living():
+                if other.workers and other.assignment is not None and self.ledger.is_over(other.assignment):
+                    self._expect_obedience(other, other.assignment, OBEY_S)
+
+    def _expect_obedience(self, agent: VirtualAgent, assignment: Assignment, seconds: float) -> None:
+        self.after(seconds, partial(self._check_obedience, agent, assignment))
+
+    def _check_obedience(self, agent: VirtualAgent, assignment: Assignment) -> None:
+        """An agent that has been able to see for a while runs no worker of a finished round."""
+        assert isinstance(agent, SimulatedAgent)
+        if not agent.alive or agent.assignment is not assignment or not agent.workers:
+            return
+        slow = any(worker.kill_s > 1.0 for worker in agent.workers.values())
+        blind = max(self.stalled_until, agent.home.slow_until) >= self._time - OBEY_S
+        if slow or blind or agent.unwell(OBEY_S):
+            self._expect_obedience(agent, assignment, OBEY_S if agent.leaving or slow or blind else 2.0)
+            return
+        facts = (agent.incarnation, f"round {assignment.round} of {assignment.attempt}", agent.machine.phase)
+        check(False, f"workers of a finished round live {OBEY_S} s after their agent could know", *facts)
+
+    def _was_unwell(self, incarnation: str) -> bool:
+        agent = self.agents.get(incarnation)
+        return agent is None or agent.unwell()
+
+    def _anybody_well(self, attempt: str) -> bool:
+        mine = [agent for agent in self.agents.values() if agent.attempt.name == attempt]
+        return any(agent.alive and not agent.unwell() and self._time - agent.born > OBEY_S for agent in mine)

@@ -1,0 +1,181 @@
+"""What must hold whatever fails: a ledger of all that was published and started, checked as it grows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ftslurm.agent.machine import Assignment
+from ftslurm.rendezvous.state import CLOSED, RUNNING, Closed, Lease, LostNode, State
+from ftslurm.testing.simulation.agent import VirtualAgent
+
+
+class Broken(AssertionError):
+    """An invariant does not hold; the text says which, and how."""
+
+
+def check(holds: bool, what: str, *facts: object) -> None:
+    """Raise `Broken` unless `holds`."""
+    if not holds:
+        raise Broken(": ".join([what, *(str(fact) for fact in facts)]))
+
+
+@dataclass(frozen=True)
+class Witness:
+    """What the ledger asks of the cluster.
+
+    Attributes:
+        was_unwell: whether this incarnation had a reason to be silent lately (dead, frozen, stalled alone, ...).
+        anybody_well: whether an agent of that attempt was neither of it.
+    """
+
+    was_unwell: Callable[[str], bool]
+    anybody_well: Callable[[str], bool]
+
+
+class Ledger:
+    """All that the run directory and the agents have shown so far."""
+
+    def __init__(self, witness: Witness) -> None:
+        self._witness = witness
+        self.token = 0
+        self.state: State | None = None
+        self.closed: dict[str, Closed] = {}
+        self._contents: dict[str, bytes] = {}
+        self._worlds: dict[tuple[str, int], State] = {}
+        self._runners: dict[tuple[str, int, int], str] = {}
+        self.rounds = 0
+
+    # The fenced state
+
+    def on_generation(self, path: str, token: int, content: bytes, state: State) -> None:
+        """A new generation has its name."""
+        check(token == self.token + 1, "a token was skipped or came twice", token, self.token)
+        check(path not in self._contents, "a token was given twice", path)
+        self._contents[path] = content
+        if self.state is not None:
+            self._follows(self.state, state)
+        self._sound(state)
+        self.token, self.state = token, state
+        if state.closed is not None:
+            self.closed.setdefault(state.attempt, state.closed)
+
+    def on_overwritten(self, path: str) -> None:
+        """Something replaced, or removed, what has this name."""
+        check(path not in self._contents, "a generation was changed after it was published", path)
+
+    def contents_hold(self, files: dict[str, bytes]) -> None:
+        """Compare every generation with what it was when it was published."""
+        for path, content in self._contents.items():
+            check(files.get(path) == content, "a generation's content has changed", path)
+
+    def _sound(self, state: State) -> None:
+        used = (state.restarts_used, state.max_restarts)
+        check(used[0] <= used[1], "more restarts than allowed", used)
+        check((state.phase == CLOSED) == (state.closed is not None), "closed without a verdict", state.phase)
+        check(state.attempts[-1] == state.attempt, "the attempt is not the last one", state.attempts)
+        check(len(set(state.attempts)) == len(state.attempts), "an attempt came back", state.attempts)
+        if state.phase == RUNNING:
+            self._sound_world(state)
+
+    def _sound_world(self, state: State) -> None:
+        world = state.participants
+        where = f"round {state.round} of attempt {state.attempt}"
+        check(state.min_nodes <= len(world) <= state.max_nodes, f"{where} runs outside min:max", len(world))
+        check(len({p.node for p in world}) == len(world), f"{where} has a node twice", world)
+        first = 0
+        for group_rank, participant in enumerate(world):
+            check(participant.group_rank == group_rank, f"{where}: group ranks are not in order", world)
+            check(participant.first_rank == first, f"{where}: ranks have holes or overlap", world)
+            first += participant.slots
+        check(state.world_size == first, f"{where}: wrong world size", state.world_size, first)
+        check(state.master is not None, f"{where} has no master")
+
+    def _follows(self, old: State, new: State) -> None:
+        check(new.round >= old.round, "the round's number went back", old.round, new.round)
+        check(new.coordinator.term >= old.coordinator.term, "the term went back", old.coordinator, new.coordinator)
+        if new.attempt != old.attempt:
+            self._attempt_follows(old, new)
+            return
+        check(old.phase != CLOSED, "a closed attempt was changed", new)
+        check(new.attempts == old.attempts, "attempts changed within one", new.attempts)
+        check(new.round <= old.round + 1, "a round was skipped", old.round, new.round)
+        check(new.restarts_used >= old.restarts_used, "a restart was given back", new.restarts_used)
+        if new.round == old.round:
+            check(new.participants == old.participants, "a round has two worlds", old.participants, new.participants)
+            check(new.master == old.master, "a round has two masters", old.master, new.master)
+        else:
+            self._round_follows(old, new)
+        if (new.coordinator.node, new.coordinator.incarnation) != (old.coordinator.node, old.coordinator.incarnation):
+            self._lease_changed(old.coordinator, new.coordinator)
+        for gone in new.lost[len(old.lost) :]:
+            self._lost(gone)
+
+    def _attempt_follows(self, old: State, new: State) -> None:
+        check(new.attempts[:-1] == old.attempts, "a new attempt forgot the others", old.attempts, new.attempts)
+        check(new.round == old.round, "a new attempt did not go on counting rounds", old.round, new.round)
+        same_job = old.attempt.rpartition(".")[0] == new.attempt.rpartition(".")[0]
+        if old.phase != CLOSED and not same_job:
+            alive = self._witness.anybody_well(old.attempt)
+            check(not alive, "another job took over a run whose agents are well", old.attempt, new.attempt)
+
+    def _round_follows(self, old: State, new: State) -> None:
+        last = new.past(old.round)
+        check(last is None or last.ended_ns is not None, "a round began before the last one had ended", old.round)
+        mine = sum(attempt == new.attempt for attempt, _ in self._worlds)
+        check(mine <= new.restarts_used, "a round that nobody paid for", new.round, new.restarts_used)
+        self._worlds[new.attempt, new.round] = new
+        self.rounds += 1
+
+    def _lease_changed(self, old: Lease, new: Lease) -> None:
+        check(new.term == old.term + 1, "a lease changed hands without a new term", old, new)
+        check(self._witness.was_unwell(old.incarnation), "a healthy coordinator lost its lease", old, new)
+
+    def _lost(self, gone: LostNode) -> None:
+        check(self._witness.was_unwell(gone.incarnation), "a healthy node was declared lost", gone)
+
+    # The workers
+
+    def on_spawned(self, agent: VirtualAgent, assignment: Assignment) -> None:
+        """An agent has started its workers."""
+        where = f"round {assignment.round} of attempt {assignment.attempt} on {agent.node}"
+        world = self._worlds.get((assignment.attempt, assignment.round))
+        if world is None:
+            raise Broken(f"{where}: workers of a round that was never formed")
+        part = world.participant(agent.node, agent.word.incarnation)
+        if part is None:
+            raise Broken(f"{where}: workers on a node that takes no part")
+        check(world.master == assignment.master, f"{where}: another master", assignment.master, world.master)
+        check(world.world_size == assignment.world_size, f"{where}: another world size", assignment.world_size)
+        mine = (assignment.first_rank, assignment.slots, assignment.group_rank)
+        check((part.first_rank, part.slots, part.group_rank) == mine, f"{where}: other ranks", mine, part)
+        for rank in range(part.first_rank, part.first_rank + part.slots):
+            key = (assignment.attempt, assignment.round, rank)
+            other = self._runners.setdefault(key, agent.word.incarnation)
+            check(other == agent.word.incarnation, f"{where}: rank {rank} runs twice", other)
+
+    def is_over(self, assignment: Assignment) -> bool:
+        """Tell whether that round is no longer the current one."""
+        state = self.state
+        return (
+            state is None
+            or state.attempt != assignment.attempt
+            or state.phase != RUNNING
+            or state.round != assignment.round
+        )
+
+    # The end
+
+    def on_exit(self, agent: VirtualAgent, attempt: str) -> None:
+        """An agent has left by itself."""
+        if agent.leaving or agent.refused:
+            return
+        verdict = self.closed.get(attempt)
+        if verdict is None:
+            raise Broken(f"{agent.node} left attempt {attempt}, which is not over, with code {agent.exit_code}")
+        codes = (agent.exit_code, verdict.exit_code)
+        check(
+            codes[0] == codes[1], f"{agent.node} left attempt {attempt} with another exit code than its verdict", codes
+        )
+        seen = agent.seen.closed.reason if agent.seen is not None and agent.seen.closed is not None else None
+        check(seen == verdict.reason, f"{agent.node} left attempt {attempt} with another reason", seen, verdict.reason)

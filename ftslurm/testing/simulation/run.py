@@ -1,0 +1,143 @@
+"""`scripts/simulate`: many clusters, one after the other, and what befell them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ftslurm.testing.simulation.cluster import Cluster, Plan
+from ftslurm.testing.simulation.faults import WEIGHTS
+from ftslurm.testing.simulation.invariants import Broken
+from ftslurm.testing.simulation.storm import Storm
+
+
+@dataclass
+class Tally:
+    """What many clusters went through.
+
+    Attributes:
+        faults: that struck, by kind.
+        stale: old answers that clients of the filesystem got, by kind; in addition to the faults.
+        virtual_s: seconds that passed in the clusters.
+        had_to_succeed: runs in which success was owed after the storm, besides each cluster's last attempt.
+    """
+
+    clusters: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    stale: Counter[str] = field(default_factory=Counter)
+    attempts: int = 0
+    agents: int = 0
+    rounds: int = 0
+    generations: int = 0
+    had_to_succeed: int = 0
+    virtual_s: float = 0.0
+
+    def add(self, storm: Storm, cluster: Cluster) -> None:
+        """Add a cluster that has come to its end."""
+        self.clusters += 1
+        self.faults += cluster.counts
+        self.stale += cluster.stale
+        self.attempts += len(cluster.attempts)
+        self.agents += len(cluster.agents)
+        self.rounds += cluster.ledger.rounds
+        self.generations += cluster.ledger.token
+        self.had_to_succeed += storm.had_to_succeed is not None
+        self.virtual_s += cluster.now()
+
+
+class Failed(AssertionError):
+    """A cluster broke an invariant; the text has the seed and the story."""
+
+
+def simulate(plan: Plan) -> tuple[Storm, Cluster]:
+    """Run one cluster to its end.
+
+    Raises:
+        Failed: an invariant does not hold, or the code under test raised what it should not.
+    """
+    cluster = Cluster(plan)
+    storm = Storm(cluster)
+    try:
+        storm.run()
+    except Exception as error:
+        story = "\n".join(f"  {when:10.3f} s  {text}" for when, text in cluster.events)
+        what = str(error) if isinstance(error, Broken) else f"{type(error).__name__}: {error}"
+        raise Failed(f"seed {plan.seed}: {what}\nat {cluster.now():.3f} s; before it:\n{story}") from error
+    return storm, cluster
+
+
+def simulate_many(plans: Sequence[Plan]) -> Tally:
+    """Run clusters one after the other; see `simulate`."""
+    tally = Tally()
+    for plan in plans:
+        tally.add(*simulate(plan))
+    return tally
+
+
+def describe(tally: Tally, wall_s: float) -> str:
+    """Return the tally as text."""
+    lines = [
+        f"{tally.faults.total():,} faults over {tally.clusters:,} clusters in {wall_s:.1f} s: no invariant broken",
+        f"  {tally.attempts:,} attempts, {tally.agents:,} agents, {tally.rounds:,} rounds,"
+        f" {tally.generations:,} generations of the state, {tally.virtual_s / 86400:.1f} days of virtual time",
+        f"  {tally.clusters + tally.had_to_succeed:,} times nothing stood in the way any more, and the run succeeded",
+    ]
+    lines += [f"  {count:9,}  {kind}" for kind, count in sorted(tally.faults.items())]
+    lines += [f"  {count:9,}  {kind} (not counted above)" for kind, count in sorted(tally.stale.items())]
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; return its exit code: 0, or 1 when an invariant was broken."""
+    parser = argparse.ArgumentParser(prog="simulate", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--clusters", type=int, default=1000, metavar="N")
+    parser.add_argument("--seed", type=int, default=1, metavar="S", help="of the first cluster; the others count up")
+    parser.add_argument("--faults-per-cluster", type=int, default=100, metavar="F")
+    parser.add_argument("--nodes", type=_span, default=(2, 6), metavar="N[-M]")
+    parser.add_argument("--kinds", default="", metavar="A,B", help="only these kinds of faults: " + ", ".join(WEIGHTS))
+    parser.add_argument("--replay", type=int, metavar="SEED", help="only this cluster, and all that happens in it")
+    options = parser.parse_args(arguments)
+    kinds = tuple(kind for kind in options.kinds.split(",") if kind)
+    if unknown := [kind for kind in kinds if kind not in WEIGHTS]:
+        parser.error(f"--kinds: {unknown[0]!r} is none of: {', '.join(WEIGHTS)}")
+    seeds = range(options.seed, options.seed + options.clusters)
+    if options.replay is not None:
+        seeds = range(options.replay, options.replay + 1)
+    return _run(
+        [Plan(seed, options.nodes, options.faults_per_cluster, kinds, options.replay is not None) for seed in seeds]
+    )
+
+
+def _run(plans: list[Plan]) -> int:
+    print(f"seeds {plans[0].seed} to {plans[-1].seed}", flush=True)
+    started = time.monotonic()
+    tally = Tally()
+    try:
+        for plan in plans:
+            tally.add(*simulate(plan))
+            if tally.clusters % 100 == 0:
+                seconds = time.monotonic() - started
+                print(f"{tally.clusters} clusters, {tally.faults.total():,} faults, {seconds:.0f} s", flush=True)
+    except Failed as failed:
+        print(f"{failed}", file=sys.stderr)
+        low, high = plans[0].nodes
+        again = f"--replay {plans[tally.clusters].seed} --faults-per-cluster {plans[0].faults} --nodes {low}-{high}"
+        print(f"again: scripts/simulate {again}", file=sys.stderr)
+        return 1
+    print(describe(tally, time.monotonic() - started))
+    return 0
+
+
+def _span(text: str) -> tuple[int, int]:
+    low, _, high = text.partition("-")
+    span = int(low), int(high or low)
+    if not 1 <= span[0] <= span[1]:
+        raise ValueError(text)
+    return span
+
+
+__all__ = ["Failed", "Tally", "describe", "main", "simulate", "simulate_many"]

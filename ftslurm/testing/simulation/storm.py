@@ -1,0 +1,354 @@
+"""What befalls a cluster, and when: faults until enough have struck, calm, and a last attempt that must succeed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+
+from ftslurm.rendezvous.state import CLOSED, EXIT_DO_NOT_REQUEUE, RUNNING, SUCCEEDED
+from ftslurm.testing.memoryfs import Crash, Operation
+from ftslurm.testing.simulation import faults
+from ftslurm.testing.simulation.agent import NEVER, VirtualAgent
+from ftslurm.testing.simulation.cluster import Attempt, Cluster, SimulatedAgent
+from ftslurm.testing.simulation.faults import STOP_SIGNALS, WEIGHTS
+from ftslurm.testing.simulation.invariants import check
+
+CALM_S = 45.0
+"""This long after the last hindrance everything has settled, in seconds."""
+
+END_S = 600.0
+"""This long after it every run has ended."""
+
+
+class Storm:
+    """Runs one cluster from its first attempt to its last.
+
+    Args:
+        cluster: fresh.
+
+    Attributes:
+        had_to_succeed: the attempt of which, when calm returned, enough nodes were well, with budget left to go on.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._rng = random.Random(f"storm {cluster.plan.seed}")
+        self._pause_s = self._rng.uniform(1.0, 6.0)
+        self._job, self._restart = 100, 0
+        self._calm = False
+        self._finale: Attempt | None = None
+        self.had_to_succeed: Attempt | None = None
+        kinds = cluster.plan.kinds or tuple(WEIGHTS)
+        self._kinds = kinds, [WEIGHTS[kind] for kind in kinds]
+        self._others: dict[str, Callable[[SimulatedAgent], None]] = {
+            "slow node": self._slow_node,
+            "node stalls": self._node_stalls,
+            "all stall": self._all_stall,
+            "agent frozen": self._agent_frozen,
+            "agent killed": self._agent_killed,
+            "node dies": self._node_dies,
+            "node returns": self._node_returns,
+            "clock jumps": self._clock_jumps,
+            "told to stop": self._told_to_stop,
+            "job told to stop": self._job_told_to_stop,
+            "requeue": self._requeue,
+            "another job": self._another_job,
+        }
+
+    def run(self) -> None:
+        """Let everything happen.
+
+        Raises:
+            Broken: an invariant does not hold.
+        """
+        cluster = self._cluster
+        cluster.begin(self._attempt_name(new_job=True), cluster.nodes)
+        cluster.after(self._pause_s, self._next)
+        while self._finale is None or any(cluster.living()) or not self._finale.agents:
+            cluster.step()
+            if self._calm and self._finale is None and not any(cluster.living()):
+                self._begin_finale()
+        self._must_have_succeeded(self._finale, "nothing failed any more")
+        cluster.ledger.contents_hold(cluster.server.files())
+
+    def _attempt_name(self, new_job: bool) -> str:
+        if new_job:
+            self._job, self._restart = self._job + 1, 0
+        else:
+            self._restart += 1
+        return f"{self._job}.{self._restart}"
+
+    # The storm
+
+    def _next(self) -> None:
+        if self._calm:
+            return
+        cluster = self._cluster
+        if cluster.strikes >= cluster.plan.faults:
+            self._calm_down()
+            return
+        if not any(cluster.living()):
+            self._renew()
+        else:
+            self._make(self._rng.choices(*self._kinds)[0])
+        cluster.after(self._rng.expovariate(1.0 / self._pause_s), self._next)
+
+    def _renew(self) -> None:
+        """Everybody is gone: start the next attempt, as a requeue or as another job."""
+        for node in self._cluster.nodes:
+            node.up = node.up or self._rng.random() < 0.7
+        if any(node.up for node in self._cluster.nodes) and not self._is_beginning():
+            self._renew_as(self._rng.random() < 0.3)
+
+    def _is_beginning(self) -> bool:
+        newest = self._cluster.attempts[-1]
+        return not newest.agents and any(node.up for node in self._cluster.nodes) and self._cluster.now() < newest.due
+
+    def _make(self, kind: str) -> None:
+        living = [agent for agent in self._cluster.living() if not agent.armed or self._rng.random() < 0.3]
+        if not living:
+            return
+        agent = self._rng.choice(living)
+        if kind in FAULTS_OF_CALLS:
+            self._arm(kind, agent)
+        elif kind.startswith("rank "):
+            self._hurt_rank(kind, agent)
+        else:
+            self._others[kind](agent)
+
+    def _arm(self, kind: str, agent: SimulatedAgent) -> None:
+        rng = self._rng
+        if kind.startswith("lost reply: "):
+            name = kind.rpartition(" ")[2]
+            if name == "link" and rng.random() < 0.8:
+                agent = self._coordinator() or agent
+            agent.armed.append(faults.lost_reply(rng, name))
+        elif kind == "call refused":
+            agent.armed.append(faults.refusal(rng))
+        elif kind == "stale handle":
+            agent.armed.append(faults.stale_handle(rng))
+        else:
+            agent.armed.append(faults.slow_call(rng))
+
+    def _coordinator(self) -> SimulatedAgent | None:
+        state = self._cluster.ledger.state
+        agent = self._cluster.agents.get(state.coordinator.incarnation) if state else None
+        return agent if agent is not None and agent.alive else None
+
+    # Time and filesystem
+
+    def _slow_node(self, agent: SimulatedAgent) -> None:
+        agent.home.slow_until = self._cluster.now() + self._rng.uniform(5.0, 40.0)
+        self._cluster.struck("slow node", agent.node)
+
+    def _length(self) -> float:
+        return self._rng.choice([self._rng.uniform(2.0, 20.0), self._rng.uniform(20.0, 180.0)])
+
+    def _node_stalls(self, agent: SimulatedAgent) -> None:
+        seconds = self._length()
+
+        def strike(victim: VirtualAgent, _: Operation) -> None:
+            now = self._cluster.now()
+            agent.home.stalled_until = max(agent.home.stalled_until, now + seconds)
+            for other in self._cluster.living():
+                if other.home is agent.home:
+                    other.excuse(seconds)
+            victim.wait_until(now + seconds)
+
+        agent.armed.append(faults.waiting(self._rng, "node stalls", strike))
+
+    def _all_stall(self, agent: SimulatedAgent) -> None:
+        seconds = self._length()
+
+        def strike(victim: VirtualAgent, _: Operation) -> None:
+            cluster = self._cluster
+            for other in cluster.living():
+                other.sleep_through(seconds)
+            cluster.stalled_until = max(cluster.stalled_until, cluster.now() + seconds)
+            victim.wait_until(cluster.stalled_until)
+
+        agent.armed.append(faults.waiting(self._rng, "all stall", strike))
+
+    def _agent_frozen(self, agent: SimulatedAgent) -> None:
+        seconds = self._length()
+
+        def strike(victim: VirtualAgent, _: Operation) -> None:
+            agent.excuse(seconds)
+            victim.freeze(seconds)
+            victim.wait_until(self._cluster.now())
+
+        if self._rng.random() < 0.7:
+            agent.armed.append(faults.waiting(self._rng, "agent frozen", strike))
+        else:
+            agent.excuse(seconds)
+            agent.freeze(seconds)
+            self._cluster.struck("agent frozen", agent.node)
+
+    def _clock_jumps(self, agent: SimulatedAgent) -> None:
+        jump = self._rng.choice([1, -1]) * self._rng.choice([10**9, 3600 * 10**9, 2 * faults.DAY_NS])
+        agent.home.offset_ns += jump
+        for other in self._cluster.living():
+            if other.home is agent.home:
+                other.offset_ns += jump
+        self._cluster.struck("clock jumps", agent.node)
+
+    # Ends and beginnings
+
+    def _agent_killed(self, agent: SimulatedAgent) -> None:
+        agent.armed.append(faults.crash_at_call(self._rng, "agent killed", faults.die))
+
+    def _node_dies(self, agent: SimulatedAgent) -> None:
+        def strike(_: VirtualAgent, __: Operation) -> None:
+            agent.home.up = False
+            agent.home.cache.clear()
+            for other in list(self._cluster.living()):
+                if other.home is agent.home and other is not agent:
+                    other.crash()
+            raise Crash
+
+        agent.armed.append(faults.crash_at_call(self._rng, "node dies", strike))
+
+    def _node_returns(self, _: SimulatedAgent) -> None:
+        """Start an agent anew where there is none, on a node that was down or not."""
+        newest = self._newest()
+        here = {agent.home.name for agent in newest.agents if agent.alive}
+        absent = [(i, node) for i, node in enumerate(self._cluster.nodes) if node.name not in here]
+        if newest.agents and absent:
+            position, node = self._rng.choice(absent)
+            node.up = True
+            self._cluster.struck("node returns", node.name)
+            self._cluster.start(newest, node, position)
+
+    def _newest(self) -> Attempt:
+        name = f"{self._job}.{self._restart}"
+        return next(attempt for attempt in self._cluster.attempts if attempt.name == name)
+
+    def _told_to_stop(self, agent: SimulatedAgent) -> None:
+        self._cluster.struck("told to stop", agent.node)
+        agent.signal(self._rng.choice(STOP_SIGNALS))
+
+    def _job_told_to_stop(self, agent: SimulatedAgent) -> None:
+        self._cluster.struck("job told to stop", agent.attempt.name)
+        number = self._rng.choice(STOP_SIGNALS)
+        for other in agent.attempt.agents:
+            if other.alive:
+                self._cluster.after(self._rng.uniform(0.0, 1.0), partial(_tell, other, number))
+
+    def _requeue(self, _: SimulatedAgent) -> None:
+        """Start the next attempt while agents of the last one are killed, frozen, or overlooked."""
+        cluster = self._cluster
+        cluster.struck("requeue")
+        for agent in list(cluster.living()):
+            fate = self._rng.random()
+            if fate < 0.5:
+                agent.crash()
+            elif fate < 0.75:
+                seconds = self._length()
+                agent.excuse(seconds)
+                agent.freeze(seconds)
+        self._renew_as(new_job=False)
+
+    def _another_job(self, _: SimulatedAgent) -> None:
+        """Start another job in the same run directory: refused while the owner lives, its heir when it does not."""
+        self._cluster.struck("another job")
+        some = self._rng.sample(self._cluster.nodes, self._rng.randint(1, min(2, len(self._cluster.nodes))))
+        self._cluster.begin(f"{500 + len(self._cluster.attempts)}.0", some)
+
+    def _renew_as(self, new_job: bool) -> Attempt:
+        return self._cluster.begin(self._attempt_name(new_job), self._cluster.nodes)
+
+    # Ranks
+
+    def _hurt_rank(self, kind: str, agent: SimulatedAgent) -> None:
+        if kind == "rank cannot be started":
+            agent.cannot_start += 1
+            return
+        if not agent.workers:
+            return
+        worker = self._rng.choice(list(agent.workers.values()))
+        self._cluster.struck(kind, agent.node)
+        if kind == "rank says: do not restart":
+            agent.attempt.said_78 = True
+            agent.end_worker(worker, 0.0, EXIT_DO_NOT_REQUEUE, None)
+        else:
+            faults.hurt_worker(self._rng, kind, agent, worker)
+        if kind in ("rank exits", "rank killed") and self._rng.random() < 0.5:
+            self._fell_peers(agent)
+
+    def _fell_peers(self, agent: SimulatedAgent) -> None:
+        """Let other ranks of the round fail in consequence."""
+        assert agent.assignment is not None
+        for other in self._cluster.living():
+            same = other.assignment is not None and other.assignment.round == agent.assignment.round
+            if same and other is not agent and self._rng.random() < 0.7:
+                for worker in other.workers.values():
+                    other.end_worker(worker, self._rng.uniform(0.0, 3.0), -1, "SIGABRT")
+
+    # Calm
+
+    def _calm_down(self) -> None:
+        cluster = self._cluster
+        self._calm = cluster.gentle = True
+        settled = max(cluster.now(), cluster.stalled_until)
+        for agent in cluster.living():
+            agent.armed.clear()
+            agent.cannot_start = 0
+            agent.home.slow_until = 0.0
+            settled = max(settled, agent.home.stalled_until, agent.frozen_until)
+            for worker in agent.workers.values():
+                if worker.ends_at == NEVER:
+                    agent.end_worker(worker, 30.0, 0, None)
+        cluster.note("calm")
+        cluster.after(settled - cluster.now() + CALM_S, self._judge)
+        cluster.after(settled - cluster.now() + END_S, self._must_be_over)
+
+    def _judge(self) -> None:
+        """When enough nodes are well and nothing stands in the way, the run must now succeed."""
+        cluster = self._cluster
+        state = cluster.ledger.state
+        if self._finale is not None or state is None or state.phase != RUNNING:
+            return
+        attempt = next(attempt for attempt in cluster.attempts if attempt.name == state.attempt)
+        well = [agent for agent in attempt.agents if agent.alive and not agent.unwell()]
+        told = any(agent.told for agent in attempt.agents)
+        left = state.max_restarts - state.restarts_used
+        if len(well) >= state.min_nodes and left >= 2 and not told and not attempt.said_78:
+            self.had_to_succeed = attempt
+
+    def _must_have_succeeded(self, attempt: Attempt, why: str) -> None:
+        verdict = self._cluster.ledger.closed.get(attempt.name)
+        good = verdict is not None and verdict.outcome == SUCCEEDED
+        check(good, f"{why}, and attempt {attempt.name} did not succeed", verdict)
+
+    def _must_be_over(self) -> None:
+        if self._finale is None:
+            names = [f"{agent.incarnation} of {agent.attempt.name}" for agent in self._cluster.living()]
+            check(False, f"agents still live {END_S:.0f} s after the last fault", names)
+
+    def _begin_finale(self) -> None:
+        """Let the next attempt run on healthy nodes: it must succeed, whatever the others left behind."""
+        cluster = self._cluster
+        if self.had_to_succeed is not None:
+            self._must_have_succeeded(self.had_to_succeed, "enough nodes were well")
+        for node in cluster.nodes:
+            node.up = True
+        cluster.note("the finale")
+        self._finale = self._renew_as(self._rng.random() < 0.5)
+        cluster.after(END_S, self._finale_must_be_over)
+
+    def _finale_must_be_over(self) -> None:
+        state = self._cluster.ledger.state
+        check(state is not None and state.phase == CLOSED, f"a healthy attempt is not over after {END_S:.0f} s", state)
+
+
+FAULTS_OF_CALLS = tuple(kind for kind in WEIGHTS if kind.startswith("lost reply")) + (
+    "call refused",
+    "stale handle",
+    "slow call",
+)
+
+
+def _tell(agent: SimulatedAgent, number: int) -> None:
+    if agent.alive:
+        agent.signal(number)
