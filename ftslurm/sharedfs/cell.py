@@ -75,7 +75,8 @@ class FencedCell:
                 call: it may be late, or behind when the writer died before it moved it.
         """
         self._known = max(self._known, token)
-        if not thorough and token and self._hint() <= token:
+        # The bare number: a client that has looked for that generation before it existed still believes it absent.
+        if not thorough and token and self._told() <= token:
             return None
         self._fs.refresh(self._path)
         if self._hint() <= token and not self._exists(token + 1):
@@ -130,13 +131,17 @@ class FencedCell:
         except OSError:
             pass
 
-    def _hint(self) -> int:
-        """Return a token that surely existed, 0 when there is none."""
+    def _told(self) -> int:
+        """Return what the hint says, 0 when it says nothing."""
         try:
             text = self._fs.read(os.path.join(self._path, HINT), 64)
-            token = int(text) if text.strip().isdigit() else 0
         except OSError:
-            token = 0
+            return 0
+        return int(text) if text.strip().isdigit() else 0
+
+    def _hint(self) -> int:
+        """Return a token that surely existed, 0 when there is none."""
+        token = self._told()
         if token and (token <= self._known or self._exists(token)):
             return token
         if self._known:

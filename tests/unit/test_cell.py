@@ -13,6 +13,7 @@ from ftslurm.sharedfs.cell import FencedCell, Versioned
 from ftslurm.sharedfs.filesystem import PosixFileSystem
 from ftslurm.sharedfs.publish import BadFile, NewerFormat
 from ftslurm.testing.memoryfs import AFTER, BEFORE, Crash, MemoryFileSystem, Operation
+from ftslurm.testing.simulation.filesystem import CachingClient, ClientCache
 
 STATE = "/run/state"
 
@@ -253,3 +254,14 @@ def test_threads_contending_on_a_real_filesystem_have_one_winner_for_each_of_200
     for who, tokens in enumerate(won):
         assert all(reader._read(token)[1] == b"%d" % who for token in tokens)
     assert not [name for name in tmp_path.iterdir() if name.name.endswith(".tmp")]
+
+
+def test_a_quick_look_finds_what_the_hint_names_though_the_client_believes_it_absent() -> None:
+    fs = filled(1)
+    cache = ClientCache(lambda: 0.0, random.Random(0), lambda kind: None)
+    follower = FencedCell(CachingClient(fs, cache), STATE)
+    assert follower.get_newer(1, thorough=True) is None, "its client now remembers that there is no second generation"
+    assert FencedCell(fs, STATE).set(b"v2", 1)[1]
+    with pytest.raises(FileNotFoundError):
+        follower._read(2)
+    assert follower.get_newer(1, thorough=False) == Versioned(b"v2", 2)
