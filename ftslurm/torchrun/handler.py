@@ -149,7 +149,7 @@ class SharedFSHandler(RendezvousHandler):  # type: ignore[misc]
                 its launcher fail: it goes on with no result.)
         """
         self._ask()
-        deadline = time.monotonic() + self._options.join_timeout_s + VERDICT_S
+        began = time.monotonic()
         while True:
             state = self._link.state
             part = self._part(state)
@@ -159,11 +159,10 @@ class SharedFSHandler(RendezvousHandler):  # type: ignore[misc]
                     return info
                 self._ask()
                 continue
-            self._refuse(state)
             if state is not None and state.phase == RUNNING and len(state.participants) >= state.max_nodes:
                 # A spare waits for as long as the job runs.
-                deadline = time.monotonic() + self._options.join_timeout_s + VERDICT_S
-            self._check_time(deadline)
+                began = time.monotonic()
+            self._refuse(state, time.monotonic() - began)
             self._link.wait(0.5)
 
     def shutdown(self) -> bool:
@@ -201,10 +200,15 @@ class SharedFSHandler(RendezvousHandler):  # type: ignore[misc]
             return None
         return state.participant(self._word.node, self._word.incarnation)
 
-    def _refuse(self, state: State | None) -> None:
+    def _refuse(self, state: State | None, waited_s: float) -> None:
         """Raise when this agent cannot take part any more."""
+        name = f"rendezvous {self._place.run_id}"
         if self._link.lost is not None:
-            raise RendezvousError(f"rendezvous {self._place.run_id}: {self._link.lost}")
+            raise RendezvousError(f"{name}: {self._link.lost}")
+        if waited_s >= self._options.join_timeout_s + VERDICT_S:
+            if self._link.trouble is not None:
+                raise RendezvousConnectionError(f"{name}: no round within {waited_s:.0f} s: {self._link.trouble}")
+            raise RendezvousTimeoutError(f"{name}: no round within {waited_s:.0f} s")
         if state is None or state.attempt != self._attempt:
             return
         if state.phase != CLOSED or state.closed is None:
@@ -213,16 +217,10 @@ class SharedFSHandler(RendezvousHandler):  # type: ignore[misc]
         if self._saw_it_open and self._round == 0 and state.closed.outcome == SUCCEEDED:
             LOG.info("the job is done without this spare node")
             raise SystemExit(0)
+        if self._saw_it_open and waited_s >= self._options.join_timeout_s:
+            raise RendezvousTimeoutError(f"{name}: {state.closed.reason}")
         advice = "" if self._saw_it_open else f"; choose another --rdzv-id, or remove {self._place.run.root}"
-        raise RendezvousClosedError(f"rendezvous {self._place.run_id} is closed: {state.closed.reason}{advice}")
-
-    def _check_time(self, deadline: float) -> None:
-        if time.monotonic() < deadline:
-            return
-        waited = f"rendezvous {self._place.run_id}: no round within {self._options.join_timeout_s:g} s (join_timeout)"
-        if self._link.trouble is not None:
-            raise RendezvousConnectionError(f"{waited}: {self._link.trouble}")
-        raise RendezvousTimeoutError(f"{waited}, at least {self._params.min_nodes} nodes needed")
+        raise RendezvousClosedError(f"{name} is closed: {state.closed.reason}{advice}")
 
     def _enter(self, state: State, part: Participant) -> RendezvousInfo | None:
         """Meet the other nodes of the round in its store; None when the round ended before all were there."""
