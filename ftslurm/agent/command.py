@@ -16,8 +16,9 @@ from ftslurm.agent.guardian import STOPPING, Ward
 from ftslurm.agent.options import RunOptions, UsageError, find_program, parse_run
 from ftslurm.agent.output import Console, complain
 from ftslurm.agent.placement import LOCAL_NODE, Placement, place
-from ftslurm.rendezvous.state import EXIT_USAGE
+from ftslurm.rendezvous.state import EXIT_USAGE, State
 from ftslurm.sharedfs.rundir import RunDirectory, RunDirectoryError, open_run
+from ftslurm.slurm.environment import SlurmJob
 
 ATTEMPT_SCHEMA, ATTEMPT_VERSION = "ftslurm/attempt", 1
 DEFAULT_KILL_WAIT_S = 30.0
@@ -165,7 +166,7 @@ def _supervise(
     word = replace(word, host=os.uname().nodename, address=placement.address)
     fs = PosixFileSystem(owner=os.geteuid())
     pace = Pace(heartbeat_s=options.heartbeat_s, follow_s=min(1.0, options.heartbeat_s))
-    timing = Timing(options.node_timeout_s, options.join_timeout_s, options.last_call_s)
+    timing = Timing(options.node_timeout_s, options.join_timeout_s, options.last_call_s, rejoin=options.rejoin)
     courier = Courier(Member(fs, run, shape, word, timing, pace, time.monotonic, time.time_ns), time.monotonic)
     machine = AgentMachine(
         placement.node, incarnation, placement.attempt, slots, options.grace_s, _kill_wait_s(placement)
@@ -197,7 +198,31 @@ def _supervise(
     )
     code = loop.run()
     ward.left()
+    if placement.job is not None and loop.state is not None:
+        _care(placement.job, loop.state, incarnation, run)
     return code
+
+
+def _care(job: SlurmJob, state: State, incarnation: str, run: RunDirectory) -> None:
+    from ftslurm.agent.aftercare import batch_host_lost, end_job
+    from ftslurm.slurm.control import CommandSlurm
+
+    if batch_host_lost(state, job):
+        coordinating = state.coordinator.incarnation == incarnation
+        for problem in end_job(job, CommandSlurm(), coordinating, lambda: _report(run.root), time.sleep):
+            complain(problem)
+
+
+def _report(run_dir: str) -> str:
+    """Return the report as ftsrun prints it, and keep it in the run directory."""
+    from pathlib import Path
+
+    from ftslurm.report.command import make_report, save
+    from ftslurm.report.text import render
+
+    report = make_report(Path(run_dir))
+    save(report, Path(run_dir))
+    return render(report)
 
 
 def _kill_wait_s(placement: Placement) -> float:

@@ -135,6 +135,11 @@ class AgentLoop:
         self._exit: int | None = None
         self._trouble_since: float | None = None
 
+    @property
+    def state(self) -> State | None:
+        """The newest state that this agent has seen."""
+        return self._told
+
     def run(self) -> int:
         """Run until the machine says to leave; return the exit code."""
         wake_r, wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)

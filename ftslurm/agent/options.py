@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ftslurm.agent.environment import parse_streams
+from ftslurm.rendezvous.fold import NEXT_ROUND, REJOIN
 
 if TYPE_CHECKING:
     import argparse
@@ -37,6 +38,7 @@ class RunOptions:
     node_timeout_s: float
     join_timeout_s: float
     last_call_s: float
+    rejoin: str
     module: bool
     no_python: bool
     program: str
@@ -117,6 +119,12 @@ def _switch(variable: str, text: str) -> bool:
     return text == "1"
 
 
+def _rejoin(option: str, text: str) -> str:
+    if text not in REJOIN:
+        raise UsageError(f"{option} {text}: expected one of {', '.join(REJOIN)}")
+    return text
+
+
 def _streams(option: str, text: str) -> int | dict[int, int]:
     try:
         return parse_streams(option, text)
@@ -155,10 +163,17 @@ _OPTIONS = (
     _Option(("--local-addr",), _text, None, "ADDRESS", "this node's MASTER_ADDR; default: Slurm's name of it"),
     _Option(("--local-nodes",), _count(1), None, "N", "run N agents on this machine instead of one per Slurm node"),
     _Option(("--grace",), _seconds(0), 15.0, "SECONDS", "from SIGTERM to SIGKILL when workers are stopped; default 15"),
-    _Option(("--heartbeat",), _seconds(0.01), 1.0, "SECONDS", "between a node's signs of life; default 1"),
+    _Option(("--heartbeat",), _seconds(0.01), 3.0, "SECONDS", "between a node's signs of life; default 3"),
     _Option(("--node-timeout",), _seconds(0.1), 8.0, "SECONDS", "a node silent for so long is lost; default 8"),
     _Option(("--join-timeout",), _seconds(0.1), 600.0, "SECONDS", "to wait for enough nodes; default 600"),
     _Option(("--last-call",), _seconds(0), 30.0, "SECONDS", "to wait for more nodes once MIN are there; default 30"),
+    _Option(
+        ("--rejoin",),
+        _rejoin,
+        NEXT_ROUND,
+        "|".join(REJOIN),
+        "a node that comes late, or comes back, ends the round, waits for the next one (default) or stays out",
+    ),
     _Option(("-m", "--module"), None, False, "", "the program is a Python module, as in python -m"),
     _Option(("--no-python",), None, False, "", "the program is no Python script: run it as it is"),
 )

@@ -17,6 +17,7 @@ from ftslurm.rendezvous.state import (
     EXIT_SUCCESS,
     FAILED,
     FORMING,
+    LEFT,
     NODE_LOST,
     READY,
     RUNNING,
@@ -34,7 +35,8 @@ from ftslurm.rendezvous.state import (
     with_history,
 )
 
-NEXT_ROUND, AT_ONCE = "next-round", "at-once"
+AT_ONCE, NEXT_ROUND, NEVER = "at-once", "next-round", "never"
+REJOIN = (AT_ONCE, NEXT_ROUND, NEVER)
 STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 
 
@@ -48,14 +50,17 @@ class Timing:
         last_call_s: how long to wait for more nodes once the minimum is ready.
         stop_spread_s: Slurm's signals reach the nodes one after the other: when one node has been told to stop, the
             verdict waits so long for the others to say the same.
+        settle_s: with nodes to spare, how long the first round waits for the ones that come first in Slurm's order.
         rejoin: when a late node gets in: with the NEXT_ROUND, whenever that comes, or AT_ONCE: the running round ends
-            for it, after a last call that costs no training time.
+            for it, after a last call that costs no training time; or NEVER: only nodes that were there at the start
+            take part, spares included.
     """
 
     node_timeout_s: float
     join_timeout_s: float
     last_call_s: float
     stop_spread_s: float = 2.0
+    settle_s: float = 2.0
     rejoin: str = NEXT_ROUND
 
 
@@ -365,18 +370,24 @@ def _alive(state: State, seen: Seen, timing: Timing) -> list[NodeWord]:
 def _fold_forming(state: State, seen: Seen, timing: Timing) -> State:
     if refused := _refuse_restart(state, seen):
         return refused
-    staying = [word for word in _alive(state, seen, timing) if word.reason is None]
+    staying = [
+        word for word in _alive(state, seen, timing) if word.reason is None and _may_take_part(state, word, timing)
+    ]
     ready = [word for word in staying if word.status == READY]
-    busy = len(staying) - len(ready)
+    # One that leaves may still be stopping workers; what they do to a checkpoint must come before the next round.
+    busy = len([word for word in _alive(state, seen, timing) if word.status not in (READY, LEFT)])
     heard = {word.node for word in seen.words.values() if word.attempt == state.attempt}
     unheard = [node for node in state.expected if node not in heard]
     enough = len(ready) >= state.min_nodes
     overdue = seen.forming_for_s >= timing.join_timeout_s
     # Without a node list nobody knows who may still come; with one, the last missing node ends the wait.
     complete = bool(state.expected) and not unheard
-    # Who comes later gets in at once then, so only the attempt's first round waits for the unknown.
-    first = timing.rejoin != AT_ONCE or not any(past.attempt == state.attempt for past in state.history)
-    awaited = first and not complete and len(ready) < state.max_nodes and seen.forming_for_s < timing.last_call_s
+    # Only the attempt's first round waits for the unknown: a node that never came must not delay every restart.
+    first = not any(past.attempt == state.attempt for past in state.history)
+    patience_s = timing.last_call_s
+    if len(ready) >= state.max_nodes:
+        patience_s = timing.settle_s if _out_of_order(state, ready, unheard) else 0.0
+    awaited = first and not complete and seen.forming_for_s < patience_s
     # A busy node is about to be ready, unless a worker of its cannot be killed: it is not waited for without end.
     if enough and ((not busy and not awaited) or overdue):
         return _form(state, ready, seen)
@@ -385,6 +396,17 @@ def _fold_forming(state: State, seen: Seen, timing: Timing) -> State:
     if overdue and not enough:
         return _too_few(state, seen, len(staying), f"after waiting {seen.forming_for_s:.0f} s")
     return state
+
+
+def _may_take_part(state: State, word: NodeWord, timing: Timing) -> bool:
+    return timing.rejoin != NEVER or not state.admitted or word.node in state.admitted
+
+
+def _out_of_order(state: State, ready: Sequence[NodeWord], unheard: Sequence[str]) -> bool:
+    """Tell whether a node that was not heard of yet comes before one that would take its place now."""
+    chosen = {word.node for word in choose(ready, state.participants, state.max_nodes)}
+    places = [place for place, node in enumerate(state.expected) if node in chosen]
+    return bool(places) and any(node in unheard for node in state.expected[: places[-1]])
 
 
 def _too_few(state: State, seen: Seen, staying: int, why: str) -> State:
@@ -422,6 +444,7 @@ def _form(state: State, ready: Sequence[NodeWord], seen: Seen) -> State:
         phase=RUNNING,
         round=number,
         participants=tuple(participants),
+        admitted=state.admitted or tuple(word.node for word in ready),
         world_size=first_rank,
         master=Master(chosen[0].address, chosen[0].port),
     )

@@ -270,7 +270,7 @@ class Member:
         old, mine = self._state, self._shape.attempt
         if old is not None and (mine in old.attempts or _requeued_since(mine, old.attempt)):
             raise Superseded(f"attempt {old.attempt} has taken over this run")
-        if old is not None and not _same_job(old.attempt, mine) and not self._abandoned(old):
+        if old is not None and not _requeued_since(old.attempt, mine) and not self._abandoned(old):
             return
         word = self._word
         # Everybody may try: the cell lets one win, and the others read what it published.
@@ -408,16 +408,17 @@ class Member:
             self._words[node] = word
 
 
-def _same_job(one: str, other: str) -> bool:
-    return one.rpartition(".")[0] == other.rpartition(".")[0]
+def _requeued_since(one: str, other: str) -> bool:
+    """Tell whether attempt `other` is a later restart of the same job: Slurm has ended `one` before it began."""
+    (job, restart), (other_job, other_restart) = _restart_of(one), _restart_of(other)
+    return job == other_job and restart < other_restart
 
 
-def _requeued_since(mine: str, newest: str) -> bool:
-    """Tell whether `newest` is a later restart of the same job, so that `mine` is what a requeue left behind."""
-    restarts = [attempt.rpartition(".")[2] for attempt in (mine, newest)]
-    return (
-        _same_job(mine, newest) and all(text.isdecimal() for text in restarts) and int(restarts[0]) < int(restarts[1])
-    )
+def _restart_of(attempt: str) -> tuple[str, int]:
+    """Read `<job>.<restart>` or `<job>.<restart>+<step>`; an attempt of another form is nobody's restart."""
+    job, _, rest = attempt.rpartition(".")
+    restart = rest.partition("+")[0]
+    return (job, int(restart)) if restart.isdecimal() and len(restart) < 10 else (attempt, 0)
 
 
 def first_word(node: str, incarnation: str, attempt: str, position: int, slots: int) -> NodeWord:

@@ -271,6 +271,7 @@ class State:
         participants: of round `round`.
         lost: nodes lost in this attempt.
         history: the newest rounds, at most HISTORY_KEPT.
+        admitted: the nodes that were there when the attempt's first round formed: its participants and spares.
     """
 
     run_id: str
@@ -290,6 +291,7 @@ class State:
     lost: tuple[LostNode, ...]
     history: tuple[RoundHistory, ...]
     closed: Closed | None
+    admitted: tuple[str, ...] = ()
 
     def encode(self) -> bytes:
         """Return it as the fenced cell's value."""
@@ -320,6 +322,7 @@ class State:
             fields.objects("lost", LostNode.read),
             fields.objects("history", RoundHistory.read),
             fields.maybe_object("closed", Closed.read),
+            fields.texts("admitted"),
         )
 
     def participant(self, node: str, incarnation: str) -> Participant | None:

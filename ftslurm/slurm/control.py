@@ -70,6 +70,14 @@ class SlurmControl(Protocol):
             SlurmRefused: not allowed, or the job may not be requeued.
         """
 
+    def cancel(self, job_id: str) -> None:
+        """Ask Slurm to end a job or one array task; one that has ended already is fine.
+
+        Raises:
+            ValueError: `job_id` is neither `123` nor `123_4`.
+            SlurmRefused: not allowed, or there is no such job.
+        """
+
     def node_states(self, names: Iterable[str]) -> dict[str, str]:
         """Return the states of these nodes as Slurm spells them (`DOWN+DRAIN`); unknown nodes are left out.
 
@@ -181,6 +189,13 @@ class CommandSlurm:
         taken for success.
         """
         command = ("scontrol", "requeue", check_job_id(job_id))
+        answer = self._ask(*command)
+        if answer.status not in (0, -_SIGTERM, 128 + _SIGTERM):
+            raise failure(command, answer)
+
+    def cancel(self, job_id: str) -> None:
+        """See SlurmControl. Inside that very job scancel may be reached by the SIGTERM that it brings about."""
+        command = ("scancel", check_job_id(job_id))
         answer = self._ask(*command)
         if answer.status not in (0, -_SIGTERM, 128 + _SIGTERM):
             raise failure(command, answer)

@@ -60,8 +60,12 @@ class SlurmJob:
 
     @property
     def attempt(self) -> str:
-        """Name of this start of the job, `<job>.<restart>`: unique over requeues."""
-        return f"{self.job_id}.{self.restart_count}"
+        """Name of this start of the job: unique over requeues, and over the steps of one job script.
+
+        `<job>.<restart>` in the first step, `<job>.<restart>+<step>` in later ones.
+        """
+        step = f"+{self.step_id}" if self.step_id not in (None, "0") else ""
+        return f"{self.job_id}.{self.restart_count}{step}"
 
     @property
     def in_step(self) -> bool:

@@ -181,14 +181,16 @@ def _numbers(bracket: _Bracket) -> list[str]:
 def _check_name(name: str) -> None:
     match = _PLAIN.fullmatch(name)
     if match is None or not name or name[0] in "-.":
-        raise NodeListError(f"cannot write {_shown(name)} into a node list: expected a node name of letters, "
-                            "digits, '.', '_' and '-' that starts with none of '.' and '-'")
+        raise NodeListError(
+            f"cannot write {_shown(name)} into a node list: expected a node name of letters, "
+            "digits, '.', '_' and '-' that starts with none of '.' and '-'"
+        )
 
 
 def _split(name: str) -> tuple[str, str]:
     """Cut a name before the number at its end; ("n1a", "") when there is none that fits a range."""
     prefix = name.rstrip("0123456789")
-    digits = name[len(prefix):]
+    digits = name[len(prefix) :]
     return (name, "") if len(digits) > _MAX_DIGITS else (prefix, digits)
 
 
@@ -211,12 +213,13 @@ def _written(prefix: str, ranges: Sequence[tuple[str, str]]) -> str:
 
 def _error(text: str, at: int, expected: str, found: str | None) -> NodeListError:
     what = "nothing" if found is None else _shown(found, 40)
-    return NodeListError(f"bad node list {_shown(text, around=at)}: expected {expected} "
-                         f"at position {at + 1}, found {what}")
+    return NodeListError(
+        f"bad node list {_shown(text, around=at)}: expected {expected} at position {at + 1}, found {what}"
+    )
 
 
 def _shown(text: str, limit: int = _SHOWN, around: int = 0) -> str:
     """Quote `text`, cut down to `limit` characters that include the place `around`."""
     start = max(0, min(around - limit // 2, len(text) - limit))
-    cut = text[start:start + limit]
+    cut = text[start : start + limit]
     return ("..." if start else "") + ascii(cut) + ("..." if start + limit < len(text) else "")

@@ -64,6 +64,15 @@ class FakeSlurm:
         self._called("kill_wait_s", "")
         return self.kill_wait
 
+    def cancel(self, job_id: str) -> None:
+        """See SlurmControl. The job is then CANCELLED."""
+        self._called("cancel", check_job_id(job_id))
+        facts = self._find(job_id)
+        if facts is None:
+            raise SlurmUnknownJob(f"`scancel {job_id}` failed (exit 1): Invalid job id specified")
+        if not facts.ended:
+            self.put(replace(facts, state="CANCELLED"))
+
     def requeue(self, job_id: str) -> None:
         """See SlurmControl. The job is then pending, with one restart more and no nodes, as in Slurm."""
         self._called("requeue", check_job_id(job_id))

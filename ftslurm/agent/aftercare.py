@@ -1,0 +1,67 @@
+"""When the batch script's node is lost, nobody ends the Slurm job any more: the agents that are left do.
+
+Slurm keeps such a job RUNNING until its time limit, with no batch script and no srun (measured with 22.05 and 24.11,
+both with --no-kill). So after the run has been closed they put the report where ftsrun would have printed it, and
+cancel the job.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from ftslurm.rendezvous.state import State
+from ftslurm.slurm.control import SlurmControl
+from ftslurm.slurm.environment import SlurmJob
+from ftslurm.slurm.errors import SlurmError
+
+REPORT_FIRST_S = 3.0
+"""How long the other agents leave to the coordinator for the report, in seconds, before they cancel the job."""
+
+
+def batch_host_lost(state: State, job: SlurmJob) -> bool:
+    """Tell whether the run is closed and the node of the batch script, the first of the job's, was lost on the way."""
+    return state.closed is not None and any(lost.node in job.node_list[:1] for lost in state.lost)
+
+
+def end_job(
+    job: SlurmJob,
+    slurm: SlurmControl,
+    coordinating: bool,
+    report: Callable[[], str],
+    sleep: Callable[[float], None],
+) -> list[str]:
+    """Print the report at the end of the job's output file and cancel the job.
+
+    Args:
+        coordinating: this is the one agent that prints.
+        report: makes the report's text.
+
+    Returns:
+        What went wrong, a line each.
+    """
+    problems = []
+    if coordinating:
+        try:
+            facts = slurm.job(job.scontrol_id)
+            if facts is not None and facts.std_out:
+                _append(facts.std_out, report())
+        except (SlurmError, OSError) as error:
+            problems.append(f"the report is only in the run directory: {error}")
+    else:
+        sleep(REPORT_FIRST_S)
+    try:
+        slurm.cancel(job.scontrol_id)
+    except SlurmError as error:
+        problems.append(f"the batch script died with its node, and the job cannot be cancelled from here: {error}")
+    return problems
+
+
+def _append(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        data = memoryview(text.encode("utf-8", "backslashreplace"))
+        while data:
+            data = data[os.write(fd, data) :]
+    finally:
+        os.close(fd)
