@@ -347,6 +347,15 @@ def test_a_node_that_left_ends_the_round_at_once_with_its_reason() -> None:
     assert "n2 left: its agent was killed by SIGKILL" in story.state.closed.reason
 
 
+def test_the_next_round_waits_for_the_workers_of_a_node_that_leaves() -> None:
+    story = Story(3, low=2).join()
+    story.look()
+    story.say(3, status=RUNNING, round=1, reason="its guardian process was killed").look()
+    story.say(1, status=READY, round=1).say(2, status=READY, round=1)
+    assert story.look().phase == FORMING
+    assert story.say(3, status=LEFT).look().round == 2
+
+
 def test_a_failure_tells_more_than_the_leaving_that_follows_it() -> None:
     story = Story(2, low=1).join().run().fail(2).say(2, status=LEFT, reason="its guardian process was killed")
     story.look()
