@@ -1,4 +1,4 @@
-"""CommandSlurm against the Slurm that SLURM_CONF names."""
+"""CommandSlurm against a real Slurm."""
 
 from __future__ import annotations
 
@@ -13,28 +13,19 @@ import pytest
 from ftslurm.slurm.control import CommandSlurm
 from ftslurm.slurm.errors import SlurmUnknownJob
 from ftslurm.slurm.facts import JobFacts
+from tests.slurm.conftest import Lab
 
 DEADLINE_S = 60
 
 
-def cluster_answers() -> bool:
-    if "SLURM_CONF" not in os.environ:  # without it the clients ask the DNS
-        return False
-    try:
-        ping = subprocess.run(["scontrol", "ping"], capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return ping.returncode == 0 and " is UP" in ping.stdout
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster() -> None:
-    if not cluster_answers():
-        pytest.skip("no Slurm answers: SLURM_CONF is not set, or `scontrol ping` fails")
+@pytest.fixture(autouse=True)
+def cluster(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let CommandSlurm's commands find the lab."""
+    monkeypatch.setenv("SLURM_CONF", lab.environment["SLURM_CONF"])
 
 
 @pytest.fixture
-def submit(tmp_path: Path) -> Iterator[Callable[..., str]]:
+def submit(cluster: None, tmp_path: Path) -> Iterator[Callable[..., str]]:
     """Give a function that submits a shell line and returns the job id; what it submitted is cancelled at the end."""
     jobs: list[str] = []
     env = {name: value for name, value in os.environ.items() if name == "SLURM_CONF" or not name.startswith("SLURM_")}
