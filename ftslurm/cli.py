@@ -9,6 +9,7 @@ from collections.abc import Sequence
 USAGE = """\
 usage: ftslurm run [options] program [arguments]    run a program on all nodes, fault-tolerantly
        ftslurm report [run directory | job id]      explain how a run went
+       ftslurm doctor [directory]                   prove that a directory can carry a run, on all nodes
        ftslurm template [name]                      print a ready-to-submit sbatch script
        ftslurm --version
 
@@ -36,6 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from ftslurm.report.command import main as report
 
         return report(rest)
+    if command == "doctor":
+        from ftslurm.doctor.command import main as doctor
+
+        return doctor(rest)
     if command == "--version":
         from ftslurm import __version__
 
@@ -45,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(USAGE, end="")
         return 0
     wrong = f"unknown command {command!r}" if command else "expected a command"
-    sys.stderr.write(f"ftslurm: {wrong}: run, report or template; see ftslurm --help\n")
+    sys.stderr.write(f"ftslurm: {wrong}: run, report, doctor or template; see ftslurm --help\n")
     return 2
 
 

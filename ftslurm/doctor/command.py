@@ -207,7 +207,9 @@ def _on_node(options: argparse.Namespace, stand: Stand) -> int:
         return INTERRUPTED
     if diagnosis is None:
         return _own_word(exam)
-    stays = clean_up(session) if exam.result.get("place") else None
+    # Who met nobody had nothing to make, or found out that it cannot; a filesystem that hangs is left alone.
+    never_met = not exam.nodes
+    stays = None if exam.hangs else clean_up(session, others=never_met and len(stand.expected) > 1)
     return _print(options, stand, diagnosis, time.monotonic() - began, stays)
 
 
@@ -228,6 +230,7 @@ def _report(task: Task, exam: Examination) -> Diagnosis | None:
 def _own_word(exam: Examination) -> int:
     """On all nodes but the first: be silent, unless the first cannot know."""
     from ftslurm.doctor.diagnose import diagnose
+    from ftslurm.doctor.findings import some
     from ftslurm.doctor.node import clean_up
 
     task, session = exam.task, exam.task.session
@@ -235,10 +238,17 @@ def _own_word(exam: Examination) -> int:
     if len(exam.nodes) > 1 and not lost:
         return FINE
     own = {session.node: exam.result}
-    diagnosis = diagnose(task.directory, session.expected, exam.nodes, own, {}, task.wait_s)
-    if len(exam.nodes) == 1:
-        clean_up(session)
-    text = diagnosis.findings[0].text if diagnosis.findings else "no result"
+    # Who met the others and lost them again cannot tell how they are: only what happened here.
+    met = len(exam.nodes) > 1
+    expected, nodes = ((session.node,), (session.node,)) if met else (session.expected, tuple(exam.nodes))
+    diagnosis = diagnose(task.directory, expected, nodes, own, {}, task.wait_s)
+    if len(exam.nodes) < 2 and not exam.hangs:
+        clean_up(session, others=not exam.nodes)
+    text = "no result"
+    if diagnosis.findings:
+        worst = diagnosis.findings[0]
+        others = "" if worst.nodes in ((), (session.node,)) else f"{some(worst.nodes)}: "
+        text = f"{others}{worst.text}; {worst.advice}"
     sys.stderr.write(f"ftslurm doctor: {session.node}: {text}\n")
     return WRONG
 

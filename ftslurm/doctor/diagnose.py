@@ -63,13 +63,13 @@ def diagnose(
     found = [
         *(meet.judge(expected, present, list(results), directory, wait_s) if present else ()),
         *meet.judge_versions(dict(versions)),
-        *_problems(results),
+        *_problems(results, silent=not set(present) <= set(results)),
         *place.judge(places, alone=len(expected) == 1),
         *resolve.judge(facts(resolve.Names, results, "resolve"), {n: p.machine for n, p in places.items()}),
         *names.judge(races, complete),
         *whole.judge(facts(whole.Reads, results, "whole")),
         *lock.judge(facts(lock.Lock, results, "lock")),
-        *seen.judge(delays),
+        *seen.judge([each for each in delays.values() if {each.maker, each.at} <= set(results)]),
         *rate.judge(facts(rate.Rate, results, "rate")),
         *rate.judge_slowest({node: (r["slowest"][0], r["slowest"][1]) for node, r in results.items()}),
         *clock.judge(offsets, server),
@@ -94,7 +94,8 @@ def _times(results: Mapping[str, Json]) -> tuple[dict[str, clock.Offset], bool, 
     return offsets, server, delays
 
 
-def _problems(results: Mapping[str, Json]) -> list[Finding]:
+def _problems(results: Mapping[str, Json], silent: bool) -> list[Finding]:
+    """Say which probes came to nothing; with a node that fell `silent`, that is most likely why."""
     found = []
     for node, result in results.items():
         for problem in result["problems"]:
@@ -103,7 +104,7 @@ def _problems(results: Mapping[str, Json]) -> list[Finding]:
                 advice = "a run survives that only if it ends; look at the server, and the kernel's log (dmesg) there"
                 found.append(Finding(WRONG, problem["probe"], (node,), text, advice))
             else:
-                severity = WARNING if problem["text"].startswith("LeftAlone") else WRONG
+                severity = WARNING if silent or problem["text"].startswith("LeftAlone") else WRONG
                 text = f"the probe {problem['probe']!r} failed: {problem['text'].removeprefix('LeftAlone: ')}"
                 found.append(Finding(severity, problem["probe"], (node,), text, "see the other findings first"))
     return found

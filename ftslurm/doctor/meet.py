@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from ftslurm.doctor.findings import WRONG, Finding, Json, some
 from ftslurm.sharedfs.filesystem import FileSystem
@@ -13,6 +15,9 @@ from ftslurm.sharedfs.publish import encode, publish, publish_once, read_object
 
 SCHEMA, VERSION = "ftslurm/doctor", 1
 POLL_S = 0.02
+TRIES = 5
+HOPELESS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR})
+T = TypeVar("T")
 TURN_S = 0.5
 
 
@@ -48,13 +53,41 @@ def document(**fields: object) -> bytes:
     return encode({"schema": SCHEMA, "version": VERSION, **fields})
 
 
+def tell(fs: FileSystem, path: str, **fields: object) -> None:
+    """Publish a small file for the other nodes.
+
+    A lost reply makes a done call look failed, and single errors are for the probes to count: it is tried again.
+    """
+    _insist(lambda: publish(fs, path, document(**fields)))
+
+
+def make(fs: FileSystem, path: str) -> None:
+    """Make a directory, where single errors happen, too."""
+    _insist(lambda: fs.makedirs(path))
+
+
 def look(fs: FileSystem, path: str) -> Json | None:
     """Read a small file the way the product does, directory first; None when it is not there (yet)."""
-    fs.refresh(os.path.dirname(path))
-    try:
-        return read_object(fs, path, SCHEMA, VERSION)
-    except FileNotFoundError:
-        return None
+
+    def read() -> Json | None:
+        fs.refresh(os.path.dirname(path))
+        try:
+            return read_object(fs, path, SCHEMA, VERSION)
+        except FileNotFoundError:
+            return None
+
+    return _insist(read)
+
+
+def _insist(call: Callable[[], T]) -> T:
+    for _ in range(TRIES - 1):
+        try:
+            return call()
+        except OSError as error:
+            if error.errno in HOPELESS:
+                raise
+            time.sleep(POLL_S)
+    return call()
 
 
 def wait_for(fs: FileSystem, path: str, deadline: float, poll_s: float = POLL_S) -> Json | None:
@@ -77,20 +110,29 @@ def arrive(fs: FileSystem, session: Session, version: str, wait_s: float) -> lis
         OSError: the filesystem does not let it meet the others.
     """
     hello, plan = session.path("hello"), session.path("plan.json")
-    fs.makedirs(hello)
-    publish(fs, os.path.join(hello, f"{session.node}.json"), document(node=session.node, ftslurm=version))
+    make(fs, hello)
+    tell(fs, os.path.join(hello, f"{session.node}.json"), node=session.node, ftslurm=version)
     position = session.expected.index(session.node)
     mine = time.monotonic() + wait_s + min(position, 10) * TURN_S
     while (settled := look(fs, plan)) is None:
         here = _present(fs, hello, session.expected) if position == 0 or time.monotonic() > mine else []
         if here and (len(here) == len(session.expected) or time.monotonic() > mine):
-            publish_once(fs, plan, document(nodes=here), durable=False)
+            _settle(fs, plan, here)
             continue
         time.sleep(POLL_S)
     nodes = [str(node) for node in settled["nodes"]]
     if session.node not in nodes:
         raise TooLate(f"{session.node} came when the others had begun")
     return nodes
+
+
+def _settle(fs: FileSystem, plan: str, nodes: Sequence[str]) -> None:
+    try:
+        publish_once(fs, plan, document(nodes=nodes), durable=False)
+    except OSError:
+        # Links may be what is wrong here; the doctor must get as far as saying so.
+        if look(fs, plan) is None:
+            tell(fs, plan, nodes=nodes)
 
 
 def gate(fs: FileSystem, session: Session, nodes: Sequence[str], step: str, wait_s: float, post: bool = True) -> None:
@@ -108,21 +150,21 @@ def gate(fs: FileSystem, session: Session, nodes: Sequence[str], step: str, wait
     directory = session.path("gates", step)
     opened, absent = os.path.join(directory, "open.json"), session.path("gates", "absent.json")
     deadline = time.monotonic() + wait_s
-    fs.makedirs(directory)
+    make(fs, directory)
     if post:
-        publish(fs, os.path.join(directory, f"{session.node}.json"), document(node=session.node))
+        tell(fs, os.path.join(directory, f"{session.node}.json"), node=session.node)
     if not post or session.node != nodes[0]:
         # Longer than the first node's own patience, or everybody would leave a moment before it opens.
         if wait_for(fs, opened, deadline + 1) is None:
-            raise LeftAlone(f"{nodes[0]} did not come to the step {step!r} within {wait_s:g} s")
+            raise LeftAlone(f"{nodes[0]} did not keep in step within {wait_s:g} s")
         return
     known = look(fs, absent)
     given_up = known["nodes"] if known is not None else []
     awaited = [node for node in nodes if node not in given_up]
     if not until(lambda: len(_present(fs, directory, awaited)) == len(awaited), deadline):
         here = _present(fs, directory, awaited)
-        publish(fs, absent, document(nodes=[*given_up, *(node for node in awaited if node not in here)]))
-    publish(fs, opened, document())
+        tell(fs, absent, nodes=[*given_up, *(node for node in awaited if node not in here)])
+    tell(fs, opened)
 
 
 def until(true: Callable[[], bool], deadline: float) -> bool:
@@ -142,15 +184,15 @@ def _present(fs: FileSystem, directory: str, nodes: Sequence[str]) -> list[str]:
 
 def hand_in(fs: FileSystem, session: Session, result: Json) -> None:
     """Publish this node's result."""
-    fs.makedirs(session.path("results"))
-    publish(fs, session.path("results", f"{session.node}.json"), document(**result))
+    make(fs, session.path("results"))
+    tell(fs, session.path("results", f"{session.node}.json"), **result)
 
 
 def collect(fs: FileSystem, session: Session, nodes: Sequence[str], wait_s: float) -> dict[str, Json]:
     """Return the results of all nodes that hand one in within `wait_s` seconds."""
     directory = session.path("results")
     deadline = time.monotonic() + wait_s
-    fs.makedirs(directory)
+    make(fs, directory)
     until(lambda: len(_present(fs, directory, nodes)) == len(nodes), deadline)
     found = {node: look(fs, os.path.join(directory, f"{node}.json")) for node in nodes}
     return {node: result for node, result in found.items() if result is not None}
@@ -169,7 +211,7 @@ def judge(
     found = []
     missing = tuple(node for node in expected if node not in present)
     if missing:
-        text = f"{some(missing)} never showed up in {directory} within {wait_s:g} s"
+        text = f"never showed up in {directory} within {wait_s:g} s"
         advice = (
             "either the task did not start there, or the directory is another one there (not mounted?): compare "
             f"`srun -w {missing[0]} stat -f {directory}` with `srun -w {present[0] if present else 'NODE'} stat -f …`"

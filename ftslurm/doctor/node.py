@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ftslurm.doctor.findings import Json
-from ftslurm.doctor.meet import Session, arrive, collect, gate, hand_in, versions
+from ftslurm.doctor.meet import Session, arrive, collect, gate, hand_in, make, versions
 from ftslurm.doctor.probes import clock, lock, names, place, rate, resolve, seen, whole
 from ftslurm.doctor.watch import Outcome, WatchedFileSystem, Work, run_all
 from ftslurm.sharedfs.publish import publish
@@ -113,14 +113,25 @@ def gather(exam: Examination) -> tuple[dict[str, Json], dict[str, str]]:
     return {node: results[node] for node in nodes if node in results}, got.value["versions"]
 
 
-def clean_up(session: Session) -> str | None:
-    """Remove the session's directory; return what is wrong if it stays."""
+def clean_up(session: Session, others: bool = False) -> str | None:
+    """Remove the session's directory; return what is wrong if it stays.
+
+    Args:
+        session: the session.
+        others: other nodes may still be using it: take back this node's word, and remove what is empty then.
+    """
 
     def work(fs: WatchedFileSystem) -> bool:
         import os
         import shutil
         import time
+        from pathlib import Path
 
+        if others:
+            fs.unlink(session.path("hello", f"{session.node}.json"))
+            for name in (session.path("hello"), session.root):
+                Path(name).rmdir()
+            return True
         # NFS keeps a file that somebody has open under a name of its own for a moment.
         for _ in range(5):
             fs.during(f"remove {session.root}", lambda: shutil.rmtree(session.root, ignore_errors=True))
@@ -130,7 +141,9 @@ def clean_up(session: Session) -> str | None:
         return False
 
     (done,) = run_all([work], 6 * CALL_LIMIT_S, 6 * CALL_LIMIT_S)
-    return None if done.value else f"{session.root} could not be removed ({done.problem or 'something stays in it'})"
+    if done.value or others:
+        return None
+    return f"{session.root} could not be removed ({done.problem or 'something stays in it'})"
 
 
 def _limit(seconds: float, gates: int = 1) -> float:
@@ -174,7 +187,7 @@ def _names(exam: Examination) -> None:
 
     def work(index: int) -> Work:
         def race(fs: WatchedFileSystem) -> Json:
-            fs.makedirs(directory)
+            make(fs, directory)
             _pass(exam, fs, "names", post=index == 0)
             return names.race(fs, directory, seconds)
 
@@ -190,7 +203,7 @@ def _whole(exam: Examination) -> None:
     before, own, _ = _neighbours(exam)
 
     def write(fs: WatchedFileSystem) -> Json:
-        fs.makedirs(directory)
+        make(fs, directory)
         publish(fs, f"{directory}/{own}", whole.content(0))
         _pass(exam, fs, "whole")
         # A little longer, so that the reader has something to read to its end.
@@ -206,7 +219,7 @@ def _lock(exam: Examination) -> None:
     before, own, _ = _neighbours(exam)
 
     def hold(fs: WatchedFileSystem) -> Json:
-        fs.makedirs(directory)
+        make(fs, directory)
         _pass(exam, fs, "lock")
         return lock.hold(fs, directory, own)
 
@@ -232,7 +245,7 @@ def _seen(exam: Examination) -> None:
         return seen.stat_until(fs, f"{root}/{before}", before, size, seconds)
 
     answer = _gated(exam, "seen-looked", False, lambda fs: seen.answer(fs, f"{root}/{before}", seconds))
-    asked, looked, _ = exam.run("seen", [ask, stat, answer], _limit(seconds, gates=2))
+    asked, looked, _ = exam.run("seen", [ask, stat, answer], _limit(seconds + seen.LEAST_S, gates=2))
     exam.result.update(asked=asked.value, looked=looked.value)
 
 
@@ -241,7 +254,7 @@ def _rate(exam: Examination) -> None:
     node = exam.task.session.node
 
     def work(fs: WatchedFileSystem) -> Json:
-        fs.makedirs(directory)
+        make(fs, directory)
         _pass(exam, fs, "rate")
         return rate.measure(fs, directory, node, seconds)
 

@@ -11,6 +11,8 @@ from ftslurm.doctor.probes.resolve import is_loopback
 
 SCHEMA, VERSION = "ftslurm/doctor-report", 1
 ROWS = 16
+ALIKE = 4
+LEAST = 6
 HEAD = (
     ("", "seen after", "", "by plain stat", "", "per second", "", "", "", "", ""),
     ("node", "new", "renamed", "new", "renamed", "publish", "to disk", "read", "clock", "free", "resolves to"),
@@ -21,8 +23,7 @@ LEFT = (0, 10)
 def render(diagnosis: Diagnosis, took_s: float) -> str:
     """Return what people read: the verdict, what is wrong and what to do, the nodes, what was proved."""
     lines = [_verdict(diagnosis, took_s), *_mounts(diagnosis)]
-    for finding in diagnosis.findings:
-        lines += _finding(finding, len(diagnosis.expected))
+    lines += _findings(diagnosis)
     rows = _ordered(diagnosis)
     measured = [node for node in rows if diagnosis.results[node].get("rate") or diagnosis.delays.get(node)]
     if measured:
@@ -58,6 +59,20 @@ def _mounts(diagnosis: Diagnosis) -> list[str]:
     )
 
 
+def _findings(diagnosis: Diagnosis) -> list[str]:
+    lines: list[str] = []
+    shown: dict[tuple[str, str], int] = {}
+    for finding in diagnosis.findings:
+        kind = (finding.severity, finding.probe)
+        shown[kind] = shown.get(kind, 0) + 1
+        if shown[kind] <= ALIKE:
+            lines += _finding(finding, len(diagnosis.expected))
+    for (severity, probe), count in shown.items():
+        if count > ALIKE:
+            lines.append(f"  {severity:<8} and {count - ALIKE} more like these about {probe!r} (--json has them all)")
+    return lines
+
+
 def _finding(finding: Finding, count: int) -> list[str]:
     where = (
         "" if not finding.nodes else "all nodes: " if 1 < count == len(finding.nodes) else f"{some(finding.nodes)}: "
@@ -88,7 +103,7 @@ def _table(diagnosis: Diagnosis, nodes: Sequence[str]) -> list[str]:
     table = [*HEAD, *rows]
     if len(nodes) > ROWS:
         table.append(_middle(diagnosis, nodes))
-    widths = [max(len(row[column]) for row in table[1:]) for column in range(len(HEAD[1]))]
+    widths = [max(LEAST, *(len(row[column]) for row in table[1:])) for column in range(len(HEAD[1]))]
     lines = []
     for row in table:
         cells = [
@@ -185,7 +200,9 @@ def _proofs(diagnosis: Diagnosis) -> list[str]:
     locks = [result["lock"] for result in results if result.get("lock")]
     said = []
     bad = {finding.probe for finding in diagnosis.findings if finding.severity == WRONG}
-    if races and "link" not in bad:
+    # A name that a silent node won would be a name that nobody won.
+    all_here = len(diagnosis.results) == len(diagnosis.expected)
+    if races and all_here and "link" not in bad:
         tries, count = sum(race["attempts"] for race in races), max(race["seen"] for race in races)
         said.append(f"exclusive link: {len(races)} processes fought {tries} times for {count} names, one winner each")
     if reads and "rename" not in bad:

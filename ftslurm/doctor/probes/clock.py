@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ftslurm.doctor.findings import NOTE, WARNING, Finding, Json, median
+from ftslurm.doctor.meet import make
 from ftslurm.doctor.watch import WatchedFileSystem
 
 SAMPLES = 20
@@ -38,14 +39,17 @@ class Offset:
 def stamp(fs: WatchedFileSystem, directory: str) -> Json:
     """Touch a directory of this process's own and note the stamps."""
     path = os.path.join(directory, f"clock.{os.uname().nodename}.{os.getpid()}")
-    fs.makedirs(path)
+    make(fs, path)
     samples = []
     for _ in range(SAMPLES):
-        before = time.time_ns()
-        # With None the server takes its own clock, where it is the one to stamp.
-        fs.during(f"utime {path}", lambda: os.utime(path, None))
-        after = time.time_ns()
-        samples.append([before, fs.during(f"stat {path}", lambda: os.stat(path)).st_mtime_ns, after])
+        try:
+            before = time.time_ns()
+            # With None the server takes its own clock, where it is the one to stamp.
+            fs.during(f"utime {path}", lambda: os.utime(path, None))
+            after = time.time_ns()
+            samples.append([before, fs.during(f"stat {path}", lambda: os.stat(path)).st_mtime_ns, after])
+        except OSError:
+            continue
     return {"samples": samples}
 
 

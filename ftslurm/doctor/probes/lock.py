@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ftslurm.doctor.findings import NOTE, WARNING, WRONG, Finding, Json
-from ftslurm.doctor.meet import document, wait_for
+from ftslurm.doctor.meet import tell, wait_for
 from ftslurm.doctor.watch import WatchedFileSystem
-from ftslurm.sharedfs.publish import publish
 
 TURN_S = 5.0
 RELEASE_S = 8.0
@@ -50,12 +49,12 @@ def hold(fs: WatchedFileSystem, directory: str, node: str) -> Json:
     os.close(write)
     answer = fs.during(f"lock {path}", lambda: os.read(read, 500)).decode()
     held = answer == "held"
-    publish(fs, os.path.join(directory, f"held.{node}"), document(held=held, problem=answer))
+    tell(fs, os.path.join(directory, f"held.{node}"), held=held, problem=answer)
     if held:
         wait_for(fs, os.path.join(directory, f"tried.{node}"), time.monotonic() + TURN_S)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    publish(fs, os.path.join(directory, f"killed.{node}"), document())
+    tell(fs, os.path.join(directory, f"killed.{node}"))
     return {}
 
 
@@ -64,6 +63,7 @@ def _hold(path: str, write: int) -> None:
     try:
         from filelock import FileLock
 
+        _need_flock(path)
         lock = FileLock(path, timeout=TURN_S, mode=0o600)
         lock.acquire()
         os.write(write, b"held")
@@ -72,6 +72,18 @@ def _hold(path: str, write: int) -> None:
         os.write(write, f"{type(error).__name__}: {error}"[:400].encode())
     finally:
         os._exit(0)
+
+
+def _need_flock(path: str) -> None:
+    """Raise OSError where there is no flock: FileLock would fall back to a lock file that outlives its holder."""
+    import fcntl
+
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    finally:
+        os.close(fd)
 
 
 def take(fs: WatchedFileSystem, directory: str, holder: str) -> Json:
@@ -89,7 +101,7 @@ def take(fs: WatchedFileSystem, directory: str, holder: str) -> Json:
         lock.release()
     except Timeout:
         excluded = True
-    publish(fs, os.path.join(directory, f"tried.{holder}"), document())
+    tell(fs, os.path.join(directory, f"tried.{holder}"))
     if wait_for(fs, os.path.join(directory, f"killed.{holder}"), time.monotonic() + TURN_S, 0.005) is None:
         return {"holder": holder, "excluded": excluded}
     began = time.monotonic()

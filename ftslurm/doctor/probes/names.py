@@ -46,17 +46,17 @@ def race(fs: WatchedFileSystem, directory: str, seconds: float) -> Json:
     rescued: list[int] = []
     refused: dict[str, int] = {}
     while time.monotonic() < end and number <= MAX_NAMES:
-        # Who is behind runs after the others, so that all fight for the newest name.
-        if _holder(fs, directory, number) is not None:
-            number += 1
-            continue
-        attempts += 1
         try:
+            # Who is behind runs after the others, so that all fight for the newest name.
+            if _holder(fs, directory, number) is not None:
+                number += 1
+                continue
+            attempts += 1
             won, failed = _try(fs, os.path.join(directory, str(number)))
         except OSError as error:
             name = f"{errno.errorcode.get(error.errno or 0, error.errno)} ({error.strerror})"
             refused[name] = refused.get(name, 0) + 1
-            if refused[name] > 20:
+            if refused[name] > 20 and number == 1:
                 break
             continue
         if won:
@@ -130,7 +130,7 @@ def _errors(races: Mapping[str, list[Race]], taken: int) -> list[Finding]:
             count = sum(process.refused.get(text, 0) for process in processes)
             none = not any(process.seen for process in processes)
             advice = "hard links do not work here; " + _ELSEWHERE if none else "a run repeats such calls; find out why"
-            said = f"link fails with {text}" + ("" if none else f", {_times(count)}")
+            said = f"an exclusive link fails with {text}" + ("" if none else f" {_times(count)}")
             found.append(Finding(WRONG if none else NOTE, "link", (node,), said, advice))
     rescued = sum(len(process.rescued) for processes in races.values() for process in processes)
     if rescued:

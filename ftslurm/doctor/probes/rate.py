@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ftslurm.doctor.findings import WARNING, Finding, Json, median
+from ftslurm.doctor.findings import WARNING, WRONG, Finding, Json, median
 from ftslurm.doctor.watch import WatchedFileSystem
 from ftslurm.sharedfs.publish import publish
 
@@ -26,11 +26,14 @@ class Rate:
         publish: 1000 bytes written and renamed over, as a node's word.
         durable: the same on the disk before the rename, as a generation of the state.
         read: directory opened, file opened and read.
+        errors: what failed, to how often; `tries`: of how many.
     """
 
     publish: float
     durable: float
     read: float
+    errors: dict[str, int]
+    tries: int
 
 
 def measure(fs: WatchedFileSystem, directory: str, node: str, seconds: float) -> Json:
@@ -42,19 +45,28 @@ def measure(fs: WatchedFileSystem, directory: str, node: str, seconds: float) ->
         fs.refresh(directory)
         fs.read(path, SIZE)
 
-    return {
-        "publish": _per_second(lambda: publish(fs, path, data), seconds / 3),
-        "durable": _per_second(lambda: publish(fs, path, data, durable=True), seconds / 3),
-        "read": _per_second(read, seconds / 3),
+    facts: Json = {"errors": {}, "tries": 0}
+    kinds: dict[str, Callable[[], None]] = {
+        "publish": lambda: publish(fs, path, data),
+        "durable": lambda: publish(fs, path, data, durable=True),
+        "read": read,
     }
+    for kind, operation in kinds.items():
+        facts[kind] = _per_second(operation, seconds / len(kinds), facts)
+    return facts
 
 
-def _per_second(operation: Callable[[], None], seconds: float) -> float:
+def _per_second(operation: Callable[[], None], seconds: float, facts: Json) -> float:
     began = now = time.monotonic()
     count = 0
     while now - began < seconds:
-        operation()
-        count += 1
+        facts["tries"] += 1
+        try:
+            operation()
+            count += 1
+        except OSError as error:
+            name = str(error.strerror)
+            facts["errors"][name] = facts["errors"].get(name, 0) + 1
         now = time.monotonic()
     return count / (now - began)
 
@@ -67,8 +79,7 @@ def judge(rates: Mapping[str, Rate]) -> list[Finding]:
         middle = median(list(values.values())) if values else 0.0
         for node, value in values.items():
             # Below some milliseconds only the scheduler's whims differ.
-            much_slower = value * OUTLIER < middle and 1 / value - 1 / middle > OUTLIER_S
-            if much_slower:
+            if value * OUTLIER < middle and (not value or 1 / value - 1 / middle > OUTLIER_S):
                 text = f"{value:.0f} {name} per second, the other nodes {middle:.0f}"
                 advice = "look at this node's network and load"
                 found.append(Finding(WARNING, "rate", (node,), text, advice))
@@ -76,6 +87,17 @@ def judge(rates: Mapping[str, Rate]) -> list[Finding]:
             text = f"only {middle:.1f} {name} per second"
             advice = "a node publishes about once in a second: it works; recoveries take longer"
             found.append(Finding(WARNING, "rate", (), text, advice))
+    return found + _errors(rates)
+
+
+def _errors(rates: Mapping[str, Rate]) -> list[Finding]:
+    found = []
+    for node, rate in rates.items():
+        for name, count in rate.errors.items():
+            severity = WRONG if count > rate.tries / 2 else WARNING
+            text = f"{count} of {rate.tries} operations failed: {name}"
+            advice = "ftslurm tries again, bounded; programs that do not, fail: ask the filesystem's operators"
+            found.append(Finding(severity, "rate", (node,), text, advice))
     return found
 
 

@@ -84,12 +84,13 @@ def _own(node: str, facts: Names, several: bool) -> list[Finding]:
     for name in dict.fromkeys((facts.own, facts.host)):
         addresses = facts.addresses.get(name)
         if addresses and several and all(map(is_loopback, addresses)):
-            text = f"its own name {name} resolves to {some(addresses)} on itself"
+            what = "Slurm's name of the node" if name == facts.own else "the host's name"
+            text = f"{what} resolves to {some(addresses)} on the node itself"
             advice = "gloo may bind there, unreachable for the others: mend /etc/hosts, or set GLOO_SOCKET_IFNAME"
             found.append(Finding(WARNING, "name", (node,), text, advice))
         elif addresses == []:
-            text = f"its own name {name} does not resolve on itself"
-            advice = "put it into DNS or /etc/hosts"
+            text = "the node's own name does not resolve on the node"
+            advice = "put the nodes into DNS or /etc/hosts"
             found.append(Finding(WARNING if several else NOTE, "name", (node,), text, advice))
     return found
 

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ftslurm.doctor.findings import WARNING, WRONG, Finding, Json, median
-from ftslurm.doctor.meet import document, look
+from ftslurm.doctor.meet import look, make, tell
 from ftslurm.doctor.probes.clock import Offset
 from ftslurm.doctor.watch import WatchedFileSystem
-from ftslurm.sharedfs.publish import publish
 
 MOST = 50
 POLL_S = 0.002
 STAT_POLL_S = 0.01
 LATE_S = 1.0
+LEAST_S = 10.0
+"""The first exchange is waited for that long, or a short measurement would take a slow filesystem for a broken one."""
+DONE, WORD = "done.json", "word.json"
 NEW, OLD = "new", "old"
 
 
@@ -55,44 +57,62 @@ class Looked:
 def prepare(fs: WatchedFileSystem, directory: str) -> None:
     """Make what has to be there before anybody looks."""
     for name in ("there", "back", "plain"):
-        fs.makedirs(os.path.join(directory, name))
-    publish(fs, os.path.join(directory, "plain", OLD), b"0")
+        make(fs, os.path.join(directory, name))
+    tell(fs, os.path.join(directory, "plain", OLD))
+    for name in ("there", "back"):
+        tell(fs, os.path.join(directory, name, WORD), counter=0)
 
 
 def ask(fs: WatchedFileSystem, directory: str, peer: str, seconds: float) -> Json:
     """Make the files for the plain stat, then exchange words with `peer` until the time is over."""
-    end = time.monotonic() + seconds
+    began = time.monotonic()
     plain = os.path.join(directory, "plain")
-    publish(fs, os.path.join(plain, NEW), b"1")
+    tell(fs, os.path.join(plain, NEW))
     new_ns = time.time_ns()
-    publish(fs, os.path.join(plain, OLD), b"longer, so that the size tells")
+    tell(fs, os.path.join(plain, OLD), longer="so that the size tells")
     facts: Json = {"peer": peer, "new": [], "renamed": [], "plain_new_ns": new_ns, "plain_old_ns": time.time_ns()}
-    for counter in range(1, MOST + 1):
-        for kind, name in (("new", f"{counter}.json"), ("renamed", "word.json")):
-            asked = time.time_ns()
-            publish(fs, os.path.join(directory, "there", name), document(counter=counter))
-            answer = _await(fs, os.path.join(directory, "back", name), counter, end)
-            if answer is None:
-                return facts
-            facts[kind].append([asked, answer["seen_ns"], answer["answered_ns"], time.time_ns()])
+    _exchange(fs, directory, facts, began, seconds)
+    tell(fs, os.path.join(directory, "there", DONE))
     return facts
 
 
-def answer(fs: WatchedFileSystem, directory: str, seconds: float) -> Json:
-    """Answer the asking node until the time is over."""
-    end = time.monotonic() + seconds
+def _exchange(fs: WatchedFileSystem, directory: str, facts: Json, began: float, seconds: float) -> None:
+    # Read once before it changes: what was read is what caches keep.
+    look(fs, os.path.join(directory, "back", WORD))
     for counter in range(1, MOST + 1):
-        for name in (f"{counter}.json", "word.json"):
-            if _await(fs, os.path.join(directory, "there", name), counter, end) is None:
+        end = began + (max(seconds, LEAST_S) if counter == 1 else seconds)
+        for kind, name in (("new", f"{counter}.json"), ("renamed", WORD)):
+            asked = time.time_ns()
+            tell(fs, os.path.join(directory, "there", name), counter=counter)
+            answer = _await(fs, os.path.join(directory, "back", name), counter, end)
+            if answer is not None:
+                facts[kind].append([asked, answer["seen_ns"], answer["answered_ns"], time.time_ns()])
+            elif counter > 1:
+                return
+
+
+def answer(fs: WatchedFileSystem, directory: str, seconds: float) -> Json:
+    """Answer the asking node until it says that it has done."""
+    patience = time.monotonic() + seconds
+    end = patience + LEAST_S
+    done = os.path.join(directory, "there", DONE)
+    look(fs, os.path.join(directory, "there", WORD))
+    for counter in range(1, MOST + 1):
+        for name in (f"{counter}.json", WORD):
+            path = os.path.join(directory, "there", name)
+            if (
+                _await(fs, path, counter, end, lambda: time.monotonic() > patience and look(fs, done) is not None)
+                is None
+            ):
                 return {}
             seen = time.time_ns()
-            data = document(counter=counter, seen_ns=seen, answered_ns=time.time_ns())
-            publish(fs, os.path.join(directory, "back", name), data)
+            back = os.path.join(directory, "back", name)
+            tell(fs, back, counter=counter, seen_ns=seen, answered_ns=time.time_ns())
     return {}
 
 
-def _await(fs: WatchedFileSystem, path: str, counter: int, end: float) -> Json | None:
-    while time.monotonic() < end:
+def _await(fs: WatchedFileSystem, path: str, counter: int, end: float, stop: Callable[[], bool] = bool) -> Json | None:
+    while time.monotonic() < end and not stop():
         found = look(fs, path)
         if found is not None and found["counter"] == counter:
             return found
@@ -179,10 +199,10 @@ def _plain(seen_ns: int | None, made_ns: int, until_ns: int, offset: Offset | No
     return -seconds if seen_ns is None else seconds
 
 
-def judge(all_delays: Mapping[str, Delays]) -> list[Finding]:
+def judge(all_delays: Iterable[Delays]) -> list[Finding]:
     """Judge the product's way; the plain stat is there for contrast only."""
     found = []
-    for facts in all_delays.values():
+    for facts in all_delays:
         for value, what in ((facts.new, "new"), (facts.renamed, "renamed-over")):
             if value is None:
                 text = f"{facts.maker}'s {what} file was never seen here, or the answer not there"
