@@ -197,7 +197,8 @@ def _supervise(
         time.time_ns,
     )
     code = loop.run()
-    ward.left()
+    if courier.published:
+        ward.left()
     if placement.job is not None and loop.state is not None:
         _care(placement.job, loop.state, incarnation, run)
     return code

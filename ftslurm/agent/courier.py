@@ -7,7 +7,9 @@ learns comes back through a queue and one byte in a pipe that the loop selects o
 from __future__ import annotations
 
 import os
+import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from ftslurm.rendezvous.state import NodeWord
 from ftslurm.sharedfs.publish import BadFile
 
 Errand = Callable[[], object]
+TRIES, RETRY_S = 3, 0.2
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,9 @@ class Courier:
     Args:
         member: this node's membership; only the courier's thread uses it.
         monotonic: clock, seconds.
+
+    Attributes:
+        published: the last look at the shared directory succeeded, so what was said before it is known to others.
     """
 
     def __init__(self, member: Member, monotonic: Callable[[], float]) -> None:
@@ -55,6 +61,7 @@ class Courier:
         self._word: NodeWord | None = None
         self._errands: deque[tuple[Errand, object]] = deque()
         self._stopping = False
+        self.published = False
         self.news: deque[object] = deque()
         self.wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._last: tuple[int, bool] | None = None
@@ -93,6 +100,7 @@ class Courier:
 
     def _work(self) -> None:
         due = self._monotonic()
+        tries = TRIES
         while True:
             word, errands, stopping = self._wait(due)
             # The word goes first: others wait for it, nobody waits for a record.
@@ -103,7 +111,11 @@ class Courier:
             for errand, answer in errands:
                 self._run(errand, answer)
             if stopping and not self._errands:
-                return
+                # Once more where the last words met an error: nobody should have to wait for this node's silence.
+                if self.published or tries == 0:
+                    return
+                tries -= 1
+                time.sleep(RETRY_S)
 
     def _wait(self, due: float) -> tuple[NodeWord | None, list[tuple[Errand, object]], bool]:
         with self._condition:
@@ -118,17 +130,25 @@ class Courier:
             return word, errands, self._stopping
 
     def _run(self, errand: Errand, answer: object) -> None:
-        result: object
-        try:
-            result = errand()
-        except (OSError, BadFile) as error:
-            result = error
-            if answer is None:
-                self._complain(f"{error}")
+        for left in reversed(range(TRIES)):
+            result: object
+            try:
+                result = errand()
+            except OSError as error:
+                result = error
+                if left:
+                    time.sleep(RETRY_S)
+                    continue
+            except Exception as error:
+                result = error
+            break
+        if answer is None and isinstance(result, Exception):
+            self._complain(str(result) if isinstance(result, (OSError, BadFile)) else _bug(result))
         if answer is not None:
             self._bring((answer, result))
 
     def _tick(self) -> float:
+        self.published = False
         try:
             view = self._member.tick()
         except (Superseded, Refused) as error:
@@ -140,6 +160,11 @@ class Courier:
         except (OSError, BadFile) as error:
             self._complain(str(error))
             return 0.5
+        except Exception as error:
+            # Without this thread the agent would look alive to itself and dead to all others.
+            self._bring(Lost(_bug(error)))
+            return 3600.0
+        self.published = True
         self._complain(None)
         self._tell(view)
         return self._member.next_look_s()
@@ -164,3 +189,9 @@ class Courier:
             os.write(self._wake_w, b"x")
         except BlockingIOError:
             pass
+
+
+def _bug(error: Exception) -> str:
+    """Show an exception that should not exist to whoever can mend it, and return it in one line."""
+    sys.excepthook(type(error), error, error.__traceback__)
+    return f"internal error: {type(error).__name__}: {error}"

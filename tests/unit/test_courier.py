@@ -1,0 +1,93 @@
+"""The courier's thread: whatever the shared directory or a bug does to it, the loop hears of it."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable
+
+import pytest
+
+from ftslurm.agent import courier as module
+from ftslurm.agent.courier import Courier, Lost, Trouble
+from ftslurm.rendezvous.member import View, first_word
+from ftslurm.rendezvous.state import NodeWord
+
+WORD = first_word("n1", "i1", "12.0", 0, 2)
+EIO = OSError(errno.EIO, "Input/output error")
+
+
+class FakeMember:
+    """Does what the list says, tick by tick: nothing, or an exception; then nothing for ever."""
+
+    def __init__(self, *ticks: Exception | None) -> None:
+        self.ticks = list(ticks)
+        self.said: list[NodeWord] = []
+
+    def say(self, word: NodeWord) -> None:
+        self.said.append(word)
+
+    def tick(self) -> View:
+        problem = self.ticks.pop(0) if self.ticks else None
+        if problem is not None:
+            raise problem
+        return View(None, 0, False, ())
+
+    def next_look_s(self) -> float:
+        return 3600.0
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0.0)
+
+
+def run(member: FakeMember, *errands: Callable[[], object], answer: object = None) -> Courier:
+    """Let a courier say one word and run the errands, and stop it."""
+    courier = Courier(member, time.monotonic)  # type: ignore[arg-type]
+    courier.say(WORD)
+    for errand in errands:
+        courier.send(errand, answer)
+    courier.start()
+    assert courier.finish(10)
+    return courier
+
+
+def test_the_last_word_is_said_again_when_the_directory_failed() -> None:
+    courier = run(FakeMember(EIO, EIO))
+    assert courier.published
+    assert [news for news in courier.news if isinstance(news, Trouble)] == [Trouble(str(EIO)), Trouble(None)]
+
+
+def test_a_directory_that_fails_for_good_does_not_keep_the_courier() -> None:
+    assert not run(FakeMember(*[EIO] * 100)).published
+
+
+def test_a_bug_in_a_tick_ends_the_agent_instead_of_leaving_it_mute(capsys: pytest.CaptureFixture[str]) -> None:
+    courier = run(FakeMember(KeyError("n7")))
+    assert Lost("internal error: KeyError: 'n7'") in courier.news
+    assert "KeyError" in capsys.readouterr().err
+
+
+def test_an_errand_that_fails_is_tried_again() -> None:
+    problems = [EIO, EIO]
+
+    def errand() -> str:
+        if problems:
+            raise problems.pop()
+        return "done"
+
+    assert (7, "done") in run(FakeMember(), errand, answer=7).news
+
+
+@pytest.mark.parametrize(("problem", "text"), [(EIO, str(EIO)), (TypeError("x"), "internal error: TypeError: x")])
+def test_an_errand_that_fails_for_good_is_told_and_the_next_one_runs(problem: Exception, text: str) -> None:
+    ran: list[bool] = []
+
+    def errand() -> None:
+        raise problem
+
+    courier = run(FakeMember(), errand, lambda: ran.append(True))
+    assert Trouble(text) in courier.news
+    assert ran == [True]
+    assert (9, problem) in run(FakeMember(), errand, answer=9).news
