@@ -37,12 +37,19 @@ class Ward:
 
     def bequeath(self, node_file: str, incarnation: str) -> None:
         """Have the guardian say in `node_file` that this incarnation is gone, should the agent not say so itself."""
-        os.write(self._will, f"{incarnation} {node_file}\0".encode("utf-8", "surrogateescape"))
+        self._write(f"{incarnation} {node_file}\0".encode("utf-8", "surrogateescape"))
 
     def left(self) -> None:
         """There is nothing to be said any more: the agent has said that it left."""
         # Not a file: a worker may have emptied or filled TMPDIR.
-        os.write(self._will, b"\0")
+        self._write(b"\0")
+
+    def _write(self, data: bytes) -> None:
+        try:
+            os.write(self._will, data)
+        except BrokenPipeError:
+            # The guardian was killed.
+            pass
 
 
 def guard(agent: Callable[[Ward], int], below_launcher: bool = False) -> int:

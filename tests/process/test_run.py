@@ -196,7 +196,7 @@ def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(start: Start) -
 def test_whichever_of_agent_and_guardian_is_killed_the_other_cleans_up_and_the_job_ends(
     start: Start, victim: str
 ) -> None:
-    run = start(FOREVER, "--local-nodes", "2", "--nproc-per-node", "2", "--node-timeout", "4")
+    run = start(FOREVER, "--local-nodes", "2", "--nproc-per-node", "2", "--heartbeat", "1", "--node-timeout", "4")
     up(run, 4)
     word = json.loads((run.run_dir / "nodes/local1.json").read_text())
     agent = int(word["pid"])
@@ -206,6 +206,7 @@ def test_whichever_of_agent_and_guardian_is_killed_the_other_cleans_up_and_the_j
     assert run.marked() == []
     reason = "local1 left: its agent was killed by SIGKILL" if victim == "agent" else "local1 left: its guardian"
     assert reason in run.err, run.err
+    assert "Traceback" not in run.err
 
 
 def test_a_rank_dir_and_node_file_of_rubbish_never_stop_the_job(start: Start, tmp_path: Path) -> None:
@@ -247,13 +248,15 @@ def test_the_same_run_id_goes_on_counting_its_rounds(start: Start) -> None:
 
 
 def test_a_run_id_in_use_by_a_living_job_is_refused(start: Start, tmp_path: Path) -> None:
-    first = start(FOREVER, "--rdzv-id", "mine")
+    first = start(FOREVER, "--rdzv-id", "mine", "--heartbeat", "1")
     up(first, 1)
     other = tmp_path / "other"
     other.mkdir()
     (other / "train.py").write_text("print('stolen')")
     shared = str(tmp_path / "ftslurm-runs")
-    second = Started(other, "--rdzv-id", "mine", "--shared-dir", shared, "--node-timeout", "4", "train.py")
+    second = Started(
+        other, "--rdzv-id", "mine", "--shared-dir", shared, "--heartbeat", "1", "--node-timeout", "4", "train.py"
+    )
     assert second.wait() == 1
     assert "is running in" in second.err
     assert first.process.poll() is None
