@@ -58,7 +58,7 @@ def open_place(params: RendezvousParameters, protocol: str) -> Place:
         root = os.path.join(_endpoint(params.endpoint), check_name("--rdzv-id", run_id))
         hostname = check_name("host name", socket.gethostname().partition(".")[0])
         node, position, expected = _name(job, hostname, os.getpid())
-        address = params.local_addr or _address(job, params.max_nodes)
+        address = params.local_addr or choose_address(job, socket.gethostname(), params.max_nodes, _resolves)
         run = open_run(root, _user(), time.time_ns(), __version__)
     except (SlurmEnvironmentError, RunDirectoryError) as error:
         raise WrongOption(str(error).replace("--shared-dir", "--rdzv-endpoint")) from None
@@ -94,13 +94,29 @@ def _name(job: SlurmJob | None, hostname: str, pid: int) -> tuple[str, int, tupl
     return f"{node}-{pid}", position, ()
 
 
-def _address(job: SlurmJob | None, max_nodes: int) -> str:
+def choose_address(job: SlurmJob | None, hostname: str, max_nodes: int, resolves: Callable[[str], bool]) -> str:
+    """Return what other nodes reach this one by, unless the user says.
+
+    Not getfqdn, as torch does: where /etc/hosts names the host after localhost it is "localhost" on every node.
+
+    Raises:
+        WrongOption: no name of this node is known to its own resolver.
+    """
     if max_nodes == 1:
         return "127.0.0.1"
-    if job is not None and job.node_name is not None:
-        return job.node_name
-    # Not getfqdn, as torch does: where /etc/hosts names the host after localhost it is "localhost" on every node.
-    return socket.gethostname()
+    names = [job.node_name] if job is not None and job.node_name is not None else []
+    names.append(hostname)
+    for name in names:
+        if resolves(name):
+            return name
+    raise WrongOption(f"{' and '.join(names)}: this node cannot resolve its own name; give its address by --local-addr")
+
+
+def _resolves(name: str) -> bool:
+    try:
+        return bool(socket.getaddrinfo(name, None))
+    except OSError:
+        return False
 
 
 def attempt_names(job: SlurmJob | None) -> Callable[[int], str]:

@@ -10,7 +10,7 @@ from ftslurm.rendezvous.fold import Shape, begin, close
 from ftslurm.rendezvous.state import SUCCEEDED, State
 from ftslurm.slurm.environment import SlurmJob, from_environ
 from ftslurm.torchrun.options import HandlerOptions, WrongOption, read_options
-from ftslurm.torchrun.place import _endpoint, _job, _name, attempt_names, choose_attempt
+from ftslurm.torchrun.place import _endpoint, _job, _name, attempt_names, choose_address, choose_attempt
 
 STEP = {
     "SLURM_JOB_ID": "12",
@@ -102,6 +102,15 @@ def test_under_slurm_the_node_has_slurms_name_and_place() -> None:
 def test_two_agents_on_one_node_have_different_names() -> None:
     assert _name(None, "host", 7) == ("host-7", 0, ())
     assert _name(job(SLURM_STEP_TASKS_PER_NODE="2(x3)"), "host", 7) == ("n2-7", 1, ())
+
+
+def test_a_node_is_reached_by_the_first_of_its_names_that_means_something() -> None:
+    assert choose_address(job(), "host", 3, lambda name: True) == "n2"
+    assert choose_address(job(), "host", 3, lambda name: name == "host") == "host"
+    assert choose_address(None, "host", 3, lambda name: True) == "host"
+    assert choose_address(None, "host", 1, lambda name: False) == "127.0.0.1"
+    with pytest.raises(WrongOption, match="n2 and host: this node cannot resolve its own name"):
+        choose_address(job(), "host", 3, lambda name: False)
 
 
 def test_a_loop_of_one_node_sruns_is_one_world() -> None:
