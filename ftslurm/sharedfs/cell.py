@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ftslurm.sharedfs.filesystem import DEFAULT_READ_LIMIT, FileSystem
-from ftslurm.sharedfs.publish import BadFile, _forget, decode, encode, publish, random_nonce, temporary_name
+from ftslurm.sharedfs.publish import BadFile, create_temporary, decode, encode, forget, publish, random_nonce
 
 SCHEMA, VERSION = "ftslurm/cell", 1
 HINT = "current"
@@ -97,12 +97,11 @@ class FencedCell:
         new = (token or 0) + 1
         nonce = self._nonce()
         header = encode({"schema": SCHEMA, "version": VERSION, "token": new, "nonce": nonce})
-        temporary = temporary_name(self._file(new), nonce)
-        self._fs.create(temporary, header + value, durable=True)
+        temporary = create_temporary(self._fs, self._file(new), header + value, durable=True, nonce=nonce)
         try:
             won = self._link(temporary, new, nonce)
         finally:
-            _forget(self._fs, temporary)
+            forget(self._fs, temporary)
         if not won:
             newest = self.get()
             if newest is None:

@@ -48,12 +48,11 @@ def publish(
     Raises:
         OSError: nothing was changed (or the rename was done and its reply lost, which is as good as done).
     """
-    temporary = temporary_name(path, nonce())
-    fs.create(temporary, data, durable)
+    temporary = create_temporary(fs, path, data, durable, nonce())
     try:
         fs.rename(temporary, path)
     except OSError:
-        _forget(fs, temporary)
+        forget(fs, temporary)
         raise
 
 
@@ -61,17 +60,37 @@ def publish_once(
     fs: FileSystem, path: str, data: bytes, durable: bool = True, nonce: Callable[[], str] = random_nonce
 ) -> None:
     """Make `path` hold `data` unless it exists; the first one wins and readers must read what won."""
-    temporary = temporary_name(path, nonce())
-    fs.create(temporary, data, durable)
+    temporary = create_temporary(fs, path, data, durable, nonce())
     try:
         fs.link(temporary, path)
     except FileExistsError:
         pass
     finally:
-        _forget(fs, temporary)
+        forget(fs, temporary)
 
 
-def _forget(fs: FileSystem, path: str) -> None:
+def create_temporary(fs: FileSystem, path: str, data: bytes, durable: bool, nonce: str) -> str:
+    """Write `data` under the hidden name that `nonce`, used only once, makes of `path`, and return that name.
+
+    Raises:
+        OSError: it could not be written, and is not left there if that can be helped.
+    """
+    temporary = temporary_name(path, nonce)
+    try:
+        try:
+            fs.create(temporary, data, durable)
+        except FileExistsError:
+            # Nobody else knows the nonce: a first call made it, its reply was lost, and the repetition found it.
+            forget(fs, temporary)
+            fs.create(temporary, data, durable)
+    except OSError:
+        forget(fs, temporary)
+        raise
+    return temporary
+
+
+def forget(fs: FileSystem, path: str) -> None:
+    """Remove a temporary; one that stays is only a hidden file more."""
     try:
         fs.unlink(path)
     except OSError:

@@ -145,7 +145,8 @@ def audit(listing: Iterable[list[Any]], told: list[Told], tokens: int) -> Audit:
                 faults.append(f"{one.writer} won {token} with its try {serial}, which holds {authors.get(token)}")
         for token, (writer, serial) in authors.items():
             if writer == one.writer and serial not in won:
-                numbers["published and not told"] += 1
+                never_said = serial > max(serials, default=0)
+                numbers["published, then died" if never_said else "published and raised"] += 1
                 if serial not in excused:
                     faults.append(f"{token} holds try {serial} of {writer}, which was told that it lost")
     faults += [f"{token} was won by {len(who)}: {who}" for token, who in claims.items() if len(who) > 1]

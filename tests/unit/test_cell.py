@@ -162,6 +162,20 @@ def test_a_full_disk_raises_and_leaves_nothing_behind() -> None:
     assert fs.files() == before
 
 
+@pytest.mark.parametrize("error", [errno.EEXIST, errno.EIO])
+def test_a_temporary_whose_reply_was_lost_is_made_again_or_forgotten(error: int) -> None:
+    fs = filled(1)
+    before = fs.files()
+    cell = FencedCell(fs.client(lose("create", OSError(error, "lost"))), STATE)
+    if error == errno.EEXIST:
+        assert cell.set(b"mine", 1) == (Versioned(b"mine", 2), True)
+        assert len(fs.files()) == len(before) + 1
+    else:
+        with pytest.raises(OSError, match="lost"):
+            cell.set(b"mine", 1)
+        assert fs.files() == before
+
+
 def test_a_writer_leaves_only_generations_and_the_hint() -> None:
     fs = filled(3)
     names = [path.rpartition("/")[2] for path in fs.files()]
