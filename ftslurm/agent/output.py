@@ -1,8 +1,8 @@
 """What the user sees while the job runs: the agent's own lines, and the chosen ranks' output with a prefix.
 
-A thread of its own writes it: srun's end of the pipe may be slow or stopped, and log files lie on the shared
-filesystem, so neither may hold up the agent's loop. The workers write their files themselves; nothing is lost when the
-agent dies.
+Threads of its own write it: srun's end of the pipe may be slow or stopped, and log files lie on the shared
+filesystem, so neither may hold up the agent's loop, nor a hanging log file the line that says so. The workers write
+their files themselves; nothing is lost when the agent dies.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from ftslurm.agent.kernel import FileWatch
 
 MAX_WAITING = 10_000
 CHUNK = 1 << 16
+TURN = 16
+"""So many chunks of one file are copied before the others get their turn."""
 POLL_S = 0.2
 LONGEST_LINE = 1 << 16
 
@@ -29,7 +31,6 @@ class _Follow:
     path: str
     prefix: bytes
     stream: int
-    offset: int
     fd: int = -1
     pending: bytes = b""
 
@@ -43,15 +44,12 @@ class Console:
 
     def __init__(self, node: str) -> None:
         self._tag = f"ftslurm: {node}: "
-        self._lines: deque[str] = deque()
-        self._commands: deque[tuple[str, _Follow | None]] = deque()
-        self._follows: list[_Follow] = []
-        self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._idle = threading.Event()
+        self._terminal = _Terminal()
+        self._lines: deque[str | threading.Event] = deque()
         self._dropped = 0
-        self._watch: FileWatch | None = None
-        self._thread = threading.Thread(target=self._work, name="console", daemon=True)
-        self._thread.start()
+        self._more = threading.Semaphore(0)
+        self._follower: _Follower | None = None
+        threading.Thread(target=self._work, name="console", daemon=True).start()
 
     def log(self, text: str) -> None:
         """Tell the user one line; dropped (and counted) when nobody takes the lines any more."""
@@ -59,26 +57,79 @@ class Console:
             self._dropped += 1
             return
         self._lines.append(self._tag + text + "\n")
-        self._nudge()
+        self._more.release()
 
     def follow(self, path: str, prefix: str, stream: int) -> None:
         """Copy what is appended to the file `path` to stdout (1) or stderr (2), each line behind `prefix`."""
-        self._commands.append(("follow", _Follow(path, prefix.encode(), stream, 0)))
-        self._nudge()
+        if self._follower is None:
+            self._follower = _Follower(self._terminal)
+        self._follower.send(_Follow(path, prefix.encode(), stream))
 
     def forget(self) -> None:
         """Copy what is left of all followed files, then follow none."""
-        self._commands.append(("forget", None))
-        self._nudge()
+        if self._follower is not None:
+            self._follower.send(None)
 
     def drain(self, timeout_s: float) -> None:
-        """Wait until everything said so far is written, at most `timeout_s` seconds."""
-        self._idle.clear()
-        self._commands.append(("idle", None))
-        self._nudge()
-        self._idle.wait(timeout_s)
+        """Wait until everything said so far is written, at most twice `timeout_s` seconds."""
+        if self._follower is not None:
+            copied = threading.Event()
+            self._follower.send(copied)
+            copied.wait(timeout_s)
+        written = threading.Event()
+        self._lines.append(written)
+        self._more.release()
+        written.wait(timeout_s)
 
-    def _nudge(self) -> None:
+    def _work(self) -> None:
+        while True:
+            self._more.acquire()
+            line = self._lines.popleft()
+            if isinstance(line, threading.Event):
+                line.set()
+                continue
+            self._terminal.write(2, line.encode("utf-8", "backslashreplace"))
+            if self._dropped:
+                count, self._dropped = self._dropped, 0
+                self._terminal.write(
+                    2, f"{self._tag}{count} lines were dropped here: the output was not taken\n".encode()
+                )
+
+
+class _Terminal:
+    """Stdout and stderr, each written by one thread at a time; one that is gone takes everything."""
+
+    def __init__(self) -> None:
+        self._locks = {1: threading.Lock(), 2: threading.Lock()}
+
+    def write(self, fd: int, data: bytes) -> None:
+        view = memoryview(data)
+        with self._locks[fd]:
+            while view:
+                try:
+                    view = view[os.write(fd, view) :]
+                except BlockingIOError:
+                    # srun's pipe may be non-blocking: wait for it, we are in a thread that may.
+                    _wait_for([], [fd], None)
+                except OSError:
+                    # A reader that went away, a disk that is full: the job goes on without it.
+                    return
+
+
+class _Follower:
+    """The thread that copies log files; commands are a file to follow, None to forget all, an event to set."""
+
+    def __init__(self, terminal: _Terminal) -> None:
+        self._terminal = terminal
+        self._commands: deque[_Follow | threading.Event | None] = deque()
+        self._follows: list[_Follow] = []
+        self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._watch: FileWatch | None = None
+        threading.Thread(target=self._work, name="follower", daemon=True).start()
+
+    def send(self, command: _Follow | threading.Event | None) -> None:
+        """Have the command carried out."""
+        self._commands.append(command)
         try:
             os.write(self._wake_w, b"x")
         except BlockingIOError:
@@ -87,21 +138,13 @@ class Console:
     # The thread
 
     def _work(self) -> None:
+        more = False
         while True:
-            self._wait()
-            try:
-                while self._lines:
-                    _write(2, self._lines.popleft().encode("utf-8", "backslashreplace"))
-                if self._dropped:
-                    count, self._dropped = self._dropped, 0
-                    _write(2, f"{self._tag}{count} lines were dropped here: the output was not taken\n".encode())
-                while self._commands:
-                    self._obey(*self._commands.popleft())
-                for follow in self._follows:
-                    self._copy(follow)
-            except OSError:
-                # The terminal is gone: the job goes on without it.
-                self._lines.clear()
+            if not more:
+                self._wait()
+            while self._commands:
+                self._obey(self._commands.popleft())
+            more = len([follow for follow in self._follows if self._copy(follow, TURN)]) > 0
 
     def _wait(self) -> None:
         fds = [self._wake_r]
@@ -110,60 +153,84 @@ class Console:
             fds.append(self._watch.fd)
         if self._follows and (self._watch is None or any(follow.fd < 0 for follow in self._follows)):
             timeout = POLL_S
-        ready, _, _ = select.select(fds, [], [], timeout)
+        ready = _wait_for(fds, [], timeout)
         if self._wake_r in ready:
-            try:
-                os.read(self._wake_r, 4096)
-            except BlockingIOError:
-                pass
+            os.read(self._wake_r, 4096)
         if self._watch is not None and self._watch.fd in ready:
             self._watch.drain()
 
-    def _obey(self, command: str, follow: _Follow | None) -> None:
-        if follow is not None:
-            if self._watch is None:
-                try:
-                    self._watch = FileWatch()
-                except OSError:
-                    pass
-            self._follows.append(follow)
-        elif command == "forget":
-            for old in self._follows:
-                self._copy(old, last=True)
-                if old.fd >= 0:
-                    os.close(old.fd)
-            self._follows.clear()
-            if self._watch is not None:
-                self._watch.close()
-                self._watch = None
-        else:
-            for old in self._follows:
-                self._copy(old)
-            self._idle.set()
-
-    def _copy(self, follow: _Follow, last: bool = False) -> None:
-        if follow.fd < 0 and not self._open(follow):
+    def _obey(self, command: _Follow | threading.Event | None) -> None:
+        if isinstance(command, _Follow):
+            if not self._follows:
+                self._start_watch()
+            self._follows.append(command)
             return
-        while chunk := _read(follow.fd):
+        for follow in self._follows:
+            while self._copy(follow, TURN):
+                pass
+        if command is not None:
+            command.set()
+            return
+        for follow in self._follows:
+            if follow.pending:
+                self._terminal.write(follow.stream, follow.prefix + follow.pending + b"\n")
+            if follow.fd >= 0:
+                os.close(follow.fd)
+        self._follows.clear()
+        self._stop_watch()
+
+    def _copy(self, follow: _Follow, chunks: int) -> bool:
+        """Copy so many chunks; tell whether there may be more."""
+        if follow.fd < 0 and not self._open(follow):
+            return False
+        for _ in range(chunks):
+            chunk = _read(follow.fd)
+            if not chunk:
+                return False
             *lines, rest = (follow.pending + chunk).split(b"\n")
             if len(rest) > LONGEST_LINE:
                 lines, rest = [*lines, rest], b""
             follow.pending = rest
             if lines:
-                _write(follow.stream, b"".join(follow.prefix + line + b"\n" for line in lines))
-        if last and follow.pending:
-            _write(follow.stream, follow.prefix + follow.pending + b"\n")
-            follow.pending = b""
+                self._terminal.write(follow.stream, b"".join(follow.prefix + line + b"\n" for line in lines))
+        return True
 
     def _open(self, follow: _Follow) -> bool:
         try:
             # The watch comes first: what is written after it wakes us, what was written before is read below.
             if self._watch is not None:
                 self._watch.add(follow.path)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            # No watch to be had (fs.inotify.max_user_watches): look from time to time instead.
+            self._stop_watch()
+        try:
             follow.fd = os.open(follow.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
             return False
         return True
+
+    def _start_watch(self) -> None:
+        try:
+            self._watch = FileWatch()
+        except OSError:
+            pass
+
+    def _stop_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+
+
+def _wait_for(readable: list[int], writable: list[int], timeout_s: float | None) -> list[int]:
+    """Return which of these can be read or written; select(2) would refuse numbers above 1023."""
+    poll = select.poll()
+    for fd in readable:
+        poll.register(fd, select.POLLIN)
+    for fd in writable:
+        poll.register(fd, select.POLLOUT)
+    return [fd for fd, _ in poll.poll(None if timeout_s is None else timeout_s * 1000)]
 
 
 def _read(fd: int) -> bytes:
@@ -171,16 +238,6 @@ def _read(fd: int) -> bytes:
         return os.read(fd, CHUNK)
     except OSError:
         return b""
-
-
-def _write(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        try:
-            view = view[os.write(fd, view) :]
-        except BlockingIOError:
-            # srun's pipe may be non-blocking: wait for it, we are in a thread that may.
-            select.select([], [fd], [])
 
 
 def complain(text: str) -> None:
