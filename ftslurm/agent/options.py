@@ -132,6 +132,8 @@ def _streams(option: str, text: str) -> int | dict[int, int]:
         raise UsageError(str(error)) from None
 
 
+DEFAULT_HEARTBEAT_S = 3.0
+
 _OPTIONS = (
     _Option(("--nnodes",), _nodes, None, "N|MIN:MAX", "nodes in a round; default: all of the Slurm step's"),
     _Option(("--nproc-per-node",), _processes, "1", "N|gpu|cpu|auto", "workers on each node; default 1"),
@@ -163,7 +165,9 @@ _OPTIONS = (
     _Option(("--local-addr",), _text, None, "ADDRESS", "this node's MASTER_ADDR; default: Slurm's name of it"),
     _Option(("--local-nodes",), _count(1), None, "N", "run N agents on this machine instead of one per Slurm node"),
     _Option(("--grace",), _seconds(0), 15.0, "SECONDS", "from SIGTERM to SIGKILL when workers are stopped; default 15"),
-    _Option(("--heartbeat",), _seconds(0.01), 3.0, "SECONDS", "between a node's signs of life; default 3"),
+    _Option(
+        ("--heartbeat",), _seconds(0.01), None, "SECONDS", "between a node's signs of life; default 3, less if needed"
+    ),
     _Option(("--node-timeout",), _seconds(0.1), 8.0, "SECONDS", "a node silent for so long is lost; default 8"),
     _Option(("--join-timeout",), _seconds(0.1), 600.0, "SECONDS", "to wait for enough nodes; default 600"),
     _Option(("--last-call",), _seconds(0), 30.0, "SECONDS", "to wait for more nodes once MIN are there; default 30"),
@@ -229,6 +233,8 @@ def parse_run(arguments: Sequence[str], environment: Mapping[str, str]) -> RunOp
         raise UsageError("--module and --no-python: only one of them makes sense")
     for name in ("grace", "heartbeat", "node_timeout", "join_timeout", "last_call"):
         values[f"{name}_s"] = values.pop(name)
+    if values["heartbeat_s"] is None:
+        values["heartbeat_s"] = min(DEFAULT_HEARTBEAT_S, values["node_timeout_s"] / 2.5)
     if values["node_timeout_s"] < 2 * values["heartbeat_s"]:
         said = f"--node-timeout {values['node_timeout_s']:g}"
         raise UsageError(f"{said}: expected at least twice --heartbeat ({values['heartbeat_s']:g})")

@@ -93,8 +93,9 @@ def test_a_killed_agent_leaves_no_orphan_and_ends_the_job_with_that_reason(lab: 
     guardian = next(parent for parent, pid in guardians.items() if pid == agent)
     os.kill(agent if victim == "agent" else guardian, signal.SIGKILL)
     assert job.wait(40) == "FAILED", job.explain()
-    # Of a guardian's death nobody on the node can tell: Slurm kills the rest of the task at once.
-    assert ("agent was killed by SIGKILL" if victim == "agent" else "t2 was lost") in job.output, job.output
+    # When the guardian dies Slurm may kill the rest of the task before the agent can say a word.
+    reasons = ("agent was killed by SIGKILL",) if victim == "agent" else ("t2 was lost", "guardian process was killed")
+    assert any(reason in job.output for reason in reasons), job.output
     assert [p for p in lab.processes(str(work)) if "sleep(600)" in p or "ftslurm" in p] == []
 
 
