@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ftslurm.agent.machine import AgentMachine, Assignment
-from ftslurm.rendezvous.fold import Shape, Timing
+from ftslurm.rendezvous.fold import AT_ONCE, NEVER, NEXT_ROUND, Shape, Timing
 from ftslurm.rendezvous.member import Member, Pace, first_word
 from ftslurm.rendezvous.state import LEFT, NodeWord, State
 from ftslurm.sharedfs.publish import publish
@@ -24,7 +24,7 @@ from ftslurm.testing.simulation.filesystem import CachingClient, ClientCache
 from ftslurm.testing.simulation.invariants import Ledger, Witness, check
 
 RUN = RunDirectory("/runs/r")
-TIMING = Timing(node_timeout_s=8.0, join_timeout_s=60.0, last_call_s=4.0)
+TIMING = Timing(node_timeout_s=8.0, join_timeout_s=60.0, last_call_s=4.0, rejoin=NEXT_ROUND)
 PACE = Pace(heartbeat_s=2.0, follow_s=1.0, thorough_s=5.0, coordinate_s=0.5, hurry_s=0.25)
 GRACE_S, KILL_WAIT_S = 2.0, 6.0
 
@@ -153,6 +153,7 @@ class Cluster(Host):
         stale: the old answers that clients got, by kind.
         events: what happened last, for people.
         gentle: whether workers succeed soon and nobody is late.
+        last: the attempt after which none begins, once there is one.
         stalled_until: until when the filesystem hangs for everybody.
     """
 
@@ -163,8 +164,10 @@ class Cluster(Host):
         self.stale: Counter[str] = Counter()
         self.events: deque[tuple[float, str]] = deque(maxlen=80)
         self.gentle = False
+        self.last: Attempt | None = None
         self.stalled_until = 0.0
         self.server = MemoryFileSystem()
+        self.timing = replace(TIMING, rejoin=self.rng.choice([NEXT_ROUND, AT_ONCE, NEVER]))
         self.attempts: list[Attempt] = []
         self.agents: dict[str, SimulatedAgent] = {}
         self.handled = 0
@@ -232,7 +235,7 @@ class Cluster(Host):
         low = rng.randint(1, len(nodes))
         high = len(nodes) if self.gentle else rng.randint(low, len(nodes))
         expected = tuple(node.name for node in nodes) if self.gentle or rng.random() < 0.8 else ()
-        restarts = 3 if self.gentle else rng.choice([0, 1, 3, 1000, 1000, 1000])
+        restarts = 3 if self.gentle else rng.choice([0, 1, 3, *[1000] * 5])
         attempt = Attempt(Shape("r", name, expected, low, high, restarts), rng.randint(1, 2))
         self.attempts.append(attempt)
         self.note(f"attempt {name} begins on {len(nodes)} nodes, {low}:{high}, {restarts} restarts")
@@ -247,6 +250,8 @@ class Cluster(Host):
 
     def start(self, attempt: Attempt, home: Node, position: int) -> None:
         """Start an agent, unless its node is down or has one of this attempt."""
+        if self.last not in (None, attempt):
+            return
         if not home.up or any(agent.alive and agent.home is home for agent in attempt.agents):
             return
         incarnation = f"{home.name}-{len(self.agents)}"
@@ -256,7 +261,9 @@ class Cluster(Host):
         word = first_word(home.name, incarnation, attempt.name, position, attempt.slots)
         # The simulating process has one pid only, and it differs from run to run.
         word = replace(word, pid=1, port=29400)
-        member = Member(agent.fs, RUN, attempt.shape, word, TIMING, PACE, agent.monotonic, agent.now_ns, self._nonce)
+        member = Member(
+            agent.fs, RUN, attempt.shape, word, self.timing, PACE, agent.monotonic, agent.now_ns, self._nonce
+        )
         machine = AgentMachine(home.name, incarnation, attempt.name, attempt.slots, GRACE_S, KILL_WAIT_S)
         self.note(f"{incarnation} of {attempt.name} starts")
         agent.start(member, machine)
@@ -283,7 +290,7 @@ class Cluster(Host):
             agent.cannot_start -= 1
             self.struck("rank cannot be started", agent.node)
             raise OSError(errno.EAGAIN, "cannot start python")
-        longest = 10.0 if self.gentle else 90.0
+        longest = 10.0 if self.gentle else 400.0
         duration = self._durations.setdefault((assignment.attempt, assignment.round), rng.uniform(5.0, longest))
         ends_at = self._time + duration + rng.uniform(0.0, 2.0)
         return VirtualWorker(local_rank, ends_at, 0, None, rng.uniform(0.02, 0.5), 0.02)

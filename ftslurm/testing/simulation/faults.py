@@ -136,7 +136,7 @@ WEIGHTS = {
     "agent frozen": 6,
     "agent killed": 5,
     "node dies": 4,
-    "node returns": 5,
+    "node returns": 10,
     "clock jumps": 4,
     "rank exits": 5,
     "rank killed": 3,
@@ -144,9 +144,9 @@ WEIGHTS = {
     "rank survives SIGKILL for a while": 1,
     "rank says: do not restart": 0.3,
     "rank cannot be started": 2,
-    "told to stop": 1.5,
-    "job told to stop": 1,
-    "requeue": 2,
+    "told to stop": 1,
+    "job told to stop": 0.5,
+    "requeue": 1.5,
     "another job": 2,
 }
 """How often each kind is chosen."""

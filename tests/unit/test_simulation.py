@@ -1,0 +1,201 @@
+"""The simulator: its clusters survive every kind of failure, and it notices when the code under test is broken."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from ftslurm.agent.machine import AgentMachine
+from ftslurm.rendezvous import fold, member
+from ftslurm.rendezvous.liveness import Liveness
+from ftslurm.rendezvous.member import Member
+from ftslurm.sharedfs.cell import FencedCell
+from ftslurm.testing.memoryfs import Crash, MemoryFileSystem
+from ftslurm.testing.simulation.cluster import Plan
+from ftslurm.testing.simulation.faults import WEIGHTS
+from ftslurm.testing.simulation.filesystem import STALE_S, CachingClient, ClientCache
+from ftslurm.testing.simulation.run import Failed, main, simulate, simulate_many
+from ftslurm.testing.simulation.strand import strand
+
+# Kinds that need others: a node returns once it is gone.
+COMPANY = {"node returns": ("agent killed",), "lost reply: link": ("rank exits",)}
+NAMES = {"reader meets": "stale handle"}
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
+def test_clusters_survive_this_kind_of_fault(kind: str) -> None:
+    seeds = range(100, 106)
+    plans = [Plan(seed, (2, 4), 5, (kind, *COMPANY.get(kind, ()))) for seed in seeds]
+    tally = simulate_many(plans)
+    struck = [name for name in tally.faults if name == kind or NAMES.get(name.rpartition(" ")[0]) == kind]
+    assert struck, f"seeds {seeds}: {kind} never struck, only {dict(tally.faults)}"
+
+
+@pytest.mark.parametrize("first", range(1, 1001, 100))
+def test_a_hundred_small_clusters_survive_a_mixture_of_faults(first: int) -> None:
+    """Ten times a hundred; a broken invariant is reported with its seed."""
+    tally = simulate_many([Plan(seed, (2, 3), 6) for seed in range(first, first + 100)])
+    print(f"seeds {first} to {first + 99}: {tally.faults.total()} faults")
+    assert tally.clusters == 100
+    assert tally.faults.total() >= 600, f"seeds from {first}"
+
+
+def test_a_seed_gives_the_same_story_each_time() -> None:
+    stories = []
+    for _ in range(2):
+        _, cluster = simulate(Plan(7, (3, 3), 20))
+        stories.append((list(cluster.events), cluster.counts, cluster.stale, cluster.now(), cluster.server.files()))
+    assert stories[0] == stories[1]
+
+
+def rename_instead_of_link(self: FencedCell, temporary: str, token: int, nonce: str) -> bool:
+    self._fs.rename(temporary, self._file(token))
+    return True
+
+
+def never_stop(self: AgentMachine, state: object) -> bool:
+    return True
+
+
+def forget_the_gaps(self: Liveness, prompt_s: float) -> None:
+    self._prompt_s, self._seen = 1e9, {}
+
+
+BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "two writers may win": lambda patch: patch.setattr(FencedCell, "_link", rename_instead_of_link),
+    "directories are never read anew": lambda patch: patch.setattr(CachingClient, "refresh", lambda self, path: None),
+    "a stall counts as silence": lambda patch: patch.setattr(Liveness, "__init__", forget_the_gaps),
+    "workers of a finished round run on": lambda patch: patch.setattr(AgentMachine, "_is_current", never_stop),
+    "nobody takes over": lambda patch: patch.setattr(Member, "_coordinator_is_gone", lambda self, state: False),
+    "a job takes a run from a living one": lambda patch: patch.setattr(Member, "_abandoned", lambda self, old: True),
+    "a lease without a new term": lambda patch: patch.setattr(
+        member, "take_lease", lambda s, n, i: replace(s, coordinator=replace(s.coordinator, node=n, incarnation=i))
+    ),
+    "restarts cost nothing": lambda patch: patch.setattr(
+        fold, "_restart", lambda state, seen, what: replace(state, phase=fold.FORMING)
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_bug_is_noticed_and_reported_with_its_seed(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    BUGS[bug](monkeypatch)
+    with pytest.raises(Failed, match=r"^seed \d+: "):
+        simulate_many([Plan(seed, (2, 4), 30) for seed in range(1, 61)])
+
+
+def test_the_command_prints_seeds_and_faults_by_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--clusters", "2", "--seed", "5", "--faults-per-cluster", "4", "--nodes", "2-3"]) == 0
+    said = capsys.readouterr().out
+    assert "seeds 5 to 6" in said
+    assert "over 2 clusters" in said
+    assert "no invariant broken" in said
+
+
+def test_the_command_tells_how_to_see_a_broken_invariant_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    BUGS["workers of a finished round run on"](monkeypatch)
+    assert main(["--clusters", "50", "--faults-per-cluster", "10", "--nodes", "2"]) == 1
+    said = capsys.readouterr().err
+    assert "before it:" in said
+    assert "again: scripts/simulate --replay " in said
+
+
+@pytest.mark.parametrize("arguments", [["--nodes", "3-2"], ["--nodes", "0"], ["--kinds", "bad luck"]])
+def test_the_command_refuses_what_it_cannot_do(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+
+
+# The parts
+
+
+def two_clients() -> tuple[MemoryFileSystem, CachingClient, list[float]]:
+    now = [0.0]
+    server = MemoryFileSystem()
+    server.makedirs("/d")
+    return server, CachingClient(server, ClientCache(lambda: now[0], random.Random(0), lambda kind: None)), now
+
+
+def test_a_name_that_was_absent_stays_absent_for_a_while() -> None:
+    server, client, now = two_clients()
+    with pytest.raises(FileNotFoundError):
+        client.read("/d/a")
+    server.create("/d/a", b"new", durable=False)
+    with pytest.raises(FileNotFoundError):
+        client.read("/d/a")
+    now[0] = STALE_S + 1
+    assert client.read("/d/a") == b"new"
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda client: client.refresh("/d"),
+        lambda client: client.create("/d/own", b"", durable=False),
+        lambda client: client.rename("/d/x", "/d/y"),
+    ],
+)
+def test_opening_the_directory_or_an_own_change_in_it_shows_what_is_there(
+    look: Callable[[CachingClient], None],
+) -> None:
+    server, client, _ = two_clients()
+    server.create("/d/x", b"", durable=False)
+    with pytest.raises(FileNotFoundError):
+        client.read("/d/a")
+    server.create("/d/a", b"new", durable=False)
+    look(client)
+    assert client.read("/d/a") == b"new"
+
+
+def test_a_file_that_was_renamed_over_is_now_and_then_read_as_it_was() -> None:
+    server, client, _ = two_clients()
+    read = set()
+    for i in range(50):
+        server.create("/d/t", b"%d" % i, durable=False)
+        server.rename("/d/t", "/d/a")
+        read.add(client.read("/d/a") == b"%d" % i)
+    assert read == {True, False}
+
+
+def test_work_on_a_strand_waits_where_it_parks_and_goes_on_there() -> None:
+    done: list[str] = []
+    one = strand()
+
+    def work() -> None:
+        done.append("begun")
+        one.park()
+        done.append("gone on")
+
+    assert one.run(work) is False
+    done.append("others")
+    assert one.resume() is True
+    assert done == ["begun", "others", "gone on"]
+
+
+def test_work_on_a_strand_that_is_killed_ends_as_a_crash() -> None:
+    ended: list[BaseException] = []
+    one = strand()
+
+    def work() -> None:
+        try:
+            one.park()
+        except BaseException as error:
+            ended.append(error)
+            raise
+
+    one.run(work)
+    one.kill()
+    assert isinstance(ended[0], Crash)
+
+
+def test_what_work_on_a_strand_raises_reaches_who_waits_for_it() -> None:
+    def work() -> None:
+        raise KeyError("a")
+
+    with pytest.raises(KeyError):
+        strand().run(work)
