@@ -18,7 +18,7 @@ from ftslurm.agent.kernel import become_subreaper, die_with_parent, kill_descend
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 FORWARDED = (*STOPPING, signal.SIGUSR1, signal.SIGUSR2)
-EPITAPH_S = 5.0
+EPITAPH_S = 3.0
 CLEANING_S = 10.0
 
 

@@ -27,6 +27,7 @@ from ftslurm.agent.environment import (
     worker_environment,
 )
 from ftslurm.agent.guardian import FORWARDED, STOPPING
+from ftslurm.agent.kernel import descendants
 from ftslurm.agent.machine import (
     Action,
     AgentMachine,
@@ -55,8 +56,9 @@ from ftslurm.sharedfs.publish import publish
 from ftslurm.sharedfs.rundir import RunDirectory, rank_directory
 
 HANDLED = (*FORWARDED, signal.SIGCHLD)
-SWEEP_RETRY_S = 0.02
-FINISH_S = 10.0
+SWEEP_RETRY_S, QUICK_S = 0.02, 1.0
+UNKILLABLE_S = 10.0
+FINISH_S = 6.0
 TROUBLE_LOOK_S = 1.0
 
 
@@ -130,6 +132,7 @@ class AgentLoop:
         self._signals: deque[int] = deque()
         self._round_started_ns = 0
         self._sweeping = False
+        self._killed_at: float | None = None
         self._ready: list[Worker] = []
         self._told: State | None = None
         self._exit: int | None = None
@@ -192,11 +195,20 @@ class AgentLoop:
                 self._on_news(self._courier.news.popleft())
         if self._sweeping:
             self._sweep_on()
+        if self._killed_at is not None and self._monotonic() - self._killed_at >= UNKILLABLE_S:
+            self._killed_at = self._monotonic()
+            pids = ", ".join(str(pid) for pid, _ in descendants(os.getpid())[:8])
+            self._do(self._machine.on_unkillable(f"processes {pids}", self._moment()))
         self._do(self._machine.on_time(self._moment()))
         self._give_up()
 
     def _timeout(self) -> float | None:
-        waits = [SWEEP_RETRY_S] if self._sweeping else []
+        waits: list[float] = []
+        if self._killed_at is not None:
+            waits.append(UNKILLABLE_S)
+        if self._sweeping and self._killed_at is not None:
+            since_s = self._monotonic() - self._killed_at
+            waits.append(SWEEP_RETRY_S if since_s < QUICK_S else 10 * SWEEP_RETRY_S)
         if self._machine.deadline is not None:
             waits.append(max(0.0, self._machine.deadline - self._monotonic()))
         if self._trouble_since is not None:
@@ -279,6 +291,8 @@ class AgentLoop:
                 self._say(action)
             elif isinstance(action, Signal):
                 self._workers.send(action.local_ranks, action.number)
+                if action.number == signal.SIGKILL:
+                    self._killed_at = self._monotonic()
             elif isinstance(action, Spawn):
                 self._spawn(action.assignment)
             elif isinstance(action, Prepare):
@@ -288,6 +302,7 @@ class AgentLoop:
                 self._record(action)
             elif isinstance(action, Sweep):
                 self._sweeping = True
+                self._killed_at = self._monotonic()
             elif isinstance(action, Log):
                 self._console.log(action.text)
             elif self._exit is None:
@@ -353,6 +368,7 @@ class AgentLoop:
         if not self._workers.sweep():
             return
         self._sweeping = False
+        self._killed_at = None
         self._do(self._machine.on_swept(self._moment()))
         self._console.forget()
         self._workers.clear()

@@ -184,6 +184,7 @@ class AgentMachine:
         self._status = READY
         self._leaving: tuple[str, str | None, int] | None = None
         self._deadline: float | None = None
+        self._unkillable: str | None = None
 
     @property
     def deadline(self) -> float | None:
@@ -271,6 +272,23 @@ class AgentMachine:
         if self._leaving is not None:
             return []
         return self._leave(reason, None, code, now)
+
+    def on_unkillable(self, who: str, now: Moment) -> list[Action]:
+        """What was killed is still there (a driver or a filesystem holds it in the kernel): leave if it is time to."""
+        text = f"{who}: killed, but hanging in the kernel"
+        said: list[Action] = [] if text == self._unkillable else [Log(text)]
+        self._unkillable = text
+        state = self._state
+        if state is not None and state.attempt == self._attempt and state.closed is not None:
+            code = state.closed.exit_code
+        elif self._leaving is not None:
+            code = self._leaving[2]
+        else:
+            # Others may go on without this node; it takes part again when it is clean.
+            return said
+        self.phase = GONE
+        self._deadline = None
+        return [*said, *self._say(LEFT), Exit(code)]
 
     def on_time(self, now: Moment) -> list[Action]:
         """Its deadline has passed."""
@@ -404,6 +422,9 @@ class AgentMachine:
         if self.phase == STOPPING and self._deadline is not None:
             # A stop is going on already, perhaps with more patience than Slurm has.
             self._deadline = min(self._deadline, now.s + self._kill_wait_s)
+        if self.phase == PREPARING:
+            # Nothing was started yet, and the shared directory may never answer.
+            return [*said, *self._sweep()]
         if self.phase == IDLE:
             return [*said, *self._depart(now)]
         return said

@@ -500,10 +500,21 @@ def test_sigterm_during_a_stop_shortens_what_is_left_of_the_grace_to_what_slurm_
 def test_sigterm_while_directories_are_made_starts_nothing() -> None:
     agent = Agent()
     agent.sees(state())
-    assert kinds(agent.signalled(TERM)) == ["Say"]
-    assert kinds(agent.prepared(problem="disk full")) == ["Sweep"]
+    assert kinds(agent.signalled(TERM)) == ["Say", "Sweep"]
     agent.swept()
     assert (agent.word.status, agent.word.failure) == (LEFT, None)
+    assert agent.prepared() == []
+
+
+def test_what_cannot_be_killed_keeps_an_agent_only_as_long_as_it_has_reason_to_stay() -> None:
+    agent = running()
+    agent.sees(state(phase=FORMING))
+    agent.tick(20)
+    assert kinds(agent.done(agent.machine.on_unkillable("process 7", agent.now()))) == ["Log"]
+    assert agent.machine.phase == STOPPING
+    agent.signalled(TERM)
+    assert agent.done(agent.machine.on_unkillable("process 7", agent.now()))[-1] == Exit(143)
+    assert agent.word.status == LEFT
 
 
 def test_sigterm_after_the_last_worker_succeeded_loses_nothing() -> None:
