@@ -63,6 +63,7 @@ def diagnose(
     found = [
         *(meet.judge(expected, present, list(results), directory, wait_s) if present else ()),
         *meet.judge_versions(dict(versions)),
+        *(finding for node, r in results.items() for finding in meet.judge_listing(node, r.get("unlisted", ()))),
         *_problems(results, silent=not set(present) <= set(results)),
         *place.judge(places, alone=len(expected) == 1),
         *resolve.judge(facts(resolve.Names, results, "resolve"), {n: p.machine for n, p in places.items()}),
@@ -98,12 +99,14 @@ def _problems(results: Mapping[str, Json], silent: bool) -> list[Finding]:
     """Say which probes came to nothing; with a node that fell `silent`, that is most likely why."""
     found = []
     for node, result in results.items():
+        hung = [problem for problem in result["problems"] if problem["hung"]]
+        if hung:
+            more = f" (and {len(hung) - 1} more)" if len(hung) > 1 else ""
+            text = f"the filesystem hangs: {hung[0]['text']}{more}"
+            advice = "a run survives that only if it ends; look at the server, and the kernel's log (dmesg) there"
+            found.append(Finding(WRONG, hung[0]["probe"], (node,), text, advice))
         for problem in result["problems"]:
-            if problem["hung"]:
-                text = f"the filesystem hangs: {problem['text']}"
-                advice = "a run survives that only if it ends; look at the server, and the kernel's log (dmesg) there"
-                found.append(Finding(WRONG, problem["probe"], (node,), text, advice))
-            else:
+            if not problem["hung"]:
                 severity = WARNING if silent or problem["text"].startswith("LeftAlone") else WRONG
                 text = f"the probe {problem['probe']!r} failed: {problem['text'].removeprefix('LeftAlone: ')}"
                 found.append(Finding(severity, problem["probe"], (node,), text, "see the other findings first"))

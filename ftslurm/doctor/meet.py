@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ftslurm.doctor.findings import WRONG, Finding, Json, some
+from ftslurm.doctor.findings import WARNING, WRONG, Finding, Json, some
 from ftslurm.sharedfs.filesystem import FileSystem
 from ftslurm.sharedfs.publish import encode, publish, publish_once, read_object
 
 SCHEMA, VERSION = "ftslurm/doctor", 1
 POLL_S = 0.02
+LISTING_S = 0.5
 TRIES = 5
 HOPELESS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR})
 T = TypeVar("T")
@@ -114,10 +115,12 @@ def arrive(fs: FileSystem, session: Session, version: str, wait_s: float) -> lis
     tell(fs, os.path.join(hello, f"{session.node}.json"), node=session.node, ftslurm=version)
     position = session.expected.index(session.node)
     mine = time.monotonic() + wait_s + min(position, 10) * TURN_S
+    roll = _Roll(fs, hello, session.expected)
     while (settled := look(fs, plan)) is None:
-        here = _present(fs, hello, session.expected) if position == 0 or time.monotonic() > mine else []
+        here = roll.call() if position == 0 or time.monotonic() > mine else []
         if here and (len(here) == len(session.expected) or time.monotonic() > mine):
             _settle(fs, plan, here)
+            _note_unlisted(fs, session, roll)
             continue
         time.sleep(POLL_S)
     nodes = [str(node) for node in settled["nodes"]]
@@ -161,9 +164,11 @@ def gate(fs: FileSystem, session: Session, nodes: Sequence[str], step: str, wait
     known = look(fs, absent)
     given_up = known["nodes"] if known is not None else []
     awaited = [node for node in nodes if node not in given_up]
-    if not until(lambda: len(_present(fs, directory, awaited)) == len(awaited), deadline):
-        here = _present(fs, directory, awaited)
+    roll = _Roll(fs, directory, awaited)
+    if not until(roll.complete, deadline):
+        here = roll.call()
         tell(fs, absent, nodes=[*given_up, *(node for node in awaited if node not in here)])
+    _note_unlisted(fs, session, roll)
     tell(fs, opened)
 
 
@@ -176,10 +181,59 @@ def until(true: Callable[[], bool], deadline: float) -> bool:
     return True
 
 
-def _present(fs: FileSystem, directory: str, nodes: Sequence[str]) -> list[str]:
-    fs.refresh(directory)
-    names = set(fs.listdir(directory))
-    return [node for node in nodes if f"{node}.json" in names]
+class _Roll:
+    """Who has put a file of its name into a directory: by its listing, and by name where the listing lacks it.
+
+    On NFS a listing was seen to stay old for more than a minute while the names in it could be opened.
+    """
+
+    def __init__(self, fs: FileSystem, directory: str, nodes: Sequence[str]) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._nodes = nodes
+        self._by_name = time.monotonic() + LISTING_S
+        self._here: set[str] = set()
+        self.unlisted: list[str] = []
+
+    def call(self) -> list[str]:
+        """Look again; return those who are here, in order."""
+        self._fs.refresh(self._directory)
+        listed = set(self._fs.listdir(self._directory))
+        self._here.update(node for node in self._nodes if f"{node}.json" in listed)
+        missing = [node for node in self._nodes if node not in self._here]
+        if missing and time.monotonic() > self._by_name:
+            found = [node for node in missing if look(self._fs, self._file(node)) is not None]
+            self._here.update(found)
+            self.unlisted += found
+            self._by_name = time.monotonic() + LISTING_S
+        return [node for node in self._nodes if node in self._here]
+
+    def complete(self) -> bool:
+        """Look again; return whether all are here."""
+        return len(self.call()) == len(self._nodes)
+
+    def _file(self, node: str) -> str:
+        return os.path.join(self._directory, f"{node}.json")
+
+
+def _note_unlisted(fs: FileSystem, session: Session, roll: _Roll) -> None:
+    if roll.unlisted:
+        tell(fs, session.path("unlisted.json"), nodes=roll.unlisted)
+
+
+def unlisted(fs: FileSystem, session: Session) -> list[str]:
+    """Return the nodes whose files could be opened when the first node's listing did not have them."""
+    known = look(fs, session.path("unlisted.json"))
+    return [str(node) for node in known["nodes"]] if known is not None else []
+
+
+def judge_listing(first: str, nodes: Sequence[str]) -> list[Finding]:
+    """A listing that stays old hides files from every program that looks for them in a directory."""
+    if not nodes:
+        return []
+    text = f"a listing lacked {some(nodes)}'s file for more than {LISTING_S:g} s, although it could be opened by name"
+    advice = "look for what others made by its name, not in a listing; NFS: try lookupcache=none or a newer kernel"
+    return [Finding(WARNING, "listing", (first,), text, advice)]
 
 
 def hand_in(fs: FileSystem, session: Session, result: Json) -> None:
@@ -193,7 +247,7 @@ def collect(fs: FileSystem, session: Session, nodes: Sequence[str], wait_s: floa
     directory = session.path("results")
     deadline = time.monotonic() + wait_s
     make(fs, directory)
-    until(lambda: len(_present(fs, directory, nodes)) == len(nodes), deadline)
+    until(_Roll(fs, directory, nodes).complete, deadline)
     found = {node: look(fs, os.path.join(directory, f"{node}.json")) for node in nodes}
     return {node: result for node, result in found.items() if result is not None}
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ftslurm.doctor.findings import Json
-from ftslurm.doctor.meet import Session, arrive, collect, gate, hand_in, make, versions
+from ftslurm.doctor.meet import Session, arrive, collect, gate, hand_in, make, unlisted, versions
 from ftslurm.doctor.probes import clock, lock, names, place, rate, resolve, seen, whole
 from ftslurm.doctor.watch import Outcome, WatchedFileSystem, Work, run_all
 from ftslurm.sharedfs.publish import publish
@@ -104,11 +104,13 @@ def gather(exam: Examination) -> tuple[dict[str, Json], dict[str, str]]:
     wait_s = 2 * CALL_LIMIT_S + SLACK_S
 
     def work(fs: WatchedFileSystem) -> Json:
-        return {"results": collect(fs, session, nodes, wait_s), "versions": versions(fs, session, nodes)}
+        results = collect(fs, session, nodes, wait_s)
+        return {"results": results, "versions": versions(fs, session, nodes), "unlisted": unlisted(fs, session)}
 
     (got,) = exam.run("results", [work], wait_s + CALL_LIMIT_S)
     if got.value is None:
         return own, {}
+    exam.result["unlisted"] = got.value["unlisted"]
     results: dict[str, Json] = {**got.value["results"], **own}
     return {node: results[node] for node in nodes if node in results}, got.value["versions"]
 

@@ -485,3 +485,9 @@ def test_the_directory_is_by_default_where_runs_are_or_would_be_made() -> None:
     assert directory_of(None, {}, "/cwd", lambda _: True) == "/cwd/ftslurm-runs"
     assert directory_of(None, {"SLURM_SUBMIT_DIR": "/sub"}, "/cwd", lambda _: False) == "/sub"
     assert directory_of(None, {"FTSLURM_SHARED_DIR": "/s/runs"}, "/cwd", lambda _: True) == "/s/runs"
+
+
+def test_a_listing_that_hides_a_file_is_a_warning_to_who_relies_on_listings() -> None:
+    found = judged({"n1": result(unlisted=["n2"]), "n2": result()}, ("n1", "n2"), ("n1", "n2"))
+    assert said(list(found.findings)) == [(WARNING, "listing", ("n1",))]
+    assert "lacked n2's file" in found.findings[0].text
