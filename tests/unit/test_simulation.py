@@ -21,7 +21,7 @@ from ftslurm.testing.simulation.run import Failed, main, simulate, simulate_many
 from ftslurm.testing.simulation.strand import strand
 
 # Kinds that need others: a node returns once it is gone.
-COMPANY = {"node returns": ("agent killed",), "lost reply: link": ("rank exits",)}
+COMPANY = {"node returns": ("agent killed",), "other options": ("agent killed",), "lost reply: link": ("rank exits",)}
 NAMES = {"reader meets": "stale handle"}
 
 

@@ -80,6 +80,10 @@ class Attempt:
         self.said_78 = False
         self.due = 0.0
 
+    def has(self, node: Node) -> bool:
+        """Tell whether an agent of this attempt lives on that node."""
+        return any(agent.alive and agent.home is node for agent in self.agents)
+
 
 class SimulatedAgent(VirtualAgent):
     """A virtual agent with what the simulation knows about it.
@@ -248,11 +252,15 @@ class Cluster(Host):
             self.after(delay, partial(self.start, attempt, node, position))
         return attempt
 
-    def start(self, attempt: Attempt, home: Node, position: int) -> None:
-        """Start an agent, unless its node is down or has one of this attempt."""
+    def start(self, attempt: Attempt, home: Node, position: int, shape: Shape | None = None) -> None:
+        """Start an agent, unless its node is down or has one of this attempt.
+
+        Args:
+            shape: what this agent asks for; None: what all of them do.
+        """
         if self.last not in (None, attempt):
             return
-        if not home.up or any(agent.alive and agent.home is home for agent in attempt.agents):
+        if not home.up or attempt.has(home):
             return
         incarnation = f"{home.name}-{len(self.agents)}"
         agent = SimulatedAgent(self, home, attempt, incarnation)
@@ -262,7 +270,7 @@ class Cluster(Host):
         # The simulating process has one pid only, and it differs from run to run.
         word = replace(word, pid=1, port=29400)
         member = Member(
-            agent.fs, RUN, attempt.shape, word, self.timing, PACE, agent.monotonic, agent.now_ns, self._nonce
+            agent.fs, RUN, shape or attempt.shape, word, self.timing, PACE, agent.monotonic, agent.now_ns, self._nonce
         )
         machine = AgentMachine(home.name, incarnation, attempt.name, attempt.slots, GRACE_S, KILL_WAIT_S)
         self.note(f"{incarnation} of {attempt.name} starts")

@@ -148,5 +148,6 @@ WEIGHTS = {
     "job told to stop": 0.5,
     "requeue": 1.5,
     "another job": 2,
+    "other options": 2,
 }
 """How often each kind is chosen."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from ftslurm.rendezvous.state import EXIT_DO_NOT_REQUEUE, RUNNING, SUCCEEDED
@@ -57,6 +58,7 @@ class Storm:
             "job told to stop": self._job_told_to_stop,
             "requeue": self._requeue,
             "another job": self._another_job,
+            "other options": self._other_options,
         }
 
     def run(self) -> None:
@@ -215,13 +217,22 @@ class Storm:
     def _node_returns(self, _: SimulatedAgent) -> None:
         """Start an agent anew where there is none, on a node that was down or not."""
         newest = self._newest()
-        here = {agent.home.name for agent in newest.agents if agent.alive}
-        absent = [(i, node) for i, node in enumerate(self._cluster.nodes) if node.name not in here]
+        absent = [node for node in self._cluster.nodes if not newest.has(node)]
         if newest.agents and absent:
-            position, node = self._rng.choice(absent)
+            node = self._rng.choice(absent)
             node.up = True
             self._cluster.struck("node returns", node.name)
-            self._cluster.start(newest, node, position)
+            self._cluster.start(newest, node, self._cluster.nodes.index(node))
+
+    def _other_options(self, _: SimulatedAgent) -> None:
+        """Start an agent that asks for something else than the others: it is refused and disturbs nobody."""
+        newest = self._newest()
+        free = [node for node in self._cluster.nodes if node.up and not newest.has(node)]
+        if newest.agents and free:
+            node = self._rng.choice(free)
+            self._cluster.struck("other options", node.name)
+            shape = replace(newest.shape, max_restarts=newest.shape.max_restarts + 1)
+            self._cluster.start(newest, node, self._cluster.nodes.index(node), shape)
 
     def _newest(self) -> Attempt:
         name = f"{self._job}.{self._restart}"
@@ -314,6 +325,9 @@ class Storm:
         if self._finale is not None or state is None or state.phase != RUNNING:
             return
         attempt = next(attempt for attempt in cluster.attempts if attempt.name == state.attempt)
+        gone = [p.incarnation for p in state.participants if not cluster.agents[p.incarnation].alive]
+        alive = [agent for agent in attempt.agents if agent.alive]
+        check(not gone or not alive, f"nobody has noticed in {CALM_S} s that agents are gone", gone, state)
         well = [agent for agent in attempt.agents if agent.alive and not agent.unwell()]
         told = any(agent.told for agent in attempt.agents)
         left = state.max_restarts - state.restarts_used
