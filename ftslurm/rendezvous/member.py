@@ -6,6 +6,7 @@ decides when. All deciding is in `fold`; here is the reading and writing around 
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -398,7 +399,9 @@ class Member:
         except FileNotFoundError:
             return
         except (OSError, BadFile) as error:
-            self._notes.append(f"{error}; going on without it")
+            # GlusterFS says ESTALE of a file that was renamed over just now: the next look sees the new one.
+            if not isinstance(error, OSError) or error.errno != errno.ESTALE:
+                self._notes.append(f"{error}; going on without it")
             return
         known = self._words.get(node)
         if known is not None and known.incarnation == word.incarnation and word.counter < known.counter:

@@ -100,6 +100,9 @@ class PosixFileSystem:
                 return self._read_once(path, limit)
             except OSError as error:
                 if error.errno != errno.ESTALE or attempt == READ_RETRIES - 1:
+                    if error.filename is None:
+                        # read(2) and fstat(2) of a descriptor do not know its name, and people need it.
+                        error.filename = path
                     raise
                 self.refresh(os.path.dirname(path))
         raise AssertionError("unreachable")

@@ -392,6 +392,19 @@ def test_a_word_that_was_damaged_and_mended_counts_again() -> None:
     assert cluster.state().lost == ()
 
 
+@pytest.mark.parametrize(("error", "told"), [(errno.ESTALE, False), (errno.EIO, True)])
+def test_a_word_that_cannot_be_read_is_told_of_but_for_a_stale_handle(error: int, told: bool) -> None:
+    def fail(when: str, operation: Operation) -> None:
+        if when == BEFORE and operation.name == "read" and operation.path == RUN.node_file("n2"):
+            raise OSError(error, "cannot be read", operation.path)
+
+    cluster = Cluster().add("n1", "n2")
+    cluster.running(1)
+    cluster.members[cluster.coordinator()]._fs.hook = fail
+    cluster.go(3, cluster.coordinator())
+    assert ("n2.json" in "".join(cluster.views[cluster.coordinator()].notes)) == told
+
+
 def test_an_old_word_that_nfs_serves_late_is_not_believed() -> None:
     cluster = Cluster().add("n1", "n2")
     old = None

@@ -107,7 +107,7 @@ def test_what_is_no_plain_file_is_not_read_and_does_not_hang(tmp_path: Path, kin
         os.mkfifo(path)
     else:
         path.mkdir()
-    with pytest.raises(OSError):  # noqa: PT011
+    with pytest.raises(OSError):
         PosixFileSystem().read(str(path), 100)
 
 
@@ -135,6 +135,17 @@ def test_a_stale_handle_is_read_again_a_few_times(tmp_path: Path, monkeypatch: p
     assert PosixFileSystem().read(str(tmp_path / "x"), 100) == b"there"
     left[0] = 100
     with pytest.raises(OSError, match="Stale"):
+        PosixFileSystem().read(str(tmp_path / "x"), 100)
+
+
+def test_an_error_while_reading_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x").write_bytes(b"there")
+
+    def fail(fd: int, size: int) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "read", fail)
+    with pytest.raises(OSError, match=r"Input/output error: '.*/x'"):
         PosixFileSystem().read(str(tmp_path / "x"), 100)
 
 
