@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if command == "run":
         return _run(rest)
     if command == "prepare":
-        from ftslurm.agent.command import prepare
+        from ftslurm.agent.preflight import prepare
 
         return prepare(rest)
     if command == "template":

@@ -1,6 +1,6 @@
-"""When the batch script's node is lost, nobody ends the Slurm job any more: the agents that are left do.
+"""After the run: its report, and the end of a Slurm job whose batch script is gone.
 
-Slurm keeps such a job RUNNING until its time limit, with no batch script and no srun (measured with 22.05 and 24.11,
+When the batch script's node is lost, nobody ends the job any more: the agents that are left do. Slurm keeps such a job RUNNING until its time limit, with no batch script and no srun (measured with 22.05 and 24.11,
 both with --no-kill). So after the run has been closed they put the report where ftsrun would have printed it, and
 cancel the job.
 """
@@ -8,15 +8,51 @@ cancel the job.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ftslurm.rendezvous.state import State
-from ftslurm.slurm.control import SlurmControl
 from ftslurm.slurm.environment import SlurmJob
 from ftslurm.slurm.errors import SlurmError
 
+if TYPE_CHECKING:
+    from ftslurm.slurm.control import SlurmControl
+
 REPORT_FIRST_S = 3.0
 """How long the other agents leave to the coordinator for the report, in seconds, before they cancel the job."""
+
+
+def print_report(run_dir: str) -> int:
+    """Print the report of the run, keep it in the run directory, and return the job's verdict as an exit code."""
+    from ftslurm.report.command import main as report
+
+    return report([run_dir, "--save", "--exit-code"])
+
+
+def care(job: SlurmJob, state: State, incarnation: str, run_dir: str) -> list[str]:
+    """Do what is left to do for a job whose run this agent has followed to its last `state`.
+
+    Returns:
+        What went wrong, a line each.
+    """
+    if not batch_host_lost(state, job):
+        return []
+    from ftslurm.slurm.control import CommandSlurm
+
+    coordinating = state.coordinator.incarnation == incarnation
+    return end_job(job, CommandSlurm(), coordinating, lambda: _report(Path(run_dir)), time.sleep)
+
+
+def _report(run_dir: Path) -> str:
+    """Return the report as ftsrun prints it, and keep it in the run directory."""
+    from ftslurm.report.command import make_report, save
+    from ftslurm.report.text import render
+
+    report = make_report(run_dir)
+    save(report, run_dir)
+    return render(report)
 
 
 def batch_host_lost(state: State, job: SlurmJob) -> bool:

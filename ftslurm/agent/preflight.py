@@ -1,0 +1,146 @@
+"""All that is found out, and written down, before an agent starts: the place, the program, the attempt."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from ftslurm import __version__
+from ftslurm.agent.devices import count_gpus, resolve_slots
+from ftslurm.agent.environment import Program, program_argv
+from ftslurm.agent.options import RunOptions, UsageError, find_program, parse_run
+from ftslurm.agent.output import complain
+from ftslurm.agent.placement import Placement, place
+from ftslurm.rendezvous.state import EXIT_USAGE
+from ftslurm.sharedfs.rundir import RunDirectory, RunDirectoryError, open_run
+
+ATTEMPT_SCHEMA, ATTEMPT_VERSION = "ftslurm/attempt", 1
+
+
+def prepare(arguments: Sequence[str]) -> int:
+    """Run `ftslurm prepare`, ftsrun's look before srun: check everything that can be checked on the batch host.
+
+    Takes the arguments of `ftslurm run`. Prints the run directory and the site's KillWait, a line each.
+    """
+    from ftslurm.slurm.control import CommandSlurm
+    from ftslurm.slurm.errors import SlurmError
+
+    slurm = CommandSlurm()
+    kill_wait: int | None = None
+    try:
+        options = parse_run(arguments, os.environ)
+        placement, _, _ = check(options, unique_name(), batch=True)
+        run_dir = placement.run_dir
+        try:
+            kill_wait = slurm.kill_wait_s()
+            facts = slurm.job(placement.job.job_id) if placement.job else None
+            if facts is not None and facts.array_job_id is None and options.rdzv_id is None:
+                # A job submitted inside an array's task inherits SLURM_ARRAY_*: that run is not this job's.
+                run_dir = os.path.join(os.path.dirname(run_dir), f"job-{facts.job_id}")
+        except SlurmError:
+            # Slurm's controller may be busy: its word is good to have, no more.
+            pass
+        run = open_run(run_dir, user_name(), time.time_ns(), __version__)
+    except (UsageError, RunDirectoryError) as error:
+        complain(str(error))
+        return EXIT_USAGE
+    print(f"{run.root}\n{'' if kill_wait is None else kill_wait}")
+    return 0
+
+
+def check(options: RunOptions, unique: str, batch: bool = False) -> tuple[Placement, Program, int]:
+    """Find out all that can be wrong before anything is started.
+
+    Args:
+        batch: this is the batch script's host, not yet a task on each node.
+
+    Returns:
+        This agent's place, the program, and its number of workers.
+
+    Raises:
+        UsageError, RunDirectoryError: with one line.
+    """
+    placement = place(options, os.environ, _current_directory(), os.uname().nodename, unique, batch)
+    python = os.environ.get("PYTHON_EXEC") or sys.executable
+    name = find_program(options, os.environ.get("PATH", os.defpath))
+    kind = "module" if options.module else "exec" if options.no_python else "script"
+    program = Program(kind, name, options.arguments, python)
+    if batch and placement.job is not None and placement.job.node_name is None:
+        # salloc's shell on a login node: what it has says nothing about the nodes.
+        return placement, program, 0
+    slots = resolve_slots(options.nproc_per_node, os.environ, lambda: count_gpus(python), len(os.sched_getaffinity(0)))
+    return placement, program, slots
+
+
+def _current_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise UsageError("the current directory is gone; cd to one that exists") from None
+
+
+def unique_name() -> str:
+    """Return a name that no other start outside Slurm has: the time and this process."""
+    return time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}"
+
+
+def write_attempt(
+    run: RunDirectory, options: RunOptions, placement: Placement, program: Program, logs: str | None
+) -> None:
+    """Write down what this attempt asks for and what Slurm says of it; the first node's word stands.
+
+    Raises:
+        RunDirectoryError: it cannot be written, or the attempt there is of a newer format.
+    """
+    from ftslurm.sharedfs.filesystem import PosixFileSystem
+    from ftslurm.sharedfs.publish import BadFile, encode, publish_once, read_object
+
+    job = placement.job
+    fs = PosixFileSystem(owner=os.geteuid())
+    path = run.attempt_file(placement.attempt)
+    facts = {
+        "schema": ATTEMPT_SCHEMA,
+        "version": ATTEMPT_VERSION,
+        "attempt": placement.attempt,
+        "created_ns": time.time_ns(),
+        "job_id": job.job_id if job else None,
+        "restart_count": job.restart_count if job else 0,
+        "node_list": list(placement.expected),
+        "job_name": job.job_name if job else None,
+        "partition": job.partition if job else None,
+        "cluster": job.cluster if job else None,
+        "array_job_id": job.array_job_id if job else None,
+        "array_task_id": job.array_task_id if job else None,
+        "options": {
+            **asdict(options),
+            "min_nodes": placement.min_nodes,
+            "max_nodes": placement.max_nodes,
+        },
+        "command": list(program_argv(program)),
+        "cwd": os.getcwd(),
+        "python": program.python,
+        "logs": logs,
+    }
+    try:
+        fs.makedirs(run.attempt(placement.attempt))
+        try:
+            read_object(fs, path, ATTEMPT_SCHEMA, ATTEMPT_VERSION)
+        except FileNotFoundError:
+            publish_once(fs, path, encode(facts))
+    except OSError as error:
+        raise RunDirectoryError(f"run directory {run.root}: {error.strerror} ({error.filename})") from None
+    except BadFile as error:
+        raise RunDirectoryError(str(error)) from None
+
+
+def user_name() -> str:
+    """Return the user's name, the uid where it has none (as in some containers)."""
+    try:
+        import pwd
+
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except (ImportError, KeyError):
+        return str(os.geteuid())
