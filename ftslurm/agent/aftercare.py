@@ -1,8 +1,8 @@
 """After the run: its report, and the end of a Slurm job whose batch script is gone.
 
-When the batch script's node is lost, nobody ends the job any more: the agents that are left do. Slurm keeps such a job RUNNING until its time limit, with no batch script and no srun (measured with 22.05 and 24.11,
-both with --no-kill). So after the run has been closed they put the report where ftsrun would have printed it, and
-cancel the job.
+When the batch script's node is lost, nobody ends the job any more: the agents that are left do. Slurm keeps such a job
+RUNNING until its time limit, with no batch script and no srun (measured with 22.05 and 24.11, both with --no-kill). So
+they put the report where ftsrun would have printed it, and cancel the job.
 """
 
 from __future__ import annotations
