@@ -163,8 +163,9 @@ def _print(report: dict[str, Any], *, as_json: bool) -> None:
     try:
         sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
         sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader (head, less) has enough; the interpreter must not complain about it at exit.
+    except OSError:
+        # The reader (head, less) has enough, the terminal is gone, the disk is full: the job's exit code matters more,
+        # and the interpreter must not complain about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

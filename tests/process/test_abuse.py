@@ -81,6 +81,11 @@ def test_a_reader_that_goes_away_does_not_end_the_job(tmp_path: Path, reader: st
     assert (tmp_path / "done").exists()
 
 
+def test_output_that_cannot_be_written_does_not_change_the_exit_code(tmp_path: Path) -> None:
+    done = shell(tmp_path, "RUN train.py > /dev/full 2>&1", "print('x' * 100000)")
+    assert done.returncode == 0, done
+
+
 def test_nohup_means_what_it_says(tmp_path: Path) -> None:
     script = FOREVER.replace("600)\n", "1)\n")
     command = "nohup RUN train.py & pid=$!; until [ -e up0 ]; do sleep 0.05; done; kill -HUP $pid; wait $pid"
