@@ -39,8 +39,12 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = subparsers.add_parser("agent", help=__doc__, description=__doc__, allow_abbrev=False)
     parser.add_argument("--runs", type=int, default=7, metavar="N", help="samples of each (default 7)")
     parser.add_argument("--tools", default=",".join(tools.NAMES), help="which, by commas (default all three)")
-    parser.add_argument("--python", default=tools.this_python(), metavar="PATH",
-                        help="the interpreter whose environment holds the tools (default the running one)")
+    parser.add_argument(
+        "--python",
+        default=tools.this_python(),
+        metavar="PATH",
+        help="the interpreter whose environment holds the tools (default the running one)",
+    )
     parser.add_argument("--json", action="store_true", help="all samples as JSON instead of the table")
     parser.set_defaults(run=run)
 

@@ -48,14 +48,20 @@ class Launch:
     def __init__(self, commands: list[list[str]], directory: Path, environment: dict[str, str]) -> None:
         self.output = directory / "output.txt"
         self.started_ns = 0
+        self.command = commands[0]
         self.processes: list[subprocess.Popen[bytes]] = []
         with self.output.open("ab") as output:
             for command in commands:
                 self.started_ns = self.started_ns or time.monotonic_ns()
                 self.processes.append(
                     subprocess.Popen(
-                        command, cwd=directory, env=environment, start_new_session=True,
-                        stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                        command,
+                        cwd=directory,
+                        env=environment,
+                        start_new_session=True,
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=output,
                     )
                 )
 

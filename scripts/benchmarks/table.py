@@ -6,7 +6,17 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-Samples = dict[str, list[float]]  # one measurement: the tool's name -> its samples, seconds or bytes
+Samples = dict[str, list[float]]  # one measurement: the tool's name -> its samples in base units
+
+_UNITS = {  # as shown -> (base units in one, digits, the base unit's name)
+    "s": (1.0, 3, "seconds"),
+    "MB": (1e6, 1, "bytes"),
+    "kB": (1e3, 1, "bytes"),
+    "kB/s": (1e3, 2, "bytes/s"),
+    "calls": (1.0, 1, "calls"),
+    "calls/s": (1.0, 2, "calls/s"),
+    "x": (1.0, 2, "ratio"),
+}
 
 
 @dataclass(frozen=True)
@@ -15,16 +25,15 @@ class Measurement:
 
     key: str
     title: str
-    unit: str  # "s" or "MB"
+    unit: str  # one of those above
     bar: float | None = None  # at most this much, in the samples' own unit (seconds, bytes)
     bar_ratio: tuple[str, float] | None = None  # at most this part of that tool's median
 
 
 def show(value: float, unit: str) -> str:
     """Return a quantity for people: ``0.213 s``, ``24.9 MB``."""
-    if unit == "MB":
-        return f"{value / 1e6:.1f} MB"
-    return f"{value:.3f} s"
+    one, digits, _ = _UNITS[unit]
+    return f"{value / one:.{digits}f} {unit}"
 
 
 def cell(samples: Sequence[float], unit: str) -> str:
@@ -39,8 +48,7 @@ def bar_text(measurement: Measurement) -> str:
     """Return what is asked of us, for example ``≤ 0.3 s, ≤ 1/5 of torchrun``."""
     parts = []
     if measurement.bar is not None:
-        digits = f"{measurement.bar / 1e6:g} MB" if measurement.unit == "MB" else f"{measurement.bar:g} s"
-        parts.append(f"≤ {digits}")
+        parts.append(f"≤ {measurement.bar / _UNITS[measurement.unit][0]:g} {measurement.unit}")
     if measurement.bar_ratio is not None:
         tool, part = measurement.bar_ratio
         parts.append(f"≤ 1/{1 / part:g} of {tool}")
@@ -95,20 +103,16 @@ def lines(
     return ["  ".join(row).rstrip() for row in padded]
 
 
-def as_json(
-    measurements: Sequence[Measurement], results: dict[str, Samples], ours: str
-) -> list[dict[str, object]]:
+def as_json(measurements: Sequence[Measurement], results: dict[str, Samples], ours: str) -> list[dict[str, object]]:
     """Return the same facts for programs: all samples, medians, bars and verdicts."""
     return [
         {
             "key": measurement.key,
             "title": measurement.title,
-            "unit": "bytes" if measurement.unit == "MB" else "seconds",
+            "unit": _UNITS[measurement.unit][2],
             "samples": results.get(measurement.key, {}),
             "medians": {
-                tool: statistics.median(values)
-                for tool, values in results.get(measurement.key, {}).items()
-                if values
+                tool: statistics.median(values) for tool, values in results.get(measurement.key, {}).items() if values
             },
             "bar": measurement.bar,
             "bar_ratio": measurement.bar_ratio,

@@ -114,7 +114,11 @@ def find(name: str, python: str) -> Tool | str:
     question = json.dumps([_NEEDED[name], _DISTRIBUTIONS[name]])
     answer = subprocess.run(
         [python, "-c", _PROBE, question],
-        env=environment(Path(tempfile.gettempdir())), check=False, capture_output=True, text=True, timeout=60,
+        env=environment(Path(tempfile.gettempdir())),
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     if answer.returncode != 0:
         return f"{name} skipped: {python} does not run: {(answer.stderr.strip() or '?').splitlines()[-1]}"
