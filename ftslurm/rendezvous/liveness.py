@@ -41,6 +41,11 @@ class Liveness:
         seen.last_look = now
         return seen.silent_s
 
+    def heard(self, node: str) -> None:
+        """Note a sign of life other than its counter: its silence begins anew."""
+        if node in self._seen:
+            self._seen[node].silent_s = 0.0
+
     def forget(self) -> None:
         """Start afresh, as a new observer."""
         self._seen.clear()

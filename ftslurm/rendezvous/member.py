@@ -252,6 +252,9 @@ class Member:
 
     def _learn(self, newest: Versioned) -> None:
         state = State.decode(newest.value, os.path.join(self._run.state, f"{newest.token:012d}.json"))
+        if self._state is not None and self._state.coordinator != state.coordinator:
+            # Who took the lease meanwhile lives, however long it had been silent, and even if its word cannot be read.
+            self._liveness.heard(state.coordinator.node)
         self._state, self._token = state, newest.token
 
     def _set(self, state: State) -> bool:

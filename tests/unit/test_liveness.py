@@ -47,6 +47,15 @@ def test_a_clock_that_steps_back_takes_nothing_away() -> None:
     assert liveness.look("n1", "i", 1, 5.0) == 1.0
 
 
+def test_another_sign_of_life_begins_the_silence_anew() -> None:
+    liveness = Liveness(prompt_s=2)
+    liveness.look("n1", "i", 1, 0.0)
+    liveness.look("n1", "i", 1, 2.0)
+    liveness.heard("n1")
+    liveness.heard("nobody")
+    assert liveness.look("n1", "i", 1, 3.0) == 1.0
+
+
 def test_a_new_observer_knows_nothing_yet() -> None:
     liveness = Liveness(prompt_s=2)
     liveness.look("n1", "i", 1, 0.0)

@@ -271,6 +271,26 @@ def test_members_that_all_see_a_dead_coordinator_give_the_lease_to_one() -> None
     assert [cluster.views[name].coordinating for name in ("n2", "n3")].count(True) == 1
 
 
+def test_who_took_the_lease_is_not_taken_for_silent_because_of_what_came_before() -> None:
+    unreadable: list[str] = []
+
+    def hook(when: str, operation: Operation) -> None:
+        if operation.name == "read" and operation.path in unreadable and when == BEFORE:
+            raise OSError(errno.EIO, "cannot be read", operation.path)
+
+    cluster = Cluster().add("n1", low=1, expected=("n1", "n2"), hook=hook)
+    cluster.add("n2", low=1, expected=("n1", "n2"))
+    cluster.running(1)
+    assert cluster.coordinator() == "n1"
+    cluster.running(2, "n1")
+    cluster.go(60, "n1")
+    cluster.go(20, "n2")
+    assert cluster.coordinator() == "n2", "n1 is stopped now, and n2 runs again"
+    unreadable.append(RUN.node_file("n2"))
+    cluster.tick("n1")
+    assert cluster.coordinator() == "n2"
+
+
 def test_a_node_that_has_left_takes_no_lease() -> None:
     cluster = Cluster().add("n1", "n2")
     cluster.running(1)
