@@ -102,7 +102,8 @@ def _be_agent(agent: Callable[[Ward], int], ward: Ward, mask: set[int | signal.S
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     # In a group in the background, a terminal with `stty tostop` would stop it for writing.
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    # A launcher starts this process with them blocked.
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask - set(FORWARDED))
     return agent(ward)
 
 

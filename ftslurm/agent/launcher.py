@@ -53,8 +53,9 @@ def _start(index: int, count: int, arguments: Sequence[str]) -> int:
     environment = {**os.environ, LOCAL_NODE: f"{index}/{count}"}
     command = [sys.executable, "-m", "ftslurm.cli", "run", *arguments]
     # A group of its own: Ctrl-C reaches the launcher alone, which passes it on once.
+    # Blocked until its guardian waits for them: an interpreter that is still starting takes Ctrl-C for an error.
     reset = [*FORWARDED, signal.SIGTTOU]
-    return os.posix_spawn(sys.executable, command, environment, setpgroup=0, setsigmask=[], setsigdef=reset)
+    return os.posix_spawn(sys.executable, command, environment, setpgroup=0, setsigmask=FORWARDED, setsigdef=reset)
 
 
 def _wait(pids: set[int], watched: set[signal.Signals]) -> None:

@@ -111,6 +111,18 @@ def test_when_the_launchers_guardian_is_killed_everything_below_ends(start: Star
     assert "SIGTERM from outside" in run.err
 
 
+@pytest.mark.parametrize("delay_s", [0.1, 0.15, 0.2, 0.25, 0.3])
+def test_ctrl_c_while_the_agents_start_is_no_traceback(start: Start, delay_s: float) -> None:
+    run = start(FOREVER, "--local-nodes", "3")
+    # Until the launcher is there, a new interpreter like any other.
+    run.until(lambda: len(run.marked()) >= 2)
+    time.sleep(delay_s)
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait(30) in (1, 130), run.err
+    assert "Traceback" not in run.err
+    assert run.marked() == []
+
+
 def test_an_agent_that_is_stopped_alone_is_continued_at_once(start: Start) -> None:
     run = start(FOREVER, "--local-nodes", "2", "--heartbeat", "0.2", "--node-timeout", "1")
     up(run, 2)
