@@ -51,9 +51,20 @@ def publish(
     temporary = create_temporary(fs, path, data, durable, nonce())
     try:
         fs.rename(temporary, path)
-    except OSError:
+    except OSError as error:
+        # NFS repeats a rename whose reply was lost, finds no temporary any more, and calls that an error.
+        if isinstance(error, FileNotFoundError) and _holds(fs, path, data):
+            return
         forget(fs, temporary)
         raise
+
+
+def _holds(fs: FileSystem, path: str, data: bytes) -> bool:
+    try:
+        fs.refresh(os.path.dirname(path))
+        return fs.read(path, len(data)) == data
+    except OSError:
+        return False
 
 
 def publish_once(

@@ -137,7 +137,11 @@ def _prove_writable(fs: PosixFileSystem, run: RunDirectory) -> None:
     probe = os.path.join(run.nodes, f".probe.{os.getpid()}.{os.urandom(4).hex()}.tmp")
     # Some filesystems accept a file and refuse its bytes: 4 KiB is what the first generations need.
     fs.create(probe, b" " * 4096, durable=True)
-    fs.unlink(probe)
+    try:
+        fs.unlink(probe)
+    except FileNotFoundError:
+        # NFS repeated a removal whose reply was lost.
+        pass
 
 
 def _check_owner(root: str) -> None:

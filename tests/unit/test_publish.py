@@ -53,6 +53,29 @@ def test_a_publish_whose_reply_was_lost_raises_and_is_done() -> None:
     assert fs.files() == {FILE: b"new"}
 
 
+def test_a_rename_that_was_done_and_repeated_is_no_error() -> None:
+    fs = server(b"old")
+
+    def repeat(when: str, operation: Operation) -> None:
+        if when == AFTER and operation.name == "rename":
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    publish(fs.client(repeat), FILE, b"new")
+    assert fs.files() == {FILE: b"new"}
+
+
+def test_a_rename_that_finds_no_temporary_and_was_not_done_raises() -> None:
+    fs = server(b"old")
+
+    def thief(when: str, operation: Operation) -> None:
+        if when == BEFORE and operation.name == "rename":
+            fs.unlink(str(operation.source))
+
+    with pytest.raises(FileNotFoundError):
+        publish(fs.client(thief), FILE, b"new")
+    assert fs.files() == {FILE: b"old"}
+
+
 @pytest.mark.parametrize("last", range(5))
 def test_a_publisher_that_dies_leaves_the_old_or_the_new_content_and_at_most_a_hidden_file(last: int) -> None:
     fs = server(b"old")

@@ -223,3 +223,15 @@ def test_a_name_that_is_safe_everywhere_is_taken(name: str) -> None:
 def test_any_other_name_is_refused(name: str) -> None:
     with pytest.raises(RunDirectoryError, match=r"^run id .*: expected 1 to 128 letters"):
         check_name("run id", name)
+
+
+def test_a_removal_that_was_done_and_repeated_does_not_make_a_directory_unusable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def repeated(self: PosixFileSystem, path: str) -> None:
+        os.unlink(path)
+        os.unlink(path)
+
+    monkeypatch.setattr(PosixFileSystem, "unlink", repeated)
+    run = open_run(str(tmp_path / "r"), "me", 1, "0.1.0")
+    assert os.listdir(run.nodes) == []
