@@ -23,7 +23,7 @@ def test_every_commit_is_won_by_exactly_one_writer_who_is_told(
     writers = request.config.getoption("--writers", 16)
     seed = random.randrange(1 << 32)
     name = f"ftslurm-contended-{os.urandom(4).hex()}"
-    clients[0].run("mkdir", os.path.join(clients[0].path, name), output=tmp_path / "mkdir")
+    clients[0].run("mkdir", "-p", os.path.join(clients[0].path, name), output=tmp_path / "mkdir")
     began = time.monotonic()
     told = increment(clients, name, commits, writers, seed, tmp_path)
     seconds = time.monotonic() - began
