@@ -2,12 +2,13 @@
 
 Run as a script by `test_cell_contended`, on any host: it needs this repository and a Python at the same paths there.
 
-    contended.py write DIRECTORY WRITER TOKENS [DIE_AT]    increment until the cell has TOKENS generations
-    contended.py list DIRECTORY                            print every generation as this client sees it
+    contended.py write DIRECTORY WRITER TOKENS DIE_AT LOSE   increment until the cell has TOKENS generations
+    contended.py list DIRECTORY                              print every generation as this client sees it
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -29,25 +30,43 @@ WON, LOST, RAISED, END, BROKEN = "won", "lost", "raised", "end", "broken"
 PATIENCE = 1000
 
 
-class MortalFileSystem(PosixFileSystem):
-    """The real filesystem, whose user is killed before the operation number `die_at` (0: never)."""
+class FaultyFileSystem(PosixFileSystem):
+    """The real filesystem, which loses replies and whose user may be killed.
 
-    def __init__(self, die_at: int) -> None:
+    Args:
+        rng: decides.
+        die_at: the user is killed before the operation of this number (0: never).
+        lose: this share of the changes is done, and reported as failed: as the client does that repeats the call and
+            hands on what the repetition said, or as the one that gives up.
+    """
+
+    def __init__(self, rng: random.Random, die_at: int, lose: float) -> None:
         super().__init__()
-        self.die_at = die_at
+        self._rng = rng
+        self._left = die_at
+        self._lose = lose
 
     def __getattribute__(self, name: str) -> Any:
+        real = super().__getattribute__(name)
         if name in ("create", "link", "rename", "unlink", "read", "refresh"):
-            self.die_at -= 1
-            if self.die_at == 0:
+            self._left -= 1
+            if self._left == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
-        return super().__getattribute__(name)
+            if name in ("create", "link", "rename", "unlink") and self._rng.random() < self._lose:
+                return lambda *arguments, **named: self._done_but(real, *arguments, **named)
+        return real
+
+    def _done_but(self, change: Any, *arguments: Any, **named: Any) -> None:
+        change(*arguments, **named)
+        if self._rng.random() < 0.2:
+            raise OSError(errno.EIO, "the reply was lost")
+        change(*arguments, **named)
 
 
-def write(directory: str, writer: str, tokens: int, die_at: int) -> None:
+def write(directory: str, writer: str, tokens: int, die_at: int, lose: float) -> None:
     """Increment the counter until there are `tokens` generations, saying after each try how it ended."""
     rng = random.Random(writer)
-    cell = FencedCell(MortalFileSystem(die_at), directory)
+    cell = FencedCell(FaultyFileSystem(rng, die_at, lose), directory)
     newest = patiently(cell.get)
     told: Counter[str] = Counter()
     serial = 0
@@ -182,6 +201,6 @@ def _check_generations(listing: Iterable[list[Any]], tokens: int, result: Audit)
 if __name__ == "__main__":
     verb, place, *rest = sys.argv[1:]
     if verb == "write":
-        write(place, rest[0], int(rest[1]), int(rest[2]) if rest[2:] else 0)
+        write(place, rest[0], int(rest[1]), int(rest[2]), float(rest[3]))
     else:
         generations(place)

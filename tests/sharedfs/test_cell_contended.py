@@ -16,8 +16,13 @@ from mounts import Client, said
 SCRIPT = (sys.executable, "-B", str(Path(contended.__file__).resolve()))
 
 
+@pytest.mark.parametrize("lose", [0.0, 0.05], ids=["as-it-is", "with-lost-replies"])
 def test_every_commit_is_won_by_exactly_one_writer_who_is_told(
-    request: pytest.FixtureRequest, clients: list[Client], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    request: pytest.FixtureRequest,
+    clients: list[Client],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    lose: float,
 ) -> None:
     commits = request.config.getoption("--commits", 2000)
     writers = request.config.getoption("--writers", 16)
@@ -25,7 +30,7 @@ def test_every_commit_is_won_by_exactly_one_writer_who_is_told(
     name = f"ftslurm-contended-{os.urandom(4).hex()}"
     clients[0].run("mkdir", "-p", os.path.join(clients[0].path, name), output=tmp_path / "mkdir")
     began = time.monotonic()
-    told = increment(clients, name, commits, writers, seed, tmp_path)
+    told = increment(clients, name, commits, writers, lose, seed, tmp_path)
     seconds = time.monotonic() - began
     for i, client in enumerate(dict.fromkeys(clients)):
         listing = client.run(*SCRIPT, "list", os.path.join(client.path, name), output=tmp_path / f"list{i}")
@@ -36,7 +41,9 @@ def test_every_commit_is_won_by_exactly_one_writer_who_is_told(
     clients[0].run("rm", "-rf", os.path.join(clients[0].path, name), output=tmp_path / "rm")
 
 
-def increment(clients: list[Client], name: str, commits: int, writers: int, seed: int, outputs: Path) -> list[Told]:
+def increment(
+    clients: list[Client], name: str, commits: int, writers: int, lose: float, seed: int, outputs: Path
+) -> list[Told]:
     """Let `writers` processes on all clients make `commits` commits; every fourth is killed on the way."""
     rng = random.Random(seed)
     processes = []
@@ -46,9 +53,8 @@ def increment(clients: list[Client], name: str, commits: int, writers: int, seed
         die_at = str(rng.randrange(1, 2 + 10 * commits // writers)) if i % 4 == 3 else "0"
         place = os.path.join(client.path, name)
         output = outputs / f"w{i:02d}"
-        processes.append(
-            (client.start(*SCRIPT, "write", place, output.name, str(commits), die_at, output=output), output)
-        )
+        command = (*SCRIPT, "write", place, output.name, str(commits), die_at, str(lose))
+        processes.append((client.start(*command, output=output), output))
     told = []
     for i, (process, output) in enumerate(processes):
         process.wait()
