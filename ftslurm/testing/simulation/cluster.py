@@ -92,6 +92,8 @@ class SimulatedAgent(VirtualAgent):
         armed: faults that wait for its calls.
         rough: until when it was kept from its duties, once for each hindrance.
         bumps: when small faults struck it.
+        cannot_start: how many of its next workers cannot be started.
+        slow_in: how many calls from now one is slow, 0 for none.
     """
 
     def __init__(self, cluster: Cluster, home: Node, attempt: Attempt, incarnation: str) -> None:
@@ -106,6 +108,7 @@ class SimulatedAgent(VirtualAgent):
         self.rough: list[float] = [home.stalled_until]
         self.bumps: list[float] = []
         self.cannot_start = 0
+        self.slow_in = 0
 
     def _on_call(self, when: str, operation: Operation) -> None:
         """Hook of this agent's client: stalls, then what is armed."""
@@ -126,8 +129,10 @@ class SimulatedAgent(VirtualAgent):
         cluster = self._cluster
         while (until := max(cluster.stalled_until, self.home.stalled_until)) > cluster.now():
             self.wait_until(until + cluster.rng.uniform(0.0, 0.5))
-        if when == BEFORE and self.home.slow_until > cluster.now() and cluster.rng.random() < 0.1:
-            self.wait_until(cluster.now() + cluster.rng.uniform(0.1, 1.5))
+        if when == BEFORE and self.slow_in > 0:
+            self.slow_in -= 1
+            if self.slow_in == 0:
+                self.wait_until(cluster.now() + cluster.rng.uniform(0.1, 1.5))
 
     def excuse(self, seconds: float) -> None:
         """Note that it is kept from its duties for that long."""
@@ -286,9 +291,10 @@ class Cluster(Host):
         """See `Host`."""
         assert isinstance(agent, SimulatedAgent)
         now, home = self._time, agent.home
-        if self.stalled_until > now or home.stalled_until > now or home.slow_until > now:
-            return True
-        return any(fault.waits for fault in agent.armed)
+        if home.slow_until > now and self.rng.random() < 0.3:
+            agent.slow_in = self.rng.randint(1, 8)
+        stalls = self.stalled_until > now or home.stalled_until > now
+        return stalls or agent.slow_in > 0 or any(fault.waits for fault in agent.armed)
 
     def plan_worker(self, agent: VirtualAgent, assignment: Assignment, local_rank: int) -> VirtualWorker:
         """See `Host`."""

@@ -85,7 +85,7 @@ def slow_call(rng: random.Random) -> Armed:
 
 def waiting(rng: random.Random, kind: str, strike: Callable[[VirtualAgent, Operation], None]) -> Armed:
     """Arm something that takes time at a random call."""
-    return Armed(kind, (), rng.choice([BEFORE, AFTER]), rng.randrange(16), strike, waits=True)
+    return Armed(kind, (), rng.choice([BEFORE, AFTER]), rng.randrange(10), strike, waits=True)
 
 
 def crash_at_call(rng: random.Random, kind: str, strike: Callable[[VirtualAgent, Operation], None]) -> Armed:

@@ -307,7 +307,7 @@ class Storm:
         settled = max(cluster.now(), cluster.stalled_until)
         for agent in cluster.living():
             agent.armed.clear()
-            agent.cannot_start = 0
+            agent.cannot_start = agent.slow_in = 0
             agent.home.slow_until = 0.0
             settled = max(settled, agent.home.stalled_until, agent.frozen_until)
             for worker in agent.workers.values():
