@@ -125,6 +125,7 @@ class Member:
         self._over: Superseded | RunInUse | Refused | None = None
         self._looked_thoroughly_at = float("-inf")
         self._looked_at_coordinator = (0, float("-inf"))
+        self._coordinator_silent_s = 0.0
         self._notes: list[str] = []
 
     @property
@@ -161,6 +162,7 @@ class Member:
             # Not before: another job's agent on this very node may own the run, and the node's file.
             self._publish_word()
             self._lead()
+            self._tell_followers()
         notes, self._notes = tuple(self._notes), []
         return View(self._state, self._token, self._coordinating(), notes)
 
@@ -236,6 +238,12 @@ class Member:
             raise
         self._published_at = now
 
+    def _tell_followers(self) -> None:
+        """Have the coordinator's word name the newest state at once: followers look there first."""
+        if self._coordinating() and self._word.token < self._token:
+            self._dirty = True
+            self._publish_word()
+
     # The state
 
     def _owning(self) -> bool:
@@ -244,6 +252,12 @@ class Member:
     def _follow(self) -> None:
         now = self._now()
         thorough = self._hurrying() or now - self._looked_thoroughly_at >= self._pace.thorough_s
+        if not thorough and self._state is not None and self._owning() and not self._coordinating():
+            newest = self._token_of_coordinator(self._state)
+            if newest is not None and newest <= self._token:
+                return
+            # There is something newer, whatever this client's caches say of it.
+            thorough = newest is not None
         newer = self._cell.get_newer(self._token, thorough)
         if thorough:
             self._looked_thoroughly_at = now
@@ -320,25 +334,45 @@ class Member:
             word.incarnation,
         )
 
+    def _token_of_coordinator(self, state: State) -> int | None:
+        """Return the newest token that the coordinator has seen; None unless it surely leads still.
+
+        One call answers both of a follower's questions, is there news and does the coordinator live: nobody else writes
+        the state meanwhile, but to close it, and that the coordinator learns at once. When it has left or missed two
+        heartbeats it may have been replaced.
+        """
+        self._look_at_coordinator(state)
+        word = self._coordinators_word(state)
+        if word is None or word.status == LEFT or self._coordinator_silent_s >= 2 * self._pace.heartbeat_s:
+            return None
+        return word.token
+
+    def _coordinators_word(self, state: State) -> NodeWord | None:
+        """Return the coordinator's newest word as far as read; None when its node speaks for another agent."""
+        word = self._words.get(state.coordinator.node)
+        return word if word is not None and word.incarnation == state.coordinator.incarnation else None
+
+    def _look_at_coordinator(self, state: State) -> None:
+        node, now = state.coordinator.node, self._now()
+        self._looked_at_coordinator = (state.coordinator.term, now)
+        self._read_word(node)
+        word = self._coordinators_word(state)
+        sign = (word.incarnation, word.counter) if word is not None else ("", 0)
+        self._coordinator_silent_s = self._liveness.look(node, *sign, self._now())
+
     def _coordinator_is_gone(self, state: State) -> bool:
         if self._word.status == LEFT:
             return False
-        node = state.coordinator.node
         term, looked_at = self._looked_at_coordinator
         # Two looks must lie closer together than what liveness takes for a stall, or silence is never measured.
         rest_s = min(self._pace.heartbeat_s, self._timing.node_timeout_s / 4)
-        if term == state.coordinator.term and self._now() - looked_at < rest_s:
-            return False
-        self._looked_at_coordinator = (state.coordinator.term, self._now())
-        self._read_word(node)
-        word = self._words.get(node)
-        if word is not None and word.incarnation == state.coordinator.incarnation:
-            silent = self._liveness.look(node, word.incarnation, word.counter, self._now())
-            if word.status == LEFT:
-                return True
-        else:
-            silent = self._liveness.look(node, "", 0, self._now())
-        return silent >= self._timing.node_timeout_s + self._place_in_line(state) * self._pace.heartbeat_s
+        if term != state.coordinator.term or self._now() - looked_at >= rest_s:
+            self._look_at_coordinator(state)
+        word = self._coordinators_word(state)
+        if word is not None and word.status == LEFT:
+            return True
+        patience_s = self._timing.node_timeout_s + self._place_in_line(state) * self._pace.heartbeat_s
+        return self._coordinator_silent_s >= patience_s
 
     def _place_in_line(self, state: State) -> int:
         """Return how many others should take the lease before this node does."""

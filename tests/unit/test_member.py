@@ -610,3 +610,42 @@ def test_a_dead_coordinator_is_noticed_at_every_pace_that_the_options_allow(hear
         cluster.tick("n2")
         cluster.clock.advance(cluster.members["n2"].next_look_s())
         assert cluster.clock.now() - died_at < 3 * TIMING.node_timeout_s
+
+
+def test_a_follower_asks_the_filesystem_less_than_twice_a_second_however_many_there_are() -> None:
+    for count in (2, 12):
+        cluster, calls = Cluster(), []
+        hook: Hook = lambda when, op, calls=calls: calls.append(op.name) if when == BEFORE else None  # noqa: E731
+        names = [f"n{i}" for i in range(count)]
+        cluster.add(*names[:-1], expected=tuple(names))
+        cluster.add(names[-1], expected=tuple(names), hook=hook)
+        for member in cluster.members.values():
+            member._pace = Pace()
+        cluster.running(1)
+        calls.clear()
+        cluster.go(60, step=1.0)
+        assert len(calls) <= 2 * 60, f"{count} nodes: {len(calls)} calls in a minute"
+
+
+def test_followers_hear_of_a_round_s_end_at_their_next_look() -> None:
+    cluster = three()
+    follower = next(name for name in cluster.members if name != cluster.coordinator())
+    cluster.clock.advance(0.5)
+    cluster.tick(follower)
+    cluster.say(follower, status=READY)
+    cluster.tick(follower, cluster.coordinator())
+    other = next(name for name in cluster.members if name not in (follower, cluster.coordinator()))
+    assert cluster.tick(other).state == cluster.state()
+    assert cluster.state().phase == FORMING
+
+
+def test_what_a_coordinator_published_in_its_last_moment_is_heard_when_it_misses_its_heartbeats() -> None:
+    cluster = three()
+    dead = cluster.coordinator()
+    rest = [name for name in cluster.members if name != dead]
+    cluster.members[dead]._tell_followers = lambda: None  # type: ignore[method-assign]
+    cluster.say(rest[0], status=READY)
+    cluster.tick(rest[0], dead)
+    assert cluster.state().phase == FORMING
+    cluster.go(2 * PACE.heartbeat_s + 1, rest[1])
+    assert cluster.views[rest[1]].state == cluster.state()
