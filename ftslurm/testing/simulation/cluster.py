@@ -105,7 +105,7 @@ class SimulatedAgent(VirtualAgent):
         self.incarnation = incarnation
         self.born = cluster.now()
         self.armed: list[Armed] = []
-        self.rough: list[float] = [home.stalled_until]
+        self.rough: list[float] = [home.stalled_until, cluster.stalled_until]
         self.bumps: list[float] = []
         self.cannot_start = 0
         self.slow_in = 0
@@ -381,5 +381,6 @@ class Cluster(Host):
         return agent is None or agent.unwell()
 
     def _anybody_well(self, attempt: str) -> bool:
-        mine = [agent for agent in self.agents.values() if agent.attempt.name == attempt]
-        return any(agent.alive and not agent.unwell() and self._time - agent.born > OBEY_S for agent in mine)
+        """Tell whether an agent of that attempt has long been there for all to see."""
+        mine = [agent for agent in self.agents.values() if agent.attempt.name == attempt and agent.alive]
+        return any(not agent.unwell() and self._time - agent.born > OBEY_S for agent in mine)
