@@ -56,10 +56,11 @@ def bar_text(measurement: Measurement) -> str:
 
 
 def ratio(samples: Samples, ours: str, theirs: str) -> float | None:
-    """Return our median divided by theirs, or None where one is missing."""
+    """Return our median divided by theirs, or None where one is missing or theirs is 0."""
     if not samples.get(ours) or not samples.get(theirs):
         return None
-    return statistics.median(samples[ours]) / statistics.median(samples[theirs])
+    divisor = statistics.median(samples[theirs])
+    return statistics.median(samples[ours]) / divisor if divisor else None
 
 
 def verdict(measurement: Measurement, samples: Samples, ours: str) -> str:
