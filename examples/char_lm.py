@@ -74,9 +74,7 @@ def batch_at(text: torch.Tensor, step: int, args: argparse.Namespace) -> tuple[t
     what an uninterrupted one would have seen.
     """
     generator = torch.Generator().manual_seed(args.seed * 1_000_003 + step)
-    positions = torch.randint(
-        len(text) - CONTEXT - 1, (dist.get_world_size(), args.batch_size), generator=generator
-    )
+    positions = torch.randint(len(text) - CONTEXT - 1, (dist.get_world_size(), args.batch_size), generator=generator)
     windows = positions[dist.get_rank()].unsqueeze(1) + torch.arange(CONTEXT + 1)
     characters = text[windows]
     return characters[:, :-1], characters[:, 1:]
@@ -147,9 +145,7 @@ def fail_if_asked(step: int, args: argparse.Namespace) -> None:
     """Raise on the rank and at the step asked for, before the first restart only, so that a restart helps."""
     first_round = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
     if first_round and (dist.get_rank(), step) == (args.fail_rank, args.fail_at_step):
-        raise RuntimeError(
-            f"rank {args.fail_rank} was asked to fail at step {step} (--fail-rank, --fail-at-step)"
-        )
+        raise RuntimeError(f"rank {args.fail_rank} was asked to fail at step {step} (--fail-rank, --fail-at-step)")
 
 
 def say(line: str) -> None:
@@ -225,13 +221,22 @@ def parse_arguments() -> argparse.Namespace:
     add("--steps", type=int, default=200, help="train to this step (default 200)")
     add("--batch-size", type=int, default=16, help="sequences per rank and step (default 16)")
     add("--learning-rate", type=float, default=8e-3, help="of AdamW (default 0.008)")
-    add("--checkpoint-dir", type=Path, default=Path("char_lm-checkpoints"), metavar="DIR",
-        help="checkpoints go and are resumed here; all nodes must see it (default ./char_lm-checkpoints)")
+    add(
+        "--checkpoint-dir",
+        type=Path,
+        default=Path("char_lm-checkpoints"),
+        metavar="DIR",
+        help="checkpoints go and are resumed here; all nodes must see it (default ./char_lm-checkpoints)",
+    )
     add("--checkpoint-every", type=int, default=25, help="steps between checkpoints (default 25)")
     add("--report-every", type=int, default=10, help="steps between progress lines (default 10)")
     add("--seed", type=int, default=1, help="of the parameters and the data order (default 1)")
-    add("--device", choices=("auto", "cpu"), default="auto",
-        help="auto: a GPU for each rank where there are enough, else the CPU (default auto)")
+    add(
+        "--device",
+        choices=("auto", "cpu"),
+        default="auto",
+        help="auto: a GPU for each rank where there are enough, else the CPU (default auto)",
+    )
     add("--fail-rank", type=int, metavar="RANK", help="this rank raises an error, before any restart")
     add("--fail-at-step", type=int, metavar="STEP", help="at this step")
     args = parser.parse_args()

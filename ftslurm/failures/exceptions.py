@@ -25,7 +25,7 @@ def clean(text: object, limit: int = STRING_LIMIT) -> str:
     whole = text if isinstance(text, str) else repr(text)
     if len(whole) > limit:
         head = limit // 4
-        whole = f"{whole[:head]} ... {len(whole) - limit} characters left out ... {whole[head - limit:]}"
+        whole = f"{whole[:head]} ... {len(whole) - limit} characters left out ... {whole[head - limit :]}"
     return whole.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -67,9 +67,7 @@ def where(exception: dict[str, Any]) -> str:
     return f"{frame['file'].rpartition('/')[2]}:{frame['line']} in {frame['function']}"
 
 
-def _describe(
-    error: BaseException, trace: TracebackType | None, links: int, seen: set[int]
-) -> dict[str, Any]:
+def _describe(error: BaseException, trace: TracebackType | None, links: int, seen: set[int]) -> dict[str, Any]:
     seen.add(id(error))
 
     def follow(other: object) -> dict[str, Any] | None:

@@ -205,16 +205,12 @@ def _kind(worker: Worker | None, error: RankError | None, word: Failure | None) 
         return "spawn"
     if error is not None:
         return error.kind
-    if word is not None and (
-        worker is None or worker.exit_code is None or word.kind in ("exception", "spawn")
-    ):
+    if word is not None and (worker is None or worker.exit_code is None or word.kind in ("exception", "spawn")):
         return word.kind
     return "exit"
 
 
-def _time_ns(
-    raised: bool, worker: Worker | None, error: RankError | None, word: Failure | None
-) -> int | None:
+def _time_ns(raised: bool, worker: Worker | None, error: RankError | None, word: Failure | None) -> int | None:
     # An exception happened when it was caught; the process may have needed seconds more to end.
     error_ns = error.time_ns if error else None
     ended_ns = worker.ended_ns if worker else None

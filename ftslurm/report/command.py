@@ -60,9 +60,7 @@ def main(argv: Sequence[str], *, job_workdir: Callable[[str], str | None] | None
     return 0
 
 
-def make_report(
-    directory: Path, *, round_number: int | None = None, now_ns: int | None = None
-) -> dict[str, Any]:
+def make_report(directory: Path, *, round_number: int | None = None, now_ns: int | None = None) -> dict[str, Any]:
     """Read and judge a run directory.
 
     Args:
@@ -76,9 +74,7 @@ def make_report(
     from ftslurm.report.analyse import analyse
     from ftslurm.report.gather import gather
 
-    snapshot = gather(
-        directory, now_ns=time.time_ns() if now_ns is None else now_ns, round_number=round_number
-    )
+    snapshot = gather(directory, now_ns=time.time_ns() if now_ns is None else now_ns, round_number=round_number)
     return analyse(snapshot, round_number=round_number)
 
 
@@ -135,9 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--shared-dir", metavar="DIR", help="where runs are (default: $FTSLURM_SHARED_DIR, ./ftslurm-runs)"
     )
-    parser.add_argument(
-        "--exit-code", action="store_true", help="exit with the job's own status; 1 if it has none"
-    )
+    parser.add_argument("--exit-code", action="store_true", help="exit with the job's own status; 1 if it has none")
     parser.add_argument(
         "--save", action="store_true", help="also write report.json and report.txt into the run directory"
     )

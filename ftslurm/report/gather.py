@@ -82,9 +82,7 @@ class _Reader:
         state = self.state()
         nodes = tuple(self.node_words())
         numbers = self.round_numbers()
-        chosen = [
-            n for i, n in enumerate(numbers) if i >= len(numbers) - DETAILED_ROUNDS or n == round_number
-        ]
+        chosen = [n for i, n in enumerate(numbers) if i >= len(numbers) - DETAILED_ROUNDS or n == round_number]
         rounds = tuple(self.round(number) for number in chosen)
         snapshot = Snapshot(
             directory=str(self.directory),
@@ -130,11 +128,7 @@ class _Reader:
 
     def state(self) -> State | None:
         parent = self.directory / "state"
-        names = [
-            n
-            for n in self.listing(parent)[0]
-            if n.endswith(".json") and n[:-5].isascii() and n[:-5].isdigit()
-        ]
+        names = [n for n in self.listing(parent)[0] if n.endswith(".json") and n[:-5].isascii() and n[:-5].isdigit()]
         newest_first = sorted(names, key=lambda n: int(n[:-5]) if len(n) < 25 else -1, reverse=True)
         for name in newest_first[:STATE_TRIES]:
             try:

@@ -58,9 +58,7 @@ def _failed(report: Json, style: Style) -> list[str]:
     # A message that only hides the point stays short, so that the doubt about it stands in line three.
     text = verdict(cause) if cause["role"] != CASCADE else clip(verdict(cause), style.width - len(title) - 2)
     lines = [*style.title(title, f": {text}", "red"), *_place(cause, style)]
-    return (
-        lines + _doubts(report, cause, style) + style.wrapped(_ending(report, cause)) + _hints(cause, style)
-    )
+    return lines + _doubts(report, cause, style) + style.wrapped(_ending(report, cause)) + _hints(cause, style)
 
 
 def _ending(report: Json, cause: Json) -> str:

@@ -404,11 +404,7 @@ class RunBuilder:
         exc = None if exception is None else _exc(exception, frames, module)
         return {
             "message": {
-                "message": failure["message"]
-                if exception is None
-                else f"{exc['type']}: {exception}"
-                if exc
-                else "",
+                "message": failure["message"] if exception is None else f"{exc['type']}: {exception}" if exc else "",
                 "extraInfo": {
                     "py_callstack": "" if exc is None else _traceback(exc),
                     "timestamp": str(failure["time_ns"] // SECOND_NS),
@@ -446,9 +442,7 @@ class RunBuilder:
         }
 
     def _keep_first_step(self, node: Dict, worker: Dict, step: int) -> None:
-        others = [
-            w["progress"] for n in self._nodes() for w in n["workers"] if w["progress"] and w is not worker
-        ]
+        others = [w["progress"] for n in self._nodes() for w in n["workers"] if w["progress"] and w is not worker]
         if others:
             worker["progress"]["first_step"] = min([step, *(p["first_step"] for p in others)])
 
@@ -478,9 +472,7 @@ class RunBuilder:
         return path
 
 
-def _exc(
-    exception: BaseException, frames: tuple[tuple[str, int, str, str | None], ...], module: str | None
-) -> Dict:
+def _exc(exception: BaseException, frames: tuple[tuple[str, int, str, str | None], ...], module: str | None) -> Dict:
     cause, context = exception.__cause__, exception.__context__
     return {
         "type": type(exception).__name__,

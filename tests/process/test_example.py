@@ -57,7 +57,10 @@ def run_example(arguments: list[str], restart_count: int = 0) -> Outcome:
             ranks.append(
                 subprocess.Popen(
                     [sys.executable, str(EXAMPLE), *arguments],
-                    env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                    env=environment,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
                 )
             )
         texts = [rank.communicate(timeout=LIMIT_S) for rank in ranks]

@@ -261,9 +261,7 @@ def test_an_exit_past_python_is_recorded_by_its_code(tmp_path: Path, source: str
 
 
 def test_after_a_sigkill_the_progress_can_be_read(tmp_path: Path) -> None:
-    source = (
-        "import os, ftslurm\nfor step in range(1000): ftslurm.progress(step)\nos.kill(os.getpid(), 9)\n"
-    )
+    source = "import os, ftslurm\nfor step in range(1000): ftslurm.progress(step)\nos.kill(os.getpid(), 9)\n"
     worker, process = fail(tmp_path, source)
     assert process.returncode == -9
     mark = progress.read(worker.records)

@@ -110,9 +110,7 @@ def test_cause_and_context_are_told_as_python_shows_them() -> None:
         except KeyError:
             raise ValueError("b") from None
 
-    cause, context, neither = (
-        record_of(f)["ftslurm"]["exception"] for f in (with_cause, with_context, with_neither)
-    )
+    cause, context, neither = (record_of(f)["ftslurm"]["exception"] for f in (with_cause, with_context, with_neither))
     assert (cause["cause"]["type"], cause["context"]) == ("KeyError", None)
     assert (context["cause"], context["context"]["type"]) == (None, "KeyError")
     assert (neither["cause"], neither["context"]) == (None, None)

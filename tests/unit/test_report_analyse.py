@@ -114,9 +114,7 @@ def test_a_recovered_failure_costs_the_time_to_the_next_round_and_the_steps_repe
 
 
 def test_the_cause_of_the_job_is_the_last_rounds_and_recurring_failures_are_said(tmp_path: Path) -> None:
-    run = (
-        RunBuilder(tmp_path).round().fail(3, ValueError("row 7")).stop().round().fail(0, KeyError("k")).stop()
-    )
+    run = RunBuilder(tmp_path).round().fail(3, ValueError("row 7")).stop().round().fail(0, KeyError("k")).stop()
     run.round().fail(3, ValueError("row 9")).stop().close("failed", "x")
     result = report(run)
     assert (result["cause"]["round"], result["cause"]["same_as_rounds"]) == (3, [1])
@@ -250,13 +248,7 @@ def test_the_log_shown_beside_a_traceback_leaves_the_traceback_out(tmp_path: Pat
 
 
 def test_stdout_is_shown_when_stderr_says_nothing_else(tmp_path: Path) -> None:
-    run = (
-        RunBuilder(tmp_path)
-        .round()
-        .fail(0, signal="SIGABRT", log="\n \n")
-        .log(0, "step 1\n", "stdout")
-        .stop()
-    )
+    run = RunBuilder(tmp_path).round().fail(0, signal="SIGABRT", log="\n \n").log(0, "step 1\n", "stdout").stop()
     shown = report(run.close("failed", "x"))["cause"]["log"]
     assert (shown["stream"], shown["lines"]) == ("stdout", ["step 1"])
 
@@ -292,9 +284,7 @@ def test_a_crash_is_placed_at_the_innermost_line_of_the_thread_that_crashed(tmp_
 
 
 @pytest.mark.parametrize("signal", ["SIGTERM", "SIGKILL"])
-def test_without_its_agents_word_a_signalled_rank_may_have_been_stopped_by_ftslurm(
-    tmp_path: Path, signal: str
-) -> None:
+def test_without_its_agents_word_a_signalled_rank_may_have_been_stopped_by_ftslurm(tmp_path: Path, signal: str) -> None:
     run = RunBuilder(tmp_path).round().fail(2, signal=signal).fail(0, ValueError("boom"), after_s=1).stop()
     run.history[0]["failure"] = None
     run.status = dict.fromkeys(run.node_names, "running")
@@ -364,9 +354,7 @@ def test_a_thousand_rounds_and_ten_thousand_ranks_are_no_trouble() -> None:
             PRIMARY,
         ),
         (
-            Evidence(
-                "exception", "DistBackendError", "torch.distributed", "NCCL error: remote process exited"
-            ),
+            Evidence("exception", "DistBackendError", "torch.distributed", "NCCL error: remote process exited"),
             "nccl",
             CASCADE,
         ),
@@ -376,9 +364,7 @@ def test_a_thousand_rounds_and_ten_thousand_ranks_are_no_trouble() -> None:
             CASCADE,
         ),
         (
-            Evidence(
-                "exception", "DistStoreError", "torch.distributed", "wait timeout after 300000ms, keys: /x"
-            ),
+            Evidence("exception", "DistStoreError", "torch.distributed", "wait timeout after 300000ms, keys: /x"),
             "collective-timeout",
             CASCADE,
         ),
@@ -405,9 +391,7 @@ def test_a_thousand_rounds_and_ten_thousand_ranks_are_no_trouble() -> None:
     ],
     ids=lambda value: value.message[:30] or value.signal if isinstance(value, Evidence) else str(value),
 )
-def test_each_cause_is_told_by_its_proof_and_not_by_lookalikes(
-    evidence: Evidence, name: str, role: str
-) -> None:
+def test_each_cause_is_told_by_its_proof_and_not_by_lookalikes(evidence: Evidence, name: str, role: str) -> None:
     cause = classify(evidence)
     assert (cause.name, cause.role) == (name, role)
     assert describe(evidence, cause)

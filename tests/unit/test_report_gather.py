@@ -45,9 +45,7 @@ def problem(path: Path, file: str) -> str:
     return str(found[0])
 
 
-@pytest.mark.parametrize(
-    "file", [ERROR, ROUND_NODE, STATE, "run.json", "nodes/n1.json", "attempts/123.0/attempt.json"]
-)
+@pytest.mark.parametrize("file", [ERROR, ROUND_NODE, STATE, "run.json", "nodes/n1.json", "attempts/123.0/attempt.json"])
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
@@ -60,9 +58,7 @@ def problem(path: Path, file: str) -> str:
         (b'"text"', "expected a JSON object, found str"),
     ],
 )
-def test_a_broken_file_is_named_with_its_reason(
-    tmp_path: Path, file: str, content: bytes, reason: str
-) -> None:
+def test_a_broken_file_is_named_with_its_reason(tmp_path: Path, file: str, content: bytes, reason: str) -> None:
     path = failed_run(tmp_path).write()
     (path / file).write_bytes(content)
     assert re.search(reason, problem(path, file))
@@ -78,9 +74,7 @@ def test_a_broken_error_record_leaves_what_agent_and_state_know(tmp_path: Path) 
 
 def test_a_broken_newest_state_falls_back_to_the_one_before(tmp_path: Path) -> None:
     path = failed_run(tmp_path).write()
-    (path / "state" / "000000000008.json").write_text(
-        '{"schema": "ftslurm/cell", "version": 1, "token": 8}\n{"sch'
-    )
+    (path / "state" / "000000000008.json").write_text('{"schema": "ftslurm/cell", "version": 1, "token": 8}\n{"sch')
     assert told(path)["status"] == "failed"
     assert "torn" in problem(path, "state/000000000008.json")
 
@@ -114,9 +108,7 @@ def test_torchs_own_error_record_is_understood(tmp_path: Path) -> None:
     assert (cause["what"], cause["where"]["line"]) == ("ValueError: boom", 42)
 
 
-@pytest.mark.parametrize(
-    "file", [ERROR, ROUND_NODE, STATE, "run.json", "rounds/000002/ranks/00000/stderr.log"]
-)
+@pytest.mark.parametrize("file", [ERROR, ROUND_NODE, STATE, "run.json", "rounds/000002/ranks/00000/stderr.log"])
 def test_a_symbolic_link_is_not_followed(tmp_path: Path, file: str) -> None:
     secret = tmp_path / "secret"
     secret.write_text("root:x:0:0")
@@ -254,22 +246,16 @@ def _mutated(value: Any, chance: random.Random) -> Any:
             [None, True, -1, 2**70, 1e308, "", "x\x1b[2J\ud800", [], {}, [{}], [[]], -(2**62), "running"]
         )
     if isinstance(value, dict):
-        return {
-            k: v if k in ("schema", "version", "token") else _mutated(v, chance) for k, v in value.items()
-        }
+        return {k: v if k in ("schema", "version", "token") else _mutated(v, chance) for k, v in value.items()}
     return [_mutated(v, chance) for v in value] if isinstance(value, list) else value
 
 
-def test_a_directory_that_is_not_there_is_one_clear_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_directory_that_is_not_there_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path / "nowhere")]) == 2
     assert "is not there" in capsys.readouterr().err
 
 
-def test_the_commands_exit_status_is_the_jobs_own_if_asked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_commands_exit_status_is_the_jobs_own_if_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = failed_run(tmp_path).close("failed", "x", 17).write()
     assert main([str(path)]) == 0
     assert main([str(path), "--exit-code"]) == 17

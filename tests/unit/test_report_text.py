@@ -156,38 +156,20 @@ job-123 was stopped: SIGTERM from outside (scancel or a time limit)
 
 def test_doubts_about_the_first_failure_stand_in_the_third_line(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path).round().fail(3, ValueError("a")).fail(0, KeyError("b"), after_s=0.05).stop()
-    assert (
-        text(run.close("failed", "x")).splitlines()[2]
-        == "  at about the same time: rank 0 on n1: KeyError: 'b'"
-    )
+    assert text(run.close("failed", "x")).splitlines()[2] == "  at about the same time: rank 0 on n1: KeyError: 'b'"
     run = RunBuilder(tmp_path, run_id="b").round().fail(3, RuntimeError(GLOO * 3)).stop().close("failed", "x")
     assert "of which no failure is recorded" in text(run).splitlines()[2]
-    run = (
-        RunBuilder(tmp_path, run_id="c")
-        .round()
-        .finish(1)
-        .fail(3, RuntimeError(GLOO))
-        .stop()
-        .close("failed", "x")
-    )
+    run = RunBuilder(tmp_path, run_id="c").round().finish(1).fail(3, RuntimeError(GLOO)).stop().close("failed", "x")
     assert "rank 1 had finished with exit code 0" in text(run).splitlines()[2]
 
 
 def test_a_long_message_leaves_the_place_in_the_third_line(tmp_path: Path) -> None:
-    run = (
-        RunBuilder(tmp_path)
-        .round()
-        .fail(3, ValueError("many words " * 50), step=7)
-        .stop()
-        .close("failed", "x")
-    )
+    run = RunBuilder(tmp_path).round().fail(3, ValueError("many words " * 50), step=7).stop().close("failed", "x")
     assert text(run).splitlines()[2] == "  at train.py:42 in train_step, step 7, round 1"
 
 
 def test_another_round_can_be_looked_at(tmp_path: Path) -> None:
-    run = (
-        failing_run(tmp_path).round().fail(0, signal="SIGSEGV", core_dumped=True).stop().close("failed", "x")
-    )
+    run = failing_run(tmp_path).round().fail(0, signal="SIGSEGV", core_dumped=True).stop().close("failed", "x")
     assert "traceback of rank 3 in round 1" in text(run, round_number=1)
     assert text(run).startswith("job-123 FAILED: rank 0 on n1: segmentation fault (SIGSEGV, core dumped)\n")
 
@@ -203,9 +185,7 @@ def test_many_rounds_are_told_in_few_lines_and_the_same_failure_once(tmp_path: P
 
 
 def test_a_requeue_is_shown_with_its_attempts(tmp_path: Path) -> None:
-    run = (
-        RunBuilder(tmp_path).round().steps(1, 50).wait(33).stop(reason="no word", outcome="stopped").attempt()
-    )
+    run = RunBuilder(tmp_path).round().steps(1, 50).wait(33).stop(reason="no word", outcome="stopped").attempt()
     shown = text(run.wait(300).round().steps(40, 90).succeed().close("succeeded", "all"))
     assert shown.startswith("job-123 succeeded after 1 interruption: ")
     assert "  1      123.0    2 " in shown
@@ -227,9 +207,7 @@ def test_nothing_in_any_file_can_act_on_the_terminal(tmp_path: Path, colour: boo
     run = RunBuilder(tmp_path).round()
     frames = ((f"/x/{HOSTILE}.py", 1, HOSTILE, HOSTILE),)
     run.fail(3, ValueError(HOSTILE), frames=frames).log(3, HOSTILE.replace("\ud800", ""))
-    run.fail(2, RuntimeError(HOSTILE), after_s=0.5).stop(reason=HOSTILE).round().lose("n1").close(
-        "failed", HOSTILE
-    )
+    run.fail(2, RuntimeError(HOSTILE), after_s=0.5).stop(reason=HOSTILE).round().lose("n1").close("failed", HOSTILE)
     run.history[0]["attempt"] = run.history[1]["outcome"] = HOSTILE
     run.reasons["n1"] = run.status["n1"] = HOSTILE
     (run.write() / "nodes" / "x\x1b[2J.json").write_text("")
@@ -247,14 +225,10 @@ def test_colour_is_there_only_if_asked_for(tmp_path: Path) -> None:
 
 
 def test_our_own_lines_keep_within_80_columns_and_quoted_ones_are_bounded(tmp_path: Path) -> None:
-    run = RunBuilder(tmp_path, nodes=9, run_id="job-" + "9" * 90, nproc=1).round(
-        nodes=[f"n{i}" for i in range(1, 10)]
-    )
+    run = RunBuilder(tmp_path, nodes=9, run_id="job-" + "9" * 90, nproc=1).round(nodes=[f"n{i}" for i in range(1, 10)])
     run.fail(3, ValueError("x" * 5000), log="y" * 5000).fail(5, KeyError("z" * 500), after_s=0.01)
     shown = text(run.stop(reason="r" * 300).close("failed", "s" * 300)).splitlines()
-    quoted = [
-        line for line in shown if line.startswith(("  |", "  ValueError", "  files:", "    ", "the end of"))
-    ]
+    quoted = [line for line in shown if line.startswith(("  |", "  ValueError", "  files:", "    ", "the end of"))]
     assert max(len(line) for line in shown if line not in quoted) <= 80
     assert max(len(line) for line in quoted) <= EVIDENCE_WIDTH + 4
 
