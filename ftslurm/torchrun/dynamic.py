@@ -34,6 +34,9 @@ def create_dynamic_handler(params: RendezvousParameters, place: Place) -> Rendez
         store = FileStore(os.path.join(directory, "store"))
     except (OSError, RuntimeError) as error:
         raise WrongOption(f"--rdzv-endpoint: {directory} cannot be used: {error}") from None
+    # Where agents share their store, torch (2.13 at least) tells a new node nothing of it as long as rank 0 stays the
+    # same agent: the node waits for MASTER_ADDR until its store's timeout, and the job dies of that.
+    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     # The address of the workers' store: torch itself would ask getfqdn, see `place`.
     mine = RendezvousParameters(
         params.backend,

@@ -1,4 +1,4 @@
-"""What torch's launcher knows of the failure that ended its job, as one of our records."""
+"""What torch's launcher knows of how its job ended, as one of our records."""
 
 from __future__ import annotations
 

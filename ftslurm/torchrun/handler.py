@@ -19,6 +19,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -54,7 +55,7 @@ from ftslurm.sharedfs.publish import BadFile, random_nonce
 from ftslurm.torchrun.failed import failure_of
 from ftslurm.torchrun.link import LOG, Link
 from ftslurm.torchrun.place import choose_attempt
-from ftslurm.torchrun.store import Listener, connect, gather
+from ftslurm.torchrun.store import connect, gather, serve
 
 if TYPE_CHECKING:
     from ftslurm.torchrun.options import HandlerOptions
@@ -63,6 +64,11 @@ if TYPE_CHECKING:
 ENDLESS = 10**9
 CONNECT_S = 10.0
 FAREWELL_S = 2.0
+AGENTS_SHUTDOWN = "_shutdown"
+"""The caller in agents of torch 2.6, which shut the rendezvous down before they raise what happened; their launcher
+does so once more, with the exception in flight. From 2.13 at the latest only the launcher does."""
+STOPPED_REASON = "its torchrun was stopped"
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0
 VERDICT_S = 5.0
 """The coordinator closes a run that nobody can join any more, with the better words: it gets so much longer."""
 
@@ -96,8 +102,8 @@ class SharedFSHandler(RendezvousHandler):  # type: ignore[misc]
         self._member = Member(fs, place.run, shape, self._word, timing, pace, time.monotonic, time.time_ns)
         self._courier = Courier(self._member, time.monotonic)
         self._link = Link(self._courier)
-        self._listener: Listener | None = None
         self._store: TCPStore | None = None
+        self._problem: str | None = None
         self._round = 0
         self._started = self._finished = self._saw_it_open = False
 
@@ -150,6 +156,8 @@ class SharedFSHandler(RendezvousHandler):  # type: ignore[misc]
         """
         self._ask()
         began = time.monotonic()
+        self._problem = None
+        pause = FIRST_PAUSE_S
         while True:
             state = self._link.state
             part = self._part(state)
@@ -157,10 +165,12 @@ class SharedFSHandler(RendezvousHandler):  # type: ignore[misc]
                 info = self._enter(state, part)
                 if info is not None:
                     return info
+                # A network that fails every time must not fill the shared directory with rounds.
+                time.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_S)
                 self._ask()
-                continue
-            if state is not None and state.phase == RUNNING and len(state.participants) >= state.max_nodes:
-                # A spare waits for as long as the job runs.
+            if self._is_spare(state):
+                # It waits for as long as the job runs.
                 began = time.monotonic()
             self._refuse(state, time.monotonic() - began)
             self._link.wait(0.5)
@@ -170,10 +180,15 @@ class SharedFSHandler(RendezvousHandler):  # type: ignore[misc]
         if not self._started or self._finished:
             return True
         error = sys.exc_info()[1]
+        if error is None and sys._getframe(1).f_code.co_name == AGENTS_SHUTDOWN:
+            return True
         state = self._link.state
         done = True
         if self._round and state is not None and state.round == self._round and state.attempt == self._attempt:
             # Of another round than its own it knows nothing: that one goes on without it.
+            if isinstance(error, SignalException | KeyboardInterrupt):
+                # Told to stop: this node goes, the others may stay. (Newer torch does not call shutdown then.)
+                return self._leave(STOPPED_REASON, FAREWELL_S)
             if error is not None:
                 done = self._give_up(error)
             elif state.phase == RUNNING:
@@ -184,11 +199,12 @@ class SharedFSHandler(RendezvousHandler):  # type: ignore[misc]
 
     def _ask(self) -> None:
         """Say that this node wants the next round, on a fresh port."""
-        self._store = None
-        if self._listener is not None:
-            self._listener.close()
-        self._listener = Listener()
-        self._word = replace(self._word, port=self._listener.port)
+        try:
+            self._store = serve(self._place.address, CONNECT_S)
+        except RuntimeError as error:
+            what = f"no store can be served at {self._place.address}: {_first_line(error)}; see --local-addr"
+            raise RendezvousConnectionError(f"rendezvous {self._place.run_id}: {what}") from error
+        self._word = replace(self._word, port=self._store.port)
         self._say(READY)
         if not self._started:
             self._started = True
@@ -200,14 +216,22 @@ class SharedFSHandler(RendezvousHandler):  # type: ignore[misc]
             return None
         return state.participant(self._word.node, self._word.incarnation)
 
+    def _is_spare(self, state: State | None) -> bool:
+        return (
+            state is not None
+            and state.phase == RUNNING
+            and len(state.participants) >= state.max_nodes
+            and state.participant(self._word.node, self._word.incarnation) is None
+        )
+
     def _refuse(self, state: State | None, waited_s: float) -> None:
         """Raise when this agent cannot take part any more."""
         name = f"rendezvous {self._place.run_id}"
         if self._link.lost is not None:
             raise RendezvousError(f"{name}: {self._link.lost}")
         if waited_s >= self._options.join_timeout_s + VERDICT_S:
-            if self._link.trouble is not None:
-                raise RendezvousConnectionError(f"{name}: no round within {waited_s:.0f} s: {self._link.trouble}")
+            if problem := self._link.trouble or self._problem:
+                raise RendezvousConnectionError(f"{name}: no round within {waited_s:.0f} s: {problem}")
             raise RendezvousTimeoutError(f"{name}: no round within {waited_s:.0f} s")
         if state is None or state.attempt != self._attempt:
             return
@@ -225,26 +249,22 @@ class SharedFSHandler(RendezvousHandler):  # type: ignore[misc]
     def _enter(self, state: State, part: Participant) -> RendezvousInfo | None:
         """Meet the other nodes of the round in its store; None when the round ended before all were there."""
         assert state.master is not None
-        assert self._listener is not None
+        assert self._store is not None
         self._round = state.round
         self._say(RUNNING)
         address, port = state.master.address, state.master.port
         try:
             if part.group_rank == 0:
-                store = self._listener.serve(address, CONNECT_S)
+                store = self._store
             else:
-                self._listener.close()
-                store = connect(address, port, min(CONNECT_S, self._options.read_timeout_s))
+                store = self._store = connect(address, port, min(CONNECT_S, self._options.read_timeout_s))
             if not gather(store, len(state.participants), lambda: self.num_nodes_waiting() == 0):
                 return None
         except RuntimeError as error:
-            what = str(error).partition("\n")[0]
-            LOG.warning(
-                "round %d: cannot meet at %s:%d: %s; asking for another round", state.round, address, port, what
-            )
+            self._problem = f"round {state.round}: cannot meet at {address}:{port}: {_first_line(error)}"
+            LOG.warning("%s; asking for another round", self._problem)
             return None
         store.set_timeout(timedelta(seconds=self._options.read_timeout_s))
-        self._store = store
         LOG.info("round %d: node %d of %d", state.round, part.group_rank, len(state.participants))
         agents: Store = PrefixStore(f"torchrun/{state.round}", store)
         if self.use_agent_store:
@@ -292,13 +312,11 @@ class SharedFSHandler(RendezvousHandler):  # type: ignore[misc]
         self._say(LEFT)
         published = self._courier.finish(timeout_s)
         self._store = None
-        if self._listener is not None:
-            self._listener.close()
         return published
 
     def _farewell(self) -> None:
         """Say goodbye when torchrun ends without a shutdown, as it does on a signal: nobody has to wait for it then."""
-        self._leave("its torchrun was stopped", FAREWELL_S)
+        self._leave(STOPPED_REASON, FAREWELL_S)
 
     def _say(self, status: str) -> None:
         self._word = replace(self._word, status=status, round=self._round)
@@ -313,3 +331,7 @@ class SharedFSHandler(RendezvousHandler):  # type: ignore[misc]
             raise RendezvousStateError(f"rendezvous {self._place.run_id}: {error}") from error
         except OSError as error:
             raise RendezvousConnectionError(f"rendezvous {self._place.run_id}: {error}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

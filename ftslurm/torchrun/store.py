@@ -2,52 +2,29 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
 
 from torch.distributed import PrefixStore, Store, TCPStore
 
-BACKLOG = 4096
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.002, 0.1
 
 
-class Listener:
-    """A port on which this node would serve the next round's store.
+def serve(address: str, timeout_s: float) -> TCPStore:
+    """Return a store that this node serves on a free port, for the next round, should it be the master.
 
-    It listens from the beginning: whoever connects before the store is there waits in the kernel's queue, and no
-    moment is left in which somebody else could take the port.
+    It is made before anybody is told of its port, on each node that asks for a round: no moment is left in which
+    somebody else could take the port. (A socket handed over when the master is known would be cheaper; torch 2.6's
+    server does not take one.)
+
+    Args:
+        address: this node's own.
 
     Raises:
-        OSError: no socket can be had.
+        RuntimeError: it cannot be had, or this node does not reach itself by that address.
     """
-
-    def __init__(self) -> None:
-        try:
-            self._socket = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
-            self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            self._socket.bind(("::", 0))
-        except OSError:
-            self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-            self._socket.bind(("", 0))
-        self._socket.listen(BACKLOG)
-        self.port: int = self._socket.getsockname()[1]
-
-    def serve(self, address: str, timeout_s: float) -> TCPStore:
-        """Return the store that serves this port from now on."""
-        return TCPStore(
-            address,
-            self.port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=timeout_s),
-            master_listen_fd=self._socket.detach(),
-        )
-
-    def close(self) -> None:
-        """Let the port go, unless it serves."""
-        self._socket.close()
+    return TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
 
 
 def connect(address: str, port: int, timeout_s: float) -> TCPStore:
