@@ -124,6 +124,7 @@ class Member:
         self._rivals: dict[str, tuple[str, int]] = {}
         self._over: Superseded | RunInUse | Refused | None = None
         self._looked_thoroughly_at = float("-inf")
+        self._looked_by_name_at = float("-inf")
         self._looked_at_coordinator = (0, float("-inf"))
         self._coordinator_silent_s = 0.0
         self._notes: list[str] = []
@@ -424,9 +425,17 @@ class Member:
         return now - self._joining_since if joining else 0.0
 
     def _read_words(self) -> None:
-        for name in self._fs.listdir(self._run.nodes):
-            if name.endswith(".json") and not name.startswith("."):
-                self._read_word(name[: -len(".json")])
+        names = self._fs.listdir(self._run.nodes)
+        listed = {name[: -len(".json")] for name in names if name.endswith(".json") and not name.startswith(".")}
+        for node in listed:
+            self._read_word(node)
+        now = self._now()
+        if now - self._looked_by_name_at >= self._pace.follow_s:
+            # A client's listing was seen to lack a name for more than a minute (NFSv4.2); an open finds it.
+            self._looked_by_name_at = now
+            for node in self._shape.expected:
+                if node not in listed and node not in self._words:
+                    self._read_word(node)
 
     def _read_word(self, node: str) -> None:
         """Read one node's word; one that cannot be read stays as it was, and so falls silent."""

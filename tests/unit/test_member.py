@@ -397,6 +397,14 @@ def test_a_broken_file_among_the_nodes_is_named_and_stops_nothing(data: bytes) -
     assert "odd.json" in "".join(cluster.views[coordinator].notes)
 
 
+def test_a_node_that_a_stale_listing_lacks_is_found_by_its_name() -> None:
+    cluster = Cluster().add("n1", "n2")
+    cluster.tick("n1")
+    coordinator = cluster.members["n1"]
+    coordinator._fs.listdir = lambda path: ["n1.json"]  # type: ignore[method-assign]
+    assert cluster.running(1).world_size == 4
+
+
 def test_a_word_that_was_damaged_and_mended_counts_again() -> None:
     cluster = Cluster().add("n1", "n2")
     cluster.running(1)
