@@ -113,6 +113,13 @@ class FencedCell:
 
     def _link(self, temporary: str, token: int, nonce: str) -> bool:
         try:
+            return self._link_once(temporary, token, nonce)
+        except OSError:
+            # It failed, or was done and this client still remembers that there was no such name: a link looks afresh.
+            return self._link_once(temporary, token, nonce)
+
+    def _link_once(self, temporary: str, token: int, nonce: str) -> bool:
+        try:
             self._fs.link(temporary, self._file(token))
         except OSError as error:
             self._fs.refresh(self._path)

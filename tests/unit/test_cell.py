@@ -135,13 +135,45 @@ def test_a_link_whose_reply_was_lost_is_won_all_the_same(error: int) -> None:
     assert FencedCell(fs, STATE).get() == Versioned(b"mine", 2)
 
 
-def test_a_link_that_was_refused_raises_and_can_be_tried_again() -> None:
+def test_a_link_that_was_refused_once_is_tried_again() -> None:
     fs = filled(1)
     cell = FencedCell(fs.client(lose("link", when=BEFORE)), STATE)
-    with pytest.raises(OSError, match="lost"):
+    assert cell.set(b"mine", 1) == (Versioned(b"mine", 2), True)
+
+
+def test_a_link_that_is_refused_raises_changes_nothing_and_can_be_tried_again() -> None:
+    fs = filled(1)
+    before = fs.files()
+    refused = [0]
+
+    def refuse(moment: str, operation: Operation) -> None:
+        if moment == BEFORE and operation.name == "link" and refused[0] < 2:
+            refused[0] += 1
+            raise OSError(errno.EIO, "refused")
+
+    cell = FencedCell(fs.client(refuse), STATE)
+    with pytest.raises(OSError, match="refused"):
         cell.set(b"mine", 1)
+    assert fs.files() == before
     assert cell.get() == Versioned(b"v1", 1)
     assert cell.set(b"mine", 1) == (Versioned(b"mine", 2), True)
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.EEXIST])
+def test_a_client_that_remembers_the_name_as_absent_learns_that_it_won(error: int) -> None:
+    fs = filled(1)
+    name = f"{STATE}/000000000002.json"
+    links = [0]
+
+    def forgetful(moment: str, operation: Operation) -> None:
+        if moment == BEFORE and operation.name == "read" and operation.path == name and links[0] < 2:
+            raise FileNotFoundError(errno.ENOENT, "remembered as absent", name)
+        if operation.name == "link":
+            links[0] += moment == BEFORE
+            if moment == AFTER:
+                raise OSError(error, "the reply was lost")
+
+    assert FencedCell(fs.client(forgetful), STATE).set(b"mine", 1) == (Versioned(b"mine", 2), True)
 
 
 @pytest.mark.parametrize("name", ["rename", "unlink"])

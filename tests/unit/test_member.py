@@ -375,7 +375,7 @@ def test_a_lost_reply_to_the_coordinators_writing_is_noticed_at_the_next_tick() 
     def lose(when: str, operation: Operation) -> None:
         if operation.name == "link" and when == AFTER:
             left.append(1)
-        if left and len(left) < 3:
+        if left and len(left) < 5:
             left.append(1)
             raise OSError(errno.EIO, "the reply was lost")
 
