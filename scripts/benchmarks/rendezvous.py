@@ -39,11 +39,11 @@ NOTES = (
     "calls: operations of ftslurm's FileSystem (a create is open, write, fsync, close), or of torch's c10d store.",
     "again: one member asks for the next world (as after a failure on its node) at a random moment of the others' "
     "looks.",
-    f"tuned: torch with keep_alive_interval={KEEP_ALIVE_S[TUNED]}, only for K ≥ {BIG}, where as shipped it "
-    f"may not end within {LIMIT_S[THEIRS]:.0f} s; for a lost node: ftslurm --heartbeat 0.5 --node-timeout 2, torchrun keep_alive_interval=1, "
-    "keep_alive_max_attempt=2.",
-    "torchrun: the agent that hosts the store is never the one killed, for the others would lose it; what then "
-    "happens is not measured.",
+    f"tuned: torch with keep_alive_interval={KEEP_ALIVE_S[TUNED]}, only for K ≥ {BIG}, where as shipped it may not end "
+    f"within {LIMIT_S[THEIRS]:.0f} s; for a lost node: ftslurm --heartbeat 0.5 --node-timeout 2, torchrun "
+    "keep_alive_interval=1, keep_alive_max_attempt=2.",
+    "torchrun: the agent that hosts the store is never the one killed, for the others would lose it; what then happens "
+    "is not measured.",
     f"Not measured: torch at K = {LARGE}; what agents write besides the rendezvous (logs, records); several hosts.",
 )
 Results = dict[str, table.Samples]
