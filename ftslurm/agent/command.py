@@ -77,8 +77,8 @@ def _supervise(
     from ftslurm.agent.loop import AgentLoop, AgentSettings
     from ftslurm.agent.machine import AgentMachine
     from ftslurm.agent.ports import ReservedPort, lowest_ephemeral, pick_at_random
-    from ftslurm.rendezvous.fold import Shape, Timing
     from ftslurm.rendezvous.member import Member, Pace, first_word
+    from ftslurm.rendezvous.seen import Shape, Timing
     from ftslurm.sharedfs.filesystem import PosixFileSystem
     from ftslurm.sharedfs.publish import random_nonce
 

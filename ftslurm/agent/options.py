@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ftslurm.agent.environment import parse_streams
-from ftslurm.rendezvous.fold import NEXT_ROUND, REJOIN
+from ftslurm.rendezvous.seen import NEXT_ROUND, REJOIN
 
 if TYPE_CHECKING:
     import argparse

@@ -6,20 +6,20 @@ decides when. All deciding is in `fold`; here is the reading and writing around 
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ftslurm.rendezvous.fold import Seen, Shape, Timing, begin, finish, fold, hand_over, take_lease, waiting
-from ftslurm.rendezvous.liveness import Liveness
+from ftslurm.rendezvous.ending import finish
+from ftslurm.rendezvous.fold import begin, fold, hand_over, take_lease
+from ftslurm.rendezvous.observer import Observer
+from ftslurm.rendezvous.seen import Shape, Timing
 from ftslurm.rendezvous.state import CLOSED, FORMING, LEFT, READY, RUNNING, Failure, NodeWord, State
-from ftslurm.sharedfs.cell import FencedCell, Versioned
+from ftslurm.sharedfs.cell import KEPT, FencedCell, Versioned
 from ftslurm.sharedfs.filesystem import FileSystem
-from ftslurm.sharedfs.publish import BadFile, publish, random_nonce
+from ftslurm.sharedfs.publish import publish, random_nonce
 from ftslurm.sharedfs.rundir import RunDirectory
 
-NODE_FILE_LIMIT = 1 << 20
 CLOSE_TRIES = 20
 
 
@@ -110,24 +110,15 @@ class Member:
         self._now_ns = now_ns
         self._nonce = nonce
         self._cell = FencedCell(fs, run.state, nonce)
-        self._liveness = Liveness(prompt_s=timing.node_timeout_s / 2)
-        self._words: dict[str, NodeWord] = {}
+        self._notes: list[str] = []
+        self._observer = Observer(fs, run, shape.expected, timing, pace.follow_s, now, self._notes)
         self._state: State | None = None
         self._token = 0
-        self._forming_since: tuple[int, float] | None = None
-        self._told: frozenset[tuple[str, str]] = frozenset()
-        self._told_since = 0.0
-        self._joining: frozenset[tuple[str, str]] = frozenset()
-        self._joining_since = 0.0
         self._published_at = float("-inf")
         self._dirty = True
         self._rivals: dict[str, tuple[str, int]] = {}
         self._over: Superseded | RunInUse | Refused | None = None
         self._looked_thoroughly_at = float("-inf")
-        self._looked_by_name_at = float("-inf")
-        self._looked_at_coordinator = (0, float("-inf"))
-        self._coordinator_silent_s = 0.0
-        self._notes: list[str] = []
 
     @property
     def word(self) -> NodeWord:
@@ -150,6 +141,7 @@ class Member:
         """
         if self._over is not None:
             raise self._over
+        self._observer.awake()
         try:
             self._follow()
             if not self._owning():
@@ -164,7 +156,8 @@ class Member:
             self._publish_word()
             self._lead()
             self._tell_followers()
-        notes, self._notes = tuple(self._notes), []
+        notes = tuple(self._notes)
+        self._notes.clear()
         return View(self._state, self._token, self._coordinating(), notes)
 
     def close(self, outcome: str, reason: str, exit_code: int, failure: Failure | None = None) -> None:
@@ -205,7 +198,7 @@ class Member:
         return state.participant(self._word.node, self._word.incarnation) is not None
 
     def _crowd(self) -> float:
-        nodes = max(len(self._words), min(self._shape.max_nodes, len(self._shape.expected)))
+        nodes = max(len(self._observer.words), min(self._shape.max_nodes, len(self._shape.expected)))
         return 1.0 + nodes / CROWD
 
     def _check_shape(self) -> None:
@@ -269,7 +262,7 @@ class Member:
         state = State.decode(newest.value, os.path.join(self._run.state, f"{newest.token:012d}.json"))
         if self._state is not None and self._state.coordinator != state.coordinator:
             # Who took the lease meanwhile lives, however long it had been silent, and even if its word cannot be read.
-            self._liveness.heard(state.coordinator.node)
+            self._observer.heard(state.coordinator.node)
         self._state, self._token = state, newest.token
 
     def _set(self, state: State) -> bool:
@@ -278,6 +271,7 @@ class Member:
         newest, won = self._cell.set(state.encode(), self._token or None)
         if won:
             self._state, self._token = state, newest.token
+            self._cell.retire(newest.token - KEPT)
             return True
         self._learn(newest)
         if led and self._state is not None and not self._coordinating():
@@ -305,15 +299,15 @@ class Member:
         """
         if old.phase == CLOSED:
             return True
-        self._read_words()
-        words = [word for word in self._words.values() if word.attempt == old.attempt]
+        self._observer.read_words()
+        words = [word for word in self._observer.words.values() if word.attempt == old.attempt]
         staying = [word for word in words if word.status != LEFT]
         signs = {word.node: (word.incarnation, word.counter) for word in staying}
         # The state is a sign of life too, for an attempt whose agents have not said a word yet.
         signs[""] = (old.attempt, self._token)
         if any(self._rivals.setdefault(node, sign) != sign for node, sign in signs.items()):
             raise RunInUse(f"job {old.attempt.rpartition('.')[0]} is running in {self._run.root}")
-        silent_s = self._liveness.look("", *signs[""], self._now())
+        silent_s = self._observer.silent_s("", signs[""])
         return (bool(words) and not staying) or silent_s >= self._timing.node_timeout_s
 
     # The lease
@@ -342,38 +336,21 @@ class Member:
         the state meanwhile, but to close it, and that the coordinator learns at once. When it has left or missed two
         heartbeats it may have been replaced.
         """
-        self._look_at_coordinator(state)
-        word = self._coordinators_word(state)
-        if word is None or word.status == LEFT or self._coordinator_silent_s >= 2 * self._pace.heartbeat_s:
+        word = self._observer.look_at_coordinator(state)
+        if word is None or word.status == LEFT or self._observer.coordinator_silent_s >= 2 * self._pace.heartbeat_s:
             return None
         return word.token
-
-    def _coordinators_word(self, state: State) -> NodeWord | None:
-        """Return the coordinator's newest word as far as read; None when its node speaks for another agent."""
-        word = self._words.get(state.coordinator.node)
-        return word if word is not None and word.incarnation == state.coordinator.incarnation else None
-
-    def _look_at_coordinator(self, state: State) -> None:
-        node, now = state.coordinator.node, self._now()
-        self._looked_at_coordinator = (state.coordinator.term, now)
-        self._read_word(node)
-        word = self._coordinators_word(state)
-        sign = (word.incarnation, word.counter) if word is not None else ("", 0)
-        self._coordinator_silent_s = self._liveness.look(node, *sign, self._now())
 
     def _coordinator_is_gone(self, state: State) -> bool:
         if self._word.status == LEFT:
             return False
-        term, looked_at = self._looked_at_coordinator
-        # Two looks must lie closer together than what liveness takes for a stall, or silence is never measured.
+        # Two looks must lie closer together than what counts as a stall, or silence is never measured.
         rest_s = min(self._pace.heartbeat_s, self._timing.node_timeout_s / 4)
-        if term != state.coordinator.term or self._now() - looked_at >= rest_s:
-            self._look_at_coordinator(state)
-        word = self._coordinators_word(state)
+        word = self._observer.look_at_coordinator(state, at_least_every_s=rest_s)
         if word is not None and word.status == LEFT:
             return True
         patience_s = self._timing.node_timeout_s + self._place_in_line(state) * self._pace.heartbeat_s
-        return self._coordinator_silent_s >= patience_s
+        return self._observer.coordinator_silent_s >= patience_s
 
     def _place_in_line(self, state: State) -> int:
         """Return how many others should take the lease before this node does."""
@@ -383,78 +360,12 @@ class Member:
     # Coordinating
 
     def _coordinate(self, state: State) -> None:
-        self._read_words()
-        # Its own word as it is now, not as the filesystem has it.
-        self._words[self._word.node] = self._word
-        now = self._now()
-        silent_s = {}
-        for node in {*self._words, *(p.node for p in state.participants)}:
-            word = self._words.get(node)
-            key = (word.incarnation, word.counter) if word else ("", 0)
-            silent_s[node] = self._liveness.look(node, *key, now)
-        forming_for_s, told_for_s = self._forming_for(state, now), self._told_for(state, now)
-        seen = Seen(self._words, silent_s, forming_for_s, self._now_ns(), told_for_s, self._joining_for(state, now))
+        seen = self._observer.look(state, self._word, self._now_ns())
         folded = fold(state, seen, self._timing)
         if self._word.status == LEFT and folded.phase != CLOSED:
             folded = hand_over(folded, seen, self._timing)
         if folded is not state:
             self._set(folded)
-
-    def _forming_for(self, state: State, now: float) -> float:
-        if state.phase != FORMING:
-            self._forming_since = None
-            return 0.0
-        if self._forming_since is None or self._forming_since[0] != state.round:
-            self._forming_since = (state.round, now)
-        return now - self._forming_since[1]
-
-    def _told_for(self, state: State, now: float) -> float:
-        words = [word for word in self._words.values() if word.stop_signal and word.attempt == state.attempt]
-        told = frozenset((word.node, word.incarnation) for word in words)
-        # One more: the wait begins anew, for a node told an hour ago does not explain this one.
-        if not told <= self._told:
-            self._told_since = now
-        self._told = told
-        return now - self._told_since if told else 0.0
-
-    def _joining_for(self, state: State, now: float) -> float:
-        joining = frozenset((word.node, word.incarnation) for word in waiting(state, self._words))
-        if not joining <= self._joining:
-            self._joining_since = now
-        self._joining = joining
-        return now - self._joining_since if joining else 0.0
-
-    def _read_words(self) -> None:
-        names = self._fs.listdir(self._run.nodes)
-        listed = {name[: -len(".json")] for name in names if name.endswith(".json") and not name.startswith(".")}
-        for node in listed:
-            self._read_word(node)
-        now = self._now()
-        if now - self._looked_by_name_at >= self._pace.follow_s:
-            # A client's listing was seen to lack a name for more than a minute (NFSv4.2); an open finds it.
-            self._looked_by_name_at = now
-            for node in self._shape.expected:
-                if node not in listed and node not in self._words:
-                    self._read_word(node)
-
-    def _read_word(self, node: str) -> None:
-        """Read one node's word; one that cannot be read stays as it was, and so falls silent."""
-        path = self._run.node_file(node)
-        try:
-            word = NodeWord.decode(self._fs.read(path, NODE_FILE_LIMIT), path)
-        except FileNotFoundError:
-            return
-        except (OSError, BadFile) as error:
-            # GlusterFS says ESTALE of a file that was renamed over just now: the next look sees the new one.
-            if not isinstance(error, OSError) or error.errno != errno.ESTALE:
-                self._notes.append(f"{error}; going on without it")
-            return
-        known = self._words.get(node)
-        if known is not None and known.incarnation == word.incarnation and word.counter < known.counter:
-            # NFS may serve a renamed-over file for a while.
-            return
-        if word.node == node:
-            self._words[node] = word
 
 
 def _requeued_since(one: str, other: str) -> bool:

@@ -3,14 +3,16 @@
 A value's generations are files `<token>.json`. A new one is written under a temporary name and then given its final
 name by `link(2)`, which fails when the name is taken, on every filesystem measured (NFSv3, NFSv4.2, GlusterFS, CephFS,
 MooseFS, local). A lost reply makes a done `link` look failed, so after an error the nonce inside the file tells who
-won. Generations are never removed: a name that exists is what stops a writer that slept.
+won. A generation's name is never removed, for it is what stops a writer that slept; its value may be (`retire`).
 
 `rename` would let two writers win, and a lock file alone loses updates on NFS, because its holder may read a
-stale file.
+stale file. A lock beside the link would add calls to each change and save none: rivals meet only when an attempt
+begins or a lease is taken, and who loses has nothing left to do but to read what won.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +22,8 @@ from ftslurm.sharedfs.publish import BadFile, create_temporary, decode, encode, 
 
 SCHEMA, VERSION = "ftslurm/cell", 1
 HINT = "current"
+KEPT = 16
+"""Older generations may be retired: nobody who can see is so far behind."""
 
 
 @dataclass(frozen=True)
@@ -54,17 +58,23 @@ class FencedCell:
         """
         self._fs.refresh(self._path)
         token = max(self._known, self._hint())
-        newest: Versioned | None = None
+        found = False
+        value: bytes | None = None
         while True:
             try:
-                newest = Versioned(self._read(token + 1)[1], token + 1)
+                value = self._read(token + 1)[1]
             except FileNotFoundError:
                 break
+            found = True
             token += 1
-        if newest is None and token:
-            newest = Versioned(self._read(token)[1], token)
+        if not token:
+            return None
+        if not found:
+            value = self._read(token)[1]
+        if value is None:
+            raise OSError(errno.ESTALE, "the generations after it cannot be seen yet", self._file(token))
         self._known = token
-        return newest
+        return Versioned(value, token)
 
     def get_newer(self, token: int, thorough: bool = True) -> Versioned | None:
         """Return the newest value if it is newer than `token`, else None.
@@ -96,8 +106,7 @@ class FencedCell:
         """
         new = (token or 0) + 1
         nonce = self._nonce()
-        header = encode({"schema": SCHEMA, "version": VERSION, "token": new, "nonce": nonce})
-        temporary = create_temporary(self._fs, self._file(new), header + value, durable=True, nonce=nonce)
+        temporary = create_temporary(self._fs, self._file(new), _header(new, nonce) + value, durable=True, nonce=nonce)
         try:
             won = self._link(temporary, new, nonce)
         finally:
@@ -110,6 +119,21 @@ class FencedCell:
         self._known = max(self._known, new)
         self._point_to(new)
         return Versioned(value, new), True
+
+    def retire(self, token: int) -> None:
+        """Take the value out of generation `token`, unless it is one of the KEPT newest; its name stays.
+
+        A large world's state times a long run's changes would be gigabytes. When it fails, the value stays.
+        """
+        if not 0 < token <= self._known - KEPT:
+            return
+        try:
+            nonce, value = self._read(token)
+            if value is not None:
+                # With its nonce: its author may still be waiting for the reply to the link.
+                publish(self._fs, self._file(token), _header(token, nonce, retired=True), nonce=self._nonce)
+        except (OSError, BadFile):
+            pass
 
     def _link(self, temporary: str, token: int, nonce: str) -> bool:
         try:
@@ -163,7 +187,8 @@ class FencedCell:
             return True
         return True
 
-    def _read(self, token: int) -> tuple[str, bytes]:
+    def _read(self, token: int) -> tuple[str, bytes | None]:
+        """Return a generation's nonce and its value, None when it was retired."""
         path = self._file(token)
         header, newline, value = self._fs.read(path, DEFAULT_READ_LIMIT).partition(b"\n")
         if not newline:
@@ -171,10 +196,15 @@ class FencedCell:
         fields = decode(header, path, SCHEMA, VERSION)
         if fields.get("token") != token or not isinstance(fields.get("nonce"), str):
             raise BadFile(f"{path}: its header names token {fields.get('token')!r}, expected {token}")
-        return str(fields["nonce"]), value
+        return str(fields["nonce"]), None if fields.get("retired") is True else value
 
     def _file(self, token: int) -> str:
         return os.path.join(self._path, f"{token:012d}.json")
+
+
+def _header(token: int, nonce: str, retired: bool = False) -> bytes:
+    header = {"schema": SCHEMA, "version": VERSION, "token": token, "nonce": nonce}
+    return encode({**header, "retired": True} if retired else header)
 
 
 def _is_generation(name: str) -> bool:

@@ -36,11 +36,6 @@ class RunDirectory:
         return os.path.join(self.root, "state")
 
     @property
-    def lock_file(self) -> str:
-        """What rivals for the state lock."""
-        return os.path.join(self.root, "state", "lock")
-
-    @property
     def nodes(self) -> str:
         """The directory of the nodes' words on themselves."""
         return os.path.join(self.root, "nodes")

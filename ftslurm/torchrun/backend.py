@@ -11,7 +11,7 @@ from typing import Any
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousStateError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend
 
-from ftslurm.sharedfs.cell import FencedCell, Versioned
+from ftslurm.sharedfs.cell import KEPT, FencedCell, Versioned
 from ftslurm.sharedfs.filesystem import FileTooLarge, ForeignFile
 from ftslurm.sharedfs.publish import BadFile
 
@@ -59,6 +59,8 @@ class SharedFSBackend(RendezvousBackend):  # type: ignore[misc]
         except Exception as error:
             raise _translated(error) from error
         self._newest = max(self._newest, newest.token)
+        if won:
+            self._cell.retire(newest.token - KEPT)
         return newest.value, newest.token, won
 
     def _is_ours(self, token: object) -> bool:

@@ -33,8 +33,8 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from ftslurm.agent.courier import Courier
-from ftslurm.rendezvous.fold import AT_ONCE, Shape, Timing
 from ftslurm.rendezvous.member import Member, Pace, Refused, RunInUse, Superseded, first_word
+from ftslurm.rendezvous.seen import AT_ONCE, Shape, Timing
 from ftslurm.rendezvous.state import (
     CLOSED,
     EXIT_FAILED,

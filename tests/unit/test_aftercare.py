@@ -6,7 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from ftslurm.agent.aftercare import REPORT_FIRST_S, batch_host_lost, end_job
-from ftslurm.rendezvous.fold import Shape, begin, close
+from ftslurm.rendezvous.ending import close
+from ftslurm.rendezvous.fold import begin
+from ftslurm.rendezvous.seen import Shape
 from ftslurm.rendezvous.state import LostNode
 from ftslurm.slurm.environment import SlurmJob, from_environ
 from ftslurm.slurm.errors import SlurmRefused

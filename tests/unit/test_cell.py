@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import json
 import random
 import threading
 from pathlib import Path
 
 import pytest
 
-from ftslurm.sharedfs.cell import FencedCell, Versioned
+from ftslurm.sharedfs.cell import KEPT, FencedCell, Versioned
 from ftslurm.sharedfs.filesystem import PosixFileSystem
 from ftslurm.sharedfs.publish import BadFile, NewerFormat
 from ftslurm.testing.memoryfs import AFTER, BEFORE, Crash, MemoryFileSystem, Operation
@@ -311,3 +312,39 @@ def test_a_quick_look_finds_what_the_hint_names_though_the_client_believes_it_ab
     with pytest.raises(FileNotFoundError):
         follower._read(2)
     assert follower.get_newer(1, thorough=False) == Versioned(b"v2", 2)
+
+
+def seen_by_all(fs: MemoryFileSystem) -> FencedCell:
+    """Return a writer that knows the newest generation."""
+    cell = FencedCell(fs, STATE)
+    cell.get()
+    return cell
+
+
+def test_an_old_generation_loses_its_value_but_its_name_stays_the_fence() -> None:
+    fs = filled(KEPT + 2)
+    cell = seen_by_all(fs)
+    cell.retire(1)
+    cell.retire(3)
+    assert not fs.content(f"{STATE}/000000000001.json").endswith(b"v1")
+    assert fs.content(f"{STATE}/000000000003.json").endswith(b"v3"), "one of the newest keeps its value"
+    newest, won = FencedCell(fs, STATE).set(b"late", None)
+    assert (newest.token, won) == (KEPT + 2, False), "a writer that slept since the beginning"
+
+
+def test_a_reader_that_sees_only_retired_generations_is_told_to_look_again() -> None:
+    fs = filled(KEPT + 1)
+    seen_by_all(fs).retire(1)
+    for name in fs.listdir(STATE):
+        if name != "000000000001.json":
+            fs.unlink(f"{STATE}/{name}")
+    with pytest.raises(OSError, match="cannot be seen yet"):
+        FencedCell(fs, STATE).get()
+
+
+def test_a_retired_generation_still_says_whose_it_was() -> None:
+    fs = filled(KEPT + 1)
+    name = f"{STATE}/000000000001.json"
+    before = json.loads(fs.content(name).partition(b"\n")[0])
+    seen_by_all(fs).retire(1)
+    assert json.loads(fs.content(name)) == {**before, "retired": True}

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 import ftslurm
-from ftslurm.rendezvous.fold import Shape, begin, close
+from ftslurm.rendezvous.ending import close
+from ftslurm.rendezvous.fold import begin
+from ftslurm.rendezvous.seen import Shape
 from ftslurm.rendezvous.state import RUNNING, State
 from ftslurm.sharedfs.cell import FencedCell
 from ftslurm.sharedfs.filesystem import PosixFileSystem

@@ -7,20 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from ftslurm.rendezvous.fold import (
-    AT_ONCE,
-    Seen,
-    Shape,
-    Timing,
-    begin,
-    choose,
-    describe,
-    finish,
-    fold,
-    stop_code,
-    take_lease,
-)
+from ftslurm.rendezvous.ending import describe, finish, stop_code
+from ftslurm.rendezvous.fold import begin, fold, take_lease
+from ftslurm.rendezvous.forming import choose
 from ftslurm.rendezvous.member import first_word
+from ftslurm.rendezvous.seen import AT_ONCE, Seen, Shape, Timing
 from ftslurm.rendezvous.state import (
     CLOSED,
     FAILED,

@@ -10,8 +10,8 @@ from functools import partial
 
 import pytest
 
-from ftslurm.rendezvous.fold import Shape, Timing
 from ftslurm.rendezvous.member import Member, Pace, Refused, RunInUse, Superseded, View, first_word
+from ftslurm.rendezvous.seen import Shape, Timing
 from ftslurm.rendezvous.state import CLOSED, FAILED, FORMING, LEFT, READY, RUNNING, SUCCEEDED, Failure, NodeWord, State
 from ftslurm.sharedfs.cell import FencedCell
 from ftslurm.sharedfs.rundir import RunDirectory
@@ -442,9 +442,9 @@ def test_an_old_word_that_nfs_serves_late_is_not_believed() -> None:
     cluster.fs.unlink(RUN.node_file("n2"))
     cluster.fs.create(RUN.node_file("n2"), old, durable=False)
     member = cluster.members["n1"]
-    known = member._words["n2"]
-    member._read_word("n2")
-    assert member._words["n2"] == known
+    known = member._observer.words["n2"]
+    member._observer.read_word("n2")
+    assert member._observer.words["n2"] == known
 
 
 def test_another_nodes_word_under_a_nodes_name_is_not_believed() -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from ftslurm.agent.machine import AgentMachine
-from ftslurm.rendezvous import fold, member
+from ftslurm.rendezvous import member, running
 from ftslurm.rendezvous.liveness import Liveness
 from ftslurm.rendezvous.member import Member
 from ftslurm.sharedfs.cell import FencedCell
@@ -75,7 +75,7 @@ BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
         member, "take_lease", lambda s, n, i: replace(s, coordinator=replace(s.coordinator, node=n, incarnation=i))
     ),
     "restarts cost nothing": lambda patch: patch.setattr(
-        fold, "_restart", lambda state, seen, what: replace(state, phase=fold.FORMING)
+        running, "_restart", lambda state, seen, what: replace(state, phase=running.FORMING)
     ),
 }
 

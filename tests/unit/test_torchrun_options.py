@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from ftslurm.rendezvous.fold import Shape, begin, close
+from ftslurm.rendezvous.ending import close
+from ftslurm.rendezvous.fold import begin
+from ftslurm.rendezvous.seen import Shape
 from ftslurm.rendezvous.state import SUCCEEDED, State
 from ftslurm.slurm.environment import SlurmJob, from_environ
 from ftslurm.torchrun.options import HandlerOptions, WrongOption, read_options

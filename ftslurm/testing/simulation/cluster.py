@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ftslurm.agent.machine import AgentMachine, Assignment
-from ftslurm.rendezvous.fold import AT_ONCE, NEVER, NEXT_ROUND, Shape, Timing
 from ftslurm.rendezvous.member import Member, Pace, first_word
+from ftslurm.rendezvous.seen import AT_ONCE, NEVER, NEXT_ROUND, Shape, Timing
 from ftslurm.rendezvous.state import LEFT, NodeWord, State
 from ftslurm.sharedfs.publish import publish
 from ftslurm.sharedfs.rundir import RunDirectory
@@ -344,7 +344,7 @@ class Cluster(Host):
         if directory != RUN.state:
             return
         if operation.name != "link":
-            self.ledger.on_overwritten(path)
+            self.ledger.on_overwritten(path, self.server.content(path) if operation.name == "rename" else None)
             return
         content = self.server.content(path)
         before = self.ledger.state

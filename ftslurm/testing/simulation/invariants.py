@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from ftslurm.agent.machine import Assignment
 from ftslurm.rendezvous.state import CLOSED, RUNNING, STOPPED, Closed, Lease, LostNode, State
+from ftslurm.sharedfs.cell import KEPT
 from ftslurm.testing.simulation.agent import VirtualAgent
 
 
@@ -62,12 +64,17 @@ class Ledger:
         if state.closed is not None:
             self.closed.setdefault(state.attempt, state.closed)
 
-    def on_overwritten(self, path: str) -> None:
-        """Something replaced, or removed, what has this name."""
-        check(path not in self._contents, "a generation was changed after it was published", path)
+    def on_overwritten(self, path: str, content: bytes | None) -> None:
+        """Something replaced (`content`), or removed (None), what has this name."""
+        if path in self._contents:
+            old = path.rpartition("/")[2] <= f"{self.token - KEPT:012d}.json"
+            header = json.loads(self._contents[path].partition(b"\n")[0])
+            retired = content is not None and json.loads(content) == {**header, "retired": True}
+            check(old and retired, "a generation was changed after it was published", path)
+            self._contents[path] = content or b""
 
     def contents_hold(self, files: dict[str, bytes]) -> None:
-        """Compare every generation with what it was when it was published."""
+        """Compare every generation with what it was when it was published, or retired."""
         for path, content in self._contents.items():
             check(files.get(path) == content, "a generation's content has changed", path)
 

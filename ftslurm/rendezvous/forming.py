@@ -1,0 +1,125 @@
+"""A round forms: can it begin, and with whom? The half of the fold that chooses participants and ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ftslurm.rendezvous.ending import close, count
+from ftslurm.rendezvous.running import refuse_restart
+from ftslurm.rendezvous.seen import NEVER, Seen, Timing, alive
+from ftslurm.rendezvous.state import (
+    EXIT_FAILED,
+    FAILED,
+    LEFT,
+    NODE_LOST,
+    READY,
+    RUNNING,
+    Master,
+    NodeWord,
+    Participant,
+    RoundHistory,
+    State,
+    with_history,
+)
+
+
+def fold_forming(state: State, seen: Seen, timing: Timing) -> State:
+    """Form the next round, or close when it cannot be; `state` itself while it waits."""
+    if refused := refuse_restart(state, seen):
+        return refused
+    staying = [
+        word for word in alive(state, seen, timing) if word.reason is None and _may_take_part(state, word, timing)
+    ]
+    ready = [word for word in staying if word.status == READY]
+    # One that leaves may still be stopping workers; what they do to a checkpoint must come before the next round.
+    busy = len([word for word in alive(state, seen, timing) if word.status not in (READY, LEFT)])
+    heard = {word.node for word in seen.words.values() if word.attempt == state.attempt}
+    unheard = [node for node in state.expected if node not in heard]
+    enough = len(ready) >= state.min_nodes
+    overdue = seen.forming_for_s >= timing.join_timeout_s
+    # Without a node list nobody knows who may still come; with one, the last missing node ends the wait.
+    complete = bool(state.expected) and not unheard
+    # Only the attempt's first round waits for the unknown: a node that never came must not delay every restart.
+    first = not any(past.attempt == state.attempt for past in state.history)
+    patience_s = timing.last_call_s
+    if len(ready) >= state.max_nodes:
+        patience_s = timing.settle_s if _out_of_order(state, ready, unheard) else 0.0
+    awaited = first and not complete and seen.forming_for_s < patience_s
+    # A busy node is about to be ready, unless a worker of its cannot be killed: it is not waited for without end.
+    if enough and ((not busy and not awaited) or overdue):
+        return _form(state, ready, seen)
+    if complete and len(staying) < state.min_nodes:
+        return _too_few(state, seen, len(staying), "and nothing can replace it")
+    if overdue and not enough:
+        return _too_few(state, seen, len(staying), f"after waiting {seen.forming_for_s:.0f} s")
+    return state
+
+
+def _may_take_part(state: State, word: NodeWord, timing: Timing) -> bool:
+    return timing.rejoin != NEVER or not state.admitted or word.node in state.admitted
+
+
+def _out_of_order(state: State, ready: Sequence[NodeWord], unheard: Sequence[str]) -> bool:
+    """Tell whether a node that was not heard of yet comes before one that would take its place now."""
+    chosen = {word.node for word in choose(ready, state.participants, state.max_nodes)}
+    places = [place for place, node in enumerate(state.expected) if node in chosen]
+    return bool(places) and any(node in unheard for node in state.expected[: places[-1]])
+
+
+def _too_few(state: State, seen: Seen, staying: int, why: str) -> State:
+    heard = {word.node for word in seen.words.values() if word.attempt == state.attempt}
+    never = [node for node in state.expected if node not in heard]
+    left = [
+        f"{word.node} left: {word.reason}"
+        for word in seen.words.values()
+        if word.attempt == state.attempt and word.reason is not None
+    ]
+    last = state.past(state.round)
+    # A round that lost a node has said so already, with the better words.
+    told = last.reason if last and last.attempt == state.attempt and last.outcome == NODE_LOST else None
+    parts = [told] if told else left
+    if never:
+        more = f" and {len(never) - 8} more" if len(never) > 8 else ""
+        parts.append(f"never heard of {', '.join(never[:8])}{more}")
+    number = f"{count(staying, 'node')} left, at least {state.min_nodes} needed, {why}"
+    return close(state, FAILED, "; ".join([*(p for p in parts if p), number]), EXIT_FAILED, seen.now_ns)
+
+
+def _form(state: State, ready: Sequence[NodeWord], seen: Seen) -> State:
+    chosen = choose(ready, state.participants, state.max_nodes)
+    participants: list[Participant] = []
+    first_rank = 0
+    for group_rank, word in enumerate(chosen):
+        participants.append(Participant(word.node, word.incarnation, word.slots, first_rank, group_rank))
+        first_rank += word.slots
+    number = state.round + 1
+    entry = RoundHistory(
+        number, state.attempt, tuple(p.node for p in participants), first_rank, seen.now_ns, None, RUNNING, None, None
+    )
+    formed = replace(
+        state,
+        phase=RUNNING,
+        round=number,
+        participants=tuple(participants),
+        admitted=state.admitted or tuple(word.node for word in ready),
+        world_size=first_rank,
+        master=Master(chosen[0].address, chosen[0].port),
+    )
+    return with_history(formed, entry)
+
+
+def choose(ready: Sequence[NodeWord], previous: Sequence[Participant], max_nodes: int) -> list[NodeWord]:
+    """Return the nodes of the next round in the order of their ranks.
+
+    Nodes of the previous round come first; when as many take part as before, each keeps its place and a newcomer gets
+    the place of who is gone. Otherwise the order is Slurm's (`position`), which follows the topology.
+    """
+    before = {p.node: p.group_rank for p in previous}
+    by_position = sorted(ready, key=lambda word: (word.position, word.node))
+    chosen = sorted(by_position, key=lambda word: word.node not in before)[:max_nodes]
+    if len(chosen) != len(previous):
+        return sorted(chosen, key=lambda word: (word.position, word.node))
+    places: dict[int, NodeWord] = {before[word.node]: word for word in chosen if word.node in before}
+    newcomers = iter(word for word in chosen if word.node not in before)
+    return [places[place] if place in places else next(newcomers) for place in range(len(chosen))]

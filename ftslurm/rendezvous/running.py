@@ -1,0 +1,124 @@
+"""A round runs: has it ended, and what follows? The half of the fold that judges participants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ftslurm.rendezvous.ending import close, count, describe, end_round
+from ftslurm.rendezvous.seen import AT_ONCE, Seen, Timing, alive, replaced, waiting, word_of
+from ftslurm.rendezvous.state import (
+    EXIT_DO_NOT_REQUEUE,
+    EXIT_FAILED,
+    EXIT_SUCCESS,
+    FAILED,
+    FORMING,
+    NODE_LOST,
+    READY,
+    STOPPED,
+    SUCCEEDED,
+    Failure,
+    LostNode,
+    NodeWord,
+    Participant,
+    State,
+)
+
+
+def fold_running(state: State, seen: Seen, timing: Timing) -> State:
+    """Return what follows from how the participants of the running round do; `state` itself when it goes on."""
+    failures: list[Failure] = []
+    lost: list[Participant] = []
+    leaving: list[NodeWord] = []
+    again: list[NodeWord] = []
+    for participant in state.participants:
+        word = word_of(participant, seen)
+        if word and word.failure and word.failure.round == state.round:
+            failures.append(word.failure)
+        elif word and word.status == SUCCEEDED and word.round == state.round:
+            continue
+        elif word and word.reason is not None:
+            leaving.append(word)
+        elif word and word.status == READY and word.round == state.round:
+            again.append(word)
+        elif seen.silent_s.get(participant.node, 0.0) >= timing.node_timeout_s or replaced(state, participant, seen):
+            lost.append(participant)
+    # Ranks fail when a peer's node is told to stop: the stop is the cause then, their failures are its effect.
+    if failures and not any(word.stop_signal for word in leaving):
+        return _after_failure(state, seen, failures)
+    if lost or leaving:
+        return _after_loss(state, seen, lost, leaving)
+    if again:
+        what = f"{', '.join(word.node for word in again)} asked for the next round"
+        return _restart(end_round(state, seen, FAILED, what, None), seen, what)
+    return _admit(state, seen, timing) if timing.rejoin == AT_ONCE else state
+
+
+def _admit(state: State, seen: Seen, timing: Timing) -> State:
+    """End the round for late nodes when there is room for them; that is no failure, so no restart is used up."""
+    room = state.max_nodes - len(state.participants)
+    living = {word.node for word in alive(state, seen, timing)}
+    late = [word.node for word in waiting(state, seen.words) if word.node in living]
+    if room <= 0 or not late or (len(late) < room and seen.joining_for_s < timing.last_call_s):
+        return state
+    what = f"{', '.join(sorted(late))} joined"
+    return replace(end_round(state, seen, STOPPED, what, None), phase=FORMING)
+
+
+def all_succeeded(state: State, seen: Seen) -> bool:
+    """Tell whether every participant says that its workers have succeeded."""
+    words = [word_of(participant, seen) for participant in state.participants]
+    return all(word is not None and word.status == SUCCEEDED and word.round == state.round for word in words)
+
+
+def succeed(state: State, seen: Seen) -> State:
+    """Close the attempt: its work is done."""
+    state = end_round(state, seen, SUCCEEDED, None, None)
+    reason = f"all {state.world_size} ranks on {count(len(state.participants), 'node')} succeeded"
+    return close(state, SUCCEEDED, reason, EXIT_SUCCESS, seen.now_ns)
+
+
+def _after_failure(state: State, seen: Seen, failures: Sequence[Failure]) -> State:
+    first = failures[0]
+    what = describe(first)
+    state = end_round(state, seen, FAILED, what, first)
+    return refuse_restart(state, seen) or _restart(state, seen, what)
+
+
+def refuse_restart(state: State, seen: Seen) -> State | None:
+    """Close when a rank of the newest round said "do not restart", perhaps after another one had failed."""
+    for participant in state.participants:
+        word = word_of(participant, seen)
+        said = word.failure if word else None
+        if said and said.round == state.round and said.exit_code == EXIT_DO_NOT_REQUEUE:
+            code = f"code {EXIT_DO_NOT_REQUEUE}: do not restart, do not requeue"
+            reason = f"rank {said.rank} on {said.node} ended with {code}"
+            return close(state, FAILED, reason, EXIT_DO_NOT_REQUEUE, seen.now_ns)
+    return None
+
+
+def _after_loss(state: State, seen: Seen, lost: Sequence[Participant], leaving: Sequence[NodeWord]) -> State:
+    reasons = [f"{word.node} left: {word.reason}" for word in leaving]
+    reasons += [
+        f"{p.node} was lost: its agent gave no sign of life for {seen.silent_s.get(p.node, 0.0):.1f} s"
+        if not replaced(state, p, seen)
+        else f"{p.node} was lost: its agent was started anew"
+        for p in lost
+    ]
+    gone = [(word.node, word.incarnation) for word in leaving] + [(p.node, p.incarnation) for p in lost]
+    entries = tuple(
+        LostNode(node, incarnation, state.round, seen.now_ns, round(seen.silent_s.get(node, 0.0), 3))
+        for node, incarnation in gone
+    )
+    what = "; ".join(reasons)
+    state = end_round(replace(state, lost=state.lost + entries), seen, NODE_LOST, what, None)
+    return _restart(state, seen, what)
+
+
+def _restart(state: State, seen: Seen, what: str) -> State:
+    if state.restarts_used >= state.max_restarts:
+        budget = f"no restarts allowed (--max-restarts {state.max_restarts})"
+        if state.max_restarts:
+            budget = f"all {state.max_restarts} restarts are used up"
+        return close(state, FAILED, f"{what}; {budget}", EXIT_FAILED, seen.now_ns)
+    return replace(state, phase=FORMING, restarts_used=state.restarts_used + 1)
