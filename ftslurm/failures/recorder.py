@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 _RESERVE = 16 * 1024 * 1024  # bytes that recording a MemoryError may need, while its frames hold all the rest
-_HIGH_FD = 200  # out of the way: the user's first open() is number 3, as in plain Python
 
 
 class Recorder:
@@ -31,30 +30,23 @@ class Recorder:
         self.reserve = bytes(_RESERVE)  # zeroes that are never touched: address space, but no memory
 
     def watch_fatal_signals(self) -> None:
-        """Have faulthandler write all stacks to stacks.txt, unless the user has it write elsewhere."""
+        """Have faulthandler write all stacks to stacks.txt, unless the user has it write elsewhere.
+
+        And to hang.txt when the agent asks for them, see `ftslurm.monitor.dumpsignal`.
+        """
         import faulthandler
 
-        if self.directory is None or faulthandler.is_enabled():
+        if self.directory is None:
             return
-        path = os.path.join(self.directory, "stacks.txt")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            fd = _raise_fd(os.open(path, flags, 0o600))
-            faulthandler.enable(fd, all_threads=True)
-        except OSError as problem:
-            say(f"no stacks of fatal signals will be recorded: {path}: {problem.strerror}")
-            return
-        opened = os.fstat(fd)
+            from ftslurm.monitor import dumpsignal
 
-        def point_child_to_stderr() -> None:
-            # A forked data-loader process that crashes is not its rank: its stacks belong in the rank's log.
-            try:
-                if os.path.samestat(os.fstat(fd), opened):  # else the user has reused the number
-                    os.dup2(2, fd, inheritable=False)
-            except OSError:
-                pass
-
-        os.register_at_fork(after_in_child=point_child_to_stderr)
+            dumpsignal.install(self.directory)
+            if not faulthandler.is_enabled():
+                fd = dumpsignal.private_file(os.path.join(self.directory, "stacks.txt"))
+                faulthandler.enable(fd, all_threads=True)
+        except (OSError, ImportError) as problem:
+            say(f"stacks of fatal signals or of a hang will not be recorded: {self.directory}: {problem}")
 
     def exception(self, error: BaseException, trace: TracebackType | None) -> None:
         """Write the record of what ends this process; never raises. Forked children write nothing."""
@@ -119,18 +111,6 @@ class Recorder:
             record.write(content, directories)
         except OSError as problem:
             say(f"the error record could not be written: {problem}")
-
-
-def _raise_fd(fd: int) -> int:
-    """Move ``fd`` up, so that the user's first open() is number 3 as in plain Python."""
-    import fcntl
-
-    try:
-        high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
-    except OSError:
-        return fd  # RLIMIT_NOFILE is lower than that.
-    os.close(fd)
-    return high
 
 
 def say(text: str, prefix: str = "ftslurm") -> None:

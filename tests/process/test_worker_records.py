@@ -81,7 +81,7 @@ def test_an_exception_is_recorded_with_all_that_is_known(tmp_path: Path) -> None
         (5, "step", "raise ValueError('boom')"),
     ]
     assert exception["context"]["type"] == "ZeroDivisionError"
-    assert sorted(p.name for p in worker.records.iterdir()) == ["error.json", "progress", "stacks.txt"]
+    assert sorted(p.name for p in worker.records.iterdir()) == ["error.json", "hang.txt", "progress", "stacks.txt"]
 
 
 @pytest.mark.parametrize("start", [BY_FILE, BY_NAME])
@@ -446,7 +446,7 @@ def test_a_full_disk_costs_neither_the_exception_nor_leaves_half_a_record(tmp_pa
     assert process.returncode == 1
     assert "ZeroDivisionError" in process.stderr
     assert "ftslurm: the error record could not be written" in process.stderr
-    assert [p.name for p in worker.records.iterdir()] == ["stacks.txt"]
+    assert sorted(p.name for p in worker.records.iterdir()) == ["hang.txt", "stacks.txt"]
 
 
 @pytest.mark.skipif(not hasattr(resource, "RLIMIT_AS"), reason="needs RLIMIT_AS")
