@@ -74,6 +74,7 @@ def _supervise(
     from dataclasses import replace
 
     from ftslurm.agent.courier import Courier
+    from ftslurm.agent.doorbell import Doorbell
     from ftslurm.agent.loop import AgentLoop, AgentSettings
     from ftslurm.agent.machine import AgentMachine
     from ftslurm.agent.ports import ReservedPort, lowest_ephemeral, pick_at_random
@@ -97,7 +98,9 @@ def _supervise(
     fs = PosixFileSystem(owner=os.geteuid())
     pace = Pace(heartbeat_s=options.heartbeat_s, follow_s=min(1.0, options.heartbeat_s))
     timing = Timing(options.node_timeout_s, options.join_timeout_s, options.last_call_s, rejoin=options.rejoin)
-    courier = Courier(Member(fs, run, shape, word, timing, pace, time.monotonic, time.time_ns), time.monotonic)
+    bell = Doorbell(placement.address, incarnation)
+    member = Member(fs, run, shape, word, timing, pace, time.monotonic, time.time_ns, ring=bell.ring)
+    courier = Courier(member, time.monotonic)
     machine = AgentMachine(
         placement.node, incarnation, placement.attempt, slots, options.grace_s, _kill_wait_s(placement)
     )
@@ -123,6 +126,7 @@ def _supervise(
         fs,
         run,
         lambda: ReservedPort(pick_at_random, lowest),
+        bell,
         time.monotonic,
         time.time_ns,
     )

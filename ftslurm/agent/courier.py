@@ -61,6 +61,8 @@ class Courier:
         self._word: NodeWord | None = None
         self._errands: deque[tuple[Errand, object]] = deque()
         self._stopping = False
+        self._rung = False
+        self._looked_at = float("-inf")
         self.published = False
         self.news: deque[object] = deque()
         self.wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -88,6 +90,12 @@ class Courier:
             self._errands.append((errand, answer))
             self._condition.notify()
 
+    def rung(self) -> None:
+        """Somebody says that there is news: look as soon as a hurried look is due."""
+        with self._condition:
+            self._rung = True
+            self._condition.notify()
+
     def finish(self, timeout_s: float) -> bool:
         """Publish the last word, run the errands left, stop; False when that took longer than `timeout_s` seconds."""
         with self._condition:
@@ -103,6 +111,11 @@ class Courier:
         tries = TRIES
         while True:
             word, errands, stopping = self._wait(due)
+            if self._rung:
+                self._rung = False
+                self._member.rung()
+                # Sixty nodes that say something at once make a few looks, not sixty.
+                due = min(due, self._looked_at + self._member.next_look_s())
             # The word goes first: others wait for it, nobody waits for a record.
             if word is not None:
                 self._member.say(word)
@@ -119,7 +132,7 @@ class Courier:
 
     def _wait(self, due: float) -> tuple[NodeWord | None, list[tuple[Errand, object]], bool]:
         with self._condition:
-            while self._word is None and not self._errands and not self._stopping:
+            while self._word is None and not self._errands and not self._stopping and not self._rung:
                 left = due - self._monotonic()
                 if left <= 0:
                     break
@@ -165,6 +178,7 @@ class Courier:
             self._bring(Lost(_bug(error)))
             return 3600.0
         self.published = True
+        self._looked_at = self._monotonic()
         self._complain(None)
         self._tell(view)
         return self._member.next_look_s()

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ftslurm.agent.courier import Courier, Lost, Note, Trouble
+from ftslurm.agent.doorbell import Doorbell
 from ftslurm.agent.environment import (
     BOTH,
     STDERR,
@@ -100,6 +101,7 @@ class AgentLoop:
         console: tells the user.
         fs, run: where errands write.
         reserve: reserves a port for the next round.
+        bell: by which others say that there is news.
         monotonic, now_ns: the clocks.
     """
 
@@ -113,6 +115,7 @@ class AgentLoop:
         fs: FileSystem,
         run: RunDirectory,
         reserve: Callable[[], ReservedPort],
+        bell: Doorbell,
         monotonic: Callable[[], float],
         now_ns: Callable[[], int],
     ) -> None:
@@ -125,6 +128,7 @@ class AgentLoop:
         self._run = run
         self._reserve = reserve
         self._port = reserve()
+        self._bell = bell
         self._monotonic = monotonic
         self._now_ns = now_ns
         self._workers = Workers(now_ns)
@@ -153,7 +157,10 @@ class AgentLoop:
         self._selector.register(wake_r, selectors.EVENT_READ, "signal")
         self._selector.register(self._settings.guardian, selectors.EVENT_READ, "guardian")
         self._selector.register(self._courier.wake_r, selectors.EVENT_READ, "courier")
-        self._courier.say(replace(self._word, port=self._port.number))
+        if self._bell.port:
+            self._selector.register(self._bell, selectors.EVENT_READ, "bell")
+        self._word = replace(self._word, port=self._port.number, bell=self._bell.port)
+        self._courier.say(self._word)
         self._courier.start()
         while self._exit is None:
             self._turn(wake_r)
@@ -193,6 +200,8 @@ class AgentLoop:
             _drain(self._courier.wake_r)
             while self._courier.news:
                 self._on_news(self._courier.news.popleft())
+        if "bell" in sources and self._bell.answer():
+            self._courier.rung()
         if self._sweeping:
             self._sweep_on()
         if self._killed_at is not None and self._monotonic() - self._killed_at >= UNKILLABLE_S:

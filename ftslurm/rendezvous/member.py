@@ -7,7 +7,7 @@ decides when. All deciding is in `fold`; here is the reading and writing around 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from ftslurm.rendezvous.ending import finish
@@ -21,6 +21,8 @@ from ftslurm.sharedfs.publish import publish, random_nonce
 from ftslurm.sharedfs.rundir import RunDirectory
 
 CLOSE_TRIES = 20
+RUNG_S = 1.0
+"""For so long an agent that was told of news looks for it; it may not be visible here at once."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ class Member:
         pace: how often to look.
         now: monotonic clock, seconds.
         now_ns: wall clock, nanoseconds since the epoch.
+        ring: tells these agents to look now; nothing relies on it.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class Member:
         now: Callable[[], float],
         now_ns: Callable[[], int],
         nonce: Callable[[], str] = random_nonce,
+        ring: Callable[[Iterable[NodeWord]], None] = lambda words: None,
     ) -> None:
         self._fs = fs
         self._run = run
@@ -109,6 +113,7 @@ class Member:
         self._now = now
         self._now_ns = now_ns
         self._nonce = nonce
+        self._ring = ring
         self._cell = FencedCell(fs, run.state, nonce)
         self._notes: list[str] = []
         self._observer = Observer(fs, run, shape.expected, timing, pace.follow_s, now, self._notes)
@@ -119,6 +124,7 @@ class Member:
         self._rivals: dict[str, tuple[str, int]] = {}
         self._over: Superseded | RunInUse | Refused | None = None
         self._looked_thoroughly_at = float("-inf")
+        self._rung_at = float("-inf")
 
     @property
     def word(self) -> NodeWord:
@@ -129,6 +135,10 @@ class Member:
         """Change this node's word, but for its counter; the next tick publishes it."""
         self._word = replace(word, counter=self._word.counter)
         self._dirty = True
+
+    def rung(self) -> None:
+        """Somebody says that there is news: look soon, past all caches."""
+        self._rung_at = self._now()
 
     def tick(self) -> View:
         """Publish, read, and coordinate if it is this node's turn.
@@ -192,6 +202,8 @@ class Member:
         state = self._state
         if state is None or state.phase == FORMING or self._word.reason is not None:
             return True
+        if self._now() - self._rung_at < RUNG_S:
+            return True
         if state.phase != RUNNING or self._word.status == RUNNING:
             return False
         # A participant that has not begun, or has ended; a spare has time.
@@ -222,6 +234,7 @@ class Member:
         now = self._now()
         if not self._dirty and now - self._published_at < self._pace.heartbeat_s:
             return
+        said = self._dirty
         # Dropped before the write: a word said during it must be published by the next tick.
         self._dirty = False
         self._word = replace(self._word, counter=self._word.counter + 1, token=self._token, time_ns=self._now_ns())
@@ -231,12 +244,17 @@ class Member:
             self._dirty = True
             raise
         self._published_at = now
+        if said and self._state is not None and not self._coordinating():
+            leader = self._observer.coordinators_word(self._state)
+            self._ring([leader] if leader is not None else [])
 
     def _tell_followers(self) -> None:
         """Have the coordinator's word name the newest state at once: followers look there first."""
         if self._coordinating() and self._word.token < self._token:
             self._dirty = True
             self._publish_word()
+            others = [word for word in self._observer.words.values() if word.node != self._word.node]
+            self._ring(word for word in others if word.attempt == self._word.attempt and word.status != LEFT)
 
     # The state
 
@@ -264,6 +282,7 @@ class Member:
             # Who took the lease meanwhile lives, however long it had been silent, and even if its word cannot be read.
             self._observer.heard(state.coordinator.node)
         self._state, self._token = state, newest.token
+        self._rung_at = float("-inf")
 
     def _set(self, state: State) -> bool:
         """Publish `state` as the successor of the one known; whoever wins, the newest is then known."""

@@ -85,6 +85,7 @@ class NodeWord:
         stop_signal: the signal from outside that told it to leave ("SIGTERM"), if that is why.
         token: the newest state that it has seen.
         time_ns: its own clock, for people; never compared with another node's.
+        bell: the port of its doorbell at `address`, 0 without one.
     """
 
     node: str
@@ -104,6 +105,7 @@ class NodeWord:
     stop_signal: str | None
     token: int
     time_ns: int
+    bell: int = 0
 
     def encode(self) -> bytes:
         """Return it as a file's content."""
@@ -134,6 +136,7 @@ class NodeWord:
             fields.maybe_text("stop_signal"),
             fields.number("token"),
             fields.number("time_ns"),
+            fields.maybe_number("bell") or 0,
         )
 
 

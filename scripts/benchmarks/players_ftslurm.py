@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks.players import Worlds
 from ftslurm import __version__
 from ftslurm.agent.courier import Courier, Lost
+from ftslurm.agent.doorbell import Doorbell
 from ftslurm.rendezvous.member import Member, Pace, View, first_word
 from ftslurm.rendezvous.seen import Shape, Timing
 from ftslurm.rendezvous.state import FAILED, FORMING, READY, RUNNING, SUCCEEDED
@@ -92,7 +93,10 @@ class Agent:
         self._word = replace(self._word, address="127.0.0.1", port=29400)
         shape = Shape(os.path.basename(run.root), ATTEMPT, names, len(names), len(names), RESTARTS)
         timing = Timing(node_timeout_s=8.0, join_timeout_s=600.0, last_call_s=30.0)
-        member = Member(self.fs, run, shape, self._word, timing, Pace(), time.monotonic, time.time_ns)
+        self.bell = Doorbell(self._word.address, self._word.incarnation)
+        self._word = replace(self._word, bell=self.bell.port)
+        ring = self.bell.ring
+        member = Member(self.fs, run, shape, self._word, timing, Pace(), time.monotonic, time.time_ns, ring=ring)
         self.courier = Courier(member, time.monotonic)
 
     def hear(self) -> None:
@@ -104,6 +108,11 @@ class Agent:
                 self._obey(news)
             elif isinstance(news, Lost):
                 raise SystemExit(f"member {self.number} is out: {news.reason}")
+
+    def rung(self) -> None:
+        """Look at once when somebody says that there is news."""
+        if self.bell.answer():
+            self.courier.rung()
 
     def _obey(self, view: View) -> None:
         state = view.state
@@ -171,10 +180,11 @@ class FtslurmMembers:
     def _work(self) -> None:
         with selectors.DefaultSelector() as selector:
             for agent in self._agents.values():
-                selector.register(agent.courier.wake_r, selectors.EVENT_READ, agent)
+                selector.register(agent.courier.wake_r, selectors.EVENT_READ, agent.hear)
+                selector.register(agent.bell, selectors.EVENT_READ, agent.rung)
             while not self._over.is_set():
                 for key, _ in selector.select(0.1):
-                    key.data.hear()
+                    key.data()
 
 
 def assemble(size: int, members: list[int], root: str) -> FtslurmMembers:

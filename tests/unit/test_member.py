@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import errno
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
 import pytest
 
-from ftslurm.rendezvous.member import Member, Pace, Refused, RunInUse, Superseded, View, first_word
+from ftslurm.rendezvous.member import RUNG_S, Member, Pace, Refused, RunInUse, Superseded, View, first_word
 from ftslurm.rendezvous.seen import Shape, Timing
 from ftslurm.rendezvous.state import CLOSED, FAILED, FORMING, LEFT, READY, RUNNING, SUCCEEDED, Failure, NodeWord, State
 from ftslurm.sharedfs.cell import FencedCell
@@ -34,6 +34,7 @@ class Cluster:
         self.members: dict[str, Member] = {}
         self.views: dict[str, View] = {}
         self.count = 0
+        self.rung: set[str] = set()
 
     def add(
         self,
@@ -50,9 +51,12 @@ class Cluster:
             shape = Shape("r", attempt, expected, low or len(expected), len(expected), 3)
             client = self.fs.client(hook)
             self.members[name] = Member(
-                client, RUN, shape, word, TIMING, PACE, self.clock.now, self.clock.now_ns, self.nonce
+                client, RUN, shape, word, TIMING, PACE, self.clock.now, self.clock.now_ns, self.nonce, self.ring
             )
         return self
+
+    def ring(self, words: Iterable[NodeWord]) -> None:
+        self.rung.update(word.node for word in words)
 
     def nonce(self) -> str:
         self.count += 1
@@ -657,3 +661,38 @@ def test_what_a_coordinator_published_in_its_last_moment_is_heard_when_it_misses
     assert cluster.state().phase == FORMING
     cluster.go(2 * PACE.heartbeat_s + 1, rest[1])
     assert cluster.views[rest[1]].state == cluster.state()
+
+
+def test_who_has_something_new_to_say_rings_the_coordinator_who_rings_everybody_about_a_new_state() -> None:
+    cluster = Cluster().add("n1", "n2", "n3")
+    cluster.running(1)
+    leader = cluster.coordinator()
+    follower, other = (name for name in cluster.members if name != leader)
+    cluster.rung.clear()
+    cluster.say(follower, status=FAILED, failure=Failure(1, follower, 2, 0, 5, "exit", 1, None, "exit code 1", None))
+    cluster.tick(follower)
+    assert cluster.rung == {leader}
+    cluster.tick(leader)
+    assert cluster.rung == {leader, follower, other}
+
+
+def test_a_heartbeat_rings_nobody() -> None:
+    cluster = Cluster().add("n1", "n2", "n3")
+    cluster.running(1)
+    cluster.go(3)
+    cluster.rung.clear()
+    cluster.go(20)
+    assert not cluster.rung
+
+
+def test_a_follower_that_is_rung_looks_past_its_caches_for_a_while_and_then_rests_again() -> None:
+    cluster = Cluster().add("n1", "n2")
+    cluster.running(1)
+    cluster.go(3)
+    follower = next(name for name in cluster.members if name != cluster.coordinator())
+    member = cluster.members[follower]
+    assert member.next_look_s() == PACE.follow_s
+    member.rung()
+    assert member.next_look_s() < PACE.follow_s / 4
+    cluster.clock.advance(RUNG_S)
+    assert member.next_look_s() == PACE.follow_s

@@ -182,6 +182,15 @@ class VirtualAgent:
             self.told = signal.Signals(number).name
         self._deliver(lambda: self._do(self.machine.on_signal(number, self._moment())))
 
+    def rung(self) -> None:
+        """Let it hear its doorbell."""
+        self._deliver(self._look_soon)
+
+    def _look_soon(self) -> None:
+        self.member.rung()
+        self._due = min(self._due, self.host.now() + self.member.next_look_s())
+        self._turn_at(self._due)
+
     def _thaw(self) -> None:
         if not self.alive or self._frozen():
             return

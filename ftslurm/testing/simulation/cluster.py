@@ -6,7 +6,7 @@ import errno
 import heapq
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -35,6 +35,9 @@ OBEY_S = PACE.thorough_s + PACE.follow_s + GRACE_S + 4.0
 """An agent that can see has stopped the workers of a finished round after this long."""
 
 CHANGES = ("link", "rename", "unlink")
+
+HEARD = 0.7
+"""How many of the datagrams that say "look now" arrive."""
 
 
 @dataclass(frozen=True)
@@ -274,12 +277,20 @@ class Cluster(Host):
         word = first_word(home.name, incarnation, attempt.name, position, attempt.slots)
         # The simulating process has one pid only, and it differs from run to run.
         word = replace(word, pid=1, port=29400)
+        clocks = (agent.monotonic, agent.now_ns)
         member = Member(
-            agent.fs, RUN, shape or attempt.shape, word, self.timing, PACE, agent.monotonic, agent.now_ns, self._nonce
+            agent.fs, RUN, shape or attempt.shape, word, self.timing, PACE, *clocks, self._nonce, self._ring
         )
         machine = AgentMachine(home.name, incarnation, attempt.name, attempt.slots, GRACE_S, KILL_WAIT_S)
         self.note(f"{incarnation} of {attempt.name} starts")
         agent.start(member, machine)
+
+    def _ring(self, words: Iterable[NodeWord]) -> None:
+        """Datagrams: some are lost, the others come in any order."""
+        for word in words:
+            agent = self.agents.get(word.incarnation)
+            if agent is not None and self.rng.random() < HEARD:
+                self.after(self.rng.uniform(0.0, 0.05), agent.rung)
 
     def _nonce(self) -> str:
         self._nonces += 1

@@ -1,0 +1,128 @@
+"""The doorbell: "look at the shared directory now", one datagram from node to node; a hint and nothing more.
+
+Everything works without it, only later: who is not rung looks once a second, and a datagram may be lost, blocked or
+forged at will. It carries no news, and it is obeyed only when it names this agent's incarnation, which stands in the
+run directory for its owner alone to read.
+"""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+from collections.abc import Iterable
+
+from ftslurm.rendezvous.state import NodeWord
+
+GREETING = b"ftslurm look "
+LONGEST = 128
+AT_ONCE = 256
+"""So many datagrams are taken in one go; the rest may wait, for the next look serves them all."""
+
+
+class Doorbell:
+    """This agent's bell, and how it rings those of others.
+
+    Args:
+        address: where others reach this node, a name or a number; it hears only that number, or loopback.
+        incarnation: this agent's.
+
+    Attributes:
+        port: where it listens; 0 when there is no bell to be had, which costs nothing but time.
+    """
+
+    def __init__(self, address: str, incarnation: str) -> None:
+        self._greeting = GREETING + incarnation.encode()
+        self._socket = _listen(address)
+        self.port: int = self._socket.getsockname()[1] if self._socket else 0
+        self._senders: dict[int, socket.socket] = {}
+        self._numbers: dict[str, tuple[int, str]] = {}
+        self._asked: queue.SimpleQueue[NodeWord] = queue.SimpleQueue()
+        self._resolver: threading.Thread | None = None
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable when somebody rings; -1 without a bell."""
+        return self._socket.fileno() if self._socket else -1
+
+    def answer(self) -> bool:
+        """Take what has come in; tell whether somebody rang who knows this agent."""
+        rung = False
+        for _ in range(AT_ONCE):
+            try:
+                rung |= self._socket is not None and self._socket.recv(LONGEST) == self._greeting
+            except OSError:
+                break
+        return rung
+
+    def ring(self, words: Iterable[NodeWord]) -> None:
+        """Ring the agents that said these words; never blocks, and never says whether anybody heard."""
+        for word in words:
+            if not word.bell:
+                continue
+            if (number := self._number(word.address)) is not None:
+                self._send(number, word)
+                continue
+            if self._resolver is None:
+                # A name server may take half a minute to say nothing: that thread alone waits for it.
+                self._resolver = threading.Thread(target=self._resolve, name="doorbell", daemon=True)
+                self._resolver.start()
+            self._asked.put(word)
+
+    def _number(self, address: str) -> tuple[int, str] | None:
+        if address not in self._numbers:
+            family = _family(address)
+            if family is None:
+                return None
+            self._numbers[address] = (family, address)
+        return self._numbers[address]
+
+    def _resolve(self) -> None:
+        while True:
+            word = self._asked.get()
+            try:
+                if word.address not in self._numbers:
+                    family, *_, place = socket.getaddrinfo(word.address, word.bell, type=socket.SOCK_DGRAM)[0]
+                    self._numbers[word.address] = (family, str(place[0]))
+            except (OSError, UnicodeError):
+                continue
+            self._send(self._numbers[word.address], word)
+
+    def _send(self, number: tuple[int, str], word: NodeWord) -> None:
+        family, address = number
+        try:
+            if family not in self._senders:
+                self._senders[family] = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+            self._senders[family].sendto(GREETING + word.incarnation.encode(), (address, word.bell))
+        except OSError:
+            pass
+
+
+def _family(address: str) -> socket.AddressFamily | None:
+    """Return the family of a numeric address, None for a name."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, address)
+        except (OSError, UnicodeError):
+            continue
+        return family
+    return None
+
+
+def _listen(address: str) -> socket.socket | None:
+    """Return a bound socket; a node known by name listens on all its interfaces, for names resolve as sites like."""
+    family = _family(address)
+    places = [(socket.AF_INET6, "::"), (socket.AF_INET, "")] if family is None else [(family, address)]
+    for family, place in places:
+        try:
+            bell = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        except OSError:
+            continue
+        try:
+            if place == "::":
+                bell.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            bell.bind((place, 0))
+        except OSError:
+            bell.close()
+            continue
+        return bell
+    return None

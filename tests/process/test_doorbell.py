@@ -1,0 +1,72 @@
+"""The doorbell on real sockets: who knows the agent can ring it, and nothing ever waits for it."""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from dataclasses import replace
+
+import pytest
+
+from ftslurm.agent.doorbell import GREETING, Doorbell
+from ftslurm.rendezvous.member import first_word
+from ftslurm.rendezvous.state import NodeWord
+
+
+def word_of(bell: Doorbell, address: str = "127.0.0.1", incarnation: str = "secret") -> NodeWord:
+    word = first_word("n1", incarnation, "1.0", 0, 1)
+    return replace(word, address=address, bell=bell.port)
+
+
+def rung(bell: Doorbell, seconds: float = 5.0) -> bool:
+    return bool(select.select([bell], [], [], seconds)[0]) and bell.answer()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "localhost"])
+def test_an_agent_is_rung_by_who_has_read_its_word(address: str) -> None:
+    try:
+        socket.getaddrinfo(address, 1)[0]
+        bell = Doorbell(address, "secret")
+    except OSError:
+        pytest.skip(f"no {address} here")
+    if not bell.port:
+        pytest.skip(f"cannot listen on {address} here")
+    Doorbell("127.0.0.1", "other").ring([word_of(bell, address)])
+    assert rung(bell)
+
+
+def test_a_stranger_who_does_not_know_the_incarnation_rings_in_vain() -> None:
+    bell = Doorbell("127.0.0.1", "secret")
+    Doorbell("127.0.0.1", "other").ring([word_of(bell, incarnation="guessed")])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+        for junk in (b"", GREETING, GREETING + b"secret" * 100, b"\xff" * 1000):
+            stranger.sendto(junk, ("127.0.0.1", bell.port))
+        time.sleep(0.1)
+        assert not rung(bell)
+
+
+def test_a_flood_is_taken_in_bounded_bites() -> None:
+    bell = Doorbell("127.0.0.1", "secret")
+    caller, word = Doorbell("127.0.0.1", "other"), word_of(bell)
+    for _ in range(5000):
+        caller.ring([word])
+    assert bell.answer(), "among those that the kernel has kept"
+
+
+def test_a_name_that_cannot_be_resolved_and_a_dead_agent_cost_the_caller_nothing() -> None:
+    gone = Doorbell("127.0.0.1", "gone")
+    word = word_of(gone)
+    gone._socket.close()  # type: ignore[union-attr]
+    caller = Doorbell("127.0.0.1", "other")
+    began = time.monotonic()
+    for _ in range(100):
+        caller.ring([word, replace(word, address="no-such-host.invalid"), replace(word, address="\udcff")])
+    assert time.monotonic() - began < 5.0
+
+
+def test_a_node_without_the_address_goes_without_a_bell() -> None:
+    assert Doorbell("203.0.113.7", "secret").port == 0
+    bell = Doorbell("203.0.113.7", "secret")
+    assert bell.fileno() == -1
+    assert not bell.answer()
