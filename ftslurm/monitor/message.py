@@ -1,0 +1,144 @@
+"""One line of the node's pipe <-> a message (pure): torch's `FileTimerRequest`, or a client's of ours.
+
+Nothing that stands in a line raises an exception: what is no message is `Garbage` with a reason. The source of torch's
+format is torch/distributed/elastic/timer/file_based_local_timer.py (2.13): `{"version", "pid", "scope_id",
+"expiration_time", "signal"}`, the expiration in seconds since the epoch, a negative one meaning "release".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import select
+from typing import Any, NamedTuple
+
+LIMIT = select.PIPE_BUF  # bytes of a line without its newline; more is not written at one go
+SAID = 120  # characters of a name or a reason that are shown
+VERSION = 1
+TIMEOUTS, MISUSE, FINISHED = "timeouts", "misuse", "finished"
+KINDS = (TIMEOUTS, MISUSE, FINISHED)
+_MAX_PID, _MAX_SIGNAL = 2**22, 64
+_STARTS = (b'{"version"', b'{"ftslurm"')
+
+
+class Timer(NamedTuple):
+    """A torch timer; `expiration_s` since the epoch, None to release it; `signal` 0 or less: only tell."""
+
+    pid: int
+    scope: str
+    expiration_s: float | None
+    signal: int
+
+
+class Word(NamedTuple):
+    """A message of ours.
+
+    Attributes:
+        kind: "timeouts" (the mark holds new ones: look at it), "misuse" or "finished".
+        rank: the local rank.
+        pid: who sends it.
+        what, name: a misuse in words, and the section it is about.
+    """
+
+    kind: str
+    rank: int
+    pid: int
+    what: str = ""
+    name: str = ""
+
+
+class Garbage(NamedTuple):
+    """A line that is no message."""
+
+    reason: str
+
+
+def encode(word: Word) -> bytes:
+    """Return the line of `word`, newline included, at most `LIMIT` bytes."""
+    content: dict[str, object] = {"ftslurm": VERSION, "kind": word.kind, "rank": word.rank, "pid": word.pid}
+    if word.what:
+        content["what"] = word.what[:SAID]
+    if word.name:
+        content["name"] = word.name[:SAID]
+    # A newline in front: if another writer died in the middle of a line, this one is not lost with it.
+    return b"\n" + json.dumps(content).encode() + b"\n"
+
+
+def parse(line: bytes) -> Timer | Word | Garbage:
+    """Read one line, without its newline."""
+    message = _parse(line)
+    if isinstance(message, Garbage):
+        # Half a line of a writer that died, and a whole one glued to it. Inside a string the quotes would be escaped.
+        at = max(line.rfind(start) for start in _STARTS)
+        if at > 0:
+            rest = _parse(line[at:])
+            return message if isinstance(rest, Garbage) else rest
+    return message
+
+
+def _parse(line: bytes) -> Timer | Word | Garbage:
+    if len(line) > LIMIT:
+        return Garbage(f"longer than {LIMIT} bytes")
+    if not line.startswith(b"{"):
+        return Garbage(f"expected a JSON object, found {line[:40]!r}")
+    try:
+        content = json.loads(line.decode(), object_pairs_hook=_once, parse_constant=_no_constant)
+        return _word(content) if "ftslurm" in content else _timer(content)
+    except (ValueError, RecursionError) as problem:
+        return Garbage(f"{str(problem)[:SAID]}: {line[:40]!r}")
+
+
+def _timer(content: dict[str, Any]) -> Timer:
+    _whole(content, "version", 0, 2**31)
+    expiration = content.get("expiration_time")
+    if isinstance(expiration, bool) or not isinstance(expiration, (int, float)):
+        raise ValueError(f"expiration_time should be a number, found {expiration!r:.40}")
+    # Digits without end overflow; 1e999 is read as infinite.
+    seconds = float(expiration) if abs(expiration) < 1e300 else math.inf
+    if not math.isfinite(seconds):
+        raise ValueError("expiration_time is too large")
+    return Timer(
+        pid=_whole(content, "pid", 1, _MAX_PID),
+        scope=_text(content, "scope_id", LIMIT),
+        expiration_s=None if seconds < 0 else seconds,
+        signal=max(_whole(content, "signal", -(2**31), _MAX_SIGNAL), 0),
+    )
+
+
+def _word(content: dict[str, Any]) -> Word:
+    version = _whole(content, "ftslurm", 0, 2**31)
+    kind = _text(content, "kind", SAID)
+    if version != VERSION or kind not in KINDS:
+        raise ValueError(f"a message {kind!r:.40} of version {version} is not known")
+    texts = [_text(content, name, SAID) if name in content else "" for name in ("what", "name")]
+    return Word(kind, _whole(content, "rank", 0, 2**20), _whole(content, "pid", 1, _MAX_PID), *texts)
+
+
+def _whole(content: dict[str, Any], name: str, low: int, high: int) -> int:
+    value = content.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ValueError(f"{name} should be a whole number from {low} to {high}, found {str(value)[:40]!r}")
+    return value
+
+
+def _text(content: dict[str, Any], name: str, limit: int) -> str:
+    value = content.get(name)
+    if not isinstance(value, str) or len(value) > limit:
+        raise ValueError(f"{name} should be a string, found {str(value)[:40]!r}")
+    return value
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) != len(pairs):
+        raise ValueError("a key stands twice in it")
+    return content
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON")
+
+
+def shown(text: str) -> str:
+    """Return `text`, that a stranger wrote, quoted, short and printable everywhere."""
+    return ascii(text) if len(text) <= SAID else f"{text[: SAID // 2]!a}...{text[-SAID // 3 :]!a}"
