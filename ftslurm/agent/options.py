@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
 
 from ftslurm.agent.environment import parse_streams
 from ftslurm.rendezvous.seen import NEXT_ROUND, REJOIN
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import argparse
+    from typing import Any
 
 
 class UsageError(ValueError):
@@ -47,8 +48,10 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class _Option:
+    """One option; `read` makes its value of how the option was called and of the text, or raises `UsageError`."""
+
     flags: tuple[str, ...]
-    read: Callable[[str, str], Any] | None
+    read: Callable[[str, str], Any]
     default: Any
     metavar: str
     help: str
@@ -60,6 +63,11 @@ class _Option:
     @property
     def variable(self) -> str:
         return f"FTSLURM_{self.name.upper()}"
+
+    @property
+    def is_switch(self) -> bool:
+        """It takes no value after it."""
+        return not self.metavar
 
 
 def _text(option: str, text: str) -> str:
@@ -113,9 +121,9 @@ def _seconds(least: float) -> Callable[[str, str], float]:
     return read
 
 
-def _switch(variable: str, text: str) -> bool:
-    if text not in ("", "0", "1"):
-        raise UsageError(f"{variable} (in the environment) {text}: expected 0 or 1")
+def _switch(option: str, text: str) -> bool:
+    if text not in ("0", "1"):
+        raise UsageError(f"{option} {text}: expected 0 or 1")
     return text == "1"
 
 
@@ -178,9 +186,10 @@ _OPTIONS = (
         "|".join(REJOIN),
         "a node that comes late, or comes back, ends the round, waits for the next one (default) or stays out",
     ),
-    _Option(("-m", "--module"), None, False, "", "the program is a Python module, as in python -m"),
-    _Option(("--no-python",), None, False, "", "the program is no Python script: run it as it is"),
+    _Option(("-m", "--module"), _switch, False, "", "the program is a Python module, as in python -m"),
+    _Option(("--no-python",), _switch, False, "", "the program is no Python script: run it as it is"),
 )
+_BY_FLAG = {flag: option for option in _OPTIONS for flag in option.flags}
 
 _NOT_OURS = {
     "--rdzv-backend": "the shared directory is the rendezvous: leave it out",
@@ -214,15 +223,11 @@ def parse_run(arguments: Sequence[str], environment: Mapping[str, str]) -> RunOp
         UsageError: with one line.
         SystemExit: after `--help`.
     """
-    ours, program, rest = _split(list(arguments))
-    parsed = vars(_parser().parse_args(ours))
+    said, program, rest = _take_apart(arguments)
     values: dict[str, Any] = {}
     for option in _OPTIONS:
-        said = parsed[option.name]
-        if option.read is None:
-            values[option.name] = said or _switch(option.variable, environment.get(option.variable, ""))
-        elif said is not None:
-            values[option.name] = option.read(option.flags[-1], said)
+        if option.name in said:
+            values[option.name] = option.read(option.flags[-1], said[option.name])
         elif environment.get(option.variable):
             values[option.name] = option.read(f"{option.variable} (in the environment)", environment[option.variable])
         else:
@@ -236,65 +241,81 @@ def parse_run(arguments: Sequence[str], environment: Mapping[str, str]) -> RunOp
     if values["heartbeat_s"] is None:
         values["heartbeat_s"] = min(DEFAULT_HEARTBEAT_S, values["node_timeout_s"] / 2.5)
     if values["node_timeout_s"] < 2 * values["heartbeat_s"]:
-        said = f"--node-timeout {values['node_timeout_s']:g}"
-        raise UsageError(f"{said}: expected at least twice --heartbeat ({values['heartbeat_s']:g})")
+        wrong = f"--node-timeout {values['node_timeout_s']:g}"
+        raise UsageError(f"{wrong}: expected at least twice --heartbeat ({values['heartbeat_s']:g})")
     return RunOptions(program=program, arguments=tuple(rest), **values)
 
 
-def _split(arguments: list[str]) -> tuple[list[str], str | None, list[str]]:
-    """Cut the command line at the program's name; what follows it is never looked at."""
-    valued = {flag for option in _OPTIONS for flag in option.flags if option.read is not None}
-    ours: list[str] = []
-    position = 0
-    while position < len(arguments):
-        argument = arguments[position]
-        if argument == "--":
-            position += 1
+def _take_apart(arguments: Sequence[str]) -> tuple[dict[str, str], str | None, list[str]]:
+    """Cut the command line at the program's name; what follows it is never looked at.
+
+    By hand: argparse and what it imports would stay in each agent's memory for as long as the job runs (0.6 MB).
+
+    Returns:
+        What was said of the options ("1" of a switch) by their names, the program if any, and its arguments.
+    """
+    said: dict[str, str] = {}
+    words = deque(arguments)
+    while words and words[0].startswith("-") and words[0] != "-":
+        word = words.popleft()
+        if word == "--":
             break
-        if not argument.startswith("-") or argument == "-":
-            break
-        if argument.startswith("--"):
-            # torchrun takes --nproc_per_node too.
-            flag, equals, value = argument.partition("=")
-            argument = flag.replace("_", "-") + equals + value
-            if flag.replace("_", "-") in _NOT_OURS:
-                raise UsageError(f"{flag} is torchrun's, not ours: {_NOT_OURS[flag.replace('_', '-')]}")
-        ours.append(argument)
-        position += 1
-        if argument in valued:
-            if position == len(arguments):
-                raise UsageError(f"{argument}: expected a value after it")
-            # One word with "=", so that a value like -1 is not taken for an option.
-            ours[-1] = f"{argument}={arguments[position]}"
-            position += 1
-    program = arguments[position] if position < len(arguments) else None
-    return ours, program, arguments[position + 1 :]
+        flag, value = _flag_and_value(word)
+        option = _find(flag)
+        if not option.is_switch:
+            if value is None and not words:
+                raise UsageError(f"{flag}: expected a value after it")
+            said[option.name] = words.popleft() if value is None else value
+            continue
+        said[option.name] = "1"
+        if value is not None and (word.startswith("--") or word[2] == "="):
+            raise UsageError(f"{flag}: expected no value, found {value!r}")
+        if value is not None:
+            # Several short ones in one word: -mr3.
+            words.appendleft(f"-{value}")
+    program = words.popleft() if words else None
+    return said, program, list(words)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _flag_and_value(word: str) -> tuple[str, str | None]:
+    """Take --flag=value, -fvalue or -f=value apart."""
+    if not word.startswith("--"):
+        return word[:2], word[2:].removeprefix("=") if word[2:] else None
+    flag, equals, value = word.partition("=")
+    return flag, value if equals else None
+
+
+def _find(flag: str) -> _Option:
+    # torchrun takes --nproc_per_node too.
+    name = flag.replace("_", "-")
+    if name in ("-h", "--help"):
+        _print_help()
+        raise SystemExit(0)
+    if name in _NOT_OURS:
+        raise UsageError(f"{flag} is torchrun's, not ours: {_NOT_OURS[name]}")
+    if name not in _BY_FLAG:
+        raise UsageError(f"unknown option {flag}; see ftslurm run --help")
+    return _BY_FLAG[name]
+
+
+def _print_help() -> None:
     import argparse
 
-    class Parser(argparse.ArgumentParser):
-        def error(self, message: str) -> NoReturn:
-            raise UsageError(f"{message}; see ftslurm run --help")
-
-    parser = Parser(
+    parser = argparse.ArgumentParser(
         prog="ftslurm run",
         usage=USAGE,
         description="Run a program on all nodes, restart it when it fails, explain why it failed.",
         epilog="Each option can be set as an environment variable: --max-restarts as FTSLURM_MAX_RESTARTS, and so on. "
         "Exit codes: 0 success, 1 the job failed, 2 wrong usage (nothing was started), 78 failed and do not requeue "
         "(a worker ended with 78), 128+n stopped by signal n from outside.",
-        allow_abbrev=False,
-        # Of a fixed width: argparse would import shutil (600 kB) in every agent to ask for the terminal's.
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=36, width=110),
     )
     for option in _OPTIONS:
-        if option.read is None:
-            parser.add_argument(*option.flags, dest=option.name, action="store_true", help=option.help)
+        if option.is_switch:
+            parser.add_argument(*option.flags, action="store_true", help=option.help)
         else:
-            parser.add_argument(*option.flags, dest=option.name, metavar=option.metavar, help=option.help)
-    return parser
+            parser.add_argument(*option.flags, metavar=option.metavar, help=option.help)
+    parser.print_help()
 
 
 def find_program(options: RunOptions, path: str) -> str:
