@@ -9,13 +9,31 @@ if TYPE_CHECKING:
     from ftslurm.fence import RoundIsOver as RoundIsOver
     from ftslurm.fence import commit as commit
     from ftslurm.fence import fence as fence
-    from ftslurm.monitor.progress import progress as progress
+    from ftslurm.monitor.client import end_all_sections as end_all_sections
+    from ftslurm.monitor.client import end_section as end_section
+    from ftslurm.monitor.client import heartbeat as heartbeat
+    from ftslurm.monitor.client import load_state_dict as load_state_dict
+    from ftslurm.monitor.client import progress as progress
+    from ftslurm.monitor.client import section as section
+    from ftslurm.monitor.client import set_timeouts as set_timeouts
+    from ftslurm.monitor.client import start_section as start_section
+    from ftslurm.monitor.client import state_dict as state_dict
+    from ftslurm.monitor.client import workload_finished as workload_finished
 
 _HOMES = {
     "RoundIsOver": "ftslurm.fence",
     "commit": "ftslurm.fence",
     "fence": "ftslurm.fence",
-    "progress": "ftslurm.monitor.progress",
+    "end_all_sections": "ftslurm.monitor.client",
+    "end_section": "ftslurm.monitor.client",
+    "heartbeat": "ftslurm.monitor.client",
+    "load_state_dict": "ftslurm.monitor.client",
+    "progress": "ftslurm.monitor.client",
+    "section": "ftslurm.monitor.client",
+    "set_timeouts": "ftslurm.monitor.client",
+    "start_section": "ftslurm.monitor.client",
+    "state_dict": "ftslurm.monitor.client",
+    "workload_finished": "ftslurm.monitor.client",
 }
 
 

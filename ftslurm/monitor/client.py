@@ -1,0 +1,280 @@
+"""What a training script says to its agent: heartbeats, sections, steps, and how long they may take.
+
+All of it is fire and forget: nothing here blocks, and nothing raises into the training loop. What is said often is
+a store into the rank's mark (see `mark`); what is rare, a line in the node's pipe, and if that is full or gone the line
+is dropped and counted. Outside an agent, in forked children and in multiprocessing's, every call does nothing: a
+data-loader process is not its rank.
+
+For users of NVRx's RankMonitorClient: `start_section`, `end_section`, `end_all_sections`, `state_dict` and
+`load_state_dict` are called as there; `send_heartbeat` is `heartbeat`; there is nothing to initialise and to shut
+down, but `workload_finished`; and the time-outs are learned by the agents, without
+`calculate_and_set_hb_timeouts`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from ftslurm.monitor import mark
+from ftslurm.monitor.link import AgentLink, say
+from ftslurm.monitor.section import NoSection, Section
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from ftslurm.monitor.timeouts import Learned
+
+VERSION = 1
+_NO_SECTION = NoSection()
+
+
+def heartbeat() -> None:
+    """Say that this rank is alive; the first one opts in to being watched for the next.
+
+    Costs a fraction of a microsecond; see `set_timeouts` for how long the next may take.
+    """
+    try:
+        _beat()
+    except Exception:
+        return  # Being watched is never worth the training run.
+
+
+def progress(step: int) -> None:
+    """Say that this rank has reached `step`: for the report ("failed at step 1200"), and to find slow ranks.
+
+    It is a sign of life for `--hang-timeout`, but no heartbeat: it does not opt in to being watched.
+    """
+    try:
+        _step(int(step))
+    except Exception:
+        return
+
+
+def section(name: str, timeout: float | None = None) -> Section | NoSection:
+    """Return the section `name` of this rank, for `with` or as a decorator of (also async) functions.
+
+    A section that is open longer than its time-out is a hang. Every open section counts, sections may overlap and lie
+    in each other; but one name is open once: opening it again is reported and does no harm.
+
+    Args:
+        name: 1 to 40 bytes; a rank may have 44 of them. More are reported, and not watched.
+        timeout: seconds, from now on, `math.inf` for none; before what was asked for on the command line or learned.
+    """
+    try:
+        found = _known.get(name)
+        if found is None or timeout is not None or found.book.unsent:
+            return _find_section(name, timeout)
+        return found
+    except Exception:
+        return _NO_SECTION
+
+
+def start_section(name: str, timeout: float | None = None) -> None:
+    """Open the section `name`; see `section`."""
+    try:
+        found = section(name, timeout)
+        if isinstance(found, Section):
+            found.start()
+    except Exception:
+        return
+
+
+def end_section(name: str) -> None:
+    """Close the section `name`; one that is not open is reported."""
+    try:
+        found = section(name)
+        if isinstance(found, Section):
+            found.end()
+    except Exception:
+        return
+
+
+def end_all_sections() -> None:
+    """Close every section of this rank that is open, for example after an exception was caught."""
+    try:
+        if _agent is not None:
+            _agent.book.close_all()
+    except Exception:
+        return
+
+
+def workload_finished() -> None:
+    """Say that what follows may take as long as it likes: this rank is watched no more (but for torch's timers)."""
+    try:
+        agent = _connect()
+        if agent is not None:
+            agent.finish()
+    except Exception:
+        return
+
+
+def set_timeouts(
+    *,
+    heartbeat: float | None = None,
+    initial: float | None = None,
+    sections: Mapping[str, float] | None = None,
+    out_of_section: float | None = None,
+) -> None:
+    """Set this rank's own time-outs, from now on, for what runs already too.
+
+    They hold before those of the command line and learned ones. Seconds; `math.inf`: not watched; None: as it was.
+    Something that is no time is reported and left as it was.
+
+    Args:
+        heartbeat: from one heartbeat to the next.
+        initial: from the start of the process to the first heartbeat.
+        sections: each section's, by name.
+        out_of_section: with no section open, once one was.
+    """
+    try:
+        agent = _connect()
+        if agent is not None:
+            agent.set_own(heartbeat, initial, sections or {}, out_of_section)
+    except Exception:
+        return
+
+
+def state_dict() -> dict[str, Any]:
+    """Return what this run has learned about its time-outs, as plain data for a checkpoint.
+
+    Needed only where a checkpoint goes on in another run directory: within a run the agents remember it.
+    """
+    try:
+        return _state()
+    except Exception:
+        return {"version": VERSION, "timeouts": {}}
+
+
+def load_state_dict(state: Mapping[str, Any]) -> None:
+    """Let what `state_dict` returned in an earlier run hold for this rank, where nothing else was asked for.
+
+    Of what this run has learned itself and what stands there, the longer holds. What is no such state is ignored, and
+    said so once on the standard error.
+    """
+    try:
+        _load(state)
+    except Exception as problem:
+        say(f"load_state_dict: ignored, the state is not one of ours: {type(problem).__name__}: {problem}"[:300])
+
+
+_agent: AgentLink | None = None
+_connected = False
+_lock = threading.RLock()
+_known: dict[str, Section] = {}
+_loaded: Learned | None = None
+
+
+def _connect() -> AgentLink | None:
+    """Find out, the first time, where this process stands; None: there is nobody to tell."""
+    if not _connected:
+        with _lock:
+            _connect_once()
+    return _agent
+
+
+def _connect_once() -> None:
+    global _agent, _connected, _known, _beat, _step
+    if _connected:
+        return
+    directory = os.environ.get("FTSLURM_RECORD_DIR")
+    try:
+        if directory and not _is_multiprocessing_child():
+            words = mark.open_writer(directory)
+            _agent = None if words is None else AgentLink(words, os.environ)
+    except Exception as problem:
+        say(f"this rank cannot be watched: {type(problem).__name__}: {problem}"[:300])
+    if _agent is None:
+        _beat, _step = _nothing, _no_step
+    else:
+        _known, _beat, _step = _agent.known, _agent.beat, _agent.step
+    _connected = True
+
+
+def _first_beat() -> None:
+    _connect()
+    if _beat is not _first_beat:
+        _beat()
+
+
+def _first_step(step: int) -> None:
+    _connect()
+    if _step is not _first_step:
+        _step(step)
+
+
+def _nothing() -> None:
+    """What `_beat` is where there is nobody to tell."""
+
+
+def _no_step(step: int) -> None:
+    """What `_step` is where there is nobody to tell."""
+
+
+_beat: Callable[[], None] = _first_beat
+_step: Callable[[int], None] = _first_step
+
+
+def _find_section(name: str, timeout: float | None) -> Section | NoSection:
+    agent = _connect()
+    if agent is None:
+        return _NO_SECTION
+    found = agent.find_section(name)
+    if (timeout is not None and agent.set_section(name, timeout)) or agent.book.unsent:
+        agent.tell_timeouts()
+    return found
+
+
+def _is_multiprocessing_child() -> bool:
+    module: Any = sys.modules.get("multiprocessing.process")
+    return module is not None and module.parent_process() is not None
+
+
+def _state() -> dict[str, Any]:
+    from dataclasses import replace
+
+    from ftslurm.monitor import look, timeouts
+
+    agent = _connect()
+    known = agent.learned if agent else None
+    if _loaded is not None:
+        earlier = known.timeouts if known else timeouts.Spans()
+        rounds = max(_loaded.rounds, known.rounds if known else 0)
+        known = timeouts.Learned(timeouts.widest(earlier, _loaded.timeouts), rounds)
+    words: Any = agent.words if agent else None
+    page = mark.decode(words.tobytes()) if words is not None else None
+    if page is not None and page.opted_in:
+        # When this process was started, and how the other ranks began, only the agents know.
+        seen = replace(look.longest(page, 0.0, timeouts.Spans()), silent=1)
+        known = timeouts.learn(known, seen)
+    content = timeouts.learned_json(known) if known else {"timeouts": {}}
+    return {"version": VERSION, **content}
+
+
+def _load(state: Mapping[str, Any]) -> None:
+    global _loaded
+    from ftslurm.monitor.timeouts import read_learned
+
+    if state["version"] != VERSION:
+        raise ValueError(f"its version is {state['version']!r:.40}, expected {VERSION}")
+    _loaded = read_learned(state)
+    agent = _connect()
+    if agent is not None:
+        agent.set_loaded(_loaded)
+
+
+def _forget() -> None:
+    """In a forked child: nothing that it does is the rank's, nor does it wait for a lock that nobody will release."""
+    global _agent, _connected, _known, _beat, _step, _lock
+    if _agent is not None:
+        _agent.disown()
+    _lock = threading.RLock()
+    _agent, _connected, _known = None, True, {}
+    _beat, _step = _nothing, _no_step
+
+
+# A fork before the first call must not become the one who writes either.
+os.register_at_fork(after_in_child=_forget)
