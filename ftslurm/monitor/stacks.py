@@ -168,7 +168,7 @@ class _Dump:
             self.gone = True
             self._finish("ended while its stacks were collected")
         elif self._size > self._base and self._complete(now_s):
-            self._finish(None)
+            self._finish(self._held() if self._others is not None else None)
         elif since_s >= self._timeout_s:
             self._finish(self._why_no_answer())
         elif self._again and self._size == self._base and since_s >= self._again[0] * self._timeout_s:
@@ -269,12 +269,18 @@ class _Dump:
         if procstate.letter(state) in "Tt":
             self.stopped = True
             return _stopped(state)
-        if procstate.letter(state) == "D":
-            place = procstate.waits_in(self._process)
-            return f"in uninterruptible sleep (D){f' in {place}' if place else ''}"
+        if held := self._held():
+            return held
         if any(procstate.has(state, pending, DUMP_SIGNAL) for pending in ("SigPnd", "ShdPnd")):
             return f"{late}: it blocks the signal, or waits where it cannot be interrupted"
         return late
+
+    def _held(self) -> str | None:
+        """Return what is to be said of a main thread in D state, which may have its stacks written by another one."""
+        if procstate.letter(procstate.status(self._process) or {}) != "D":
+            return None
+        place = procstate.waits_in(self._process)
+        return f"in uninterruptible sleep (D){f' in {place}' if place else ''}"
 
     def _finish(self, problem: str | None) -> None:
         if self._fd >= 0 and self._size > self._base:
