@@ -17,7 +17,9 @@ from ftslurm.agent.kernel import descendants
 from ftslurm.monitor import stacks
 from ftslurm.monitor.stacks import DUMP_SIGNAL, Collector, Stacks, Target
 
-SLEEP = "import os, time\ndef waits():\n    open('ready' + os.environ['LOCAL_RANK'], 'w')\n    time.sleep(600)\nwaits()\n"
+SLEEP = (
+    "import os, time\ndef waits():\n    open('ready' + os.environ['LOCAL_RANK'], 'w')\n    time.sleep(600)\nwaits()\n"
+)
 READY = "open('ready' + os.environ['LOCAL_RANK'], 'w')\n"
 
 
@@ -142,3 +144,221 @@ def test_a_program_without_a_handler_is_not_killed_by_the_question(ranks: Ranks)
     found, _ = collect([target])
     assert found[0].problem == "does not catch the dump signal, or has closed the file for its stacks"
     assert process.poll() is None
+
+
+def test_a_shell_script_answers_by_its_python_child(ranks: Ranks) -> None:
+    """As a program under `--exec` whose Python opted in: the shell itself has no handler."""
+    ranks.place.joinpath("child.py").write_text(
+        "import os\nfrom ftslurm.monitor.dumpsignal import install\ninstall(os.environ['FTSLURM_RECORD_DIR'])\n" + SLEEP
+    )
+    script = ranks.place / "run.sh"
+    script.write_text(f"#!/bin/sh\n{sys.executable} child.py\nexit 0\n")
+    script.chmod(0o755)
+    ranks.start(None, "--exec", str(script))
+    ranks.wait()
+    found, took_s = collect(ranks.targets)
+    assert found[0].problem is None
+    assert "in waits\n" in found[0].text
+    assert took_s < 1
+
+
+def test_a_rank_that_dies_while_it_is_asked_is_said_to_have_ended(ranks: Ranks) -> None:
+    ranks.start(f"import os, signal, time\nsignal.pthread_sigmask(signal.SIG_BLOCK, [{DUMP_SIGNAL}])\n{SLEEP}")
+    ranks.start(SLEEP)
+    ranks.wait()
+    os.kill(ranks.targets[1].pid, signal.SIGKILL)
+    os.waitid(os.P_PIDFD, ranks.targets[1].pidfd, os.WEXITED | os.WNOWAIT)
+    found, took_s = collect(ranks.targets, meanwhile=lambda: os.kill(ranks.targets[0].pid, signal.SIGKILL))
+    assert [found[n].problem for n in (0, 1)] == ["ended while its stacks were collected", "had ended"]
+    assert took_s < 1
+
+
+def test_a_rank_that_gives_no_answer_costs_the_time_out_and_no_more(ranks: Ranks) -> None:
+    ranks.start(f"import signal, time\nsignal.pthread_sigmask(signal.SIG_BLOCK, [{DUMP_SIGNAL}])\n{SLEEP}")
+    ranks.start(f"import signal, time\nsignal.signal({DUMP_SIGNAL}, lambda *_: None)\n{SLEEP}")
+    ranks.start(SLEEP)
+    ranks.wait()
+    found, took_s = collect(ranks.targets, timeout_s=0.5)
+    assert found[0].problem == ("no answer within 0.5 s: it blocks the signal, or waits where it cannot be interrupted")
+    assert found[1].problem == "no answer within 0.5 s"
+    assert found[2].problem is None
+    assert dict(found[0].facts)["syscall"]
+    assert 0.5 <= took_s < 1
+    assert all(process.poll() is None for process in ranks.processes)
+
+
+VFORK = """
+import ctypes, os, threading, time
+{thread}
+def waits_for_its_child():
+    # clone(2) with CLONE_VFORK alone: the caller is in D state until the child, a copy of it, ends.
+    number = {{'x86_64': 56, 'aarch64': 220}}[os.uname().machine]
+    if ctypes.PyDLL(None).syscall(number, 0x4000 | 17, 0, 0, 0, 0) == 0:
+        open('ready' + os.environ['LOCAL_RANK'], 'w')
+        time.sleep(600)
+waits_for_its_child()
+"""
+
+
+@pytest.mark.skipif(os.uname().machine not in ("x86_64", "aarch64"), reason="knows clone's number only there")
+def test_a_rank_in_uninterruptible_sleep_is_said_to_be_so_and_another_thread_tells_where(ranks: Ranks) -> None:
+    ranks.start(VFORK.format(thread=""))
+    ranks.start(VFORK.format(thread="threading.Thread(target=threading.Event().wait, daemon=True).start()"))
+    ranks.wait()
+    found, took_s = collect(ranks.targets)
+    for each in found.values():
+        assert each.problem is not None
+        assert each.problem.startswith("in uninterruptible sleep (D)")
+        assert dict(each.facts)["State"].startswith("D")
+    assert found[0].text == ""
+    assert "in waits_for_its_child\n" in found[1].text
+    assert 2.0 <= took_s < 2.5
+
+
+def test_the_handler_answers_while_native_code_holds_the_gil(ranks: Ranks) -> None:
+    hold = "import ctypes, os\ndef holds():\n    ctypes.PyDLL(None).sleep(600)\n" + READY + "holds()\n"
+    ranks.start(hold)
+    ranks.wait()
+    found, took_s = collect(ranks.targets)
+    assert "in holds\n" in found[0].text
+    assert took_s < 1
+
+
+def test_all_threads_are_told_and_a_deep_one_in_part(ranks: Ranks) -> None:
+    source = (
+        "import os, threading, time\n"
+        "def deep(n):\n    if n: deep(n - 1)\n    time.sleep(600)\n"
+        "def helper():\n    time.sleep(600)\n"
+        "for _ in range(20): threading.Thread(target=helper).start()\n"
+        "threading.Thread(target=deep, args=[300]).start()\n"
+        "time.sleep(0.2)\n" + READY + "time.sleep(600)\n"
+    )
+    ranks.start(source)
+    ranks.wait()
+    found, _ = collect(ranks.targets)
+    assert found[0].text.count("in helper\n") == 20
+    assert found[0].text.count("in deep\n") == 100
+    assert found[0].text.rstrip().endswith("in <module>")
+
+
+def test_a_program_of_the_users_own_handler_keeps_it(ranks: Ranks) -> None:
+    source = f"import signal, sys\nsys.path.insert(0, '')\n{SLEEP}"
+    custom = ranks.place / "site"
+    custom.mkdir()
+    (custom / "sitecustomize.py").write_text(
+        f"import signal\nsignal.signal({DUMP_SIGNAL}, lambda *_: open('mine', 'w').close())\n"
+    )
+    worker = WorkerProcess(ranks.place / "own")
+    script = ranks.place / "own.py"
+    script.write_text(source)
+    worker.env["PYTHONPATH"] = f"{custom}:{worker.env['PYTHONPATH']}"
+    worker.env["LOCAL_RANK"] = "0"
+    process = subprocess.Popen(
+        worker.command("--script", str(script), "--"), cwd=ranks.place, env=worker.env, start_new_session=True
+    )
+    ranks.processes.append(process)
+    ranks.targets.append(Target(0, process.pid, os.pidfd_open(process.pid), str(worker.records)))
+    ranks.wait()
+    found, _ = collect(ranks.targets)
+    assert found[0].problem == "does not catch the dump signal: it is not a Python script that ftslurm started"
+    os.kill(process.pid, DUMP_SIGNAL)
+    until = time.monotonic() + 10
+    while not (ranks.place / "mine").exists():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_a_forked_child_writes_to_stderr_and_not_to_the_ranks_file(tmp_path: Path) -> None:
+    source = (
+        "import os, signal, time\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n    os.kill(os.getpid(), int(os.environ['DUMP'])); os._exit(0)\n"
+        "os.waitpid(pid, 0)\n"
+    )
+    script = tmp_path / "script.py"
+    script.write_text(source)
+    worker = WorkerProcess(tmp_path / "state")
+    process = worker.run("--script", str(script), "--", cwd=tmp_path, DUMP=str(int(DUMP_SIGNAL)))
+    assert process.returncode == 0
+    assert "(most recent call first):" in process.stderr
+    assert (worker.records / "hang.txt").read_text() == ""
+
+
+def test_a_program_that_closed_all_its_files_is_not_made_to_write_into_another_one(ranks: Ranks) -> None:
+    source = "import os\nos.closerange(3, 4096)\nfds = [os.open('data', os.O_RDWR | os.O_CREAT) for _ in range(400)]\n"
+    ranks.start(source + SLEEP)
+    ranks.wait()
+    found, _ = collect(ranks.targets)
+    assert found[0].problem == "does not catch the dump signal, or has closed the file for its stacks"
+    assert (ranks.place / "data").read_text() == ""
+
+
+def test_a_gigabyte_in_the_file_is_read_in_part(ranks: Ranks) -> None:
+    big = "open(os.environ['FTSLURM_RECORD_DIR'] + '/hang.txt', 'a').truncate(1 << 30)\n"
+    ranks.start("import os\n" + big + SLEEP)
+    ranks.start(SLEEP)
+    ranks.wait()
+    hostile = Path(ranks.targets[1].record_dir) / "hang.txt"
+    found, took_s = collect(ranks.targets, meanwhile=lambda: os.truncate(hostile, 1 << 30))
+    assert "in waits\n" in found[0].text
+    assert found[0].problem is None
+    assert len(found[1].text) < 256 * 1024
+    assert took_s < 2.5
+
+
+def test_what_is_no_plain_file_is_not_waited_for(ranks: Ranks) -> None:
+    ranks.start(SLEEP)
+    ranks.wait()
+    path = Path(ranks.targets[0].record_dir) / "hang.txt"
+    path.unlink()
+    os.mkfifo(path)
+    found, took_s = collect(ranks.targets)
+    assert found[0].problem is not None
+    assert found[0].problem.startswith("does not catch the dump signal")
+    assert took_s < 0.5
+
+
+def spy(place: Path, script: str) -> str:
+    program = place / "py-spy"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    return str(program)
+
+
+@pytest.mark.parametrize(
+    ("script", "told", "bound_s"),
+    [
+        ("echo 'Thread 1 (idle): \"Main\"'; echo \"    read (libc.so) $*\"", "read (libc.so) dump --native --pid", 1.0),
+        ("echo 'Error: Permission Denied: Try running again with sudo'; exit 1",
+         "py-spy gave no stacks: Error: Permission Denied: Try running again with sudo", 1.0),
+        ("exec sleep 600", "py-spy was not ready in time", 1.5),
+        ("echo 'Thread 1'; exec yes", "Thread 1\ny\ny", 2.5),
+    ],
+)  # fmt: skip
+def test_py_spy_is_asked_for_the_hung_rank_within_its_bounds(
+    ranks: Ranks, script: str, told: str, bound_s: float
+) -> None:
+    ranks.start(SLEEP)
+    ranks.start(SLEEP)
+    ranks.wait()
+    ranks.targets[1] = ranks.targets[1]._replace(native=True)
+    collector = Collector(ranks.targets, descendants, timeout_s=0.5, native_s=0.5, pyspy=spy(ranks.place, script))
+    began = time.monotonic()
+    collector.start(began)
+    while not collector.poll(time.monotonic()):
+        time.sleep(0.01)
+    took_s = time.monotonic() - began
+    found = collector.result()
+    collector.close()
+    assert found[0].native == ""
+    assert told in found[1].native
+    assert len(found[1].native) < 300 * 1024
+    assert took_s < bound_s
+
+
+def test_without_py_spy_nothing_is_said_of_it(ranks: Ranks) -> None:
+    ranks.start(SLEEP)
+    ranks.wait()
+    found, took_s = collect([ranks.targets[0]._replace(native=True)], pyspy="no-such-py-spy")
+    assert (found[0].native, found[0].problem) == ("", None)
+    assert took_s < 1
