@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -63,6 +62,7 @@ class Courier:
         self._stopping = False
         self._rung = False
         self._looked_at = float("-inf")
+        self._due = monotonic()
         self.published = False
         self.news: deque[object] = deque()
         self.wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -107,20 +107,16 @@ class Courier:
     # The thread
 
     def _work(self) -> None:
-        due = self._monotonic()
         tries = TRIES
         while True:
-            word, errands, stopping = self._wait(due)
+            word, errands, stopping = self._wait()
             if self._rung:
                 self._rung = False
                 self._member.rung()
                 # Sixty nodes that say something at once make a few looks, not sixty.
-                due = min(due, self._looked_at + self._member.next_look_s())
+                self._due = min(self._due, self._looked_at + self._member.next_look_s())
             # The word goes first: others wait for it, nobody waits for a record.
-            if word is not None:
-                self._member.say(word)
-            if word is not None or stopping or self._monotonic() >= due:
-                due = self._monotonic() + self._tick()
+            self._speak(word, stopping)
             for errand, answer in errands:
                 self._run(errand, answer)
             if stopping and not self._errands:
@@ -128,12 +124,12 @@ class Courier:
                 if self.published or tries == 0:
                     return
                 tries -= 1
-                time.sleep(RETRY_S)
+                self._pause()
 
-    def _wait(self, due: float) -> tuple[NodeWord | None, list[tuple[Errand, object]], bool]:
+    def _wait(self) -> tuple[NodeWord | None, list[tuple[Errand, object]], bool]:
         with self._condition:
             while self._word is None and not self._errands and not self._stopping and not self._rung:
-                left = due - self._monotonic()
+                left = self._due - self._monotonic()
                 if left <= 0:
                     break
                 self._condition.wait(left)
@@ -141,6 +137,23 @@ class Courier:
             errands = list(self._errands)
             self._errands.clear()
             return word, errands, self._stopping
+
+    def _pause(self) -> None:
+        """Let some time pass before something is tried again; what there is to say meanwhile is said at once."""
+        end = self._monotonic() + RETRY_S
+        while (left := end - self._monotonic()) > 0:
+            with self._condition:
+                if self._word is None:
+                    self._condition.wait(left)
+                word, self._word = self._word, None
+            self._speak(word)
+
+    def _speak(self, word: NodeWord | None, now: bool = False) -> None:
+        """Publish the word, if any; look at the shared directory if there is one, if it is due, or if it must be now."""
+        if word is not None:
+            self._member.say(word)
+        if word is not None or now or self._monotonic() >= self._due:
+            self._due = self._monotonic() + self._tick()
 
     def _run(self, errand: Errand, answer: object) -> None:
         for left in reversed(range(TRIES)):
@@ -150,7 +163,7 @@ class Courier:
             except OSError as error:
                 result = error
                 if left:
-                    time.sleep(RETRY_S)
+                    self._pause()
                     continue
             except Exception as error:
                 result = error

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import queue
+import threading
 import time
 from collections.abc import Callable
 
@@ -12,6 +14,7 @@ from ftslurm.agent import courier as module
 from ftslurm.agent.courier import Courier, Lost, Trouble
 from ftslurm.rendezvous.member import View, first_word
 from ftslurm.rendezvous.state import NodeWord
+from ftslurm.testing.clock import VirtualClock
 
 WORD = first_word("n1", "i1", "12.0", 0, 2)
 EIO = OSError(errno.EIO, "Input/output error")
@@ -91,3 +94,29 @@ def test_an_errand_that_fails_for_good_is_told_and_the_next_one_runs(problem: Ex
     assert Trouble(text) in courier.news
     assert ran == [True]
     assert (9, problem) in run(FakeMember(), errand, answer=9).news
+
+
+def test_a_word_does_not_wait_for_an_errand_that_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 60.0)
+    clock = VirtualClock()
+    said: queue.SimpleQueue[NodeWord] = queue.SimpleQueue()
+    member = FakeMember()
+    monkeypatch.setattr(member, "say", said.put)
+    failed = threading.Event()
+
+    def errand() -> str:
+        if not failed.is_set():
+            failed.set()
+            raise EIO
+        return "done"
+
+    courier = Courier(member, clock.now)  # type: ignore[arg-type]
+    courier.send(errand, 7)
+    courier.start()
+    assert failed.wait(10)
+    courier.say(WORD)
+    assert said.get(timeout=10) is WORD
+    assert not courier.news
+    clock.advance(60.0)
+    assert courier.finish(10)
+    assert (7, "done") in courier.news
