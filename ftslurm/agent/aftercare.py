@@ -10,13 +10,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ftslurm.rendezvous.state import State
 from ftslurm.slurm.environment import SlurmJob
 from ftslurm.slurm.errors import SlurmError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ftslurm.slurm.control import SlurmControl
 
@@ -42,16 +41,19 @@ def care(job: SlurmJob, state: State, incarnation: str, run_dir: str) -> list[st
     from ftslurm.slurm.control import CommandSlurm
 
     coordinating = state.coordinator.incarnation == incarnation
-    return end_job(job, CommandSlurm(), coordinating, lambda: _report(Path(run_dir)), time.sleep)
+    return end_job(job, CommandSlurm(), coordinating, lambda: _report(run_dir), time.sleep)
 
 
-def _report(run_dir: Path) -> str:
+def _report(run_dir: str) -> str:
     """Return the report as ftsrun prints it, and keep it in the run directory."""
+    # pathlib brings 0.7 MB, which each agent would hold while its workers run.
+    from pathlib import Path
+
     from ftslurm.report.command import make_report, save
     from ftslurm.report.text import render
 
-    report = make_report(run_dir)
-    save(report, run_dir)
+    report = make_report(Path(run_dir))
+    save(report, Path(run_dir))
     return render(report)
 
 
