@@ -226,7 +226,7 @@ def decode(data: bytes) -> Mark | None:
     if len(data) < SIZE or data[:8] != MAGIC:
         return None
     raw = _PAGE.unpack_from(data)
-    word = [value if value > 0 else 0 for value in raw]
+    word = [value if value > 0 else 0 for value in raw[:SLOT_0]]
     buckets = tuple(word[PACE_BUCKETS : PACE_BUCKETS + BUCKETS])
     steps = (raw[FIRST_STEP], word[FIRST_WALL], raw[LAST_STEP], word[LAST_WALL], word[STEPS])
     return Mark(
