@@ -149,7 +149,7 @@ class Courier:
             self._speak(word)
 
     def _speak(self, word: NodeWord | None, now: bool = False) -> None:
-        """Publish the word, if any; look at the shared directory if there is one, if it is due, or if it must be now."""
+        """Publish the word, if there is one; look at the shared directory for it, when a look is due, or now."""
         if word is not None:
             self._member.say(word)
         if word is not None or now or self._monotonic() >= self._due:
