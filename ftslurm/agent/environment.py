@@ -5,6 +5,7 @@ Source of the names: torch.distributed.run ("Environment Variables") and LocalEl
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,8 @@ from ftslurm.agent.machine import Assignment
 
 # What one worker must not inherit: the agent's own place in Slurm's step stays visible, ftslurm's options do not.
 _OURS_KEPT = frozenset({"FTSLURM_SHARED_DIR"})
+# By its path, not by -m: see there.
+_START = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "boot", "worker.py")
 
 
 @dataclass(frozen=True)
@@ -90,14 +93,14 @@ def worker_environment(
 
 
 def worker_command(program: Program, parent: int, stdout: str | None, stderr: str | None) -> list[str]:
-    """Return the command line that starts one worker by way of `ftslurm.worker`.
+    """Return the command line that starts one worker by way of `ftslurm/boot/worker.py`.
 
     Args:
         program: what the user wants run.
         parent: the agent's pid.
         stdout, stderr: files that the worker opens for its output; None: it inherits the agent's.
     """
-    command: list[str] = [program.python, "-u", "-m", "ftslurm.worker", "--parent", str(parent)]
+    command: list[str] = [program.python, "-u", _START, "--parent", str(parent)]
     if stdout is not None:
         command += ["--log-stdout", stdout]
     if stderr is not None:

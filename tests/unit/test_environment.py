@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from ftslurm.agent.environment import (
@@ -88,7 +90,9 @@ def test_the_agents_own_options_are_not_handed_on() -> None:
 def test_a_worker_is_started_through_ftslurm_with_its_arguments_untouched(kind: str) -> None:
     program = Program(kind, "train", ("--", "--parent", "1"), "/venv/python")
     command = worker_command(program, 42, "/l/stdout.log", None)
-    assert command[0] == "/venv/python"
+    assert command[:2] == ["/venv/python", "-u"]
+    assert command[2].endswith("/ftslurm/boot/worker.py")
+    assert os.path.isfile(command[2])
     assert command[command.index("--parent") + 1] == "42"
     assert command[command.index("--log-stdout") + 1] == "/l/stdout.log"
     assert "--log-stderr" not in command
