@@ -114,6 +114,9 @@ def _supervise(
         ward.local_dir,
         dict(os.environ),
         ward.guardian,
+        options.timeouts,
+        options.hang_signal,
+        options.heartbeat_s,
         min(TROUBLE_S, options.join_timeout_s),
     )
     console = Console(placement.node)

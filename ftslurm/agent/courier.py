@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ftslurm.rendezvous.member import Member, Refused, RunInUse, Superseded, View
-from ftslurm.rendezvous.state import NodeWord
+from ftslurm.rendezvous.state import NodeWord, Vitals
 from ftslurm.sharedfs.publish import BadFile
 
 Errand = Callable[[], object]
@@ -61,6 +61,7 @@ class Courier:
         self._errands: deque[tuple[Errand, object]] = deque()
         self._stopping = False
         self._rung = False
+        self._vitals: Vitals | None = None
         self._looked_at = float("-inf")
         self._due = monotonic()
         self.published = False
@@ -80,6 +81,11 @@ class Courier:
         with self._condition:
             self._word = word
             self._condition.notify()
+
+    def mention(self, vitals: Vitals) -> None:
+        """Have the next heartbeat publish these."""
+        with self._condition:
+            self._vitals = vitals
 
     def send(self, errand: Errand, answer: object = None) -> None:
         """Have `errand` run; then `answer` and its result come back as news, unless `answer` is None.
@@ -115,6 +121,9 @@ class Courier:
                 self._member.rung()
                 # Sixty nodes that say something at once make a few looks, not sixty.
                 self._due = min(self._due, self._looked_at + self._member.next_look_s())
+            if self._vitals is not None:
+                self._member.mention(self._vitals)
+                self._vitals = None
             # The word goes first: others wait for it, nobody waits for a record.
             self._speak(word, stopping)
             for errand, answer in errands:

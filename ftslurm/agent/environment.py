@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ftslurm.agent.machine import Assignment
+from ftslurm.agent.actions import Assignment
 
 # What one worker must not inherit: the agent's own place in Slurm's step stays visible, ftslurm's options do not.
 _OURS_KEPT = frozenset({"FTSLURM_SHARED_DIR"})

@@ -59,6 +59,16 @@ def descendants(root: int) -> list[tuple[int, int]]:
     return found
 
 
+def parent_of(pid: int) -> int | None:
+    """Return a process's parent, None when there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            line = file.read()
+    except OSError:
+        return None
+    return int(line[line.rindex(b")") + 2 :].split(None, 2)[1])
+
+
 def kill_descendants(root: int, sig: int = signal.SIGKILL) -> int:
     """Send `sig` to every descendant of `root`; return to how many that was possible, zombies included.
 

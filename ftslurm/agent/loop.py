@@ -15,6 +15,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ftslurm.agent.actions import (
+    Action,
+    Assignment,
+    Log,
+    Moment,
+    Prepare,
+    Record,
+    Say,
+    Show,
+    Signal,
+    Spawn,
+    Sweep,
+    WorkerEnd,
+    spoken,
+)
 from ftslurm.agent.courier import Courier, Lost, Note, Trouble
 from ftslurm.agent.doorbell import Doorbell
 from ftslurm.agent.environment import (
@@ -29,29 +44,21 @@ from ftslurm.agent.environment import (
 )
 from ftslurm.agent.guardian import FORWARDED, STOPPING
 from ftslurm.agent.kernel import descendants
-from ftslurm.agent.machine import (
-    Action,
-    AgentMachine,
-    Assignment,
-    Log,
-    Moment,
-    Prepare,
-    Record,
-    Say,
-    Signal,
-    Spawn,
-    Sweep,
-    WorkerEnd,
-)
+from ftslurm.agent.machine import AgentMachine
 from ftslurm.agent.narrate import narrate
 from ftslurm.agent.output import Console
 from ftslurm.agent.ports import ReservedPort
+from ftslurm.agent.rank_monitor import RankMonitor
 from ftslurm.agent.round_record import round_record
+from ftslurm.agent.showing import Showing
 from ftslurm.agent.workers import Launch, Worker, Workers
-from ftslurm.failures.record import STACKS, complete, encode, summary
+from ftslurm.failures.record import STACKS, complete, compose, encode, summary
+from ftslurm.monitor.guard import Guard
 from ftslurm.monitor.progress import read as read_progress
+from ftslurm.monitor.timeouts import Timeouts
+from ftslurm.monitor.watch import TIMER, Expiry
 from ftslurm.rendezvous.member import View
-from ftslurm.rendezvous.state import EXIT_FAILED, Failure, NodeWord, State
+from ftslurm.rendezvous.state import EXIT_FAILED, HANG, Failure, NodeWord, State
 from ftslurm.sharedfs.filesystem import FileSystem
 from ftslurm.sharedfs.publish import publish
 from ftslurm.sharedfs.rundir import RunDirectory, rank_directory
@@ -60,6 +67,8 @@ HANDLED = (*FORWARDED, signal.SIGCHLD)
 SWEEP_RETRY_S, QUICK_S = 0.02, 1.0
 UNKILLABLE_S = 10.0
 FINISH_S = 6.0
+OVERSLEPT_S = 5.0
+SIZES = "sizes"
 TROUBLE_LOOK_S = 1.0
 
 
@@ -75,6 +84,9 @@ class AgentSettings:
         local_dir: node-local directory of this agent alone.
         inherited: the environment that workers start from.
         guardian: pidfd of the guardian, whose end is this agent's.
+        timeouts: that the user asked for.
+        hang_signal: ends a rank that hangs, unless its own timer names another one.
+        vitals_s: how often to look how the ranks get on.
         trouble_s: after so many seconds in which every use of the shared directory failed, an agent without workers
             gives up. A directory that *hangs* is waited for without limit.
     """
@@ -87,6 +99,9 @@ class AgentSettings:
     local_dir: str
     inherited: Mapping[str, str]
     guardian: int
+    timeouts: Timeouts
+    hang_signal: int
+    vitals_s: float
     trouble_s: float
 
 
@@ -132,6 +147,14 @@ class AgentLoop:
         self._monotonic = monotonic
         self._now_ns = now_ns
         self._workers = Workers(now_ns)
+        self._monitor = RankMonitor(
+            settings.timeouts, settings.local_dir, self._workers, monotonic, lambda: now_ns() / 1e9
+        )
+        self._guard = Guard(monotonic=monotonic)
+        self._showing: Showing | None = None
+        self._hung: dict[int, str] = {}
+        self._logs: dict[int, list[str]] = {}
+        self._vitals_at: float | None = None
         self._selector = selectors.DefaultSelector()
         self._signals: deque[int] = deque()
         self._round_started_ns = 0
@@ -157,11 +180,13 @@ class AgentLoop:
         self._selector.register(wake_r, selectors.EVENT_READ, "signal")
         self._selector.register(self._settings.guardian, selectors.EVENT_READ, "guardian")
         self._selector.register(self._courier.wake_r, selectors.EVENT_READ, "courier")
+        self._selector.register(self._monitor.pipe.fd, selectors.EVENT_READ, "pipe")
         if self._bell.port:
             self._selector.register(self._bell, selectors.EVENT_READ, "bell")
         self._word = replace(self._word, port=self._port.number, bell=self._bell.port)
         self._courier.say(self._word)
         self._courier.start()
+        self._guard.start()
         while self._exit is None:
             self._turn(wake_r)
         finished = self._courier.finish(FINISH_S)
@@ -179,7 +204,9 @@ class AgentLoop:
     # Waiting
 
     def _turn(self, wake_r: int) -> None:
-        events = self._selector.select(self._timeout())
+        self._guard.waiting()
+        events = self._wait()
+        self._guard.working()
         # A signal from outside explains workers that died of the same signal, so it is heard first.
         sources = [key.data for key, _ in events]
         if "signal" in sources:
@@ -200,8 +227,12 @@ class AgentLoop:
             _drain(self._courier.wake_r)
             while self._courier.news:
                 self._on_news(self._courier.news.popleft())
+        if "pipe" in sources:
+            for text in self._monitor.hear():
+                self._console.log(text)
         if "bell" in sources and self._bell.answer():
             self._courier.rung()
+        self._watch_ranks()
         if self._sweeping:
             self._sweep_on()
         if self._killed_at is not None and self._monotonic() - self._killed_at >= UNKILLABLE_S:
@@ -211,15 +242,25 @@ class AgentLoop:
         self._do(self._machine.on_time(self._moment()))
         self._give_up()
 
+    def _wait(self) -> list[tuple[selectors.SelectorKey, int]]:
+        timeout = self._timeout()
+        began = self._monotonic()
+        events = self._selector.select(timeout)
+        if timeout is not None and self._monotonic() - began > timeout + OVERSLEPT_S:
+            # Suspended or stopped, and the ranks with it: nobody is late for what nobody could do.
+            self._monitor.forgive()
+        return events
+
     def _timeout(self) -> float | None:
-        waits: list[float] = []
+        now = self._monotonic()
+        showing = self._showing.deadline if self._showing is not None else None
+        moments = (self._machine.deadline, self._monitor.deadline, self._vitals_at, showing)
+        waits = [max(0.0, moment - now) for moment in moments if moment is not None]
         if self._killed_at is not None:
             waits.append(UNKILLABLE_S)
         if self._sweeping and self._killed_at is not None:
             since_s = self._monotonic() - self._killed_at
             waits.append(SWEEP_RETRY_S if since_s < QUICK_S else 10 * SWEEP_RETRY_S)
-        if self._machine.deadline is not None:
-            waits.append(max(0.0, self._machine.deadline - self._monotonic()))
         if self._trouble_since is not None:
             waits.append(TROUBLE_LOOK_S)
         return min(waits, default=None)
@@ -227,7 +268,40 @@ class AgentLoop:
     def _moment(self) -> Moment:
         return Moment(self._monotonic(), self._now_ns())
 
+    def _watch_ranks(self) -> None:
+        for expiry in self._monitor.due():
+            self._on_expiry(expiry)
+        if self._showing is not None and self._showing.poll():
+            self._publish_stacks(self._showing)
+            self._do(self._machine.on_shown(self._moment()))
+        if self._vitals_at is not None and self._monotonic() >= self._vitals_at:
+            self._look_at_vitals()
+
+    def _look_at_vitals(self) -> None:
+        self._vitals_at = self._monotonic() + self._settings.vitals_s
+        self._monitor.stuck = self._guard.stuck
+        vitals = self._monitor.vitals(self._word.round)
+        if vitals is not None:
+            self._word = replace(self._word, vitals=vitals)
+            self._courier.mention(vitals)
+        if self._monitor.wants_sizes():
+            self._courier.send(self._monitor.look_at_sizes(self._logs), SIZES)
+        old = self._monitor.pipe.fd
+        if self._monitor.pipe.check():
+            self._selector.unregister(old)
+            self._selector.register(self._monitor.pipe.fd, selectors.EVENT_READ, "pipe")
+
     # What happened
+
+    def _on_expiry(self, expiry: Expiry) -> None:
+        worker = next(w for w in self._workers.all if w.local_rank == expiry.local_rank)
+        if not expiry.signal:
+            self._console.log(f"rank {worker.rank}: {expiry.what}; it asks for no more than to be told")
+            return
+        number = expiry.signal if expiry.kind == TIMER else self._settings.hang_signal
+        self._hung[expiry.local_rank] = expiry.what
+        step = self._monitor.step(expiry.local_rank)
+        self._do(self._machine.on_hang(expiry.local_rank, expiry.what, number, step, self._moment()))
 
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGCHLD:
@@ -245,6 +319,7 @@ class AgentLoop:
             self._on_worker_ended(worker)
 
     def _on_worker_ended(self, worker: Worker) -> None:
+        self._monitor.end(worker)
         record = complete(worker.record_dir, self._facts_of(worker)) if worker.exit_code != 0 else None
         actions = self._machine.on_worker_ended(_end_of(worker, record), self._moment())
         self._do(actions)
@@ -254,6 +329,7 @@ class AgentLoop:
     def _on_news(self, news: object) -> None:
         self._tell(news)
         if isinstance(news, View) and news.state is not None:
+            self._monitor.learn(news.state.learned)
             self._do(self._machine.on_state(news.state, self._moment()))
         elif isinstance(news, Lost):
             self._console.log(f"{news.reason}; this agent leaves")
@@ -262,6 +338,8 @@ class AgentLoop:
             self._on_trouble(news.problem)
         elif isinstance(news, Note):
             self._console.log(news.text)
+        elif isinstance(news, tuple) and news[0] == SIZES:
+            self._monitor.grown(news[1])
         elif isinstance(news, tuple):
             round_, result = news
             problem = f"cannot make the round's directories: {result}" if isinstance(result, Exception) else None
@@ -299,11 +377,11 @@ class AgentLoop:
             if isinstance(action, Say):
                 self._say(action)
             elif isinstance(action, Signal):
-                self._workers.send(action.local_ranks, action.number)
-                if action.number == signal.SIGKILL:
-                    self._killed_at = self._monotonic()
+                self._signal(action)
             elif isinstance(action, Spawn):
                 self._spawn(action.assignment)
+            elif isinstance(action, Show):
+                self._show(action)
             elif isinstance(action, Prepare):
                 assignment = action.assignment
                 self._courier.send(lambda a=assignment: self._make_directories(a), assignment.round)  # type: ignore[misc]
@@ -321,16 +399,16 @@ class AgentLoop:
         if said.new_port:
             self._port.release()
             self._port = self._reserve()
-        self._word = replace(
-            self._word,
-            status=said.status,
-            round=said.round,
-            failure=said.failure,
-            reason=said.reason,
-            stop_signal=said.stop_signal,
-            port=self._port.number,
-        )
+        vitals = self._monitor.vitals(said.round)
+        self._word = replace(spoken(self._word, said), port=self._port.number, vitals=vitals)
         self._courier.say(self._word)
+
+    def _signal(self, action: Signal) -> None:
+        self._workers.send(action.local_ranks, action.number)
+        alive = {worker.local_rank for worker in self._workers.all if worker.ended_ns is None}
+        if action.number == signal.SIGKILL and alive <= set(action.local_ranks):
+            # Not for a hung rank alone: the others still have their grace.
+            self._killed_at = self._monotonic()
 
     def _make_directories(self, assignment: Assignment) -> None:
         for local_rank in range(assignment.slots):
@@ -352,6 +430,8 @@ class AgentLoop:
                 self._do(self._machine.on_spawn_failed(local_rank, problem, self._moment()))
                 return
             self._selector.register(worker.pidfd, selectors.EVENT_READ, worker)
+            self._monitor.begin(worker)
+        self._vitals_at = self._monotonic() + self._settings.vitals_s
 
     def _launch(self, assignment: Assignment, local_rank: int) -> Launch:
         settings = self._settings
@@ -361,6 +441,7 @@ class AgentLoop:
         redirected = streams_of(settings.redirects, local_rank)
         paths = [os.path.join(logs, name) for name in ("stdout.log", "stderr.log")]
         files = [path if redirected & bit else None for path, bit in zip(paths, (STDOUT, STDERR), strict=True)]
+        self._logs[local_rank] = [path for path in files if path is not None]
         shown = BOTH if settings.tee is None and rank == 0 else streams_of(settings.tee or 0, local_rank)
         for path, bit in zip(files, (STDOUT, STDERR), strict=True):
             if path is not None and shown & bit:
@@ -369,7 +450,10 @@ class AgentLoop:
             local_rank,
             rank,
             worker_command(settings.program, os.getpid(), files[0], files[1]),
-            worker_environment(settings.inherited, settings.facts, assignment, local_rank, record_dir),
+            {
+                **worker_environment(settings.inherited, settings.facts, assignment, local_rank, record_dir),
+                **self._monitor.environment(),
+            },
             record_dir,
         )
 
@@ -377,12 +461,32 @@ class AgentLoop:
         if not self._workers.sweep():
             return
         self._sweeping = False
-        self._killed_at = None
+        self._killed_at = self._vitals_at = None
+        if self._showing is not None and not self._showing.done:
+            self._showing.close()
+            self._publish_stacks(self._showing)
+        self._showing = None
         self._do(self._machine.on_swept(self._moment()))
         self._console.forget()
         self._workers.clear()
+        self._monitor.clear()
+        self._hung.clear()
+        self._logs.clear()
 
     # Records
+
+    def _show(self, action: Show) -> None:
+        alive = [w for w in self._workers.all if w.local_rank in action.local_ranks and w.ended_ns is None]
+        self._showing = Showing(self._word.round, alive, self._hung, self._monotonic)
+
+    def _publish_stacks(self, showing: Showing) -> None:
+        for local_rank, (worker, content) in showing.files(self._word.node, self._now_ns()).items():
+            path = os.path.join(self._run.rank(showing.round, worker.rank), STACKS)
+            self._courier.send(lambda path=path, content=content: publish(self._fs, path, content))  # type: ignore[misc]
+            if (what := showing.why.get(local_rank)) is not None:
+                facts = {**self._facts_of(worker), "kind": HANG, "time_ns": self._now_ns()}
+                record = compose(what, showing.text(local_rank), facts)
+                self._courier.send(lambda w=worker, r=record: self._publish_failure(w, r))  # type: ignore[misc]
 
     def _keep(self, worker: Worker, record: dict[str, Any], stopped: bool) -> None:
         """Have the error record published; of a worker that was stopped only what it had to say itself."""

@@ -10,139 +10,43 @@ import signal
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from ftslurm.agent.actions import (
+    Action,
+    Assignment,
+    Exit,
+    Log,
+    Moment,
+    Prepare,
+    Record,
+    Say,
+    Show,
+    Signal,
+    Spawn,
+    Sweep,
+    WorkerEnd,
+)
 from ftslurm.rendezvous.state import (
     CLOSED,
-    EXIT_FAILED,
     FAILED,
+    HANG,
     LEFT,
     READY,
     RUNNING,
     STOPPED,
     SUCCEEDED,
     Failure,
-    Master,
+    Hang,
     State,
 )
 
 IDLE, PREPARING, STOPPING, SWEEPING, GONE = "idle", "preparing", "stopping", "sweeping", "gone"
 
+HANG_S = 15.0
+"""How long a hang waits for the coordinator's word before its agent stops its own workers: the shared directory hangs,
+perhaps, and that must not keep a broken round. Longer than the coordinator waits for everybody's stacks."""
+
 FAREWELL_S = 1.0
 """How long an agent that was told to leave waits for the verdict on the whole job, in seconds."""
-
-
-@dataclass(frozen=True)
-class Moment:
-    """Now, by both clocks: `s` monotonic seconds, `ns` nanoseconds since the epoch."""
-
-    s: float
-    ns: int
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """This node's part in a round."""
-
-    round: int
-    attempt: str
-    group_rank: int
-    group_world_size: int
-    first_rank: int
-    slots: int
-    world_size: int
-    master: Master
-    restart_count: int
-    max_restarts: int
-
-
-@dataclass(frozen=True)
-class WorkerEnd:
-    """How a worker ended, as the kernel and its error record have it.
-
-    Attributes:
-        ended_ns: when the kernel reported it.
-        recorded_ns: when the worker wrote its own error record; None: it wrote none.
-        failure: the failure in short; None when it ended with code 0.
-    """
-
-    local_rank: int
-    exit_code: int | None
-    signal: str | None
-    ended_ns: int
-    recorded_ns: int | None
-    failure: Failure | None
-
-
-# Actions
-
-
-@dataclass(frozen=True)
-class Prepare:
-    """Make the round's directories; answer with `on_prepared`."""
-
-    assignment: Assignment
-
-
-@dataclass(frozen=True)
-class Spawn:
-    """Start all workers; answer with `on_spawn_failed` for one that cannot be started."""
-
-    assignment: Assignment
-
-
-@dataclass(frozen=True)
-class Signal:
-    """Send a signal to these workers' main processes."""
-
-    local_ranks: tuple[int, ...]
-    number: int
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """Kill everything that workers left behind; answer with `on_swept` when nothing is left."""
-
-
-@dataclass(frozen=True)
-class Say:
-    """Change this node's word; only the given fields change."""
-
-    status: str
-    round: int
-    failure: Failure | None
-    reason: str | None
-    stop_signal: str | None
-    new_port: bool = False
-
-
-@dataclass(frozen=True)
-class Record:
-    """Write down how the round went on this node."""
-
-    assignment: Assignment
-    outcome: str
-    stop_reason: str | None
-    stop_ns: int | None
-    stopped: frozenset[int]
-    killed: frozenset[int]
-    failed: frozenset[int]
-    over: bool
-
-
-@dataclass(frozen=True)
-class Log:
-    """Tell the user one line."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Exit:
-    """Leave with this code once everything said has been published."""
-
-    code: int
-
-
-Action = Prepare | Spawn | Signal | Sweep | Say | Record | Log | Exit
 
 
 @dataclass
@@ -154,6 +58,10 @@ class _Round:
     stopped: set[int] = field(default_factory=set)
     killed: set[int] = field(default_factory=set)
     first: Failure | None = None
+    hung: dict[int, int] = field(default_factory=dict)
+    hang: Hang | None = None
+    showing: bool = False
+    shown: bool = False
     stop_reason: str | None = None
     stop_ns: int | None = None
 
@@ -180,6 +88,8 @@ class AgentMachine:
         self._state: State | None = None
         self._round: _Round | None = None
         self._newest_round = 0
+        self._hang: Hang | None = None
+        self._shown = 0
         self._failure: Failure | None = None
         self._status = READY
         self._leaving: tuple[str, str | None, int] | None = None
@@ -200,9 +110,11 @@ class AgentMachine:
     def on_state(self, state: State, now: Moment) -> list[Action]:
         """The newest state was read."""
         self._state = state
-        if self.phase == RUNNING and not self._is_current(state):
+        if self.phase != RUNNING:
+            return self._advance(now)
+        if not self._is_current(state):
             return self._stop(self._why_over(state), now)
-        return self._advance(now)
+        return self._show() if state.hang is not None else self._advance(now)
 
     def on_prepared(self, round_: int, problem: str | None, now: Moment) -> list[Action]:
         """The directories of the round are there, or `problem` says why not."""
@@ -236,12 +148,45 @@ class AgentMachine:
             current.stopped.add(end.local_rank)
         elif end.failure is not None:
             actions += self._note_failure(current, end.failure)
-            if self.phase == RUNNING:
+            # While stacks are collected, a rank that gives up takes nobody along who has not shown his yet.
+            if self.phase == RUNNING and (not current.showing or current.shown or not current.alive):
                 actions += self._stop(_of_rank(end.failure), now)
         if self.phase == STOPPING and not current.alive:
             return [*actions, *self._sweep()]
         if self.phase == RUNNING and not current.alive:
             actions += [*self._say(SUCCEEDED), self._record()]
+        return actions
+
+    def on_hang(self, local_rank: int, what: str, number: int, step: int | None, now: Moment) -> list[Action]:
+        """A worker did not move in time.
+
+        Args:
+            what: in words.
+            number: the signal to end it with.
+            step: the last that it reported.
+        """
+        current = self._round
+        if self.phase != RUNNING or current is None or local_rank not in current.alive or local_rank in current.hung:
+            return []
+        current.hung[local_rank] = number
+        if current.hang is not None:
+            return []
+        part = current.assignment
+        rank = part.first_rank + local_rank
+        self._hang = current.hang = Hang(part.round, self.node, rank, local_rank, now.ns, short(what, 500), step)
+        self._deadline = now.s + HANG_S
+        return [*self._say(RUNNING), Log(f"round {part.round}: rank {rank} hangs: {short(what)}"), *self._show()]
+
+    def on_shown(self, now: Moment) -> list[Action]:
+        """The stacks of the workers are collected, as far as they can be."""
+        current = self._round
+        if current is None or current.shown:
+            return []
+        current.shown = True
+        self._shown = current.assignment.round
+        actions = self._say(self._status)
+        if self.phase == RUNNING and current.failed:
+            actions += self._stop(self._why_failed(current), now)
         return actions
 
     def on_swept(self, now: Moment) -> list[Action]:
@@ -297,6 +242,8 @@ class AgentMachine:
         self._deadline = None
         if self.phase == STOPPING:
             return self._kill()
+        if self.phase == RUNNING and self._round is not None and self._round.hang is not None:
+            return self._stop(_of_rank(self._round.hang.failure()), now)
         if self.phase == GONE and self._leaving is not None:
             return [Exit(self._leaving[2])]
         return []
@@ -341,7 +288,7 @@ class AgentMachine:
         )
         self._newest_round = state.round
         self._round = _Round(assignment, set())
-        self._failure = None
+        self._failure = self._hang = None
         self.phase = PREPARING
         return [Prepare(assignment)]
 
@@ -379,6 +326,17 @@ class AgentMachine:
             Log(f"round {failure.round}: rank {failure.rank} failed{step}: {short(failure.message)}"),
         ]
 
+    def _why_failed(self, current: _Round) -> str:
+        return _of_rank(current.first) if current.first is not None else "a rank failed"
+
+    def _show(self) -> list[Action]:
+        current = self._round
+        assert current is not None
+        if current.showing:
+            return []
+        current.showing = True
+        return [Show(tuple(sorted(current.alive)))]
+
     def _fail_to_start(self, local_rank: int, problem: str, now: Moment) -> list[Action]:
         current = self._round
         assert current is not None
@@ -397,10 +355,18 @@ class AgentMachine:
             return self._sweep()
         current.stop_reason = reason
         current.stop_ns = now.ns
+        if current.hang is not None and current.first is None:
+            current.first = self._failure = current.hang.failure()
         self.phase = STOPPING
         grace_s = self._grace_s if self._leaving is None else min(self._grace_s, self._kill_wait_s)
         self._deadline = now.s + grace_s
-        return [Signal(tuple(sorted(current.alive)), signal.SIGTERM)]
+        said = self._say(FAILED) if current.hang is not None else []
+        hung = {local_rank: number for local_rank, number in current.hung.items() if local_rank in current.alive}
+        current.killed |= {local_rank for local_rank, number in hung.items() if number == signal.SIGKILL}
+        # One that is stopped takes no signal but these two.
+        ends = [Signal((rank,), number) for rank, one in sorted(hung.items()) for number in (signal.SIGCONT, one)]
+        others = tuple(sorted(current.alive - set(hung)))
+        return [*said, *ends, *([Signal(others, signal.SIGTERM)] if others else [])]
 
     def _kill(self) -> list[Action]:
         current = self._round
@@ -439,13 +405,13 @@ class AgentMachine:
     def _say(self, status: str, new_port: bool = False) -> list[Action]:
         self._status = status
         reason, name = (self._leaving[0], self._leaving[1]) if self._leaving else (None, None)
-        return [Say(status, self._newest_round, self._failure, reason, name, new_port)]
+        return [Say(status, self._newest_round, self._failure, reason, name, self._hang, self._shown, new_port)]
 
     def _record(self, over: bool = False) -> Record:
         current = self._round
         assert current is not None
         outcome = RUNNING
-        if current.failed:
+        if current.failed or current.hang is not None:
             outcome = FAILED
         elif not current.alive and not current.stopped and current.ended:
             outcome = SUCCEEDED
@@ -459,6 +425,7 @@ class AgentMachine:
             frozenset(current.stopped),
             frozenset(current.killed),
             frozenset(current.failed),
+            current.hang,
             over or outcome == SUCCEEDED,
         )
 
@@ -469,12 +436,9 @@ def short(text: str, length: int = 160) -> str:
 
 
 def _of_rank(failure: Failure) -> str:
-    return f"rank {failure.rank} on {failure.node} failed"
+    return f"rank {failure.rank} on {failure.node} {'hung' if failure.kind == HANG else 'failed'}"
 
 
 def exit_code(actions: Iterable[Action]) -> int | None:
     """Return the code of the Exit among `actions`, None when there is none."""
     return next((action.code for action in actions if isinstance(action, Exit)), None)
-
-
-__all__ = ["EXIT_FAILED", "AgentMachine", "Assignment", "Moment", "WorkerEnd"]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ftslurm.agent.environment import parse_streams
+from ftslurm.monitor.timeouts import Timeouts, parse_seconds, parse_section
 from ftslurm.rendezvous.seen import NEXT_ROUND, REJOIN
 
 TYPE_CHECKING = False
@@ -40,6 +42,8 @@ class RunOptions:
     join_timeout_s: float
     last_call_s: float
     rejoin: str
+    timeouts: Timeouts
+    hang_signal: int
     module: bool
     no_python: bool
     program: str
@@ -140,6 +144,27 @@ def _streams(option: str, text: str) -> int | dict[int, int]:
         raise UsageError(str(error)) from None
 
 
+def _allowed(option: str, text: str) -> float:
+    try:
+        return parse_seconds(option, text)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _sections(option: str, text: str) -> dict[str, float]:
+    try:
+        return dict(parse_section(option, part) for part in text.split(","))
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _signal(option: str, text: str) -> int:
+    number = getattr(signal, text if text.startswith("SIG") else f"SIG{text}", None)
+    if not isinstance(number, signal.Signals):
+        raise UsageError(f"{option} {text}: expected the name of a signal, such as SIGKILL")
+    return int(number)
+
+
 DEFAULT_HEARTBEAT_S = 3.0
 
 _OPTIONS = (
@@ -186,6 +211,44 @@ _OPTIONS = (
         "|".join(REJOIN),
         "a node that comes late, or comes back, ends the round, waits for the next one (default) or stays out",
     ),
+    _Option(
+        ("--heartbeat-timeout",),
+        _allowed,
+        None,
+        "SECONDS|off",
+        "a rank that sends heartbeats hangs when none comes for so long; default: learned, else 1800",
+    ),
+    _Option(
+        ("--initial-heartbeat-timeout",),
+        _allowed,
+        None,
+        "SECONDS|off",
+        "from a worker's start to its first heartbeat; default: learned, else off",
+    ),
+    _Option(
+        ("--section-timeouts",),
+        _sections,
+        {},
+        "NAME=SECONDS|off,…",
+        "how long sections may take; default: learned, else off",
+    ),
+    _Option(
+        ("--out-of-section-timeout",),
+        _allowed,
+        None,
+        "SECONDS|off",
+        "how long a rank may be in none of its sections; default: learned, else off",
+    ),
+    _Option(("--warmup-steps",), _count(0), 0, "N", "so many first heartbeats, and openings of each section, ..."),
+    _Option(("--warmup-timeout",), _seconds(0), 0.0, "SECONDS", "... may take at least so long"),
+    _Option(
+        ("--hang-timeout",),
+        _allowed,
+        None,
+        "SECONDS|off",
+        "any rank without any sign of life for so long hangs: heartbeat, section, step or output; default off",
+    ),
+    _Option(("--hang-signal",), _signal, signal.SIGKILL, "SIGNAL", "what ends a rank that hangs; default SIGKILL"),
     _Option(("-m", "--module"), _switch, False, "", "the program is a Python module, as in python -m"),
     _Option(("--no-python",), _switch, False, "", "the program is no Python script: run it as it is"),
 )
@@ -243,6 +306,15 @@ def parse_run(arguments: Sequence[str], environment: Mapping[str, str]) -> RunOp
     if values["node_timeout_s"] < 2 * values["heartbeat_s"]:
         wrong = f"--node-timeout {values['node_timeout_s']:g}"
         raise UsageError(f"{wrong}: expected at least twice --heartbeat ({values['heartbeat_s']:g})")
+    values["timeouts"] = Timeouts(
+        initial_s=values.pop("initial_heartbeat_timeout"),
+        heartbeat_s=values.pop("heartbeat_timeout"),
+        sections=values.pop("section_timeouts"),
+        out_of_section_s=values.pop("out_of_section_timeout"),
+        warmup_steps=values.pop("warmup_steps"),
+        warmup_s=values.pop("warmup_timeout"),
+        hang_s=values.pop("hang_timeout"),
+    )
     return RunOptions(program=program, arguments=tuple(rest), **values)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ftslurm.agent.machine import Record
+from ftslurm.agent.actions import Record
 from ftslurm.agent.workers import Worker
 from ftslurm.monitor.progress import Progress
 

@@ -16,7 +16,7 @@ NAME = "error.json"
 SCHEMA = "ftslurm/error"
 VERSION = 1
 SIZE_LIMIT = 256 * 1024  # bytes, of error.json
-KINDS = ("exception", "exit", "signal", "spawn")
+KINDS = ("exception", "exit", "signal", "spawn", "hang")
 
 Record = dict[str, Any]
 

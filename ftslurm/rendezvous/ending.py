@@ -5,8 +5,9 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 
-from ftslurm.rendezvous.seen import Seen
-from ftslurm.rendezvous.state import CLOSED, EXIT_FAILED, RUNNING, Closed, Failure, State, with_history
+from ftslurm.monitor.timeouts import Learned, learn, merge
+from ftslurm.rendezvous.seen import Seen, word_of
+from ftslurm.rendezvous.state import CLOSED, EXIT_FAILED, HANG, RUNNING, Closed, Failure, State, with_history
 
 
 def end_round(state: State, seen: Seen, outcome: str, reason: str | None, failure: Failure | None) -> State:
@@ -14,7 +15,18 @@ def end_round(state: State, seen: Seen, outcome: str, reason: str | None, failur
     entry = state.past(state.round)
     if entry is None:
         return state
+    state = replace(state, hang=None, learned=_learn(state, seen))
     return with_history(state, replace(entry, ended_ns=seen.now_ns, outcome=outcome, reason=reason, failure=failure))
+
+
+def _learn(state: State, seen: Seen) -> Learned | None:
+    """Return the time-outs that the next round starts with, from the last word that each node said of this one."""
+    parts = [
+        word.vitals.longest
+        for participant in state.participants
+        if (word := word_of(participant, seen)) is not None and word.vitals and word.vitals.round == state.round
+    ]
+    return learn(state.learned, merge(parts)) if parts else state.learned
 
 
 def close(state: State, outcome: str, reason: str, exit_code: int, now_ns: int) -> State:
@@ -43,7 +55,8 @@ def stop_code(name: str | None) -> int:
 def describe(failure: Failure) -> str:
     """Return a failure in one line."""
     step = "" if failure.step is None else f" at step {failure.step}"
-    return f"rank {failure.rank} on {failure.node} failed{step}: {failure.message}"
+    happened = "hung" if failure.kind == HANG else "failed"
+    return f"rank {failure.rank} on {failure.node} {happened}{step}: {failure.message}"
 
 
 def count(number: int, thing: str) -> str:

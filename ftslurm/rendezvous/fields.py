@@ -62,6 +62,17 @@ class Fields:
         """Return an object field, read by `read`."""
         return read(Fields(self._value.get(name), f"{self._where}: {name}"))
 
+    def read(self, name: str, read: Callable[[Any, str], T]) -> T:
+        """Return a field as `read(value, where)` has it, whose `ValueError` becomes `BadFile`."""
+        try:
+            return read(self._value.get(name), f"{self._where}: {name}")
+        except ValueError as error:
+            raise BadFile(str(error)) from None
+
+    def maybe_read(self, name: str, read: Callable[[Any, str], T]) -> T | None:
+        """Return the same, or None for none."""
+        return None if self._value.get(name) is None else self.read(name, read)
+
     def maybe_object(self, name: str, read: Callable[[Fields], T]) -> T | None:
         """Return an object field or None."""
         return None if self._value.get(name) is None else self.object(name, read)

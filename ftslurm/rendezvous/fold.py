@@ -59,6 +59,7 @@ def begin(old: State | None, shape: Shape, node: str, incarnation: str, now_ns: 
         lost=(),
         history=history,
         closed=None,
+        learned=old.learned if old else None,
     )
 
 

@@ -14,7 +14,7 @@ from ftslurm.rendezvous.ending import finish
 from ftslurm.rendezvous.fold import begin, fold, hand_over, take_lease
 from ftslurm.rendezvous.observer import Observer
 from ftslurm.rendezvous.seen import Shape, Timing
-from ftslurm.rendezvous.state import CLOSED, FORMING, LEFT, READY, RUNNING, Failure, NodeWord, State
+from ftslurm.rendezvous.state import CLOSED, FORMING, LEFT, READY, RUNNING, Failure, NodeWord, State, Vitals
 from ftslurm.sharedfs.cell import KEPT, FencedCell, Versioned
 from ftslurm.sharedfs.filesystem import FileSystem
 from ftslurm.sharedfs.publish import publish, random_nonce
@@ -136,6 +136,10 @@ class Member:
         self._word = replace(word, counter=self._word.counter)
         self._dirty = True
 
+    def mention(self, vitals: Vitals) -> None:
+        """Change this node's vitals: no news, the next heartbeat publishes them."""
+        self._word = replace(self._word, vitals=vitals)
+
     def rung(self) -> None:
         """Somebody says that there is news: look soon, past all caches."""
         self._rung_at = self._now()
@@ -200,7 +204,7 @@ class Member:
     def _hurrying(self) -> bool:
         """Tell whether a round forms or ends, as far as this node knows."""
         state = self._state
-        if state is None or state.phase == FORMING or self._word.reason is not None:
+        if state is None or state.phase == FORMING or state.hang is not None or self._word.reason is not None:
             return True
         if self._now() - self._rung_at < RUNG_S:
             return True

@@ -72,6 +72,7 @@ class Observer:
         self._looked_by_name_at = float("-inf")
         self._looked_at_coordinator = (0, float("-inf"))
         self._forming_since: tuple[int, float] | None = None
+        self._hanging_since: tuple[int, float] | None = None
         self._told = _Lasting()
         self._joining = _Lasting()
 
@@ -131,6 +132,7 @@ class Observer:
             # One more that was told: the wait begins anew, for a node told an hour ago does not explain this one.
             self._told.seconds(told, now),
             self._joining.seconds(waiting(state, self.words), now),
+            self._hanging_for(state, now),
         )
 
     def _forming_for(self, state: State, now: float) -> float:
@@ -140,6 +142,14 @@ class Observer:
         if self._forming_since is None or self._forming_since[0] != state.round:
             self._forming_since = (state.round, now)
         return now - self._forming_since[1]
+
+    def _hanging_for(self, state: State, now: float) -> float:
+        if state.hang is None:
+            self._hanging_since = None
+            return 0.0
+        if self._hanging_since is None or self._hanging_since[0] != state.round:
+            self._hanging_since = (state.round, now)
+        return now - self._hanging_since[1]
 
     def read_words(self) -> None:
         """Read the words of all nodes that have one."""

@@ -18,6 +18,7 @@ from ftslurm.rendezvous.state import (
     STOPPED,
     SUCCEEDED,
     Failure,
+    Hang,
     LostNode,
     NodeWord,
     Participant,
@@ -27,6 +28,8 @@ from ftslurm.rendezvous.state import (
 
 def fold_running(state: State, seen: Seen, timing: Timing) -> State:
     """Return what follows from how the participants of the running round do; `state` itself when it goes on."""
+    if state.hang is not None:
+        return _after_hang(state, state.hang, seen, timing)
     failures: list[Failure] = []
     lost: list[Participant] = []
     leaving: list[NodeWord] = []
@@ -48,10 +51,30 @@ def fold_running(state: State, seen: Seen, timing: Timing) -> State:
         return _after_failure(state, seen, failures)
     if lost or leaving:
         return _after_loss(state, seen, lost, leaving)
+    if hung := [word.hang for word in _words(state, seen) if word.hang and word.hang.round == state.round]:
+        return replace(state, hang=hung[0])
     if again:
         what = f"{', '.join(word.node for word in again)} asked for the next round"
         return _restart(end_round(state, seen, FAILED, what, None), seen, what)
     return _admit(state, seen, timing) if timing.rejoin == AT_ONCE else state
+
+
+def _words(state: State, seen: Seen) -> list[NodeWord]:
+    words = (word_of(participant, seen) for participant in state.participants)
+    return [word for word in words if word is not None]
+
+
+def _after_hang(state: State, hang: Hang, seen: Seen, timing: Timing) -> State:
+    """End the round when all who can have shown where their ranks are, for the ranks are killed then.
+
+    What fails meanwhile is an effect of the hang, or unlucky.
+    """
+    shown = {word.node for word in _words(state, seen) if word.shown == state.round or word.reason is not None}
+    silent = {p.node for p in state.participants if seen.silent_s.get(p.node, 0.0) >= timing.node_timeout_s}
+    waited = all(p.node in shown | silent or replaced(state, p, seen) for p in state.participants)
+    if not waited and seen.hanging_for_s < timing.show_s:
+        return state
+    return _after_failure(state, seen, [hang.failure()])
 
 
 def _admit(state: State, seen: Seen, timing: Timing) -> State:

@@ -25,6 +25,7 @@ class Timing:
         rejoin: when a late node gets in: with the NEXT_ROUND, whenever that comes, or AT_ONCE: the running round ends
             for it, after a last call that costs no training time; or NEVER: only nodes that were there at the start
             take part, spares included.
+        show_s: when a rank hangs, how long the round waits for all nodes to collect their ranks' stacks.
     """
 
     node_timeout_s: float
@@ -33,6 +34,7 @@ class Timing:
     stop_spread_s: float = 2.0
     settle_s: float = 2.0
     rejoin: str = NEXT_ROUND
+    show_s: float = 10.0
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Seen:
         now_ns: this coordinator's clock, for stamps that people read.
         told_for_s: for how long it has seen a node that was told from outside to stop.
         joining_for_s: for how long no further node has come to wait for a place.
+        hanging_for_s: for how long it has seen that a rank hangs.
     """
 
     words: Mapping[str, NodeWord]
@@ -54,6 +57,7 @@ class Seen:
     now_ns: int
     told_for_s: float = 0.0
     joining_for_s: float = 0.0
+    hanging_for_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ftslurm.monitor.timeouts import Learned, Longest, read_learned, read_longest
 from ftslurm.rendezvous.fields import Fields
 from ftslurm.sharedfs.publish import BadFile, decode, encode
 
@@ -20,6 +21,7 @@ FORMING, CLOSED = "forming", "closed"
 PHASES = (FORMING, RUNNING, CLOSED)
 
 NODE_LOST, STOPPED = "node-lost", "stopped"
+HANG = "hang"
 HISTORY_KEPT = 100
 
 EXIT_SUCCESS = 0
@@ -34,7 +36,7 @@ class Failure:
     """One worker's failure, in short.
 
     Attributes:
-        kind: "exception", "exit", "signal" or "spawn".
+        kind: "exception", "exit", "signal", "spawn" or "hang".
         message: one line.
         step: the last step that the script reported by `ftslurm.progress`, if it did.
     """
@@ -68,6 +70,96 @@ class Failure:
 
 
 @dataclass(frozen=True)
+class Hang:
+    """A rank that did not move in time: before its round ends, all ranks show where they are.
+
+    Attributes:
+        time_ns: when its agent noticed, by that node's clock.
+        what: what it should have done, in words.
+    """
+
+    round: int
+    node: str
+    rank: int
+    local_rank: int
+    time_ns: int
+    what: str
+    step: int | None
+
+    @staticmethod
+    def read(fields: Fields) -> Hang:
+        """Read it from JSON."""
+        return Hang(
+            fields.number("round"),
+            fields.text("node"),
+            fields.number("rank"),
+            fields.number("local_rank"),
+            fields.number("time_ns"),
+            fields.text("what"),
+            fields.maybe_number("step"),
+        )
+
+    def failure(self) -> Failure:
+        """Return what it is in the history of rounds."""
+        where = (self.round, self.node, self.rank, self.local_rank, self.time_ns)
+        return Failure(*where, HANG, None, None, self.what, self.step)
+
+
+@dataclass(frozen=True)
+class RankVitals:
+    """How one rank gets on.
+
+    Attributes:
+        step: the last that it reported, None before the first.
+        intervals: how many intervals between its steps fell into which bucket (`monitor.mark`), as far as not none.
+    """
+
+    rank: int
+    step: int | None
+    intervals: tuple[tuple[int, int], ...]
+
+    @staticmethod
+    def read(fields: Fields) -> RankVitals:
+        """Read it from JSON."""
+        return RankVitals(fields.number("rank"), fields.maybe_number("step"), fields.read("intervals", _read_intervals))
+
+
+@dataclass(frozen=True)
+class Vitals:
+    """How the ranks of a node get on: for people, and to learn time-outs from.
+
+    Attributes:
+        round: whose ranks they are.
+        longest: the longest completed intervals.
+        stuck: how often this agent's own loop was stuck.
+    """
+
+    round: int
+    longest: Longest
+    ranks: tuple[RankVitals, ...]
+    stuck: int
+
+    @staticmethod
+    def read(fields: Fields) -> Vitals:
+        """Read it from JSON."""
+        return Vitals(
+            fields.number("round"),
+            fields.read("longest", read_longest),
+            fields.objects("ranks", RankVitals.read),
+            fields.number("stuck"),
+        )
+
+
+def _read_intervals(value: object, where: str) -> tuple[tuple[int, int], ...]:
+    if not isinstance(value, list) or len(value) > 1000:
+        raise ValueError(f"{where}: expected a list of pairs")
+    for pair in value:
+        if not isinstance(pair, list) or [type(number) for number in pair] != [int, int]:
+            raise ValueError(f"{where}: expected pairs of a bucket and a count, found {pair!r:.80}")
+    return tuple((bucket, count) for bucket, count in value)
+
+
+@dataclass(frozen=True)
 class NodeWord:
     """What a node says of itself, in its own file; nobody else writes it.
 
@@ -86,6 +178,9 @@ class NodeWord:
         token: the newest state that it has seen.
         time_ns: its own clock, for people; never compared with another node's.
         bell: the port of its doorbell at `address`, 0 without one.
+        hang: the first rank here that hung in `round`, if any.
+        shown: the newest round of which it has collected its ranks' stacks, 0 for none.
+        vitals: how its ranks get on; None before they run.
     """
 
     node: str
@@ -106,6 +201,9 @@ class NodeWord:
     token: int
     time_ns: int
     bell: int = 0
+    hang: Hang | None = None
+    shown: int = 0
+    vitals: Vitals | None = None
 
     def encode(self) -> bytes:
         """Return it as a file's content."""
@@ -137,6 +235,9 @@ class NodeWord:
             fields.number("token"),
             fields.number("time_ns"),
             fields.maybe_number("bell") or 0,
+            fields.maybe_object("hang", Hang.read),
+            fields.maybe_number("shown") or 0,
+            fields.maybe_object("vitals", Vitals.read),
         )
 
 
@@ -275,6 +376,8 @@ class State:
         lost: nodes lost in this attempt.
         history: the newest rounds, at most HISTORY_KEPT.
         admitted: the nodes that were there when the attempt's first round formed: its participants and spares.
+        hang: why round `round` is about to end, once all of its ranks have shown where they are; None: it is not.
+        learned: time-outs from earlier rounds, requeues included; None before the first one has ended.
     """
 
     run_id: str
@@ -295,6 +398,8 @@ class State:
     history: tuple[RoundHistory, ...]
     closed: Closed | None
     admitted: tuple[str, ...] = ()
+    hang: Hang | None = None
+    learned: Learned | None = None
 
     def encode(self) -> bytes:
         """Return it as the fenced cell's value."""
@@ -326,6 +431,8 @@ class State:
             fields.objects("history", RoundHistory.read),
             fields.maybe_object("closed", Closed.read),
             fields.texts("admitted"),
+            fields.maybe_object("hang", Hang.read),
+            fields.maybe_read("learned", read_learned),
         )
 
     def participant(self, node: str, incarnation: str) -> Participant | None:

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from ftslurm.agent.actions import Assignment
 from ftslurm.agent.environment import (
     Program,
     RunFacts,
@@ -15,7 +16,6 @@ from ftslurm.agent.environment import (
     worker_command,
     worker_environment,
 )
-from ftslurm.agent.machine import Assignment
 from ftslurm.rendezvous.state import Master
 
 # Two nodes with 3 and 2 workers; this is the second node, in the third round, after two restarts.

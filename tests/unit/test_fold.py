@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from ftslurm.monitor.timeouts import Longest, Spans
 from ftslurm.rendezvous.ending import describe, finish, stop_code
 from ftslurm.rendezvous.fold import begin, fold, take_lease
 from ftslurm.rendezvous.forming import choose
@@ -24,9 +25,11 @@ from ftslurm.rendezvous.state import (
     STOPPED,
     SUCCEEDED,
     Failure,
+    Hang,
     NodeWord,
     Participant,
     State,
+    Vitals,
 )
 
 TIMING = Timing(node_timeout_s=8, join_timeout_s=600, last_call_s=30, stop_spread_s=2)
@@ -61,8 +64,8 @@ class Story:
         self.words[name] = replace(self.words[name], **changes)  # type: ignore[arg-type]
         return self
 
-    def look(self, forming_s: float = 0.0, told_s: float = 0.0) -> State:
-        seen = Seen(self.words, self.silent, forming_s, self.now_ns, told_s)
+    def look(self, forming_s: float = 0.0, told_s: float = 0.0, hanging_s: float = 0.0) -> State:
+        seen = Seen(self.words, self.silent, forming_s, self.now_ns, told_s, hanging_for_s=hanging_s)
         before = self.state
         self.state = fold(before, seen, TIMING)
         again = fold(self.state, seen, TIMING)
@@ -84,6 +87,15 @@ class Story:
             status=FAILED,
             failure=failure(self.state.round, p.node, p.first_rank, **kind),  # type: ignore[arg-type]
         )
+
+    def hang(self, number: int) -> Story:
+        p = next(p for p in self.state.participants if p.node == f"n{number}")
+        return self.say(number, hang=Hang(self.state.round, p.node, p.first_rank, 0, 5, "no heartbeat for 30.0 s", 40))
+
+    def show(self, *numbers: int) -> Story:
+        for number in numbers:
+            self.say(number, shown=self.state.round)
+        return self
 
     def told(self, *numbers: int, name: str = "SIGTERM") -> Story:
         for number in numbers:
@@ -719,3 +731,78 @@ def test_whoever_finishes_the_run_ends_its_round_the_same_way() -> None:
     state = finish(story.state, FAILED, "no restarts left", 1, 7)
     assert (state.phase, state.closed.reason, state.history[-1].outcome) == (CLOSED, "no restarts left", FAILED)
     assert state.history[-1].ended_ns == 7
+
+
+# A rank hangs
+
+
+def test_a_hang_ends_the_round_only_when_all_nodes_have_shown_where_their_ranks_are() -> None:
+    story = Story(3).join().run().hang(2)
+    state = story.look()
+    assert (state.phase, state.hang.node) == (RUNNING, "n2")
+    assert story.show(1, 2).look() is state
+    state = story.show(3).look()
+    assert (state.phase, state.restarts_used, state.hang) == (FORMING, 1, None)
+    assert story.last.failure.kind == "hang"
+    assert story.last.reason == "rank 2 on n2 hung at step 40: no heartbeat for 30.0 s"
+
+
+def test_a_node_that_cannot_show_its_ranks_delays_the_stop_by_a_bounded_time() -> None:
+    story = Story(3).join().run().hang(2)
+    story.look()
+    story.show(1, 2)
+    assert story.look(hanging_s=TIMING.show_s - 0.1).phase == RUNNING
+    assert story.look(hanging_s=TIMING.show_s).phase == FORMING
+
+
+def test_nobody_waits_for_the_stacks_of_a_node_that_is_lost_or_leaving() -> None:
+    story = Story(3).join().run().hang(2)
+    story.look()
+    story.show(2).say(3, reason="its disk is full", status=LEFT)
+    story.silent["n1"] = 9.0
+    assert story.look().phase != RUNNING
+
+
+def test_what_fails_while_stacks_are_collected_is_not_the_first_failure() -> None:
+    story = Story(2).join().run().hang(2)
+    story.look()
+    assert story.fail(1).look().phase == RUNNING
+    story.show(1, 2).look()
+    assert story.last.failure.kind == "hang"
+
+
+def test_a_failure_that_is_seen_together_with_a_hang_explains_it() -> None:
+    story = Story(2).join().run().hang(2)
+    assert story.fail(1).look().phase == FORMING
+    assert story.last.failure.kind == "exit"
+
+
+def test_a_hang_of_an_earlier_round_is_old_news() -> None:
+    story = Story(2).join().run().hang(2)
+    story.look()
+    story.show(1, 2).look()
+    assert story.ready(1, 2).run().look().hang is None
+
+
+def test_a_program_that_ends_well_while_its_stacks_are_collected_has_succeeded() -> None:
+    story = Story(2).join().run().hang(2)
+    story.look()
+    assert story.say(1, status=SUCCEEDED).say(2, status=SUCCEEDED).look().closed.outcome == SUCCEEDED
+
+
+def test_time_outs_are_learned_from_the_slowest_rank_of_a_round_and_inherited_by_a_requeue() -> None:
+    story = Story(2).join().run()
+    for number, seconds in ((1, 20.0), (2, 50.0)):
+        longest = Longest(Spans(heartbeat_s=seconds, sections={"step": seconds / 10}))
+        story.say(number, vitals=Vitals(1, longest, (), 0))
+    state = story.fail(1).look()
+    assert state.learned.timeouts.heartbeat_s == 250.0
+    assert dict(state.learned.timeouts.sections) == {"step": 60.0}
+    again = begin(state, Shape("r", "12.1", ("n1", "n2"), 2, 2, 3), "n1", "i9", 0)
+    assert State.decode(again.encode(), "state").learned == state.learned
+
+
+def test_a_word_of_another_round_teaches_nothing() -> None:
+    story = Story(2).join().run()
+    story.say(1, vitals=Vitals(7, Longest(Spans(heartbeat_s=20.0)), (), 0))
+    assert story.fail(1).look().learned is None

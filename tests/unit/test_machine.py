@@ -8,25 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from ftslurm.agent.machine import (
-    FAREWELL_S,
-    GONE,
-    IDLE,
-    PREPARING,
-    STOPPING,
-    SWEEPING,
-    Action,
-    AgentMachine,
-    Exit,
-    Log,
-    Moment,
-    Prepare,
-    Record,
-    Say,
-    Signal,
-    Spawn,
-    WorkerEnd,
-)
+from ftslurm.agent.actions import Action, Exit, Log, Moment, Prepare, Record, Say, Show, Signal, Spawn, WorkerEnd
+from ftslurm.agent.machine import FAREWELL_S, GONE, IDLE, PREPARING, STOPPING, SWEEPING, AgentMachine
 from ftslurm.rendezvous.state import (
     CLOSED,
     FAILED,
@@ -39,6 +22,7 @@ from ftslurm.rendezvous.state import (
     SUCCEEDED,
     Closed,
     Failure,
+    Hang,
     Lease,
     Master,
     Participant,
@@ -48,6 +32,8 @@ from ftslurm.rendezvous.state import (
 
 SECOND = 1_000_000_000
 TERM, KILL, INT, USR1 = signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGUSR1
+CONT = signal.SIGCONT
+HANG_ELSEWHERE = Hang(1, "n1", 0, 0, 5, "no heartbeat for 30.0 s", None)
 
 
 def history(round_: int, outcome: str = RUNNING, reason: str | None = None) -> RoundHistory:
@@ -127,6 +113,14 @@ class Agent:
             failure = Failure(round_, "n2", 2 + local, local, ended, kind, None if by else code, name, "boom", 7)
         end = WorkerEnd(local, None if by else code, name, ended, recorded, failure)
         return self.done(self.machine.on_worker_ended(end, self.now()))
+
+    def hangs(self, local: int, number: int = KILL) -> list[Action]:
+        self.seconds += 1
+        return self.done(self.machine.on_hang(local, "no heartbeat for 30.0 s", number, 7, self.now()))
+
+    def shown(self) -> list[Action]:
+        self.seconds += 1
+        return self.done(self.machine.on_shown(self.now()))
 
     def swept(self) -> list[Action]:
         self.seconds += 1
@@ -575,6 +569,81 @@ def test_losing_ground_while_leaving_changes_nothing() -> None:
     assert agent.word.reason == "SIGTERM from outside"
 
 
+# A rank hangs
+
+
+def test_a_rank_that_hangs_is_said_and_shown_and_killed_only_when_the_coordinator_has_heard_from_all() -> None:
+    agent = running()
+    assert kinds(agent.hangs(1)) == ["Say", "Log", "Show"]
+    assert (agent.word.status, agent.word.hang.rank, agent.word.shown) == (RUNNING, 3, 0)
+    assert agent.sees(state(hang=agent.word.hang)) == []
+    assert kinds(agent.shown()) == ["Say"]
+    assert (agent.word.status, agent.word.shown) == (RUNNING, 1)
+    actions = agent.sees(state(phase=FORMING))
+    assert actions[1:] == [Signal((1,), CONT), Signal((1,), KILL), Signal((0,), TERM)]
+    assert (agent.word.status, agent.word.failure.kind, agent.word.failure.rank) == (FAILED, "hang", 3)
+
+
+def test_a_rank_that_hangs_elsewhere_is_a_reason_to_show_where_ours_are_once() -> None:
+    agent = running()
+    assert agent.sees(state(hang=HANG_ELSEWHERE)) == [Show((0, 1))]
+    assert agent.sees(state(hang=HANG_ELSEWHERE)) == []
+    agent.shown()
+    assert agent.sees(state(phase=FORMING)) == [Signal((0, 1), TERM)]
+    assert agent.word.failure is None
+
+
+def test_a_second_hung_rank_is_ended_as_the_first_one_and_reported_once() -> None:
+    agent = running()
+    agent.hangs(1)
+    assert agent.hangs(0, TERM) == []
+    assert agent.hangs(0) == []
+    actions = agent.sees(state(phase=FORMING))
+    assert actions[1:] == [Signal((0,), CONT), Signal((0,), TERM), Signal((1,), CONT), Signal((1,), KILL)]
+
+
+def test_a_rank_that_fails_while_stacks_are_collected_takes_nobody_along_before_that_is_done() -> None:
+    agent = running()
+    agent.sees(state(hang=HANG_ELSEWHERE))
+    assert kinds(agent.ends(1, code=1)) == ["Say", "Log"]
+    assert agent.machine.phase == RUNNING
+    assert agent.shown()[-1] == Signal((0,), TERM)
+
+
+def test_when_all_fail_while_stacks_are_collected_the_round_is_swept() -> None:
+    agent = running()
+    agent.sees(state(hang=HANG_ELSEWHERE))
+    agent.ends(1, code=1)
+    assert kinds(agent.ends(0, code=1)) == ["Sweep"]
+
+
+def test_when_nobody_hears_of_the_hang_its_agent_ends_the_round_by_itself() -> None:
+    agent = running()
+    agent.hangs(1)
+    agent.shown()
+    assert agent.tick(5) == []
+    assert Signal((1,), KILL) in agent.tick(15)
+    assert agent.word.status == FAILED
+
+
+def test_a_hang_of_a_worker_that_is_being_stopped_is_nothing_new() -> None:
+    agent = running()
+    agent.ends(0, code=1)
+    assert agent.hangs(1) == []
+
+
+def test_the_next_round_knows_nothing_of_the_last_ones_hang() -> None:
+    agent = running()
+    agent.hangs(1)
+    agent.shown()
+    agent.sees(state(phase=FORMING))
+    agent.ends(0, by=TERM)
+    agent.ends(1, by=KILL)
+    agent.swept()
+    agent.sees(state(2))
+    assert agent.prepared(2)[0].hang is None
+
+
 # Anything goes
 
 
@@ -605,13 +674,17 @@ def test_whatever_happens_workers_are_started_only_after_a_sweep_and_an_exit_lea
                 agent.signalled(rng.choice([TERM, INT, USR1]))
             elif roll < 0.84:
                 agent.lost_ground("superseded")
+            elif roll < 0.87:
+                agent.hangs(rng.choice([0, 1]), rng.choice([TERM, KILL]))
+            elif roll < 0.9:
+                agent.shown()
             else:
                 agent.tick(rng.choice([0.1, 20.0]))
             for action in agent.log[before:]:
                 if isinstance(action, Spawn):
                     assert not dirty, f"{where}: started on top of what another round left behind"
                     alive, dirty = {0, 1}, True
-                if isinstance(action, Signal):
+                if isinstance(action, Signal | Show):
                     assert action.local_ranks, where
                     assert set(action.local_ranks) <= alive, where
                 if isinstance(action, Exit):

@@ -13,19 +13,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ftslurm.agent.machine import (
+from ftslurm.agent.actions import (
     Action,
-    AgentMachine,
     Assignment,
     Exit,
     Moment,
     Prepare,
     Say,
+    Show,
     Signal,
     Spawn,
     Sweep,
     WorkerEnd,
+    spoken,
 )
+from ftslurm.agent.machine import AgentMachine
 from ftslurm.rendezvous.member import Member, Refused, RunInUse, Superseded, View
 from ftslurm.rendezvous.state import EXIT_FAILED, LEFT, Failure, NodeWord, State
 from ftslurm.sharedfs.publish import BadFile
@@ -357,6 +359,8 @@ class VirtualAgent:
                 self._spawn(action.assignment)
             elif isinstance(action, Prepare):
                 self._send(action.assignment)
+            elif isinstance(action, Show):
+                self._after(self.host.rng.uniform(0.05, 3.0), self._shown)
             elif isinstance(action, Sweep):
                 self._after(0.05, self._swept)
             elif isinstance(action, Exit):
@@ -366,14 +370,7 @@ class VirtualAgent:
     def _say(self, said: Say) -> None:
         if said.new_port:
             self._port(self.word.port + 1)
-        self.word = replace(
-            self.word,
-            status=said.status,
-            round=said.round,
-            failure=said.failure,
-            reason=said.reason,
-            stop_signal=said.stop_signal,
-        )
+        self.word = spoken(self.word, said)
         self._pending = self.word
         self._turn_at(self.host.now())
 
@@ -468,6 +465,17 @@ class VirtualAgent:
         code = None if worker.signal else worker.code
         end = WorkerEnd(worker.local_rank, code, worker.signal, ended_ns, None, failure)
         self._deliver(lambda: self._do(self.machine.on_worker_ended(end, self._moment())))
+
+    def hang_worker(self, worker: VirtualWorker) -> None:
+        """Let a worker move no more, and its watch notice."""
+        worker.turn += 1
+        what = "no heartbeat for 30.0 s (time-out 30.0 s)"
+        self._deliver(
+            lambda: self._do(self.machine.on_hang(worker.local_rank, what, signal.SIGKILL, None, self._moment()))
+        )
+
+    def _shown(self) -> None:
+        self._do(self.machine.on_shown(self._moment()))
 
     def _swept(self) -> None:
         self._do(self.machine.on_swept(self._moment()))

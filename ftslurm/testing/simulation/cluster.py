@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ftslurm.agent.machine import AgentMachine, Assignment
+from ftslurm.agent.actions import Assignment
+from ftslurm.agent.machine import AgentMachine
 from ftslurm.rendezvous.member import Member, Pace, first_word
 from ftslurm.rendezvous.seen import AT_ONCE, NEVER, NEXT_ROUND, Shape, Timing
 from ftslurm.rendezvous.state import LEFT, NodeWord, State

@@ -114,6 +114,8 @@ def hurt_worker(rng: random.Random, kind: str, agent: VirtualAgent, worker: Virt
         agent.end_worker(worker, 0.0, 1, None)
     elif kind == "rank killed":
         agent.end_worker(worker, 0.0, -1, rng.choice(["SIGKILL", "SIGSEGV", "SIGABRT", "SIGTERM"]))
+    elif kind == "rank hangs":
+        agent.hang_worker(worker)
     elif kind == "rank ignores SIGTERM":
         worker.term_s = NEVER
     else:
@@ -140,6 +142,7 @@ WEIGHTS = {
     "clock jumps": 4,
     "rank exits": 5,
     "rank killed": 3,
+    "rank hangs": 3,
     "rank ignores SIGTERM": 2,
     "rank survives SIGKILL for a while": 1,
     "rank says: do not restart": 0.3,

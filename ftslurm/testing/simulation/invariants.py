@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ftslurm.agent.machine import Assignment
+from ftslurm.agent.actions import Assignment
 from ftslurm.rendezvous.state import CLOSED, RUNNING, STOPPED, Closed, Lease, LostNode, State
 from ftslurm.sharedfs.cell import KEPT
 from ftslurm.testing.simulation.agent import VirtualAgent

@@ -1,0 +1,146 @@
+"""What happens to an agent and what it does about it: the words between the loop and the machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ftslurm.rendezvous.state import Failure, Hang, Master, NodeWord
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Now, by both clocks: `s` monotonic seconds, `ns` nanoseconds since the epoch."""
+
+    s: float
+    ns: int
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """This node's part in a round."""
+
+    round: int
+    attempt: str
+    group_rank: int
+    group_world_size: int
+    first_rank: int
+    slots: int
+    world_size: int
+    master: Master
+    restart_count: int
+    max_restarts: int
+
+
+@dataclass(frozen=True)
+class WorkerEnd:
+    """How a worker ended, as the kernel and its error record have it.
+
+    Attributes:
+        ended_ns: when the kernel reported it.
+        recorded_ns: when the worker wrote its own error record; None: it wrote none.
+        failure: the failure in short; None when it ended with code 0.
+    """
+
+    local_rank: int
+    exit_code: int | None
+    signal: str | None
+    ended_ns: int
+    recorded_ns: int | None
+    failure: Failure | None
+
+
+# Actions
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Make the round's directories; answer with `on_prepared`."""
+
+    assignment: Assignment
+
+
+@dataclass(frozen=True)
+class Spawn:
+    """Start all workers; answer with `on_spawn_failed` for one that cannot be started."""
+
+    assignment: Assignment
+
+
+@dataclass(frozen=True)
+class Signal:
+    """Send a signal to these workers' main processes."""
+
+    local_ranks: tuple[int, ...]
+    number: int
+
+
+@dataclass(frozen=True)
+class Show:
+    """Collect the stacks of these workers; answer with `on_shown` when that is done, or has taken too long."""
+
+    local_ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Kill everything that workers left behind; answer with `on_swept` when nothing is left."""
+
+
+@dataclass(frozen=True)
+class Say:
+    """Change this node's word; only the given fields change."""
+
+    status: str
+    round: int
+    failure: Failure | None
+    reason: str | None
+    stop_signal: str | None
+    hang: Hang | None = None
+    shown: int = 0
+    new_port: bool = False
+
+
+@dataclass(frozen=True)
+class Record:
+    """Write down how the round went on this node."""
+
+    assignment: Assignment
+    outcome: str
+    stop_reason: str | None
+    stop_ns: int | None
+    stopped: frozenset[int]
+    killed: frozenset[int]
+    failed: frozenset[int]
+    hang: Hang | None
+    over: bool
+
+
+@dataclass(frozen=True)
+class Log:
+    """Tell the user one line."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Exit:
+    """Leave with this code once everything said has been published."""
+
+    code: int
+
+
+def spoken(word: NodeWord, said: Say) -> NodeWord:
+    """Return a node's word with what `said` changes of it."""
+    return replace(
+        word,
+        status=said.status,
+        round=said.round,
+        failure=said.failure,
+        reason=said.reason,
+        stop_signal=said.stop_signal,
+        hang=said.hang,
+        shown=said.shown,
+    )
+
+
+Action = Prepare | Spawn | Signal | Show | Sweep | Say | Record | Log | Exit

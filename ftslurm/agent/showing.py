@@ -1,0 +1,82 @@
+"""Where all ranks of this node are, when one of the round hangs: collected by the loop, published by the courier."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+
+from ftslurm.agent.kernel import descendants
+from ftslurm.agent.workers import Worker
+from ftslurm.monitor.stacks import Collector, Target, encode
+
+
+class Showing:
+    """Collects the stacks of some workers, once.
+
+    Args:
+        round_: whose workers they are.
+        workers: those that are alive.
+        why: local rank to what expired, of those that hang.
+        monotonic: clock, seconds.
+    """
+
+    def __init__(
+        self, round_: int, workers: Sequence[Worker], why: Mapping[int, str], monotonic: Callable[[], float]
+    ) -> None:
+        self.round = round_
+        self.workers = tuple(workers)
+        self.why = dict(why)
+        self.done = False
+        self._monotonic = monotonic
+        # Its own descriptors: the loop closes a worker's when that one ends.
+        self._pidfds = [os.dup(worker.pidfd) for worker in self.workers]
+        self._collector = Collector(
+            [
+                Target(worker.local_rank, worker.pid, pidfd, worker.record_dir, native=worker.local_rank in self.why)
+                for worker, pidfd in zip(self.workers, self._pidfds, strict=True)
+            ],
+            descendants,
+        )
+        self._collector.start(monotonic())
+
+    @property
+    def deadline(self) -> float | None:
+        """The monotonic second at which `poll` wants to be called."""
+        return None if self.done else self._collector.deadline
+
+    def poll(self) -> bool:
+        """Go on; True once, when all is there or the time is over."""
+        if self.done or not self._collector.poll(self._monotonic()):
+            return False
+        self.close()
+        return True
+
+    def close(self) -> None:
+        """Collect no more."""
+        if self.done:
+            return
+        self.done = True
+        self._collector.close()
+        for pidfd in self._pidfds:
+            os.close(pidfd)
+
+    def files(self, node: str, now_ns: int) -> dict[int, tuple[Worker, bytes]]:
+        """Return each worker's `stacks.txt` so far, by local rank."""
+        results = self._collector.result()
+        return {
+            worker.local_rank: (
+                worker,
+                encode(
+                    results[worker.local_rank],
+                    rank=worker.rank,
+                    node=node,
+                    time_ns=now_ns,
+                    why=self.why.get(worker.local_rank),
+                ),
+            )
+            for worker in self.workers
+        }
+
+    def text(self, local_rank: int) -> str:
+        """Return that worker's stacks alone."""
+        return self._collector.result()[local_rank].text
