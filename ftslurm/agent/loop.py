@@ -6,13 +6,12 @@ local is polled and nothing here touches the shared filesystem.
 
 from __future__ import annotations
 
-import json
 import os
 import selectors
 import signal
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from ftslurm.agent.actions import (
@@ -32,35 +31,23 @@ from ftslurm.agent.actions import (
 )
 from ftslurm.agent.courier import Courier, Lost, Note, Trouble
 from ftslurm.agent.doorbell import Doorbell
-from ftslurm.agent.environment import (
-    BOTH,
-    STDERR,
-    STDOUT,
-    Program,
-    RunFacts,
-    streams_of,
-    worker_command,
-    worker_environment,
-)
 from ftslurm.agent.guardian import FORWARDED, STOPPING
+from ftslurm.agent.journal import Journal
 from ftslurm.agent.kernel import descendants
 from ftslurm.agent.machine import AgentMachine
 from ftslurm.agent.narrate import narrate
 from ftslurm.agent.output import Console
 from ftslurm.agent.ports import ReservedPort
 from ftslurm.agent.rank_monitor import RankMonitor
-from ftslurm.agent.round_record import round_record
+from ftslurm.agent.settings import AgentSettings, plan
 from ftslurm.agent.showing import Showing
-from ftslurm.agent.workers import Launch, Worker, Workers
-from ftslurm.failures.record import STACKS, complete, compose, encode, summary
+from ftslurm.agent.workers import Worker, Workers
+from ftslurm.failures.record import summary
 from ftslurm.monitor.guard import Guard
-from ftslurm.monitor.progress import read as read_progress
-from ftslurm.monitor.timeouts import Timeouts
 from ftslurm.monitor.watch import TIMER, Expiry
 from ftslurm.rendezvous.member import View
-from ftslurm.rendezvous.state import EXIT_FAILED, HANG, Failure, NodeWord, State
+from ftslurm.rendezvous.state import EXIT_FAILED, Failure, NodeWord, State
 from ftslurm.sharedfs.filesystem import FileSystem
-from ftslurm.sharedfs.publish import publish
 from ftslurm.sharedfs.rundir import RunDirectory, rank_directory
 
 HANDLED = (*FORWARDED, signal.SIGCHLD)
@@ -70,39 +57,6 @@ FINISH_S = 6.0
 OVERSLEPT_S = 5.0
 SIZES = "sizes"
 TROUBLE_LOOK_S = 1.0
-
-
-@dataclass(frozen=True)
-class AgentSettings:
-    """What stays the same for this agent.
-
-    Attributes:
-        facts: see `RunFacts`.
-        program: what the workers run.
-        redirects, tee: see `parse_streams`; tee None shows both streams of rank 0.
-        logs: directory under which the ranks' log files lie (the run directory, or --log-dir's).
-        local_dir: node-local directory of this agent alone.
-        inherited: the environment that workers start from.
-        guardian: pidfd of the guardian, whose end is this agent's.
-        timeouts: that the user asked for.
-        hang_signal: ends a rank that hangs, unless its own timer names another one.
-        vitals_s: how often to look how the ranks get on.
-        trouble_s: after so many seconds in which every use of the shared directory failed, an agent without workers
-            gives up. A directory that *hangs* is waited for without limit.
-    """
-
-    facts: RunFacts
-    program: Program
-    redirects: int | dict[int, int]
-    tee: int | dict[int, int] | None
-    logs: str
-    local_dir: str
-    inherited: Mapping[str, str]
-    guardian: int
-    timeouts: Timeouts
-    hang_signal: int
-    vitals_s: float
-    trouble_s: float
 
 
 class AgentLoop:
@@ -150,10 +104,11 @@ class AgentLoop:
         self._monitor = RankMonitor(
             settings.timeouts, settings.local_dir, self._workers, monotonic, lambda: now_ns() / 1e9
         )
+        self._journal = Journal(courier.send, fs, run, settings.facts.run_id, now_ns)
         self._guard = Guard(monotonic=monotonic)
         self._showing: Showing | None = None
         self._hung: dict[int, str] = {}
-        self._logs: dict[int, list[str]] = {}
+        self._logs: dict[int, tuple[str, ...]] = {}
         self._vitals_at: float | None = None
         self._selector = selectors.DefaultSelector()
         self._signals: deque[int] = deque()
@@ -272,7 +227,7 @@ class AgentLoop:
         for expiry in self._monitor.due():
             self._on_expiry(expiry)
         if self._showing is not None and self._showing.poll():
-            self._publish_stacks(self._showing)
+            self._journal.showed(self._showing, self._word)
             self._do(self._machine.on_shown(self._moment()))
         if self._vitals_at is not None and self._monotonic() >= self._vitals_at:
             self._look_at_vitals()
@@ -320,11 +275,11 @@ class AgentLoop:
 
     def _on_worker_ended(self, worker: Worker) -> None:
         self._monitor.end(worker)
-        record = complete(worker.record_dir, self._facts_of(worker)) if worker.exit_code != 0 else None
+        record = self._journal.error_record(worker, self._word)
         actions = self._machine.on_worker_ended(_end_of(worker, record), self._moment())
         self._do(actions)
         if record is not None:
-            self._keep(worker, record, self._machine.stopped(worker.local_rank))
+            self._journal.failed(worker, record, self._machine.stopped(worker.local_rank))
 
     def _on_news(self, news: object) -> None:
         self._tell(news)
@@ -386,7 +341,7 @@ class AgentLoop:
                 assignment = action.assignment
                 self._courier.send(lambda a=assignment: self._make_directories(a), assignment.round)  # type: ignore[misc]
             elif isinstance(action, Record):
-                self._record(action)
+                self._journal.round(action, self._workers.all, self._word, self._round_started_ns)
             elif isinstance(action, Sweep):
                 self._sweeping = True
                 self._killed_at = self._monotonic()
@@ -422,40 +377,19 @@ class AgentLoop:
         self._round_started_ns = self._now_ns()
         self._port.release()
         for local_rank in range(assignment.slots):
-            launch = self._launch(assignment, local_rank)
+            planned = plan(self._settings, assignment, local_rank, os.getpid(), self._monitor.environment())
             try:
-                worker = self._workers.start(launch)
+                worker = self._workers.start(planned.launch)
             except OSError as error:
-                problem = f"cannot start {launch.command[0]}: {error.strerror or error}"
+                problem = f"cannot start {planned.launch.command[0]}: {error.strerror or error}"
                 self._do(self._machine.on_spawn_failed(local_rank, problem, self._moment()))
                 return
             self._selector.register(worker.pidfd, selectors.EVENT_READ, worker)
             self._monitor.begin(worker)
+            self._logs[local_rank] = planned.logs
+            for path, stream in planned.shown:
+                self._console.follow(path, f"[rank {worker.rank}] ", stream)
         self._vitals_at = self._monotonic() + self._settings.vitals_s
-
-    def _launch(self, assignment: Assignment, local_rank: int) -> Launch:
-        settings = self._settings
-        rank = assignment.first_rank + local_rank
-        record_dir = os.path.join(settings.local_dir, f"{assignment.round:06d}", f"{rank:05d}")
-        logs = rank_directory(settings.logs, assignment.round, rank)
-        redirected = streams_of(settings.redirects, local_rank)
-        paths = [os.path.join(logs, name) for name in ("stdout.log", "stderr.log")]
-        files = [path if redirected & bit else None for path, bit in zip(paths, (STDOUT, STDERR), strict=True)]
-        self._logs[local_rank] = [path for path in files if path is not None]
-        shown = BOTH if settings.tee is None and rank == 0 else streams_of(settings.tee or 0, local_rank)
-        for path, bit in zip(files, (STDOUT, STDERR), strict=True):
-            if path is not None and shown & bit:
-                self._console.follow(path, f"[rank {rank}] ", bit)
-        return Launch(
-            local_rank,
-            rank,
-            worker_command(settings.program, os.getpid(), files[0], files[1]),
-            {
-                **worker_environment(settings.inherited, settings.facts, assignment, local_rank, record_dir),
-                **self._monitor.environment(),
-            },
-            record_dir,
-        )
 
     def _sweep_on(self) -> None:
         if not self._workers.sweep():
@@ -464,7 +398,7 @@ class AgentLoop:
         self._killed_at = self._vitals_at = None
         if self._showing is not None and not self._showing.done:
             self._showing.close()
-            self._publish_stacks(self._showing)
+            self._journal.showed(self._showing, self._word)
         self._showing = None
         self._do(self._machine.on_swept(self._moment()))
         self._console.forget()
@@ -473,65 +407,9 @@ class AgentLoop:
         self._hung.clear()
         self._logs.clear()
 
-    # Records
-
     def _show(self, action: Show) -> None:
         alive = [w for w in self._workers.all if w.local_rank in action.local_ranks and w.ended_ns is None]
         self._showing = Showing(self._word.round, alive, self._hung, self._monotonic)
-
-    def _publish_stacks(self, showing: Showing) -> None:
-        for local_rank, (worker, content) in showing.files(self._word.node, self._now_ns()).items():
-            path = os.path.join(self._run.rank(showing.round, worker.rank), STACKS)
-            self._courier.send(lambda path=path, content=content: publish(self._fs, path, content))  # type: ignore[misc]
-            if (what := showing.why.get(local_rank)) is not None:
-                facts = {**self._facts_of(worker), "kind": HANG, "time_ns": self._now_ns()}
-                record = compose(what, showing.text(local_rank), facts)
-                self._courier.send(lambda w=worker, r=record: self._publish_failure(w, r))  # type: ignore[misc]
-
-    def _keep(self, worker: Worker, record: dict[str, Any], stopped: bool) -> None:
-        """Have the error record published; of a worker that was stopped only what it had to say itself."""
-        if stopped and record["ftslurm"].get("recorded_ns") is None:
-            return
-        record["ftslurm"]["stopped_by_ftslurm"] = stopped
-        self._courier.send(lambda: self._publish_failure(worker, record))
-
-    def _facts_of(self, worker: Worker) -> dict[str, Any]:
-        progress = read_progress(worker.record_dir)
-        facts = self._settings.facts
-        return {
-            "run_id": facts.run_id,
-            "attempt": self._word.attempt,
-            "round": self._word.round,
-            "node": self._word.node,
-            "host": self._word.host,
-            "rank": worker.rank,
-            "local_rank": worker.local_rank,
-            "pid": worker.pid,
-            "exit_code": worker.exit_code,
-            "signal": worker.signal,
-            "time_ns": worker.ended_ns,
-            "step": progress.last_step if progress else None,
-        }
-
-    def _publish_failure(self, worker: Worker, record: dict[str, Any]) -> None:
-        directory = self._run.rank(record["ftslurm"]["round"], worker.rank)
-        publish(self._fs, os.path.join(directory, "error.json"), encode(record), durable=True)
-        stacks = record["ftslurm"].get("stacks")
-        if stacks:
-            publish(self._fs, os.path.join(directory, STACKS), stacks.encode("utf-8", "backslashreplace"))
-
-    def _record(self, record: Record) -> None:
-        progress = {w.local_rank: read_progress(w.record_dir) for w in self._workers.all}
-        who = {
-            "node": self._word.node,
-            "incarnation": self._word.incarnation,
-            "host": self._word.host,
-            "agent_pid": self._word.pid,
-        }
-        content = round_record(record, self._workers.all, progress, who, self._round_started_ns, self._now_ns())
-        path = self._run.round_node_file(record.assignment.round, self._word.node)
-        data = json.dumps(content, indent=1).encode() + b"\n"
-        self._courier.send(lambda: publish(self._fs, path, data, durable=record.over))
 
 
 def _end_of(worker: Worker, record: dict[str, Any] | None) -> WorkerEnd:
@@ -546,6 +424,3 @@ def _drain(fd: int) -> bytes:
         return os.read(fd, 4096)
     except BlockingIOError:
         return b""
-
-
-__all__ = ["AgentLoop", "AgentSettings"]

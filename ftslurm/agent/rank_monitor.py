@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from ftslurm.agent.kernel import parent_of
 from ftslurm.agent.workers import Worker, Workers
@@ -126,7 +126,7 @@ class RankMonitor:
                 self._watch.sign_of_life(worker.local_rank, self._monotonic())
         return not self._looking
 
-    def look_at_sizes(self, logs: Mapping[int, list[str]]) -> Callable[[], dict[int, int]]:
+    def look_at_sizes(self, logs: Mapping[int, Sequence[str]]) -> Callable[[], dict[int, int]]:
         """Return the errand that looks; its result is for `grown`."""
         self._looking = True
 
