@@ -21,7 +21,7 @@ class Evidence:
     """What is known of one worker's end.
 
     Attributes:
-        kind: "exception", "exit", "signal", "spawn" or "node-lost".
+        kind: "exception", "exit", "signal", "spawn", "node-lost" or "hang".
         exception: the exception's type name, without its module; None if there was none.
         module: the module of that type.
         message: the exception's text, or what the agent wrote about the end.
@@ -109,6 +109,8 @@ ROWS: tuple[Cause, ...] = (
           "Check that the program and its interpreter exist on this node and are executable."),
     Cause("node-lost", "node lost", PRIMARY, lambda e: e.kind == "node-lost",
           "Ask Slurm what it knows of the node: sacct, sinfo -R."),
+    Cause("hang", "hang", PRIMARY, lambda e: e.kind == "hang",
+          "No stacks were collected; see the ranks' output for what each did last."),
     # torch.distributed: what breaks on the survivors when another rank ends.
     Cause("port-in-use", "port in use", PRIMARY, _in_distributed(r"EADDRINUSE|[Aa]ddress already in use"),
           "Another process holds the port. Let ftslurm choose it: do not set MASTER_PORT in the script."),
@@ -211,7 +213,7 @@ def describe(evidence: Evidence, cause: Cause) -> str:
     if evidence.kind == "signal":
         name = evidence.signal or "a signal"
         return cause.title if name in cause.title else f"{cause.title} ({name})"
-    if evidence.kind in ("exception", "spawn", "node-lost"):
+    if evidence.kind in ("exception", "spawn", "node-lost", "hang"):
         return evidence.message or cause.title
     if evidence.exit_code is None:
         return evidence.message or "ended, how is not recorded"

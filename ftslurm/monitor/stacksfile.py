@@ -28,7 +28,8 @@ from dataclasses import dataclass
 LIMIT = 1024 * 1024
 """Bytes that `encode` keeps to and `parse` looks at."""
 
-_FIRST = re.compile(r"# ftslurm stacks rank (\d{1,9}) local_rank (\d{1,9}) node (\S{1,255}) time_ns (\d{1,19})\s*")
+MARK = "# ftslurm stacks "
+_FIRST = re.compile(rf"{MARK}rank (\d{{1,9}}) local_rank (\d{{1,9}}) node (\S{{1,255}}) time_ns (\d{{1,19}})\s*")
 _NATIVE = "# py-spy dump --native"
 _UNPRINTABLE = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 
@@ -74,7 +75,7 @@ def encode(stacks: Stacks, *, rank: int, node: str, time_ns: int, why: str | Non
         why: what expired, for a rank that is here because it did not move itself.
     """
     name = re.sub(r"\s", "_", node) or "?"
-    lines = [f"# ftslurm stacks rank {rank} local_rank {stacks.local_rank} node {name} time_ns {time_ns}"]
+    lines = [f"{MARK}rank {rank} local_rank {stacks.local_rank} node {name} time_ns {time_ns}"]
     lines += [f"# why: {_line(why)}"] if why else []
     lines += [f"# problem: {_line(stacks.problem)}"] if stacks.problem else []
     for key, value in stacks.facts:
@@ -113,4 +114,4 @@ def _line(text: str) -> str:
     return _UNPRINTABLE.sub("?", text.replace("\n", " "))
 
 
-__all__ = ["LIMIT", "RankStacks", "Stacks", "encode", "parse"]
+__all__ = ["LIMIT", "MARK", "RankStacks", "Stacks", "encode", "parse"]

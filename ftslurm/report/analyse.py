@@ -49,12 +49,20 @@ def analyse(snapshot: Snapshot, *, round_number: int | None = None) -> Dict:
             ``duration_s``, ``first_step``, ``last_step``, ``reason``
           - ``outcome``: "running", "succeeded", "failed", "node-lost", "stopped" or "unknown"
           - ``first_failure``: ``rank`` (null for a lost node), ``local_rank``, ``node``, ``nodes``, ``host``,
-            ``round``, ``step``, ``time_ns``; ``kind`` ("exception", "exit", "signal", "spawn", "node-lost"),
+            ``round``, ``step``, ``time_ns``; ``kind`` ("exception", "exit", "signal", "spawn", "node-lost", "hang"),
             ``exit_code``, ``signal``, ``core_dumped``, ``what`` (text); ``cause``, ``title``, ``role`` and
             ``advice`` (the row of `ftslurm.failures.causes`); ``where`` (in the user's code) and
             ``raised_in`` (if elsewhere), each ``file``, ``shown`` (short), ``line``, ``function``, ``source``;
             ``traceback``, ``stacks``; ``log``: ``stream``, ``path``, ``size`` (bytes), ``lines``, ``cut``;
-            ``signature``, ``same_as_rounds``, ``ranks``, ``argv``, ``evidence`` (what it is known from)
+            ``signature``, ``same_as_rounds``, ``ranks``, ``argv``, ``evidence`` (what it is known from); ``hang``: of a
+            hang, ``rank``, ``node`` and ``message`` of the time-out that expired, which need not be the rank that
+            is blamed, and ``verdict`` as below; else null
+          - ``whereabouts``: of a hang, where the ranks were: ``verdict`` and ``words`` of `ftslurm.monitor.triage`;
+            ``groups`` of ranks at the same place, suspects first: ``ranks``, ``count``, ``nodes`` (at most 8),
+            ``node_count``, ``suspect``, ``waits`` (for other ranks), ``text``, ``problem`` (why there are no stacks),
+            ``facts`` (of /proc, where there is a problem), ``native`` (lines of py-spy); ``more_groups``; ``tree``
+            of the first groups' stacks: ``ranks``, ``count``, ``frames`` (outermost first), ``children``; ``missing``:
+            ranks of which nothing was collected, ``ranks`` and ``count``, or null. Null without stacks
           - ``same_time``: other primary failures that the clocks cannot put in order with the first
           - ``groups``: the other ranks that failed, by signature: ``ranks`` ("0-3, 7"), ``count``, ``nodes``
             (at most 8), ``node_count``, ``what``, ``cause``, ``title``, ``role`` ("primary" or "cascade"),

@@ -60,7 +60,7 @@ def suspects(snapshot: Snapshot, number: int, rows: Sequence[Cause] = ROWS) -> l
     anything there was stopped had failed by itself, even if its process took longer to end.
     """
     files = round_files(snapshot, number)
-    words = _summaries(snapshot, number)
+    words = {rank: word for rank, word in summaries(snapshot, number).items() if word.kind != "hang"}
     found: dict[int, Suspect] = {}
     for node in files.nodes:
         began_ns = _stop_began_ns(node)
@@ -113,7 +113,8 @@ def history_of(snapshot: Snapshot, number: int) -> History | None:
     return next((h for h in history if h.round == number), None)
 
 
-def _summaries(snapshot: Snapshot, number: int) -> dict[int, Failure]:
+def summaries(snapshot: Snapshot, number: int) -> dict[int, Failure]:
+    """Return the failures of a round as node files and the state have them in short, by rank."""
     words: dict[int, Failure] = {}
     for word in snapshot.nodes:
         _add_summary(words, _failure_of(word), number)

@@ -15,10 +15,10 @@ LOG_LINE_LIMIT = 1000
 FAILURE_KEYS = (
     "round", "node", "nodes", "host", "rank", "local_rank", "time_ns", "kind", "exit_code", "signal",
     "core_dumped", "step", "cause", "title", "role", "advice", "what", "where", "raised_in", "traceback",
-    "stacks", "log", "signature", "same_as_rounds", "ranks", "argv", "evidence",
+    "stacks", "log", "signature", "same_as_rounds", "ranks", "argv", "evidence", "hang",
 )  # fmt: skip
 _HEADER = "Traceback (most recent call last):"
-_VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\d+")
+VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3|^<frozen|/ftslurm/(worker|boot/)")
 
 Dict = dict[str, Any]
@@ -50,12 +50,13 @@ def worker_failure(number: int, suspect: Suspect, tails: Sequence[LogTail], cwd:
         "raised_in": raised_in,
         "traceback": _traceback(suspect),
         "stacks": suspect.stacks,
-        "log": _log(suspect, tails),
+        "log": log_end(tails, suspect.traceback),
         "signature": signature(suspect),
         "same_as_rounds": [],
         "ranks": str(suspect.rank),
         "argv": list(suspect.argv),
         "evidence": list(suspect.evidence),
+        "hang": None,
     }
 
 
@@ -79,7 +80,7 @@ def signature(suspect: Suspect) -> str:
         # How a broken connection shows differs from rank to rank; it is one thing all the same.
         return suspect.cause.name
     line = suspect.what[:2000].strip().split("\n", 1)[0][:200]
-    return f"{suspect.cause.name}|{_VARIABLE.sub('#', line)}"
+    return f"{suspect.cause.name}|{VARIABLE.sub('#', line)}"
 
 
 def _traceback(suspect: Suspect) -> str | None:
@@ -103,19 +104,16 @@ def _places(suspect: Suspect, cwd: str | None) -> tuple[Dict | None, Dict | None
 
 
 def _place(frame: Frame, cwd: str | None) -> Dict:
-    shown = frame.file
-    if cwd and cwd != "/":
-        shown = shown.removeprefix(cwd.rstrip("/") + "/")
-    return {
-        "file": frame.file,
-        "shown": shown,
-        "line": frame.line,
-        "function": frame.function,
-        "source": frame.source,
-    }
+    return place_of(frame.file, frame.line, frame.function, frame.source, cwd)
 
 
-def _log(suspect: Suspect, tails: Sequence[LogTail]) -> Dict | None:
+def place_of(file: str, line: int, function: str, source: str | None, cwd: str | None) -> Dict:
+    """Describe a line of code; ``shown`` is its file as somebody in ``cwd`` would call it."""
+    shown = file.removeprefix(cwd.rstrip("/") + "/") if cwd and cwd != "/" else file
+    return {"file": file, "shown": shown, "line": line, "function": function, "source": source}
+
+
+def log_end(tails: Sequence[LogTail], traceback: str | None) -> Dict | None:
     """The end of stderr without the traceback that is shown already, else of stdout."""
     by_stream = {t.stream: t for t in tails}
     for stream in ("stderr", "stdout"):
@@ -123,8 +121,8 @@ def _log(suspect: Suspect, tails: Sequence[LogTail]) -> Dict | None:
         if tail is None:
             continue
         lines = tail.text.rstrip().split("\n")
-        if stream == "stderr" and suspect.traceback:
-            lines = _without_traceback(lines, suspect.traceback)
+        if stream == "stderr" and traceback:
+            lines = _without_traceback(lines, traceback)
         while lines and not lines[-1].strip():
             lines.pop()
         if any(line.strip() for line in lines):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ftslurm.monitor.stacksfile import RankStacks
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -228,12 +230,13 @@ class LogTail:
 
 @dataclass(frozen=True)
 class RoundFiles:
-    """What ``rounds/<number>/`` holds: node files, and error records and output ends by rank."""
+    """What ``rounds/<number>/`` holds: node files; error records, output ends and the stacks of a hang by rank."""
 
     number: int
     nodes: tuple[RoundNode, ...]
     errors: Mapping[int, RankError]
     tails: Mapping[int, tuple[LogTail, ...]] = field(default_factory=dict)
+    stacks: Mapping[int, RankStacks] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

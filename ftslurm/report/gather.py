@@ -12,6 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from ftslurm.monitor import stacksfile
+from ftslurm.monitor.stacksfile import LIMIT as STACKS_LIMIT
+from ftslurm.monitor.stacksfile import RankStacks
 from ftslurm.report import blame
 from ftslurm.report.decode import (
     Json,
@@ -35,6 +38,7 @@ from ftslurm.report.facts import (
     Snapshot,
     State,
 )
+from ftslurm.report.hang import culprits, hang_of
 from ftslurm.report.reading import list_directory, parse_json, read_file, read_tail
 
 KIB = 1024
@@ -47,6 +51,8 @@ STATE_TRIES = 5
 DETAILED_ROUNDS = 64
 TAILS_PER_ROUND = 32
 TAILS_IN_ALL = 512
+STACKS_ROUNDS = 8
+STACKS_IN_ALL = 256 * 1024 * KIB
 PROBLEMS_KEPT = 1000
 
 Fact = TypeVar("Fact")
@@ -75,6 +81,7 @@ class _Reader:
         # What root owns, an administrator put there on purpose.
         self.owners = frozenset((owner, 0))
         self.problems: list[Problem] = []
+        self.stacks_left = STACKS_IN_ALL
 
     def snapshot(self, now_ns: int, round_number: int | None) -> Snapshot:
         run = self.record(self.directory / "run.json", "ftslurm/run", SMALL_LIMIT, run_from)
@@ -94,6 +101,7 @@ class _Reader:
             rounds=rounds,
             skipped_rounds=len(numbers) - len(chosen),
         )
+        snapshot = replace(snapshot, rounds=tuple(self.with_stacks(snapshot, round_number)))
         snapshot = replace(snapshot, rounds=tuple(self.with_tails(snapshot)))
         return replace(snapshot, problems=tuple(self.problems))
 
@@ -200,6 +208,34 @@ class _Reader:
             self.problem(path, str(error))
             return None
 
+    def with_stacks(self, snapshot: Snapshot, chosen: int | None) -> Iterable[RoundFiles]:
+        """Read the stacks of the ranks for the rounds that a hang ended: the newest ones, and the one asked for."""
+        hung = [files.number for files in snapshot.rounds if hang_of(snapshot, files.number) is not None]
+        wanted = {number for number in hung if number in hung[-STACKS_ROUNDS:] or number == chosen}
+        for files in snapshot.rounds:
+            yield replace(files, stacks=dict(self.stacks(files.number))) if files.number in wanted else files
+
+    def stacks(self, number: int) -> Iterable[tuple[int, RankStacks]]:
+        parent = self.directory / "rounds" / f"{number:06d}" / "ranks"
+        for name in self.listing(parent)[1]:
+            path = parent / name / "stacks.txt"
+            if not (len(name) == 5 and name.isascii() and name.isdigit()):
+                continue
+            if self.stacks_left <= 0:
+                self.problem(
+                    path, f"more than {STACKS_IN_ALL} bytes of stacks; this one and the next ones are not read"
+                )
+                return
+            try:
+                data = read_file(path, STACKS_LIMIT, self.owners)
+            except Malformed as error:
+                self.problem(path, str(error))
+                continue
+            found = stacksfile.parse(data) if data else None
+            if data and found is not None and found.rank == int(name):
+                self.stacks_left -= len(data)
+                yield found.rank, found
+
     def with_tails(self, snapshot: Snapshot) -> Iterable[RoundFiles]:
         """Read the output ends that can change or explain a verdict, newest rounds first."""
         budget = TAILS_IN_ALL
@@ -211,6 +247,10 @@ class _Reader:
             budget -= len(wanted)
             folder = self.log_folder(snapshot, files)
             tails = {s.rank: tuple(self.tails(folder, s, first=s is found[0])) for s in wanted}
+            hang = hang_of(snapshot, files.number)
+            for rank in culprits(files, hang) if hang is not None and budget > 0 else ():
+                tails[rank] = tuple(self.logs(folder / f"{rank:05d}", ("stderr", "stdout")))
+                budget -= 1
             done.append(replace(files, tails=tails))
         return reversed(done)
 
@@ -222,20 +262,26 @@ class _Reader:
         return base / "rounds" / f"{files.number:06d}" / "ranks"
 
     def tails(self, folder: Path, suspect: blame.Suspect, *, first: bool) -> Iterable[LogTail]:
-        streams = {"stderr": folder / f"{suspect.rank:05d}" / "stderr.log"}
-        if first:
-            streams["stdout"] = folder / f"{suspect.rank:05d}" / "stdout.log"
+        yield from self.logs(folder / f"{suspect.rank:05d}", ("stderr", "stdout") if first else ("stderr",))
         if first and suspect.stacks is None and suspect.exception is None:
             ranks = self.directory / "rounds" / folder.parent.name / "ranks"
-            streams["stacks"] = ranks / f"{suspect.rank:05d}" / "stacks.txt"
-        for stream, path in streams.items():
-            try:
-                tail = read_tail(path, TAIL_LIMIT, self.owners)
-            except Malformed as error:
-                self.problem(path, str(error))
-                continue
-            if tail is not None:
-                yield LogTail(stream, str(path), tail[0], tail[1])
+            for tail in self.tail("stacks", ranks / f"{suspect.rank:05d}" / "stacks.txt"):
+                # Those of a hang say where it was, not how it ended.
+                if not tail.text.startswith(stacksfile.MARK):
+                    yield tail
+
+    def logs(self, folder: Path, streams: Iterable[str]) -> Iterable[LogTail]:
+        for stream in streams:
+            yield from self.tail(stream, folder / f"{stream}.log")
+
+    def tail(self, stream: str, path: Path) -> Iterable[LogTail]:
+        try:
+            tail = read_tail(path, TAIL_LIMIT, self.owners)
+        except Malformed as error:
+            self.problem(path, str(error))
+            return
+        if tail is not None:
+            yield LogTail(stream, str(path), tail[0], tail[1])
 
 
 __all__ = ["gather"]

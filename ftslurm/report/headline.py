@@ -129,11 +129,14 @@ def _heard(report: Json, style: Style) -> str:
 
 
 def _place(failure: Json, style: Style) -> list[str]:
-    where = place(failure)
+    where = place(failure) if failure["hang"] is None else ""
     line = f"at {where}, {moment(failure).removeprefix('in ')}" if where else moment(failure)
     raised = failure["raised_in"]
     if failure["rank"] is None and failure["ranks"]:
         line += f"; it had ranks {failure['ranks']}"
+    elif failure["hang"] is not None:
+        hang = failure["hang"]
+        line = f"{moment(failure)}; rank {hang['rank']} on {safe(hang['node'])}: {first_line(hang['message'])}"
     elif raised is not None:
         line += f" (raised in {safe(raised['shown']).rsplit('/', 1)[-1]}:{raised['line']})"
     return style.wrapped(line)

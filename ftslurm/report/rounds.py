@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from ftslurm.monitor.triage import Triage, triage
 from ftslurm.report import blame
 from ftslurm.report.blame import Suspect
 from ftslurm.report.evidence import short, signature, worker_failure
 from ftslurm.report.facts import History, RoundFiles, Snapshot, Worker
+from ftslurm.report.hang import hang_failure, hang_of, is_first, whereabouts, without_hung
 from ftslurm.report.lost import WORLD_LIMIT, lost_failure, lost_first
 from ftslurm.report.words import ranges
 
@@ -22,9 +24,9 @@ def round_report(snapshot: Snapshot, number: int, *, newest: bool) -> Dict:
     entry = blame.history_of(snapshot, number)
     found = blame.suspects(snapshot, number)
     outcome = _outcome(snapshot, files, entry, found, newest=newest)
-    first, others = _first(snapshot, files, entry, found, outcome)
+    first, others, where = _first(snapshot, files, entry, found, outcome)
     started, ended = _started_ns(files, entry), _ended_ns(files, entry, outcome)
-    by_worker = first is not None and first["rank"] is not None
+    by_worker = first is not None and first["rank"] is not None and first["hang"] is None
     return {
         "round": number,
         "attempt": _attempt_name(files, entry),
@@ -39,6 +41,7 @@ def round_report(snapshot: Snapshot, number: int, *, newest: bool) -> Dict:
         "first_failure": first,
         "same_time": [short(s) for s in blame.at_the_same_time(found)] if by_worker else [],
         "groups": _groups(others),
+        "whereabouts": where,
         **_rest(files, entry, found, outcome),
         "recovered": False,
         "cost": None,
@@ -47,19 +50,31 @@ def round_report(snapshot: Snapshot, number: int, *, newest: bool) -> Dict:
 
 def _first(
     snapshot: Snapshot, files: RoundFiles, entry: History | None, found: list[Suspect], outcome: str
-) -> tuple[Dict | None, list[Suspect]]:
-    """Choose the first failure of the round and return it with the suspects that remain."""
+) -> tuple[Dict | None, list[Suspect], Dict | None]:
+    """Choose the first failure of the round; return it with the suspects that remain and where the ranks were."""
+    hung = hang_of(snapshot, files.number)
+    verdict = triage(files.stacks.values())
+    where = whereabouts(files, verdict, _world_size(files, entry))
     if outcome in ("stopped", "succeeded", "running"):
-        return None, found
-    lost = lost_first(snapshot, files, entry, found)
-    if lost is not None:
-        return lost_failure(snapshot, files, entry, lost, _steps(files)["last_step"]), found
-    if not found:
-        return None, []
+        return None, found, where
     name = _attempt_name(files, entry)
     cwd = next((a.cwd for a in snapshot.attempts if a.attempt == name), None)
+    if hung is not None:
+        found = without_hung(hung, found)
+    if hung is not None and is_first(hung, found):
+        tails = next((files.tails[rank] for rank in (*_accused(verdict), hung.rank) if rank in files.tails), ())
+        return hang_failure(files, hung, verdict, tails, _steps(files)["last_step"], cwd), found, where
+    lost = lost_first(snapshot, files, entry, found)
+    if lost is not None:
+        return lost_failure(snapshot, files, entry, lost, _steps(files)["last_step"]), found, where
+    if not found:
+        return None, [], where
     tails = files.tails.get(found[0].rank, ())
-    return worker_failure(files.number, found[0], tails, cwd), found[1:]
+    return worker_failure(files.number, found[0], tails, cwd), found[1:], where
+
+
+def _accused(verdict: Triage) -> list[int]:
+    return [group.ranks[0] for group in verdict.suspects[:1]]
 
 
 def _groups(others: Iterable[Suspect]) -> list[Dict]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ftslurm.report.hang_sections import stacks, whereabouts
 from ftslurm.report.headline import headline
 from ftslurm.report.sections import files, log, others, problems, timeline, traceback
 from ftslurm.report.style import WIDTH, Json, Style
@@ -29,7 +30,8 @@ def render(
     blocks = [headline(report, style)]
     focus = next((r for r in report["rounds"] if r["round"] == report["focus"]), None)
     if focus is not None:
-        blocks += [traceback(focus, style), log(focus, report, style), others(focus, report, style)]
+        blocks += [traceback(focus, style), whereabouts(focus, style), stacks(focus, style)]
+        blocks += [log(focus, report, style), others(focus, report, style)]
     if focus is not None or len(report["rounds"]) > 1:
         blocks.append(timeline(report, style))
     blocks.append(problems(report, style))

@@ -125,6 +125,8 @@ def who(failure: Json) -> str:
         if not nodes:
             return "a node"
         return f"node {safe(nodes[0])}" if len(nodes) == 1 else f"nodes {names(nodes)}"
+    if failure.get("hang") and failure["ranks"] != str(failure["rank"]) and failure["hang"]["verdict"] != "none":
+        return f"ranks {clip(failure['ranks'], 24)} on {names(failure['nodes'])}"
     return f"rank {failure['rank']} on {safe(failure['node'])}"
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from ftslurm.monitor.stacksfile import Stacks, encode
 
 Dict = dict[str, Any]
 
@@ -216,6 +219,51 @@ class RunBuilder:
             self.log(rank, log)
         return self
 
+    def hang(
+        self,
+        rank: int,
+        message: str = "no heartbeat for 30.0 s (time-out 30.0 s)",
+        *,
+        places: Mapping[int, Sequence[tuple[str, int, str]] | str],
+        step: int | None = None,
+        after_s: float = 0.0,
+    ) -> RunBuilder:
+        """Let a rank's time-out expire, and all ranks show where they are.
+
+        Args:
+            rank: whose time-out it was.
+            message: what expired.
+            places: for each rank its main thread's calls (file, line, function), outermost first, or why it cannot
+                show them, such as "stopped (SIGSTOP)".
+            step: the last step that it reported.
+            after_s: how long after the moment of the story.
+        """
+        self.wait(after_s)
+        node, worker = self._find(rank)
+        where = {"round": node["round"], "node": node["node"], "rank": rank, "local_rank": worker["local_rank"]}
+        end = {
+            "time_ns": self.now_ns,
+            "kind": "hang",
+            "exit_code": None,
+            "signal": None,
+            "message": message,
+            "step": step,
+        }
+        if self.history[-1]["failure"] is None:
+            self.history[-1]["failure"] = {**where, **end}
+        for each, place in places.items():
+            shower, its_worker = self._find(each)
+            local_rank = its_worker["local_rank"]
+            if isinstance(place, str):
+                found = Stacks(local_rank, problem=place, facts=(("State", "?"),))
+            else:
+                calls = "".join(f'  File "{file}", line {line} in {name}\n' for file, line, name in reversed(place))
+                found = Stacks(local_rank, f"Current thread 0x00007f4f70cb3b80 (most recent call first):\n{calls}")
+            why = message if each == rank else None
+            data = encode(found, rank=each, node=shower["node"], time_ns=self.now_ns, why=why)
+            self.outputs[node["round"], each, "stacks"] = data.decode()
+        return self
+
     def log(self, rank: int, text: str, stream: str = "stderr") -> RunBuilder:
         """Let a rank of this round have written this to its output."""
         key = (len(self.history), rank, stream)
@@ -241,8 +289,9 @@ class RunBuilder:
         failure = self.history[-1]["failure"]
         told = reason
         if failure is not None:
-            reason = reason or f"rank {failure['rank']} on {failure['node']} failed"
-            told = f"rank {failure['rank']} on {failure['node']} failed at step {failure['step']}: {failure['message']}"
+            what = f"rank {failure['rank']} on {failure['node']} {'hung' if failure['kind'] == 'hang' else 'failed'}"
+            reason = reason or what
+            told = f"{what} at step {failure['step']}: {failure['message']}"
         for node in self._nodes():
             if node["outcome"] == "gone":
                 continue
@@ -329,7 +378,8 @@ class RunBuilder:
             _put(self._rank_path(number, rank) / "error.json", error)
         for (number, rank, stream), text in self.outputs.items():
             name = "stacks.txt" if stream == "stacks" else f"{stream}.log"
-            (self._log_path(number, rank) / name).write_text(text)
+            folder = self._rank_path(number, rank) if stream == "stacks" else self._log_path(number, rank)
+            (folder / name).write_text(text)
         return self.path
 
     def _write_state(self, token: int) -> None:

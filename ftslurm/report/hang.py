@@ -1,0 +1,194 @@
+"""A round that ended because a rank hung: which rank it was, and where all of them were (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ftslurm.failures.causes import Evidence, classify
+from ftslurm.monitor.places import WAITS
+from ftslurm.monitor.traces import Frame
+from ftslurm.monitor.triage import (
+    ELSEWHERE,
+    MISMATCH,
+    NO_ANSWER,
+    ODD,
+    Branch,
+    Group,
+    Triage,
+    count,
+    describe,
+    tree,
+    triage,
+)
+from ftslurm.report import blame
+from ftslurm.report.blame import Suspect
+from ftslurm.report.evidence import FAILURE_KEYS, VARIABLE, log_end, place_of
+from ftslurm.report.facts import Failure, LogTail, RoundFiles, Snapshot, Worker
+from ftslurm.report.words import ranges
+
+HANG = "hang"
+GROUPS_KEPT, BRANCHES_FROM = 64, 6
+NATIVE_LINES = 60
+_ADVICE = {
+    ODD: "The others wait for it: its stack below shows what it does instead.",
+    ELSEWHERE: "It is not where most ranks are; what those wait for is not seen from Python.",
+    MISMATCH: "Ranks took different ways through the script: look for a condition on the rank or on its data.",
+    "stopped": "It was stopped from outside: by kill -STOP, a debugger or a suspended container.",
+    "uninterruptible": "It waits in its node's kernel, mostly for a filesystem or a device: look at dmesg there.",
+    "ended": "It had ended while the others still waited for it: ranks must take part in equally many collectives.",
+}
+_NOBODY = "All wait, and Python's stacks do not tell for what: look at the network and the devices of all nodes."
+
+Dict = dict[str, Any]
+
+
+def hang_of(snapshot: Snapshot, number: int) -> Failure | None:
+    """Return the hang that ended a round; None if it was something else."""
+    entry = blame.history_of(snapshot, number)
+    if entry is not None and entry.failure is not None:
+        return entry.failure if entry.failure.kind == HANG else None
+    return next((f for f in blame.summaries(snapshot, number).values() if f.kind == HANG), None)
+
+
+def is_first(hang: Failure, found: Sequence[Suspect]) -> bool:
+    """Whether the hang was the round's first failure: nothing primary was seen before its time-out expired.
+
+    A rank that raised an exception and then did not end makes the others hang.
+    """
+    time_ns = hang.time_ns
+    return not any(
+        s.cause.role == "primary" and s.time_ns is not None and time_ns is not None and s.time_ns < time_ns
+        for s in found
+    )
+
+
+def without_hung(hang: Failure, found: Sequence[Suspect]) -> list[Suspect]:
+    """Return the failed workers without the hung one, whose own end was our doing."""
+    return [s for s in found if s.rank != hang.rank or s.kind == "exception"]
+
+
+def culprits(files: RoundFiles, hang: Failure) -> list[int]:
+    """Return the ranks whose output may explain a hang: the suspects', or the one whose time-out expired."""
+    suspects = triage(files.stacks.values()).suspects
+    return [group.ranks[0] for group in suspects[:1]] or [hang.rank]
+
+
+def hang_failure(
+    files: RoundFiles, hang: Failure, verdict: Triage, tails: Sequence[LogTail], step: int | None, cwd: str | None
+) -> Dict:
+    """Describe a hang as a first failure; the same keys as for a worker, and "hang"."""
+    suspect = verdict.suspects[0] if verdict.suspects else None
+    rank = suspect.ranks[0] if suspect else hang.rank
+    node, worker = _seen(files, rank)
+    accused = [rank for group in verdict.suspects for rank in group.ranks]
+    frame = suspect.doing.place if suspect and suspect.doing else None
+    cause = classify(Evidence(kind=HANG))
+    name = node or (suspect.nodes[0] if suspect else hang.node)
+    seen_step = worker.progress.last_step if worker and worker.progress else None
+    failure: Dict = dict.fromkeys(FAILURE_KEYS)
+    return failure | {
+        "round": files.number,
+        "node": name,
+        "nodes": list(dict.fromkeys(n for group in verdict.suspects for n in group.nodes))[:8] or [name],
+        "host": next((n.host for n in files.nodes if n.node == name), None),
+        "rank": rank,
+        "local_rank": worker.local_rank if worker else None,
+        "time_ns": hang.time_ns,
+        "kind": HANG,
+        "core_dumped": False,
+        "step": next((s for s in (seen_step, hang.step, step) if s is not None), None),
+        "cause": cause.name,
+        "title": cause.title,
+        "role": cause.role,
+        "advice": _advice(verdict) if files.stacks else cause.advice,
+        "what": _what(verdict, hang),
+        "where": place_of(frame.file, frame.line, frame.function, None, cwd) if frame else None,
+        "log": log_end(tails, None),
+        "signature": _signature(verdict, hang),
+        "same_as_rounds": [],
+        "ranks": ranges(accused) if accused else str(hang.rank),
+        "argv": [],
+        "evidence": ["state", *(["stacks"] if files.stacks else [])],
+        "hang": {"rank": hang.rank, "node": hang.node, "message": hang.message, "verdict": verdict.verdict},
+    }
+
+
+def whereabouts(files: RoundFiles, verdict: Triage, world: int | None) -> Dict | None:
+    """Say where the ranks were; see `ftslurm.report.analyse` for the keys. None if no stacks were collected."""
+    if not files.stacks:
+        return None
+    ordered = [*verdict.suspects, *(group for group in verdict.groups if group not in verdict.suspects)]
+    missing = sorted(set(range(world or 0)) - set(files.stacks))
+    return {
+        "verdict": verdict.verdict,
+        "words": verdict.words,
+        "groups": [_group(files, group, suspect=group in verdict.suspects) for group in ordered[:GROUPS_KEPT]],
+        "more_groups": max(0, len(ordered) - GROUPS_KEPT),
+        "tree": [_branch(branch) for branch in tree(ordered[:BRANCHES_FROM])],
+        "missing": {"ranks": ranges(missing), "count": len(missing)} if missing else None,
+    }
+
+
+def _group(files: RoundFiles, group: Group, *, suspect: bool) -> Dict:
+    first = files.stacks[group.ranks[0]].stacks
+    return {
+        "ranks": ranges(group.ranks),
+        "count": len(group.ranks),
+        "nodes": list(group.nodes[:8]),
+        "node_count": len(group.nodes),
+        "suspect": suspect,
+        "waits": group.doing is not None and group.doing.kind == WAITS,
+        "text": describe(group),
+        "problem": group.problem,
+        "facts": dict(first.facts) if group.problem else {},
+        "native": first.native.splitlines()[:NATIVE_LINES] if suspect else [],
+    }
+
+
+def _branch(branch: Branch) -> Dict:
+    return {
+        "ranks": ranges(branch.ranks),
+        "count": len(branch.ranks),
+        "frames": [_frame(frame) for frame in branch.frames],
+        "children": [_branch(child) for child in branch.children],
+    }
+
+
+def _frame(frame: Frame) -> str:
+    return f'File "{frame.file}", line {frame.line}, in {frame.function}'
+
+
+def _what(verdict: Triage, hang: Failure) -> str:
+    """What happened, as the middle of "rank 412 on n51: ..."."""
+    if not verdict.suspects:
+        return f"hung: {hang.message}"
+    suspect = verdict.suspects[0]
+    text = describe(suspect)
+    text = f"hung {text}" if suspect.problem is None else f"hung: {text}"
+    rest = [group for group in verdict.groups if group not in verdict.suspects]
+    if not rest:
+        return text
+    verb = ("waits" if len(rest[0].ranks) == 1 else "wait") if rest[0].doing and rest[0].doing.kind == WAITS else ""
+    be = verb or ("is" if len(rest[0].ranks) == 1 else "are")
+    return f"{text}, while {count(rest[0])} {be} {describe(rest[0])}"
+
+
+def _advice(verdict: Triage) -> str:
+    if verdict.verdict != NO_ANSWER:
+        return _ADVICE.get(verdict.verdict, _NOBODY) if verdict.suspects or verdict.verdict == MISMATCH else _NOBODY
+    problem = verdict.suspects[0].problem or ""
+    return next(text for word, text in _ADVICE.items() if word in problem)
+
+
+def _signature(verdict: Triage, hang: Failure) -> str:
+    suspect = verdict.suspects[0] if verdict.suspects else None
+    text = describe(suspect) if suspect else hang.message
+    return f"{HANG}|{verdict.verdict}|{VARIABLE.sub('#', text)[:200]}"
+
+
+def _seen(files: RoundFiles, rank: int) -> tuple[str | None, Worker | None]:
+    return next(((n.node, w) for n in files.nodes for w in n.workers if w.rank == rank), (None, None))
+
+
+__all__ = ["HANG", "culprits", "hang_failure", "hang_of", "is_first", "whereabouts", "without_hung"]

@@ -1,0 +1,96 @@
+"""The parts of a text report about a hang: where the ranks were, and their stacks (pure)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ftslurm.report.style import Json, Style
+from ftslurm.report.words import clip, count, safe
+
+GROUPS_SHOWN = 10
+FRAMES_SHOWN_FIRST, FRAMES_SHOWN_LAST = 3, 12
+LINES_SHOWN, NATIVE_SHOWN = 60, 20
+_KERNEL_STACK_SHOWN = 4
+_MARKED = {
+    "odd": "not where the others wait",
+    "no-answer": "cannot go on, whatever the others wait for",
+    "mismatch": "in another collective than most",
+    "elsewhere": "elsewhere than most",
+}
+
+
+def whereabouts(entry: Json, style: Style) -> list[str]:
+    """One line for each group of ranks, suspects first; and what the kernel says of those that could not answer."""
+    where = entry["whereabouts"]
+    if where is None:
+        return []
+    groups = where["groups"][:GROUPS_SHOWN]
+    rows = [(ranks(g["ranks"], g["count"], g["nodes"], g["node_count"]), g) for g in groups]
+    width = min(max((len(name) for name, _ in rows), default=0), 30)
+    column = replace(style, width=style.width - width - 4)
+    lines = [style.section(f"where the ranks of round {entry['round']} were")]
+    for name, group in rows:
+        mark = "*" if group["suspect"] else " "
+        told = column.wrapped(safe(group["text"]), "", "")
+        lines += [f" {mark}{clip(name, width):<{width}}  {told[0] if told else '?'}"]
+        lines += [f"  {'':<{width}}  {more}" for more in told[1:]]
+        lines += [style.line(f"  {fact}") for fact in _facts(group["facts"])] if group["suspect"] else []
+    left_out = len(where["groups"]) - GROUPS_SHOWN + where["more_groups"]
+    lines += [f"  {count(left_out, 'more place')} (see --json)"] if left_out > 0 else []
+    missing = where["missing"]
+    if missing is not None:
+        lines.append(style.line(f"no stacks were collected of {count(missing['count'], 'rank')} ({missing['ranks']})"))
+    if any(group["suspect"] for group in groups):
+        lines.append(f"  *: {_MARKED.get(where['verdict'], 'the odd one')}")
+    else:
+        lines.append("  none of them is the odd one")
+    return lines
+
+
+def stacks(entry: Json, style: Style) -> list[str]:
+    """The stacks as a tree: what ranks have in common once, then where they part; at last py-spy's."""
+    where = entry["whereabouts"]
+    if where is None:
+        return []
+    lines: list[str] = []
+    for branch in where["tree"]:
+        _draw(branch, 1, lines, style)
+    left_out = len(lines) - LINES_SHOWN
+    if left_out > 1:
+        lines[LINES_SHOWN:] = [f"  ... {left_out} lines left out (see --json) ..."]
+    if lines:
+        lines.insert(0, style.section("their stacks, innermost call last"))
+    for group in where["groups"]:
+        if group["native"]:
+            name = f"native frames of {ranks(group['ranks'], group['count'], [], 0)} (py-spy)"
+            native = [safe(line) for line in group["native"][:NATIVE_SHOWN]]
+            lines += [*([""] if lines else []), style.section(name), *style.quoted(native, "  | ")]
+    return lines
+
+
+def ranks(text: str, number: int, nodes: list[str], node_count: int) -> str:
+    """``rank 412 on n51``, ``1023 ranks (0-411, 413...)``."""
+    where = f" on {safe(nodes[0])}" if node_count == 1 else ""
+    if number == 1:
+        return f"rank {text}{where}"
+    return f"ranks {text}{where}" if number <= 64 and len(text) <= 18 else f"{number} ranks ({clip(text, 18)})"
+
+
+def _draw(branch: Json, depth: int, lines: list[str], style: Style) -> None:
+    indent = "  " * depth
+    lines.append(clip(f"{indent}{ranks(branch['ranks'], branch['count'], [], 0)}", style.width))
+    frames = [safe(frame) for frame in branch["frames"]]
+    left_out = len(frames) - FRAMES_SHOWN_FIRST - FRAMES_SHOWN_LAST
+    if left_out > 1:
+        frames[FRAMES_SHOWN_FIRST:-FRAMES_SHOWN_LAST] = [f"... {left_out} frames left out ..."]
+    lines += style.quoted(frames, f"{indent}  ")
+    for child in branch["children"]:
+        _draw(child, depth + 1, lines, style)
+
+
+def _facts(facts: Json) -> list[str]:
+    lines = []
+    for key, value in facts.items():
+        if key in ("State", "wchan", "syscall", "stack"):
+            lines += [f"{safe(key)}: {safe(line)}" for line in str(value).splitlines()[:_KERNEL_STACK_SHOWN]]
+    return lines
