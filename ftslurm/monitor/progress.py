@@ -1,14 +1,16 @@
-"""The steps that a rank has reported, read from its mark (see `mark`); who reports them is `client.progress`."""
+"""The steps that a rank has reported, read from its mark (see `mark`); who reports them is `client.progress`.
+
+Read also while an interpreter goes down after a failure, so it imports no more than it must.
+"""
 
 from __future__ import annotations
 
 import os
 
 from ftslurm.monitor import mark
-from ftslurm.monitor.client import progress
 from ftslurm.monitor.mark import Progress
 
-__all__ = ["Progress", "progress", "read"]
+__all__ = ["Progress", "read"]
 
 
 def read(directory: str | os.PathLike[str]) -> Progress | None:

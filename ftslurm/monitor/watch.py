@@ -243,8 +243,9 @@ class Watch:
         mark = self._read(local_rank)
         if mark is None and rank.mark is not None:
             # Somebody removed it. Who cannot be seen is not thereby hung: only the torch timers go on.
-            self.counts["unreadable"] += not rank.blind
-            rank.blind = True
+            if not rank.blind:
+                self.counts["unreadable"] += 1
+                rank.blind = True
             self._deadlines.set(local_rank, now_s + BLIND_S)
             return []
         rank.blind = False
@@ -286,8 +287,9 @@ class Watch:
         mark = self._read_mark(local_rank)
         if mark is None:
             return None
-        self.counts["dropped"] += max(mark.dropped - rank.dropped, 0)
-        rank.dropped = mark.dropped
+        if mark.dropped > rank.dropped:
+            self.counts["dropped"] += mark.dropped - rank.dropped
+            rank.dropped = mark.dropped
         rank.mark = mark
         return mark
 

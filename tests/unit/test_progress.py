@@ -1,4 +1,4 @@
-"""The progress mark, written and read in one process."""
+"""The steps that a rank reports, written and read in one process."""
 
 from __future__ import annotations
 
@@ -6,31 +6,35 @@ from pathlib import Path
 
 import pytest
 
-from ftslurm.monitor import progress
+from ftslurm.monitor import mark, progress
 
 
 def test_progress_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert progress.read(tmp_path) is None
-    mark = progress.ProgressMark.open_writer(tmp_path)
+    words = mark.open_writer(tmp_path)
+    assert words is not None
     assert progress.read(tmp_path) is None
-    assert (tmp_path / "progress").stat().st_size == 64
-    mark.set(-3)
-    mark.set(2**62)
+    step = mark.stepper(words)
+    step(-3)
+    step(2**62)
     seen = progress.read(tmp_path)
     assert seen is not None
     assert (seen.first_step, seen.last_step, seen.marks) == (-3, 2**62, 2)
-    again = progress.ProgressMark.open_writer(tmp_path)
-    again.set(7)
+    again = mark.open_writer(tmp_path)
+    assert again is not None
+    mark.stepper(again)(7)
     seen = progress.read(tmp_path)
     assert seen is not None
     assert (seen.first_step, seen.last_step, seen.marks) == (-3, 7, 3)
 
 
-@pytest.mark.parametrize("content", [b"", b"x" * 64, b"ftsprog1", b"ftsprog1" + b"\xff" * 56])
+@pytest.mark.parametrize("content", [b"", b"x" * 64, b"ftsprog1", b"ftsprog1" + b"\xff" * 56, b"x" * mark.SIZE])
 def test_what_is_no_progress_mark_says_nothing(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "progress").write_bytes(content)
     assert progress.read(tmp_path) is None
-    progress.ProgressMark.open_writer(tmp_path).set(4)
+    words = mark.open_writer(tmp_path)
+    assert words is not None
+    mark.stepper(words)(4)
     seen = progress.read(tmp_path)
     assert seen is not None
     assert (seen.first_step, seen.last_step) == (4, 4)
