@@ -59,7 +59,8 @@ class Ranks:
 
     def end(self) -> None:
         for process, target in zip(self.processes, self.targets, strict=True):
-            os.killpg(process.pid, signal.SIGKILL)
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             os.close(target.pidfd)
 
@@ -171,6 +172,35 @@ def test_a_rank_that_dies_while_it_is_asked_is_said_to_have_ended(ranks: Ranks) 
     found, took_s = collect(ranks.targets, meanwhile=lambda: os.kill(ranks.targets[0].pid, signal.SIGKILL))
     assert [found[n].problem for n in (0, 1)] == ["ended while its stacks were collected", "had ended"]
     assert took_s < 1
+
+
+def test_a_rank_that_the_loop_buries_meanwhile_takes_its_number_with_it(ranks: Ranks) -> None:
+    """The agent reaps and closes its pidfd, whose number may mean something else at once."""
+    ranks.start(f"import signal, time\nsignal.pthread_sigmask(signal.SIG_BLOCK, [{DUMP_SIGNAL}])\n{SLEEP}")
+    ranks.wait()
+    target, process = ranks.targets[0], ranks.processes[0]
+
+    def bury() -> None:
+        process.kill()
+        process.wait()
+        os.close(target.pidfd)
+        ranks.targets[0] = target._replace(pidfd=os.open("/dev/null", os.O_RDONLY))
+
+    found, took_s = collect([target], meanwhile=bury)
+    assert found[0].problem == "ended while its stacks were collected"
+    assert took_s < 0.5
+
+
+def test_what_is_given_up_before_it_is_done_says_so(ranks: Ranks) -> None:
+    ranks.start(f"import signal, time\nsignal.pthread_sigmask(signal.SIG_BLOCK, [{DUMP_SIGNAL}])\n{SLEEP}")
+    ranks.wait()
+    fds = len(os.listdir("/proc/self/fd"))
+    collector = Collector(ranks.targets, descendants)
+    collector.start(time.monotonic())
+    collector.close()
+    collector.close()
+    assert collector.result()[0].problem == "not collected in time"
+    assert len(os.listdir("/proc/self/fd")) == fds
 
 
 def test_a_rank_that_gives_no_answer_costs_the_time_out_and_no_more(ranks: Ranks) -> None:
