@@ -8,7 +8,7 @@ So "nobody is slow" says nothing for a rank; but who is named was slower than th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ftslurm.monitor.mark import EDGES_S
@@ -28,6 +28,15 @@ class Histogram:
         """Take counts that somebody else wrote: what is no count is 0, what is beyond the last bucket is left out."""
         clean = (c if isinstance(c, int) and not isinstance(c, bool) and c > 0 else 0 for c in counts)
         return cls(tuple(clean)[: len(EDGES_S)])
+
+    @classmethod
+    def from_pairs(cls, pairs: Iterable[tuple[int, int]]) -> Histogram:
+        """Take pairs of bucket and count, the form in which node files carry them; buckets that do not exist are none."""
+        counts = [0] * len(EDGES_S)
+        for at, number in pairs:
+            if 0 <= at < len(counts) and number > 0:
+                counts[at] = number
+        return cls(tuple(counts))
 
     @property
     def intervals(self) -> int:

@@ -84,6 +84,13 @@ def test_counts_that_are_none_are_taken_for_nothing() -> None:
     assert len(Histogram.from_counts([1] * 1000).counts) == BUCKETS
 
 
+def test_pairs_of_bucket_and_count_are_the_same_histogram() -> None:
+    whole = counted(*[0.1] * 10, 3.0)
+    pairs = [(at, number) for at, number in enumerate(whole.counts) if number]
+    assert Histogram.from_pairs(pairs) == whole
+    assert Histogram.from_pairs([(-1, 5), (10**6, 5), (3, -5)]).intervals == 0
+
+
 def test_what_was_counted_since_an_earlier_look_is_the_difference() -> None:
     early, late = counted(*[0.1] * 10), counted(*[0.1] * 10, *[0.5] * 7)
     assert late - early == counted(*[0.5] * 7)
