@@ -31,7 +31,7 @@ class Histogram:
 
     @classmethod
     def from_pairs(cls, pairs: Iterable[tuple[int, int]]) -> Histogram:
-        """Take pairs of bucket and count, the form in which node files carry them; buckets that do not exist are none."""
+        """Take pairs of bucket and count, as node files carry them; what is no bucket or no count is left out."""
         counts = [0] * len(EDGES_S)
         for at, number in pairs:
             if 0 <= at < len(counts) and number > 0:
