@@ -11,7 +11,6 @@ import selectors
 import signal
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from ftslurm.agent.actions import (
@@ -43,6 +42,7 @@ from ftslurm.agent.settings import AgentSettings, plan
 from ftslurm.agent.showing import Showing
 from ftslurm.agent.workers import Worker, Workers
 from ftslurm.failures.record import summary
+from ftslurm.lean import replace
 from ftslurm.monitor.guard import Guard
 from ftslurm.monitor.watch import TIMER, Expiry
 from ftslurm.rendezvous.member import View
@@ -269,13 +269,14 @@ class AgentLoop:
     def _look_at_workers(self) -> None:
         # One that a debugger holds stays here until SIGCHLD says that it can be collected.
         ended = [worker for worker in self._ready if self._workers.reap(worker)]
-        for worker in ended:
+        records = {worker.local_rank: self._journal.error_record(worker, self._word) for worker in ended}
+        # Of several that ended since the last turn, the one that failed first: its peers ended because of it.
+        for worker in sorted(ended, key=lambda one: _failed_ns(one, records[one.local_rank])):
             self._ready.remove(worker)
-            self._on_worker_ended(worker)
+            self._on_worker_ended(worker, records[worker.local_rank])
 
-    def _on_worker_ended(self, worker: Worker) -> None:
+    def _on_worker_ended(self, worker: Worker, record: dict[str, Any] | None) -> None:
         self._monitor.end(worker)
-        record = self._journal.error_record(worker, self._word)
         actions = self._machine.on_worker_ended(_end_of(worker, record), self._moment())
         self._do(actions)
         if record is not None:
@@ -410,6 +411,12 @@ class AgentLoop:
     def _show(self, action: Show) -> None:
         alive = [w for w in self._workers.all if w.local_rank in action.local_ranks and w.ended_ns is None]
         self._showing = Showing(self._word.round, alive, self._hung, self._monotonic)
+
+
+def _failed_ns(worker: Worker, record: dict[str, Any] | None) -> int:
+    assert worker.ended_ns is not None
+    recorded_ns = record["ftslurm"].get("recorded_ns") if record is not None else None
+    return recorded_ns if isinstance(recorded_ns, int) else worker.ended_ns
 
 
 def _end_of(worker: Worker, record: dict[str, Any] | None) -> WorkerEnd:
