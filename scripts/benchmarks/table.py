@@ -10,12 +10,16 @@ Samples = dict[str, list[float]]  # one measurement: the tool's name -> its samp
 
 _UNITS = {  # as shown -> (base units in one, digits, the base unit's name)
     "s": (1.0, 3, "seconds"),
+    "ms": (1e-3, 1, "seconds"),
+    "µs": (1e-6, 2, "seconds"),
     "MB": (1e6, 1, "bytes"),
     "kB": (1e3, 1, "bytes"),
     "kB/s": (1e3, 2, "bytes/s"),
     "calls": (1.0, 1, "calls"),
     "calls/s": (1.0, 2, "calls/s"),
     "x": (1.0, 2, "ratio"),
+    "%": (1e-2, 2, "share"),
+    "processes": (1.0, 0, "processes"),
 }
 
 
