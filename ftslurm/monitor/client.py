@@ -66,7 +66,7 @@ def section(name: str, timeout: float | None = None) -> Section | NoSection:
     """
     try:
         found = _known.get(name)
-        if found is None or timeout is not None or found.book.unsent:
+        if found is None or (timeout is not None and timeout != found.timeout) or found.book.unsent:
             return _find_section(name, timeout)
         return found
     except Exception:

@@ -111,6 +111,7 @@ class AgentLink:
             self.misuse("a time-out must be seconds above 0", name)
             return False
         self._own.add(f"section {name}")
+        found.timeout = seconds
         return type(found) is Section and self._store(found.at + mark.OWN_TIMEOUT, seconds)
 
     def set_own(

@@ -67,7 +67,7 @@ class Book:
 class Section:
     """A named stretch of the script: use it with `with`, again and again, or as a decorator."""
 
-    __slots__ = ("_longest", "_nested", "_opens", "at", "book", "name")
+    __slots__ = ("_longest", "_nested", "_opens", "at", "book", "name", "timeout")
 
     def __init__(self, book: Book, name: str, at: int) -> None:
         self.book = book
@@ -76,6 +76,7 @@ class Section:
         self._opens = book.words[at + OPENS]
         self._longest = book.words[at + LONGEST]
         self._nested = 0
+        self.timeout: float | None = None  # its own, as the script gave it last
 
     def start(self) -> bool:
         """Open it; False, and reported, if it was open."""
