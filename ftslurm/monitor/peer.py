@@ -2,7 +2,7 @@
 
 What DTensor's heartbeat does (tensorflow/dtensor/python/heartbeat.py), for torch.distributed: the ranks agree on a
 random token; every period each fills its slot of a vector with it, and all-reduces the vector on a gloo group of its
-own. A rank that ended, hangs, was restarted or is out of step is found by all of them, also while their main
+own. A rank that ended, stands still, was restarted or is out of step is found by all of them, also while their main
 threads wait in a collective for ever. Opt-in, and the only part of ftslurm that a worker needs torch for.
 
 How it goes on after a failure: a gloo group is of no use after a time-out, so all make a new one, at once; rank 0 keeps
@@ -61,8 +61,9 @@ def start(period: float = 60.0, *, timeout: float | None = None) -> threading.Ev
     error is recorded, and the process ended with exit code 75 (`EXIT_CODE`).
 
     A rank that ends as it should says goodbye, which ends the heartbeat on *all* ranks: who goes on longer than
-    others is not at fault. One that ends by an exception says nothing, and is found. As ``atexit`` does not run where a
-    process ends by ``os._exit`` (children of multiprocessing), set the event there first.
+    others is not at fault. One that ends by an exception says nothing, and is found; so is, in an ftslurm worker, one
+    that ends by ``sys.exit`` with an error (elsewhere ``atexit`` cannot tell that from a good end). As ``atexit`` does
+    not run where a process ends by ``os._exit`` (children of multiprocessing), set the event there first.
 
     Args:
         period: seconds between heartbeats. Rank 0's counts.
