@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
+from ftslurm.lean import dataclass, replace
 from ftslurm.rendezvous.state import Failure, Hang, Master, NodeWord
 
 

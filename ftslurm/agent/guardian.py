@@ -179,8 +179,7 @@ def _execute(will: int, code: int) -> None:
 
 
 def _epitaph(path: str, incarnation: str, code: int) -> None:
-    from dataclasses import replace
-
+    from ftslurm.lean import replace
     from ftslurm.rendezvous.state import LEFT, NodeWord
     from ftslurm.sharedfs.filesystem import PosixFileSystem
     from ftslurm.sharedfs.publish import BadFile, publish
