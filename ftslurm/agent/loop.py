@@ -182,12 +182,9 @@ class AgentLoop:
             _drain(self._courier.wake_r)
             while self._courier.news:
                 self._on_news(self._courier.news.popleft())
-        if "pipe" in sources:
-            for text in self._monitor.hear():
-                self._console.log(text)
         if "bell" in sources and self._bell.answer():
             self._courier.rung()
-        self._watch_ranks()
+        self._watch_ranks("pipe" in sources)
         if self._sweeping:
             self._sweep_on()
         if self._killed_at is not None and self._monotonic() - self._killed_at >= UNKILLABLE_S:
@@ -223,8 +220,13 @@ class AgentLoop:
     def _moment(self) -> Moment:
         return Moment(self._monotonic(), self._now_ns())
 
-    def _watch_ranks(self) -> None:
-        for expiry in self._monitor.due():
+    def _watch_ranks(self, spoken_to: bool) -> None:
+        now = self._monotonic()
+        due = self._monitor.deadline is not None and self._monitor.deadline <= now
+        # What was written before now counts: the release of a timer that is due may still lie in the pipe.
+        for text in self._monitor.hear() if spoken_to or due else ():
+            self._console.log(text)
+        for expiry in self._monitor.due(now):
             self._on_expiry(expiry)
         if self._showing is not None and self._showing.poll():
             self._journal.showed(self._showing, self._word)

@@ -93,9 +93,9 @@ class RankMonitor:
         notes = [self._watch.hear(line, self._monotonic(), self._wall()) for line in self.pipe.read()]
         return [self._told(note.local_rank, note.text) for note in notes if note is not None]
 
-    def due(self) -> list[Expiry]:
-        """Return the time-outs that have expired."""
-        return self._watch.due(self._monotonic())
+    def due(self, now_s: float) -> list[Expiry]:
+        """Return the time-outs that have expired by `now_s` (monotonic); what was said before then must be heard."""
+        return self._watch.due(now_s)
 
     def step(self, local_rank: int) -> int | None:
         """Return the last step that a rank reported."""

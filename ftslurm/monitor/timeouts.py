@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 FACTOR = 5.0  # a learned time-out is so many times the longest interval that was seen
-FLOOR_S = 60.0  # and never shorter than this
+FLOOR_S = 600.0  # and never shorter than this: the first evaluation or checkpoint may come in any later round
+SECTION_FLOOR_S = 60.0  # but a section's name says what it does, so that the next one takes about as long
 CUT_FACTOR = 2.0  # an interval that a time-out cut short may have been healthy: twice as long the next time ...
 CUT_LIMIT_S = 7200.0  # ... but a rank that really hangs each time must not be waited for all night
 MAX_SECTIONS = 128  # names that are remembered; the state stays small whatever a script calls its sections
@@ -96,8 +97,8 @@ def widest(one: Spans, other: Spans) -> Spans:
 def learn(previous: Learned | None, seen: Longest) -> Learned:
     """Return what is known after one more round.
 
-    A new time-out is `FACTOR` times the longest interval of the round, at least `FLOOR_S`; it shrinks by half steps
-    only. What the round did not show stays as it was. A time-out that expired doubles, up to `CUT_LIMIT_S`: if the
+    A new time-out is `FACTOR` times the longest interval of the round, at least `FLOOR_S` (a section's
+    `SECTION_FLOOR_S`); it shrinks by half steps only. What the round did not show stays as it was. A time-out that expired doubles, up to `CUT_LIMIT_S`: if the
     rank was healthy, the longer interval is completed the next time, and learned.
 
     The time to the first heartbeat is learned only from rounds in which every rank sent one: else a rank that never
@@ -106,7 +107,7 @@ def learn(previous: Learned | None, seen: Longest) -> Learned:
     before = previous.timeouts if previous else Spans()
     fresh = _each(_max, _map(_allow, seen.seen), _map(_allow_cut, seen.cut))
     if seen.silent:
-        fresh = Spans(_one(_allow_cut, seen.cut.initial_s), fresh.heartbeat_s, fresh.sections, fresh.out_of_section_s)
+        fresh = Spans(_one(_allow_cut, seen.cut.initial_s, FLOOR_S), fresh.heartbeat_s, fresh.sections, fresh.out_of_section_s)
     after = _each(_smooth, before, fresh)
     if len(after.sections) > MAX_SECTIONS:
         # Those of this round first: the others may be names of last month's script.
@@ -286,24 +287,24 @@ def _smooth(old: float | None, new: float | None) -> float | None:
     return max((old + new) / 2, new)
 
 
-def _allow(longest: float) -> float:
-    return max(FLOOR_S, FACTOR * longest)
+def _allow(longest: float, floor_s: float) -> float:
+    return max(floor_s, FACTOR * longest)
 
 
-def _allow_cut(expired: float) -> float:
-    return max(FLOOR_S, expired, min(CUT_FACTOR * expired, CUT_LIMIT_S))
+def _allow_cut(expired: float, floor_s: float) -> float:
+    return max(floor_s, expired, min(CUT_FACTOR * expired, CUT_LIMIT_S))
 
 
-def _one(change: Callable[[float], float], value: float | None) -> float | None:
-    return None if value is None else change(value)
+def _one(allow: Callable[[float, float], float], value: float | None, floor_s: float) -> float | None:
+    return None if value is None else allow(value, floor_s)
 
 
-def _map(change: Callable[[float], float], spans: Spans) -> Spans:
+def _map(allow: Callable[[float, float], float], spans: Spans) -> Spans:
     return Spans(
-        _one(change, spans.initial_s),
-        _one(change, spans.heartbeat_s),
-        {name: change(value) for name, value in spans.sections.items()},
-        _one(change, spans.out_of_section_s),
+        _one(allow, spans.initial_s, FLOOR_S),
+        _one(allow, spans.heartbeat_s, FLOOR_S),
+        {name: allow(value, SECTION_FLOOR_S) for name, value in spans.sections.items()},
+        _one(allow, spans.out_of_section_s, FLOOR_S),
     )
 
 

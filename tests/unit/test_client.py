@@ -371,9 +371,9 @@ def test_the_state_is_what_the_run_has_learned_and_what_this_rank_has_seen(
     }
     ftslurm.heartbeat()
     words: Any = client._agent and client._agent.words
-    words[mark.BEAT_LONGEST] = 100 * 10**9
+    words[mark.BEAT_LONGEST] = 200 * 10**9
     state = ftslurm.state_dict()
-    assert state["timeouts"]["heartbeat_s"] == 500
+    assert state["timeouts"]["heartbeat_s"] == 1000
     assert state["timeouts"]["initial_s"] == 100
 
 

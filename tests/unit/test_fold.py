@@ -792,12 +792,12 @@ def test_a_program_that_ends_well_while_its_stacks_are_collected_has_succeeded()
 
 def test_time_outs_are_learned_from_the_slowest_rank_of_a_round_and_inherited_by_a_requeue() -> None:
     story = Story(2).join().run()
-    for number, seconds in ((1, 20.0), (2, 50.0)):
+    for number, seconds in ((1, 200.0), (2, 500.0)):
         longest = Longest(Spans(heartbeat_s=seconds, sections={"step": seconds / 10}))
         story.say(number, vitals=Vitals(1, longest, (), 0))
     state = story.fail(1).look()
-    assert state.learned.timeouts.heartbeat_s == 250.0
-    assert dict(state.learned.timeouts.sections) == {"step": 60.0}
+    assert state.learned.timeouts.heartbeat_s == 2500.0
+    assert dict(state.learned.timeouts.sections) == {"step": 250.0}
     again = begin(state, Shape("r", "12.1", ("n1", "n2"), 2, 2, 3), "n1", "i9", 0)
     assert State.decode(again.encode(), "state").learned == state.learned
 

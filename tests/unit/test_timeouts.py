@@ -58,7 +58,7 @@ def test_the_longest_are_merged_over_ranks_and_nodes() -> None:
 
 @pytest.mark.parametrize(
     ("previous", "longest", "expected"),
-    [(None, 100, 500), (None, 1, 60), (60, 100, 500), (900, 100, 700), (900, 1, 480), (60, 1, 60)],
+    [(None, 200, 1000), (None, 1, 600), (600, 200, 1000), (1800, 200, 1400), (1800, 1, 1200), (600, 1, 600)],
 )
 def test_a_learned_timeout_is_five_times_the_longest_and_shrinks_by_halves(
     previous: float | None, longest: float, expected: float
@@ -72,17 +72,17 @@ def test_what_a_round_did_not_show_stays_as_it_was() -> None:
 
 
 def test_a_timeout_that_cut_an_interval_doubles_so_that_a_healthy_rank_is_not_ended_for_ever() -> None:
-    cut = Longest(Spans(heartbeat_s=10), Spans(heartbeat_s=60))
-    assert learned_heartbeat(60, cut) == 120
+    cut = Longest(Spans(heartbeat_s=10), Spans(heartbeat_s=600))
+    assert learned_heartbeat(600, cut) == 1200
     assert learned_heartbeat(None, Longest(cut=Spans(heartbeat_s=CUT_LIMIT_S - 1))) == CUT_LIMIT_S
     assert learned_heartbeat(None, Longest(cut=Spans(heartbeat_s=CUT_LIMIT_S + 1))) == CUT_LIMIT_S + 1
-    assert learn(None, Longest(cut=Spans(initial_s=100), silent=1)).timeouts.initial_s == 200
+    assert learn(None, Longest(cut=Spans(initial_s=1000), silent=1)).timeouts.initial_s == 2000
 
 
 def test_the_time_to_the_first_heartbeat_is_learned_only_if_every_rank_sent_one() -> None:
-    seen = Spans(initial_s=100, heartbeat_s=100)
-    assert learn(None, Longest(seen)).timeouts == Spans(500, 500)
-    assert learn(None, Longest(seen, silent=1)).timeouts == Spans(None, 500)
+    seen = Spans(initial_s=200, heartbeat_s=200)
+    assert learn(None, Longest(seen)).timeouts == Spans(1000, 1000)
+    assert learn(None, Longest(seen, silent=1)).timeouts == Spans(None, 1000)
     assert learn(Learned(Spans(initial_s=70), 1), Longest(seen, silent=1)).timeouts.initial_s == 70
 
 
