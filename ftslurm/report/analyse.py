@@ -54,7 +54,9 @@ def analyse(snapshot: Snapshot, *, round_number: int | None = None) -> Dict:
             ``advice`` (the row of `ftslurm.failures.causes`); ``where`` (in the user's code) and
             ``raised_in`` (if elsewhere), each ``file``, ``shown`` (short), ``line``, ``function``, ``source``;
             ``traceback``, ``stacks``; ``log``: ``stream``, ``path``, ``size`` (bytes), ``lines``, ``cut``;
-            ``signature``, ``same_as_rounds``, ``ranks``, ``argv``, ``evidence`` (what it is known from); ``hang``: of a
+            ``signature``, ``same_as_rounds``, ``ranks``, ``argv``, ``evidence`` (what it is known from),
+            ``evidence_lines`` (the proofs, in words), ``restart`` ("same-node", "other-node" or "pointless": which
+            restart makes sense); ``hang``: of a
             hang, ``rank``, ``node`` and ``message`` of the time-out that expired, which need not be the rank that
             is blamed, and ``verdict`` as below; else null
           - ``whereabouts``: of a hang, where the ranks were: ``verdict`` and ``words`` of `ftslurm.monitor.triage`;

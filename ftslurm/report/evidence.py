@@ -15,7 +15,8 @@ LOG_LINE_LIMIT = 1000
 FAILURE_KEYS = (
     "round", "node", "nodes", "host", "rank", "local_rank", "time_ns", "kind", "exit_code", "signal",
     "core_dumped", "step", "cause", "title", "role", "advice", "what", "where", "raised_in", "traceback",
-    "stacks", "log", "signature", "same_as_rounds", "ranks", "argv", "evidence", "hang",
+    "stacks", "log", "signature", "same_as_rounds", "ranks", "argv", "evidence", "evidence_lines",
+    "restart", "hang",
 )  # fmt: skip
 _HEADER = "Traceback (most recent call last):"
 VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\d+")
@@ -56,6 +57,8 @@ def worker_failure(number: int, suspect: Suspect, tails: Sequence[LogTail], cwd:
         "ranks": str(suspect.rank),
         "argv": list(suspect.argv),
         "evidence": list(suspect.evidence),
+        "evidence_lines": [],
+        "restart": None,
         "hang": None,
     }
 

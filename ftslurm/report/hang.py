@@ -110,6 +110,7 @@ def hang_failure(
         "ranks": ranges(accused) if accused else str(hang.rank),
         "argv": [],
         "evidence": ["state", *(["stacks"] if files.stacks else [])],
+        "evidence_lines": [],
         "hang": {"rank": hang.rank, "node": hang.node, "message": hang.message, "verdict": verdict.verdict},
     }
 

@@ -61,6 +61,7 @@ def lost_failure(
         "ranks": ranges(_ranks_of(snapshot, files, set(names))),
         "argv": [],
         "evidence": ["state"],
+        "evidence_lines": [],
     }
 
 
