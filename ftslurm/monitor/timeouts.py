@@ -97,9 +97,9 @@ def widest(one: Spans, other: Spans) -> Spans:
 def learn(previous: Learned | None, seen: Longest) -> Learned:
     """Return what is known after one more round.
 
-    A new time-out is `FACTOR` times the longest interval of the round, at least `FLOOR_S` (a section's
-    `SECTION_FLOOR_S`); it shrinks by half steps only. What the round did not show stays as it was. A time-out that expired doubles, up to `CUT_LIMIT_S`: if the
-    rank was healthy, the longer interval is completed the next time, and learned.
+    A new time-out is `FACTOR` times the longest interval of the round, at least `FLOOR_S` (`SECTION_FLOOR_S` for a
+    section); it shrinks by half steps only. What the round did not show stays as it was. A time-out that expired
+    doubles, up to `CUT_LIMIT_S`: if the rank was healthy, the longer interval is completed the next time, and learned.
 
     The time to the first heartbeat is learned only from rounds in which every rank sent one: else a rank that never
     does (often only rank 0 calls a hook) would be ended for it in the next round.
@@ -107,7 +107,9 @@ def learn(previous: Learned | None, seen: Longest) -> Learned:
     before = previous.timeouts if previous else Spans()
     fresh = _each(_max, _map(_allow, seen.seen), _map(_allow_cut, seen.cut))
     if seen.silent:
-        fresh = Spans(_one(_allow_cut, seen.cut.initial_s, FLOOR_S), fresh.heartbeat_s, fresh.sections, fresh.out_of_section_s)
+        fresh = Spans(
+            _one(_allow_cut, seen.cut.initial_s, FLOOR_S), fresh.heartbeat_s, fresh.sections, fresh.out_of_section_s
+        )
     after = _each(_smooth, before, fresh)
     if len(after.sections) > MAX_SECTIONS:
         # Those of this round first: the others may be names of last month's script.
