@@ -6,6 +6,7 @@ local is polled and nothing here touches the shared filesystem.
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import signal
@@ -57,6 +58,9 @@ FINISH_S = 6.0
 OVERSLEPT_S = 5.0
 SIZES = "sizes"
 TROUBLE_LOOK_S = 1.0
+SIZES_EVERY_S, SIZES_SHARE = 0.1, 0.2
+"""Output is looked at every fifth of --hang-timeout, so that a rank that only prints is seen to do so in time; but not
+more often than every 0.1 s."""
 
 
 class AgentLoop:
@@ -110,6 +114,8 @@ class AgentLoop:
         self._hung: dict[int, str] = {}
         self._logs: dict[int, tuple[str, ...]] = {}
         self._vitals_at: float | None = None
+        sizes_s = max(SIZES_EVERY_S, SIZES_SHARE * (settings.timeouts.hang_s or math.inf))
+        self._vitals_s = min(settings.vitals_s, sizes_s)
         self._selector = selectors.DefaultSelector()
         self._signals: deque[int] = deque()
         self._round_started_ns = 0
@@ -235,7 +241,7 @@ class AgentLoop:
             self._look_at_vitals()
 
     def _look_at_vitals(self) -> None:
-        self._vitals_at = self._monotonic() + self._settings.vitals_s
+        self._vitals_at = self._monotonic() + self._vitals_s
         self._monitor.stuck = self._guard.stuck
         vitals = self._monitor.vitals(self._word.round)
         if vitals is not None:
@@ -392,7 +398,7 @@ class AgentLoop:
             self._logs[local_rank] = planned.logs
             for path, stream in planned.shown:
                 self._console.follow(path, f"[rank {worker.rank}] ", stream)
-        self._vitals_at = self._monotonic() + self._settings.vitals_s
+        self._vitals_at = self._monotonic() + self._vitals_s
 
     def _sweep_on(self) -> None:
         if not self._workers.sweep():
