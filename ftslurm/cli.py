@@ -9,6 +9,7 @@ from collections.abc import Sequence
 USAGE = """\
 usage: ftslurm run [options] program [arguments]    run a program on all nodes, fault-tolerantly
        ftslurm report [run directory | job id]      explain how a run went
+       ftslurm status [run directory | job id]      say what a run does right now
        ftslurm doctor [directory]                   prove that a directory can carry a run, on all nodes
        ftslurm template [name]                      print a ready-to-submit sbatch script
        ftslurm --version
@@ -37,6 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from ftslurm.report.command import main as report
 
         return report(rest)
+    if command == "status":
+        from ftslurm.status.command import main as status
+
+        return status(rest)
     if command == "doctor":
         from ftslurm.doctor.command import main as doctor
 
@@ -50,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(USAGE, end="")
         return 0
     wrong = f"unknown command {command!r}" if command else "expected a command"
-    sys.stderr.write(f"ftslurm: {wrong}: run, report, doctor or template; see ftslurm --help\n")
+    sys.stderr.write(f"ftslurm: {wrong}: run, status, report, doctor or template; see ftslurm --help\n")
     return 2
 
 

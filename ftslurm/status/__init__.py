@@ -1,0 +1,1 @@
+"""What a run does right now, told from its run directory alone: `ftslurm status`."""

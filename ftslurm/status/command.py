@@ -1,0 +1,175 @@
+"""``ftslurm status``: find the run, look at it, say what it does; once, or again and again."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import argparse
+
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+SLURM_TIMEOUT_S = 10.0
+CLEAR = "\x1b[H\x1b[2J"
+
+
+def main(
+    argv: Sequence[str],
+    *,
+    job_workdir: Callable[[str], str | None] | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> int:
+    """Run ``ftslurm status`` and return its exit status.
+
+    Args:
+        argv: the arguments after ``status``.
+        job_workdir: asks for a job's working directory; used only when a job id is given and the run was
+            not found by other means. Default: Slurm is asked.
+        sleep: waits so many seconds, for ``--watch``.
+
+    Returns:
+        0; 2 on wrong usage, when there is no such run, and when none of its states can be read.
+    """
+    from ftslurm.report.locate import NotFound
+
+    try:
+        options = _parser().parse_args(argv)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else EXIT_USAGE
+    try:
+        directory = _locate(options, job_workdir)
+        status = make_status(directory)
+        while _write(_form(status, options)) and options.watch is not None and status["status"] != "closed":
+            sleep(options.watch)
+            status = make_status(directory)
+    except NotFound as error:
+        return _complain(str(error))
+    except OSError as error:
+        return _complain(f"cannot read {error.filename}: {error.strerror}")
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    if status["status"] == "unknown" and status["problems"]:
+        worst = next((p for p in status["problems"] if p["file"].startswith("state")), status["problems"][0])
+        return _complain(f"no state can be read in {directory}: {worst['file']}: {worst['reason']}")
+    return 0
+
+
+def make_status(directory: Path) -> dict[str, Any]:
+    """Read a run directory and say what the run does; see `ftslurm.status.look` for the keys.
+
+    Raises:
+        OSError: the directory is not there or may not be entered.
+    """
+    from ftslurm.status.look import look
+    from ftslurm.status.snapshot import read
+
+    return look(read(directory, wall_ns=time.time_ns, monotonic_ns=time.monotonic_ns))
+
+
+def _locate(options: argparse.Namespace, job_workdir: Callable[[str], str | None] | None) -> Path:
+    from ftslurm.report.locate import NotFound, locate
+
+    if options.latest and options.run is not None:
+        raise NotFound(f"expected --latest or a run, found both: --latest and {options.run}")
+    try:
+        return locate(
+            options.run,
+            environ=os.environ,
+            cwd=Path.cwd(),
+            shared_dir=options.shared_dir,
+            job_workdir=job_workdir or _job_workdir,
+        )
+    except NotFound:
+        path = Path.cwd() / (options.run or ".")
+        if options.run is not None and path.is_dir() and not os.access(path, os.R_OK | os.X_OK):
+            # It may well be a run, but its owner keeps it for himself.
+            owner = path.stat().st_uid
+            raise NotFound(f"{path} belongs to user id {owner}, you are {os.geteuid()}, and may not be read") from None
+        raise
+
+
+def _job_workdir(job_id: str) -> str | None:
+    from ftslurm.slurm.control import CommandSlurm
+    from ftslurm.slurm.errors import SlurmError
+
+    try:
+        facts = CommandSlurm(timeout_s=SLURM_TIMEOUT_S).job(job_id)
+    except (SlurmError, ValueError):
+        return None
+    return facts.work_dir if facts is not None else None
+
+
+def _parser() -> argparse.ArgumentParser:
+    import argparse
+
+    parser = argparse.ArgumentParser(
+        prog="ftslurm status",
+        allow_abbrev=False,
+        description="Say what a run does right now, from its run directory alone: its round, its nodes, its ranks.",
+        epilog="How long a node has been silent is told by the file server's clock: at least so long. "
+        "Why a run failed is told by ftslurm report.",
+    )
+    parser.add_argument(
+        "run", nargs="?", metavar="RUN_DIR|JOB_ID", help="default: the newest run in the shared directory"
+    )
+    parser.add_argument("--latest", action="store_true", help="the newest run in the shared directory, as by default")
+    parser.add_argument("--json", action="store_true", help="print all as JSON; with --watch as one line each time")
+    parser.add_argument("--all", action="store_true", help="a line for each node, all rounds, all ranks that stand out")
+    parser.add_argument("--watch", type=_pause, metavar="SECONDS", help="look again and again until the run has ended")
+    parser.add_argument(
+        "--shared-dir", metavar="DIR", help="where runs are (default: $FTSLURM_SHARED_DIR, ./ftslurm-runs)"
+    )
+    return parser
+
+
+def _pause(text: str) -> float:
+    import argparse
+
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 1 <= seconds <= 86400:
+        raise argparse.ArgumentTypeError(f"expected seconds, 1 or more, found {text!r}")
+    return seconds
+
+
+def _form(status: dict[str, Any], options: argparse.Namespace) -> str:
+    """Return what is printed; each look of --watch takes the place of the last one where that can be."""
+    if options.json:
+        import json
+
+        # ASCII only, so that nothing in it can act on a terminal.
+        return json.dumps(status, indent=None if options.watch is not None else 2) + "\n"
+    from ftslurm.status.text import render
+
+    terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    text = render(status, everything=options.all, colour=terminal and not os.environ.get("NO_COLOR"))
+    if options.watch is None:
+        return text
+    return f"{CLEAR}{text}" if terminal else f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n{text}\n"
+
+
+def _write(text: str) -> bool:
+    """Print it; tell whether somebody still reads."""
+    encoding = sys.stdout.encoding or "ascii"
+    try:
+        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        sys.stdout.flush()
+    except OSError:
+        # The reader (head, less) has enough: the interpreter must not complain about it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
+    return True
+
+
+def _complain(message: str) -> int:
+    from ftslurm.report.words import safe
+
+    print(f"ftslurm status: {safe(message)}", file=sys.stderr)
+    return EXIT_USAGE

@@ -1,0 +1,221 @@
+"""Read what `ftslurm status` needs of a run directory: bounded, reading only, and never stopped by a bad file."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ftslurm.monitor.timeouts import Timeouts, read_timeouts
+from ftslurm.rendezvous.state import NodeWord, State
+from ftslurm.report.decode import Malformed, check_schema
+from ftslurm.report.facts import Problem
+from ftslurm.report.reading import list_directory, parse_json, read_file
+from ftslurm.sharedfs.publish import BadFile
+
+KIB = 1024
+RECORD_LIMIT = 1024 * KIB
+STATE_LIMIT = 64 * 1024 * KIB
+STATE_TRIES = 5
+PROBLEMS_KEPT = 1000
+
+Fact = TypeVar("Fact")
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A node's word and when it was written, nanoseconds since the epoch by the file server's clock."""
+
+    word: NodeWord
+    written_ns: int
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the attempt was asked for, as far as it is known; seconds."""
+
+    heartbeat_s: float = 3.0
+    node_timeout_s: float = 30.0
+    timeouts: Timeouts | None = None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A run directory as it was read.
+
+    Attributes:
+        directory: where it is.
+        now_ns: when reading began, by this machine's clock.
+        took_ns: how long reading took.
+        server_ns: the newest time stamp that was seen, by the file server's clock; None: nothing was there.
+        asked: the options of the attempt.
+        state: the newest generation that can be used; None: there is none.
+        token: which it is.
+        newest_token: the newest that has a name, 0 for none; beyond `token` when that one is damaged.
+        nodes: the nodes' words.
+        problems: the files that cannot be used, and why.
+    """
+
+    directory: str
+    now_ns: int
+    took_ns: int = 0
+    server_ns: int | None = None
+    asked: Asked = Asked()
+    state: State | None = None
+    token: int = 0
+    newest_token: int = 0
+    nodes: tuple[Heard, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+
+def read(directory: Path, *, wall_ns: Callable[[], int], monotonic_ns: Callable[[], int]) -> Snapshot:
+    """Read a run directory.
+
+    Args:
+        directory: where it is.
+        wall_ns: this machine's clock, nanoseconds since the epoch.
+        monotonic_ns: one that never jumps.
+
+    Raises:
+        OSError: the directory is not there or may not be entered.
+    """
+    reader = _Reader(directory, os.stat(directory).st_uid)
+    # Listed, not only named: a directory that may not be read would look like an empty one.
+    os.close(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    start = monotonic_ns()
+    snapshot = reader.snapshot(wall_ns())
+    return replace(snapshot, took_ns=monotonic_ns() - start)
+
+
+class _Reader:
+    def __init__(self, directory: Path, owner: int) -> None:
+        self.directory = directory
+        # What root owns, an administrator put there on purpose.
+        self.owners = frozenset((owner, 0))
+        self.stamps: list[int] = []
+        self.problems: list[Problem] = []
+
+    def snapshot(self, now_ns: int) -> Snapshot:
+        nodes = tuple(self.nodes())
+        # After the nodes, which take longer: the state is what is said first.
+        state, token, newest = self.state()
+        asked = self.asked(state.attempt) if state is not None else Asked()
+        return Snapshot(
+            directory=str(self.directory),
+            now_ns=now_ns,
+            server_ns=max(self.stamps, default=None),
+            asked=asked,
+            state=state,
+            token=token,
+            newest_token=newest,
+            nodes=nodes,
+            problems=tuple(self.problems),
+        )
+
+    def nodes(self) -> Iterable[Heard]:
+        parent = self.directory / "nodes"
+        names = [name for name in self.listing(parent) if name.endswith(".json") and not name.startswith(".")]
+        for name in names:
+            path = parent / name
+            word = self.record(path, RECORD_LIMIT, lambda data: NodeWord.decode(data, "it"))
+            # Asked after reading: should it have been written anew meanwhile, the word looks younger than it is, and
+            # "silent for at least" stays true.
+            stamp = self.stamp(path)
+            if word is None or stamp is None:
+                continue
+            if f"{word.node}.json" != name:
+                self.problem(path, f"speaks for node {word.node!r:.80}; ignored")
+                continue
+            yield Heard(word, stamp)
+        self.stamp(parent)
+
+    def state(self) -> tuple[State | None, int, int]:
+        parent = self.directory / "state"
+        tokens = sorted((int(n[:12]) for n in self.listing(parent) if _is_generation(n)), reverse=True)
+        self.stamp(parent)
+        for token in tokens[:STATE_TRIES]:
+            state = self.record(parent / f"{token:012d}.json", STATE_LIMIT, lambda data: _generation(data, token))  # noqa: B023
+            if state is not None:
+                return state, token, tokens[0]
+        return None, 0, tokens[0] if tokens else 0
+
+    def asked(self, attempt: str) -> Asked:
+        if "/" in attempt or "\0" in attempt or attempt in ("", ".", ".."):
+            return Asked()
+        return self.record(self.directory / "attempts" / attempt / "attempt.json", STATE_LIMIT, _asked) or Asked()
+
+    def record(self, path: Path, limit: int, build: Callable[[bytes], Fact]) -> Fact | None:
+        try:
+            data = read_file(path, limit, self.owners)
+            return None if data is None else build(data)
+        except Malformed as error:
+            self.problem(path, str(error))
+        except BadFile as error:
+            self.problem(path, str(error).removeprefix("it: "))
+        except OverflowError as error:
+            self.problem(path, f"a number in it is too large ({error})")
+        return None
+
+    def listing(self, path: Path) -> list[str]:
+        try:
+            return list_directory(path)[0]
+        except Malformed as error:
+            self.problem(path, str(error))
+            return []
+
+    def stamp(self, path: Path) -> int | None:
+        try:
+            stamp = os.stat(path, follow_symlinks=False).st_mtime_ns
+        except OSError:
+            return None
+        self.stamps.append(stamp)
+        return stamp
+
+    def problem(self, path: Path, reason: str) -> None:
+        if len(self.problems) < PROBLEMS_KEPT:
+            self.problems.append(Problem(os.path.relpath(path, self.directory), reason))
+
+
+def _is_generation(name: str) -> bool:
+    return len(name) == 17 and name.endswith(".json") and name.isascii() and name[:12].isdigit()
+
+
+def _generation(data: bytes, token: int) -> State:
+    header, _, value = data.partition(b"\n")
+    cell = check_schema(parse_json(header), "ftslurm/cell")
+    if cell.get("token") != token:
+        raise Malformed("its header names another generation than its name")
+    if cell.get("retired") is True:
+        raise Malformed("an old generation whose value was taken out")
+    return State.decode(value, "it")
+
+
+def _asked(data: bytes) -> Asked:
+    options = check_schema(parse_json(data), "ftslurm/attempt").get("options")
+    if not isinstance(options, dict):
+        return Asked()
+    timeouts = options.get("timeouts")
+    try:
+        told = read_timeouts(_off(timeouts)) if isinstance(timeouts, dict) else None
+    except ValueError as error:
+        raise Malformed(str(error)) from None
+    heartbeat_s, node_timeout_s = _seconds(options.get("heartbeat_s")), _seconds(options.get("node_timeout_s"))
+    return Asked(heartbeat_s or Asked.heartbeat_s, node_timeout_s or Asked.node_timeout_s, told)
+
+
+def _off(value: Any) -> Any:
+    """Return time-outs with infinity, which means "off", as that word."""
+    if isinstance(value, dict):
+        return {key: _off(each) for key, each in value.items()}
+    return "off" if isinstance(value, float) and math.isinf(value) else value
+
+
+def _seconds(value: object) -> float | None:
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e9
+    return float(value) if good else None  # type: ignore[arg-type]
+
+
+__all__ = ["Asked", "Heard", "Snapshot", "read"]

@@ -1,0 +1,107 @@
+"""The nodes as a table: a line for each, or one for all that do alike (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ftslurm.report.style import Json, Style
+from ftslurm.report.words import clip, count, duration, names, safe
+from ftslurm.slurm.nodelist import NodeListError, compress
+
+HEAD = ("ranks", "round", "last step", "silent for >=", "status")
+NODES_WIDTH = 24
+RANKS_WIDTH = 13
+STEPS_WIDTH = 17
+
+
+def table(rows: Sequence[Json], style: Style, *, grouped: bool) -> list[str]:
+    """Return the lines.
+
+    Args:
+        rows: the key "nodes" of `ftslurm.status.look`.
+        style: how to lay them out.
+        grouped: one line for all nodes that do alike, instead of one for each.
+    """
+    if not rows:
+        return []
+    groups: dict[object, list[Json]] = {}
+    for i, row in enumerate(rows):
+        groups.setdefault(_alike(row) if grouped else i, []).append(row)
+    cells = [["nodes" if grouped else "node", *HEAD], *(_cells(group, grouped) for group in groups.values())]
+    lines = [style.line(line) for line in columns(cells)]
+    return [style.section(lines[0]), *lines[1:]]
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the rows as lines, their cells below each other; the last cell is as long as it is."""
+    widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
+    return ["  ".join([*map(str.ljust, row, widths), row[-1]]).rstrip() for row in rows]
+
+
+def _alike(row: Json) -> tuple[object, ...]:
+    return row["role"], row["status"], row["why"], row["round"], row["silent"], row["stuck"] > 0
+
+
+def _cells(group: Sequence[Json], grouped: bool) -> list[str]:
+    first = group[0]
+    steps = [step for row in group if row["steps"] is not None for step in row["steps"]]
+    return [
+        _names([row["node"] for row in group], grouped),
+        clip(_ranks(group), RANKS_WIDTH),
+        "" if first["round"] is None else clip(str(first["round"]), 8),
+        clip(_span(steps), STEPS_WIDTH),
+        _silence([row["silent_s"] for row in group if row["silent_s"] is not None]),
+        _status(group),
+    ]
+
+
+def _names(nodes: Sequence[str], grouped: bool) -> str:
+    if not grouped:
+        return clip(safe(nodes[0]), NODES_WIDTH)
+    number = f"{len(nodes)}: " if len(nodes) > 1 else ""
+    try:
+        return clip(number + compress(nodes), NODES_WIDTH + 6)
+    except NodeListError:
+        return clip(number + names(nodes), NODES_WIDTH + 6)
+
+
+def _ranks(group: Iterable[Json]) -> str:
+    """Return the ranks in short; from ends alone, for a file may claim any number of slots."""
+    parts: list[list[int]] = []
+    for row in sorted((row for row in group if row["ranks"] is not None), key=lambda row: int(row["first_rank"])):
+        start, end = row["first_rank"], row["first_rank"] + row["slots"] - 1
+        if parts and parts[-1][1] + 1 >= start:
+            parts[-1][1] = max(parts[-1][1], end)
+        else:
+            parts.append([start, end])
+    return ",".join(_span(part) for part in parts)
+
+
+def _span(numbers: Sequence[int]) -> str:
+    if not numbers:
+        return ""
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low}-{high}"
+
+
+def _silence(seconds: Sequence[float]) -> str:
+    if not seconds:
+        return ""
+    low, high = duration(min(seconds)), duration(max(seconds))
+    return low if low == high else f"{low} - {high}"
+
+
+def _status(group: Sequence[Json]) -> str:
+    """Say how they do; last in the line, so that a long reason is what is cut."""
+    first = group[0]
+    parts = [safe(first["status"])]
+    if first["silent"]:
+        parts.insert(0, "SILENT")
+    stuck = sum(row["stuck"] for row in group)
+    if stuck:
+        parts.append(f"its agent was stuck {count(stuck, 'time')}" if len(group) == 1 else f"stuck {stuck}x")
+    why = f": {safe(first['why'])}" if first["why"] else ""
+    return ", ".join(parts) + why
+
+
+__all__ = ["columns", "table"]

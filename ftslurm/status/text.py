@@ -1,0 +1,276 @@
+"""The status as text: the answer in the first line, then what the run waits for, its nodes and its ranks (pure)."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ftslurm.report.style import WIDTH, Json, Style
+from ftslurm.report.words import clip, count, duration, first_line, names, safe
+from ftslurm.slurm.nodelist import NodeListError, compress
+from ftslurm.status.table import columns, table
+
+ROUNDS_SHOWN = 3
+ROWS_SHOWN = 16
+RANKS_SHOWN = 5
+TIMEOUTS_SHOWN = 8
+PROBLEMS_SHOWN = 5
+FRESH_S = 10.0
+
+
+def render(
+    status: Json,
+    *,
+    everything: bool = False,
+    colour: bool = False,
+    width: int = WIDTH,
+    zone: Callable[[float], Any] = time.localtime,
+) -> str:
+    """Render a status for a terminal.
+
+    Args:
+        status: what `ftslurm.status.look.look` returned.
+        everything: a line for each node, all rounds and all ranks that stand out, however many.
+        colour: whether to add ANSI colours.
+        width: columns.
+        zone: turns seconds since the epoch into a `time.struct_time` of the reader's time zone.
+
+    Returns:
+        Lines, each ended by a newline. Nothing from a file can reach the terminal as a control sequence.
+    """
+    style = Style(colour, max(40, width), zone)
+    title, rest, tint = _answer(status)
+    lines = style.title(title, rest, tint)
+    for text in _facts(status, style):
+        lines += style.wrapped(text)
+    lines += _rounds(status, style, everything)
+    if status["status"] != "closed" or everything:
+        lines += _nodes(status, style, everything)
+        lines += _ranks(status, style, everything)
+    lines += _problems(status, style, everything)
+    lines.append(_report(status))
+    return "\n".join(lines) + "\n"
+
+
+def _answer(status: Json) -> tuple[str, str, str]:
+    """Return the first line: its start, its rest, and its colour."""
+    name = f"run {clip(safe(status['run']), 40)}: "
+    now, form = status["status"], {"closed": _over, "silent": _silent, "forming": _forms, "unknown": _unknown}
+    if now in form:
+        start, rest, tint = form[now](status)
+        return name + start, rest, tint
+    world = status["world"]
+    start = f"round {status['round']} "
+    if now == "hanging":
+        hang = status["hang"]
+        return (
+            f"{name}{start}HANGS",
+            f": rank {hang['rank']} on {safe(hang['node'])}: {first_line(hang['what'])}",
+            "red",
+        )
+    if now == "ending":
+        first = status["failures"][0]
+        where = f"rank {first['rank']} on {safe(first['node'])}"
+        return f"{name}{start}is ending", f": {where} failed: {first_line(first['message'])}", "yellow"
+    size = f"{count(world['nodes'], 'node')}, {count(world['ranks'], 'rank')}"
+    return f"{name}{start}runs", f" on {size}{_step(status)}, {_restarts(status)}", "green"
+
+
+def _over(status: Json) -> tuple[str, str, str]:
+    closed = status["closed"]
+    if closed is None:
+        return "closed", ": how it ended is not recorded", "yellow"
+    words = {"succeeded": ("succeeded", "green"), "failed": ("FAILED", "red"), "stopped": ("was stopped", "yellow")}
+    start, tint = words.get(closed["outcome"], (first_line(closed["outcome"]), "yellow"))
+    return start, f": {first_line(closed['reason'])}", tint
+
+
+def _silent(status: Json) -> tuple[str, str, str]:
+    if status["newest_s"] is None:
+        return "SILENT", ": it is not closed, but no agent has left a word", "red"
+    doing = f"in round {status['round']}" if status["phase"] == "running" else "forming a round"
+    rest = f" for about {duration(status['newest_s'])}: no agent writes any more; it was {doing}{_step(status)}"
+    return "SILENT", rest, "red"
+
+
+def _forms(status: Json) -> tuple[str, str, str]:
+    forming = status["forming"]
+    ready = f"{count(forming['ready'], 'node')} ready, at least {forming['needed']} needed"
+    return f"round {status['round'] + 1} forms", f": {ready}, {_restarts(status)}", "yellow"
+
+
+def _unknown(status: Json) -> tuple[str, str, str]:
+    heard = count(len(status["nodes"]), "node")
+    return "no state that can be read", f"; {heard} left a word", "yellow"
+
+
+def _step(status: Json) -> str:
+    last = status["steps"]["last"]
+    return "" if last is None else f", step {last}"
+
+
+def _restarts(status: Json) -> str:
+    restarts = status["restarts"]
+    if not restarts["allowed"]:
+        return "no restarts allowed"
+    return f"{restarts['used']} of {count(restarts['allowed'], 'restart')} used"
+
+
+def _facts(status: Json, style: Style) -> Iterable[str]:
+    """What else is to be said of the run as a whole."""
+    if status["closed"] is not None:
+        ended = style.date(status["closed"]["time_ns"], "%Y-%m-%d %H:%M:%S")
+        yield f"exit code {status['closed']['exit_code']}, ended {ended}{_step(status)}, {_restarts(status)}"
+        return
+    if status["attempt"] is not None:
+        yield _who_decides(status)
+    yield from _waits(status)
+    if status["status"] != "silent" and (status["newest_s"] or 0.0) > FRESH_S:
+        yield f"the newest word is about {duration(status['newest_s'])} old, by this machine's clock"
+    if status["clock_behind_s"] > 1.0:
+        behind = duration(status["clock_behind_s"])
+        yield f"this machine's clock is {behind} or more behind the file server's: times since then are too short"
+    text = _timeouts(status["timeouts"])
+    if text:
+        yield text
+
+
+def _who_decides(status: Json) -> str:
+    number = status["attempts"]
+    parts = [f"attempt {number} ({safe(status['attempt'])})"] if number > 1 else []
+    if status["formed_s"] is not None and status["status"] != "silent":
+        parts.append(f"formed {duration(status['formed_s'])} ago")
+    lease = status["coordinator"]
+    parts.append(f"coordinator {safe(lease['node'])}, term {lease['term']}")
+    return ", ".join(parts)
+
+
+def _waits(status: Json) -> Iterable[str]:
+    """Why a round ends or does not begin yet."""
+    hang, forming = status["hang"], status["forming"]
+    if hang is not None:
+        step = "" if hang["step"] is None else f", its last step is {hang['step']}"
+        known = "" if hang["known"] else "; the coordinator has not dealt with it yet"
+        yield f"{hang['shown']} of {count(hang['of'], 'node')} have shown where their ranks are{step}{known}"
+        if hang["awaited"] and hang["shown"]:
+            yield f"awaited: {_list(hang['awaited'])}"
+    failures = status["failures"]
+    if len(failures) > 1:
+        more = [f"rank {each['rank']} on {safe(each['node'])}" for each in failures]
+        yield f"failed: {names(more)}; which came first is told by ftslurm report"
+    if forming is not None:
+        if forming["busy"]:
+            yield f"still ending the last round: {_list(forming['busy'])}"
+        if forming["unheard"]:
+            yield f"never heard of: {_list(forming['unheard'])}"
+
+
+def _timeouts(timeouts: Json) -> str:
+    """Say which time-outs hold, and why."""
+    shown = timeouts["entries"][:TIMEOUTS_SHOWN]
+    sources = {
+        "asked": "asked for",
+        "learned": f"learned from {count(timeouts['rounds'], 'round')}",
+        "default": "default",
+    }
+    parts = []
+    for source, why in sources.items():
+        of_it = [f"{_watched(each)} {_allowed(each['seconds'])}" for each in shown if each["source"] == source]
+        parts += [f"{', '.join(of_it)} ({why})"] if of_it else []
+    rest = len(timeouts["entries"]) - len(shown)
+    parts += [f"{rest} more in --json"] if rest else []
+    if parts and timeouts["silent"]:
+        parts.append(f"{count(timeouts['silent'], 'rank')} sent no heartbeat so far")
+    return f"time-outs: {'; '.join(parts)}" if parts else ""
+
+
+def _watched(entry: Json) -> str:
+    return entry["what"] if entry["name"] is None else f"section {clip(safe(entry['name']), 40)}"
+
+
+def _allowed(seconds: float | None) -> str:
+    if seconds is None:
+        return "off"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.3g} s"
+
+
+def _rounds(status: Json, style: Style, everything: bool) -> list[str]:
+    """How the last rounds ended, the newest first."""
+    rounds = status["rounds"] if everything else status["rounds"][:ROUNDS_SHOWN]
+    if not rounds:
+        return []
+    today = style.date(status["made_ns"], "%x")
+    form = "%H:%M:%S" if all(style.date(each["ended_ns"], "%x") == today for each in rounds) else "%m-%d %H:%M"
+    rows = [["round", "ended", "took", "why"]]
+    for each in rounds:
+        why = first_line(each["reason"] or "") or safe(each["outcome"])
+        rows.append([str(each["round"]), style.date(each["ended_ns"], form), duration(each["took_s"]), why])
+    lines = [style.line(line) for line in columns(rows)]
+    rest = len(status["rounds"]) - len(rounds)
+    lines += [f"  and {count(rest, 'earlier round')} (--all)"] if rest else []
+    return [style.section(lines[0]), *lines[1:]]
+
+
+def _nodes(status: Json, style: Style, everything: bool) -> list[str]:
+    rows = [row for row in status["nodes"] if everything or row["role"] != "earlier"]
+    lines = table(rows, style, grouped=not everything and len(rows) > ROWS_SHOWN)
+    hidden = len(status["nodes"]) - len(rows)
+    return lines + ([f"  and {count(hidden, 'node')} of earlier attempts (--all)"] if hidden else [])
+
+
+def _ranks(status: Json, style: Style, everything: bool) -> list[str]:
+    """The steps, and the ranks that stand out."""
+    most = len(status["nodes"]) * 1000 if everything else RANKS_SHOWN
+    steps, slow = status["steps"], status["slow"]
+    lines: list[str] = []
+    if steps["step_s"]:
+        few = f"; {steps['reporting']} of {count(steps['of'], 'rank')} report steps"
+        few = few if steps["reporting"] < steps["of"] else ""
+        # What the figures cannot show must not be taken for "all is well".
+        nobody = "; no rank stands out (nor can one in synchronous training)"
+        nobody = nobody if steps["compared"] > 1 and not slow else ""
+        lines += style.wrapped(f"pace: {_pace(steps['step_s'])} a step{few}{nobody}")
+    for each in status["behind"][:most]:
+        where = f"rank {each['rank']} on {safe(each['node'])}"
+        lines.append(style.line(f"behind: {where}: step {each['step']}, the others are at {each['usual']}"))
+    lines += _more(len(status["behind"]) - most, "rank", "behind")
+    for each in slow[:most]:
+        where = f"rank {each['rank']} on {safe(each['node'])}"
+        paces = f"{_pace(each['median_s'])} a step, the others {_pace(each['others_s'])} (medians)"
+        lines.append(style.line(f"slow: {where}: {paces}"))
+    return lines + _more(len(slow) - most, "rank", "slow")
+
+
+def _pace(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.3g} s" if seconds < 60 else duration(seconds)
+
+
+def _more(number: int, thing: str, what: str) -> list[str]:
+    return [f"  and {count(number, f'more {thing}')} {what} (--all)"] if number > 0 else []
+
+
+def _problems(status: Json, style: Style, everything: bool) -> list[str]:
+    found = status["problems"]
+    shown = found if everything else found[:PROBLEMS_SHOWN]
+    lines: list[str] = []
+    for each in shown:
+        lines += style.wrapped(f"cannot be used: {safe(each['file'])}: {safe(each['reason'])}")
+    return lines + _more(len(found) - len(shown), "file", "that cannot be used")
+
+
+def _report(status: Json) -> str:
+    what = "why and how" if status["status"] == "closed" else "more"
+    return f"  {what}: ftslurm report {safe(shlex.quote(status['directory']))}"
+
+
+def _list(nodes: Sequence[str]) -> str:
+    """Return node names in short: as Slurm writes them, where they are such names."""
+    try:
+        return clip(compress(nodes), 200)
+    except NodeListError:
+        return names(nodes)
+
+
+__all__ = ["render"]
