@@ -139,6 +139,7 @@ def hang(tool: Nvrx | FileTimer, phase_s: float) -> dict[str, float]:
     signal.signal(signal.SIGUSR1, lambda *_: arrived.append(time.monotonic()))
     tool.serve(0)
     tool.connect(0)
+    tool.section()  # torch's server begins to look, every 0.1 s, when it first hears something
     time.sleep(phase_s)
     deadline = tool.begin()
     while not arrived and time.monotonic() < deadline + PATIENCE_S:
