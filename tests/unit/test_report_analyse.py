@@ -334,9 +334,9 @@ def test_a_thousand_rounds_and_ten_thousand_ranks_are_no_trouble() -> None:
             "cuda-error",
             PRIMARY,
         ),
-        (Evidence("exception", "ModuleNotFoundError", "builtins", "No module named 'x'"), "start", PRIMARY),
+        (Evidence("exception", "ModuleNotFoundError", "builtins", "No module named 'x'"), "import-error", PRIMARY),
         (Evidence("exception", "ImportError", "builtins", "late", step=5), "exception", PRIMARY),
-        (Evidence("exception", "SyntaxError", "builtins", "invalid syntax"), "start", PRIMARY),
+        (Evidence("exception", "SyntaxError", "builtins", "invalid syntax"), "syntax-error", PRIMARY),
         (
             Evidence("exception", "OSError", "builtins", "[Errno 28] No space left on device"),
             "disk-full",

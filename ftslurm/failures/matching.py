@@ -1,0 +1,133 @@
+"""What rows of causes are matched by: small predicates over the evidence (pure).
+
+Words that anybody can print ("NCCL", "Killed", "OOM") count only where the runtime itself put them: in the message of
+an exception of the right type, or in the form in which the runtime logs before it aborts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from ftslurm.failures.evidence import Evidence
+
+Match = Callable[[Evidence], bool]
+
+_RUNTIME_WORDS = re.compile(r"gloo[/:]|TCPStore|ProcessGroup|c10d::|\bNCCL (error|version|WARN)|c10::")
+_DOTALL = re.DOTALL | re.MULTILINE
+_CUDA_TYPES = ("RuntimeError", "AcceleratorError", "OutOfMemoryError")
+_OS_TYPES = frozenset(
+    (
+        "OSError", "IOError", "EnvironmentError", "BlockingIOError", "FileNotFoundError", "PermissionError",
+        "NotADirectoryError", "ConnectionError", "InterruptedError", "ProcessLookupError", "TimeoutError",
+    )
+)  # fmt: skip
+
+
+def exception(*types: str, text: str = "") -> Match:
+    """Match an exception by its type name (any, if none are given) and a pattern in its message."""
+    pattern = re.compile(text) if text else None
+
+    def matches(e: Evidence) -> bool:
+        if e.exception is None or (types and e.exception not in types):
+            return False
+        return pattern is None or pattern.search(e.message) is not None
+
+    return matches
+
+
+def os_error(*numbers: int) -> Match:
+    """Match an error of the operating system by the number that Python puts first: ``[Errno 28]``.
+
+    Also where it was raised in a DataLoader's worker, whose traceback is then part of the message.
+    """
+    number = "|".join(map(str, numbers))
+    pattern = re.compile(
+        rf"\A\[Errno ({number})\]|^Caught \w+ in DataLoader worker.*^\w+: \[Errno ({number})\]", _DOTALL
+    )
+    return lambda e: e.exception is not None and pattern.search(e.message) is not None
+
+
+def cuda(text: str) -> Match:
+    """Match what torch raises for CUDA, by a pattern in its message."""
+    return exception(*_CUDA_TYPES, text=text)
+
+
+def signal(*names: str) -> Match:
+    """Match an end by one of these signals, or by any."""
+    return lambda e: e.kind == "signal" and (not names or e.signal in names)
+
+
+def ended(*codes: int, text: str = "") -> Match:
+    """Match an end by one of these exit codes, or any, without an exception; ``text`` in what was said about it."""
+    pattern = re.compile(text) if text else None
+
+    def matches(e: Evidence) -> bool:
+        if e.kind != "exit" or e.exception is not None or (codes and e.exit_code not in codes):
+            return False
+        return pattern is None or pattern.search(e.message) is not None
+
+    return matches
+
+
+def kind(*kinds: str) -> Match:
+    """Match by what has ended."""
+    return lambda e: e.kind in kinds
+
+
+def scheduler(*states: str) -> Match:
+    """Match by the scheduler's word; it ends jobs by these signals only."""
+    return lambda e: e.scheduler in states and (e.signal in ("SIGTERM", "SIGKILL", "SIGINT") or e.kind == "scheduler")
+
+
+def either(*matches: Match) -> Match:
+    """Match what one of these matches."""
+    return lambda e: any(match(e) for match in matches)
+
+
+def tail(name: str, text: str) -> Match:
+    """Match an end by that signal with a runtime's own last words on stderr."""
+    pattern = re.compile(text)
+    return lambda e: e.kind == "signal" and e.signal == name and pattern.search(e.tail) is not None
+
+
+def distributed(text: str) -> Match:
+    """Match what torch.distributed itself raised, by a pattern in its message."""
+    pattern = re.compile(text)
+    return lambda e: _by_distributed(e) and pattern.search(e.message) is not None
+
+
+def _by_distributed(e: Evidence) -> bool:
+    """Whether torch.distributed raised it: by type, by the runtime's marks, or by the innermost frame."""
+    if e.exception is None:
+        return False
+    if e.exception.startswith("Dist") and (e.module.startswith("torch") or not e.module):
+        return True
+    if e.exception != "RuntimeError":
+        return False
+    inner = e.files[-1] if e.files else ""
+    return "/torch/distributed/" in inner or _RUNTIME_WORDS.search(e.message) is not None
+
+
+def wrong_usage(e: Evidence) -> bool:
+    """Match a script that refused its arguments: exit code 2 raised by a parser of command lines, not by the script."""
+    if e.exception != "SystemExit" or e.exit_code != 2 or not e.files:
+        return False
+    return re.search(r"/(argparse|optparse)\.py$|/(click|typer|absl)/", e.files[-1]) is not None
+
+
+_QUANTITY = r"\b(loss|losses|gradients?|grads?|grad[_ ]norm|weights?|logits?|activations?|perplexity)\b"
+_NOT_FINITE = r"\b(nans?|infs?|infinity|infinite|not finite|non-?finite)\b"
+_NAN = re.compile(
+    rf"{_QUANTITY}.{{0,60}}{_NOT_FINITE}|{_NOT_FINITE}.{{0,60}}{_QUANTITY}"
+    r"|returned nan values in its \d+th output|found invalid values:.{0,400}\bnan\b",
+    re.IGNORECASE | re.DOTALL,
+)
+_NAN_NEVER = frozenset(("KeyError", "TypeError", "AttributeError", "ImportError", "ModuleNotFoundError", "NameError"))
+
+
+def not_finite(e: Evidence) -> bool:
+    """Match a check of the training's numbers that found NaN or infinity."""
+    if e.exception is None or e.exception in _NAN_NEVER or e.exception in _OS_TYPES:
+        return False
+    return e.exception == "FloatingPointError" or _NAN.search(e.message[:4096]) is not None

@@ -1,0 +1,122 @@
+"""The evidence of a failure in words: short lines for people, each a fact with its source (pure)."""
+
+from __future__ import annotations
+
+from ftslurm.failures.causes import CASCADE, Cause, Evidence, OomKills, Space, Surroundings
+from ftslurm.failures.evidence import CAUSE, CONTEXT
+
+_CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE")
+_MEMORY_ROWS = ("host-oom-kill", "sigkill", "host-memory", "shell-killed", "dataloader-worker", "terminated")
+_SPACE_ROWS = ("disk-full", "quota", "shm-full", "shm-space", "bus-error", "dataloader-worker", "write-failed")
+_NOTES, _NOTE_LIMIT, _SECTIONS = 4, 300, 4
+_HOW = {CAUSE: "raised from", CONTEXT: "raised while handling"}
+
+
+def lines(evidence: Evidence, cause: Cause, found: Evidence) -> list[str]:
+    """Say what proves the cause, and what else was seen that helps to understand it.
+
+    Args:
+        evidence: of the end.
+        cause: the row for it.
+        found: the link of the exception's chain that the row was found by.
+    """
+    said = [*_behind(evidence, found), *(f"note: {note[:_NOTE_LIMIT]}" for note in evidence.notes[:_NOTES])]
+    if evidence.health:
+        said.append(f"health check: {evidence.health}")
+    if evidence.scheduler:
+        said.append(f"scheduler: state {evidence.scheduler}")
+    if cause.role == CASCADE:
+        return said
+    around = evidence.surroundings
+    if around is not None:
+        said += _around(evidence, cause, around)
+    elif cause.name in ("sigkill", "shell-killed"):
+        said.append(
+            "cgroup: nothing was recorded of its memory, so an out-of-memory kill is neither proved nor excluded"
+        )
+    said += _doing(evidence)
+    return said + (_cuda(evidence) if cause.name.startswith(("cuda", "gpu", "nccl")) else [])
+
+
+def size(number: int) -> str:
+    """Say a number of bytes: ``0 bytes``, ``64 KiB``, ``3.9 GiB``."""
+    value = float(number)
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} {unit}" if unit == "bytes" or value == int(value) else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def _behind(evidence: Evidence, found: Evidence) -> list[str]:
+    if found is evidence or found.exception is None:
+        return []
+    how = next((_HOW.get(how, "in its group") for how, inner in evidence.inner if inner is found), "raised from")
+    text = found.message.strip().split("\n", 1)[0][:_NOTE_LIMIT]
+    return [f"{how} {found.exception}{f': {text}' if text else ''}"]
+
+
+def _around(evidence: Evidence, cause: Cause, around: Surroundings) -> list[str]:
+    said: list[str] = []
+    if cause.name in _MEMORY_ROWS:
+        said += _memory(evidence, around)
+    said += [_space(space) for space in around.spaces if space.full or cause.name in _SPACE_ROWS]
+    if evidence.signal in _CRASHES:
+        said += _core(evidence, around)
+    return said + [f"not known: {text}" for text in around.unread if cause.name in _MEMORY_ROWS + _SPACE_ROWS]
+
+
+def _memory(evidence: Evidence, around: Surroundings) -> list[str]:
+    said: list[str] = []
+    oom = around.oom
+    if oom is None:
+        said.append("cgroup: no out-of-memory counter could be read, so such a kill is neither proved nor excluded")
+    elif oom.recent:
+        kills = f"{oom.recent} out-of-memory kill{'s' if oom.recent != 1 else ''}"
+        said.append(f"cgroup: {kills} in the last {oom.window_s:.0f} s before its end ({oom.source})")
+    elif oom.in_round:
+        said.append(f"cgroup: {oom.in_round} out-of-memory kills in this round, but none near its end ({oom.source})")
+    else:
+        said.append(f"cgroup: no out-of-memory kill was counted ({oom.source})")
+    if oom is not None:
+        said += _limits(oom)
+    if around.node_oom_kills and not evidence.oom_kills:
+        said.append(
+            f"node: {around.node_oom_kills} out-of-memory kills in those seconds, not in this cgroup (/proc/vmstat)"
+        )
+    return said
+
+
+def _limits(oom: OomKills) -> list[str]:
+    parts = [f"{name} {size(value)}" for name, value in (("limit", oom.limit), ("peak", oom.peak)) if value is not None]
+    if oom.limit_hits:
+        parts.append(f"limit hit {oom.limit_hits} time{'s' if oom.limit_hits != 1 else ''} in this round")
+    return [f"cgroup memory: {', '.join(parts)}"] if parts else []
+
+
+def _space(space: Space) -> str:
+    text = f"{space.path}: {size(space.least)} of {size(space.total)} free"
+    if space.least < space.free:
+        text += f" shortly before, {size(space.free)} after its end"
+    if space.total_inodes and space.free_inodes is not None and space.free_inodes * 50 <= space.total_inodes:
+        text += f", {space.free_inodes} of {space.total_inodes} inodes free"
+    return text
+
+
+def _core(evidence: Evidence, around: Surroundings) -> list[str]:
+    if evidence.core_dumped:
+        return [f"core: dumped to {around.core_pattern}" if around.core_pattern else "core: dumped"]
+    if around.core_limit == 0:
+        return ["core: none, the limit is 0 (ulimit -c)"]
+    return []
+
+
+def _doing(evidence: Evidence) -> list[str]:
+    opened = [f"'{name}' for {seconds:.1f} s" for name, seconds in evidence.sections[:_SECTIONS]]
+    more = len(evidence.sections) - len(opened)
+    return [f"open sections: {', '.join(opened)}{f' and {more} more' if more else ''}"] if opened else []
+
+
+def _cuda(evidence: Evidence) -> list[str]:
+    parts = [f"{name} {size(value)}" for name, value in evidence.cuda]
+    return [f"CUDA memory when it failed: {', '.join(parts)}"] if parts else []
