@@ -1,6 +1,6 @@
 """Start one worker: the user's program exactly as plain Python runs it, but its failure gets written down.
 
-``python -u -m ftslurm.worker --parent PID [--log-stdout FILE] [--log-stderr FILE]
+``python -u -m ftslurm.worker --parent PID [--standby MODULES] [--log-stdout FILE] [--log-stderr FILE]
 (--script FILE | --module NAME | --exec PROGRAM) -- ARGS...``; called by the agent, never by people.
 ``python -u .../ftslurm/boot/worker.py`` with the same arguments starts faster, see there.
 
@@ -31,6 +31,7 @@ class Order:
 
     def __init__(self) -> None:
         self.parent = 0
+        self.standby: list[str] = []
         self.kind = ""
         self.target = ""
         self.log: dict[int, str] = {}
@@ -54,6 +55,8 @@ def parse(arguments: list[str]) -> Order:
             raise ValueError(f"{word} lacks its value")
         if word == "--parent":
             order.parent = int(value)
+        elif word == "--standby":
+            order.standby = value.split(",")
         elif word in ("--log-stdout", "--log-stderr"):
             order.log[1 if word == "--log-stdout" else 2] = value
         elif word in ("--script", "--module", "--exec") and not order.kind:
@@ -73,10 +76,20 @@ def main(arguments: list[str]) -> None:
         sys.stderr.write(f"ftslurm.worker: {problem}; it is started by the ftslurm agent, not by hand\n")
         sys.exit(USAGE_ERROR)
     _die_with(order.parent)
+    standby = None
+    if order.standby:
+        from ftslurm.boot.standby import Standby
+
+        standby = Standby()
+        argv0 = "-m" if order.kind == "module" else order.target
+        standby.prepare(order.standby, [argv0, *order.arguments], _place(order))
+        order = parse(standby.await_order())
     from ftslurm.failures.recorder import Recorder
 
     recorder = Recorder([order.target, *order.arguments])
     _redirect(order.log, recorder)
+    if standby is not None:
+        standby.repeat_output()
     if order.kind == "exec":
         _become(order.target, order.arguments, recorder)
     recorder.watch_fatal_signals()
@@ -100,6 +113,20 @@ def _die_with(parent: int) -> None:
         pass  # A Python without ctypes: the agent still kills its workers as long as it can act itself.
     if os.getppid() != parent:
         os._exit(1)  # The agent died in between; nobody reads what would be said here.
+
+
+def _place(order: Order) -> str | None:
+    """Where the program's own modules are looked for first."""
+    if order.kind == "script" and _is_importable_place(order.target):
+        return _absolute(order.target)
+    if _safe_path():
+        return None
+    if order.kind == "script":
+        return os.path.dirname(os.path.realpath(order.target))
+    try:
+        return os.getcwd()
+    except OSError:
+        return None  # The directory is gone: plain Python goes on without it, too.
 
 
 def _redirect(log: dict[int, str], recorder: Recorder) -> None:

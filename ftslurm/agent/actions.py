@@ -81,8 +81,15 @@ class Show:
 
 
 @dataclass(frozen=True)
+class Warm:
+    """Start standby workers in these slots; answer with `on_standby_ended` for one that ends before it is used."""
+
+    local_ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Sweep:
-    """Kill everything that workers left behind; answer with `on_swept` when nothing is left."""
+    """Kill everything that workers left behind, and standby workers; answer with `on_swept` when nothing is left."""
 
 
 @dataclass(frozen=True)
@@ -142,4 +149,4 @@ def spoken(word: NodeWord, said: Say) -> NodeWord:
     )
 
 
-Action = Prepare | Spawn | Signal | Show | Sweep | Say | Record | Log | Exit
+Action = Prepare | Spawn | Warm | Signal | Show | Sweep | Say | Record | Log | Exit

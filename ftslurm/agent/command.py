@@ -101,8 +101,16 @@ def _supervise(
     bell = Doorbell(placement.address, incarnation)
     member = Member(fs, run, shape, word, timing, pace, time.monotonic, time.time_ns, ring=bell.ring)
     courier = Courier(member, time.monotonic)
+    # What --no-python runs imports nothing.
+    spare_imports = options.spare_imports if program.kind != "exec" else ()
     machine = AgentMachine(
-        placement.node, incarnation, placement.attempt, slots, options.grace_s, _kill_wait_s(placement)
+        placement.node,
+        incarnation,
+        placement.attempt,
+        slots,
+        options.grace_s,
+        _kill_wait_s(placement),
+        bool(spare_imports),
     )
     lowest = lowest_ephemeral()
     settings = AgentSettings(
@@ -118,6 +126,7 @@ def _supervise(
         options.hang_signal,
         options.heartbeat_s,
         min(TROUBLE_S, options.join_timeout_s),
+        spare_imports,
     )
     console = Console(placement.node)
     loop = AgentLoop(

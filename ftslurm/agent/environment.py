@@ -13,6 +13,14 @@ from ftslurm.lean import dataclass
 
 # What one worker must not inherit: the agent's own place in Slurm's step stays visible, ftslurm's options do not.
 _OURS_KEPT = frozenset({"FTSLURM_SHARED_DIR"})
+# What only the round says: a standby worker must not take what its agent inherited for it.
+OF_THE_ROUND = frozenset(
+    (
+        *("RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+        *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"),
+        *("TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_ENABLE_FILE_TIMER", "TORCHELASTIC_TIMER_FILE"),
+    )
+)
 # By its path, not by -m: see there.
 _START = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "boot", "worker.py")
 
@@ -57,16 +65,11 @@ def worker_environment(
         record_dir: node-local directory for the worker's error file, stacks and progress.
     """
     rank = assignment.first_rank + local_rank
-    environment = {
-        name: value for name, value in inherited.items() if not name.startswith("FTSLURM_") or name in _OURS_KEPT
-    }
+    environment = standby_environment(inherited, facts, assignment.slots, local_rank)
     environment.update(
-        LOCAL_RANK=str(local_rank),
         RANK=str(rank),
         GROUP_RANK=str(assignment.group_rank),
         ROLE_RANK=str(rank),
-        ROLE_NAME=facts.role,
-        LOCAL_WORLD_SIZE=str(assignment.slots),
         WORLD_SIZE=str(assignment.world_size),
         GROUP_WORLD_SIZE=str(assignment.group_world_size),
         ROLE_WORLD_SIZE=str(assignment.world_size),
@@ -74,33 +77,58 @@ def worker_environment(
         MASTER_PORT=str(assignment.master.port),
         TORCHELASTIC_RESTART_COUNT=str(assignment.restart_count),
         TORCHELASTIC_MAX_RESTARTS=str(assignment.max_restarts),
-        TORCHELASTIC_RUN_ID=facts.run_id,
-        TORCHELASTIC_USE_AGENT_STORE="False",
         TORCHELASTIC_ERROR_FILE=f"{record_dir}/error.json",
-        FTSLURM_RUN_DIR=facts.run_dir,
-        FTSLURM_RUN_ID=facts.run_id,
         FTSLURM_ATTEMPT=assignment.attempt,
         FTSLURM_ROUND=str(assignment.round),
-        FTSLURM_NODE=facts.node,
         FTSLURM_RECORD_DIR=record_dir,
+    )
+    return environment
+
+
+def standby_environment(inherited: Mapping[str, str], facts: RunFacts, slots: int, local_rank: int) -> dict[str, str]:
+    """Return the part of a worker's environment that is known before there is a round for it.
+
+    Args:
+        inherited, facts, local_rank: see `worker_environment`.
+        slots: workers on this node.
+    """
+    environment = {
+        name: value
+        for name, value in inherited.items()
+        if (not name.startswith("FTSLURM_") or name in _OURS_KEPT) and name not in OF_THE_ROUND
+    }
+    environment.update(
+        LOCAL_RANK=str(local_rank),
+        LOCAL_WORLD_SIZE=str(slots),
+        ROLE_NAME=facts.role,
+        TORCHELASTIC_RUN_ID=facts.run_id,
+        TORCHELASTIC_USE_AGENT_STORE="False",
+        FTSLURM_RUN_DIR=facts.run_dir,
+        FTSLURM_RUN_ID=facts.run_id,
+        FTSLURM_NODE=facts.node,
     )
     environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     environment.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
-    if assignment.slots > 1:
+    if slots > 1:
         # As torchrun: several ranks with a thread per core each would only fight.
         environment.setdefault("OMP_NUM_THREADS", "1")
     return environment
 
 
-def worker_command(program: Program, parent: int, stdout: str | None, stderr: str | None) -> list[str]:
+def worker_command(
+    program: Program, parent: int, stdout: str | None, stderr: str | None, standby: Sequence[str] = ()
+) -> list[str]:
     """Return the command line that starts one worker by way of `ftslurm/boot/worker.py`.
 
     Args:
         program: what the user wants run.
         parent: the agent's pid.
         stdout, stderr: files that the worker opens for its output; None: it inherits the agent's.
+        standby: modules to be imported ahead; the worker then waits for its order, see `ftslurm.boot.standby`.
     """
     command: list[str] = [program.python, "-u", _START, "--parent", str(parent)]
+    if standby:
+        command += ["--standby", ",".join(standby)]
     if stdout is not None:
         command += ["--log-stdout", stdout]
     if stderr is not None:

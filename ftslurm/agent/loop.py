@@ -11,7 +11,7 @@ import os
 import selectors
 import signal
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ftslurm.agent.actions import (
@@ -26,6 +26,7 @@ from ftslurm.agent.actions import (
     Signal,
     Spawn,
     Sweep,
+    Warm,
     WorkerEnd,
     spoken,
 )
@@ -150,6 +151,7 @@ class AgentLoop:
         self._guard.start()
         while self._exit is None:
             self._turn(wake_r)
+        self._drop_standbys()
         finished = self._courier.finish(FINISH_S)
         while self._courier.news:
             # A coordinator's last look may have closed the run.
@@ -184,6 +186,8 @@ class AgentLoop:
                 self._selector.unregister(source.pidfd)
                 self._ready.append(source)
         self._look_at_workers()
+        if "standbys" in sources:
+            self._look_at_standbys()
         if "courier" in sources:
             _drain(self._courier.wake_r)
             while self._courier.news:
@@ -346,12 +350,15 @@ class AgentLoop:
                 self._spawn(action.assignment)
             elif isinstance(action, Show):
                 self._show(action)
+            elif isinstance(action, Warm):
+                self._warm(action.local_ranks)
             elif isinstance(action, Prepare):
                 assignment = action.assignment
                 self._courier.send(lambda a=assignment: self._make_directories(a), assignment.round)  # type: ignore[misc]
             elif isinstance(action, Record):
                 self._journal.round(action, self._workers.all, self._word, self._round_started_ns)
             elif isinstance(action, Sweep):
+                self._drop_standbys()
                 self._sweeping = True
                 self._killed_at = self._monotonic()
             elif isinstance(action, Log):
@@ -399,6 +406,35 @@ class AgentLoop:
             for path, stream in planned.shown:
                 self._console.follow(path, f"[rank {worker.rank}] ", stream)
         self._vitals_at = self._monotonic() + self._vitals_s
+
+    # A spare's standby workers
+
+    def _warm(self, local_ranks: Sequence[int]) -> None:
+        standbys = self._workers.standbys
+        if standbys is None:
+            from ftslurm.agent.standby import Standbys
+
+            collect, slots = self._workers.collect, self._word.slots
+            standbys = self._workers.standbys = Standbys(self._settings, slots, collect, self._monotonic)
+            self._selector.register(standbys.fd, selectors.EVENT_READ, "standbys")
+        for local_rank in local_ranks:
+            try:
+                standbys.start(local_rank)
+            except OSError as error:
+                self._console.log(f"spare: a standby worker cannot be started: {error.strerror or error}")
+                self._do(self._machine.on_standby_ended(local_rank, self._moment()))
+
+    def _look_at_standbys(self) -> None:
+        assert self._workers.standbys is not None
+        news = self._workers.standbys.look()
+        for line in news.lines:
+            self._console.log(line)
+        for local_rank in news.ended:
+            self._do(self._machine.on_standby_ended(local_rank, self._moment()))
+
+    def _drop_standbys(self) -> None:
+        if self._workers.standbys is not None:
+            self._workers.standbys.drop_all()
 
     def _sweep_on(self) -> None:
         if not self._workers.sweep():

@@ -22,6 +22,7 @@ from ftslurm.agent.actions import (
     Signal,
     Spawn,
     Sweep,
+    Warm,
     WorkerEnd,
 )
 from ftslurm.lean import dataclass, field
@@ -44,6 +45,9 @@ IDLE, PREPARING, STOPPING, SWEEPING, GONE = "idle", "preparing", "stopping", "sw
 HANG_S = 15.0
 """How long a hang waits for the coordinator's word before its agent stops its own workers: the shared directory hangs,
 perhaps, and that must not keep a broken round. Longer than the coordinator waits for everybody's stacks."""
+
+STANDBY_DEATHS = 3
+"""So many standby workers may die in one slot; then what they import is taken to be what kills them."""
 
 FAREWELL_S = 1.0
 """How long an agent that was told to leave waits for the verdict on the whole job, in seconds."""
@@ -73,10 +77,18 @@ class AgentMachine:
         node, incarnation, attempt, slots: who it is.
         grace_s: seconds between SIGTERM and SIGKILL when a round is stopped.
         kill_wait_s: the same when Slurm stops the job: it kills everything KillWait seconds after its SIGTERM.
+        standby: as a spare, keep standby workers.
     """
 
     def __init__(
-        self, node: str, incarnation: str, attempt: str, slots: int, grace_s: float, kill_wait_s: float
+        self,
+        node: str,
+        incarnation: str,
+        attempt: str,
+        slots: int,
+        grace_s: float,
+        kill_wait_s: float,
+        standby: bool = False,
     ) -> None:
         self.node = node
         self._incarnation = incarnation
@@ -84,6 +96,8 @@ class AgentMachine:
         self._slots = slots
         self._grace_s = grace_s
         self._kill_wait_s = kill_wait_s
+        self._standby_chances = dict.fromkeys(range(slots if standby else 0), STANDBY_DEATHS)
+        self._cold = set(self._standby_chances)
         self.phase = IDLE
         self._state: State | None = None
         self._round: _Round | None = None
@@ -189,6 +203,12 @@ class AgentMachine:
             actions += self._stop(self._why_failed(current), now)
         return actions
 
+    def on_standby_ended(self, local_rank: int, now: Moment) -> list[Action]:
+        """A standby worker has ended before it was used, or could not be started. No failure of the job."""
+        self._standby_chances[local_rank] -= 1
+        self._cold.add(local_rank)
+        return self._advance(now) if self.phase == IDLE else []
+
     def on_swept(self, now: Moment) -> list[Action]:
         """Nothing that the workers started is left."""
         if self.phase != SWEEPING:
@@ -272,7 +292,9 @@ class AgentMachine:
         part = state.participant(self.node, self._incarnation)
         if state.phase != RUNNING or state.attempt != self._attempt or state.round <= self._newest_round:
             return []
-        if part is None or state.master is None:
+        if part is None:
+            return self._warm_up()
+        if state.master is None:
             return []
         assignment = Assignment(
             state.round,
@@ -291,6 +313,11 @@ class AgentMachine:
         self._failure = self._hang = None
         self.phase = PREPARING
         return [Prepare(assignment)]
+
+    def _warm_up(self) -> list[Action]:
+        cold, self._cold = self._cold, set()
+        promising = tuple(sorted(rank for rank in cold if self._standby_chances[rank] > 0))
+        return [Warm(promising)] if promising else []
 
     def _is_current(self, state: State) -> bool:
         current = self._round
@@ -378,6 +405,7 @@ class AgentMachine:
     def _sweep(self) -> list[Action]:
         self.phase = SWEEPING
         self._deadline = None
+        self._cold = set(self._standby_chances)
         return [Sweep()]
 
     def _leave(self, reason: str, name: str | None, code: int, now: Moment) -> list[Action]:

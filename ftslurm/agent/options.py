@@ -44,6 +44,7 @@ class RunOptions:
     rejoin: str
     timeouts: Timeouts
     hang_signal: int
+    spare_imports: tuple[str, ...]
     module: bool
     no_python: bool
     program: str
@@ -158,6 +159,13 @@ def _sections(option: str, text: str) -> dict[str, float]:
         raise UsageError(str(error)) from None
 
 
+def _modules(option: str, text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    if not all(part.isidentifier() for name in names for part in name.split(".")):
+        raise UsageError(f"{option} {text}: expected names of modules, such as torch,transformers")
+    return names
+
+
 def _signal(option: str, text: str) -> int:
     number = getattr(signal, text if text.startswith("SIG") else f"SIG{text}", None)
     if not isinstance(number, signal.Signals):
@@ -249,6 +257,13 @@ _OPTIONS = (
         "any rank without any sign of life for so long hangs: heartbeat, section, step or output; default off",
     ),
     _Option(("--hang-signal",), _signal, signal.SIGKILL, "SIGNAL", "what ends a rank that hangs; default SIGKILL"),
+    _Option(
+        ("--spare-imports",),
+        _modules,
+        (),
+        "MODULE,…",
+        "spare nodes start their workers ahead, which import these and wait: a lost node is replaced sooner",
+    ),
     _Option(("-m", "--module"), _switch, False, "", "the program is a Python module, as in python -m"),
     _Option(("--no-python",), _switch, False, "", "the program is no Python script: run it as it is"),
 )

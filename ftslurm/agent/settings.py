@@ -39,6 +39,7 @@ class AgentSettings:
         vitals_s: how often to look how the ranks get on.
         trouble_s: after so many seconds in which every use of the shared directory failed, an agent without workers
             gives up. A directory that *hangs* is waited for without limit.
+        spare_imports: modules that a spare's standby workers import ahead; empty: it has none.
     """
 
     facts: RunFacts
@@ -53,6 +54,7 @@ class AgentSettings:
     hang_signal: int
     vitals_s: float
     trouble_s: float
+    spare_imports: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,14 @@ from ftslurm.agent.guardian import remove_tree
 from ftslurm.agent.kernel import kill_descendants, signal_name
 from ftslurm.lean import dataclass
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ftslurm.agent.standby import Standby, Standbys
+
+NO_INPUT = (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -44,11 +52,16 @@ class Workers:
 
     Args:
         now_ns: wall clock, nanoseconds since the epoch.
+
+    Attributes:
+        all: the workers.
+        standbys: processes that may become workers; None: there are none.
     """
 
     def __init__(self, now_ns: Callable[[], int]) -> None:
         self._now_ns = now_ns
         self.all: list[Worker] = []
+        self.standbys: Standbys | None = None
 
     def start(self, launch: Launch) -> Worker:
         """Start one worker in a session of its own; `OSError` when it cannot be.
@@ -58,21 +71,8 @@ class Workers:
         """
         os.makedirs(launch.record_dir, 0o700, exist_ok=True)
         started_ns = self._now_ns()
-        pid = os.posix_spawn(
-            launch.command[0],
-            list(launch.command),
-            launch.environment,
-            file_actions=[(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)],
-            setsid=True,
-            setsigmask=[],
-            # Python ignores the first two, the agent the third; programs expect them to be as a shell leaves them.
-            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTTOU],
-        )
-        try:
-            pidfd = os.pidfd_open(pid)
-        except OSError:
-            os.kill(pid, signal.SIGKILL)
-            raise
+        ahead = self.standbys.take(launch) if self.standbys is not None else None
+        pid, pidfd = ahead or spawn(launch.command, launch.environment, NO_INPUT)
         worker = Worker(launch.local_rank, launch.rank, pid, pidfd, launch.record_dir, started_ns)
         self.all.append(worker)
         return worker
@@ -89,8 +89,9 @@ class Workers:
                     pass
 
     def collect(self) -> None:
-        """Collect all children that have ended: workers, whose end is kept for `reap`, and orphans."""
-        pids = {worker.pid: worker for worker in self.all if worker.status is None}
+        """Collect all children that have ended: workers and standbys, whose end is kept, and orphans."""
+        awaited: list[Worker | Standby] = [*self.all, *(self.standbys.all if self.standbys is not None else ())]
+        pids = {process.pid: process for process in awaited if process.status is None}
         try:
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 if ended[0] in pids:
@@ -126,3 +127,29 @@ class Workers:
             if not kill_descendants(os.getpid()):
                 return True
         return False
+
+
+def spawn(command: Sequence[str], environment: Mapping[str, str], stdin: Any) -> tuple[int, int]:
+    """Start a process in a session of its own; return its pid and pidfd.
+
+    Args:
+        stdin: what posix_spawn does to its standard input, such as `NO_INPUT`.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    pid = os.posix_spawn(
+        command[0],
+        list(command),
+        environment,
+        file_actions=[stdin],
+        setsid=True,
+        setsigmask=[],
+        # Python ignores the first two, the agent the third; programs expect them to be as a shell leaves them.
+        setsigdef=[signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTTOU],
+    )
+    try:
+        return pid, os.pidfd_open(pid)
+    except OSError:
+        os.kill(pid, signal.SIGKILL)
+        raise

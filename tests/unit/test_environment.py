@@ -8,10 +8,12 @@ import pytest
 
 from ftslurm.agent.actions import Assignment
 from ftslurm.agent.environment import (
+    OF_THE_ROUND,
     Program,
     RunFacts,
     parse_streams,
     program_argv,
+    standby_environment,
     streams_of,
     worker_command,
     worker_environment,
@@ -84,6 +86,22 @@ def test_a_single_worker_on_a_node_may_use_all_threads() -> None:
 def test_the_agents_own_options_are_not_handed_on() -> None:
     inherited = {"FTSLURM_NNODES": "2", "FTSLURM__LOCAL_NODE": "0/2", "FTSLURM_SHARED_DIR": "/s", "FTSLURMISH": "x"}
     assert environment(inherited) == EXPECTED | {"FTSLURM_SHARED_DIR": "/s", "FTSLURMISH": "x"}
+
+
+def test_a_standby_has_of_the_workers_environment_what_no_round_can_change() -> None:
+    inherited = {"PATH": "/bin", "FTSLURM_NNODES": "2", **dict.fromkeys(OF_THE_ROUND, "from another launcher")}
+    known, whole = standby_environment(inherited, FACTS, 2, 1), environment(inherited)
+    assert known.items() <= whole.items()
+    later = {name for name in whole if name not in known}
+    ours = {"FTSLURM_ATTEMPT", "FTSLURM_ROUND", "FTSLURM_RECORD_DIR"}
+    monitors = {"TORCHELASTIC_ENABLE_FILE_TIMER", "TORCHELASTIC_TIMER_FILE"}
+    assert later == (OF_THE_ROUND - monitors) | ours
+
+
+def test_a_standby_is_told_what_to_import_and_what_it_will_run() -> None:
+    program = Program("script", "train.py", ("--standby", "x"), "/venv/python")
+    command = worker_command(program, 42, None, None, ("torch", "a.b"))
+    assert command[3:] == ["--parent", "42", "--standby", "torch,a.b", "--script", "train.py", "--", "--standby", "x"]
 
 
 @pytest.mark.parametrize("kind", ["script", "module", "exec"])

@@ -8,8 +8,17 @@ from dataclasses import replace
 
 import pytest
 
-from ftslurm.agent.actions import Action, Exit, Log, Moment, Prepare, Record, Say, Show, Signal, Spawn, WorkerEnd
-from ftslurm.agent.machine import FAREWELL_S, GONE, IDLE, PREPARING, STOPPING, SWEEPING, AgentMachine
+from ftslurm.agent.actions import Action, Exit, Log, Moment, Prepare, Record, Say, Show, Signal, Spawn, Warm, WorkerEnd
+from ftslurm.agent.machine import (
+    FAREWELL_S,
+    GONE,
+    IDLE,
+    PREPARING,
+    STANDBY_DEATHS,
+    STOPPING,
+    SWEEPING,
+    AgentMachine,
+)
 from ftslurm.rendezvous.state import (
     CLOSED,
     FAILED,
@@ -60,8 +69,8 @@ class Agent:
     list of actions, as it does in the loop.
     """
 
-    def __init__(self, grace_s: float = 15.0, kill_wait_s: float = 18.0) -> None:
-        self.machine = AgentMachine("n2", "i1", "12.0", 2, grace_s, kill_wait_s)
+    def __init__(self, grace_s: float = 15.0, kill_wait_s: float = 18.0, standby: bool = False) -> None:
+        self.machine = AgentMachine("n2", "i1", "12.0", 2, grace_s, kill_wait_s, standby)
         self.seconds = 100.0
         self.cannot_start: int | None = None
         self.word = Say(READY, 0, None, None, None)
@@ -121,6 +130,10 @@ class Agent:
     def shown(self) -> list[Action]:
         self.seconds += 1
         return self.done(self.machine.on_shown(self.now()))
+
+    def standby_ends(self, local: int) -> list[Action]:
+        self.seconds += 1
+        return self.done(self.machine.on_standby_ended(local, self.now()))
 
     def swept(self) -> list[Action]:
         self.seconds += 1
@@ -695,3 +708,96 @@ def test_whatever_happens_workers_are_started_only_after_a_sweep_and_an_exit_lea
                     assert action.killed <= {0, 1}, where
             if agent.machine.phase == STOPPING:
                 assert alive, f"{where}: it waits for nobody"
+
+
+# A spare's standby workers
+
+
+def elsewhere(round_: int = 1, **changes: object) -> State:
+    """Return a round in which n2 has no part."""
+    return state(round_, participants=(state().participants[0], Participant("n3", "i3", 2, 2, 1)), **changes)
+
+
+def spare() -> Agent:
+    agent = Agent(standby=True)
+    assert agent.sees(elsewhere()) == [Warm((0, 1))]
+    agent.log.clear()
+    return agent
+
+
+def test_a_spare_warms_its_slots_up_once_when_it_is_told_to() -> None:
+    agent = spare()
+    assert agent.sees(elsewhere(coordinator=Lease("n1", "i2", 2))) == []
+    assert agent.sees(elsewhere(2)) == []
+    assert Agent(standby=False).sees(elsewhere()) == []
+
+
+def test_who_takes_part_or_may_still_take_part_warms_nothing_up() -> None:
+    agent = Agent(standby=True)
+    assert agent.sees(state(phase=FORMING, round_=0)) == []
+    assert kinds(agent.sees(state())) == ["Prepare"]
+    assert agent.sees(elsewhere(2)) == []
+    agent.prepared()
+    assert "Warm" not in kinds(agent.log)
+
+
+def test_another_attempts_round_warms_nothing_up() -> None:
+    assert Agent(standby=True).sees(elsewhere(attempt="12.1")) == []
+
+
+def test_who_leaves_or_follows_the_end_warms_nothing_up() -> None:
+    agent = Agent(standby=True)
+    agent.signalled(TERM)
+    agent.sees(elsewhere())
+    agent.tick()
+    assert "Warm" not in kinds(agent.log)
+    agent = spare()
+    agent.sees(closed(SUCCEEDED, "all ranks succeeded", 0))
+    assert agent.standby_ends(0) == []
+
+
+def test_a_promoted_spare_starts_its_workers_as_any_other_node() -> None:
+    agent = spare()
+    assert agent.sees(elsewhere(phase=FORMING)) == []
+    assert kinds(agent.sees(state(2))) == ["Prepare"]
+    assert kinds(agent.prepared(2)) == ["Say", "Spawn", "Record"]
+    assert agent.standby_ends(0) == []
+
+
+def test_a_standby_that_dies_is_replaced_so_many_times_and_then_no_more() -> None:
+    agent = spare()
+    for _ in range(STANDBY_DEATHS - 1):
+        assert agent.standby_ends(1) == [Warm((1,))]
+    assert agent.standby_ends(1) == []
+    assert agent.standby_ends(0) == [Warm((0,))]
+    assert agent.sees(elsewhere(2)) == []
+    assert agent.machine.phase == IDLE
+
+
+def test_a_standby_that_dies_while_a_round_forms_is_replaced_when_this_node_is_a_spare_again() -> None:
+    agent = spare()
+    agent.sees(elsewhere(phase=FORMING))
+    assert agent.standby_ends(1) == []
+    assert agent.sees(elsewhere(2)) == [Warm((1,))]
+
+
+def test_a_node_that_becomes_a_spare_again_warms_all_up_again() -> None:
+    agent = spare()
+    agent.sees(state(2))
+    agent.prepared(2)
+    agent.sees(elsewhere(2, phase=FORMING))
+    agent.ends(0, by=TERM)
+    agent.ends(1, by=TERM)
+    assert agent.machine.phase == SWEEPING
+    agent.sees(elsewhere(3))
+    assert agent.swept()[-1] == Warm((0, 1))
+
+
+def test_a_slot_whose_standbys_always_die_gets_no_more_of_them_after_a_round() -> None:
+    agent = spare()
+    for _ in range(STANDBY_DEATHS):
+        agent.standby_ends(1)
+    agent.sees(state(2))
+    agent.prepared(2, problem="disk full")
+    agent.swept()
+    assert agent.sees(elsewhere(3)) == [Warm((0,))]

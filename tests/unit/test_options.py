@@ -37,6 +37,8 @@ VALUES = [
     ("--node-timeout", "60", {"node_timeout_s": 60.0}),
     ("--join-timeout", "1e3", {"join_timeout_s": 1000.0}),
     ("--last-call", "0", {"last_call_s": 0.0}),
+    ("--spare-imports", "torch", {"spare_imports": ("torch",)}),
+    ("--spare-imports", "torch, transformers.models,torch", {"spare_imports": ("torch", "transformers.models")}),
 ]
 SWITCHES = [("--module", {"module": True}), ("--no-python", {"no_python": True})]
 
@@ -136,6 +138,9 @@ def test_a_value_that_looks_like_an_option_is_a_value() -> None:
     [
         ("--nnodes", "0", "1 <= MIN <= MAX"),
         ("--nnodes", "3:2", "1 <= MIN <= MAX"),
+        ("--spare-imports", "torch,", "names of modules"),
+        ("--spare-imports", "torch numpy", "names of modules"),
+        ("--spare-imports", "os.path..x", "names of modules"),
         ("--nnodes", "0:2", "1 <= MIN <= MAX"),
         ("--nnodes", "two", "a number of nodes, or MIN:MAX"),
         ("--nnodes", "1:", "a number of nodes, or MIN:MAX"),
