@@ -1,7 +1,8 @@
 """What rows of causes are matched by: small predicates over the evidence (pure).
 
 Words that anybody can print ("NCCL", "Killed", "OOM") count only where the runtime itself put them: in the message of
-an exception of the right type, or in the form in which the runtime logs before it aborts.
+an exception of the right type, or in the form in which the runtime logs before it aborts. Patterns are compiled when
+they are first needed: most reports need few of them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from ftslurm.failures.evidence import Evidence
 
 Match = Callable[[Evidence], bool]
 
-_RUNTIME_WORDS = re.compile(r"gloo[/:]|TCPStore|ProcessGroup|c10d::|\bNCCL (error|version|WARN)|c10::")
+_RUNTIME_WORDS = r"gloo[/:]|TCPStore|ProcessGroup|c10d::|\bNCCL (error|version|WARN)|c10::"
 _DOTALL = re.DOTALL | re.MULTILINE
 _CUDA_TYPES = ("RuntimeError", "AcceleratorError", "OutOfMemoryError")
 _OS_TYPES = frozenset(
@@ -26,12 +27,11 @@ _OS_TYPES = frozenset(
 
 def exception(*types: str, text: str = "") -> Match:
     """Match an exception by its type name (any, if none are given) and a pattern in its message."""
-    pattern = re.compile(text) if text else None
 
     def matches(e: Evidence) -> bool:
         if e.exception is None or (types and e.exception not in types):
             return False
-        return pattern is None or pattern.search(e.message) is not None
+        return not text or re.search(text, e.message) is not None
 
     return matches
 
@@ -60,12 +60,11 @@ def signal(*names: str) -> Match:
 
 def ended(*codes: int, text: str = "") -> Match:
     """Match an end by one of these exit codes, or any, without an exception; ``text`` in what was said about it."""
-    pattern = re.compile(text) if text else None
 
     def matches(e: Evidence) -> bool:
         if e.kind != "exit" or e.exception is not None or (codes and e.exit_code not in codes):
             return False
-        return pattern is None or pattern.search(e.message) is not None
+        return not text or re.search(text, e.message) is not None
 
     return matches
 
@@ -87,14 +86,12 @@ def either(*matches: Match) -> Match:
 
 def tail(name: str, text: str) -> Match:
     """Match an end by that signal with a runtime's own last words on stderr."""
-    pattern = re.compile(text)
-    return lambda e: e.kind == "signal" and e.signal == name and pattern.search(e.tail) is not None
+    return lambda e: e.kind == "signal" and e.signal == name and re.search(text, e.tail) is not None
 
 
 def distributed(text: str) -> Match:
     """Match what torch.distributed itself raised, by a pattern in its message."""
-    pattern = re.compile(text)
-    return lambda e: _by_distributed(e) and pattern.search(e.message) is not None
+    return lambda e: _by_distributed(e) and re.search(text, e.message) is not None
 
 
 def _by_distributed(e: Evidence) -> bool:
@@ -106,7 +103,7 @@ def _by_distributed(e: Evidence) -> bool:
     if e.exception != "RuntimeError":
         return False
     inner = e.files[-1] if e.files else ""
-    return "/torch/distributed/" in inner or _RUNTIME_WORDS.search(e.message) is not None
+    return "/torch/distributed/" in inner or re.search(_RUNTIME_WORDS, e.message) is not None
 
 
 def wrong_usage(e: Evidence) -> bool:
@@ -118,10 +115,9 @@ def wrong_usage(e: Evidence) -> bool:
 
 _QUANTITY = r"\b(loss|losses|gradients?|grads?|grad[_ ]norm|weights?|logits?|activations?|perplexity)\b"
 _NOT_FINITE = r"\b(nans?|infs?|infinity|infinite|not finite|non-?finite)\b"
-_NAN = re.compile(
+_NAN = (
     rf"{_QUANTITY}.{{0,60}}{_NOT_FINITE}|{_NOT_FINITE}.{{0,60}}{_QUANTITY}"
-    r"|returned nan values in its \d+th output|found invalid values:.{0,400}\bnan\b",
-    re.IGNORECASE | re.DOTALL,
+    r"|returned nan values in its \d+th output|found invalid values:.{0,400}\bnan\b"
 )
 _NAN_NEVER = frozenset(("KeyError", "TypeError", "AttributeError", "ImportError", "ModuleNotFoundError", "NameError"))
 
@@ -130,4 +126,6 @@ def not_finite(e: Evidence) -> bool:
     """Match a check of the training's numbers that found NaN or infinity."""
     if e.exception is None or e.exception in _NAN_NEVER or e.exception in _OS_TYPES:
         return False
-    return e.exception == "FloatingPointError" or _NAN.search(e.message[:4096]) is not None
+    return (
+        e.exception == "FloatingPointError" or re.search(_NAN, e.message[:4096], re.IGNORECASE | re.DOTALL) is not None
+    )

@@ -8,6 +8,7 @@ from ftslurm.failures.evidence import CAUSE, CONTEXT
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE")
 _MEMORY_ROWS = ("host-oom-kill", "sigkill", "host-memory", "shell-killed", "dataloader-worker", "terminated")
 _SPACE_ROWS = ("disk-full", "quota", "shm-full", "shm-space", "bus-error", "dataloader-worker", "write-failed")
+_UNKNOWN = "so an out-of-memory kill is neither proved nor excluded"
 _NOTES, _NOTE_LIMIT, _SECTIONS = 4, 300, 4
 _HOW = {CAUSE: "raised from", CONTEXT: "raised while handling"}
 
@@ -70,7 +71,7 @@ def _memory(evidence: Evidence, around: Surroundings) -> list[str]:
     said: list[str] = []
     oom = around.oom
     if oom is None:
-        said.append("cgroup: no out-of-memory counter could be read, so such a kill is neither proved nor excluded")
+        said.append(f"cgroup: no out-of-memory counter could be read, {_UNKNOWN}")
     elif oom.recent:
         kills = f"{oom.recent} out-of-memory kill{'s' if oom.recent != 1 else ''}"
         said.append(f"cgroup: {kills} in the last {oom.window_s:.0f} s before its end ({oom.source})")
