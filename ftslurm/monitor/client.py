@@ -18,7 +18,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from ftslurm.monitor import mark
+from ftslurm.monitor import dumpsignal, mark
 from ftslurm.monitor.link import AgentLink, say
 from ftslurm.monitor.section import NoSection, Section
 
@@ -184,7 +184,10 @@ def _connect_once() -> None:
     try:
         if directory and not _is_multiprocessing_child():
             words = mark.open_writer(directory)
-            _agent = None if words is None else AgentLink(words, os.environ)
+            if words is not None:
+                _agent = AgentLink(words, os.environ)
+                # Already there in a script that ftslurm started; not so behind a shell.
+                dumpsignal.install(directory)
     except Exception as problem:
         say(f"this rank cannot be watched: {type(problem).__name__}: {problem}"[:300])
     if _agent is None:
