@@ -67,6 +67,8 @@ class RunBuilder:
         self.reasons: dict[str, str] = {}
         self.last_words: dict[str, int] = {}
         self.closed: Dict | None = None
+        # Of the newest round, by rank: a search for each of 16,384 ranks would take minutes.
+        self._index: tuple[int, dict[int, tuple[Dict, Dict]]] = (0, {})
         self.attempt()
 
     def wait(self, seconds: float) -> RunBuilder:
@@ -136,13 +138,23 @@ class RunBuilder:
             }
         return self
 
-    def steps(self, first: int, last: int) -> RunBuilder:
-        """Let all ranks of this round have reported steps from ``first`` to ``last``."""
+    def steps(self, first: int, last: int, *, startup_s: float = 0.0, over_s: float = 0.0) -> RunBuilder:
+        """Let all ranks of this round have reported steps from ``first`` to ``last``.
+
+        Args:
+            first: the first step.
+            last: the last step.
+            startup_s: how long after the moment of the story the first one was reported.
+            over_s: how long after that the last one was.
+        """
+        self.wait(startup_s)
+        first_ns = self.now_ns
+        self.wait(over_s)
         for node in self._nodes():
             for worker in node["workers"]:
                 worker["progress"] = {
                     "first_step": first,
-                    "first_ns": node["started_ns"],
+                    "first_ns": first_ns,
                     "last_step": last,
                     "last_ns": self.now_ns,
                 }
@@ -500,11 +512,11 @@ class RunBuilder:
         return [node for (number, _), node in self.round_nodes.items() if number == len(self.history)]
 
     def _find(self, rank: int) -> tuple[Dict, Dict]:
-        for node in self._nodes():
-            for worker in node["workers"]:
-                if worker["rank"] == rank:
-                    return node, worker
-        raise ValueError(f"no rank {rank} in round {len(self.history)}")
+        if self._index[0] != len(self.history):
+            self._index = (len(self.history), {w["rank"]: (n, w) for n in self._nodes() for w in n["workers"]})
+        if rank not in self._index[1]:
+            raise ValueError(f"no rank {rank} in round {len(self.history)}")
+        return self._index[1][rank]
 
     def _round_path(self, number: int) -> Path:
         return self.path / "rounds" / f"{number:06d}"
