@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ftslurm.report.accounting import account
 from ftslurm.report.facts import Snapshot
 from ftslurm.report.rounds import round_report
 from ftslurm.report.words import summary
@@ -76,6 +77,15 @@ def analyse(snapshot: Snapshot, *, round_number: int | None = None) -> Dict:
           - ``recovered``: whether a later round followed its failure
           - ``cost``: if a later round followed: ``until_next_round_s``, ``steps_repeated`` and ``requeued``
             (another attempt, so the time includes Slurm's queue); or null
+          - ``accounting``: where its time went, and the time until the next round went on (defined in
+            `ftslurm.report.accounting`): ``took_s``, ``startup_s``, ``productive_s``, ``lost_s``, ``detection_s``,
+            ``other_s``, ``restart_s``, ``queue_s``; ``rank_hours_lost``: ranks times lost, detection and restart;
+            null for old rounds that were not read
+
+        - ``accounting``: the sums of what is known, of the newest ``rounds`` rounds beginning with ``first_round``:
+          the same keys, but ``startup_s`` (of the first round only, that of the later ones is in ``restart_s``), and
+          ``elapsed_s``; ``ratio``: the effective training time ratio, productive by elapsed; ``unit``: "GPU" if
+          each rank was given a GPU of its own, else "rank"
 
         - ``skipped_rounds``: how many old rounds' files were not read
         - ``problems``: ``file`` and ``reason`` of what could not be used
@@ -113,6 +123,7 @@ def analyse(snapshot: Snapshot, *, round_number: int | None = None) -> Dict:
         "recovered": [r["round"] for r in rounds if r["recovered"]],
         "interrupted": [r["round"] for r in rounds if r["cost"] is not None and not r["recovered"]],
         "cost": _total(rounds),
+        "accounting": account(snapshot, rounds),
         "rounds": rounds,
         "skipped_rounds": snapshot.skipped_rounds,
         "problems": [{"file": p.file, "reason": p.reason} for p in snapshot.problems],

@@ -60,6 +60,7 @@ def run_from(o: Json) -> Run:
 
 def attempt_from(o: Json) -> Attempt:
     """``attempts/<attempt>/attempt.json``."""
+    options = o.get("options")
     return Attempt(
         attempt=_need_str(o, "attempt"),
         job_id=_str(o, "job_id"),
@@ -67,6 +68,7 @@ def attempt_from(o: Json) -> Attempt:
         cwd=_str(o, "cwd"),
         command=_strings(o, "command"),
         logs=_str(o, "logs"),
+        nproc=_str(options, "nproc_per_node") if isinstance(options, dict) else None,
     )
 
 

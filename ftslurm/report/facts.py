@@ -216,6 +216,7 @@ class Attempt:
     cwd: str | None
     command: tuple[str, ...]
     logs: str | None
+    nproc: str | None = None
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ftslurm.failures.causes import CASCADE
+from ftslurm.report.accounting import sentence
 from ftslurm.report.headline import cost_of
 from ftslurm.report.style import Json, Style
 from ftslurm.report.words import brief, clip, count, duration, first_line, names, safe, safe_lines, verdict
@@ -158,11 +159,13 @@ def _ended(entry: Json, report: Json) -> str:
 
 
 def _in_all(report: Json, style: Style) -> list[str]:
-    cost = report["cost"]
-    if cost["rounds"] < 2:
+    told, cost = sentence(report), report["cost"]
+    if len(report["rounds"]) < 2 or not (told or cost["rounds"] > 1):
         return []
+    if report["accounting"]["rounds"] < len(report["rounds"]):
+        told = f"since round {report['accounting']['first_round']}: {told}"
     between = duration(cost["between_rounds_s"])
-    return style.wrapped(f"in all: {between} between rounds, {cost['steps_repeated']} steps repeated")
+    return style.wrapped(f"in all: {told or between + ' between rounds'}")
 
 
 def _dates(rounds: list[Json], style: Style) -> tuple[str, str]:

@@ -27,7 +27,7 @@ def text(run: RunBuilder, *, later_s: float = 1.0, colour: bool = False, **kwarg
 
 
 def failing_run(parent: Path) -> RunBuilder:
-    run = RunBuilder(parent).round().steps(1, 120).wait(200)
+    run = RunBuilder(parent).round().steps(1, 120, over_s=200)
     run.fail(3, ValueError("boom"), step=120, log="step 119 loss 2.31\nstep 120 loss 2.30\n")
     return run.fail(2, RuntimeError(GLOO), after_s=0.05).stop(killed=(0,))
 
@@ -86,11 +86,13 @@ def test_a_recovered_failure_stands_under_the_success_with_its_cost(tmp_path: Pa
         "  started 2026-03-01 12:00:01, last step 500",
         "",
     ]
-    assert lines[-6:] == [
+    assert lines[-8:] == [
         "  round  nodes  ranks  started   took    ended",
         "  1      2      4      12:00:01  3m 20s  rank 3 on n2: ValueError: boom",
         "         next round 1.2s later, 20 steps repeated",
         "  2      2      4      12:03:22  1m 00s  succeeded at step 500",
+        "  in all: 86.7 % of 4m 21s was training; lost: 34s of work (20 steps), 0.2s",
+        "    detection, 1.0s restarting; 0.039 rank-hours",
         "",
         "  files: /shared/runs/job-123",
     ]

@@ -1,0 +1,286 @@
+"""Where the time of a run went: training that was kept, and what failures cost (pure).
+
+The time from the first round to the run's end is cut into parts that do not overlap. In this order, a round has
+
+- *startup*: from the round's formation to its first step; all of it until the failure, or the end, if a run whose
+  other rounds report steps (`ftslurm.progress`) made none here;
+- *productive*: time in which steps were made that no later round made again. Between the first and the last step that
+  was reported, time is shared out among the steps evenly. If the round succeeded, what came after its last step (a last
+  checkpoint) is productive too;
+- *lost*: steps that a later round made again, and what was done between the last reported step and the failure;
+- *detection*: from the failure until the round had ended on all nodes. A failure is when the kernel reported a
+  worker's end, or when its exception was caught; of a hang, when the rank had last moved; of a lost node, when it had
+  last been heard of;
+- *other*: the rest, such as saving a checkpoint after the order to stop;
+
+and between two rounds there is
+
+- *restart*: from a round's end to the next round's first step, or, if that is not known, to the start of its workers;
+- *queue*: if the job was requeued, from the round's end to the next round's formation. Then only the next
+  round's startup counts as restart.
+
+Rounds without a report of steps have no productive or lost time, not zero of it: it is not known.
+
+Two nodes' clocks are never compared: each moment is taken as the time since the round's start on its own node, and
+nodes are taken to have started together. How long a lost node was silent is the coordinator's word alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ftslurm.report.facts import RoundFiles, RoundNode, Snapshot
+from ftslurm.report.words import count, duration
+
+PARTS = ("startup_s", "productive_s", "lost_s", "detection_s", "other_s", "restart_s", "queue_s")
+"""What a round's time, and the time until the next one, is cut into; the parts of the sums add up to ``elapsed_s``."""
+
+_SINCE = re.compile(r"\bfor (\d{1,9}(?:\.\d{1,9})?) s(?= \(time-out|$)")
+_HOUR_NS = 3600 * 10**9
+
+Dict = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Round:
+    """A round's moments, in nanoseconds since its start; None where nothing tells."""
+
+    entry: Dict
+    nodes: Mapping[str, RoundNode]
+    took: int | None
+    first: int | None
+    last: int | None
+    failed: int | None
+
+
+@dataclass
+class _Parts:
+    """How a round's time was spent, in nanoseconds; None where nothing tells."""
+
+    startup: int | None = None
+    productive: int | None = None
+    lost: int | None = None
+    detection: int | None = None
+    other: int | None = None
+    restart: int | None = None
+    queue: int | None = None
+
+
+def account(snapshot: Snapshot, rounds: Sequence[Dict]) -> Dict:
+    """Add ``accounting`` to each round, and return the sums; see `ftslurm.report.analyse` for the keys.
+
+    Args:
+        snapshot: what was read.
+        rounds: the rounds of the report, oldest first.
+    """
+    files = {f.number: f for f in snapshot.rounds}
+    # Of the oldest rounds of a long run nothing was read but that they were.
+    skipped = snapshot.skipped_rounds and next((i for i, r in enumerate(rounds) if r["round"] in files), len(rounds))
+    told = [_moments(snapshot, entry, files.get(entry["round"])) for entry in rounds[skipped:]]
+    steps_reported = any(r.first is not None for r in told)
+    parts = [_inside(r, told[i + 1 :], steps_reported) for i, r in enumerate(told)]
+    gaps = [_between(parts[i], r, told[i + 1], parts[i + 1]) for i, r in enumerate(told[:-1])]
+    for entry in rounds[:skipped]:
+        entry["accounting"] = None
+    for r, part in zip(told, parts, strict=True):
+        r.entry["accounting"] = _told(r, part)
+    return _sums(snapshot, told, parts, gaps)
+
+
+def sentence(report: Mapping[str, Any]) -> str:
+    """``92.1 % of 3h 12m was training; lost: 4m 00s of work (240 steps), 12s detection, 48s restarting``.
+
+    Empty if nothing is known.
+    """
+    sums = report["accounting"]
+    ratio, elapsed = sums["ratio"], sums["elapsed_s"]
+    trained = "" if ratio is None else f"{percent(ratio)} of {duration(elapsed)} was training"
+    steps = report["cost"]["steps_repeated"]
+    told = f" of work ({count(steps, 'step')})" if steps else " of work"
+    words = {"lost_s": told, "detection_s": " detection", "restart_s": " restarting", "queue_s": " in the queue"}
+    lost = ", ".join(duration(sums[key]) + text for key, text in words.items() if (sums[key] or 0) >= 0.05)
+    if lost:
+        lost = f"lost: {lost}" + (f"; {hours(sums)}" if sums["rank_hours_lost"] else "")
+    return "; ".join(part for part in (trained, lost) if part)
+
+
+def percent(share: float) -> str:
+    """``92.1 %``; never 100 or 0 for what is only nearly so."""
+    text = f"{100 * share:.1f}"
+    if text == "100.0" and share < 1:
+        text = "99.9"
+    if text == "0.0" and share > 0:
+        text = "0.1"
+    return f"{text} %"
+
+
+def hours(sums: Mapping[str, Any]) -> str:
+    """``3.2 GPU-hours``, ``3.2 rank-hours``: what was lost while ranks held their devices."""
+    lost = sums["rank_hours_lost"]
+    if lost is None:
+        return "?"
+    return f"{lost:,.0f} {sums['unit']}-hours" if lost >= 99.5 else f"{lost:.2g} {sums['unit']}-hours"
+
+
+def _moments(snapshot: Snapshot, entry: Dict, files: RoundFiles | None) -> _Round:
+    nodes = {n.node: n for n in files.nodes} if files else {}
+    first: int | None = None
+    last: int | None = None
+    for node in nodes.values():
+        if node.started_ns is None:
+            continue
+        for progress in (w.progress for w in node.workers):
+            if progress is not None and progress.first_ns is not None and progress.last_ns is not None:
+                begun, done = progress.first_ns - node.started_ns, progress.last_ns - node.started_ns
+                first = begun if first is None else min(first, begun)
+                last = done if last is None else max(last, done)
+    took = _took(snapshot, entry, nodes.values())
+    if took is None:
+        return _Round(entry, nodes, None, first, last, None)
+    failed = _clamp(_failed(snapshot, entry, nodes, took), took)
+    return _Round(entry, nodes, took, _clamp(first, took), _clamp(last, took), failed)
+
+
+def _took(snapshot: Snapshot, entry: Dict, nodes: Iterable[RoundNode]) -> int | None:
+    spans = [n.ended_ns - n.started_ns for n in nodes if n.ended_ns is not None and n.started_ns is not None]
+    if spans:
+        return max(0, *spans)
+    started, ended = entry["started_ns"], entry["ended_ns"]
+    if started is None:
+        return None
+    if ended is None and entry["outcome"] == "running" and (snapshot.state is None or snapshot.state.closed is None):
+        ended = snapshot.now_ns
+    # A round that nobody saw end is closed by the next attempt, after the queue.
+    unseen = entry["outcome"] == "stopped" and entry["first_failure"] is None
+    return None if ended is None or unseen else max(0, ended - started)
+
+
+def _failed(snapshot: Snapshot, entry: Dict, nodes: Mapping[str, RoundNode], took: int) -> int | None:
+    failure = entry["first_failure"]
+    if failure is None:
+        return None
+    if failure["kind"] == "node-lost":
+        return _lost(snapshot, entry, took)
+    hang = failure["hang"]
+    node = nodes.get((hang or failure)["node"])
+    if failure["time_ns"] is None or node is None or node.started_ns is None:
+        return None
+    failed: int = failure["time_ns"] - node.started_ns
+    if hang is not None:
+        since = _SINCE.search(hang["message"] or "")
+        failed -= int(float(since[1]) * 1e9) if since else 0
+    return failed
+
+
+def _lost(snapshot: Snapshot, entry: Dict, took: int) -> int | None:
+    gone = [x for x in (snapshot.state.lost if snapshot.state else ()) if x.round == entry["round"]]
+    known = [(x.time_ns, x.silent_s) for x in gone if x.time_ns is not None and x.silent_s is not None]
+    if not known:
+        return None
+    time_ns, silent_s = min(known)
+    stopping = max(0, entry["ended_ns"] - time_ns) if entry["ended_ns"] is not None else 0
+    return took - int(silent_s * 1e9) - stopping
+
+
+def _inside(this: _Round, later: Sequence[_Round], steps_reported: bool) -> _Parts:
+    parts = _Parts()
+    if this.took is None:
+        return parts
+    end = this.took if this.failed is None else this.failed
+    if this.failed is not None:
+        parts.detection = this.took - this.failed
+    if this.first is None or this.last is None:
+        if steps_reported and this.nodes and this.entry["outcome"] != "running":
+            parts.startup, parts.productive, parts.lost = end, 0, 0
+        return parts
+    parts.startup = min(this.first, end)
+    done = max(parts.startup, min(this.last, end))
+    repeated = int((done - parts.startup) * _repeated(this.entry, later))
+    parts.productive, parts.lost = done - parts.startup - repeated, repeated
+    if this.failed is not None:
+        parts.lost += end - done
+    elif this.entry["outcome"] == "succeeded":
+        parts.productive += end - done
+    else:
+        parts.other = end - done
+    return parts
+
+
+def _repeated(entry: Dict, later: Sequence[_Round]) -> float:
+    """The share of a round's steps that a later round made again, 0 to 1."""
+    first, last = entry["first_step"], entry["last_step"]
+    again = min((r.entry["first_step"] for r in later if r.entry["first_step"] is not None), default=None)
+    if again is None or again >= last:
+        return 0.0
+    return 1.0 if again <= first else (last - again) / (last - first)
+
+
+def _between(parts: _Parts, this: _Round, after: _Round, after_parts: _Parts) -> int | None:
+    """Fill in what passed until the next round went on, and return how long there was none."""
+    gap = _gap(this, after)
+    startup = after_parts.startup
+    if this.entry["attempt"] != after.entry["attempt"]:
+        parts.queue, parts.restart = gap, startup
+    elif gap is not None:
+        parts.restart = gap + (startup or 0)
+    return gap
+
+
+def _gap(this: _Round, after: _Round) -> int | None:
+    both = sorted(
+        node.started_ns - this.nodes[name].ended_ns  # type: ignore[operator]
+        for name, node in after.nodes.items()
+        if node.started_ns is not None and name in this.nodes and this.nodes[name].ended_ns is not None
+    )
+    if both:
+        return max(0, both[len(both) // 2])
+    ended, started = this.entry["ended_ns"], after.entry["started_ns"]
+    return None if this.took is None or ended is None or started is None else max(0, started - ended)
+
+
+def _told(this: _Round, parts: _Parts) -> Dict:
+    world = this.entry["world_size"]
+    wasted = _add((parts.lost, parts.detection, parts.restart))
+    return {
+        "took_s": _seconds(this.took),
+        **{key: _seconds(getattr(parts, key[:-2])) for key in PARTS},
+        "rank_hours_lost": None if world is None or wasted is None else world * wasted / _HOUR_NS,
+    }
+
+
+def _sums(snapshot: Snapshot, told: Sequence[_Round], parts: Sequence[_Parts], gaps: Sequence[int | None]) -> Dict:
+    spans = [r.took for r in told] + list(gaps)
+    elapsed = sum(s for s in spans if s is not None) if spans and None not in spans else None
+    productive = [p.productive for p in parts]
+    ratio = None
+    if elapsed and None not in productive:
+        ratio = sum(p for p in productive if p is not None) / elapsed
+    sums: Dict = {key: _seconds(_add(getattr(p, key[:-2]) for p in parts)) for key in PARTS}
+    # The startup of later rounds stands under restart.
+    sums["startup_s"] = _seconds(parts[0].startup) if parts else None
+    lost = [r.entry["accounting"]["rank_hours_lost"] for r in told]
+    return {
+        "rounds": len(told),
+        "first_round": told[0].entry["round"] if told else None,
+        "elapsed_s": _seconds(elapsed),
+        **sums,
+        "ratio": ratio,
+        "rank_hours_lost": sum(x for x in lost if x is not None) if any(x is not None for x in lost) else None,
+        "unit": "GPU" if snapshot.attempts and all(a.nproc == "gpu" for a in snapshot.attempts) else "rank",
+    }
+
+
+def _add(values: Iterable[int | None]) -> int | None:
+    known = [v for v in values if v is not None]
+    return sum(known) if known else None
+
+
+def _clamp(value: int | None, most: int) -> int | None:
+    return None if value is None else max(0, min(value, most))
+
+
+def _seconds(value: int | None) -> float | None:
+    return None if value is None else value / 1e9
