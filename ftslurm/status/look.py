@@ -12,7 +12,7 @@ status          "running", "hanging" (a rank hangs, its round is about to end), 
                 "forming" (the next round), "closed", "silent" (not closed, but no agent has said anything for long),
                 "unknown" (no state can be read)
 phase, round    what the state says: "forming", "running" or "closed"; the newest formed round, 0 for none
-token           the generation of the state
+token           the generation of the state; ``newest_token``: the newest there is, larger when that one cannot be used
 attempt         its name; ``attempts``: how many there were, this one included
 coordinator     {node, term, silent_s}: who decides, how often that changed hands, and as in ``nodes``
 world           {nodes, ranks, min_nodes, max_nodes} of the round, and what was asked for
@@ -100,6 +100,7 @@ def look(snapshot: Snapshot) -> Dict:
         "phase": state.phase if state else None,
         "round": state.round if state else None,
         "token": snapshot.token,
+        "newest_token": snapshot.newest_token,
         "attempt": state.attempt if state else None,
         "attempts": len(state.attempts) if state else None,
         "coordinator": _coordinator(state, nodes),

@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ftslurm.report.style import Json, Style
-from ftslurm.report.words import clip, count, duration, names, safe
+from ftslurm.report.words import clip, duration, names, safe
 from ftslurm.slurm.nodelist import NodeListError, compress
 
-HEAD = ("ranks", "round", "last step", "silent for >=", "status")
-NODES_WIDTH = 24
-RANKS_WIDTH = 13
+HEAD = ("ranks", "round", "step", "silent >=", "status")
+ROUND = 2
+NODES_WIDTH = 22
+RANKS_WIDTH = 12
 STEPS_WIDTH = 17
 
 
-def table(rows: Sequence[Json], style: Style, *, grouped: bool) -> list[str]:
+def table(rows: Sequence[Json], current: int | None, style: Style, *, grouped: bool) -> list[str]:
     """Return the lines.
 
     Args:
         rows: the key "nodes" of `ftslurm.status.look`.
+        current: the newest round; the nodes' rounds are told only where one that takes part is in another.
         style: how to lay them out.
         grouped: one line for all nodes that do alike, instead of one for each.
     """
@@ -28,6 +30,8 @@ def table(rows: Sequence[Json], style: Style, *, grouped: bool) -> list[str]:
     for i, row in enumerate(rows):
         groups.setdefault(_alike(row) if grouped else i, []).append(row)
     cells = [["nodes" if grouped else "node", *HEAD], *(_cells(group, grouped) for group in groups.values())]
+    if all(row["round"] in (None, current) for row in rows if row["role"] == "rank"):
+        cells = [[*line[:ROUND], *line[ROUND + 1 :]] for line in cells]
     lines = [style.line(line) for line in columns(cells)]
     return [style.section(lines[0]), *lines[1:]]
 
@@ -60,9 +64,9 @@ def _names(nodes: Sequence[str], grouped: bool) -> str:
         return clip(safe(nodes[0]), NODES_WIDTH)
     number = f"{len(nodes)}: " if len(nodes) > 1 else ""
     try:
-        return clip(number + compress(nodes), NODES_WIDTH + 6)
+        return clip(number + compress(nodes), NODES_WIDTH)
     except NodeListError:
-        return clip(number + names(nodes), NODES_WIDTH + 6)
+        return clip(number + names(nodes), NODES_WIDTH)
 
 
 def _ranks(group: Iterable[Json]) -> str:
@@ -99,7 +103,7 @@ def _status(group: Sequence[Json]) -> str:
         parts.insert(0, "SILENT")
     stuck = sum(row["stuck"] for row in group)
     if stuck:
-        parts.append(f"its agent was stuck {count(stuck, 'time')}" if len(group) == 1 else f"stuck {stuck}x")
+        parts.append(f"stuck {stuck}x")
     why = f": {safe(first['why'])}" if first["why"] else ""
     return ", ".join(parts) + why
 

@@ -56,13 +56,13 @@ def render(
 
 def _answer(status: Json) -> tuple[str, str, str]:
     """Return the first line: its start, its rest, and its colour."""
-    name = f"run {clip(safe(status['run']), 40)}: "
+    name = f"run {clip(safe(status['run']), 40)}"
     now, form = status["status"], {"closed": _over, "silent": _silent, "forming": _forms, "unknown": _unknown}
     if now in form:
         start, rest, tint = form[now](status)
-        return name + start, rest, tint
+        return f"{name}{start}", rest, tint
     world = status["world"]
-    start = f"round {status['round']} "
+    start = f": round {status['round']} "
     if now == "hanging":
         hang = status["hang"]
         return (
@@ -81,29 +81,29 @@ def _answer(status: Json) -> tuple[str, str, str]:
 def _over(status: Json) -> tuple[str, str, str]:
     closed = status["closed"]
     if closed is None:
-        return "closed", ": how it ended is not recorded", "yellow"
-    words = {"succeeded": ("succeeded", "green"), "failed": ("FAILED", "red"), "stopped": ("was stopped", "yellow")}
-    start, tint = words.get(closed["outcome"], (first_line(closed["outcome"]), "yellow"))
+        return " is closed", ": how it ended is not recorded", "yellow"
+    words = {"succeeded": (" succeeded", "green"), "failed": (" FAILED", "red"), "stopped": (" was stopped", "yellow")}
+    start, tint = words.get(closed["outcome"], (f" is closed, {first_line(closed['outcome'])}", "yellow"))
     return start, f": {first_line(closed['reason'])}", tint
 
 
 def _silent(status: Json) -> tuple[str, str, str]:
     if status["newest_s"] is None:
-        return "SILENT", ": it is not closed, but no agent has left a word", "red"
+        return " is SILENT", ": it is not closed, but no agent has left a word", "red"
     doing = f"in round {status['round']}" if status["phase"] == "running" else "forming a round"
     rest = f" for about {duration(status['newest_s'])}: no agent writes any more; it was {doing}{_step(status)}"
-    return "SILENT", rest, "red"
+    return " is SILENT", rest, "red"
 
 
 def _forms(status: Json) -> tuple[str, str, str]:
     forming = status["forming"]
     ready = f"{count(forming['ready'], 'node')} ready, at least {forming['needed']} needed"
-    return f"round {status['round'] + 1} forms", f": {ready}, {_restarts(status)}", "yellow"
+    return f": round {status['round'] + 1} forms", f": {ready}, {_restarts(status)}", "yellow"
 
 
 def _unknown(status: Json) -> tuple[str, str, str]:
     heard = count(len(status["nodes"]), "node")
-    return "no state that can be read", f"; {heard} left a word", "yellow"
+    return ": no state that can be read", f"; {heard} left a word", "yellow"
 
 
 def _step(status: Json) -> str:
@@ -120,6 +120,8 @@ def _restarts(status: Json) -> str:
 
 def _facts(status: Json, style: Style) -> Iterable[str]:
     """What else is to be said of the run as a whole."""
+    if 0 < status["token"] < status["newest_token"]:
+        yield f"this is state {status['token']}; the newest, {status['newest_token']}, cannot be used"
     if status["closed"] is not None:
         ended = style.date(status["closed"]["time_ns"], "%Y-%m-%d %H:%M:%S")
         yield f"exit code {status['closed']['exit_code']}, ended {ended}{_step(status)}, {_restarts(status)}"
@@ -215,7 +217,7 @@ def _rounds(status: Json, style: Style, everything: bool) -> list[str]:
 
 def _nodes(status: Json, style: Style, everything: bool) -> list[str]:
     rows = [row for row in status["nodes"] if everything or row["role"] != "earlier"]
-    lines = table(rows, style, grouped=not everything and len(rows) > ROWS_SHOWN)
+    lines = table(rows, status["round"], style, grouped=not everything and len(rows) > ROWS_SHOWN)
     hidden = len(status["nodes"]) - len(rows)
     return lines + ([f"  and {count(hidden, 'node')} of earlier attempts (--all)"] if hidden else [])
 

@@ -1,0 +1,84 @@
+"""`ftslurm status` of a real run: while it runs, and after."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CLI = [sys.executable, "-m", "ftslurm.cli"]
+TRAIN = """
+import os, time, ftslurm
+for step in range(100_000):
+    ftslurm.heartbeat()
+    with ftslurm.section("step"):
+        time.sleep(0.02)
+    ftslurm.progress(step)
+    if os.path.exists("enough"):
+        break
+"""
+
+
+def clean() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "FTSLURM"))}
+
+
+def status(directory: Path, *arguments: str) -> str:
+    command = [*CLI, "status", *arguments]
+    return subprocess.run(
+        command, cwd=directory, env=clean(), capture_output=True, text=True, timeout=60, check=True
+    ).stdout
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
+    """A run of two nodes with two ranks each; its directory, and its process."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    options = ["--local-nodes", "2", "--nproc-per-node", "2", "--heartbeat", "0.2", "--section-timeouts", "step=60"]
+    with (tmp_path / "out").open("w") as out:
+        process = subprocess.Popen(
+            [*CLI, "run", *options, "train.py"], cwd=tmp_path, env=clean(), stdout=out, stderr=out
+        )
+    yield tmp_path, process
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+def test_a_real_run_is_told_while_it_runs_and_after(running: tuple[Path, subprocess.Popen[bytes]]) -> None:
+    directory, process = running
+
+    def until_told(what: str) -> dict[str, Any]:
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            if any((directory / "ftslurm-runs").glob("*/state/*.json")):
+                told: dict[str, Any] = json.loads(status(directory, "--json"))
+                if told["status"] == what and (told["steps"]["reporting"] == 4 or what == "closed"):
+                    return told
+            time.sleep(0.1)
+        raise AssertionError((directory / "out").read_text())
+
+    told = until_told("running")
+    assert [(row["role"], row["ranks"], row["status"]) for row in told["nodes"]] == [
+        ("rank", "0-1", "running"),
+        ("rank", "2-3", "running"),
+    ]
+    assert told["steps"]["step_s"] >= 0.01
+    assert {"what": "section", "name": "step", "seconds": 60.0, "source": "asked"} in told["timeouts"]["entries"]
+    assert (told["problems"], told["hang"], told["failures"]) == ([], None, [])
+    shown = status(directory, "--latest")
+    assert "round 1 runs on 2 nodes, 4 ranks, step " in " ".join(shown.split())
+
+    (directory / "enough").touch()
+    assert process.wait(60) == 0
+    closed = until_told("closed")
+    assert (closed["closed"]["outcome"], closed["rounds"][0]["outcome"]) == ("succeeded", "succeeded")
+    assert " succeeded: all 4 ranks on 2 nodes succeeded\n" in status(directory)
