@@ -47,6 +47,20 @@ def log(entry: Json, report: Json, style: Style) -> list[str]:
 
 def others(entry: Json, report: Json, style: Style) -> list[str]:
     """The other ranks of the round, one line for each kind of end."""
+    rows = other_ranks(entry, report)
+    if not rows:
+        return []
+    width = max(len(ranks) for ranks, _ in rows)
+    return [style.section(others_title(entry)), *(style.line(f"{ranks:<{width}}  {text}") for ranks, text in rows)]
+
+
+def others_title(entry: Json) -> str:
+    """What the table of `other_ranks` is called."""
+    return f"{'the other ranks' if entry['first_failure'] else 'the ranks'} of round {entry['round']}"
+
+
+def other_ranks(entry: Json, report: Json) -> list[tuple[str, str]]:
+    """The other ranks of the round and how they ended, by kinds of end."""
     rows = [(_ranks(g["ranks"], g["count"]), _end_of(g)) for g in entry["groups"][:GROUPS_SHOWN]]
     rest = entry["groups"][GROUPS_SHOWN:]
     if rest:
@@ -63,11 +77,7 @@ def others(entry: Json, report: Json, style: Style) -> list[str]:
         where = f" (on {names(silent['nodes'])})" if silent["nodes"] else ""
         yet = " yet" if report["status"] == "running" and entry is report["rounds"][-1] else ""
         rows.append((_ranks(silent["ranks"], silent["count"]), f"no end recorded{yet}{where}"))
-    if not rows:
-        return []
-    width = max(len(ranks) for ranks, _ in rows)
-    title = f"{'the other ranks' if entry['first_failure'] else 'the ranks'} of round {entry['round']}"
-    return [style.section(title), *(style.line(f"{ranks:<{width}}  {text}") for ranks, text in rows)]
+    return rows
 
 
 def timeline(report: Json, style: Style) -> list[str]:
@@ -130,8 +140,8 @@ def _row(entry: Json, report: Json, started: str) -> list[str]:
         str(len(entry["nodes"])),
         "?" if world is None else str(world),
         started,
-        duration(_took(entry, report)),
-        _ended(entry, report),
+        duration(took(entry, report)),
+        ended(entry, report),
     ]
 
 
@@ -139,14 +149,16 @@ def _cells(row: list[str], widths: list[int], style: Style) -> str:
     return style.line("  ".join([*(row[i].ljust(width) for i, width in enumerate(widths)), row[-1]]).rstrip())
 
 
-def _took(entry: Json, report: Json) -> float | None:
-    took: float | None = entry["duration_s"]
+def took(entry: Json, report: Json) -> float | None:
+    """How long a round took, or takes so far; None if that is not known."""
     if entry["outcome"] == "running" and report["status"] == "running" and entry["started_ns"] is not None:
-        took = (report["made_ns"] - entry["started_ns"]) / 1e9
-    return took
+        return float(report["made_ns"] - entry["started_ns"]) / 1e9
+    span: float | None = entry["duration_s"]
+    return span
 
 
-def _ended(entry: Json, report: Json) -> str:
+def ended(entry: Json, report: Json) -> str:
+    """How a round ended, in a line."""
     if entry["first_failure"] is not None:
         return verdict(entry["first_failure"])
     outcome: str = safe(entry["outcome"])
@@ -159,13 +171,18 @@ def _ended(entry: Json, report: Json) -> str:
 
 
 def _in_all(report: Json, style: Style) -> list[str]:
+    text = in_all(report)
+    return style.wrapped(f"in all: {text}") if text else []
+
+
+def in_all(report: Json) -> str:
+    """Where the time of a run of several rounds went; empty if that says nothing new."""
     told, cost = sentence(report), report["cost"]
-    if len(report["rounds"]) < 2 or not (told or cost["rounds"] > 1):
-        return []
-    if report["accounting"]["rounds"] < len(report["rounds"]):
-        told = f"since round {report['accounting']['first_round']}: {told}"
-    between = duration(cost["between_rounds_s"])
-    return style.wrapped(f"in all: {told or between + ' between rounds'}")
+    if len(report["rounds"]) < 2:
+        return ""
+    if told and report["accounting"]["rounds"] < len(report["rounds"]):
+        return f"since round {report['accounting']['first_round']}: {told}"
+    return told or (f"{duration(cost['between_rounds_s'])} between rounds" if cost["rounds"] > 1 else "")
 
 
 def _dates(rounds: list[Json], style: Style) -> tuple[str, str]:
