@@ -1,4 +1,8 @@
-"""What this agent saw, written down in the run directory, always by way of the courier."""
+"""What this agent saw, written down in the run directory, always by way of the courier.
+
+What does not get there (a full disk, a directory that hangs) is kept: tried again when something else got through, and
+left on this node, with a word to the user, when the agent has to go before that.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,17 @@ from typing import Any
 from ftslurm.agent.actions import Record
 from ftslurm.agent.round_record import round_record
 from ftslurm.agent.showing import Showing
+from ftslurm.agent.surroundings import Surroundings
 from ftslurm.agent.workers import Worker
 from ftslurm.failures.record import STACKS, complete, compose, encode
-from ftslurm.monitor.progress import read as read_progress
+from ftslurm.failures.witness import open_sections
+from ftslurm.monitor import mark
 from ftslurm.rendezvous.state import HANG, NodeWord
 from ftslurm.sharedfs.filesystem import FileSystem
 from ftslurm.sharedfs.publish import publish
 from ftslurm.sharedfs.rundir import RunDirectory
+
+AGAIN_S = 2.0
 
 
 class Journal:
@@ -27,6 +35,8 @@ class Journal:
         fs, run: where they go.
         run_id: stands in each error record.
         now_ns: wall clock, nanoseconds since the epoch.
+        surroundings: what else to look at when a worker fails.
+        local: node-local directory in which a directory for the records is made that cannot be published.
     """
 
     def __init__(
@@ -36,23 +46,39 @@ class Journal:
         run: RunDirectory,
         run_id: str,
         now_ns: Callable[[], int],
+        surroundings: Surroundings,
+        local: str,
     ) -> None:
         self._send = send
         self._fs = fs
         self._run = run
         self._run_id = run_id
         self._now_ns = now_ns
+        self._around = surroundings
+        self._before: dict[str, Any] = {}
+        self._local = local
+        # By path; the loop adds, the courier removes, and each such step is atomic.
+        self._pending: dict[str, tuple[bytes, bool]] = {}
+        self._tried_ns = 0
+        self._trouble = ""
+
+    def begin(self) -> None:
+        """A round begins here."""
+        self._before = self._around.begin()
 
     def error_record(self, worker: Worker, word: NodeWord) -> dict[str, Any] | None:
         """Return what is known of how a worker failed; None when it ended well."""
-        return complete(worker.record_dir, self._facts(worker, word)) if worker.exit_code != 0 else None
+        if worker.exit_code == 0:
+            return None
+        facts = {**self._facts(worker, word), "surroundings": self._around.at_a_failure()}
+        return complete(worker.record_dir, facts)
 
     def failed(self, worker: Worker, record: dict[str, Any], stopped: bool) -> None:
         """Have an error record published; of a worker that was stopped only what it had to say itself."""
         if stopped and record["ftslurm"].get("recorded_ns") is None:
             return
         record["ftslurm"]["stopped_by_ftslurm"] = stopped
-        self._send(lambda: self._publish_error(worker, record))
+        self._publish_error(worker, record)
 
     def showed(self, showing: Showing, word: NodeWord) -> None:
         """Have the collected stacks published, and an error record of each rank that hung."""
@@ -60,31 +86,84 @@ class Journal:
             self._publish(os.path.join(self._run.rank(showing.round, worker.rank), STACKS), content)
             if (what := showing.why.get(local_rank)) is not None:
                 facts = {**self._facts(worker, word), "kind": HANG, "time_ns": self._now_ns()}
-                self._hung(worker, compose(what, showing.text(local_rank), facts))
+                facts["surroundings"] = self._around.at_a_failure()
+                self._publish_error(worker, compose(what, showing.text(local_rank), facts))
 
     def round(self, record: Record, workers: Sequence[Worker], word: NodeWord, started_ns: int) -> None:
         """Have this node's part of a round published as it stands."""
-        progress = {worker.local_rank: read_progress(worker.record_dir) for worker in workers}
+        pages = {worker.local_rank: mark.read(worker.record_dir) for worker in workers}
+        progress = {local_rank: page.progress if page else None for local_rank, page in pages.items()}
         who = {"node": word.node, "incarnation": word.incarnation, "host": word.host, "agent_pid": word.pid}
         content = round_record(record, workers, progress, who, started_ns, self._now_ns())
+        content["surroundings"] = self._before
         path = self._run.round_node_file(record.assignment.round, word.node)
         self._publish(path, json.dumps(content, indent=1).encode() + b"\n", durable=record.over)
 
-    def _hung(self, worker: Worker, record: dict[str, Any]) -> None:
-        self._send(lambda: self._publish_error(worker, record))
+    def again(self) -> None:
+        """Have what did not get there tried again."""
+        if self._pending:
+            self._send(lambda: self._retry(self._now_ns()))
+
+    def leave(self) -> str | None:
+        """Leave on this node what did not get into the run directory; return what to tell the user, None for nothing.
+
+        To be called when the courier works no more.
+        """
+        pending = dict(self._pending)
+        if not pending:
+            return None
+        what = f"{len(pending)} record{'s' if len(pending) > 1 else ''} of this node did not get into {self._run.root}"
+        why = f" ({self._trouble})" if self._trouble else ""
+        directory = os.path.join(self._local, f"ftslurm-{os.getuid()}-kept-{os.urandom(4).hex()}")
+        try:
+            os.mkdir(directory, 0o700)
+            for path, (content, _) in pending.items():
+                name = os.path.relpath(path, self._run.root).replace(os.sep, "-")
+                with open(os.path.join(directory, name), "xb") as file:
+                    file.write(content)
+        except OSError as error:
+            return f"{what}{why}, and cannot be kept here either: {error}"
+        return f"{what}{why}: kept on this node in {directory}"
 
     def _publish(self, path: str, content: bytes, durable: bool = False) -> None:
-        self._send(lambda: publish(self._fs, path, content, durable=durable))
+        self._pending[path] = (content, durable)
+        self._send(lambda: self._put(path))
 
     def _publish_error(self, worker: Worker, record: dict[str, Any]) -> None:
         directory = self._run.rank(record["ftslurm"]["round"], worker.rank)
-        publish(self._fs, os.path.join(directory, "error.json"), encode(record), durable=True)
-        stacks = record["ftslurm"].get("stacks")
-        if stacks:
-            publish(self._fs, os.path.join(directory, STACKS), stacks.encode("utf-8", "backslashreplace"))
+        self._publish(os.path.join(directory, "error.json"), encode(record), durable=True)
+        if stacks := record["ftslurm"].get("stacks"):
+            self._publish(os.path.join(directory, STACKS), stacks.encode("utf-8", "backslashreplace"))
+
+    # On the courier's thread
+
+    def _put(self, path: str) -> None:
+        found = self._pending.get(path)
+        if found is None:
+            return
+        try:
+            publish(self._fs, path, found[0], durable=found[1])
+        except OSError as error:
+            self._trouble = error.strerror or str(error)
+            raise
+        # Unless the loop has something newer for that place by now.
+        if self._pending.get(path) is found:
+            del self._pending[path]
+        now_ns = self._now_ns()
+        if self._pending and abs(now_ns - self._tried_ns) > AGAIN_S * 1e9:
+            self._retry(now_ns)
+
+    def _retry(self, now_ns: int) -> None:
+        """Try everything once, and say nothing of what fails: that has been said."""
+        self._tried_ns = now_ns
+        for path in tuple(self._pending):
+            try:
+                self._put(path)
+            except OSError:
+                continue
 
     def _facts(self, worker: Worker, word: NodeWord) -> dict[str, Any]:
-        progress = read_progress(worker.record_dir)
+        page = mark.read(worker.record_dir)
         return {
             "run_id": self._run_id,
             "attempt": word.attempt,
@@ -97,5 +176,6 @@ class Journal:
             "exit_code": worker.exit_code,
             "signal": worker.signal,
             "time_ns": worker.ended_ns,
-            "step": progress.last_step if progress else None,
+            "step": page.progress.last_step if page and page.progress else None,
+            "sections": open_sections(page),
         }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 import selectors
 import signal
 from collections import deque
@@ -42,6 +43,7 @@ from ftslurm.agent.ports import ReservedPort
 from ftslurm.agent.rank_monitor import RankMonitor
 from ftslurm.agent.settings import AgentSettings, plan
 from ftslurm.agent.showing import Showing
+from ftslurm.agent.surroundings import Surroundings
 from ftslurm.agent.workers import Worker, Workers
 from ftslurm.failures.record import summary
 from ftslurm.lean import replace
@@ -109,7 +111,10 @@ class AgentLoop:
         self._monitor = RankMonitor(
             settings.timeouts, settings.local_dir, self._workers, monotonic, lambda: now_ns() / 1e9
         )
-        self._journal = Journal(courier.send, fs, run, settings.facts.run_id, now_ns)
+        local = os.path.dirname(settings.local_dir)
+        core_limit = resource.getrlimit(resource.RLIMIT_CORE)[0]
+        self._surroundings = Surroundings(settings.local_dir, monotonic=monotonic, core_limit=core_limit)
+        self._journal = Journal(courier.send, fs, run, settings.facts.run_id, now_ns, self._surroundings, local)
         self._guard = Guard(monotonic=monotonic)
         self._showing: Showing | None = None
         self._hung: dict[int, str] = {}
@@ -152,12 +157,15 @@ class AgentLoop:
         while self._exit is None:
             self._turn(wake_r)
         self._drop_standbys()
+        self._journal.again()
         finished = self._courier.finish(FINISH_S)
         while self._courier.news:
             # A coordinator's last look may have closed the run.
             self._tell(self._courier.news.popleft())
         if not finished:
             self._console.log(f"the shared directory has not answered for {FINISH_S:.0f} s: leaving all the same")
+        if kept := self._journal.leave():
+            self._console.log(kept)
         self._console.drain(1.0)
         if not finished:
             # The courier's thread hangs in the filesystem; a normal exit would wait for it.
@@ -247,6 +255,7 @@ class AgentLoop:
     def _look_at_vitals(self) -> None:
         self._vitals_at = self._monotonic() + self._vitals_s
         self._monitor.stuck = self._guard.stuck
+        self._surroundings.look()
         vitals = self._monitor.vitals(self._word.round)
         if vitals is not None:
             self._word = replace(self._word, vitals=vitals)
@@ -325,6 +334,7 @@ class AgentLoop:
         if problem is None:
             self._trouble_since = None
             self._console.log("the shared directory works again")
+            self._journal.again()
             return
         self._console.log(f"the shared directory: {problem}; trying again")
         if self._trouble_since is None:
@@ -391,6 +401,7 @@ class AgentLoop:
 
     def _spawn(self, assignment: Assignment) -> None:
         self._round_started_ns = self._now_ns()
+        self._journal.begin()
         self._port.release()
         for local_rank in range(assignment.slots):
             planned = plan(self._settings, assignment, local_rank, os.getpid(), self._monitor.environment())

@@ -41,6 +41,7 @@ _MEANING = {
     "SIGILL": "illegal instruction",
     "SIGSEGV": "segmentation fault",
 }
+_WITNESSED = ("sections", "cuda", "shm")  # see `witness`
 _IDENTITY = ("run_id", "attempt", "round", "node", "host", "rank", "local_rank", "world_size", "pid")
 
 
@@ -134,7 +135,8 @@ def complete(record_dir: str | os.PathLike[str], facts: Mapping[str, Any]) -> Re
         record_dir: where the worker wrote error.json and stacks.txt; both may be missing, torn or hostile.
             What cannot be used is named in the record's "notes" and in its message.
         facts: what the agent saw, by the names in the record: "exit_code" or "signal" ("SIGKILL"), "time_ns"
-            of the end (nanoseconds since the epoch), "rank", "round", ...; optional "step", "argv".
+            of the end (nanoseconds since the epoch), "rank", "round", ...; optional "step", "argv", "sections" (those
+            that the mark has open) and "surroundings" (see `ftslurm.agent.surroundings`).
 
     In the result "time_ns" is when the exception was recorded, if one was (it then also stands in
     "recorded_ns"), else the time of the end.
@@ -162,13 +164,17 @@ def merge(written: Record | None, note: str | None, stacks: str, facts: Mapping[
     ours: dict[str, Any] = {"kind": kind, "time_ns": facts["time_ns"], "argv": argv}
     text, callstack = _ending(exit_code, signal, stacks), stacks
     if written is not None:
-        believed = ("kind", "time_ns", "argv", "step", "world_size", "exception", "reported_before")
+        believed = ("kind", "time_ns", "argv", "step", "world_size", "exception", "reported_before", *_WITNESSED)
         ours.update({name: written["ftslurm"][name] for name in believed if name in written["ftslurm"]})
         ours["recorded_ns"] = ours["time_ns"]
         text, callstack = _torch_part(written)
         text += f"; then {_ending(None, signal, stacks)}" if signal else ""
     ours.update({name: facts[name] for name in (*_IDENTITY, "step") if facts.get(name) is not None})
     ours.update(exit_code=exit_code, signal=signal, stacks=stacks or None, notes=[note] if note else [])
+    if facts.get("sections"):
+        ours.setdefault("sections", facts["sections"])
+    if facts.get("surroundings"):
+        ours["surroundings"] = facts["surroundings"]
     record = compose(text + (f" ({note})" if note else ""), callstack, ours)
     record["message"]["errorCode"] = _error_code(exit_code, signal)
     return record if written is None else _superset(record, written)

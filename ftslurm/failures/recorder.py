@@ -56,11 +56,11 @@ class Recorder:
         try:
             del self.reserve
             sys.setrecursionlimit(max(limit, 1000))
-            from ftslurm.failures import record
+            from ftslurm.failures import record, witness
 
             if isinstance(error, SystemExit) and record.exit_status(error) == 0:
                 return
-            facts = self._facts()
+            facts = {**self._facts(), **witness.facts(error, self.directory)}
             previous = record.read(self.directory)[0] if self.directory else None
             self._write(record.from_exception(error, trace, facts, previous))
         except BaseException as problem:

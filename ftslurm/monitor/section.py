@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound="Callable[..., Any]")
 _SPARE = 66  # words of the page that nobody reads: where a section without a slot puts its times
+LEFT, LEFT_KEPT = "__ftslurm_sections__", 8  # an exception's attribute: (name, seconds since opened), innermost first
 OPENED_TWICE = "a section was opened that is open already"
 NOT_OPEN = "a section was closed that is not open"
 
@@ -121,13 +122,23 @@ class Section:
             pass  # Being watched is never worth the training run.
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _kind: object = None, error: object = None, _trace: object = None) -> None:
         try:
+            if error is not None:
+                self._left_by(error)
             # Inside itself, or in two threads at once: open until the last of them leaves.
             if not (self._nested and self._nest(-1)):
                 self.end()
         except Exception:
             pass
+
+    def _left_by(self, error: Any) -> None:
+        """Leave on the exception in which sections it was: when somebody writes it down they are closed again."""
+        opened = self.book.opened.get(self)
+        if opened is not None:
+            left = error.__dict__.setdefault(LEFT, [])
+            if len(left) < LEFT_KEPT:
+                left.append((self.name, (self.book.clock() - opened) / 1e9))
 
     def _nest(self, change: int) -> bool:
         with self.book.lock:

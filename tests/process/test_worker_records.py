@@ -57,6 +57,8 @@ def test_an_exception_is_recorded_with_all_that_is_known(tmp_path: Path) -> None
     exception = ours.pop("exception")
     assert before < ours.pop("time_ns") < time.time_ns()
     assert ours.pop("pid") > 1
+    free, total = ours.pop("shm")
+    assert 0 <= free <= total
     assert ours == {
         "schema": "ftslurm/error",
         "version": 1,
@@ -82,6 +84,45 @@ def test_an_exception_is_recorded_with_all_that_is_known(tmp_path: Path) -> None
     ]
     assert exception["context"]["type"] == "ZeroDivisionError"
     assert sorted(p.name for p in worker.records.iterdir()) == ["error.json", "hang.txt", "progress", "stacks.txt"]
+
+
+def test_the_sections_that_the_exception_left_on_its_way_are_recorded_and_none_that_was_left_before(
+    tmp_path: Path,
+) -> None:
+    worker, _ = fail(
+        tmp_path,
+        "import ftslurm\n"
+        "with ftslurm.section('setup'):\n    pass\n"
+        "ftslurm.start_section('epoch')\n"
+        "try:\n    with ftslurm.section('retried'):\n        1/0\nexcept ZeroDivisionError:\n    pass\n"
+        "with ftslurm.section('step'), ftslurm.section('checkpoint'):\n    open('/no/such/file')\n",
+    )
+    record = worker.record()
+    assert record is not None
+    sections = record["ftslurm"]["sections"]
+    assert [name for name, _ in sections] == ["checkpoint", "step", "epoch"]
+    assert all(0 <= seconds < 60 for _, seconds in sections)
+
+
+def test_the_memory_figures_of_cuda_are_recorded_only_where_it_is_in_use(tmp_path: Path) -> None:
+    fake = (
+        "import sys, types\n"
+        "def never(): raise AssertionError('the device was asked')\n"
+        "cuda = types.SimpleNamespace(is_initialized=lambda: {use}, memory_allocated=lambda: 5, "
+        "memory_reserved=lambda: 7, max_memory_allocated=never, mem_get_info=lambda: (1, 9))\n"
+        "sys.modules['torch'] = types.SimpleNamespace(cuda=cuda)\n"
+        "raise RuntimeError('CUDA {what}')"
+    )
+    seen = []
+    for number, (use, what) in enumerate([(True, "out of memory"), (True, "error: hang"), (False, "out of memory")]):
+        place = tmp_path / str(number)
+        place.mkdir()
+        worker, _ = fail(place, fake.format(use=use, what=what))
+        record = worker.record()
+        assert record is not None
+        seen.append(record["ftslurm"].get("cuda"))
+    known = {"allocated": 5, "reserved": 7}
+    assert seen == [{**known, "free on the device": 1, "size of the device": 9}, known, None]
 
 
 @pytest.mark.parametrize("start", [BY_FILE, BY_NAME])
