@@ -50,39 +50,34 @@ problems        files that cannot be used: {file, reason}
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Any
 
 from ftslurm.monitor.timeouts import DEFAULTS, NOTHING, Spans, Timeouts, effective
 from ftslurm.rendezvous.state import (
     CLOSED,
     FORMING,
-    LEFT,
     READY,
     RUNNING,
     Hang,
     LostNode,
-    NodeWord,
     RoundHistory,
     State,
 )
-from ftslurm.status.ranks import Rank, behind, rank_of, slow, steps
-from ftslurm.status.snapshot import Heard, Snapshot
+from ftslurm.status.nodes import Nodes, clean_s, span_s
+from ftslurm.status.ranks import behind, slow, steps
+from ftslurm.status.snapshot import Snapshot
 
 Dict = dict[str, Any]
 
 SCHEMA, VERSION = "ftslurm/status", 1
-SILENT_HEARTBEATS = 3
-SILENT_LEAST_S = 10.0
 DEAD_TIMEOUTS = 2
 DEAD_LEAST_S = 60.0
-LIMIT_S = 1e10
 
 
 def look(snapshot: Snapshot) -> Dict:
     """Say what the run does; for the keys see this module's docstring."""
     state = snapshot.state
-    nodes = _Nodes(snapshot)
+    nodes = Nodes(snapshot)
     rows = nodes.rows()
     ranks = nodes.ranks()
     newest_s = _newest_s(snapshot)
@@ -106,7 +101,7 @@ def look(snapshot: Snapshot) -> Dict:
         "coordinator": _coordinator(state, nodes),
         "world": _world(state),
         "formed_ns": entry.formed_ns if entry and running else None,
-        "formed_s": _span_s(entry.formed_ns, snapshot.now_ns) if entry and running else None,
+        "formed_s": span_s(entry.formed_ns, snapshot.now_ns) if entry and running else None,
         "restarts": {"used": state.restarts_used, "allowed": state.max_restarts} if state else None,
         "steps": steps(ranks, state.world_size if state else 0),
         "closed": _closed(state),
@@ -120,116 +115,9 @@ def look(snapshot: Snapshot) -> Dict:
         "behind": behind(ranks, snapshot.asked.heartbeat_s),
         "slow": slow(ranks),
         "newest_s": newest_s,
-        "clock_behind_s": _span_s(snapshot.now_ns + snapshot.took_ns, snapshot.server_ns),
+        "clock_behind_s": span_s(snapshot.now_ns + snapshot.took_ns, snapshot.server_ns),
         "problems": [{"file": each.file, "reason": each.reason} for each in snapshot.problems],
     }
-
-
-class _Nodes:
-    """The nodes' words, how long each has been silent, and which of them are those of the round's participants."""
-
-    def __init__(self, snapshot: Snapshot) -> None:
-        self.snapshot = snapshot
-        self.state = snapshot.state
-        self.words = {heard.word.node: heard.word for heard in snapshot.nodes}
-        self.silent_s = {heard.word.node: self._silence(heard) for heard in snapshot.nodes}
-        agents = {(part.node, part.incarnation) for part in self.state.participants} if self.state else set()
-        self.participants = [word for word in self.words.values() if (word.node, word.incarnation) in agents]
-        self.silent_after_s = max(SILENT_LEAST_S, SILENT_HEARTBEATS * snapshot.asked.heartbeat_s)
-
-    def _silence(self, heard: Heard) -> float:
-        """So long at least: it may have written anew while the others were read."""
-        newest = self.snapshot.server_ns if self.snapshot.server_ns is not None else heard.written_ns
-        return _span_s(heard.written_ns + self.snapshot.took_ns, newest)
-
-    def ranks(self) -> dict[int, Rank]:
-        """Return the ranks of the running round, as far as their nodes speak of them."""
-        state = self.state
-        if state is None or state.phase != RUNNING:
-            return {}
-        return {
-            each.rank: rank_of(word.node, each.step, each.intervals, self.silent_s[word.node] + self._took_s())
-            for word in self.participants
-            if word.vitals is not None and word.vitals.round == state.round
-            for each in word.vitals.ranks
-        }
-
-    def _took_s(self) -> float:
-        return self.snapshot.took_ns / 1e9
-
-    def rows(self) -> list[Dict]:
-        """Return the key "nodes"."""
-        state = self.state
-        if state is None:
-            words = sorted(self.words.values(), key=lambda word: (word.position, word.node))
-            return [self._row(word.node, "spare", word, word.status, word.reason) for word in words]
-        first = sorted(state.participants, key=lambda part: part.group_rank)
-        lost = {(each.node, each.incarnation): each for each in state.lost}
-        rows = []
-        for part in first:
-            word = self.words.get(part.node)
-            told = word if word is not None and word.incarnation == part.incarnation else None
-            row = self._row(part.node, "rank", told, *_part_status(told, word, state))
-            row |= {"ranks": _ranks(part.first_rank, part.slots), "first_rank": part.first_rank, "slots": part.slots}
-            gone = lost.get((part.node, part.incarnation))
-            rows.append(row if gone is None else row | {"status": "lost", "why": _why_lost(gone)})
-        known = {part.node for part in first}
-        others = sorted(self.words.values(), key=lambda word: (word.position, word.node))
-        rows += [self._other(word, lost) for word in others if word.node not in known]
-        heard = {word.node for word in others if word.attempt == state.attempt}
-        unheard = [node for node in dict.fromkeys(state.expected) if node not in heard | known]
-        rows = [row for row in rows if not (row["role"] == "earlier" and row["node"] in unheard)]
-        rows += [self._row(node, "unheard", None, "not heard of in this attempt", None) for node in unheard]
-        order = ["rank", "spare", "gone", "unheard", "earlier"]
-        return sorted(rows, key=lambda row: order.index(row["role"]))
-
-    def _other(self, word: NodeWord, lost: Mapping[tuple[str, str], LostNode]) -> Dict:
-        assert self.state is not None
-        gone = lost.get((word.node, word.incarnation))
-        if word.attempt != self.state.attempt:
-            return self._row(word.node, "earlier", word, "of an earlier attempt", None)
-        if gone is not None:
-            return self._row(word.node, "gone", word, "lost", _why_lost(gone))
-        if word.status == LEFT or word.reason is not None:
-            return self._row(word.node, "gone", word, "left" if word.status == LEFT else "leaving", word.reason)
-        status = "spare" if self.state.phase == RUNNING and word.status == READY else word.status
-        return self._row(word.node, "spare", word, status, None)
-
-    def _row(self, node: str, role: str, word: NodeWord | None, status: str, why: str | None) -> Dict:
-        vitals = word.vitals if word is not None and word.vitals and word.vitals.round == word.round else None
-        known = [rank.step for rank in vitals.ranks if rank.step is not None] if vitals else []
-        silent_s = self.silent_s[node] if word is not None else None
-        return {
-            "node": node,
-            "role": role,
-            "ranks": None,
-            "first_rank": None,
-            "slots": word.slots if word else None,
-            "status": status,
-            "round": word.round if word else None,
-            "steps": [min(known), max(known)] if known else None,
-            "silent_s": silent_s,
-            "silent": silent_s is not None and silent_s > self.silent_after_s,
-            "stuck": vitals.stuck if vitals else 0,
-            "shown": word is not None and self.state is not None and 0 < self.state.round == word.shown,
-            "why": why,
-        }
-
-
-def _part_status(word: NodeWord | None, other: NodeWord | None, state: State) -> tuple[str, str | None]:
-    """Return how a participant does: its agent's word, or what stands in its place."""
-    if word is None:
-        anew = other is not None and other.attempt == state.attempt
-        return ("its agent was started anew" if anew else "no word"), None
-    if word.status == LEFT:
-        return "left", word.reason
-    if word.reason is not None:
-        return "leaving", word.reason
-    if state.phase == RUNNING and word.round < state.round:
-        return "preparing", None
-    if word.hang is not None and word.hang.round == state.round and word.status == RUNNING:
-        return f"running, rank {word.hang.rank} hangs", None
-    return word.status, None
 
 
 def _status(snapshot: Snapshot, newest_s: float | None, hang: Dict | None, failures: list[Dict]) -> str:
@@ -246,7 +134,7 @@ def _status(snapshot: Snapshot, newest_s: float | None, hang: Dict | None, failu
     return "hanging" if hang else "ending" if failures else "running"
 
 
-def _coordinator(state: State | None, nodes: _Nodes) -> Dict | None:
+def _coordinator(state: State | None, nodes: Nodes) -> Dict | None:
     if state is None:
         return None
     lease = state.coordinator
@@ -269,7 +157,7 @@ def _closed(state: State | None) -> Dict | None:
     return {"outcome": end.outcome, "reason": end.reason, "exit_code": end.exit_code, "time_ns": end.time_ns}
 
 
-def _hang(state: State | None, nodes: _Nodes) -> Dict | None:
+def _hang(state: State | None, nodes: Nodes) -> Dict | None:
     if state is None or state.phase != RUNNING:
         return None
     words = nodes.participants
@@ -290,7 +178,7 @@ def _hang(state: State | None, nodes: _Nodes) -> Dict | None:
     }
 
 
-def _failures(state: State | None, nodes: _Nodes) -> list[Dict]:
+def _failures(state: State | None, nodes: Nodes) -> list[Dict]:
     if state is None or state.phase != RUNNING:
         return []
     found = [word.failure for word in nodes.participants if word.failure and word.failure.round == state.round]
@@ -313,7 +201,7 @@ def _forming(state: State | None, rows: list[Dict]) -> Dict | None:
 
 
 def _round(past: RoundHistory) -> Dict:
-    took_s = _span_s(past.formed_ns, past.ended_ns) if past.ended_ns is not None else None
+    took_s = span_s(past.formed_ns, past.ended_ns) if past.ended_ns is not None else None
     return {
         "round": past.round,
         "outcome": past.outcome,
@@ -327,15 +215,11 @@ def _round(past: RoundHistory) -> Dict:
 
 
 def _lost(lost: LostNode) -> Dict:
-    silent_s = _clean_s(lost.silent_s)
+    silent_s = clean_s(lost.silent_s)
     return {"node": lost.node, "round": lost.round, "time_ns": lost.time_ns, "silent_s": silent_s}
 
 
-def _why_lost(lost: LostNode) -> str:
-    return f"in round {lost.round}, silent for {_clean_s(lost.silent_s):.1f} s then"
-
-
-def _timeouts(snapshot: Snapshot, nodes: _Nodes) -> Dict:
+def _timeouts(snapshot: Snapshot, nodes: Nodes) -> Dict:
     learned = snapshot.state.learned if snapshot.state else None
     asked = snapshot.asked.timeouts
     # Nothing is said of defaults where it is not known what stands against them.
@@ -374,22 +258,7 @@ def _timeout(what: str, seconds: float | None, asked: float | None, learned: flo
 def _newest_s(snapshot: Snapshot) -> float | None:
     if snapshot.server_ns is None or not snapshot.nodes:
         return None
-    return _span_s(max(heard.written_ns for heard in snapshot.nodes), snapshot.now_ns)
-
-
-def _ranks(first: int, slots: int) -> str:
-    return f"{first}" if slots == 1 else f"{first}-{first + slots - 1}"
-
-
-def _span_s(start_ns: int, end_ns: int | None) -> float:
-    """Return the seconds from one to the other, never less than none: a file may hold any number."""
-    if end_ns is None or end_ns <= start_ns:
-        return 0.0
-    return min(end_ns - start_ns, int(LIMIT_S * 1e9)) / 1e9
-
-
-def _clean_s(seconds: float) -> float:
-    return seconds if 0 <= seconds < LIMIT_S else 0.0
+    return span_s(max(heard.written_ns for heard in snapshot.nodes), snapshot.now_ns)
 
 
 __all__ = ["look"]
