@@ -262,7 +262,7 @@ _OPTIONS = (
         _modules,
         (),
         "MODULE,…",
-        "spare nodes start their workers ahead, which import these and wait: a lost node is replaced sooner",
+        "spare nodes start their workers ahead, which import these (none that opens the GPU) and wait",
     ),
     _Option(("-m", "--module"), _switch, False, "", "the program is a Python module, as in python -m"),
     _Option(("--no-python",), _switch, False, "", "the program is no Python script: run it as it is"),

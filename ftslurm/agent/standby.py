@@ -101,7 +101,9 @@ class Standbys:
             self._hear(standby, news)
             if standby.ready and not before and all(one.ready for one in self.all):
                 seconds = self._monotonic() - min(one.started_s for one in self.all)
-                news.lines.append(f"spare: {len(self.all)} standby workers are ready after {seconds:.1f} s of imports")
+                news.lines.append(
+                    f"spare: its standby workers are ready ({len(self.all)}, after {seconds:.1f} s of imports)"
+                )
             if _is_readable(standby.pidfd):
                 self._collect()
                 self._tell(news, f"spare: a standby worker {_how(standby)}")

@@ -9,6 +9,7 @@ Imports as little as it can itself: what is in ``sys.modules`` here is there for
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # the module below `signal`, which would bring `enum` along
 import os
 import sys
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 LONGEST_PROBLEM = 300
+_FOR_WORKERS = (_signal.SIGUSR1, _signal.SIGUSR2)
 _FIRST_FD = 200  # out of the way of what the modules open
 
 
@@ -25,6 +27,8 @@ class Standby:
 
     def __init__(self) -> None:
         self._before = dict(os.environ)
+        # "Please save a checkpoint", which Slurm may send to every process of a step: not yet.
+        self._handlers = {number: _signal.signal(number, _signal.SIG_IGN) for number in _FOR_WORKERS}
         self._channel = _move_up(0)
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
@@ -68,6 +72,9 @@ class Standby:
         _set_environment(merged(self._before, dict(os.environ), environment))
         sys.orig_argv = [*sys.orig_argv[: sys.orig_argv.index("--parent")], *words]
         os.close(self._channel)
+        for number, handler in self._handlers.items():
+            if _signal.getsignal(number) == _signal.SIG_IGN:
+                _signal.signal(number, handler)
         for fd, stream in self._streams.items():
             os.dup2(stream, fd)
             os.close(stream)

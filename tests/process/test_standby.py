@@ -198,7 +198,7 @@ def test_a_module_that_cannot_be_imported_is_told_and_the_standby_can_be_used_al
     assert len(heard.lines) == 2
     assert f"go on without a module: odd: {told}" in heard.lines[0]
     assert len(heard.lines[0]) < 400
-    assert "1 standby workers are ready" in heard.lines[1]
+    assert "its standby workers are ready (1, after" in heard.lines[1]
     pid = spare.standbys.all[0].pid
     worker = spare.promote()
     assert worker.pid == pid
@@ -222,6 +222,19 @@ def test_it_shows_its_stacks_when_it_hangs(spare: Spare) -> None:
     until(lambda: (spare.directory / "up").exists())
     signal.pidfd_send_signal(worker.pidfd, DUMP_SIGNAL)
     until(lambda: 'script.py", line 3 in <module>' in (spare.directory / "000003/00005/hang.txt").read_text())
+
+
+def test_user_signals_are_for_workers_and_do_not_end_it(spare: Spare) -> None:
+    (spare.directory / "script.py").write_text(
+        "import signal; print(*(signal.getsignal(n) is signal.SIG_DFL for n in (signal.SIGUSR1, signal.SIGUSR2)))"
+    )
+    spare.warm()
+    pid = spare.standbys.all[0].pid
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        os.kill(pid, number)
+    worker = spare.promote()
+    assert worker.pid == pid
+    assert spare.end(worker).stdout == "True True\n"
 
 
 def test_one_that_is_not_ready_is_killed_and_the_worker_is_started_anew(spare: Spare) -> None:
@@ -339,7 +352,7 @@ def agents(run: Started) -> dict[str, int]:
 
 
 def test_the_standbys_of_a_spare_become_the_workers_when_it_replaces_a_lost_node(run: Started) -> None:
-    run.until(lambda: "2 standby workers are ready" in run.err)
+    run.until(lambda: "its standby workers are ready (2, after" in run.err)
     run.until(lambda: up(run, 1))
     standbys = waiting(run)
     assert len(standbys) == 2
@@ -354,7 +367,7 @@ def test_the_standbys_of_a_spare_become_the_workers_when_it_replaces_a_lost_node
 
 
 def test_a_standby_that_is_killed_comes_back_and_disturbs_nobody(run: Started) -> None:
-    run.until(lambda: "2 standby workers are ready" in run.err)
+    run.until(lambda: "its standby workers are ready (2, after" in run.err)
     run.until(lambda: up(run, 1))
     before = waiting(run)
     os.kill(min(before), signal.SIGKILL)
@@ -367,7 +380,7 @@ def test_a_standby_that_is_killed_comes_back_and_disturbs_nobody(run: Started) -
 
 
 def test_standbys_go_with_their_agent(run: Started) -> None:
-    run.until(lambda: "2 standby workers are ready" in run.err)
+    run.until(lambda: "its standby workers are ready (2, after" in run.err)
     run.until(lambda: up(run, 1))
     os.kill(agents(run)["local2"], signal.SIGKILL)
     run.until(lambda: waiting(run) == set())
