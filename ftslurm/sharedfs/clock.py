@@ -1,0 +1,135 @@
+"""How far this node's clock is from the shared filesystem's server: measured by files that are published anyway.
+
+The server stamps a file (mtime) between this node's times before and after its publication. Times of two nodes can be
+compared through that, within the errors of both. Some filesystems let the client stamp; then nothing can be learned.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from ftslurm.lean import dataclass
+
+SAMPLES = 4
+EVERY_S = 600.0
+TICK_NS = 10_000_000
+"""Kernels stamp files with the time of their last tick: up to 10 ms ago (HZ=100; 4 ms with HZ=250)."""
+SERVER_STAMPS = frozenset(("nfs", "nfs4", "ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "tmpfs", "overlay"))
+"""On NFS the server stamps, on a local filesystem the one kernel there is. Lustre, CephFS, GlusterFS and GPFS take the
+client's time (measured on GlusterFS): there a wrong clock would look right."""
+
+
+@dataclass(frozen=True)
+class ClockOffset:
+    """What to add to this node's time to get the server's; the truth is within `error_ns` of it.
+
+    Attributes:
+        offset_ns: server's clock minus this node's, nanoseconds.
+        error_ns: half of the interval that contains the truth: round trip and granularity of the stamps.
+        at_ns: when it was measured, by this node's clock.
+    """
+
+    offset_ns: int
+    error_ns: int
+    at_ns: int
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One file: this node's time before and after it was published, and the server's stamp; nanoseconds."""
+
+    before_ns: int
+    stamp_ns: int
+    after_ns: int
+
+
+def offset_of(samples: list[Sample]) -> ClockOffset | None:
+    """Return what these samples, oldest first, tell; None if a clock jumped between them, or there are none (pure)."""
+    if not samples or any(sample.after_ns < sample.before_ns for sample in samples):
+        return None
+    # A server that keeps whole seconds shows it in every stamp.
+    tick_ns = 10**9 if all(sample.stamp_ns % 10**9 == 0 for sample in samples) else TICK_NS
+    lowest = max(sample.stamp_ns - sample.after_ns for sample in samples)
+    highest = min(sample.stamp_ns + tick_ns - sample.before_ns for sample in samples)
+    if lowest > highest:
+        return None
+    return ClockOffset((lowest + highest) // 2, (highest - lowest + 1) // 2, samples[-1].after_ns)
+
+
+class ServerClock:
+    """Measures now and then: a few samples at the start, and again every ten minutes.
+
+    Args:
+        monotonic: seconds.
+        modified_ns: a file's time stamp by the server; may raise `OSError`.
+    """
+
+    def __init__(self, monotonic: Callable[[], float], modified_ns: Callable[[str], int]) -> None:
+        self._monotonic = monotonic
+        self._modified_ns = modified_ns
+        self._samples: list[Sample] = []
+        self._next_at = float("-inf")
+        self.offset: ClockOffset | None = None
+
+    def due(self) -> bool:
+        """Whether the next publication should be measured."""
+        return self._monotonic() >= self._next_at
+
+    def published(self, path: str, before_ns: int, after_ns: int) -> None:
+        """Learn from a file that was published between these local times; costs one open, fstat and close."""
+        try:
+            sample = Sample(before_ns, self._modified_ns(path), after_ns)
+        except OSError:
+            return
+        offset = offset_of([*self._samples, sample])
+        if offset is None:
+            # A clock was set: what was known of it is void.
+            self._samples = []
+            offset = offset_of([sample])
+        self._samples.append(sample)
+        self.offset = offset
+        if len(self._samples) >= SAMPLES:
+            self._samples = []
+            self._next_at = self._monotonic() + EVERY_S
+
+
+def modified_ns(path: str) -> int:
+    """Return a file's time stamp as the server has it: opening makes an NFS client ask."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return os.fstat(fd).st_mtime_ns
+    finally:
+        os.close(fd)
+
+
+def server_clock(directory: str, monotonic: Callable[[], float]) -> ServerClock | None:
+    """Return what measures by files in `directory`; None where the stamps are not the server's, or nobody knows."""
+    try:
+        with open("/proc/self/mountinfo", errors="surrogateescape") as file:
+            kind = filesystem_of(file.read(), os.path.realpath(directory))
+    except OSError:
+        return None
+    return ServerClock(monotonic, modified_ns) if kind in SERVER_STAMPS else None
+
+
+def filesystem_of(mountinfo: str, path: str) -> str:
+    """Return the type of the filesystem that `path` is on (proc_pid_mountinfo(5)); empty if it cannot be told (pure)."""
+    best, kind = "", ""
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        words, facts = left.split(" "), right.split(" ")
+        if len(words) < 5 or not facts[0]:
+            continue
+        point = _unescape(words[4])
+        inside = point == "/" or path == point or path.startswith(point + "/")
+        if inside and len(point) >= len(best):
+            # Of several mounts on one point the last one is seen.
+            best, kind = point, facts[0]
+    return kind
+
+
+def _unescape(text: str) -> str:
+    for code, character in ((r"\040", " "), (r"\011", "\t"), (r"\012", "\n"), (r"\134", "\\")):
+        text = text.replace(code, character)
+    return text
