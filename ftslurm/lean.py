@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["asdict", "dataclass", "field", "replace"]
 
 
-_MISSING = object()
-
-
 class _Factory:
     """A default that is made anew for each instance."""
 
@@ -30,14 +27,14 @@ class _Factory:
 
 
 class _StandardFields:
-    """What the functions of `dataclasses` ask a class for; made when one of them does."""
+    """What the functions of `dataclasses` ask a class for; made when the first of them does."""
 
-    def __get__(self, instance: object, owner: type) -> dict[str, Any]:
+    def __get__(self, instance: object, owner: Any) -> Any:
         from dataclasses import make_dataclass
 
-        standard: Any = make_dataclass(owner.__name__, owner.__match_args__)  # type: ignore[attr-defined]
-        fields: dict[str, Any] = standard.__dataclass_fields__
-        return fields
+        standard: Any = make_dataclass(owner.__name__, owner.__match_args__)
+        owner.__dataclass_fields__ = standard.__dataclass_fields__
+        return owner.__dataclass_fields__
 
 
 def _dataclass(cls: type | None = None, /, *, frozen: bool = False) -> Any:
@@ -49,6 +46,7 @@ def _dataclass(cls: type | None = None, /, *, frozen: bool = False) -> Any:
 def _equip(cls: Any, frozen: bool) -> Any:
     names = tuple(cls.__annotations__)
     cls.__match_args__ = names  # type: ignore[misc]
+    cls._names = frozenset(names)
     cls._defaults = {name: cls.__dict__[name] for name in names if name in cls.__dict__}
     for name, default in cls._defaults.items():
         if isinstance(default, _Factory):
@@ -64,18 +62,17 @@ def _equip(cls: Any, frozen: bool) -> Any:
 
 
 def _init(self: Any, /, *values: object, **named: object) -> None:
-    names, defaults = self.__match_args__, self._defaults
-    if len(values) > len(names):
-        raise TypeError(f"{type(self).__name__}: expected at most {len(names)} values, found {len(values)}")
-    for name, value in zip(names, values, strict=False):
-        object.__setattr__(self, name, value)
-    for name in names[len(values) :]:
-        value = named.pop(name) if name in named else defaults.get(name, _MISSING)
-        if value is _MISSING:
-            raise TypeError(f"{type(self).__name__}: expected a value for {name}")
-        object.__setattr__(self, name, value.make() if isinstance(value, _Factory) else value)
-    if named:
-        raise TypeError(f"{type(self).__name__}: unexpected or given twice: {', '.join(named)}")
+    names = self.__match_args__
+    facts = self.__dict__
+    facts.update(zip(names, values, strict=False))
+    facts.update(named)
+    if len(values) != len(names):
+        for name, default in self._defaults.items():
+            if name not in facts:
+                facts[name] = default.make() if isinstance(default, _Factory) else default
+    if len(values) > len(names) or facts.keys() != self._names or not named.keys().isdisjoint(names[: len(values)]):
+        found = f"found {len(values)} and {', '.join(named) or 'none by name'}"
+        raise TypeError(f"{type(self).__name__}: expected {', '.join(names) or 'no values'}, {found}")
 
 
 def _repr(self: Any) -> str:
@@ -104,8 +101,7 @@ def _field(*, default_factory: Callable[[], Any]) -> Any:
 
 
 def _replace(instance: Any, /, **changes: Any) -> Any:
-    kept = {name: getattr(instance, name) for name in instance.__match_args__ if name not in changes}
-    return type(instance)(**kept, **changes)
+    return type(instance)(**(instance.__dict__ | changes))
 
 
 def _asdict(value: Any) -> Any:
