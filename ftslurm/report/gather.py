@@ -7,7 +7,7 @@ Whatever cannot be used (torn, empty, huge, a link, somebody else's, made by a n
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -39,7 +39,9 @@ from ftslurm.report.facts import (
     State,
 )
 from ftslurm.report.hang import culprits, hang_of
-from ftslurm.report.reading import list_directory, parse_json, read_file, read_tail
+from ftslurm.report.overlap import overlapped
+from ftslurm.report.reading import list_directory, open_folder, parse_json, read_file, read_tail
+from ftslurm.report.suspect import Suspect
 
 KIB = 1024
 SMALL_LIMIT = 64 * KIB
@@ -126,6 +128,44 @@ class _Reader:
             self.problem(path, str(error))
             return None
 
+    def records(
+        self, parent: Path, names: Sequence[str], schema: str, build: Callable[[Json], Fact]
+    ) -> Iterable[tuple[str, Fact]]:
+        """Yield what the files ``names`` of a folder say, with their names; those that say nothing are left out."""
+        for name, data in self.contents(parent, names):
+            try:
+                if data is not None:
+                    yield name, build(check_schema(parse_json(data), schema))
+            except Malformed as error:
+                self.problem(parent / name, str(error))
+
+    def contents(self, parent: Path, names: Sequence[str], limit: int = RECORD_LIMIT) -> Iterable[tuple[str, bytes]]:
+        """Yield the contents of files by their names, relative to ``parent``; in the order given."""
+
+        def read(name: str) -> bytes | Malformed | None:
+            try:
+                return read_file(name, limit, self.owners, folder)
+            except Malformed as error:
+                return error
+
+        if not names:
+            return
+        try:
+            folder = open_folder(parent)
+        except Malformed as error:
+            self.problem(parent, str(error))
+            return
+        if folder is None:
+            return
+        try:
+            for name, data in zip(names, overlapped(read, names), strict=True):
+                if isinstance(data, bytes):
+                    yield name, data
+                elif data is not None:
+                    self.problem(parent / name, str(data))
+        finally:
+            os.close(folder)
+
     def attempts(self) -> Iterable[Attempt]:
         parent = self.directory / "attempts"
         for name in self.listing(parent)[1]:
@@ -160,11 +200,8 @@ class _Reader:
 
     def node_words(self) -> Iterable[NodeWord]:
         parent = self.directory / "nodes"
-        for name in self.listing(parent)[0]:
-            if name.endswith(".json") and not name.startswith("."):
-                word = self.record(parent / name, "ftslurm/node", RECORD_LIMIT, node_word_from)
-                if word is not None:
-                    yield word
+        for _, word in self.records(parent, _published(self.listing(parent)[0]), "ftslurm/node", node_word_from):
+            yield word
 
     def round_numbers(self) -> list[int]:
         folders = self.listing(self.directory / "rounds")[1]
@@ -180,33 +217,27 @@ class _Reader:
             for w in node.workers
             if w.ended_ns is not None and not w.failed and not w.stopped_by_ftslurm
         }
+        ranks = [rank for rank in self.ranks(parent / "ranks") if rank not in clean]
         errors: dict[int, RankError] = {}
-        for name in self.listing(parent / "ranks")[1]:
-            if len(name) == 5 and name.isascii() and name.isdigit() and int(name) not in clean:
-                error = self.rank_error(parent / "ranks" / name / "error.json", int(name))
-                if error is not None:
-                    errors[int(name)] = error
+        for name, data in self.contents(parent / "ranks", [f"{rank:05d}/error.json" for rank in ranks]):
+            rank = int(name[:5])
+            try:
+                errors[rank] = rank_error_from(parse_json(data), rank)
+            except Malformed as error:
+                self.problem(parent / "ranks" / name, str(error))
         return RoundFiles(number, nodes, errors)
 
+    def ranks(self, parent: Path) -> list[int]:
+        """Return the ranks that have a folder."""
+        return [int(n) for n in self.listing(parent)[1] if len(n) == 5 and n.isascii() and n.isdigit()]
+
     def round_nodes(self, parent: Path, number: int) -> Iterable[RoundNode]:
-        for name in self.listing(parent)[0]:
-            if not name.endswith(".json") or name.startswith("."):
-                continue
-            node = self.record(parent / name, "ftslurm/round-node", RECORD_LIMIT, round_node_from)
-            if node is None:
-                continue
+        names = _published(self.listing(parent)[0])
+        for name, node in self.records(parent, names, "ftslurm/round-node", round_node_from):
             if node.round != number:
                 self.problem(parent / name, f"speaks of round {node.round}; ignored")
                 continue
             yield node
-
-    def rank_error(self, path: Path, rank: int) -> RankError | None:
-        try:
-            data = read_file(path, RECORD_LIMIT, self.owners)
-            return None if data is None else rank_error_from(parse_json(data), rank)
-        except Malformed as error:
-            self.problem(path, str(error))
-            return None
 
     def with_stacks(self, snapshot: Snapshot, chosen: int | None) -> Iterable[RoundFiles]:
         """Read the stacks of the ranks for the rounds that a hang ended: the newest ones, and the one asked for."""
@@ -217,22 +248,14 @@ class _Reader:
 
     def stacks(self, number: int) -> Iterable[tuple[int, RankStacks]]:
         parent = self.directory / "rounds" / f"{number:06d}" / "ranks"
-        for name in self.listing(parent)[1]:
-            path = parent / name / "stacks.txt"
-            if not (len(name) == 5 and name.isascii() and name.isdigit()):
-                continue
+        names = [f"{rank:05d}/stacks.txt" for rank in self.ranks(parent)]
+        for name, data in self.contents(parent, names, STACKS_LIMIT):
             if self.stacks_left <= 0:
-                self.problem(
-                    path, f"more than {STACKS_IN_ALL} bytes of stacks; this one and the next ones are not read"
-                )
+                told = f"more than {STACKS_IN_ALL} bytes of stacks; this one and the next ones are not read"
+                self.problem(parent / name, told)
                 return
-            try:
-                data = read_file(path, STACKS_LIMIT, self.owners)
-            except Malformed as error:
-                self.problem(path, str(error))
-                continue
-            found = stacksfile.parse(data) if data else None
-            if data and found is not None and found.rank == int(name):
+            found = stacksfile.parse(data)
+            if found is not None and found.rank == int(name[:5]):
                 self.stacks_left -= len(data)
                 yield found.rank, found
 
@@ -261,7 +284,7 @@ class _Reader:
         base = Path(logs) if logs and os.path.isabs(logs) and "\0" not in logs else self.directory
         return base / "rounds" / f"{files.number:06d}" / "ranks"
 
-    def tails(self, folder: Path, suspect: blame.Suspect, *, first: bool) -> Iterable[LogTail]:
+    def tails(self, folder: Path, suspect: Suspect, *, first: bool) -> Iterable[LogTail]:
         yield from self.logs(folder / f"{suspect.rank:05d}", ("stderr", "stdout") if first else ("stderr",))
         if first and suspect.stacks is None and suspect.exception is None:
             ranks = self.directory / "rounds" / folder.parent.name / "ranks"
@@ -282,6 +305,10 @@ class _Reader:
             return
         if tail is not None:
             yield LogTail(stream, str(path), tail[0], tail[1])
+
+
+def _published(names: Iterable[str]) -> list[str]:
+    return [name for name in names if name.endswith(".json") and not name.startswith(".")]
 
 
 __all__ = ["gather"]

@@ -12,6 +12,7 @@ from ftslurm.report.decode import Malformed
 
 MAX_ENTRIES = 100_000
 _STALE_RETRIES = 3
+_PART = 1 << 20
 
 
 def list_directory(path: Path) -> tuple[list[str], list[str]]:
@@ -42,25 +43,27 @@ def list_directory(path: Path) -> tuple[list[str], list[str]]:
     return sorted(files), sorted(folders)
 
 
-def read_file(path: Path, limit: int, owners: frozenset[int]) -> bytes | None:
+def read_file(path: Path | str, limit: int, owners: frozenset[int], dir_fd: int | None = None) -> bytes | None:
     """Return the whole content of a plain file, None if there is no such file.
 
     Args:
         path: the file.
         limit: the most bytes it may have.
         owners: the user ids that are believed.
+        dir_fd: an open directory that the path starts from: on a network filesystem each folder of a path may cost a
+            question to the server.
 
     Raises:
         Malformed: it is a link, special, somebody else's, too large or unreadable; the text says which.
     """
-    opened = _open(path, owners)
+    opened = _open(path, owners, dir_fd)
     if opened is None:
         return None
     fd, size = opened
     try:
         if size > limit:
             raise Malformed(f"too large ({size} bytes; expected at most {limit})")
-        data = _read_up_to(fd, limit + 1)
+        data = _read_up_to(fd, limit + 1, size)
     except OSError as error:
         raise Malformed(f"cannot be read: {_reason(error)}") from None
     finally:
@@ -81,7 +84,7 @@ def read_tail(path: Path, limit: int, owners: frozenset[int]) -> tuple[str, int]
     fd, size = opened
     try:
         os.lseek(fd, max(0, size - limit), os.SEEK_SET)
-        data = _read_up_to(fd, limit)
+        data = _read_up_to(fd, limit, size)
     except OSError as error:
         raise Malformed(f"cannot be read: {_reason(error)}") from None
     finally:
@@ -111,12 +114,22 @@ def parse_json(data: bytes) -> object:
     return value
 
 
-def _open(path: Path, owners: frozenset[int]) -> tuple[int, int] | None:
+def open_folder(path: Path) -> int | None:
+    """Open a real directory for `read_file`; None if it is not there. Raises `Malformed` if it cannot be opened."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise Malformed(f"cannot be opened: {_reason(error)}") from None
+
+
+def _open(path: Path | str, owners: frozenset[int], dir_fd: int | None = None) -> tuple[int, int] | None:
     # O_NONBLOCK: opening a named pipe that somebody put there must not hang the report.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
     for attempt in range(_STALE_RETRIES):
         try:
-            fd = os.open(path, flags)
+            fd = os.open(path, flags, dir_fd=dir_fd)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -141,14 +154,17 @@ def _check(info: os.stat_result, owners: frozenset[int]) -> None:
         raise Malformed(f"belongs to somebody else (user id {info.st_uid}); not read")
 
 
-def _read_up_to(fd: int, limit: int) -> bytes:
-    parts: list[bytes] = []
-    while limit > 0:
-        part = os.read(fd, min(limit, 1 << 20))
-        if not part:
-            break
+def _read_up_to(fd: int, limit: int, size: int) -> bytes:
+    # One byte more than there should be: a short answer is the file's end, and no second question is needed.
+    wanted = min(limit, size + 1, _PART)
+    data = os.read(fd, wanted)
+    if len(data) < wanted:
+        return data
+    parts = [data]
+    left = limit - len(data)
+    while left > 0 and (part := os.read(fd, min(left, _PART))):
         parts.append(part)
-        limit -= len(part)
+        left -= len(part)
     return b"".join(parts)
 
 
