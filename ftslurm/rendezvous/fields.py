@@ -41,7 +41,10 @@ class Fields:
     def seconds(self, name: str) -> float:
         """Return a number field as float."""
         value = self._value.get(name)
-        return float(value) if isinstance(value, float) else float(self.number(name))
+        try:
+            return float(value) if isinstance(value, float) else float(self.number(name))
+        except OverflowError:
+            raise BadFile(f"{self._where}: field {name!r} should be seconds, found a number of 309 digits or more") from None
 
     def maybe_text(self, name: str) -> str | None:
         """Return a string field or None."""
