@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from ftslurm.failures.causes import CASCADE, PRIMARY, ROWS, Cause, Evidence, classify, describe
+from ftslurm.failures.causes import PRIMARY
 from ftslurm.report.facts import (
     Exc,
     Failure,
     Frame,
     History,
-    LogTail,
     NodeWord,
     RankError,
     RoundFiles,
@@ -20,6 +19,7 @@ from ftslurm.report.facts import (
     Snapshot,
     Worker,
 )
+from ftslurm.report.suspect import UNJUDGED, Suspect, judge
 
 # Failures of two nodes closer than this are not put in order: the nodes' clocks are not that good.
 SAME_TIME_NS = 100_000_000
@@ -28,31 +28,7 @@ _TYPED = re.compile(r"([A-Za-z_][\w.]{0,100}): ?(.*)", re.DOTALL)
 _FRAME = re.compile(r'^ *File "([^"\n]{1,4096})", line (\d{1,9})(?:,? in (\S{1,200}))?', re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class Suspect:
-    """A worker that failed by itself, with everything that is known of it."""
-
-    rank: int
-    node: str
-    host: str | None
-    local_rank: int | None
-    time_ns: int | None
-    kind: str
-    exit_code: int | None
-    signal: str | None
-    core_dumped: bool
-    step: int | None
-    argv: tuple[str, ...]
-    exception: Exc | None
-    frames: tuple[Frame, ...]
-    traceback: str | None
-    stacks: str | None
-    evidence: tuple[str, ...]
-    cause: Cause
-    what: str
-
-
-def suspects(snapshot: Snapshot, number: int, rows: Sequence[Cause] = ROWS) -> list[Suspect]:
+def suspects(snapshot: Snapshot, number: int) -> list[Suspect]:
     """Return the workers of a round that failed and were not stopped by ftslurm, root cause first.
 
     Primary causes stand before cascades, then earlier before later. A worker that ftslurm stopped is
@@ -74,7 +50,7 @@ def suspects(snapshot: Snapshot, number: int, rows: Sequence[Cause] = ROWS) -> l
         error = files.errors.get(rank)
         if rank in words or not _maybe_stopped(error):
             found[rank] = _suspect(rank, None, error, words.get(rank))
-    judged = [_judge(s, files.tails.get(s.rank, ()), rows) for s in found.values()]
+    judged = [judge(s, files.tails.get(s.rank, ()), snapshot.causes) for s in found.values()]
     return sorted(judged, key=_order)
 
 
@@ -192,8 +168,12 @@ def _suspect(
         traceback=traceback,
         stacks=stacks,
         evidence=tuple(n for n, x in (("round-node", worker), ("error.json", error), ("summary", word)) if x),
-        cause=ROWS[-1],
+        cause=UNJUDGED,
         what=(error.message if error else "") or (word.message if word else ""),
+        life_s=_life_s(worker),
+        surroundings=error.surroundings if error else None,
+        sections=error.sections if error else (),
+        cuda=error.cuda if error else (),
     )
 
 
@@ -251,41 +231,6 @@ def _frames_in(text: str) -> list[Frame]:
     return [Frame(file, int(line), function, None) for file, line, function in _FRAME.findall(text)]
 
 
-def _judge(suspect: Suspect, tails: Sequence[LogTail], rows: Sequence[Cause]) -> Suspect:
-    by_stream = {t.stream: t.text for t in tails}
-    evidence = _evidence(suspect, suspect.exception, by_stream.get("stderr", ""))
-    cause = classify(evidence, rows)
-    if cause.name == "exception" and suspect.exception is not None:
-        cause = _cascade_in_chain(suspect, rows) or cause
-    stacks = suspect.stacks or by_stream.get("stacks")
-    return replace(suspect, cause=cause, what=describe(evidence, cause), stacks=stacks)
-
-
-def _cascade_in_chain(suspect: Suspect, rows: Sequence[Cause]) -> Cause | None:
-    """Trainers wrap a broken connection in an exception of their own: it stays a cascade."""
-    link = suspect.exception.link if suspect.exception else None
-    while link is not None:
-        cause = classify(_evidence(suspect, link, ""), rows)
-        if cause.role == CASCADE:
-            return cause
-        link = link.link
-    return None
-
-
-def _evidence(suspect: Suspect, exception: Exc | None, stderr: str) -> Evidence:
-    return Evidence(
-        kind=suspect.kind,
-        exception=exception.type if exception else None,
-        module=exception.module if exception else "",
-        message=exception.message if exception else suspect.what,
-        files=tuple(f.file for f in exception.frames) if exception else (),
-        exit_code=suspect.exit_code,
-        signal=suspect.signal,
-        step=suspect.step,
-        tail=stderr,
-    )
-
-
 def _order(suspect: Suspect) -> tuple[bool, bool, int, int]:
     return (
         suspect.cause.role != PRIMARY,
@@ -293,6 +238,12 @@ def _order(suspect: Suspect) -> tuple[bool, bool, int, int]:
         suspect.time_ns or 0,
         suspect.rank,
     )
+
+
+def _life_s(worker: Worker | None) -> float | None:
+    if worker is None or worker.started_ns is None or worker.ended_ns is None:
+        return None
+    return max(0, worker.ended_ns - worker.started_ns) / 1e9
 
 
 def _first_known(*values: int | None) -> int | None:

@@ -7,9 +7,7 @@ silently when they have the wrong type: a bad ``step`` must not cost the traceba
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from ftslurm.report.around import cuda_from, sections_from, surroundings_from
 from ftslurm.report.facts import (
     Attempt,
     Closed,
@@ -27,16 +25,25 @@ from ftslurm.report.facts import (
     State,
     Worker,
 )
+from ftslurm.report.fields import (
+    Json,
+    Malformed,
+    brief,
+    integer,
+    need_integer,
+    need_text,
+    number,
+    objects,
+    text,
+    texts,
+)
 
 KNOWN_VERSION = 1
 MAX_CHAIN = 10
-_INT_LIMIT = 2**63
+MAX_MEMBERS = 16  # of an exception group
 
-Json = Mapping[str, Any]
-
-
-class Malformed(ValueError):
-    """A file's content is not what its format says; the text is for the user."""
+__all__ = ["Json", "Malformed", "attempt_from", "check_schema", "node_word_from", "rank_error_from", "round_node_from"]
+__all__ += ["run_from", "state_from"]
 
 
 def check_schema(value: object, schema: str) -> Json:
@@ -44,10 +51,10 @@ def check_schema(value: object, schema: str) -> Json:
     if not isinstance(value, dict):
         raise Malformed(f"expected a JSON object, found {type(value).__name__}")
     if value.get("schema") != schema:
-        raise Malformed(f"expected schema {schema!r}, found {_brief(value.get('schema'))}")
-    version = _int(value, "version")
+        raise Malformed(f"expected schema {schema!r}, found {brief(value.get('schema'))}")
+    version = integer(value, "version")
     if version is None:
-        raise Malformed(f"expected a version number, found {_brief(value.get('version'))}")
+        raise Malformed(f"expected a version number, found {brief(value.get('version'))}")
     if version > KNOWN_VERSION:
         raise Malformed(f"made by a newer ftslurm (format version {version}, known is {KNOWN_VERSION})")
     return value
@@ -55,51 +62,51 @@ def check_schema(value: object, schema: str) -> Json:
 
 def run_from(o: Json) -> Run:
     """``run.json``."""
-    return Run(_need_str(o, "run_id"), _str(o, "user"), _int(o, "created_ns"), _str(o, "ftslurm"))
+    return Run(need_text(o, "run_id"), text(o, "user"), integer(o, "created_ns"), text(o, "ftslurm"))
 
 
 def attempt_from(o: Json) -> Attempt:
     """``attempts/<attempt>/attempt.json``."""
     options = o.get("options")
     return Attempt(
-        attempt=_need_str(o, "attempt"),
-        job_id=_str(o, "job_id"),
-        created_ns=_int(o, "created_ns"),
-        cwd=_str(o, "cwd"),
-        command=_strings(o, "command"),
-        logs=_str(o, "logs"),
-        nproc=_str(options, "nproc_per_node") if isinstance(options, dict) else None,
+        attempt=need_text(o, "attempt"),
+        job_id=text(o, "job_id"),
+        created_ns=integer(o, "created_ns"),
+        cwd=text(o, "cwd"),
+        command=texts(o, "command"),
+        logs=text(o, "logs"),
+        nproc=text(options, "nproc_per_node") if isinstance(options, dict) else None,
     )
 
 
 def node_word_from(o: Json) -> NodeWord:
     """``nodes/<node>.json``."""
     return NodeWord(
-        node=_need_str(o, "node"),
-        attempt=_str(o, "attempt"),
-        host=_str(o, "host"),
-        status=_str(o, "status") or "unknown",
-        round=_int(o, "round") or 0,
+        node=need_text(o, "node"),
+        attempt=text(o, "attempt"),
+        host=text(o, "host"),
+        status=text(o, "status") or "unknown",
+        round=integer(o, "round") or 0,
         failure=_failure(o.get("failure")),
-        reason=_str(o, "reason"),
-        time_ns=_int(o, "time_ns"),
+        reason=text(o, "reason"),
+        time_ns=integer(o, "time_ns"),
     )
 
 
 def round_node_from(o: Json) -> RoundNode:
     """``rounds/<round>/nodes/<node>.json``."""
     return RoundNode(
-        round=_need_int(o, "round"),
-        attempt=_str(o, "attempt"),
-        node=_need_str(o, "node"),
-        host=_str(o, "host"),
-        world_size=_int(o, "world_size"),
-        started_ns=_int(o, "started_ns"),
-        ended_ns=_int(o, "ended_ns"),
-        outcome=_str(o, "outcome") or "unknown",
-        stop_reason=_str(o, "stop_reason"),
-        stop_ns=_int(o, "stop_ns"),
-        workers=tuple(_worker(w) for w in _objects(o, "workers")),
+        round=need_integer(o, "round"),
+        attempt=text(o, "attempt"),
+        node=need_text(o, "node"),
+        host=text(o, "host"),
+        world_size=integer(o, "world_size"),
+        started_ns=integer(o, "started_ns"),
+        ended_ns=integer(o, "ended_ns"),
+        outcome=text(o, "outcome") or "unknown",
+        stop_reason=text(o, "stop_reason"),
+        stop_ns=integer(o, "stop_ns"),
+        workers=tuple(_worker(w) for w in objects(o, "workers")),
     )
 
 
@@ -107,23 +114,23 @@ def state_from(o: Json, token: int) -> State:
     """The payload of ``state/<token>.json``."""
     return State(
         token=token,
-        run_id=_str(o, "run_id"),
-        attempt=_str(o, "attempt"),
-        attempts=_strings(o, "attempts"),
-        min_nodes=_int(o, "min_nodes"),
-        max_restarts=_int(o, "max_restarts"),
-        restarts_used=_int(o, "restarts_used"),
-        phase=_str(o, "phase") or "unknown",
-        round=_int(o, "round") or 0,
+        run_id=text(o, "run_id"),
+        attempt=text(o, "attempt"),
+        attempts=texts(o, "attempts"),
+        min_nodes=integer(o, "min_nodes"),
+        max_restarts=integer(o, "max_restarts"),
+        restarts_used=integer(o, "restarts_used"),
+        phase=text(o, "phase") or "unknown",
+        round=integer(o, "round") or 0,
         participants=tuple(
-            Participant(_need_str(p, "node"), _need_int(p, "first_rank"), _int(p, "slots") or 0)
-            for p in _objects(o, "participants")
+            Participant(need_text(p, "node"), need_integer(p, "first_rank"), integer(p, "slots") or 0)
+            for p in objects(o, "participants")
         ),
         lost=tuple(
-            Lost(_need_str(x, "node"), _int(x, "round") or 0, _int(x, "time_ns"), _float(x, "silent_s"))
-            for x in _objects(o, "lost")
+            Lost(need_text(x, "node"), integer(x, "round") or 0, integer(x, "time_ns"), number(x, "silent_s"))
+            for x in objects(o, "lost")
         ),
-        history=tuple(_history(h) for h in _objects(o, "history")),
+        history=tuple(_history(h) for h in objects(o, "history")),
         closed=_closed(o.get("closed")),
     )
 
@@ -137,103 +144,115 @@ def rank_error_from(value: object, rank: int) -> RankError:
         ours = check_schema(value["ftslurm"], "ftslurm/error")
     outer = value.get("message")
     if not isinstance(outer, (dict, str)):
-        raise Malformed(f"expected a message, found {_brief(outer)}")
-    message = outer if isinstance(outer, str) else _str(outer, "message") or ""
+        raise Malformed(f"expected a message, found {brief(outer)}")
+    message = outer if isinstance(outer, str) else text(outer, "message") or ""
     extra = outer.get("extraInfo") if isinstance(outer, dict) else None
     extra = extra if isinstance(extra, dict) else {}
-    time_ns = _int(ours, "time_ns")
+    time_ns = integer(ours, "time_ns")
     return RankError(
         rank=rank,
-        node=_str(ours, "node"),
-        host=_str(ours, "host"),
-        local_rank=_int(ours, "local_rank"),
+        node=text(ours, "node"),
+        host=text(ours, "host"),
+        local_rank=integer(ours, "local_rank"),
         time_ns=time_ns if time_ns is not None else _torch_time_ns(extra.get("timestamp")),
-        kind=_str(ours, "kind") or "exception",
-        exit_code=_int(ours, "exit_code"),
-        signal=_str(ours, "signal"),
-        step=_int(ours, "step"),
-        pid=_int(ours, "pid"),
-        argv=_strings(ours, "argv"),
+        kind=text(ours, "kind") or "exception",
+        exit_code=integer(ours, "exit_code"),
+        signal=text(ours, "signal"),
+        step=integer(ours, "step"),
+        pid=integer(ours, "pid"),
+        argv=texts(ours, "argv"),
         message=message,
-        traceback=_str(extra, "py_callstack") or None,
+        traceback=text(extra, "py_callstack") or None,
         exception=_exc(ours.get("exception"), MAX_CHAIN),
-        stacks=_str(ours, "stacks") or None,
+        stacks=text(ours, "stacks") or None,
+        surroundings=surroundings_from(ours.get("surroundings"), ours.get("shm")),
+        sections=sections_from(ours.get("sections")),
+        cuda=cuda_from(ours.get("cuda")),
     )
 
 
 def _torch_time_ns(stamp: object) -> int | None:
-    text = str(stamp) if isinstance(stamp, (str, int)) else ""
+    said = str(stamp) if isinstance(stamp, (str, int)) else ""
     # torch writes whole seconds as decimal text; anything else is no time.
-    return int(text) * 10**9 if text.isascii() and text.isdigit() and len(text) < 11 else None
+    return int(said) * 10**9 if said.isascii() and said.isdigit() and len(said) < 11 else None
 
 
 def _exc(value: object, depth: int) -> Exc | None:
     if not isinstance(value, dict) or depth == 0:
         return None
     frames = tuple(
-        Frame(_str(f, "file") or "?", _int(f, "line") or 0, _str(f, "function") or "?", _str(f, "source"))
-        for f in _objects(value, "frames")
+        Frame(text(f, "file") or "?", integer(f, "line") or 0, text(f, "function") or "?", text(f, "source"))
+        for f in objects(value, "frames")
     )
-    link = _exc(value.get("cause"), depth - 1) or _exc(value.get("context"), depth - 1)
-    name = _str(value, "type") or "Exception"
-    return Exc(name, _str(value, "module") or "", _str(value, "message") or "", frames, link)
+    cause = _exc(value.get("cause"), depth - 1)
+    members = (_exc(member, depth // 2) for member in objects(value, "exceptions")[:MAX_MEMBERS])
+    return Exc(
+        text(value, "type") or "Exception",
+        text(value, "module") or "",
+        text(value, "message") or "",
+        frames,
+        cause or _exc(value.get("context"), depth - 1),
+        explicit=cause is not None,
+        members=tuple(member for member in members if member is not None),
+        notes=texts(value, "notes"),
+    )
 
 
 def _worker(o: Json) -> Worker:
     progress = o.get("progress")
     return Worker(
-        rank=_need_int(o, "rank"),
-        local_rank=_int(o, "local_rank"),
-        pid=_int(o, "pid"),
-        started_ns=_int(o, "started_ns"),
-        ended_ns=_int(o, "ended_ns"),
-        exit_code=_int(o, "exit_code"),
-        signal=_str(o, "signal"),
+        rank=need_integer(o, "rank"),
+        local_rank=integer(o, "local_rank"),
+        pid=integer(o, "pid"),
+        started_ns=integer(o, "started_ns"),
+        ended_ns=integer(o, "ended_ns"),
+        exit_code=integer(o, "exit_code"),
+        signal=text(o, "signal"),
         core_dumped=o.get("core_dumped") is True,
         stopped_by_ftslurm=o.get("stopped_by_ftslurm") is True,
-        stop_signal=_str(o, "stop_signal"),
+        stop_signal=text(o, "stop_signal"),
         progress=_progress(progress) if isinstance(progress, dict) else None,
         failed=o.get("failed") is True,
     )
 
 
 def _progress(o: Json) -> Progress | None:
-    first, last = _int(o, "first_step"), _int(o, "last_step")
+    first, last = integer(o, "first_step"), integer(o, "last_step")
     if first is None or last is None:
         return None
-    return Progress(first, _int(o, "first_ns"), last, _int(o, "last_ns"))
+    return Progress(first, integer(o, "first_ns"), last, integer(o, "last_ns"))
 
 
 def _failure(value: object) -> Failure | None:
     if not isinstance(value, dict):
         return None
-    rank, node = _int(value, "rank"), _str(value, "node")
+    rank, node = integer(value, "rank"), text(value, "node")
     if rank is None or node is None:
         return None
     return Failure(
-        round=_int(value, "round") or 0,
+        round=integer(value, "round") or 0,
         node=node,
         rank=rank,
-        local_rank=_int(value, "local_rank"),
-        time_ns=_int(value, "time_ns"),
-        kind=_str(value, "kind") or "exit",
-        exit_code=_int(value, "exit_code"),
-        signal=_str(value, "signal"),
-        message=_str(value, "message") or "",
-        step=_int(value, "step"),
+        local_rank=integer(value, "local_rank"),
+        time_ns=integer(value, "time_ns"),
+        kind=text(value, "kind") or "exit",
+        exit_code=integer(value, "exit_code"),
+        signal=text(value, "signal"),
+        message=text(value, "message") or "",
+        step=integer(value, "step"),
     )
 
 
 def _history(o: Json) -> History:
     return History(
-        round=_need_int(o, "round"),
-        attempt=_str(o, "attempt"),
-        nodes=_strings(o, "nodes"),
-        world_size=_int(o, "world_size"),
-        formed_ns=_int(o, "formed_ns"),
-        ended_ns=_int(o, "ended_ns"),
-        outcome=_str(o, "outcome") or "unknown",
-        reason=_str(o, "reason"),
+        round=need_integer(o, "round"),
+        attempt=text(o, "attempt"),
+        nodes=texts(o, "nodes"),
+        world_size=integer(o, "world_size"),
+        formed_ns=integer(o, "formed_ns"),
+        ended_ns=integer(o, "ended_ns"),
+        outcome=text(o, "outcome") or "unknown",
+        reason=text(o, "reason"),
         failure=_failure(o.get("failure")),
     )
 
@@ -242,62 +261,14 @@ def _closed(value: object) -> Closed | None:
     if not isinstance(value, dict):
         return None
     return Closed(
-        outcome=_str(value, "outcome") or "unknown",
-        reason=_str(value, "reason") or "",
+        outcome=text(value, "outcome") or "unknown",
+        reason=text(value, "reason") or "",
         exit_code=_exit_code(value),
-        time_ns=_int(value, "time_ns"),
+        time_ns=integer(value, "time_ns"),
     )
 
 
 def _exit_code(o: Json) -> int:
-    code = _int(o, "exit_code")
+    code = integer(o, "exit_code")
     # A verdict that cannot be read must not turn into success.
     return code if code is not None and 0 <= code <= 255 else 1
-
-
-def _int(o: Json, key: str) -> int | None:
-    value = o.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or not -_INT_LIMIT <= value < _INT_LIMIT:
-        return None
-    return value
-
-
-def _float(o: Json, key: str) -> float | None:
-    value = o.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e18:
-        return None
-    return float(value)
-
-
-def _str(o: Json, key: str) -> str | None:
-    value = o.get(key)
-    return value if isinstance(value, str) else None
-
-
-def _need_int(o: Json, key: str) -> int:
-    value = _int(o, key)
-    if value is None:
-        raise Malformed(f"{key}: expected a number, found {_brief(o.get(key))}")
-    return value
-
-
-def _need_str(o: Json, key: str) -> str:
-    value = _str(o, key)
-    if value is None:
-        raise Malformed(f"{key}: expected text, found {_brief(o.get(key))}")
-    return value
-
-
-def _objects(o: Json, key: str) -> list[Json]:
-    value = o.get(key)
-    return [x for x in value if isinstance(x, dict)] if isinstance(value, list) else []
-
-
-def _strings(o: Json, key: str) -> tuple[str, ...]:
-    value = o.get(key)
-    return tuple(x for x in value if isinstance(x, str)) if isinstance(value, list) else ()
-
-
-def _brief(value: object) -> str:
-    text = repr(value) if isinstance(value, (str, int, float, type(None))) else type(value).__name__
-    return text if len(text) <= 60 else text[:57] + "..."

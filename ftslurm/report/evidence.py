@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ftslurm.failures.causes import CASCADE
-from ftslurm.report.blame import Suspect
 from ftslurm.report.facts import Frame, LogTail
+from ftslurm.report.suspect import Suspect
 
 LOG_LINES = 20
 LOG_LINE_LIMIT = 1000
@@ -57,8 +57,8 @@ def worker_failure(number: int, suspect: Suspect, tails: Sequence[LogTail], cwd:
         "ranks": str(suspect.rank),
         "argv": list(suspect.argv),
         "evidence": list(suspect.evidence),
-        "evidence_lines": [],
-        "restart": None,
+        "evidence_lines": list(suspect.lines),
+        "restart": cause.restart,
         "hang": None,
     }
 

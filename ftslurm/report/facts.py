@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ftslurm.failures.causes import ROWS, Cause, Surroundings
 from ftslurm.monitor.stacksfile import RankStacks
 
 
@@ -28,13 +29,16 @@ class Frame:
 
 @dataclass(frozen=True)
 class Exc:
-    """An exception: frames outermost first; ``link`` is its cause, else its context."""
+    """An exception: frames outermost first; ``link`` is its cause (then it is ``explicit``), else its context."""
 
     type: str
     module: str
     message: str
     frames: tuple[Frame, ...]
     link: Exc | None
+    explicit: bool = False
+    members: tuple[Exc, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,9 @@ class RankError:
     traceback: str | None
     exception: Exc | None
     stacks: str | None
+    surroundings: Surroundings | None = None
+    sections: tuple[tuple[str, float], ...] = ()
+    cuda: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -242,7 +249,7 @@ class RoundFiles:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that the report is made from, read at one moment (``now_ns``)."""
+    """Everything that the report is made from, read at one moment (``now_ns``); ``causes`` is what it judges by."""
 
     directory: str
     now_ns: int
@@ -253,3 +260,4 @@ class Snapshot:
     rounds: tuple[RoundFiles, ...] = ()
     skipped_rounds: int = 0
     problems: tuple[Problem, ...] = ()
+    causes: tuple[Cause, ...] = ROWS

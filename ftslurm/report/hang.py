@@ -22,9 +22,9 @@ from ftslurm.monitor.triage import (
     triage,
 )
 from ftslurm.report import blame
-from ftslurm.report.blame import Suspect
 from ftslurm.report.evidence import FAILURE_KEYS, VARIABLE, log_end, place_of
 from ftslurm.report.facts import Failure, LogTail, RoundFiles, Snapshot, Worker
+from ftslurm.report.suspect import Suspect
 from ftslurm.report.words import ranges
 
 HANG = "hang"
@@ -111,6 +111,7 @@ def hang_failure(
         "argv": [],
         "evidence": ["state", *(["stacks"] if files.stacks else [])],
         "evidence_lines": [],
+        "restart": cause.restart,
         "hang": {"rank": hang.rank, "node": hang.node, "message": hang.message, "verdict": verdict.verdict},
     }
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ftslurm.failures.causes import PRIMARY, Evidence, classify, describe
-from ftslurm.report.blame import Suspect
 from ftslurm.report.evidence import FAILURE_KEYS
 from ftslurm.report.facts import History, Lost, RoundFiles, Snapshot
+from ftslurm.report.suspect import Suspect
 from ftslurm.report.words import ranges
 
 # Ranks are numbers in a file: a hostile world size must not make the report count to 2**60.
@@ -62,6 +62,7 @@ def lost_failure(
         "argv": [],
         "evidence": ["state"],
         "evidence_lines": [],
+        "restart": cause.restart,
     }
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from ftslurm.monitor.triage import Triage, triage
 from ftslurm.report import blame
-from ftslurm.report.blame import Suspect
 from ftslurm.report.evidence import short, signature, worker_failure
 from ftslurm.report.facts import History, RoundFiles, Snapshot, Worker
 from ftslurm.report.hang import hang_failure, hang_of, is_first, whereabouts, without_hung
 from ftslurm.report.lost import WORLD_LIMIT, lost_failure, lost_first
+from ftslurm.report.suspect import Suspect
 from ftslurm.report.words import ranges
 
 Dict = dict[str, Any]
