@@ -1,0 +1,180 @@
+"""The report as Markdown, for pasting into an issue or a chat (pure).
+
+Whatever comes from files (messages, output, names) stands in code: in fences longer than any inside, or in code spans.
+There, nothing is a heading, a link, HTML or a mention of somebody.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ftslurm.report.hang_sections import stacks, whereabouts
+from ftslurm.report.headline import headline
+from ftslurm.report.sections import (
+    PROBLEMS_SHOWN,
+    ROUNDS_SHOWN,
+    ended,
+    in_all,
+    log,
+    other_ranks,
+    others_title,
+    problems,
+    took,
+    traceback,
+)
+from ftslurm.report.style import Json, Style
+from ftslurm.report.words import clip, count, duration, safe
+
+# Lines that a reader's window wraps; cut only so that a page of theirs stays a page.
+LINE_WIDTH, CELL_WIDTH = 500, 200
+LONG = 25
+"""A fence with more lines is folded away."""
+
+# Words that mean only themselves: no mark of Markdown, and nothing that GitHub takes for a commit or an issue.
+_PLAIN = re.compile(
+    r"(?!.*\b(?:[0-9a-f]{7,}|GH-\d))"
+    r"(?:[A-Za-z0-9 ,;()%']|[.:](?= |$)|(?<=\d)\.(?=\d)|(?<=[A-Za-z0-9])-(?=[A-Za-z0-9])|(?<=\d\d):(?=\d\d))*"
+)
+_BACKTICKS = re.compile(r"`+")
+
+
+def render(report: Json, *, zone: Callable[[float], Any] = time.localtime) -> str:
+    """Render a report as GitHub-flavoured Markdown.
+
+    Args:
+        report: what `ftslurm.report.analyse.analyse` returned.
+        zone: turns seconds since the epoch into a `time.struct_time` of the reader's time zone.
+
+    Returns:
+        Text below GitHub's limit of 65,536 characters for a comment.
+    """
+    style = Style(False, LINE_WIDTH, zone)
+    blocks = [_headline(report, style)]
+    focus = next((r for r in report["rounds"] if r["round"] == report["focus"]), None)
+    if focus is not None:
+        blocks += [_proofs(focus), _quoted(traceback(focus, style)), _quoted(whereabouts(focus, style), LONG)]
+        blocks += [_quoted(stacks(focus, style)), _quoted(log(focus, report, style))]
+        blocks.append(_table(others_title(focus), ("ranks", "how they ended"), other_ranks(focus, report)))
+    blocks += [_rounds(report, style), _quoted(problems(report, style), PROBLEMS_SHOWN), _run(report)]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def inline(text: str) -> str:
+    """Foreign text within a line: as it is if it is harmless, else as a code span."""
+    text = safe(text).strip()
+    return text if _PLAIN.fullmatch(text) else code(text)
+
+
+def code(text: str) -> str:
+    """Foreign text as a code span that nothing in it can end."""
+    text = safe(text)
+    if not text.strip():
+        return ""
+    ticks = "`" * (_longest(text) + 1)
+    room = " " if text[0] in "` " or text[-1] in "` " else ""
+    return f"{ticks}{room}{text}{room}{ticks}"
+
+
+def cell(text: str) -> str:
+    """Foreign text as the cell of a table, where a bar would end even a code span."""
+    text = clip(safe(text).strip(), CELL_WIDTH)
+    if "|" not in text:
+        return inline(text)
+    return f"<code>{''.join(c if c.isalnum() or c == ' ' else f'&#{ord(c)};' for c in text)}</code>"
+
+
+def fence(lines: Sequence[str]) -> str:
+    """Foreign lines as a block of code that nothing in it can end."""
+    ticks = "`" * max(3, 1 + max((_longest(line) for line in lines), default=0))
+    return "\n".join([f"{ticks}text", *lines, ticks])
+
+
+def _longest(text: str) -> int:
+    return max((len(run) for run in _BACKTICKS.findall(text)), default=0)
+
+
+def _headline(report: Json, style: Style) -> str:
+    lines = headline(report, style)
+    title, colon, rest = lines[0].partition(": ")
+    told = [f"{'  ' * (line.startswith('    '))}- {inline(line)}" for line in lines[1:]]
+    return "\n".join([f"**{inline(title)}**{colon}{inline(rest)}", "", *told])
+
+
+def _proofs(entry: Json) -> str:
+    failure = entry["first_failure"]
+    proofs = (failure["evidence_lines"] if failure else None) or []
+    return "\n".join([f"- known from: {inline(proof)}" for proof in proofs[:12]])
+
+
+def _quoted(lines: Sequence[str], long: int = LONG) -> str:
+    """A block of the text report, its title outside of the fence; folded away if it is long."""
+    if not lines:
+        return ""
+    title, block = _title(lines[0]), fence(_dedented(lines[1:]))
+    if len(lines) - 1 <= long:
+        return f"{title}:\n\n{block}"
+    # What stands in a summary is HTML: only our own words may.
+    return _folded(f"{count(len(lines) - 1, 'line')}", f"{title}:\n\n{block}")
+
+
+def _title(text: str) -> str:
+    words, bracket, path = text.partition(" (")
+    return f"{inline(words)} ({code(path.removesuffix(')'))})" if bracket else inline(text)
+
+
+def _dedented(lines: Sequence[str]) -> list[str]:
+    indent = min((len(line) - len(line.lstrip(" ")) for line in lines if line.strip()), default=0)
+    return [line[indent:] for line in lines]
+
+
+def _folded(summary: str, block: str) -> str:
+    title, _, rest = block.partition("\n\n")
+    return f"{title}\n\n<details><summary>{summary}</summary>\n\n{rest}\n\n</details>"
+
+
+def _table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(cell(value) for value in row)} |" for row in rows]
+    if not lines:
+        return ""
+    return "\n".join([f"{title}:", "", f"| {' | '.join(head)} |", "|" + " --- |" * len(head), *lines])
+
+
+def _rounds(report: Json, style: Style) -> str:
+    shown = report["rounds"][-ROUNDS_SHOWN:]
+    rows = [_round(entry, report, style) for entry in shown]
+    head = ["round", "attempt", "nodes", "ranks", "started", "took", "trained", "lost", "ended"]
+    left_out = len(report["rounds"]) - len(shown)
+    older = f" ({count(left_out, 'older one')} left out)" if left_out else ""
+    text = in_all(report)
+    return "\n\n".join(
+        x for x in (_table(f"rounds{older}", head, rows), inline(f"in all: {text}") if text else "") if x
+    )
+
+
+def _round(entry: Json, report: Json, style: Style) -> list[str]:
+    spent = entry["accounting"] or {"productive_s": None, "lost_s": None}
+    return [
+        str(entry["round"]),
+        entry["attempt"] or "?",
+        str(len(entry["nodes"])),
+        "?" if entry["world_size"] is None else str(entry["world_size"]),
+        style.date(entry["started_ns"], "%Y-%m-%d %H:%M:%S"),
+        duration(took(entry, report)),
+        duration(spent["productive_s"]),
+        duration(spent["lost_s"]),
+        ended(entry, report),
+    ]
+
+
+def _run(report: Json) -> str:
+    run = report["run"]
+    parts = [f"ftslurm {run['ftslurm']}"] if run["ftslurm"] else []
+    lines = [f"- command: {code(clip(' '.join(run['command']), LINE_WIDTH))}"] if run["command"] else []
+    lines.append(f"- files: {code(clip(run['directory'], LINE_WIDTH))}")
+    return "\n".join([*lines, *(f"- made by {inline(part)}" for part in parts)])
+
+
+__all__ = ["cell", "code", "fence", "inline", "render"]
