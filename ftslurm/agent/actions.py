@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ftslurm.lean import dataclass, replace
+from dataclasses import dataclass, replace
+
 from ftslurm.rendezvous.state import Failure, Hang, Master, NodeWord
 
 

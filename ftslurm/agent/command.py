@@ -71,13 +71,14 @@ def _supervise(
     logs: str,
     ward: Ward,
 ) -> int:
+    from dataclasses import replace
+
     from ftslurm.agent.courier import Courier
     from ftslurm.agent.doorbell import Doorbell
     from ftslurm.agent.loop import AgentLoop
     from ftslurm.agent.machine import AgentMachine
     from ftslurm.agent.ports import ReservedPort, lowest_ephemeral, pick_at_random
     from ftslurm.agent.settings import AgentSettings
-    from ftslurm.lean import replace
     from ftslurm.rendezvous.member import Member, Pace, first_word
     from ftslurm.rendezvous.seen import Shape, Timing
     from ftslurm.sharedfs.filesystem import PosixFileSystem

@@ -11,8 +11,8 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from ftslurm.lean import dataclass
 from ftslurm.rendezvous.member import Member, Refused, RunInUse, Superseded, View
 from ftslurm.rendezvous.state import NodeWord, Vitals
 from ftslurm.sharedfs.publish import BadFile

@@ -179,7 +179,8 @@ def _execute(will: int, code: int) -> None:
 
 
 def _epitaph(path: str, incarnation: str, code: int) -> None:
-    from ftslurm.lean import replace
+    from dataclasses import replace
+
     from ftslurm.rendezvous.state import LEFT, NodeWord
     from ftslurm.sharedfs.filesystem import PosixFileSystem
     from ftslurm.sharedfs.publish import BadFile, publish

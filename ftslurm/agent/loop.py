@@ -13,6 +13,7 @@ import selectors
 import signal
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ftslurm.agent.actions import (
@@ -46,7 +47,6 @@ from ftslurm.agent.showing import Showing
 from ftslurm.agent.surroundings import Surroundings
 from ftslurm.agent.workers import Worker, Workers
 from ftslurm.failures.record import summary
-from ftslurm.lean import replace
 from ftslurm.monitor.guard import Guard
 from ftslurm.monitor.watch import TIMER, Expiry
 from ftslurm.rendezvous.member import View

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from ftslurm.agent.actions import (
     Action,
@@ -25,7 +26,6 @@ from ftslurm.agent.actions import (
     Warm,
     WorkerEnd,
 )
-from ftslurm.lean import dataclass, field
 from ftslurm.rendezvous.state import (
     CLOSED,
     FAILED,

@@ -6,9 +6,9 @@ import os
 import signal
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from ftslurm.agent.environment import parse_streams
-from ftslurm.lean import dataclass
 from ftslurm.monitor.timeouts import Timeouts, parse_seconds, parse_section
 from ftslurm.rendezvous.seen import NEXT_ROUND, REJOIN
 

@@ -12,9 +12,9 @@ import select
 import sys
 import threading
 from collections import deque
+from dataclasses import dataclass
 
 from ftslurm.agent.kernel import FileWatch
-from ftslurm.lean import dataclass
 
 MAX_WAITING = 10_000
 CHUNK = 1 << 16

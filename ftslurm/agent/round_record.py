@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from ftslurm.agent.actions import Record
 from ftslurm.agent.workers import Worker
-from ftslurm.lean import asdict
 from ftslurm.monitor.progress import Progress
 
 SCHEMA, VERSION = "ftslurm/round-node", 1

@@ -11,12 +11,12 @@ import select
 import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ftslurm.agent.environment import standby_environment, worker_command
 from ftslurm.agent.kernel import signal_name
 from ftslurm.agent.settings import AgentSettings
 from ftslurm.agent.workers import Launch, spawn
-from ftslurm.lean import dataclass, field
 
 CHUNK = 1 << 16
 ORDER_BYTES = 1 << 20

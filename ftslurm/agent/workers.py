@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from ftslurm.agent.guardian import remove_tree
 from ftslurm.agent.kernel import kill_descendants, signal_name
-from ftslurm.lean import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from ftslurm.lean import replace
 from ftslurm.rendezvous.ending import close, count
 from ftslurm.rendezvous.running import refuse_restart
 from ftslurm.rendezvous.seen import NEVER, Seen, Timing, alive

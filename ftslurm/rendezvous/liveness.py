@@ -7,8 +7,7 @@ so a stall of the filesystem makes nobody silent.
 from __future__ import annotations
 
 from collections.abc import Callable
-
-from ftslurm.lean import dataclass
+from dataclasses import dataclass
 
 
 class Attention:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from ftslurm.lean import replace
 from ftslurm.rendezvous.ending import close, count, describe, end_round
 from ftslurm.rendezvous.seen import AT_ONCE, Seen, Timing, alive, replaced, waiting, word_of
 from ftslurm.rendezvous.state import (

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from ftslurm.lean import dataclass
 from ftslurm.rendezvous.state import READY, NodeWord, Participant, State
 
 AT_ONCE, NEXT_ROUND, NEVER = "at-once", "next-round", "never"

@@ -5,9 +5,9 @@ Facts only, and their form as JSON; what follows from them is decided in `fold` 
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ftslurm.lean import asdict, dataclass, replace
 from ftslurm.monitor.timeouts import Learned, Longest, read_learned, read_longest
 from ftslurm.rendezvous.fields import Fields
 from ftslurm.sharedfs.publish import BadFile, decode, encode

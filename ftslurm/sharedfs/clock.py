@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-
-from ftslurm.lean import dataclass
+from dataclasses import dataclass
 
 SAMPLES = 4
 EVERY_S = 600.0

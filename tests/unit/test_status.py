@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from ftslurm.lean import replace
 from ftslurm.monitor.timeouts import Learned, Longest, Spans, Timeouts
 from ftslurm.rendezvous.state import (
     Closed,

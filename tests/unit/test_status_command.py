@@ -8,13 +8,13 @@ import random
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ftslurm import cli
-from ftslurm.lean import replace
 from ftslurm.monitor.timeouts import Learned, Longest, Spans
 from ftslurm.rendezvous.state import (
     Closed,
