@@ -111,6 +111,32 @@ def test_a_rank_that_never_sends_its_first_heartbeat_is_found(start: Start) -> N
     assert "in fetch" in stacks(run)[1].stacks.text
 
 
+def test_ranks_that_have_finished_do_not_keep_a_hang_from_being_found(start: Start) -> None:
+    run = start(RANK + "if rank < 2: sys.exit()\ntrain(hangs=3)", *NODES, *QUICK)
+    assert run.wait() == 0, run.err
+    assert hung(run)["rank"] == 3
+    assert sorted(stacks(run)) == [2, 3]
+    assert len(history(run)) == 2
+
+
+def test_a_job_that_was_suspended_as_a_whole_goes_on_when_it_is_resumed(start: Start) -> None:
+    run = start(RANK + "train()", *NODES, *QUICK, "--max-restarts", "0")
+    for rank in range(4):
+        pid_of(run, rank)
+    # As `scontrol suspend` does; agents last, for a guardian continues an agent that is stopped alone.
+    below = set(agents(run).values())
+    pids = sorted((pid for pid, _ in run.marked()), key=lambda pid: pid in below)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(10)
+    for pid in reversed(pids):
+        os.kill(pid, signal.SIGCONT)
+    time.sleep(4)
+    (run.directory / "done").touch()
+    assert run.wait() == 0, run.err
+    assert "hangs" not in run.err and "lost" not in run.err, run.err
+
+
 # Sections
 
 
@@ -177,10 +203,10 @@ def test_a_stopped_rank_is_said_to_be_stopped_and_ended_and_the_job_goes_on(star
 
 def test_a_stopped_rank_is_continued_so_that_a_milder_signal_reaches_it(start: Start) -> None:
     script = """
-signal.signal(signal.SIGTERM, lambda *_: (up("saved"), os._exit(3)))
+signal.signal(signal.SIGQUIT, lambda *_: (up("saved"), os._exit(3)))
 train(hangs=1, act=lambda: os.kill(os.getpid(), signal.SIGSTOP))
 """
-    run = start(RANK + script, "--nproc-per-node", "2", "--grace", "20", *QUICK, "--hang-signal", "SIGTERM")
+    run = start(RANK + script, "--nproc-per-node", "2", "--grace", "20", *QUICK, "--hang-signal", "SIGQUIT")
     assert run.wait() == 0, run.err
     assert (run.directory / "saved1.1").exists()
 
