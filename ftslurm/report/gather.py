@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from ftslurm.failures import plugins
+from ftslurm.failures.causes import Cause
 from ftslurm.monitor import stacksfile
 from ftslurm.monitor.stacksfile import LIMIT as STACKS_LIMIT
 from ftslurm.monitor.stacksfile import RankStacks
@@ -60,13 +62,16 @@ PROBLEMS_KEPT = 1000
 Fact = TypeVar("Fact")
 
 
-def gather(directory: Path, *, now_ns: int, round_number: int | None = None) -> Snapshot:
+def gather(
+    directory: Path, *, now_ns: int, round_number: int | None = None, causes: Sequence[Cause] | None = None
+) -> Snapshot:
     """Read everything that the report needs from a run directory.
 
     Args:
         directory: the run directory.
         now_ns: the time of reading, nanoseconds since the epoch.
         round_number: a round whose files are wanted even if it is an old one.
+        causes: the rows to judge by; None: ftslurm's, and those that entry points add.
 
     Returns:
         What could be read. No file's content or absence raises.
@@ -74,7 +79,11 @@ def gather(directory: Path, *, now_ns: int, round_number: int | None = None) -> 
     Raises:
         OSError: the directory itself is not there or may not be entered.
     """
-    return _Reader(directory, os.stat(directory).st_uid).snapshot(now_ns, round_number)
+    reader = _Reader(directory, os.stat(directory).st_uid)
+    if causes is None:
+        causes, broken = plugins.load()
+        reader.problems += [Problem(*each) for each in broken]
+    return reader.snapshot(now_ns, round_number, tuple(causes))
 
 
 class _Reader:
@@ -85,7 +94,7 @@ class _Reader:
         self.problems: list[Problem] = []
         self.stacks_left = STACKS_IN_ALL
 
-    def snapshot(self, now_ns: int, round_number: int | None) -> Snapshot:
+    def snapshot(self, now_ns: int, round_number: int | None, causes: tuple[Cause, ...]) -> Snapshot:
         run = self.record(self.directory / "run.json", "ftslurm/run", SMALL_LIMIT, run_from)
         attempts = tuple(self.attempts())
         state = self.state()
@@ -102,6 +111,7 @@ class _Reader:
             nodes=nodes,
             rounds=rounds,
             skipped_rounds=len(numbers) - len(chosen),
+            causes=causes,
         )
         snapshot = replace(snapshot, rounds=tuple(self.with_stacks(snapshot, round_number)))
         snapshot = replace(snapshot, rounds=tuple(self.with_tails(snapshot)))

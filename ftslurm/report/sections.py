@@ -11,8 +11,16 @@ from ftslurm.report.words import brief, clip, count, duration, first_line, names
 TRACEBACK_HEAD, TRACEBACK_TAIL = 12, 40
 LOG_LINES_BESIDE_TRACEBACK = 10
 ROUNDS_SHOWN = 12
+EVIDENCE_SHOWN = 12
 GROUPS_SHOWN = 12
 PROBLEMS_SHOWN = 10
+
+
+def evidence(entry: Json, style: Style) -> list[str]:
+    """What proves the first failure's cause, and what else was seen of it."""
+    failure = entry["first_failure"]
+    shown = failure["evidence_lines"][:EVIDENCE_SHOWN] if failure else []
+    return [style.section("evidence"), *(line for each in shown for line in style.wrapped(safe(each)))] if shown else []
 
 
 def traceback(entry: Json, style: Style) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ftslurm.report.hang_sections import stacks, whereabouts
 from ftslurm.report.headline import headline
-from ftslurm.report.sections import files, log, others, problems, timeline, traceback
+from ftslurm.report.sections import evidence, files, log, others, problems, timeline, traceback
 from ftslurm.report.style import WIDTH, Json, Style
 
 
@@ -30,7 +30,7 @@ def render(
     blocks = [headline(report, style)]
     focus = next((r for r in report["rounds"] if r["round"] == report["focus"]), None)
     if focus is not None:
-        blocks += [traceback(focus, style), whereabouts(focus, style), stacks(focus, style)]
+        blocks += [evidence(focus, style), traceback(focus, style), whereabouts(focus, style), stacks(focus, style)]
         blocks += [log(focus, report, style), others(focus, report, style)]
     if focus is not None or len(report["rounds"]) > 1:
         blocks.append(timeline(report, style))
