@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ftslurm.monitor.client import start_section as start_section
     from ftslurm.monitor.client import state_dict as state_dict
     from ftslurm.monitor.client import workload_finished as workload_finished
+    from ftslurm.record import record as record
 
 _HOMES = {
     "RoundIsOver": "ftslurm.fence",
@@ -29,6 +30,7 @@ _HOMES = {
     "heartbeat": "ftslurm.monitor.client",
     "load_state_dict": "ftslurm.monitor.client",
     "progress": "ftslurm.monitor.client",
+    "record": "ftslurm.record",
     "section": "ftslurm.monitor.client",
     "set_timeouts": "ftslurm.monitor.client",
     "start_section": "ftslurm.monitor.client",
