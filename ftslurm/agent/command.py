@@ -81,6 +81,7 @@ def _supervise(
     from ftslurm.agent.settings import AgentSettings
     from ftslurm.rendezvous.member import Member, Pace, first_word
     from ftslurm.rendezvous.seen import Shape, Timing
+    from ftslurm.sharedfs.clock import server_clock
     from ftslurm.sharedfs.filesystem import PosixFileSystem
     from ftslurm.sharedfs.publish import random_nonce
 
@@ -100,7 +101,8 @@ def _supervise(
     pace = Pace(heartbeat_s=options.heartbeat_s, follow_s=min(1.0, options.heartbeat_s))
     timing = Timing(options.node_timeout_s, options.join_timeout_s, options.last_call_s, rejoin=options.rejoin)
     bell = Doorbell(placement.address, incarnation)
-    member = Member(fs, run, shape, word, timing, pace, time.monotonic, time.time_ns, ring=bell.ring)
+    clock = server_clock(run.nodes, time.monotonic)
+    member = Member(fs, run, shape, word, timing, pace, time.monotonic, time.time_ns, ring=bell.ring, clock=clock)
     courier = Courier(member, time.monotonic)
     # What --no-python runs imports nothing.
     spare_imports = options.spare_imports if program.kind != "exec" else ()

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from ftslurm.rendezvous.member import Member, Refused, RunInUse, Superseded, View
 from ftslurm.rendezvous.state import NodeWord, Vitals
+from ftslurm.sharedfs.clock import ClockOffset
 from ftslurm.sharedfs.publish import BadFile
 
 Errand = Callable[[], object]
@@ -71,6 +72,11 @@ class Courier:
         self._known_notes: set[str] = set()
         self._trouble: str | None = None
         self._thread = threading.Thread(target=self._work, name="courier", daemon=True)
+
+    @property
+    def clock(self) -> ClockOffset | None:
+        """This node's clock against the filesystem server's, as last measured."""
+        return self._member.word.clock
 
     def start(self) -> None:
         """Begin."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from ftslurm.agent.actions import Record
@@ -20,6 +21,7 @@ from ftslurm.failures.record import STACKS, complete, compose, encode
 from ftslurm.failures.witness import open_sections
 from ftslurm.monitor import mark
 from ftslurm.rendezvous.state import HANG, NodeWord
+from ftslurm.sharedfs.clock import ClockOffset
 from ftslurm.sharedfs.filesystem import FileSystem
 from ftslurm.sharedfs.publish import publish
 from ftslurm.sharedfs.rundir import RunDirectory
@@ -37,6 +39,7 @@ class Journal:
         now_ns: wall clock, nanoseconds since the epoch.
         surroundings: what else to look at when a worker fails.
         local: node-local directory in which a directory for the records is made that cannot be published.
+        clock: this node's clock against the filesystem server's, as last measured; for each round's file.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class Journal:
         now_ns: Callable[[], int],
         surroundings: Surroundings,
         local: str,
+        clock: Callable[[], ClockOffset | None] = lambda: None,
     ) -> None:
         self._send = send
         self._fs = fs
@@ -57,6 +61,7 @@ class Journal:
         self._around = surroundings
         self._before: dict[str, Any] = {}
         self._local = local
+        self._clock = clock
         # By path; the loop adds, the courier removes, and each such step is atomic.
         self._pending: dict[str, tuple[bytes, bool]] = {}
         self._tried_ns = 0
@@ -96,6 +101,8 @@ class Journal:
         who = {"node": word.node, "incarnation": word.incarnation, "host": word.host, "agent_pid": word.pid}
         content = round_record(record, workers, progress, who, started_ns, self._now_ns())
         content["surroundings"] = self._before
+        clock = self._clock()
+        content["clock"] = None if clock is None else asdict(clock)
         path = self._run.round_node_file(record.assignment.round, word.node)
         self._publish(path, json.dumps(content, indent=1).encode() + b"\n", durable=record.over)
 

@@ -114,7 +114,8 @@ class AgentLoop:
         local = os.path.dirname(settings.local_dir)
         core_limit = resource.getrlimit(resource.RLIMIT_CORE)[0]
         self._surroundings = Surroundings(settings.local_dir, monotonic=monotonic, core_limit=core_limit)
-        self._journal = Journal(courier.send, fs, run, settings.facts.run_id, now_ns, self._surroundings, local)
+        facts = (settings.facts.run_id, now_ns, self._surroundings, local, lambda: courier.clock)
+        self._journal = Journal(courier.send, fs, run, *facts)
         self._guard = Guard(monotonic=monotonic)
         self._showing: Showing | None = None
         self._hung: dict[int, str] = {}

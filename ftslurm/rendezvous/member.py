@@ -16,6 +16,7 @@ from ftslurm.rendezvous.observer import Observer
 from ftslurm.rendezvous.seen import Shape, Timing
 from ftslurm.rendezvous.state import CLOSED, FORMING, LEFT, READY, RUNNING, Failure, NodeWord, State, Vitals
 from ftslurm.sharedfs.cell import KEPT, FencedCell, Versioned
+from ftslurm.sharedfs.clock import ServerClock
 from ftslurm.sharedfs.filesystem import FileSystem
 from ftslurm.sharedfs.publish import publish, random_nonce
 from ftslurm.sharedfs.rundir import RunDirectory
@@ -89,6 +90,7 @@ class Member:
         now: monotonic clock, seconds.
         now_ns: wall clock, nanoseconds since the epoch.
         ring: tells these agents to look now; nothing relies on it.
+        clock: measures this node's clock by the publications of its word; None: nobody does.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class Member:
         now_ns: Callable[[], int],
         nonce: Callable[[], str] = random_nonce,
         ring: Callable[[Iterable[NodeWord]], None] = lambda words: None,
+        clock: ServerClock | None = None,
     ) -> None:
         self._fs = fs
         self._run = run
@@ -114,6 +117,7 @@ class Member:
         self._now_ns = now_ns
         self._nonce = nonce
         self._ring = ring
+        self._clock = clock
         self._cell = FencedCell(fs, run.state, nonce)
         self._notes: list[str] = []
         self._observer = Observer(fs, run, shape.expected, timing, pace.follow_s, now, self._notes)
@@ -133,7 +137,7 @@ class Member:
 
     def say(self, word: NodeWord) -> None:
         """Change this node's word, but for its counter; the next tick publishes it."""
-        self._word = replace(word, counter=self._word.counter)
+        self._word = replace(word, counter=self._word.counter, clock=self._word.clock)
         self._dirty = True
 
     def mention(self, vitals: Vitals) -> None:
@@ -242,12 +246,17 @@ class Member:
         # Dropped before the write: a word said during it must be published by the next tick.
         self._dirty = False
         self._word = replace(self._word, counter=self._word.counter + 1, token=self._token, time_ns=self._now_ns())
+        path, before_ns = self._run.node_file(self._word.node), self._now_ns()
         try:
-            publish(self._fs, self._run.node_file(self._word.node), self._word.encode(), nonce=self._nonce)
+            publish(self._fs, path, self._word.encode(), nonce=self._nonce)
         except OSError:
             self._dirty = True
             raise
         self._published_at = now
+        if self._clock is not None and self._clock.due():
+            # The next word has it: one that is published for this alone would cost more than it is worth.
+            self._clock.published(path, before_ns, self._now_ns())
+            self._word = replace(self._word, clock=self._clock.offset)
         if said and self._state is not None and not self._coordinating():
             leader = self._observer.coordinators_word(self._state)
             self._ring([leader] if leader is not None else [])

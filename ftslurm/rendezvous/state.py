@@ -10,6 +10,7 @@ from typing import Any
 
 from ftslurm.monitor.timeouts import Learned, Longest, read_learned, read_longest
 from ftslurm.rendezvous.fields import Fields
+from ftslurm.sharedfs.clock import ClockOffset
 from ftslurm.sharedfs.publish import BadFile, decode, encode
 
 NODE_SCHEMA, NODE_VERSION = "ftslurm/node", 1
@@ -150,6 +151,10 @@ class Vitals:
         )
 
 
+def _read_clock(fields: Fields) -> ClockOffset:
+    return ClockOffset(fields.number("offset_ns"), fields.number("error_ns"), fields.number("at_ns"))
+
+
 def _read_intervals(value: object, where: str) -> tuple[tuple[int, int], ...]:
     if not isinstance(value, list) or len(value) > 1000:
         raise ValueError(f"{where}: expected a list of pairs")
@@ -181,6 +186,7 @@ class NodeWord:
         hang: the first rank here that hung in `round`, if any.
         shown: the newest round of which it has collected its ranks' stacks, 0 for none.
         vitals: how its ranks get on; None before they run.
+        clock: its clock against the filesystem server's, None where that cannot be measured; for reports only.
     """
 
     node: str
@@ -204,6 +210,7 @@ class NodeWord:
     hang: Hang | None = None
     shown: int = 0
     vitals: Vitals | None = None
+    clock: ClockOffset | None = None
 
     def encode(self) -> bytes:
         """Return it as a file's content."""
@@ -238,6 +245,7 @@ class NodeWord:
             fields.maybe_object("hang", Hang.read),
             fields.maybe_number("shown") or 0,
             fields.maybe_object("vitals", Vitals.read),
+            fields.maybe_object("clock", _read_clock),
         )
 
 

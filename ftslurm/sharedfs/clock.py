@@ -113,7 +113,7 @@ def server_clock(directory: str, monotonic: Callable[[], float]) -> ServerClock 
 
 
 def filesystem_of(mountinfo: str, path: str) -> str:
-    """Return the type of the filesystem that `path` is on (proc_pid_mountinfo(5)); empty if it cannot be told (pure)."""
+    """Return the type of the filesystem of `path` (proc_pid_mountinfo(5)); empty if it cannot be told (pure)."""
     best, kind = "", ""
     for line in mountinfo.splitlines():
         left, _, right = line.partition(" - ")
@@ -121,7 +121,7 @@ def filesystem_of(mountinfo: str, path: str) -> str:
         if len(words) < 5 or not facts[0]:
             continue
         point = _unescape(words[4])
-        inside = point == "/" or path == point or path.startswith(point + "/")
+        inside = point in ("/", path) or path.startswith(point + "/")
         if inside and len(point) >= len(best):
             # Of several mounts on one point the last one is seen.
             best, kind = point, facts[0]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ftslurm.rendezvous.member import Member, Pace, first_word
+from ftslurm.rendezvous.seen import Shape, Timing
+from ftslurm.rendezvous.state import NodeWord
 from ftslurm.sharedfs.clock import (
     EVERY_S,
     SAMPLES,
@@ -18,6 +23,8 @@ from ftslurm.sharedfs.clock import (
     offset_of,
     server_clock,
 )
+from ftslurm.sharedfs.rundir import RunDirectory
+from ftslurm.testing.memoryfs import MemoryFileSystem
 
 MS = 1_000_000
 NOW = 1_772_366_400 * 10**9
@@ -120,3 +127,31 @@ def test_nothing_is_measured_on_filesystems_whose_clients_stamp(monkeypatch: pyt
     assert server_clock(os.getcwd(), lambda: 0.0) is None
     monkeypatch.setattr("ftslurm.sharedfs.clock.filesystem_of", lambda text, path: "nfs4")
     assert server_clock(os.getcwd(), lambda: 0.0) is not None
+
+
+def test_a_member_says_its_clock_in_its_word_and_words_without_one_still_read() -> None:
+    fs = MemoryFileSystem()
+    for directory in ("/run/nodes", "/run/state"):
+        fs.makedirs(directory)
+    now = [100.0]
+
+    def now_ns() -> int:
+        now[0] += 0.001
+        return NOW + int(now[0] * 1e9)
+
+    clock = ServerClock(lambda: now[0], lambda path: NOW + int((now[0] + 90) * 1e9) + 1)
+    word = first_word("n1", "a", "7.0", 0, 1)
+    shape = Shape("r", "7.0", ("n1",), 1, 1, 3)
+    member = Member(
+        fs, RunDirectory("/run"), shape, word, Timing(8, 600, 30), Pace(), lambda: now[0], now_ns, clock=clock
+    )
+    for _ in range(3):
+        member.tick()
+        member.say(replace(member.word, clock=None, reason=None))
+        now[0] += 4
+    said = NodeWord.decode(fs.content("/run/nodes/n1.json"), "n1.json")
+    assert said.clock is not None
+    assert abs(said.clock.offset_ns - 90 * 10**9) <= said.clock.error_ns + 1000
+    old = json.loads(said.encode())
+    del old["clock"]
+    assert NodeWord.decode(json.dumps(old).encode(), "n1.json").clock is None
