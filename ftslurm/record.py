@@ -30,7 +30,7 @@ def record(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]
 
     Like ``torch.distributed.elastic.multiprocessing.errors.record``: outside an agent it does nothing, the exception is
     always raised again, and ``sys.exit(0)`` is no failure. Under torchrun the record goes where torchrun looks for it,
-    and torch's readers understand it. A call costs some ten microseconds more, so it is meant for the entry of a
+    and torch's readers understand it. A call may cost a millisecond more, so it is meant for the entry of a
     process or thread, not for each step::
 
         @ftslurm.record

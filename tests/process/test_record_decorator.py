@@ -98,9 +98,9 @@ def test_a_good_end_leaves_no_record(tmp_path: Path, end: str) -> None:
 
 
 def test_outside_an_agent_it_does_nothing_but_pass_the_exception_on(tmp_path: Path) -> None:
-    source = "import ftslurm\n@ftslurm.record\ndef main():\n    'Words.'\n    raise ValueError\nprint(main.__doc__)\nmain()\n"
+    source = "import ftslurm\n@ftslurm.record\ndef main():\n    'Hi.'\n    raise OSError\nprint(main.__doc__)\nmain()\n"
     process = run(tmp_path, source)
-    assert (process.returncode, process.stdout) == (1, "Words.\n")
+    assert (process.returncode, process.stdout) == (1, "Hi.\n")
     assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
 
 
