@@ -32,9 +32,7 @@ def lines(evidence: Evidence, cause: Cause, found: Evidence) -> list[str]:
     if around is not None:
         said += _around(evidence, cause, around)
     elif cause.name in ("sigkill", "shell-killed"):
-        said.append(
-            "cgroup: nothing was recorded of its memory, so an out-of-memory kill is neither proved nor excluded"
-        )
+        said.append(f"cgroup: nothing is recorded of it, {_UNKNOWN}")
     said += _doing(evidence)
     return said + (_cuda(evidence) if cause.name.startswith(("cuda", "gpu", "nccl")) else [])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ftslurm.failures.causes import CASCADE
+from ftslurm.failures.causes import CASCADE, OTHER_NODE, POINTLESS
 from ftslurm.report.style import Json, Style
 from ftslurm.report.words import (
     after,
@@ -18,6 +18,7 @@ from ftslurm.report.words import (
 )
 
 SURVIVED_SHOWN = 3
+RESTARTS = {OTHER_NODE: "A restart makes sense without that node.", POINTLESS: "A restart alone is pointless."}
 
 
 def headline(report: Json, style: Style) -> list[str]:
@@ -162,7 +163,10 @@ def _hints(failure: Json, style: Style) -> list[str]:
     same = failure["same_as_rounds"]
     if same:
         lines += style.wrapped(f"the same failure as in round{'s' if len(same) > 1 else ''} {ranges(same)}")
-    return lines + (style.wrapped(f"hint: {failure['advice']}") if failure["advice"] else [])
+    # Of a lost node nobody needs to be told that it is not to be used.
+    restart = RESTARTS.get(failure["restart"], "") if failure["rank"] is not None else ""
+    hint = " ".join(part for part in (failure["advice"], restart) if part)
+    return lines + (style.wrapped(f"hint: {hint}") if hint else [])
 
 
 def _survived(report: Json, style: Style) -> list[str]:

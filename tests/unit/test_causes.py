@@ -1,0 +1,463 @@
+"""Each cause: what it is told by, what only looks like it, and what follows from it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ftslurm.failures.causes import (
+    CASCADE,
+    OTHER_NODE,
+    POINTLESS,
+    PRIMARY,
+    RESTARTS,
+    ROWS,
+    SAME_NODE,
+    Cause,
+    Evidence,
+    OomKills,
+    Space,
+    Surroundings,
+    classify,
+    describe,
+    find,
+)
+from ftslurm.failures.evidence import CAUSE, CONTEXT, MEMBER
+from ftslurm.failures.plugins import load, load_from
+from ftslurm.failures.proofs import lines, size
+
+GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:3141"
+WATCHDOG = (
+    "[rank1]:[E513 12:00:00.000000000 ProcessGroupNCCL.cpp:685] [Rank 1] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=5, OpType=ALLREDUCE) ran for 600000 milliseconds before timing out.\n"
+    "terminate called after throwing an instance of 'c10::DistBackendError'\n"
+)
+GIB = 1 << 30
+KILLED_FOR_MEMORY = Surroundings(OomKills(1, 1, 12.0, "memory.events of step_0", 4 * GIB, 4 * GIB, 120))
+NOBODY_COUNTED = Surroundings(OomKills(0, 0, 12.0), node_oom_kills=3)
+LONG_AGO = Surroundings(OomKills(0, 2, 12.0))
+FULL_SHM = Surroundings(spaces=(Space("/dev/shm", 60 << 20, 64 << 20, least_free=0),))
+ROOMY = Surroundings(spaces=(Space("/dev/shm", 60 << 20, 64 << 20), Space("/tmp", 0, 10 << 20)))
+
+
+def raised(kind: str, message: str = "", module: str = "builtins", **more: Any) -> Evidence:
+    return Evidence("exception", kind, module, message, **more)
+
+
+def signal(name: str, **more: Any) -> Evidence:
+    return Evidence("signal", message=f"killed by {name}", signal=name, **more)
+
+
+def ended(code: int, message: str = "", **more: Any) -> Evidence:
+    text = message or f"exit code {code}, no Python exception reached the top level"
+    return Evidence("exit", message=text, exit_code=code, **more)
+
+
+def usage(*files: str, **more: Any) -> Evidence:
+    return Evidence("exit", "SystemExit", "builtins", "2", files, exit_code=2, **more)
+
+
+def chained(outer: Evidence, how: str, *inner: Evidence) -> Evidence:
+    return replace(outer, inner=tuple((how, one) for one in inner))
+
+
+POSITIVE = [
+    ("spawn", Evidence("spawn", message="cannot start /opt/python")),
+    ("health", Evidence("health", health="GPU 3: 2 uncorrectable ECC errors")),
+    ("health-check", Evidence("health-check", message="n3 refused: /dev/shm is full")),
+    ("agent-lost", Evidence("agent-lost", message="its agent was killed by SIGKILL")),
+    ("node-lost", Evidence("node-lost", message="no sign of life for 30.0 s")),
+    ("hang", Evidence("hang", message="no heartbeat for 30.0 s")),
+    ("time-limit", Evidence("time-limit")),
+    ("time-limit", signal("SIGTERM", scheduler="TIMEOUT")),
+    ("preempted", signal("SIGTERM", scheduler="PREEMPTED")),
+    ("cancelled", Evidence("cancelled", message="by user 1001")),
+    ("scheduler", Evidence("scheduler", scheduler="BOOT_FAIL")),
+    ("port-in-use", raised("DistNetworkError", "server socket failed: EADDRINUSE", "torch.distributed")),
+    ("port-in-use", raised("OSError", "[Errno 98] Address already in use")),
+    ("nccl-usage", raised("DistBackendError", "ncclInvalidUsage: ...", "torch.distributed")),
+    ("cuda-oom", raised("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2 GiB", "torch")),
+    ("cuda-oom", raised("OutOfMemoryError", "HIP out of memory.", "torch.cuda")),
+    ("cuda-assert", raised("RuntimeError", "CUDA error: device-side assert triggered\nCUDA kernel errors")),
+    ("gpu-ecc", raised("AcceleratorError", "CUDA error: uncorrectable ECC error encountered", "torch")),
+    ("gpu-lost", raised("RuntimeError", "CUDA error: GPU has fallen off the bus")),
+    ("gpu-missing", raised("RuntimeError", "CUDA error: no CUDA-capable device is detected")),
+    ("gpu-missing", raised("RuntimeError", "No CUDA GPUs are available")),
+    ("gpu-busy", raised("RuntimeError", "CUDA error: all CUDA-capable devices are busy or unavailable")),
+    ("cuda-access", raised("RuntimeError", "CUDA error: an illegal memory access was encountered")),
+    ("cuda-launch", raised("RuntimeError", "CUDA error: unspecified launch failure")),
+    ("cuda-error", raised("RuntimeError", "CUDA error: unknown error")),
+    ("host-oom-kill", signal("SIGKILL", surroundings=KILLED_FOR_MEMORY)),
+    ("host-oom-kill", signal("SIGKILL", scheduler="OUT_OF_MEMORY")),
+    ("host-oom-kill", ended(137, surroundings=KILLED_FOR_MEMORY)),
+    (
+        "host-oom-kill",
+        raised(
+            "RuntimeError", "DataLoader worker (pid 7) is killed by signal: Killed. ", surroundings=KILLED_FOR_MEMORY
+        ),
+    ),
+    ("shm-full", signal("SIGBUS", surroundings=FULL_SHM)),
+    (
+        "shm-full",
+        raised("RuntimeError", "DataLoader worker (pid 7) is killed by signal: Bus error. ", surroundings=FULL_SHM),
+    ),
+    ("shm-space", raised("RuntimeError", "unable to write to file </torch_9_13_0>: No space left on device (28)")),
+    ("dataloader-worker", raised("RuntimeError", "DataLoader worker (pid(s) 12, 13) exited unexpectedly")),
+    ("host-memory", raised("MemoryError")),
+    ("host-memory", raised("RuntimeError", "[enforce fail at alloc_cpu.cpp:114] DefaultCPUAllocator: can't alloc")),
+    ("host-memory", raised("OSError", "[Errno 12] Cannot allocate memory")),
+    ("process-limit", raised("RuntimeError", "can't start new thread")),
+    ("process-limit", raised("BlockingIOError", "[Errno 11] Resource temporarily unavailable")),
+    ("open-files", raised("OSError", "[Errno 24] Too many open files: '/data/x'")),
+    ("syntax-error", raised("IndentationError", "unexpected indent")),
+    ("import-error", raised("ModuleNotFoundError", "No module named 'x'", life_s=200.0)),
+    ("wrong-usage", usage("/home/a/train.py", "/usr/lib/python3.11/argparse.py")),
+    ("wrong-usage", usage("/home/a/train.py", "/usr/lib/python3/site-packages/click/core.py")),
+    ("missing-script", ended(2, "can't open file '/home/a/trian.py': [Errno 2] No such file or directory")),
+    ("missing-program", ended(127, "cannot start trian: no such program in PATH")),
+    ("disk-full", raised("OSError", "[Errno 28] No space left on device: '/ckpt/1.pt'")),
+    (
+        "disk-full",
+        raised(
+            "OSError",
+            "Caught OSError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n  File\n"
+            "OSError: [Errno 28] No space left on device\n",
+        ),
+    ),
+    ("quota", raised("OSError", "[Errno 122] Disk quota exceeded")),
+    ("file-size", signal("SIGXFSZ")),
+    (
+        "write-failed",
+        raised("RuntimeError", "[enforce fail] PytorchStreamWriter failed writing file data/0: file write failed"),
+    ),
+    ("read-only", raised("OSError", "[Errno 30] Read-only file system: '/x'")),
+    ("filesystem", raised("OSError", "[Errno 116] Stale file handle")),
+    ("filesystem", raised("OSError", "[Errno 5] Input/output error")),
+    ("missing-file", raised("FileNotFoundError", "[Errno 2] No such file or directory: '/data'")),
+    ("permission", raised("PermissionError", "[Errno 13] Permission denied: '/ckpt'")),
+    ("nan", raised("FloatingPointError", "overflow encountered in exp")),
+    ("nan", raised("RuntimeError", "Function 'MulBackward0' returned nan values in its 0th output.")),
+    ("nan", raised("ValueError", "loss is nan")),
+    ("nan", raised("ValueError", "NaN or Inf found in gradients at step 12")),
+    ("nan", raised("RuntimeError", "Loss went to Inf, stopping training")),
+    ("system-exit", Evidence("exit", "SystemExit", "builtins", "giving up", exit_code=1)),
+    ("interrupt", raised("KeyboardInterrupt")),
+    ("exception", raised("ValueError", "boom")),
+    ("sigkill", signal("SIGKILL")),
+    ("segfault", signal("SIGSEGV")),
+    ("bus-error", signal("SIGBUS")),
+    ("abort", signal("SIGABRT")),
+    ("illegal-instruction", signal("SIGILL")),
+    ("cpu-limit", signal("SIGXCPU")),
+    ("terminated", signal("SIGTERM")),
+    ("signal", signal("SIGUSR2")),
+    ("shell-killed", ended(137)),
+    ("shell-crashed", ended(139)),
+    ("shell-missing", ended(127)),
+    ("exit", ended(3)),
+]
+CASCADES = [
+    ("peer-reset", raised("RuntimeError", GLOO)),
+    ("peer-reset", raised("RuntimeError", "Connection reset by peer", files=("/x/torch/distributed/c10d.py",))),
+    ("nccl-timeout", raised("DistBackendError", "Watchdog caught collective operation timeout", "torch.distributed")),
+    ("collective-timeout", raised("DistStoreError", "Timed out after 61 seconds waiting for clients", "torch")),
+    ("nccl", raised("DistBackendError", "NCCL error in: x.cpp, unhandled system error", "torch.distributed")),
+    ("nccl-abort", signal("SIGABRT", tail=f"step 4\n{WATCHDOG}")),
+]
+DECOYS = [
+    ("the word OOM in a log line", signal("SIGKILL", tail="INFO OOM score adjusted\nout of memory? no\n"), "sigkill"),
+    ("a user who prints Killed", ended(1, tail="Killed\n"), "exit"),
+    ("a kill that the counter does not know", signal("SIGKILL", surroundings=NOBODY_COUNTED), "sigkill"),
+    ("a kill for memory long before", signal("SIGKILL", surroundings=LONG_AGO), "sigkill"),
+    ("a kill for memory, but another end", signal("SIGSEGV", surroundings=KILLED_FOR_MEMORY), "segfault"),
+    ("a bus error with room in /dev/shm", signal("SIGBUS", surroundings=ROOMY), "bus-error"),
+    ("a full /dev/shm, but another end", signal("SIGSEGV", surroundings=FULL_SHM), "segfault"),
+    (
+        "a warning that says NCCL error",
+        signal("SIGABRT", tail="UserWarning: NCCL error, falling back to gloo\n"),
+        "abort",
+    ),
+    (
+        "a log line about the watchdog",
+        signal("SIGABRT", tail="INFO: ProcessGroupNCCL watchdog caught collective operation timeout is set to 600\n"),
+        "abort",
+    ),
+    (
+        "an exception whose text mentions NCCL",
+        raised("ValueError", "unknown backend: NCCL error expected"),
+        "exception",
+    ),
+    ("a user's own timeout", raised("TimeoutError", "timed out"), "exception"),
+    (
+        "a broken connection to a server",
+        raised("ConnectionResetError", "[Errno 104] Connection reset by peer"),
+        "exception",
+    ),
+    (
+        "an illegal access is not hardware",
+        raised("RuntimeError", "CUDA error: an illegal memory access"),
+        "cuda-access",
+    ),
+    ("a message that mentions CUDA", raised("ValueError", "no CUDA error handler for ECC"), "exception"),
+    ("a user's own OutOfMemoryError", raised("OutOfMemoryError", "queue", "mylib"), "exception"),
+    ("NaN in the data", raised("ValueError", "cannot convert float NaN to integer"), "exception"),
+    ("a function with nan in its name", raised("ValueError", "loss 'nanmean' is unknown, info: see docs"), "exception"),
+    ("a key that is named nan", raised("KeyError", "'loss nan'"), "exception"),
+    ("an import in the middle of training", raised("ModuleNotFoundError", "No module named 'x'", step=5), "exception"),
+    ("an import after an hour", raised("ModuleNotFoundError", "No module named 'x'", life_s=3600.0), "exception"),
+    ("exit code 2 of the script's own", usage("/home/a/train.py"), "system-exit"),
+    ("exit code 2 late", usage("/usr/lib/python3.11/argparse.py", step=7), "system-exit"),
+    ("a file of the script, named like a module", usage("/home/a/argparse.py.bak"), "system-exit"),
+    ("a number that is no errno", raised("ValueError", "row [Errno 28] of table"), "exception"),
+    ("the scheduler's word about another end", raised("ValueError", "boom", scheduler="TIMEOUT"), "exception"),
+]
+
+
+@pytest.mark.parametrize(("name", "evidence"), POSITIVE, ids=lambda v: v if isinstance(v, str) else "")
+def test_a_primary_cause_is_told_by_its_own_evidence(name: str, evidence: Evidence) -> None:
+    row = classify(evidence)
+    assert (row.name, row.role) == (name, PRIMARY)
+    assert describe(evidence, row)
+
+
+@pytest.mark.parametrize(("name", "evidence"), CASCADES, ids=lambda v: v if isinstance(v, str) else "")
+def test_what_follows_from_another_ranks_end_is_a_cascade(name: str, evidence: Evidence) -> None:
+    row = classify(evidence)
+    assert (row.name, row.role) == (name, CASCADE)
+
+
+@pytest.mark.parametrize(("story", "evidence", "name"), DECOYS, ids=[decoy[0] for decoy in DECOYS])
+def test_what_only_looks_like_a_cause_is_none(story: str, evidence: Evidence, name: str) -> None:
+    assert classify(evidence).name == name, story
+
+
+def test_every_row_has_an_example_here_a_role_a_restart_and_says_what_it_is_not() -> None:
+    told = {name for name, _ in POSITIVE + CASCADES}
+    assert {row.name for row in ROWS} == told
+    assert len(ROWS) == len(told), "two rows share a name"
+    for row in ROWS:
+        assert row.role in (PRIMARY, CASCADE)
+        assert row.restart in RESTARTS
+        assert row.title
+        assert row.not_for
+
+
+@pytest.mark.parametrize(
+    ("restart", "names"),
+    [
+        (POINTLESS, "syntax-error import-error wrong-usage missing-script missing-program"),
+        (OTHER_NODE, "gpu-ecc gpu-lost health health-check node-lost filesystem"),
+        (SAME_NODE, "exception segfault cuda-oom peer-reset hang sigkill host-oom-kill"),
+    ],
+)
+def test_the_restart_that_makes_sense_follows_from_the_cause(restart: str, names: str) -> None:
+    rows = {row.name: row for row in ROWS}
+    assert {rows[name].restart for name in names.split()} == {restart}
+
+
+# Chains
+
+
+def test_a_full_disk_is_found_behind_the_trainers_own_exception() -> None:
+    disk = raised("OSError", "[Errno 28] No space left on device")
+    middle = chained(raised("RuntimeError", "cannot write shard"), CAUSE, disk)
+    whole = chained(raised("CheckpointError", "saving failed", "trainer"), CAUSE, middle)
+    row, found = find(whole)
+    assert row.name == "disk-full"
+    assert describe(whole, row, found) == (
+        "CheckpointError: saving failed (from OSError: [Errno 28] No space left on device)"
+    )
+    assert lines(whole, row, found)[0] == "raised from OSError: [Errno 28] No space left on device"
+
+
+def test_an_exception_that_was_dealt_with_is_no_cause_but_a_full_disk_behind_it_is() -> None:
+    cached = chained(raised("ValueError", "boom"), CONTEXT, raised("FileNotFoundError", "cache"))
+    assert classify(cached).name == "exception"
+    assert describe(cached, *find(cached)) == "ValueError: boom"
+    disk = chained(raised("ValueError", "I/O on closed file"), CONTEXT, raised("OSError", "[Errno 28] No space left"))
+    assert classify(disk).name == "disk-full"
+
+
+def test_a_broken_connection_behind_the_trainers_exception_stays_a_cascade() -> None:
+    for how in (CAUSE, CONTEXT):
+        assert (
+            classify(chained(raised("TrainingError", "failed", "x"), how, raised("RuntimeError", GLOO))).role == CASCADE
+        )
+
+
+def test_an_exit_in_a_handler_is_explained_by_what_was_handled() -> None:
+    out_of_memory = raised("OutOfMemoryError", "CUDA out of memory", "torch")
+    left = chained(Evidence("exit", "SystemExit", "builtins", "1", exit_code=1), CONTEXT, out_of_memory)
+    assert classify(left).name == "cuda-oom"
+
+
+def test_of_a_group_the_member_that_says_something_counts_and_no_cascade_beside_it() -> None:
+    group = raised("ExceptionGroup", "unhandled errors (3 sub-exceptions)")
+    reset, plain, disk = raised("RuntimeError", GLOO), raised("ValueError", "x"), raised("OSError", "[Errno 28] full")
+    assert classify(chained(group, MEMBER, reset, plain, disk)).name == "disk-full"
+    assert classify(chained(group, MEMBER, reset, plain)).name == "exception"
+    assert classify(chained(group, MEMBER, reset, reset)).name == "peer-reset"
+
+
+def test_a_clear_cause_is_not_replaced_by_what_it_came_from() -> None:
+    assert classify(chained(raised("FileNotFoundError", "x"), CAUSE, raised("KeyError", "y"))).name == "missing-file"
+
+
+# In words
+
+
+def test_the_proof_of_a_kill_for_memory_names_the_counter_and_the_limit() -> None:
+    killed = signal("SIGKILL", surroundings=KILLED_FOR_MEMORY, sections=(("checkpoint", 3.0),))
+    row, found = find(killed)
+    assert describe(killed, row, found) == "killed by the kernel: the host's memory ran out (SIGKILL)"
+    assert lines(killed, row, found) == [
+        "cgroup: 1 out-of-memory kill in the last 12 s before its end (memory.events of step_0)",
+        "cgroup memory: limit 4 GiB, peak 4 GiB, limit hit 120 times in this round",
+        "open sections: 'checkpoint' for 3.0 s",
+    ]
+
+
+def test_a_bare_sigkill_says_what_was_counted_and_what_could_not_be() -> None:
+    row = classify(signal("SIGKILL"))
+    said = [
+        lines(signal("SIGKILL", surroundings=around), row, signal("SIGKILL"))[0]
+        for around in (None, Surroundings(), NOBODY_COUNTED, LONG_AGO)
+    ]
+    unknown = "so an out-of-memory kill is neither proved nor excluded"
+    assert said == [
+        f"cgroup: nothing is recorded of it, {unknown}",
+        f"cgroup: no out-of-memory counter could be read, {unknown}",
+        "cgroup: no out-of-memory kill was counted (memory.events)",
+        "cgroup: 2 out-of-memory kills in this round, but none near its end (memory.events)",
+    ]
+
+
+def test_a_full_filesystem_is_said_of_any_failure_and_a_roomy_one_only_where_it_matters() -> None:
+    def said(evidence: Evidence) -> list[str]:
+        return lines(evidence, *find(evidence))
+
+    boom, bus = raised("ValueError", "boom", surroundings=ROOMY), signal("SIGBUS", surroundings=ROOMY)
+    assert said(boom) == ["/tmp: 0 bytes of 10 MiB free"]
+    assert said(bus) == ["/dev/shm: 60 MiB of 64 MiB free", "/tmp: 0 bytes of 10 MiB free"]
+    full = signal("SIGBUS", surroundings=FULL_SHM)
+    assert said(full) == ["/dev/shm: 0 bytes of 64 MiB free shortly before, 60 MiB after its end"]
+
+
+def test_a_cascade_needs_no_proof_but_its_own_words() -> None:
+    broken = raised("RuntimeError", GLOO, surroundings=FULL_SHM, notes=("while saving",))
+    assert lines(broken, *find(broken)) == ["note: while saving"]
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0, "0 bytes"), (1023, "1023 bytes"), (1536, "1.5 KiB"), (1 << 50, "1024.0 TiB")]
+)
+def test_bytes_are_said_in_the_unit_that_fits(number: int, text: str) -> None:
+    assert size(number) == text
+
+
+# Added rows
+
+
+class Point:
+    """An entry point."""
+
+    def __init__(self, name: str, value: object) -> None:
+        self.name, self.value, self._loaded = name, f"site:{name}", value
+
+    def load(self) -> object:
+        if isinstance(self._loaded, BaseException):
+            raise self._loaded
+        return self._loaded
+
+
+MINE = Cause("storage", "the site's storage failed", PRIMARY, lambda e: "WEKA" in e.message, restart=OTHER_NODE)
+
+
+def test_a_sites_row_is_tried_before_ours_given_as_row_list_or_function() -> None:
+    for value in (MINE, [MINE], lambda: (MINE,)):
+        rows, problems = load_from([Point("storage", value)])  # type: ignore[list-item]
+        assert not problems
+        assert classify(raised("OSError", "[Errno 5] WEKA"), rows) is MINE
+        assert classify(raised("ValueError", "boom"), rows).name == "exception"
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (ImportError("no module named site"), "no module named site"),
+        (lambda: 1 / 0, "division by zero"),
+        (["a row"], "expected ftslurm.failures.causes.Cause, found str"),
+        (replace(MINE, role="main"), "role is 'main', expected one of primary, cascade"),
+        (replace(MINE, restart="never"), "restart is 'never'"),
+        (replace(MINE, name="hang"), "a row named 'hang' exists already"),
+        (replace(MINE, matches=None), "a function that matches"),
+        (None, "NoneType"),
+    ],
+)
+def test_a_broken_entry_point_is_named_and_left_out(value: object, reason: str) -> None:
+    rows, problems = load_from([Point("bad", value), Point("good", MINE)])  # type: ignore[list-item]
+    assert rows == (MINE, *ROWS)
+    ((where, why),) = problems
+    assert where == "ftslurm.causes: bad"
+    assert reason in why
+
+
+def test_a_row_that_raises_is_passed_over() -> None:
+    def broken(e: Evidence) -> bool:
+        raise RuntimeError(e.kind)
+
+    assert classify(signal("SIGSEGV"), (Cause("x", "x", PRIMARY, broken), *ROWS)).name == "segfault"
+
+
+def test_without_added_rows_there_are_only_ours() -> None:
+    assert load() == (ROWS, [])
+
+
+# Anything
+
+
+def test_any_evidence_gets_a_row_and_words() -> None:
+    pick = random.Random(5)
+    words = [
+        "",
+        "CUDA error: ",
+        "[Errno 28]",
+        "NCCL",
+        "loss is nan",
+        "\x1b[31m",
+        "x" * 5000,
+        "\ud800",
+        "gloo/:",
+        "\n\n",
+    ]
+    kinds = ["exception", "exit", "signal", "spawn", "node-lost", "hang", "", "time-limit", "health"]
+    types = [None, "", "RuntimeError", "OSError", "SystemExit", "OutOfMemoryError", "DistError", "ExceptionGroup"]
+
+    def anything(depth: int) -> Evidence:
+        around = [None, Surroundings(), KILLED_FOR_MEMORY, FULL_SHM, Surroundings(spaces=(Space("", 0, 0, 0, 0),))]
+        return Evidence(
+            pick.choice(kinds),
+            pick.choice(types),
+            pick.choice(["", "torch", "builtins"]),
+            "".join(pick.choices(words, k=3)),
+            tuple(pick.choices(["", "/torch/distributed/x.py", "argparse.py"], k=pick.randrange(3))),
+            pick.choice([None, 0, 2, 137, -1, 10**30]),
+            pick.choice([None, "", "SIGKILL", "SIGBUS", "SIG99"]),
+            pick.choice([None, 0, 5]),
+            "".join(pick.choices(words, k=2)),
+            inner=tuple((pick.choice([CAUSE, CONTEXT, MEMBER, "?"]), anything(depth - 1)) for _ in range(depth)),
+            life_s=pick.choice([None, 0.0, 1e9]),
+            surroundings=pick.choice(around),
+            scheduler=pick.choice(["", "TIMEOUT", "?"]),
+            sections=(("x", 1.0),) * pick.randrange(9),
+            cuda=(("allocated", 5),) * pick.randrange(2),
+        )
+
+    for _ in range(3000):
+        evidence = anything(pick.randrange(4))
+        row, found = find(evidence)
+        assert describe(evidence, row, found)
+        assert all(lines(evidence, row, found))
