@@ -43,15 +43,38 @@ def suspects(snapshot: Snapshot, number: int) -> list[Suspect]:
         for worker in node.workers:
             error = files.errors.get(worker.rank)
             if _failed_by_itself(worker, error, began_ns):
-                found[worker.rank] = _suspect(worker.rank, (node, worker), error, words.get(worker.rank))
+                word = words.get(worker.rank)
+                found[worker.rank] = _judged(snapshot, files, worker.rank, (node, worker), error, word)
     seen = {worker.rank for node in files.nodes for worker in node.workers if worker.ended_ns is not None}
     for rank in sorted((set(files.errors) | set(words)) - seen - set(found)):
         # No agent's last word on this rank: its agent died first, or its file is broken.
         error = files.errors.get(rank)
         if rank in words or not _maybe_stopped(error):
-            found[rank] = _suspect(rank, None, error, words.get(rank))
-    judged = [judge(s, files.tails.get(s.rank, ()), snapshot.causes) for s in found.values()]
-    return sorted(judged, key=_order)
+            found[rank] = _judged(snapshot, files, rank, None, error, words.get(rank))
+    return sorted(found.values(), key=_order)
+
+
+def _judged(
+    snapshot: Snapshot,
+    files: RoundFiles,
+    rank: int,
+    seen: tuple[RoundNode, Worker] | None,
+    error: RankError | None,
+    word: Failure | None,
+) -> Suspect:
+    """Judge a worker, or find the verdict: who reads the output's ends asks before, and the report again after it."""
+    tails = files.tails.get(rank, ())
+    if tails:
+        return judge(_suspect(rank, seen, error, word), tails, snapshot.causes)
+    node, worker = seen or (None, None)
+    known = snapshot.judged.get((files.number, rank))
+    # A verdict belongs to these very objects: who replaces a fact of a snapshot takes the verdicts along.
+    if known is not None and known[0] is node and known[1] is worker and known[2] is error and known[3] == word:
+        suspect: Suspect = known[4]
+        return suspect
+    suspect = judge(_suspect(rank, seen, error, word), (), snapshot.causes)
+    snapshot.judged[files.number, rank] = (node, worker, error, word, suspect)
+    return suspect
 
 
 def at_the_same_time(ordered: Sequence[Suspect]) -> list[Suspect]:

@@ -7,6 +7,8 @@ silently when they have the wrong type: a bad ``step`` must not cost the traceba
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 from ftslurm.report.around import cuda_from, sections_from, surroundings_from
 from ftslurm.report.facts import (
     Attempt,
@@ -41,6 +43,9 @@ from ftslurm.report.fields import (
 KNOWN_VERSION = 1
 MAX_CHAIN = 10
 MAX_MEMBERS = 16  # of an exception group
+_FRAME_VALUES = itemgetter("file", "line", "function", "source")
+_FRAMES_KEPT = 4096
+_frames: dict[tuple[object, ...], Frame] = {}
 
 __all__ = ["Json", "Malformed", "attempt_from", "check_schema", "node_word_from", "rank_error_from", "round_node_from"]
 __all__ += ["run_from", "state_from"]
@@ -90,6 +95,7 @@ def node_word_from(o: Json) -> NodeWord:
         failure=_failure(o.get("failure")),
         reason=text(o, "reason"),
         time_ns=integer(o, "time_ns"),
+        clock=_clock(o.get("clock")),
     )
 
 
@@ -107,11 +113,22 @@ def round_node_from(o: Json) -> RoundNode:
         stop_reason=text(o, "stop_reason"),
         stop_ns=integer(o, "stop_ns"),
         workers=tuple(_worker(w) for w in objects(o, "workers")),
+        clock=_clock(o.get("clock")),
     )
+
+
+def _clock(value: object) -> Clock | None:
+    if not isinstance(value, dict):
+        return None
+    offset_ns, error_ns, at_ns = integer(value, "offset_ns"), integer(value, "error_ns"), integer(value, "at_ns")
+    if offset_ns is None or error_ns is None or at_ns is None or error_ns < 0 or abs(offset_ns) > _YEAR_NS:
+        return None
+    return Clock(offset_ns, error_ns, at_ns)
 
 
 def state_from(o: Json, token: int) -> State:
     """The payload of ``state/<token>.json``."""
+    coordinator = o.get("coordinator")
     return State(
         token=token,
         run_id=text(o, "run_id"),
@@ -132,6 +149,7 @@ def state_from(o: Json, token: int) -> State:
         ),
         history=tuple(_history(h) for h in objects(o, "history")),
         closed=_closed(o.get("closed")),
+        coordinator=text(coordinator, "node") if isinstance(coordinator, dict) else None,
     )
 
 
@@ -180,10 +198,7 @@ def _torch_time_ns(stamp: object) -> int | None:
 def _exc(value: object, depth: int) -> Exc | None:
     if not isinstance(value, dict) or depth == 0:
         return None
-    frames = tuple(
-        Frame(text(f, "file") or "?", integer(f, "line") or 0, text(f, "function") or "?", text(f, "source"))
-        for f in objects(value, "frames")
-    )
+    frames = tuple(map(_frame, objects(value, "frames")))
     cause = _exc(value.get("cause"), depth - 1)
     members = (_exc(member, depth // 2) for member in objects(value, "exceptions")[:MAX_MEMBERS])
     return Exc(
@@ -196,6 +211,28 @@ def _exc(value: object, depth: int) -> Exc | None:
         members=tuple(member for member in members if member is not None),
         notes=texts(value, "notes"),
     )
+
+
+def _frame(o: Json) -> Frame:
+    # Ranks that fail alike have the same frames: one object of each is enough.
+    try:
+        values = _FRAME_VALUES(o)
+        known = _frames.get(values)
+        # True and 1 are the same key, but no line number is True.
+        if known is not None and type(values[1]) is int:
+            return known
+    except (KeyError, TypeError):
+        return _frame_from(o)
+    frame = _frame_from(o)
+    if type(values[1]) is int:
+        if len(_frames) >= _FRAMES_KEPT:
+            _frames.clear()
+        _frames[values] = frame
+    return frame
+
+
+def _frame_from(o: Json) -> Frame:
+    return Frame(text(o, "file") or "?", integer(o, "line") or 0, text(o, "function") or "?", text(o, "source"))
 
 
 def _worker(o: Json) -> Worker:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from ftslurm.failures.causes import ROWS, Cause, Surroundings
 from ftslurm.monitor.stacksfile import RankStacks
+from ftslurm.report.clocks import Clocks
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,15 @@ class Worker:
 
 
 @dataclass(frozen=True)
+class Clock:
+    """A node's clock against the filesystem server's: what to add to its times, within ``error_ns``."""
+
+    offset_ns: int
+    error_ns: int
+    at_ns: int
+
+
+@dataclass(frozen=True)
 class RoundNode:
     """What one node's agent saw of one round."""
 
@@ -124,6 +135,7 @@ class RoundNode:
     stop_reason: str | None
     stop_ns: int | None
     workers: tuple[Worker, ...]
+    clock: Clock | None = None
 
 
 @dataclass(frozen=True)
@@ -138,6 +150,7 @@ class NodeWord:
     failure: Failure | None
     reason: str | None
     time_ns: int | None
+    clock: Clock | None = None
 
 
 @dataclass(frozen=True)
@@ -201,6 +214,7 @@ class State:
     lost: tuple[Lost, ...]
     history: tuple[History, ...]
     closed: Closed | None
+    coordinator: str | None = None
 
 
 @dataclass(frozen=True)
@@ -249,7 +263,10 @@ class RoundFiles:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that the report is made from, read at one moment (``now_ns``); ``causes`` is what it judges by."""
+    """Everything that the report is made from, read at one moment (``now_ns``); ``causes`` is what it judges by.
+
+    ``judged`` is no fact: verdicts that `ftslurm.report.blame` has already reached on these facts, by round and rank.
+    """
 
     directory: str
     now_ns: int
@@ -261,3 +278,5 @@ class Snapshot:
     skipped_rounds: int = 0
     problems: tuple[Problem, ...] = ()
     causes: tuple[Cause, ...] = ROWS
+    clocks: Clocks = Clocks()
+    judged: dict[tuple[int, int], tuple[Any, ...]] = field(default_factory=dict, compare=False, repr=False)

@@ -17,9 +17,8 @@ class Malformed(ValueError):
 def integer(o: Json, key: str) -> int | None:
     """Return a whole number below 2**63, or None."""
     value = o.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or not -_INT_LIMIT <= value < _INT_LIMIT:
-        return None
-    return value
+    # Not isinstance: JSON's true and false are no numbers.
+    return value if type(value) is int and -_INT_LIMIT <= value < _INT_LIMIT else None
 
 
 def number(o: Json, key: str) -> float | None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ftslurm.failures import proofs
-from ftslurm.failures.causes import ROWS, Cause, Evidence, Surroundings, describe, find
+from ftslurm.failures.causes import CASCADE, ROWS, Cause, Evidence, Surroundings, describe, find
 from ftslurm.failures.evidence import CAUSE, CONTEXT, MEMBER
 from ftslurm.report.facts import Exc, Frame, LogTail
 
 UNJUDGED = ROWS[-1]
+_CASCADES_KEPT = 4096
+_cascades: dict[tuple[object, ...], Cause] = {}
+_VARIES = re.compile(r"\[?\b\d{1,3}(?:\.\d{1,3}){3}\b\]?(?::\d{1,5}\b)?|\b[Rr]ank:? ?\d+\b|\b\d+ (?:ms|milliseconds)\b")
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,41 @@ class Suspect:
 
 def judge(suspect: Suspect, tails: Sequence[LogTail], rows: Sequence[Cause]) -> Suspect:
     """Return the suspect with the cause of its failure, said in words, and with what proves it."""
+    key = _alike(suspect) if not tails and rows is ROWS else None
+    known = _cascades.get(key) if key is not None else None
+    if known is not None and suspect.exception is not None:
+        return _decided(suspect, suspect.exception, known)
+    judged = _judge(suspect, tails, rows)
+    if key is not None and judged.cause.role == CASCADE:
+        if len(_cascades) >= _CASCADES_KEPT:
+            _cascades.clear()
+        _cascades[key] = judged.cause
+    return judged
+
+
+def _alike(suspect: Suspect) -> tuple[object, ...] | None:
+    """What decides whether a plain exception is a cascade; None if more than that has to be looked at.
+
+    When one rank of 16,384 fails, the others break their connections to it, and their messages differ in addresses and
+    times only. That no row for cascades, nor one before them, looks at anything else is a property that is tested.
+    """
+    exception = suspect.exception
+    if exception is None or exception.link is not None or exception.members or exception.notes:
+        return None
+    message = _VARIES.sub("#", exception.message)
+    files = tuple([frame.file for frame in exception.frames])
+    return suspect.kind, exception.type, exception.module, message, files, suspect.exit_code, suspect.signal
+
+
+def _decided(suspect: Suspect, exception: Exc, cause: Cause) -> Suspect:
+    what = describe(Evidence(suspect.kind, exception.type, exception.module, exception.message), cause)
+    # As `replace` would do it, without calling __init__ for 16,384 ranks.
+    decided = object.__new__(Suspect)
+    decided.__dict__.update(suspect.__dict__, cause=cause, what=what, lines=())
+    return decided
+
+
+def _judge(suspect: Suspect, tails: Sequence[LogTail], rows: Sequence[Cause]) -> Suspect:
     by_stream = {t.stream: t.text for t in tails}
     evidence = evidence_of(suspect, by_stream.get("stderr", ""))
     cause, where = find(evidence, rows)
