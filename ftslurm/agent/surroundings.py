@@ -76,15 +76,14 @@ class Surroundings:
         self._places = (("/dev/shm", "/dev/shm"), (_shown(local_dir), local_dir))
         self.unread: list[str] = []
         self.counter = find_counter(root, self.unread)
-        self._looks: deque[_Look] = deque()
         self._first = self._look()
+        self._looks: deque[_Look] = deque((self._first,))
         self._hits = self._limit_hits()
 
     def begin(self) -> dict[str, Any]:
         """Note how things are as a round begins; return it for the node's record."""
-        self._looks.clear()
         self._first = self._look()
-        self._looks.append(self._first)
+        self._looks = deque((self._first,))
         self._hits = self._limit_hits()
         return {"oom_kills": self._first.kills, "spaces": self._spaces()[0]}
 

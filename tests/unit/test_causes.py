@@ -393,7 +393,7 @@ def test_a_sites_row_is_tried_before_ours_given_as_row_list_or_function() -> Non
         (replace(MINE, role="main"), "role is 'main', expected one of primary, cascade"),
         (replace(MINE, restart="never"), "restart is 'never'"),
         (replace(MINE, name="hang"), "a row named 'hang' exists already"),
-        (replace(MINE, matches=None), "a function that matches"),
+        (replace(MINE, matches=None), "a function that matches"),  # type: ignore[arg-type]
         (None, "NoneType"),
     ],
 )
