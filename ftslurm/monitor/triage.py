@@ -8,13 +8,14 @@ network, and then it says that it does not know.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ftslurm.monitor.places import MAY_WAIT, WAITS, Doing, doing, telling_thread
 from ftslurm.monitor.stacksfile import RankStacks
 from ftslurm.monitor.traces import Frame, Reader
 
 ODD, ELSEWHERE, MISMATCH, NO_ANSWER, NONE = "odd", "elsewhere", "mismatch", "no-answer", "none"
+OVERDUE = "overdue"
 SUSPECTS_NAMED = 3
 _SILENT = "no-stacks"
 
@@ -54,7 +55,7 @@ class Triage:
     Attributes:
         verdict: `NO_ANSWER` (the suspects cannot run: stopped, in D state, gone), `ODD` (others wait in a collective,
             they do not), `MISMATCH` (they wait in another collective than most), `ELSEWHERE` (they are elsewhere than
-            most), or `NONE` (nobody stands out).
+            most), `OVERDUE` (places do not tell, but the time-out was theirs), or `NONE` (nobody stands out).
         suspects: the groups meant by it, the smallest first.
         groups: all groups, the largest first.
         expired: ranks whose own time-out it was.
@@ -74,6 +75,8 @@ def triage(found: Iterable[RankStacks]) -> Triage:
     groups = _groups(everything)
     expired = tuple(each.rank for each in everything if each.why)
     verdict, suspects = _suspects(groups)
+    if verdict == ELSEWHERE and (overdue := _overdue(groups, suspects, expired)):
+        verdict, suspects = OVERDUE, overdue
     return Triage(verdict, suspects, groups, expired, _words(verdict, suspects, groups, expired))
 
 
@@ -179,12 +182,26 @@ def _suspects(groups: Sequence[Group]) -> tuple[str, tuple[Group, ...]]:
     return (MISMATCH, ()) if len(waiting) > 1 and not (working or maybe) else (NONE, ())
 
 
+def _overdue(groups: Sequence[Group], suspects: Sequence[Group], expired: Sequence[int]) -> tuple[Group, ...] | None:
+    """Return the ranks whose own time-out expired, where their place says neither that they wait nor that most do.
+
+    A rank that is where most are, or waits in a collective, is late because of another one.
+    """
+    most = [group for group in groups if group not in suspects and group.doing is not None]
+    found = []
+    for group in sorted(groups, key=lambda group: (len(group.ranks), group.ranks)):
+        late = tuple(rank for rank in group.ranks if rank in expired)
+        if late and group not in most and (group.doing is None or group.doing.kind != WAITS):
+            found.append(group if late == group.ranks else replace(group, ranks=late))
+    return tuple(found) or None
+
+
 def _words(verdict: str, suspects: Sequence[Group], groups: Sequence[Group], expired: Sequence[int]) -> str:
     if not groups:
         return "no stacks were collected"
     if not suspects:
         return _without_suspect(verdict, groups, expired)
-    others = [group for group in groups if group not in suspects]
+    others = [group for group in groups if group.ranks[0] not in {rank for one in suspects for rank in one.ranks}]
     named = [f"{count(group)} {describe(group)}" for group in others[:1]]
     named += [f"{who(group)} {describe(group)}" for group in suspects[:SUSPECTS_NAMED]]
     rest = len(suspects) - SUSPECTS_NAMED
@@ -225,5 +242,5 @@ def _branch(parts: list[tuple[tuple[int, ...], tuple[Frame, ...]]], depth: int) 
     return Branch(ranks, first[depth:end], _branches(parts, end))
 
 
-__all__ = ["ELSEWHERE", "MISMATCH", "NONE", "NO_ANSWER", "ODD", "Branch", "Group", "Triage"]
+__all__ = ["ELSEWHERE", "MISMATCH", "NONE", "NO_ANSWER", "ODD", "OVERDUE", "Branch", "Group", "Triage"]
 __all__ += ["count", "describe", "ranges", "tree", "triage", "who"]

@@ -44,7 +44,9 @@ class Fields:
         try:
             return float(value) if isinstance(value, float) else float(self.number(name))
         except OverflowError:
-            raise BadFile(f"{self._where}: field {name!r} should be seconds, found a number of 309 digits or more") from None
+            raise BadFile(
+                f"{self._where}: field {name!r} should be seconds, found a number of 309 digits or more"
+            ) from None
 
     def maybe_text(self, name: str) -> str | None:
         """Return a string field or None."""
@@ -53,6 +55,10 @@ class Fields:
     def maybe_number(self, name: str) -> int | None:
         """Return an integer field or None."""
         return None if self._value.get(name) is None else self.number(name)
+
+    def flag(self, name: str) -> bool:
+        """Return whether a field is true; it may be missing."""
+        return self._value.get(name) is True
 
     def texts(self, name: str) -> tuple[str, ...]:
         """Return a list of strings."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ftslurm.rendezvous.ending import close, count, describe, end_round
+from ftslurm.rendezvous.hopeless import agreed, disagreeing, hopeless, repeated
 from ftslurm.rendezvous.seen import AT_ONCE, Seen, Timing, alive, replaced, waiting, word_of
 from ftslurm.rendezvous.state import (
     EXIT_DO_NOT_REQUEUE,
@@ -13,6 +14,7 @@ from ftslurm.rendezvous.state import (
     EXIT_SUCCESS,
     FAILED,
     FORMING,
+    HANG,
     NODE_LOST,
     READY,
     STOPPED,
@@ -46,13 +48,18 @@ def fold_running(state: State, seen: Seen, timing: Timing) -> State:
             again.append(word)
         elif seen.silent_s.get(participant.node, 0.0) >= timing.node_timeout_s or replaced(state, participant, seen):
             lost.append(participant)
+    if failures and all(failure.kind == HANG for failure in failures) and (hung := _hung(state, seen)):
+        # Its agent could not wait for us. The other nodes' ranks can still show where they are.
+        return replace(state, hang=hung)
     # Ranks fail when a peer's node is told to stop: the stop is the cause then, their failures are its effect.
     if failures and not any(word.stop_signal for word in leaving):
+        if not lost and not leaving and disagreeing(state, failures) and seen.failing_for_s < timing.agree_s:
+            return state
         return _after_failure(state, seen, failures)
     if lost or leaving:
         return _after_loss(state, seen, lost, leaving)
-    if hung := [word.hang for word in _words(state, seen) if word.hang and word.hang.round == state.round]:
-        return replace(state, hang=hung[0])
+    if hung := _hung(state, seen):
+        return replace(state, hang=hung)
     if again:
         what = f"{', '.join(word.node for word in again)} asked for the next round"
         return _restart(end_round(state, seen, FAILED, what, None), seen, what)
@@ -62,6 +69,10 @@ def fold_running(state: State, seen: Seen, timing: Timing) -> State:
 def _words(state: State, seen: Seen) -> list[NodeWord]:
     words = (word_of(participant, seen) for participant in state.participants)
     return [word for word in words if word is not None]
+
+
+def _hung(state: State, seen: Seen) -> Hang | None:
+    return next((word.hang for word in _words(state, seen) if word.hang and word.hang.round == state.round), None)
 
 
 def _after_hang(state: State, hang: Hang, seen: Seen, timing: Timing) -> State:
@@ -102,10 +113,25 @@ def succeed(state: State, seen: Seen) -> State:
 
 
 def _after_failure(state: State, seen: Seen, failures: Sequence[Failure]) -> State:
-    first = failures[0]
+    # What would fail again says more than what follows from it on the other ranks.
+    first = next((failure for failure in failures if failure.again), failures[0])
     what = describe(first)
     state = end_round(state, seen, FAILED, what, first)
-    return refuse_restart(state, seen) or _restart(state, seen, what)
+    return refuse_restart(state, seen) or _give_up(state, seen, failures, what) or _restart(state, seen, what)
+
+
+def _give_up(state: State, seen: Seen, failures: Sequence[Failure], what: str) -> State | None:
+    """Close when the next round would fail as this one did, instead of using up the budget."""
+    if why := hopeless(failures):
+        # An environment may be broken on some nodes only; another allocation may do better then.
+        certain = any(f.everywhere for f in failures) or agreed(state, failures)
+        code = EXIT_DO_NOT_REQUEUE if certain else EXIT_FAILED
+        return close(state, FAILED, f"{what}; it would fail again: {why}", code, seen.now_ns)
+    rounds = repeated(state)
+    if rounds and state.restarts_used < state.max_restarts:
+        why = f"it would fail again: the same at start in rounds {' and '.join(map(str, rounds))}"
+        return close(state, FAILED, f"{what}; {why}", EXIT_FAILED, seen.now_ns)
+    return None
 
 
 def refuse_restart(state: State, seen: Seen) -> State | None:
@@ -142,6 +168,8 @@ def _restart(state: State, seen: Seen, what: str) -> State:
     if state.restarts_used >= state.max_restarts:
         budget = f"no restarts allowed (--max-restarts {state.max_restarts})"
         if state.max_restarts:
+            budget = "the only restart is used up"
+        if state.max_restarts > 1:
             budget = f"all {state.max_restarts} restarts are used up"
         return close(state, FAILED, f"{what}; {budget}", EXIT_FAILED, seen.now_ns)
     return replace(state, phase=FORMING, restarts_used=state.restarts_used + 1)

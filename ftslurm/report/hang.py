@@ -13,6 +13,7 @@ from ftslurm.monitor.triage import (
     MISMATCH,
     NO_ANSWER,
     ODD,
+    OVERDUE,
     Branch,
     Group,
     Triage,
@@ -33,6 +34,7 @@ NATIVE_LINES = 60
 _ADVICE = {
     ODD: "The others wait for it: its stack below shows what it does instead.",
     ELSEWHERE: "It is not where most ranks are; what those wait for is not seen from Python.",
+    OVERDUE: "The time-out that expired was its own, and it does not wait for another rank as far as Python sees.",
     MISMATCH: "Ranks took different ways through the script: look for a condition on the rank or on its data.",
     "stopped": "It was stopped from outside: by kill -STOP, a debugger or a suspended container.",
     "uninterruptible": "It waits in its node's kernel, mostly for a filesystem or a device: look at dmesg there.",
@@ -82,7 +84,8 @@ def hang_failure(
     rank = suspect.ranks[0] if suspect else hang.rank
     node, worker = _seen(files, rank)
     accused = [rank for group in verdict.suspects for rank in group.ranks]
-    frame = suspect.doing.place if suspect and suspect.doing else None
+    shown = suspect or next((group for group in verdict.groups if hang.rank in group.ranks), None)
+    frame = shown.doing.place if shown and shown.doing else None
     cause = classify(Evidence(kind=HANG))
     name = node or (suspect.nodes[0] if suspect else hang.node)
     seen_step = worker.progress.last_step if worker and worker.progress else None

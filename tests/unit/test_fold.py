@@ -777,6 +777,15 @@ def test_a_failure_that_is_seen_together_with_a_hang_explains_it() -> None:
     assert story.last.failure.kind == "exit"
 
 
+def test_the_others_still_show_their_ranks_when_the_hung_ones_agent_could_not_wait() -> None:
+    story = Story(2).join().run().hang(2).show(2)
+    hang = story.words["n2"].hang
+    state = story.say(2, status=FAILED, failure=hang.failure()).look()
+    assert (state.phase, state.hang) == (RUNNING, hang)
+    assert story.show(1).look().phase == FORMING
+    assert story.last.failure.kind == "hang"
+
+
 def test_a_hang_of_an_earlier_round_is_old_news() -> None:
     story = Story(2).join().run().hang(2)
     story.look()

@@ -16,6 +16,7 @@ from ftslurm.monitor.triage import (
     NO_ANSWER,
     NONE,
     ODD,
+    OVERDUE,
     Triage,
     describe,
     ranges,
@@ -138,6 +139,22 @@ def test_where_nobody_waits_visibly_the_one_that_is_elsewhere_is_still_named() -
         ELSEWHERE,
         "3 ranks in step at train.py:88; rank 3 (node n0) in DataLoader at data.py:40",
     )
+
+
+def test_of_several_that_are_elsewhere_the_one_whose_time_was_over_is_named() -> None:
+    found = judged(*[rank(n, MAIN, STEP) for n in range(5)], rank(5, MAIN), rank(6, *READ, why="no heartbeat"))
+    assert (found.verdict, [group.ranks for group in found.suspects]) == (OVERDUE, [(6,)])
+
+
+def test_a_rank_that_cannot_answer_and_whose_time_was_over_is_named_before_one_that_is_just_elsewhere() -> None:
+    mute = rank(1, why="no heartbeat", problem="no answer within 2.0 s: it blocks the signal")
+    found = judged(*[rank(n, MAIN, STEP) for n in (0, 3, 4)], mute, rank(2, MAIN))
+    assert (found.verdict, [group.ranks for group in found.suspects]) == (OVERDUE, [(1,)])
+
+
+def test_a_rank_whose_time_was_over_where_most_ranks_are_is_late_because_of_the_one_that_is_elsewhere() -> None:
+    found = judged(*[rank(n, MAIN, STEP, why="no heartbeat") for n in range(3)], rank(3, *READ))
+    assert (found.verdict, [group.ranks for group in found.suspects]) == (ELSEWHERE, [(3,)])
 
 
 def test_two_ranks_at_two_places_without_a_collective_are_only_told() -> None:
