@@ -109,7 +109,14 @@ def timeline(report: Json, style: Style) -> list[str]:
         lines += [style.line(" " * (widths[0] + 2) + cost)] if cost else []
         if i == 1 and left_out > 0:
             lines.append(style.line(f"... {left_out} rounds left out (see --json)"))
-    return [style.section(title), *lines, *_in_all(report, style)]
+    return [style.section(title), *lines, *_in_all(report, style), *_clocks(report, style)]
+
+
+def missing(report: Json, style: Style) -> list[str]:
+    """What should be there and is not; nothing of a run whose end was recorded and that left all there is."""
+    found = report["missing"]
+    lines = [line for each in found for line in style.wrapped(safe(each))]
+    return [style.section("what is missing"), *lines] if lines else []
 
 
 def problems(report: Json, style: Style) -> list[str]:
@@ -176,6 +183,15 @@ def ended(entry: Json, report: Json) -> str:
     step = "" if entry["last_step"] is None else f" at step {entry['last_step']}"
     reason = f": {first_line(entry['reason'])}" if entry["reason"] and outcome != "succeeded" else ""
     return f"{outcome}{step}{reason}"
+
+
+def _clocks(report: Json, style: Style) -> list[str]:
+    far = [(safe(clock["node"]), clock["ahead_s"]) for clock in report["clocks"]]
+    parts = [f"{node} {duration(abs(ahead))} {'ahead' if ahead > 0 else 'behind'}" for node, ahead in far]
+    if not parts:
+        return []
+    more = f" and {len(parts) - 4} more" if len(parts) > 4 else ""
+    return style.wrapped(f"clocks that are off, corrected here: {', '.join(parts[:4])}{more}")
 
 
 def _in_all(report: Json, style: Style) -> list[str]:

@@ -8,7 +8,8 @@ from typing import Any
 
 from ftslurm.report.hang_sections import stacks, whereabouts
 from ftslurm.report.headline import headline
-from ftslurm.report.sections import evidence, files, log, others, problems, timeline, traceback
+from ftslurm.report.rank_text import failed, rank_page
+from ftslurm.report.sections import evidence, files, log, missing, others, problems, timeline, traceback
 from ftslurm.report.style import WIDTH, Json, Style
 
 
@@ -27,14 +28,7 @@ def render(
         Lines, each ended by a newline. Nothing from a file can reach the terminal as a control sequence.
     """
     style = Style(colour, max(40, width), zone)
-    blocks = [headline(report, style)]
-    focus = next((r for r in report["rounds"] if r["round"] == report["focus"]), None)
-    if focus is not None:
-        blocks += [evidence(focus, style), traceback(focus, style), whereabouts(focus, style), stacks(focus, style)]
-        blocks += [log(focus, report, style), others(focus, report, style)]
-    if focus is not None or len(report["rounds"]) > 1:
-        blocks.append(timeline(report, style))
-    blocks.append(problems(report, style))
+    blocks = _whole(report, style) if report["rank"] is None else rank_page(report, style)
     shown = [block for block in blocks if block]
     # The usual, short report stays one block.
     glue = [""] if len(shown) > 1 else []
@@ -42,6 +36,17 @@ def render(
     for block in shown[1:]:
         lines = [*lines, "", *block]
     return "\n".join([*lines, *glue, *files(report)]) + "\n"
+
+
+def _whole(report: Json, style: Style) -> list[list[str]]:
+    blocks = [headline(report, style)]
+    focus = next((r for r in report["rounds"] if r["round"] == report["focus"]), None)
+    if focus is not None:
+        blocks += [evidence(focus, style), traceback(focus, style), whereabouts(focus, style), stacks(focus, style)]
+        blocks += [log(focus, report, style), *failed(report, style), others(focus, report, style)]
+    if focus is not None or len(report["rounds"]) > 1:
+        blocks.append(timeline(report, style))
+    return [*blocks, missing(report, style), problems(report, style)]
 
 
 __all__ = ["render"]

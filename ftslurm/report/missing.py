@@ -1,0 +1,47 @@
+"""Files that a run directory should hold and does not: said, so that nobody takes silence for health (pure).
+
+Ends that nobody recorded are told with the ranks and in the headline.
+"""
+
+from __future__ import annotations
+
+from ftslurm.report import blame
+from ftslurm.report.facts import RoundFiles, Snapshot
+from ftslurm.report.words import count, names, ranges
+
+
+def missing(snapshot: Snapshot) -> list[str]:
+    """Return a line for each kind of record that is not there, for the run and its newest round that has files."""
+    lines: list[str] = []
+    if snapshot.run is None:
+        lines.append("run.json: nobody says whose run this is")
+    if snapshot.state is None:
+        lines.append("state: no generation can be read, so why rounds ended, and whether the run did, is not known")
+    if not snapshot.attempts:
+        lines.append("attempts: no file says what was started")
+    numbers = {files.number for files in snapshot.rounds}
+    newest = max(numbers | {h.round for h in (snapshot.state.history if snapshot.state else ())}, default=None)
+    if newest is None:
+        lines.append("rounds: none has begun, or their files are gone")
+    elif newest not in numbers:
+        lines.append(f"rounds/{newest:06d}: nothing of the newest round is there")
+    else:
+        lines += _of_round(snapshot, blame.round_files(snapshot, newest))
+    return lines
+
+
+def _of_round(snapshot: Snapshot, files: RoundFiles) -> list[str]:
+    where, lines = f"rounds/{files.number:06d}", []
+    entry = blame.history_of(snapshot, files.number)
+    here = {node.node for node in files.nodes}
+    absent = [name for name in (entry.nodes if entry is not None else ()) if name not in here]
+    if absent:
+        lines.append(f"{where}/nodes: no file of {count(len(absent), 'node')} ({names(absent)})")
+    failed = {w.rank for node in files.nodes for w in node.workers if w.failed and not w.stopped_by_ftslurm}
+    without = sorted(failed - set(files.errors))
+    if without:
+        lines.append(f"{where}/ranks: no error record of {count(len(without), 'failed rank')} ({ranges(without)})")
+    return lines
+
+
+__all__ = ["missing"]
