@@ -118,11 +118,13 @@ def percent(share: float) -> str:
 
 
 def hours(sums: Mapping[str, Any]) -> str:
-    """``3.2 GPU-hours``, ``3.2 rank-hours``: what was lost while ranks held their devices."""
-    lost = sums["rank_hours_lost"]
+    """``3.2 GPU-hours``, ``14 rank-minutes``: what was lost while ranks held their devices."""
+    lost, unit = sums["rank_hours_lost"], sums["unit"]
     if lost is None:
         return "?"
-    return f"{lost:,.0f} {sums['unit']}-hours" if lost >= 99.5 else f"{lost:.2g} {sums['unit']}-hours"
+    if lost < 1:
+        return f"{60 * lost:.2g} {unit}-minutes"
+    return f"{lost:,.0f} {unit}-hours" if lost >= 9.95 else f"{lost:.1f} {unit}-hours"
 
 
 def _moments(snapshot: Snapshot, entry: Dict, files: RoundFiles | None) -> _Round:

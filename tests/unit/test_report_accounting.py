@@ -48,7 +48,7 @@ def test_each_second_of_a_recovered_run_is_accounted_for(tmp_path: Path) -> None
 def test_the_text_says_it_in_one_line_under_the_rounds(tmp_path: Path) -> None:
     report = accounted(recovering(tmp_path).close("succeeded", "all ranks succeeded"))
     assert sentence(report) == (
-        "81.0 % of 3m 48s was training; lost: 22s of work (20 steps), 0.5s detection, 11s restarting; 0.037 rank-hours"
+        "81.0 % of 3m 48s was training; lost: 22s of work (20 steps), 0.5s detection, 11s restarting; 2.2 rank-minutes"
     )
 
 
@@ -122,7 +122,7 @@ def test_a_run_that_reports_no_steps_has_no_ratio_but_the_time_between_rounds(tm
     sums = report["accounting"]
     assert (sums["ratio"], sums["productive_s"], sums["lost_s"]) == (None, None, None)
     assert parts(sums) == {"detection": 0.5, "restart": 2}
-    assert sentence(report) == "lost: 0.5s detection, 2.0s restarting; 0.0028 rank-hours"
+    assert sentence(report) == "lost: 0.5s detection, 2.0s restarting; 0.17 rank-minutes"
 
 
 def test_a_running_round_has_no_productive_time_yet(tmp_path: Path) -> None:
