@@ -1,0 +1,328 @@
+"""The report as one HTML file: no network, no script, nothing from outside (pure).
+
+The page asks the browser to refuse anything but its own style sheet (a content security policy), so that even a mistake
+in the escaping of a log line could not run or load anything.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ftslurm.report.accounting import hours, percent
+from ftslurm.report.hang_sections import ranks
+from ftslurm.report.headline import cost_of, headline
+from ftslurm.report.html_style import CSS
+from ftslurm.report.html_timeline import grid, strip
+from ftslurm.report.markup import esc, folded, link, row, table, tag
+from ftslurm.report.sections import TRACEBACK_HEAD, TRACEBACK_TAIL, ended, other_ranks, others_title, took
+from ftslurm.report.style import Json, Style
+from ftslurm.report.words import clip, count, duration, names, safe, safe_lines
+
+LINE_WIDTH, TITLE_WIDTH = 2000, 400
+# A page of a run of a thousand rounds must still open: the newest ones are shown.
+ROUNDS_SHOWN, DETAILS_SHOWN = 200, 24
+PROBLEMS_SHOWN, GROUPS_SHOWN, TREE_LINES = 50, 40, 400
+
+_FRAME = re.compile(r'( *File ")([^"]*)(", line \d+.*)')
+_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3|^<frozen|/ftslurm/(worker|boot/)")
+_POLICY = (
+    "default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'sha256-"
+    + base64.b64encode(hashlib.sha256(CSS.encode()).digest()).decode()
+    + "'"
+)
+
+
+def render(report: Json, *, page_directory: str | None = None, zone: Callable[[float], Any] = time.localtime) -> str:
+    """Render a report as a page of its own.
+
+    Args:
+        report: what `ftslurm.report.analyse.analyse` returned.
+        page_directory: where the page will lie. Links to files below it are relative, so that the directory can be
+            moved; all others are absolute.
+        zone: turns seconds since the epoch into a `time.struct_time` of the reader's time zone.
+
+    Returns:
+        HTML, below 2 MB whatever the run's size.
+    """
+    style = Style(False, LINE_WIDTH, zone)
+    page = _Page(report, style, page_directory)
+    focus = next((r for r in report["rounds"] if r["round"] == report["focus"]), None)
+    parts = [page.head(), page.tiles(), page.timeline()]
+    if focus is not None:
+        parts += [page.evidence(focus), page.whereabouts(focus), page.others(focus)]
+    parts += [page.nodes(), page.rounds(focus), page.problems(), page.run()]
+    title = clip(safe(report["summary"]), 120)
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{esc(_POLICY)}">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        '<meta name="referrer" content="no-referrer"><meta name="color-scheme" content="light dark">'
+        f"<title>{esc(title)}</title>\n<style>{CSS}</style></head>\n<body><main>\n"
+        + "\n".join(part for part in parts if part)
+        + f"\n{page.foot()}\n</main></body></html>\n"
+    )
+
+
+class _Page:
+    """The sections of one report's page."""
+
+    def __init__(self, report: Json, style: Style, directory: str | None) -> None:
+        self.report = report
+        self.style = style
+        self.directory = directory
+
+    def head(self) -> str:
+        """The answer."""
+        report = self.report
+        first, *lines = headline(report, self.style)
+        run_id = clip(safe(report["run"]["id"]), 40)
+        said = first.removeprefix(run_id).lstrip(": ").removeprefix("FAILED").lstrip(": ")
+        said = said[:1].upper() + said[1:] if report["status"] != "failed" else said
+        told = "".join(_answer_line(line) for line in lines)
+        top = tag("span", esc(report["status"].upper()), class_="badge") + tag("span", esc(run_id), class_="id mono")
+        if report["started_ns"] is not None:
+            top += tag("span", esc(f"started {self.style.date(report['started_ns'], '%Y-%m-%d %H:%M:%S %Z')}"))
+        if report["ended_ns"] is not None:
+            top += tag("span", esc(f"ended {self.date(report['ended_ns'])}"))
+        inner = tag("div", top, class_="top") + tag("h1", esc(clip(said, TITLE_WIDTH))) + told
+        status = report["status"]
+        return tag("header", inner, class_=status if status in ("failed", "succeeded", "running") else None)
+
+    def tiles(self) -> str:
+        """The run in figures."""
+        report, sums = self.report, self.report["accounting"]
+        tiles = []
+        if sums["ratio"] is not None:
+            tiles.append((percent(sums["ratio"]), f"of {duration(sums['elapsed_s'])} was training"))
+        elif report["duration_s"] is not None:
+            tiles.append((duration(report["duration_s"]), "in all"))
+        lost = sum(sums[f"{key}_s"] or 0.0 for key in ("lost", "detection", "restart", "queue"))
+        if lost >= 0.05:
+            wasted = f" ({hours(sums)})" if sums["rank_hours_lost"] else ""
+            tiles.append((duration(lost), f"lost to failures and waiting{wasted}"))
+        if report["rounds"]:
+            last = report["rounds"][-1]
+            world = "" if last["world_size"] is None else f"{count(last['world_size'], 'rank')} in the last round"
+            tiles.append((count(len(last["nodes"]), "node"), world))
+            restarts = report["restarts_used"], report["max_restarts"]
+            told = "" if None in restarts else f"{restarts[0]} of {restarts[1]} restarts used"
+            tiles.append((count(len(report["rounds"]), "round"), told))
+        if report["last_step"] is not None:
+            repeated = report["cost"]["steps_repeated"]
+            told = f"the last one; {count(repeated, 'step')} repeated" if repeated else "the last one"
+            tiles.append((f"step {report['last_step']}", told))
+        inner = (tag("div", f"<b>{esc(b)}</b><span>{esc(text)}</span>", class_="tile") for b, text in tiles)
+        return tag("div", "".join(inner), class_="tiles") if tiles else ""
+
+    def evidence(self, entry: Json) -> str:
+        """What the first failure of a round is known from."""
+        failure = entry["first_failure"]
+        inner = self.proofs(failure) if failure is not None else ""
+        if not inner:
+            return ""
+        return tag("section", tag("h2", f"Evidence of round {entry['round']}") + inner)
+
+    def proofs(self, failure: Json) -> str:
+        """A failure's proofs, traceback and the end of its output."""
+        known = "".join(tag("li", esc(proof)) for proof in (failure["evidence_lines"] or [])[:20])
+        inner = tag("ul", known, class_="proofs") if known else ""
+        text = failure["traceback"] or failure["stacks"]
+        if text:
+            kind = "Traceback" if failure["traceback"] else "Stacks"
+            inner += tag("h3", f"{kind} of rank {failure['rank']}") + tag("pre", _traceback(text), tabindex=0)
+        end = failure["log"]
+        if end is not None:
+            without = ", traceback left out" if failure["traceback"] and end["stream"] == "stderr" else ""
+            shown = clip(safe(end["path"]).removeprefix(safe(self.report["run"]["directory"]).rstrip("/") + "/"), 300)
+            title = f"The end of its {esc(end['stream'])}{without}: {link(end['path'], shown, self.directory)}"
+            size = tag("span", f" ({_bytes(end['size'])})", class_="dim")
+            lines = "\n".join(esc(line).rstrip() for line in end["lines"])
+            inner += tag("h3", title + size) + tag("pre", lines, tabindex=0)
+        return inner
+
+    def whereabouts(self, entry: Json) -> str:
+        """Where the ranks of a hung round were, and their stacks."""
+        where = entry["whereabouts"]
+        if where is None:
+            return ""
+        rows = []
+        for group in where["groups"][:GROUPS_SHOWN]:
+            who = esc(ranks(group["ranks"], group["count"], [], 0))
+            mark = ' <span class="tag">suspect</span>' if group["suspect"] else ""
+            nodes = names(group["nodes"]) if group["node_count"] <= 4 else count(group["node_count"], "node")
+            facts = "".join(tag("div", esc(f"{k}: {v}"[:500]), class_="dim mono") for k, v in group["facts"].items())
+            if group["native"]:
+                native = "\n".join(esc(line) for line in group["native"])
+                facts += folded("native frames (py-spy)", tag("pre", native, tabindex=0))
+            line = row(who + mark, esc(nodes), esc(group["text"]) + facts)
+            rows.append(line.replace("<tr>", '<tr class="suspect">', 1) if group["suspect"] else line)
+        left_out = max(0, len(where["groups"]) - GROUPS_SHOWN) + where["more_groups"]
+        inner = tag("p", esc(where["words"])) if where["words"] else ""
+        inner += table(["ranks", "nodes", "where"], rows, label="Where the ranks were")
+        inner += tag("p", f"{count(left_out, 'more place')} in report.json") if left_out else ""
+        missing = where["missing"]
+        if missing is not None:
+            who = esc(clip(missing["ranks"], 200))
+            inner += tag("p", f"No stacks were collected of {count(missing['count'], 'rank')} ({who}).")
+        room = [TREE_LINES]
+        tree = "".join(_branch(branch, room) for branch in where["tree"])
+        if tree:
+            inner += tag("h3", "Their stacks, innermost call last") + tag("div", tree, class_="tree", tabindex=0)
+        return tag("section", tag("h2", f"Where the ranks of round {entry['round']} were") + inner)
+
+    def others(self, entry: Json) -> str:
+        """The other ranks of a round."""
+        rows = [row(esc(who), esc(text)) for who, text in other_ranks(entry, self.report)]
+        title = others_title(entry)
+        inner = table(["ranks", "how they ended"], rows, label=title)
+        return tag("section", tag("h2", esc(title[:1].upper() + title[1:])) + inner) if inner else ""
+
+    def timeline(self) -> str:
+        """The run's time from left to right."""
+        bar = strip(self.report, self.style)
+        return tag("section", tag("h2", "Where the time went") + bar) if bar else ""
+
+    def nodes(self) -> str:
+        """What each node saw of each round."""
+        inner = grid(self.report)
+        return tag("section", tag("h2", "Nodes by rounds") + inner) if inner else ""
+
+    def rounds(self, focus: Json | None) -> str:
+        """All rounds as a table, the evidence of the other failed ones folded away."""
+        rounds = self.report["rounds"]
+        shown = rounds[-ROUNDS_SHOWN:]
+        attempts = len({entry["attempt"] for entry in rounds}) > 1
+        detailed = {r["round"] for r in [r for r in shown if r["first_failure"] and r is not focus][-DETAILS_SHOWN:]}
+        rows = (self.round(entry, attempts, entry["round"] in detailed) for entry in shown)
+        head = ["round", *(["attempt"] if attempts else []), "started", "took", "size", "steps", "trained", "lost"]
+        inner = table([*head, "how it ended"], rows, label="Rounds")
+        if not inner:
+            return ""
+        older = len(rounds) - len(shown)
+        note = tag("p", f"{count(older, 'older round')} in report.json") if older else ""
+        return tag("section", tag("h2", "Rounds") + inner + note)
+
+    def round(self, entry: Json, attempts: bool, detailed: bool) -> str:
+        """A row of the table of rounds."""
+        spent = entry["accounting"] or {}
+        told = tag("p", esc(clip(ended(entry, self.report), TITLE_WIDTH)))
+        noticed = spent.get("detection_s")
+        costs = [f"over {duration(noticed)} later"] if noticed is not None and noticed >= 0.05 else []
+        costs += [cost_of(entry["cost"])] if entry["cost"] is not None else []
+        told += tag("p", esc(", ".join(costs)), class_="dim") if costs else ""
+        if detailed:
+            failure = entry["first_failure"]
+            more = self.proofs(failure)
+            more += tag("p", f"<b>Hint:</b> {esc(failure['advice'])}") if failure["advice"] and more else ""
+            told += folded("evidence", more) if more else ""
+        steps = "" if entry["first_step"] is None else f"{entry['first_step']}-{entry['last_step']}"
+        world = "" if entry["world_size"] is None else count(entry["world_size"], "rank")
+        cells = [str(entry["round"]), *([esc(clip(entry["attempt"] or "?", 40))] if attempts else [])]
+        cells += [esc(self.style.date(entry["started_ns"])), esc(duration(took(entry, self.report)))]
+        cells += [tag("div", count(len(entry["nodes"]), "node")) + tag("div", world, class_="dim"), steps]
+        cells += [_span(spent.get("productive_s")), _span(spent.get("lost_s")), tag("div", told, class_="told")]
+        return row(*cells, id_=f"round-{entry['round']}").replace("<td>", '<td class="nowrap">', len(cells) - 2)
+
+    def problems(self) -> str:
+        """The files that could not be used, and why."""
+        found = self.report["problems"]
+        rows = [
+            row(tag("code", esc(clip(p["file"], 400))), esc(clip(p["reason"], 400))) for p in found[:PROBLEMS_SHOWN]
+        ]
+        inner = table(["file", "reason"], rows, label="Files that could not be used")
+        more = len(found) - PROBLEMS_SHOWN
+        inner += tag("p", f"and {more} more in report.json") if more > 0 else ""
+        if self.report["skipped_rounds"]:
+            older = count(self.report["skipped_rounds"], "older round")
+            inner += tag("p", f"The files of {older} were not read (ftslurm report --round N reads them).")
+        return tag("section", tag("h2", "What could not be read") + inner) if inner else ""
+
+    def run(self) -> str:
+        """What was run, and where everything is."""
+        run, report = self.report["run"], self.report
+        directory = run["directory"].rstrip("/")
+        facts = [("run", esc(run["id"]))]
+        facts += [("user", esc(run["user"]))] if run["user"] else []
+        facts += [("attempts", esc(names(run["attempts"], 12)))] if run["attempts"] else []
+        facts += [("command", tag("code", esc(clip(" ".join(run["command"]), LINE_WIDTH))))] if run["command"] else []
+        facts += [("exit code", "not recorded" if report["exit_code"] is None else str(report["exit_code"]))]
+        facts += [("files", link(directory, clip(directory, LINE_WIDTH), None))]
+        numbers = [entry["round"] for entry in report["rounds"][-8:]]
+        folders = (link(f"{directory}/rounds/{n:06d}/", f"round {n}", self.directory) for n in numbers)
+        facts += [("records and output", ", ".join(folders))] if numbers else []
+        inner = "".join(tag("dt", name) + tag("dd", value) for name, value in facts)
+        return tag("section", tag("h2", "The run") + tag("dl", inner))
+
+    def foot(self) -> str:
+        """Who made the page, and when."""
+        version = self.report["run"]["ftslurm"]
+        made = f"made by ftslurm {version}" if version else "made by ftslurm"
+        return tag("footer", esc(f"{clip(made, 80)}, {self.date(self.report['made_ns'])}"))
+
+    def date(self, time_ns: int | None) -> str:
+        """A moment in the reader's zone."""
+        return self.style.date(time_ns, "%Y-%m-%d %H:%M:%S")
+
+
+def _answer_line(line: str) -> str:
+    text = line.strip()
+    if text.startswith("hint: "):
+        return tag("p", f"<b>What to do:</b> {esc(text[6:])}", class_="hint")
+    return tag("p", esc(clip(text, TITLE_WIDTH)), class_="deeper" if line.startswith("    ") else None)
+
+
+def _traceback(text: str) -> str:
+    """A traceback's lines: the user's own places stand out, those of libraries step back."""
+    lines = safe_lines(text.rstrip("\n"))
+    left_out = len(lines) - TRACEBACK_HEAD - TRACEBACK_TAIL
+    if left_out > 1:
+        lines[TRACEBACK_HEAD:-TRACEBACK_TAIL] = [f"  ... {left_out} lines left out ..."]
+    lines = [clip(line, LINE_WIDTH) for line in lines]
+    shown = [_frame(line) for line in lines]
+    if lines and not lines[-1].startswith(" "):
+        shown[-1] = f"<b>{esc(lines[-1])}</b>"
+    return "\n".join(shown)
+
+
+def _frame(line: str) -> str:
+    place = _FRAME.fullmatch(line)
+    if place is None:
+        return esc(line)
+    if _LIBRARY.search(place[2]):
+        return f'<span class="dim">{esc(line)}</span>'
+    return f"{esc(place[1])}<strong>{esc(place[2])}</strong>{esc(place[3])}"
+
+
+def _branch(branch: Json, room: list[int]) -> str:
+    """A branch of the tree of stacks; ``room`` counts down the lines that may still be shown."""
+    if room[0] <= 0:
+        return ""
+    frames = branch["frames"][-room[0] :]
+    room[0] -= 1 + len(frames)
+    who = tag("div", esc(ranks(branch["ranks"], branch["count"], [], 0)), class_="who")
+    lines = "\n".join(_frame(clip(safe(frame), LINE_WIDTH)) for frame in frames)
+    inner = who + (tag("div", lines, class_="mono") if lines else "")
+    return tag("div", inner + "".join(_branch(child, room) for child in branch["children"]), class_="branch")
+
+
+def _span(seconds: float | None) -> str:
+    if seconds is None:
+        return '<span class="dim">?</span>'
+    return duration(seconds) if seconds >= 0.05 else "0"
+
+
+def _bytes(size: int) -> str:
+    value, unit = float(size), "bytes"
+    for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
+
+
+__all__ = ["render"]

@@ -1,0 +1,256 @@
+"""The timelines of the HTML report: where the time went, and nodes by rounds (pure).
+
+Nodes that fared alike in all rounds are one row, so that a thousand nodes are read at a glance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ftslurm.failures.causes import PRIMARY
+from ftslurm.report.accounting import hours, percent
+from ftslurm.report.markup import esc, folded, table, tag
+from ftslurm.report.sections import ended
+from ftslurm.report.style import Json, Style
+from ftslurm.report.words import clip, count, duration, first_line, safe
+
+ROUNDS_SHOWN = 40
+ROWS_SHOWN = 60
+NAMES_SHOWN = 6000
+# Short words for the key, and what they mean.
+WORDS = {
+    "productive": ("training", "steps that no later round made again"),
+    "startup": ("startup", "until the first step of the run"),
+    "lost": ("lost work", "steps made again, and what was done between the last step and the failure"),
+    "detection": ("detection", "from the failure until the round had ended on all nodes"),
+    "restart": ("restart", "from a round's end to the next round's first step"),
+    "queue": ("queue", "waiting for Slurm to start the job again"),
+    "other": ("other", "such as saving after an order to stop"),
+    "unknown": ("not known", "the script does not report its steps (ftslurm.progress)"),
+}
+_STATES = {
+    "first": ("✕", "the first failure"),
+    "lost": ("✕", "lost"),
+    "hung": ("◼", "hung"),
+    "also": ("!", "failed too"),
+    "follows": ("○", "failed because of another rank's end"),
+    "silent": ("?", "no end recorded"),
+    "ran": ("·", "took part"),
+    "well": ("✓", "ended well"),
+    "absent": ("", "not in this round"),
+}
+
+Segment = tuple[str, float]
+
+
+def strip(report: Json, style: Style) -> str:
+    """The run from left to right, to scale: a bar of what its time went to, failures marked above it; and its key."""
+    bars, marks, total = _bars(report)
+    if not total:
+        return ""
+    drawn = "".join(
+        f'<rect class="{part}" x="{_share(start, total)}" y="14" width="{_share(span, total)}" height="30">'
+        f"<title>{esc(told)}</title></rect>"
+        for part, start, span, told in bars
+    )
+    flags = "".join(
+        f'<a href="#round-{number}"><svg x="{_share(at, total)}" y="0" overflow="visible">'
+        f'<path class="mark" d="M-5 1h10l-5 10z"/><title>{esc(told)}</title></svg></a>'
+        for number, at, told in marks
+    )
+    title = f"The run from left to right: {count(len(report['rounds']), 'round')} in {duration(total)}"
+    defs = (
+        '<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+        '<rect width="6" height="6" class="hatch-a"/><rect width="2.4" height="6" class="hatch-b"/></pattern></defs>'
+    )
+    chart = f'<svg class="strip" role="group" aria-label="{esc(title)}" height="46">{defs}{drawn}{flags}</svg>'
+    ends = tag("span", esc(style.date(report["started_ns"], "%Y-%m-%d %H:%M:%S %Z")))
+    last = None if report["started_ns"] is None else report["started_ns"] + int(total * 1e9)
+    ends += tag("span", esc(style.date(last, "%Y-%m-%d %H:%M:%S")))
+    return chart + tag("div", ends, class_="axis") + _sums(report["accounting"], total)
+
+
+def grid(report: Json) -> str:
+    """What each node saw of each round: a row for nodes that fared alike, the unlucky ones first."""
+    rounds = report["rounds"][-ROUNDS_SHOWN:]
+    fates: dict[str, list[str]] = {}
+    for column, entry in enumerate(rounds):
+        special = _special(entry)
+        usual = "well" if entry["outcome"] == "succeeded" else "ran"
+        for node in dict.fromkeys(entry["nodes"]):
+            fates.setdefault(node, ["absent"] * len(rounds))[column] = special.get(node, usual)
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for node, fate in fates.items():
+        alike.setdefault(tuple(fate), []).append(node)
+    groups = sorted(alike.items(), key=lambda item: (-_trouble(item[0]), len(item[1])))
+    rows = [_row(fate, nodes, rounds) for fate, nodes in groups[:ROWS_SHOWN]]
+    left_out = [nodes for _, nodes in groups[ROWS_SHOWN:]]
+    if left_out:
+        more = sum(len(nodes) for nodes in left_out)
+        rows.append(tag("tr", tag("th", f"{count(more, 'more node')}", scope="row")))
+    head = ["nodes", *(_column(entry, report, entry is report["rounds"][0]) for entry in rounds)]
+    label = "What each node saw of each round"
+    used = {state for fate in alike for state in fate if state != "absent"}
+    return table(head, rows, label=label, class_="grid") + _key(used) if rounds and fates else ""
+
+
+def mini(entry: Json, *, first: bool) -> str:
+    """A round's own time as a narrow bar."""
+    parts = _inside(entry, first=first)
+    total = sum(span for _, span in parts)
+    if not total:
+        return ""
+    at, drawn = 0.0, ""
+    for part, span in parts:
+        drawn += f'<rect class="{part}" x="{_share(at, total)}" width="{_share(span, total)}" height="6"/>'
+        at += span
+    return f'<svg class="mini" height="6" aria-hidden="true">{drawn}</svg>'
+
+
+def _in_short(nodes: Sequence[str]) -> str:
+    """Many node names in short: Slurm's own form if all are plain names."""
+    from ftslurm.slurm.nodelist import NodeListError, compress
+
+    try:
+        return compress(nodes)
+    except NodeListError:
+        return clip(", ".join(safe(node) for node in nodes[:200]), NAMES_SHOWN)
+
+
+def _bars(report: Json) -> tuple[list[tuple[str, float, float, str]], list[tuple[int, float, str]], float]:
+    """All parts of the run's time (part, start, span, words), the failures (round, moment, words), and the sum."""
+    bars: list[tuple[str, float, float, str]] = []
+    marks: list[tuple[int, float, str]] = []
+    at = 0.0
+    told = [r for r in report["rounds"] if r["accounting"] is not None]
+    for i, entry in enumerate(told):
+        for part, span in _inside(entry, first=not i):
+            if entry["first_failure"] is not None and part == "detection":
+                marks.append((entry["round"], at, _said(entry, report)))
+            bars.append((part, at, span, _told(f"round {entry['round']}", part, span)))
+            at += span
+        if entry["first_failure"] is not None and (not marks or marks[-1][0] != entry["round"]):
+            marks.append((entry["round"], at, _said(entry, report)))
+        for part, span in _after(entry, told[i + 1] if i + 1 < len(told) else None):
+            bars.append((part, at, span, _told(f"after round {entry['round']}", part, span)))
+            at += span
+    return bars, marks, at
+
+
+def _told(where: str, part: str, span: float) -> str:
+    word, meaning = WORDS[part]
+    return f"{where}: {duration(span)} {word} ({meaning})"
+
+
+def _said(entry: Json, report: Json) -> str:
+    return f"round {entry['round']}: {ended(entry, report)}"
+
+
+def _inside(entry: Json, *, first: bool) -> list[Segment]:
+    spent = entry["accounting"]
+    if spent is None or not spent["took_s"]:
+        return []
+    parts = [(part, spent[f"{part}_s"] or 0.0) for part in ("startup", "productive", "lost", "detection", "other")]
+    rest = max(0.0, spent["took_s"] - sum(span for _, span in parts))
+    if rest > 1e-3:
+        # What is not known came before the failure.
+        parts.insert(3, ("unknown", rest))
+    # The startup of later rounds is the end of a restart.
+    return [("restart" if part == "startup" and not first else part, span) for part, span in parts if span > 0]
+
+
+def _after(entry: Json, following: Json | None) -> list[Segment]:
+    spent = entry["accounting"]
+    parts = []
+    if spent["queue_s"]:
+        parts.append(("queue", spent["queue_s"]))
+    elif spent["restart_s"] and following is not None:
+        parts.append(("restart", max(0.0, spent["restart_s"] - (following["accounting"]["startup_s"] or 0.0))))
+    return parts
+
+
+def _share(value: float, total: float) -> str:
+    return f"{100 * value / total:.3f}%"
+
+
+def _sums(sums: Json, total: float) -> str:
+    known = {part: sums[f"{part}_s"] or 0.0 for part in WORDS if part != "unknown"}
+    known["unknown"] = max(0.0, total - sum(known.values()))
+    items = ""
+    for part, span in known.items():
+        if span > 1e-4 * total or (span >= 0.05 and part != "unknown"):
+            word, meaning = WORDS[part]
+            told = f'<b>{word}</b> {esc(duration(span))} <span class="dim">{percent(span / total)}</span>'
+            items += tag(
+                "li",
+                f'<svg class="swatch" width="14" height="14" aria-hidden="true">{_square(part)}</svg>{told}',
+                title=meaning,
+            )
+    lost = sums["rank_hours_lost"]
+    note = tag("p", f"Failures cost {esc(hours(sums))}: ranks, times lost work, detection and restart.") if lost else ""
+    return tag("ul", items, class_="key") + note
+
+
+def _square(part: str) -> str:
+    return f'<rect class="{part}" width="14" height="14" rx="3"/>'
+
+
+def _special(entry: Json) -> dict[str, str]:
+    """The nodes of a round that did not just take part."""
+    found: dict[str, str] = {}
+    silent = entry["silent"]
+    for node in silent["nodes"] if silent else ():
+        found[node] = "silent"
+    for group in entry["groups"]:
+        # Of large groups the report does not name all nodes: to mark a few of them would mislead.
+        if group["role"] == PRIMARY or group["node_count"] <= len(group["nodes"]):
+            found.update(dict.fromkeys(group["nodes"], "also" if group["role"] == PRIMARY else "follows"))
+    found.update((other["node"], "also") for other in entry["same_time"])
+    failure = entry["first_failure"]
+    if failure is not None:
+        kind = {"node-lost": "lost", "hang": "hung"}.get(failure["kind"], "first")
+        found.update(dict.fromkeys(failure["nodes"], kind))
+    return found
+
+
+def _trouble(fate: Iterable[str]) -> int:
+    """How far up a row belongs: those of the newest failures first."""
+    worst = 0
+    for column, state in enumerate(fate, 1):
+        if state in ("first", "lost", "hung"):
+            worst = 2000 + column
+        elif state in ("also", "silent") and worst < 2000:
+            worst = 1000 + column
+        elif state == "follows" and worst < 1000:
+            worst = column
+    return worst
+
+
+def _row(fate: Sequence[str], nodes: Sequence[str], rounds: Sequence[Json]) -> str:
+    name = esc(clip(safe(nodes[0]), 40))
+    if len(nodes) > 1:
+        name = folded(count(len(nodes), "node"), tag("code", esc(_in_short(nodes))))
+    cells = ""
+    for state, entry in zip(fate, rounds, strict=True):
+        sign, words = _STATES[state]
+        told = f"round {entry['round']}: {words}"
+        failure = entry["first_failure"]
+        if state in ("first", "hung") and failure is not None:
+            told += f": rank {failure['rank']}: {first_line(failure['what'])[:200]}"
+        hidden = tag("span", words, class_="hidden")
+        cells += tag("td", f'<span aria-hidden="true">{sign}</span>{hidden}', class_=state, title=told)
+    return tag("tr", tag("th", name, scope="row") + cells)
+
+
+def _column(entry: Json, report: Json, first: bool) -> str:
+    number = tag("a", str(entry["round"]), href=f"#round-{entry['round']}", title=_said(entry, report))
+    return number + mini(entry, first=first)
+
+
+def _key(used: Iterable[str]) -> str:
+    shown = [s for s in _STATES if s in set(used)]
+    parts = (f'<span class="{s} cell" aria-hidden="true">{_STATES[s][0]}</span> {_STATES[s][1]}' for s in shown)
+    return tag("p", "".join(tag("span", part) for part in parts), class_="key")
+
+
+__all__ = ["grid", "mini", "strip"]
