@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ftslurm.report.accounting import account
+from ftslurm.report.clocks import far_off
 from ftslurm.report.facts import Snapshot
 from ftslurm.report.rounds import round_report
 from ftslurm.report.words import summary
@@ -28,8 +29,8 @@ def analyse(snapshot: Snapshot, *, round_number: int | None = None) -> Dict:
 
     Returns:
         The report, plain JSON types only. Keys are always there; what is not known is null. Times are
-        nanoseconds since the epoch (``_ns``) by the clock of the node that wrote them; spans are seconds
-        (``_s``).
+        nanoseconds since the epoch (``_ns``) by the clock of the node that wrote them, corrected where that one is
+        known to be far off; spans are seconds (``_s``).
 
         - ``schema`` "ftslurm/report", ``version`` 1, ``made_ns``
         - ``summary``: the report in one line
@@ -56,6 +57,8 @@ def analyse(snapshot: Snapshot, *, round_number: int | None = None) -> Dict:
             ``raised_in`` (if elsewhere), each ``file``, ``shown`` (short), ``line``, ``function``, ``source``;
             ``traceback``, ``stacks``; ``log``: ``stream``, ``path``, ``size`` (bytes), ``lines``, ``cut``;
             ``signature``, ``same_as_rounds``, ``ranks``, ``argv``, ``evidence`` (what it is known from),
+            ``uncertainty_s``: how far ``time_ns`` may be off against other nodes' times; ``clock``: "measured", or
+            "assumed" where that is only what is usual;
             ``evidence_lines`` (the proofs, in words), ``restart`` ("same-node", "other-node" or "pointless": which
             restart makes sense); ``hang``: of a
             hang, ``rank``, ``node`` and ``message`` of the time-out that expired, which need not be the rank that
@@ -66,7 +69,8 @@ def analyse(snapshot: Snapshot, *, round_number: int | None = None) -> Dict:
             ``facts`` (of /proc, where there is a problem), ``native`` (lines of py-spy); ``more_groups``; ``tree``
             of the first groups' stacks: ``ranks``, ``count``, ``frames`` (outermost first), ``children``; ``missing``:
             ranks of which nothing was collected, ``ranks`` and ``count``, or null. Null without stacks
-          - ``same_time``: other primary failures that the clocks cannot put in order with the first
+          - ``same_time``: the first primary failure of each other node whose clock cannot put it after the first:
+            ``rank``, ``node``, ``what``, ...; ``uncertainty_s``: how much later it would have to be; ``clock``
           - ``groups``: the other ranks that failed, by signature: ``ranks`` ("0-3, 7"), ``count``, ``nodes``
             (at most 8), ``node_count``, ``what``, ``cause``, ``title``, ``role`` ("primary" or "cascade"),
             ``first_ns``
@@ -87,6 +91,7 @@ def analyse(snapshot: Snapshot, *, round_number: int | None = None) -> Dict:
           ``elapsed_s``; ``ratio``: the effective training time ratio, productive by elapsed; ``unit``: "GPU" if
           each rank was given a GPU of its own, else "rank"
 
+        - ``clocks``: nodes whose clocks are far off the others', their times here corrected: ``node``, ``ahead_s``
         - ``skipped_rounds``: how many old rounds' files were not read
         - ``problems``: ``file`` and ``reason`` of what could not be used
     """
@@ -125,6 +130,7 @@ def analyse(snapshot: Snapshot, *, round_number: int | None = None) -> Dict:
         "cost": _total(rounds),
         "accounting": account(snapshot, rounds),
         "rounds": rounds,
+        "clocks": list(far_off(snapshot.clocks)),
         "skipped_rounds": snapshot.skipped_rounds,
         "problems": [{"file": p.file, "reason": p.reason} for p in snapshot.problems],
     }

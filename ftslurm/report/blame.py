@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ftslurm.failures.causes import PRIMARY
+from ftslurm.report.clocks import Clocks, Doubt
 from ftslurm.report.facts import (
     Exc,
     Failure,
@@ -21,9 +22,6 @@ from ftslurm.report.facts import (
 )
 from ftslurm.report.suspect import UNJUDGED, Suspect, judge
 
-# Failures of two nodes closer than this are not put in order: the nodes' clocks are not that good.
-SAME_TIME_NS = 100_000_000
-
 _TYPED = re.compile(r"([A-Za-z_][\w.]{0,100}): ?(.*)", re.DOTALL)
 _FRAME = re.compile(r'^ *File "([^"\n]{1,4096})", line (\d{1,9})(?:,? in (\S{1,200}))?', re.MULTILINE)
 
@@ -31,9 +29,9 @@ _FRAME = re.compile(r'^ *File "([^"\n]{1,4096})", line (\d{1,9})(?:,? in (\S{1,2
 def suspects(snapshot: Snapshot, number: int) -> list[Suspect]:
     """Return the workers of a round that failed and were not stopped by ftslurm, root cause first.
 
-    Primary causes stand before cascades, then earlier before later. A worker that ftslurm stopped is
-    no suspect, whatever it wrote on its way out; but one whose exception was caught on its own node before
-    anything there was stopped had failed by itself, even if its process took longer to end.
+    Primary causes stand before cascades, then earlier before later, as far as the nodes' clocks tell. A worker that
+    ftslurm stopped is no suspect, whatever it wrote on its way out; but one whose exception was caught on its own
+    node before anything there was stopped had failed by itself, even if its process took longer to end.
     """
     files = round_files(snapshot, number)
     words = {rank: word for rank, word in summaries(snapshot, number).items() if word.kind != "hang"}
@@ -51,7 +49,7 @@ def suspects(snapshot: Snapshot, number: int) -> list[Suspect]:
         error = files.errors.get(rank)
         if rank in words or not _maybe_stopped(error):
             found[rank] = _judged(snapshot, files, rank, None, error, words.get(rank))
-    return sorted(found.values(), key=_order)
+    return sorted(found.values(), key=lambda suspect: _order(snapshot.clocks, number, suspect))
 
 
 def _judged(
@@ -77,20 +75,23 @@ def _judged(
     return suspect
 
 
-def at_the_same_time(ordered: Sequence[Suspect]) -> list[Suspect]:
-    """Return the other primary suspects, on other nodes, that the clocks cannot tell from the first."""
+def at_the_same_time(clocks: Clocks, number: int, ordered: Sequence[Suspect]) -> list[tuple[Suspect, Doubt]]:
+    """Return the primary suspects that may have been first as well, for all that the clocks tell, and their doubt.
+
+    Of each other node the first one: there one clock says the order.
+    """
     if not ordered or ordered[0].cause.role != PRIMARY or ordered[0].time_ns is None:
         return []
-    first = ordered[0]
-    return [
-        s
-        for s in ordered[1:]
-        if s.cause.role == PRIMARY
-        and s.node != first.node
-        and s.time_ns is not None
-        and first.time_ns is not None
-        and s.time_ns - first.time_ns < SAME_TIME_NS
-    ]
+    first, nodes, found = ordered[0], {ordered[0].node}, []
+    assert first.time_ns is not None
+    for suspect in ordered[1:]:
+        if suspect.cause.role != PRIMARY or suspect.time_ns is None or suspect.node in nodes:
+            continue
+        nodes.add(suspect.node)
+        doubt = clocks.between(number, (first.node, first.time_ns), (suspect.node, suspect.time_ns))
+        if _comparable_ns(clocks, number, suspect) - _comparable_ns(clocks, number, first) <= doubt.ns:
+            found.append((suspect, doubt))
+    return found
 
 
 def tail_needed(suspect: Suspect) -> bool:
@@ -254,13 +255,13 @@ def _frames_in(text: str) -> list[Frame]:
     return [Frame(file, int(line), function, None) for file, line, function in _FRAME.findall(text)]
 
 
-def _order(suspect: Suspect) -> tuple[bool, bool, int, int]:
-    return (
-        suspect.cause.role != PRIMARY,
-        suspect.time_ns is None,
-        suspect.time_ns or 0,
-        suspect.rank,
-    )
+def _order(clocks: Clocks, number: int, suspect: Suspect) -> tuple[bool, bool, int, int]:
+    time_ns = _comparable_ns(clocks, number, suspect)
+    return suspect.cause.role != PRIMARY, suspect.time_ns is None, time_ns, suspect.rank
+
+
+def _comparable_ns(clocks: Clocks, number: int, suspect: Suspect) -> int:
+    return clocks.comparable_ns(number, suspect.node, suspect.time_ns or 0)
 
 
 def _life_s(worker: Worker | None) -> float | None:

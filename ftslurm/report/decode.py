@@ -12,6 +12,7 @@ from operator import itemgetter
 from ftslurm.report.around import cuda_from, sections_from, surroundings_from
 from ftslurm.report.facts import (
     Attempt,
+    Clock,
     Closed,
     Exc,
     Failure,
@@ -42,6 +43,7 @@ from ftslurm.report.fields import (
 
 KNOWN_VERSION = 1
 MAX_CHAIN = 10
+_YEAR_NS = 366 * 86_400 * 10**9
 MAX_MEMBERS = 16  # of an exception group
 _FRAME_VALUES = itemgetter("file", "line", "function", "source")
 _FRAMES_KEPT = 4096

@@ -278,5 +278,5 @@ class Snapshot:
     skipped_rounds: int = 0
     problems: tuple[Problem, ...] = ()
     causes: tuple[Cause, ...] = ROWS
-    clocks: Clocks = Clocks()
+    clocks: Clocks = field(default_factory=Clocks)
     judged: dict[tuple[int, int], tuple[Any, ...]] = field(default_factory=dict, compare=False, repr=False)

@@ -18,6 +18,7 @@ from ftslurm.monitor import stacksfile
 from ftslurm.monitor.stacksfile import LIMIT as STACKS_LIMIT
 from ftslurm.monitor.stacksfile import RankStacks
 from ftslurm.report import blame
+from ftslurm.report.align import aligned
 from ftslurm.report.decode import (
     Json,
     Malformed,
@@ -113,6 +114,8 @@ class _Reader:
             skipped_rounds=len(numbers) - len(chosen),
             causes=causes,
         )
+        # Before anything is judged: which output ends are read depends on who failed first.
+        snapshot = aligned(snapshot)
         snapshot = replace(snapshot, rounds=tuple(self.with_stacks(snapshot, round_number)))
         snapshot = replace(snapshot, rounds=tuple(self.with_tails(snapshot)))
         return replace(snapshot, problems=tuple(self.problems))

@@ -17,7 +17,7 @@ from ftslurm.report.words import (
     verdict,
 )
 
-SURVIVED_SHOWN = 3
+SURVIVED_SHOWN = SAME_TIME_SHOWN = 3
 RESTARTS = {OTHER_NODE: "A restart makes sense without that node.", POINTLESS: "A restart alone is pointless."}
 
 
@@ -147,8 +147,11 @@ def _doubts(report: Json, failure: Json, style: Style) -> list[str]:
     """What must be said at once, so that the lines above are true without reading on."""
     entry = _entry(report, failure)
     lines: list[str] = []
-    for other in entry["same_time"][:3]:
-        lines += style.wrapped(f"at about the same time: {verdict(other)}")
+    same = entry["same_time"]
+    for other in same[:SAME_TIME_SHOWN]:
+        lines += style.wrapped(_at_once(other))
+    if len(same) > SAME_TIME_SHOWN:
+        lines += style.wrapped(f"and so on {count(len(same) - SAME_TIME_SHOWN, 'other node')}")
     if failure["role"] == CASCADE and entry["finished"] is not None:
         finished = entry["finished"]
         who = f"rank{'s' if finished['count'] > 1 else ''} {clip(finished['ranks'], 20)}"
@@ -156,6 +159,14 @@ def _doubts(report: Json, failure: Json, style: Style) -> list[str]:
     elif failure["role"] == CASCADE:
         lines += style.wrapped("this follows from another rank's end, of which no failure is recorded")
     return lines
+
+
+def _at_once(other: Json) -> str:
+    seconds = other["uncertainty_s"]
+    span = f"±{max(1, round(seconds * 1e3))} ms" if seconds < 1 else f"±{duration(seconds)}"
+    if other["clock"] == "measured":
+        return f"at the same time ({span}): {verdict(other)}"
+    return f"at about the same time: {verdict(other)} ({span}, clocks not measured)"
 
 
 def _hints(failure: Json, style: Style) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ftslurm.monitor.triage import Triage, triage
 from ftslurm.report import blame
+from ftslurm.report.clocks import Doubt
 from ftslurm.report.evidence import short, signature, worker_failure
 from ftslurm.report.facts import History, RoundFiles, Snapshot, Worker
 from ftslurm.report.hang import hang_failure, hang_of, is_first, whereabouts, without_hung
@@ -27,6 +28,8 @@ def round_report(snapshot: Snapshot, number: int, *, newest: bool) -> Dict:
     first, others, where = _first(snapshot, files, entry, found, outcome)
     started, ended = _started_ns(files, entry), _ended_ns(files, entry, outcome)
     by_worker = first is not None and first["rank"] is not None and first["hang"] is None
+    if first is not None:
+        first |= _doubt(snapshot, number, first)
     return {
         "round": number,
         "attempt": _attempt_name(files, entry),
@@ -39,13 +42,27 @@ def round_report(snapshot: Snapshot, number: int, *, newest: bool) -> Dict:
         "reason": entry.reason if entry else None,
         **_steps(files),
         "first_failure": first,
-        "same_time": [short(s) for s in blame.at_the_same_time(found)] if by_worker else [],
+        "same_time": _same_time(snapshot, number, found) if by_worker else [],
         "groups": _groups(others),
         "whereabouts": where,
         **_rest(files, entry, found, outcome),
         "recovered": False,
         "cost": None,
     }
+
+
+def _doubt(snapshot: Snapshot, number: int, failure: Dict) -> Dict:
+    if failure["node"] is None or failure["time_ns"] is None:
+        return {"uncertainty_s": None, "clock": None}
+    return _said(snapshot.clocks.error_ns(number, failure["node"], failure["time_ns"]))
+
+
+def _same_time(snapshot: Snapshot, number: int, found: list[Suspect]) -> list[Dict]:
+    return [short(s) | _said(doubt) for s, doubt in blame.at_the_same_time(snapshot.clocks, number, found)]
+
+
+def _said(doubt: Doubt) -> Dict:
+    return {"uncertainty_s": doubt.ns / 1e9, "clock": "measured" if doubt.known else "assumed"}
 
 
 def _first(

@@ -67,6 +67,7 @@ class RunBuilder:
         self.reasons: dict[str, str] = {}
         self.last_words: dict[str, int] = {}
         self.closed: Dict | None = None
+        self.clocks: dict[str, tuple[int, int | None]] = {}
         # Of the newest round, by rank: a search for each of 16,384 ranks would take minutes.
         self._index: tuple[int, dict[int, tuple[Dict, Dict]]] = (0, {})
         self.attempt()
@@ -74,6 +75,18 @@ class RunBuilder:
     def wait(self, seconds: float) -> RunBuilder:
         """Let time pass."""
         self.now_ns += int(seconds * SECOND_NS)
+        return self
+
+    def clock(self, node: str, ahead_s: float = 0.0, *, error_s: float | None = 0.002) -> RunBuilder:
+        """Let a node's clock be ahead of the story's; all that it writes has its times.
+
+        Args:
+            node: whose clock; n1 coordinates, so the state's times are its.
+            ahead_s: by how much, in seconds; negative: behind.
+            error_s: how well its agent has measured that, in seconds; None: it could not.
+        """
+        error_ns = None if error_s is None else int(error_s * SECOND_NS)
+        self.clocks[node] = (int(ahead_s * SECOND_NS), error_ns)
         return self
 
     def attempt(self, *, logs: str | None = None, cwd: str = "/home/ann/lm") -> RunBuilder:
@@ -381,18 +394,45 @@ class RunBuilder:
             _put(self.path / "attempts" / attempt["attempt"] / "attempt.json", attempt)
         self._write_state(7)
         for position, name in enumerate(self.node_names):
-            _put(self.path / "nodes" / f"{name}.json", self._word(name, position))
+            _put(self.path / "nodes" / f"{name}.json", self._by_clock_of(name, self._word(name, position)))
         for (number, name), node in self.round_nodes.items():
-            _put(self._round_path(number) / "nodes" / f"{name}.json", node)
+            _put(self._round_path(number) / "nodes" / f"{name}.json", self._by_clock_of(name, node))
             for worker in node["workers"]:
                 self._rank_path(number, worker["rank"]).mkdir(parents=True, exist_ok=True)
         for (number, rank), error in self.errors.items():
-            _put(self._rank_path(number, rank) / "error.json", error)
+            by_clock = self._shifted(error, error["ftslurm"]["node"]) if self.clocks else error
+            _put(self._rank_path(number, rank) / "error.json", by_clock)
         for (number, rank, stream), text in self.outputs.items():
             name = "stacks.txt" if stream == "stacks" else f"{stream}.log"
             folder = self._rank_path(number, rank) if stream == "stacks" else self._log_path(number, rank)
             (folder / name).write_text(text)
         return self.path
+
+    def _by_clock_of(self, name: str, value: Dict) -> Dict:
+        """What a node writes, as its clock has it, with what it knows of that."""
+        ahead_ns, error_ns = self.clocks.get(name, (0, None))
+        shifted: Dict = self._shifted(value, name)
+        if error_ns is None:
+            return shifted
+        return shifted | {"clock": {"offset_ns": -ahead_ns, "error_ns": error_ns, "at_ns": self.now_ns + ahead_ns}}
+
+    def _shifted(self, value: Any, name: str) -> Any:
+        ahead_ns = self.clocks.get(name, (0, None))[0]
+        if not self.clocks:
+            return value
+        if isinstance(value, list):
+            return [self._shifted(each, name) for each in value]
+        if not isinstance(value, dict):
+            return value
+        shifted = {}
+        for key, each in value.items():
+            if key == "failure" and each is not None:
+                shifted[key] = self._shifted(each, each["node"])
+            elif key.endswith("_ns") and each is not None:
+                shifted[key] = each + ahead_ns
+            else:
+                shifted[key] = self._shifted(each, name)
+        return shifted
 
     def _write_state(self, token: int) -> None:
         current = self.history[-1] if self.history else None
@@ -428,7 +468,7 @@ class RunBuilder:
         header = json.dumps({"schema": "ftslurm/cell", "version": 1, "token": token, "nonce": "00ff"})
         path = self.path / "state" / f"{token:012d}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{header}\n{json.dumps(state)}\n")
+        path.write_text(f"{header}\n{json.dumps(self._shifted(state, 'n1'))}\n")
         (path.parent / "current").write_text(str(token))
 
     def _word(self, name: str, position: int) -> Dict:

@@ -1,0 +1,85 @@
+"""What is known of the nodes' clocks: how to compare times of two nodes, and how far to trust that (pure).
+
+Each agent measures its clock against the shared filesystem's server (`ftslurm.sharedfs.clock`) and writes it into its
+word and into each round's file. What is left after the correction is the uncertainty, beyond which alone failures of
+two nodes are put in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+ASSUMED_NS = 50_000_000
+"""Of a clock that nobody measured: what NTP usually keeps in a cluster, generously."""
+DRIFT = 20e-6
+"""How much a clock may gain on another one since it was measured: NTP steers; by itself a crystal is that good."""
+TOGETHER_NS = 2_000_000_000
+"""The nodes begin a round within this time; where they did not by their clocks, these are less good than they look."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A node's clock in a round: what its times still lack, in nanoseconds, and how sure that is."""
+
+    shift_ns: int
+    error_ns: int
+    at_ns: int | None
+    known: bool
+
+
+UNKNOWN = Reading(0, ASSUMED_NS, None, known=False)
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """How much later one of two times must be to be later for sure; ``known``: both clocks were measured."""
+
+    ns: int
+    known: bool
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """The nodes' clocks.
+
+    Attributes:
+        readings: by round and node.
+        started: when each node began each round, comparable as far as known.
+        ahead_ns: of nodes whose clock is far off, how far it is ahead of the others'.
+    """
+
+    readings: Mapping[tuple[int, str], Reading] = field(default_factory=dict)
+    started: Mapping[tuple[int, str], int] = field(default_factory=dict)
+    ahead_ns: Mapping[str, int] = field(default_factory=dict)
+
+    def comparable_ns(self, number: int, node: str, time_ns: int) -> int:
+        """Return a node's time as the clock that all are compared by would have it."""
+        return time_ns + self._reading(number, node).shift_ns
+
+    def error_ns(self, number: int, node: str, time_ns: int) -> Doubt:
+        """Return how far a node's time may be off."""
+        reading = self._reading(number, node)
+        age_ns = 0 if reading.at_ns is None else abs(time_ns - reading.at_ns)
+        return Doubt(reading.error_ns + int(age_ns * DRIFT), reading.known)
+
+    def between(self, number: int, one: tuple[str, int], other: tuple[str, int]) -> Doubt:
+        """Return the uncertainty of the order of two events, each a node and its time."""
+        if one[0] == other[0]:
+            return Doubt(0, known=True)
+        a, b = self.error_ns(number, *one), self.error_ns(number, *other)
+        doubt = Doubt(a.ns + b.ns, a.known and b.known)
+        starts = [self.started.get((number, node)) for node, _ in (one, other)]
+        if starts[0] is None or starts[1] is None:
+            return doubt
+        apart_ns = abs(starts[0] - starts[1])
+        return doubt if apart_ns <= TOGETHER_NS + doubt.ns else Doubt(apart_ns, known=False)
+
+    def _reading(self, number: int, node: str) -> Reading:
+        return self.readings.get((number, node), UNKNOWN)
+
+
+def far_off(clocks: Clocks) -> Iterable[dict[str, object]]:
+    """Describe the clocks that are far off, for the report's ``clocks``."""
+    for node, ahead_ns in sorted(clocks.ahead_ns.items(), key=lambda pair: -abs(pair[1])):
+        yield {"node": node, "ahead_s": ahead_ns / 1e9}
