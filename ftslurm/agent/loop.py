@@ -46,6 +46,7 @@ from ftslurm.agent.settings import AgentSettings, plan
 from ftslurm.agent.showing import Showing
 from ftslurm.agent.surroundings import Surroundings
 from ftslurm.agent.workers import Worker, Workers
+from ftslurm.failures.outlook import outlook
 from ftslurm.failures.record import summary
 from ftslurm.monitor.guard import Guard
 from ftslurm.monitor.watch import TIMER, Expiry
@@ -477,7 +478,9 @@ def _failed_ns(worker: Worker, record: dict[str, Any] | None) -> int:
 
 def _end_of(worker: Worker, record: dict[str, Any] | None) -> WorkerEnd:
     assert worker.ended_ns is not None
-    failure = Failure(**summary(record)) if record is not None else None
+    failure = None
+    if record is not None:
+        failure = Failure(**summary(record), **outlook(record, (worker.ended_ns - worker.started_ns) / 1e9))
     recorded_ns = record["ftslurm"].get("recorded_ns") if record is not None else None
     return WorkerEnd(worker.local_rank, worker.exit_code, worker.signal, worker.ended_ns, recorded_ns, failure)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ftslurm.failures.outlook import HOPELESS_S
+
 CAUSE, CONTEXT, MEMBER = "cause", "context", "member"
-START_S = 600.0  # of a worker without a step: later than this, it does not fail "at start" any more
 FULL = 0.02  # of a filesystem's size: with no more than this left, it is taken to be full
 
 
@@ -132,7 +133,7 @@ class Evidence:
     @property
     def early(self) -> bool:
         """Whether the worker was still starting, as far as it told: no step, and not long ago."""
-        return self.step is None and (self.life_s is None or self.life_s < START_S)
+        return self.step is None and (self.life_s is None or self.life_s < HOPELESS_S)
 
     @property
     def oom_kills(self) -> int:

@@ -73,6 +73,7 @@ class Observer:
         self._looked_at_coordinator = (0, float("-inf"))
         self._forming_since: tuple[int, float] | None = None
         self._hanging_since: tuple[int, float] | None = None
+        self._failing_since: tuple[int, float] | None = None
         self._told = _Lasting()
         self._joining = _Lasting()
 
@@ -133,6 +134,7 @@ class Observer:
             self._told.seconds(told, now),
             self._joining.seconds(waiting(state, self.words), now),
             self._hanging_for(state, now),
+            self._failing_for(state, now),
         )
 
     def _forming_for(self, state: State, now: float) -> float:
@@ -150,6 +152,14 @@ class Observer:
         if self._hanging_since is None or self._hanging_since[0] != state.round:
             self._hanging_since = (state.round, now)
         return now - self._hanging_since[1]
+
+    def _failing_for(self, state: State, now: float) -> float:
+        if not any(word.failure is not None and word.failure.round == state.round for word in self.words.values()):
+            self._failing_since = None
+            return 0.0
+        if self._failing_since is None or self._failing_since[0] != state.round:
+            self._failing_since = (state.round, now)
+        return now - self._failing_since[1]
 
     def read_words(self) -> None:
         """Read the words of all nodes that have one."""

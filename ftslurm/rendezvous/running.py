@@ -53,9 +53,8 @@ def fold_running(state: State, seen: Seen, timing: Timing) -> State:
         return replace(state, hang=hung)
     # Ranks fail when a peer's node is told to stop: the stop is the cause then, their failures are its effect.
     if failures and not any(word.stop_signal for word in leaving):
-        if not lost and not leaving and disagreeing(state, failures) and seen.failing_for_s < timing.agree_s:
-            return state
-        return _after_failure(state, seen, failures)
+        undecided = not (lost or leaving) and disagreeing(state, failures) and seen.failing_for_s < timing.agree_s
+        return state if undecided else _after_failure(state, seen, failures)
     if lost or leaving:
         return _after_loss(state, seen, lost, leaving)
     if hung := _hung(state, seen):
@@ -129,7 +128,8 @@ def _give_up(state: State, seen: Seen, failures: Sequence[Failure], what: str) -
         return close(state, FAILED, f"{what}; it would fail again: {why}", code, seen.now_ns)
     rounds = repeated(state)
     if rounds and state.restarts_used < state.max_restarts:
-        why = f"it would fail again: the same at start in rounds {' and '.join(map(str, rounds))}"
+        listed = f"{', '.join(map(str, rounds[:-1]))} and {rounds[-1]}"
+        why = f"it would fail again: the same at start in rounds {listed}"
         return close(state, FAILED, f"{what}; {why}", EXIT_FAILED, seen.now_ns)
     return None
 

@@ -26,6 +26,7 @@ class Timing:
             for it, after a last call that costs no training time; or NEVER: only nodes that were there at the start
             take part, spares included.
         show_s: when a rank hangs, how long the round waits for all nodes to collect their ranks' stacks.
+        agree_s: when a rank fails by what its node may lack, how long to wait whether all nodes' ranks do.
     """
 
     node_timeout_s: float
@@ -35,6 +36,7 @@ class Timing:
     settle_s: float = 2.0
     rejoin: str = NEXT_ROUND
     show_s: float = 10.0
+    agree_s: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Seen:
         told_for_s: for how long it has seen a node that was told from outside to stop.
         joining_for_s: for how long no further node has come to wait for a place.
         hanging_for_s: for how long it has seen that a rank hangs.
+        failing_for_s: for how long it has seen a failure in the newest round.
     """
 
     words: Mapping[str, NodeWord]
@@ -58,6 +61,7 @@ class Seen:
     told_for_s: float = 0.0
     joining_for_s: float = 0.0
     hanging_for_s: float = 0.0
+    failing_for_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,10 @@ EXIT_SUCCESS = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_DO_NOT_REQUEUE = 78
-"""A worker that ends with this code (sysexits.h's EX_CONFIG) says: neither restart nor requeue, it would fail again."""
+"""A worker that ends with this code (sysexits.h's EX_CONFIG) says: neither restart nor requeue, it would fail again.
+
+So does ftslurm of a job that cannot start: its script or arguments are wrong, or all nodes lack what it needs.
+"""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class Failure:
         kind: "exception", "exit", "signal", "spawn" or "hang".
         message: one line.
         step: the last step that the script reported by `ftslurm.progress`, if it did.
+        at_start, again, everywhere: what a restart would bring, see `ftslurm.failures.outlook`.
     """
 
     round: int
@@ -52,6 +56,9 @@ class Failure:
     signal: str | None
     message: str
     step: int | None
+    at_start: bool = False
+    again: str | None = None
+    everywhere: bool = False
 
     @staticmethod
     def read(fields: Fields) -> Failure:
@@ -67,6 +74,9 @@ class Failure:
             fields.maybe_text("signal"),
             fields.text("message"),
             fields.maybe_number("step"),
+            fields.flag("at_start"),
+            fields.maybe_text("again"),
+            fields.flag("everywhere"),
         )
 
 

@@ -19,12 +19,12 @@ RUN = [sys.executable, "-m", "ftslurm.cli", "run"]
 class Started:
     """An `ftslurm run` in the background."""
 
-    def __init__(self, directory: Path, *arguments: str, **environment: str) -> None:
+    def __init__(self, directory: Path, *arguments: str, before: tuple[str, ...] = (), **environment: str) -> None:
         self.directory = directory
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "FTSLURM"))}
         with (directory / "out").open("w") as out, (directory / "err").open("w") as err:
             self.process = subprocess.Popen(
-                [*RUN, *arguments], cwd=directory, env={**clean, **environment}, stdout=out, stderr=err
+                [*before, *RUN, *arguments], cwd=directory, env={**clean, **environment}, stdout=out, stderr=err
             )
 
     def wait(self, seconds: float = 60) -> int:
@@ -115,10 +115,30 @@ def test_arguments_after_the_script_reach_it_untouched(start: Start) -> None:
 
 
 def test_a_failing_job_is_exit_code_1_and_every_restart_was_used(start: Start) -> None:
-    run = start("import os; raise ValueError('round ' + os.environ['FTSLURM_ROUND'])", "--max-restarts", "2")
+    script = "import ftslurm, os; ftslurm.progress(1); raise ValueError('round ' + os.environ['FTSLURM_ROUND'])"
+    run = start(script, "--max-restarts", "2")
     assert run.wait() == 1
     assert "ValueError: round 3" in run.out
     assert "all 2 restarts are used up" in run.out + run.err
+
+
+def test_a_job_that_cannot_start_is_neither_restarted_nor_requeued(start: Start) -> None:
+    for script, why in (
+        ("import no_such_module", "it would fail again: ModuleNotFoundError at start"),
+        ("def f(:", "it would fail again: SyntaxError at start"),
+        ("import argparse; argparse.ArgumentParser().parse_args(['-x'])", "it would fail again: the script refused"),
+    ):
+        run = start(script, "--local-nodes", "2", "--max-restarts", "5")
+        assert run.wait() == 78, run.out + run.err
+        assert why in run.out + run.err
+        assert len(list(run.run_dir.glob("rounds/*"))) == 1
+
+
+def test_a_rank_that_fails_at_start_in_the_same_way_twice_ends_the_job(start: Start) -> None:
+    run = start("raise ValueError('no such model')", "--max-restarts", "5")
+    assert run.wait() == 1
+    assert "it would fail again: the same at start in rounds 1 and 2" in run.out + run.err
+    assert len(list(run.run_dir.glob("rounds/*"))) == 2
 
 
 def test_a_worker_that_ends_with_78_is_not_restarted(start: Start) -> None:

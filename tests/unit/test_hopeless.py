@@ -1,0 +1,237 @@
+"""Failures that a restart cannot cure: when the coordinator gives up before the budget is used up."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ftslurm.failures.causes import POINTLESS, Evidence, classify
+from ftslurm.failures.outlook import HOPELESS_S, START_S, outlook
+from ftslurm.rendezvous.fold import begin, fold
+from ftslurm.rendezvous.member import first_word
+from ftslurm.rendezvous.seen import Seen, Shape, Timing
+from ftslurm.rendezvous.state import (
+    CLOSED,
+    FAILED,
+    READY,
+    RUNNING,
+    Failure,
+    NodeWord,
+    State,
+)
+
+TIMING = Timing(node_timeout_s=8, join_timeout_s=600, last_call_s=30)
+IMPORT = "ModuleNotFoundError at start"
+
+
+class Job:
+    """Two nodes of two ranks each, and their coordinator."""
+
+    def __init__(self, restarts: int = 3) -> None:
+        self.state: State = begin(None, Shape("r", "7.0", ("n1", "n2"), 2, 2, restarts), "n1", "i1", 0)
+        self.words: dict[str, NodeWord] = {}
+        for position, node in enumerate(("n1", "n2")):
+            self.words[node] = first_word(node, f"i{node[1:]}", "7.0", position, 2)
+        self.next_round()
+
+    def look(self, failing_s: float = 0.0) -> State:
+        self.state = fold(self.state, Seen(self.words, {}, 0.0, 5, failing_for_s=failing_s), TIMING)
+        return self.state
+
+    def next_round(self) -> None:
+        for node, word in self.words.items():
+            self.words[node] = replace(word, status=READY)
+        assert self.look().phase == RUNNING
+        for node, word in self.words.items():
+            self.words[node] = replace(word, status=RUNNING, round=self.state.round, failure=None)
+
+    def fail(self, rank: int, message: str = "ValueError: row 7", **outlook: Any) -> None:
+        node = f"n{rank // 2 + 1}"
+        known = {"at_start": True, **outlook}
+        failure = Failure(self.state.round, node, rank, rank % 2, 5, "exception", 1, None, message, None, **known)
+        self.words[node] = replace(self.words[node], status=FAILED, failure=failure)
+
+
+def end(job: Job) -> tuple[str, int]:
+    assert job.state.phase == CLOSED
+    assert job.state.closed is not None
+    return job.state.closed.reason, job.state.closed.exit_code
+
+
+def test_a_syntax_error_closes_at_once_with_the_code_that_forbids_a_requeue() -> None:
+    job = Job()
+    job.fail(2, "SyntaxError: invalid syntax", again="SyntaxError at start", everywhere=True)
+    job.look()
+    assert end(job) == (
+        "rank 2 on n2 failed: SyntaxError: invalid syntax; it would fail again: SyntaxError at start",
+        78,
+    )
+    assert job.state.restarts_used == 0
+
+
+def test_a_missing_module_on_all_nodes_forbids_a_requeue() -> None:
+    job = Job()
+    job.fail(0, again=IMPORT)
+    assert job.look(failing_s=0.5).phase == RUNNING, "the other node may fail by the same"
+    job.fail(3, again=IMPORT)
+    job.look(failing_s=0.6)
+    assert end(job)[1] == 78
+
+
+def test_a_missing_module_on_one_node_closes_but_other_nodes_may_do_better() -> None:
+    job = Job()
+    job.fail(0, again=IMPORT)
+    job.look(failing_s=TIMING.agree_s)
+    assert end(job) == (f"rank 0 on n1 failed: ValueError: row 7; it would fail again: {IMPORT}", 1)
+
+
+def test_a_broken_connection_beside_it_ends_the_wait_and_takes_no_blame() -> None:
+    job = Job()
+    job.fail(0, "RuntimeError: gloo", at_start=False)
+    job.fail(2, again=IMPORT)
+    job.look()
+    assert end(job)[0].startswith("rank 2 on n2 failed")
+
+
+def test_the_same_failure_at_start_of_the_same_rank_twice_in_a_row_ends_the_job() -> None:
+    job = Job()
+    job.fail(3, "ValueError: row 7")
+    assert job.look().phase != CLOSED
+    job.next_round()
+    job.fail(3, "ValueError: row 9")
+    job.look()
+    assert end(job) == (
+        "rank 3 on n2 failed: ValueError: row 9; it would fail again: the same at start in rounds 1 and 2",
+        1,
+    )
+
+
+def test_of_another_rank_it_takes_three_rounds() -> None:
+    job = Job()
+    for rank in (3, 0):
+        job.fail(rank)
+        assert job.look().phase != CLOSED
+        job.next_round()
+    job.fail(2)
+    job.look()
+    assert end(job)[0].endswith("the same at start in rounds 1, 2 and 3")
+
+
+@pytest.mark.parametrize(
+    "second",
+    [{"message": "KeyError: 'x'"}, {"at_start": False}, {"kind": "signal"}],
+    ids=["another message", "later", "another kind"],
+)
+def test_another_failure_or_one_after_the_start_is_no_pattern(second: dict[str, Any]) -> None:
+    job = Job()
+    job.fail(3)
+    job.look()
+    job.next_round()
+    job.fail(3)
+    word = job.words["n2"]
+    assert word.failure is not None
+    job.words["n2"] = replace(word, failure=replace(word.failure, **second))
+    assert job.look().phase != CLOSED
+
+
+def test_a_round_between_that_ended_otherwise_breaks_the_pattern() -> None:
+    job = Job(restarts=5)
+    for message in ("ValueError: x", "KeyError: 'y'", "ValueError: x"):
+        job.fail(3, message)
+        assert job.look().phase != CLOSED
+        job.next_round()
+
+
+def test_when_the_budget_is_used_up_that_is_what_is_said() -> None:
+    job = Job(restarts=1)
+    job.fail(3)
+    job.look()
+    job.next_round()
+    job.fail(3)
+    job.look()
+    assert end(job) == ("rank 3 on n2 failed: ValueError: row 7; the only restart is used up", 1)
+
+
+# The outlook of one failure
+
+
+def record(name: str | None, message: str = "", *files: str, **ours: Any) -> dict[str, Any]:
+    frames = [{"file": file, "line": 1, "function": "f", "source": None} for file in files]
+    exception = None if name is None else {"type": name, "module": "builtins", "message": message, "frames": frames}
+    part = {"kind": "exception" if name else "exit", "exit_code": 1, "signal": None, "step": None, **ours}
+    return {"message": {"message": message}, "ftslurm": {**part, "exception": exception}}
+
+
+HOPELESS = [
+    (record("SyntaxError", "invalid syntax"), True),
+    (record("ModuleNotFoundError", "No module named 'x'"), False),
+    (record("SystemExit", "2", "/usr/lib/python3.11/argparse.py", exit_code=2, kind="exit"), True),
+    (record(None, "can't open file '/x': [Errno 2] No such file or directory", exit_code=2), False),
+    (record(None, "cannot start trian: no such program in PATH", exit_code=127), False),
+]
+NOT_HOPELESS = [
+    record("ValueError", "boom"),
+    record("SystemExit", "2", "/home/a/train.py", exit_code=2, kind="exit"),
+    record(None, "exit code 2, no Python exception reached the top level", exit_code=2),
+    record(None, "exit code 127, no Python exception reached the top level", exit_code=127),
+    record("ModuleNotFoundError", "No module named 'x'", step=4),
+]
+
+
+def as_evidence(found: dict[str, Any]) -> Evidence:
+    ours, exception = found["ftslurm"], found["ftslurm"]["exception"] or {}
+    text, files = found["message"]["message"], tuple(frame["file"] for frame in exception.get("frames", ()))
+    return Evidence(
+        ours["kind"], exception.get("type"), "builtins", text, files, ours["exit_code"], ours["signal"], ours["step"]
+    )
+
+
+@pytest.mark.parametrize(("found", "everywhere"), HOPELESS)
+def test_what_cannot_start_is_hopeless_as_the_registry_says(found: dict[str, Any], everywhere: bool) -> None:
+    assert classify(as_evidence(found)).restart == POINTLESS
+    told = outlook(found, 200.0)
+    assert told["again"]
+    assert told["everywhere"] is everywhere
+    assert outlook(found, HOPELESS_S)["again"] is None, "so late it is no start any more"
+
+
+@pytest.mark.parametrize("found", NOT_HOPELESS)
+def test_other_failures_are_not_called_hopeless(found: dict[str, Any]) -> None:
+    assert classify(as_evidence(found)).restart != POINTLESS
+    assert outlook(found, 1.0)["again"] is None
+
+
+@pytest.mark.parametrize(
+    ("found", "life_s", "at_start"),
+    [
+        (record("ValueError", "boom"), START_S - 1, True),
+        (record("ValueError", "boom"), START_S, False),
+        (record("ValueError", "boom", step=0), 1.0, False),
+        (record("DistNetworkError", "timed out"), 1.0, False),
+        (record("RuntimeError", "[/pytorch/third_party/gloo/gloo/x.cc:1] Connection closed"), 1.0, False),
+        (record("RuntimeError", "x", "/lib/torch/distributed/c10d.py"), 1.0, False),
+        (record(None, "", kind="signal", signal="SIGSEGV"), 1.0, True),
+        (record(None, "", kind="signal", signal="SIGKILL"), 1.0, False),
+        (record(None, "exit code 3", exit_code=3), 1.0, True),
+    ],
+)
+def test_a_rank_fails_at_start_when_it_does_so_early_and_by_itself(
+    found: dict[str, Any], life_s: float, at_start: bool
+) -> None:
+    assert outlook(found, life_s)["at_start"] is at_start
+
+
+def test_a_nodes_word_carries_the_outlook_and_an_older_one_has_none() -> None:
+    job = Job()
+    job.fail(0, again=IMPORT, everywhere=True)
+    word = job.words["n1"]
+    assert NodeWord.decode(word.encode(), "x") == word
+    old = json.loads(word.encode())
+    for name in ("at_start", "again", "everywhere"):
+        del old["failure"][name]
+    failure = NodeWord.decode(json.dumps(old).encode(), "x").failure
+    assert failure is not None
+    assert (failure.at_start, failure.again, failure.everywhere) == (False, None, False)
