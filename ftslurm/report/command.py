@@ -9,11 +9,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ftslurm.report.formats import FORMATS, format_of, rendered
+
 if TYPE_CHECKING:
     import argparse
 
 EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
 SLURM_TIMEOUT_S = 10.0
+
+
+class CannotWrite(Exception):
+    """The report cannot be written where it was asked for; the text is for the user."""
 
 
 def main(argv: Sequence[str], *, job_workdir: Callable[[str], str | None] | None = None) -> int:
@@ -26,32 +33,47 @@ def main(argv: Sequence[str], *, job_workdir: Callable[[str], str | None] | None
 
     Returns:
         0; with ``--exit-code`` the job's own exit status (1 if no end was recorded); 2 on wrong usage and
-        when there is no such run or round.
+        when there is no such run, round or rank; 130 after Ctrl-C.
     """
-    from ftslurm.report.locate import NotFound, locate
+    from ftslurm.report.locate import NotFound
 
     try:
         options = _parser().parse_args(argv)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else EXIT_USAGE
+    wrong = _contradiction(options)
+    if wrong:
+        return _complain(wrong)
     try:
-        directory = locate(
-            options.run,
-            environ=os.environ,
-            cwd=Path.cwd(),
-            shared_dir=options.shared_dir,
-            job_workdir=job_workdir or _job_workdir,
-        )
-        report = make_report(directory, round_number=options.round)
-    except NotFound as error:
+        return _report(options, job_workdir or _job_workdir)
+    except (NotFound, CannotWrite) as error:
         return _complain(str(error))
     except OSError as error:
         return _complain(f"cannot read {error.filename}: {error.strerror}")
-    if options.round is not None and report["focus"] != options.round:
-        known = [entry["round"] for entry in report["rounds"]]
-        span = f"rounds {known[0]}-{known[-1]} are" if known else "no round is"
-        return _complain(f"round {options.round} is not recorded in {directory}; {span}")
-    _print(report, as_json=options.json)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def _report(options: argparse.Namespace, job_workdir: Callable[[str], str | None]) -> int:
+    from ftslurm.report.locate import locate
+
+    if options.logs is not None:
+        directory = Path.cwd() / options.logs
+
+        def make() -> dict[str, Any]:
+            return report_of_logs(directory, round_number=options.round, rank=options.rank, every=options.all)
+    else:
+        where = {"environ": os.environ, "cwd": Path.cwd(), "shared_dir": options.shared_dir}
+        directory = locate(options.run, job_workdir=job_workdir, **where)
+
+        def make() -> dict[str, Any]:
+            return make_report(directory, round_number=options.round, rank=options.rank, every=options.all)
+
+    if options.follow:
+        report = _follow(options, make, directory)
+    else:
+        report = _checked(make(), options, directory)
+        _put(report, options)
     if options.save:
         save(report, directory)
     if options.exit_code:
@@ -60,13 +82,63 @@ def main(argv: Sequence[str], *, job_workdir: Callable[[str], str | None] | None
     return 0
 
 
-def make_report(directory: Path, *, round_number: int | None = None, now_ns: int | None = None) -> dict[str, Any]:
+def _follow(options: argparse.Namespace, make: Callable[[], dict[str, Any]], directory: Path) -> dict[str, Any]:
+    from ftslurm.report.follow import follow
+
+    shown = 0
+
+    def show(report: dict[str, Any]) -> bool:
+        nonlocal shown
+        plain = options.output is None and _form(options) == "text"
+        if _on_terminal() and plain:
+            # Cursor home, then clear to the end: the newest state stands alone on the screen.
+            sys.stdout.write("\x1b[H\x1b[J")
+        elif shown and plain:
+            sys.stdout.write(f"\n--- {time.strftime('%Y-%m-%d %H:%M:%S')}\n\n")
+        shown += 1
+        return _put(report, options)
+
+    def look() -> dict[str, Any]:
+        # The round or rank may still come: only what is asked for at once is wrong usage.
+        report = make()
+        return _checked(report, options, directory) if not shown else report
+
+    return follow(look, show, sleep=time.sleep, clock=time.monotonic)
+
+
+def _checked(report: dict[str, Any], options: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    from ftslurm.report.locate import NotFound
+
+    known = [entry["round"] for entry in report["rounds"]]
+    if options.round is not None and report["focus"] != options.round:
+        span = f"rounds {known[0]}-{known[-1]} are" if known else "no round is"
+        raise NotFound(f"round {options.round} is not recorded in {directory}; {span}")
+    if options.rank is not None and report["rank"] is None:
+        number = report["focus"] or (known[-1] if known else None)
+        entry = next((e for e in report["rounds"] if e["round"] == number), None)
+        size = entry["world_size"] if entry is not None else None
+        ranks = f" (it had ranks 0-{size - 1})" if size else ""
+        where = f"round {number}{ranks}" if number else "any round"
+        raise NotFound(f"nothing is recorded of rank {options.rank} in {where} of {directory}; choose another --round?")
+    return report
+
+
+def make_report(
+    directory: Path,
+    *,
+    round_number: int | None = None,
+    now_ns: int | None = None,
+    rank: int | None = None,
+    every: bool = False,
+) -> dict[str, Any]:
     """Read and judge a run directory.
 
     Args:
         directory: the run directory.
         round_number: the round to show evidence for; None lets the report choose.
         now_ns: the time to speak from, nanoseconds since the epoch; None is now.
+        rank: a rank of that round to tell all about.
+        every: whether all that failed in that round are wanted in full.
 
     Raises:
         OSError: the directory is not there or may not be entered.
@@ -74,23 +146,48 @@ def make_report(directory: Path, *, round_number: int | None = None, now_ns: int
     from ftslurm.report.analyse import analyse
     from ftslurm.report.gather import gather
 
-    snapshot = gather(directory, now_ns=time.time_ns() if now_ns is None else now_ns, round_number=round_number)
-    return analyse(snapshot, round_number=round_number)
+    now_ns = time.time_ns() if now_ns is None else now_ns
+    if round_number is None and (rank is not None or every):
+        # Which round's output ends are needed is known only when the report has chosen one.
+        first = analyse(gather(directory, now_ns=now_ns))
+        round_number = first["focus"] or (first["rounds"][-1]["round"] if first["rounds"] else None)
+    snapshot = gather(directory, now_ns=now_ns, round_number=round_number, rank=rank, every=every)
+    return analyse(snapshot, round_number=round_number, rank=rank, every=every)
+
+
+def report_of_logs(
+    directory: Path, *, round_number: int | None = None, rank: int | None = None, every: bool = False
+) -> dict[str, Any]:
+    """Read and judge the logs of a job that ftslurm did not run; see `ftslurm.report.torchrun_logs`.
+
+    Args:
+        directory: torchrun's --log-dir, a directory in it, or a job's output file.
+        round_number: the attempt to show, counted from 1; None lets the report choose.
+        rank: a rank of it to tell all about.
+        every: whether all that failed in it are wanted in full.
+
+    Raises:
+        OSError: it is not there or may not be read.
+        NotFound: there are no such logs in it.
+    """
+    from ftslurm.report.analyse import analyse
+    from ftslurm.report.torchrun_logs import gather_logs
+
+    snapshot = gather_logs(directory, now_ns=time.time_ns())
+    return analyse(snapshot, round_number=round_number, rank=rank, every=every)
 
 
 def save(report: dict[str, Any], directory: Path) -> bool:
-    """Publish ``report.json`` and ``report.txt`` in the run directory, each complete or not at all.
+    """Publish ``report.json``, ``report.txt`` and ``report.html`` in the run directory, each complete or not at all.
 
     A full or read-only filesystem costs only a note on stderr: the report has been printed already.
 
     Returns:
-        Whether both were written.
+        Whether all were written.
     """
-    from ftslurm.report.text import render
-
     try:
-        _publish(directory / "report.json", to_json(report))
-        _publish(directory / "report.txt", render(report))
+        for suffix, form in (("json", "json"), ("txt", "text"), ("html", "html")):
+            _publish(directory / f"report.{suffix}", rendered(report, form, page_directory=str(directory)))
     except OSError as error:
         print(f"ftslurm report: not saved in {directory}: {error.strerror or error}", file=sys.stderr)
         return False
@@ -99,9 +196,7 @@ def save(report: dict[str, Any], directory: Path) -> bool:
 
 def to_json(report: dict[str, Any]) -> str:
     """Return the report as JSON text, ASCII only, so that nothing in it can act on a terminal."""
-    import json
-
-    return json.dumps(report, indent=2) + "\n"
+    return rendered(report, "json")
 
 
 def _job_workdir(job_id: str) -> str | None:
@@ -126,16 +221,49 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "run", nargs="?", metavar="RUN_DIR|JOB_ID", help="default: the newest run in the shared directory"
     )
-    parser.add_argument("--json", action="store_true", help="print the whole report as JSON")
+    parser.add_argument(
+        "--format", choices=FORMATS, help="default: text, or what the name after -o ends with (.json, .md, .html)"
+    )
+    parser.add_argument("--json", action="store_const", dest="format", const="json", help="the same as --format json")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write it to FILE instead of printing it")
+    parser.add_argument("--latest", action="store_true", help="the newest run in the shared directory (the default)")
     parser.add_argument("--round", type=_round, metavar="N", help="show the evidence of this round")
+    parser.add_argument("--rank", type=_rank, metavar="R", help="tell all that is known of this rank in that round")
+    parser.add_argument("--all", action="store_true", help="show all ranks that failed in full, instead of groups")
+    parser.add_argument("--follow", action="store_true", help="print again what has changed, until the run ends")
+    parser.add_argument(
+        "--logs", metavar="DIR", help="the logs of a job that ftslurm did not run: torchrun's --log-dir, or slurm-*.out"
+    )
     parser.add_argument(
         "--shared-dir", metavar="DIR", help="where runs are (default: $FTSLURM_SHARED_DIR, ./ftslurm-runs)"
     )
     parser.add_argument("--exit-code", action="store_true", help="exit with the job's own status; 1 if it has none")
     parser.add_argument(
-        "--save", action="store_true", help="also write report.json and report.txt into the run directory"
+        "--save", action="store_true", help="also write report.txt, .json and .html into the run directory"
     )
     return parser
+
+
+def _contradiction(options: argparse.Namespace) -> str:
+    """Say which options do not go together; empty if all do."""
+    if options.latest and options.run is not None:
+        return f"--latest chooses the run, but {options.run!r} is given too; leave one of them out"
+    if options.logs is None:
+        return ""
+    if options.run is not None or options.latest or options.shared_dir is not None:
+        return "--logs reads logs of a job that ftslurm did not run; give no run and no --shared-dir with it"
+    for name in ("follow", "save"):
+        if getattr(options, name):
+            return f"--{name} needs a run directory of ftslurm; it does not go with --logs"
+    return ""
+
+
+def _rank(text: str) -> int:
+    import argparse
+
+    if not (text.isascii() and text.isdigit() and len(text) < 7):
+        raise argparse.ArgumentTypeError(f"expected a rank (0, 1, ...), found {text!r}")
+    return int(text)
 
 
 def _round(text: str) -> int:
@@ -146,13 +274,32 @@ def _round(text: str) -> int:
     return int(text)
 
 
-def _print(report: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        text = to_json(report)
-    else:
-        from ftslurm.report.text import render
+def _form(options: argparse.Namespace) -> str:
+    return options.format or format_of(options.output)
 
-        text = render(report, colour=_wants_colour())
+
+def _put(report: dict[str, Any], options: argparse.Namespace) -> bool:
+    """Print the report, or write it where it was asked for; return whether somebody still reads it."""
+    output: Path | None = options.output
+    form = _form(options)
+    if output is None:
+        return _print(rendered(report, form, colour=_wants_colour()))
+    if form == "html":
+        # The page's links lead to the files from wherever it lies.
+        report = report | {"run": report["run"] | {"directory": os.path.abspath(report["run"]["directory"])}}
+    text = rendered(report, form, page_directory=os.path.abspath(output.parent))
+    try:
+        if output.exists() and not output.is_file():
+            # A device or a pipe: there is nothing to replace.
+            output.write_text(text, encoding="utf-8", errors="backslashreplace")
+        else:
+            _publish(output, text, mode=0o666)
+    except OSError as error:
+        raise CannotWrite(f"cannot write {output}: {error.strerror or error}") from None
+    return True
+
+
+def _print(text: str) -> bool:
     encoding = sys.stdout.encoding or "ascii"
     try:
         sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
@@ -161,6 +308,8 @@ def _print(report: dict[str, Any], *, as_json: bool) -> None:
         # The reader (head, less) has enough, the terminal is gone, the disk is full: the job's exit code matters more,
         # and the interpreter must not complain about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
+    return True
 
 
 def _wants_colour() -> bool:
@@ -168,9 +317,13 @@ def _wants_colour() -> bool:
     return not plain and sys.stdout.isatty()
 
 
-def _publish(path: Path, text: str) -> None:
+def _on_terminal() -> bool:
+    return os.environ.get("TERM", "dumb") != "dumb" and sys.stdout.isatty()
+
+
+def _publish(path: Path, text: str, mode: int = 0o600) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(text.encode("utf-8", "backslashreplace"))
