@@ -7,6 +7,7 @@ from typing import Any
 from ftslurm.report.accounting import account
 from ftslurm.report.clocks import far_off
 from ftslurm.report.facts import Snapshot
+from ftslurm.report.repeats import repeats
 from ftslurm.report.rounds import round_report
 from ftslurm.report.words import summary
 
@@ -91,6 +92,7 @@ def analyse(snapshot: Snapshot, *, round_number: int | None = None) -> Dict:
           ``elapsed_s``; ``ratio``: the effective training time ratio, productive by elapsed; ``unit``: "GPU" if
           each rank was given a GPU of its own, else "rank"
 
+        - ``repeats``: failures that come back, see `ftslurm.report.repeats.repeats`
         - ``clocks``: nodes whose clocks are far off the others', their times here corrected: ``node``, ``ahead_s``
         - ``skipped_rounds``: how many old rounds' files were not read
         - ``problems``: ``file`` and ``reason`` of what could not be used
@@ -130,6 +132,7 @@ def analyse(snapshot: Snapshot, *, round_number: int | None = None) -> Dict:
         "cost": _total(rounds),
         "accounting": account(snapshot, rounds),
         "rounds": rounds,
+        "repeats": repeats(rounds),
         "clocks": list(far_off(snapshot.clocks)),
         "skipped_rounds": snapshot.skipped_rounds,
         "problems": [{"file": p.file, "reason": p.reason} for p in snapshot.problems],

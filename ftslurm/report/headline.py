@@ -18,6 +18,7 @@ from ftslurm.report.words import (
 )
 
 SURVIVED_SHOWN = SAME_TIME_SHOWN = 3
+REPEATS_SHOWN = 2
 RESTARTS = {OTHER_NODE: "A restart makes sense without that node.", POINTLESS: "A restart alone is pointless."}
 
 
@@ -46,7 +47,7 @@ def _succeeded(report: Json, style: Style) -> list[str]:
     parts += [] if report["duration_s"] is None else [duration(report["duration_s"])]
     parts += [] if survived else ["no failure"]
     lines = style.title(f"{_id(report)} succeeded{survived}", f": {', '.join(parts)}", "green")
-    lines += _survived(report, style) + _extent(report, style)
+    lines += _survived(report, style) + _again(report, style) + _extent(report, style)
     code = report["exit_code"]
     return lines + ([f"  but the exit code is {code}"] if code else [])
 
@@ -59,7 +60,8 @@ def _failed(report: Json, style: Style) -> list[str]:
     # A message that only hides the point stays short, so that the doubt about it stands in line three.
     text = verdict(cause) if cause["role"] != CASCADE else clip(verdict(cause), style.width - len(title) - 2)
     lines = [*style.title(title, f": {text}", "red"), *_place(cause, style)]
-    return lines + _doubts(report, cause, style) + style.wrapped(_ending(report, cause)) + _hints(cause, style)
+    lines += _doubts(report, cause, style) + style.wrapped(_ending(report, cause))
+    return lines + _again(report, style) + _hints(cause, style)
 
 
 def _ending(report: Json, cause: Json) -> str:
@@ -96,7 +98,7 @@ def _running(report: Json, style: Style) -> list[str]:
     if cause is not None:
         lines += [style.line(f"newest failure: {verdict(cause)}"), *_place(cause, style)]
         lines += _doubts(report, cause, style)
-    return [*lines, f"  {_heard(report, style)}", *_survived(report, style)]
+    return [*lines, f"  {_heard(report, style)}", *_survived(report, style), *_again(report, style)]
 
 
 def _unfinished(report: Json, style: Style) -> list[str]:
@@ -104,7 +106,7 @@ def _unfinished(report: Json, style: Style) -> list[str]:
     lines = style.title(f"{_id(report)}: no end was recorded", f"; {_heard(report, style)}", "yellow")
     if cause is not None:
         lines += [style.line(verdict(cause)), *_place(cause, style)]
-        lines += _doubts(report, cause, style) + _hints(cause, style)
+        lines += _doubts(report, cause, style) + _again(report, style) + _hints(cause, style)
     elif rounds:
         last = rounds[-1]
         outcome = f", which had {last['outcome']}" if last["outcome"] in ("succeeded", "failed") else ""
@@ -167,6 +169,12 @@ def _at_once(other: Json) -> str:
     if other["clock"] == "measured":
         return f"at the same time ({span}): {verdict(other)}"
     return f"at about the same time: {verdict(other)} ({span}, clocks not measured)"
+
+
+def _again(report: Json, style: Style) -> list[str]:
+    """Who fails again and again; that a failure is the same as before stands with the failure itself."""
+    accused = [each for each in report["repeats"] if each["kind"] != "signature"]
+    return [line for each in accused[:REPEATS_SHOWN] for line in style.wrapped(each["text"])]
 
 
 def _hints(failure: Json, style: Style) -> list[str]:
