@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from ftslurm.rendezvous.ending import close, count, describe, end_round
 from ftslurm.rendezvous.hopeless import agreed, disagreeing, hopeless, repeated
@@ -28,26 +28,39 @@ from ftslurm.rendezvous.state import (
 )
 
 
+@dataclass
+class _Participants:
+    """Those of the running round that do not just run, by what became of them."""
+
+    failures: list[Failure] = field(default_factory=list)
+    lost: list[Participant] = field(default_factory=list)
+    leaving: list[NodeWord] = field(default_factory=list)
+    again: list[NodeWord] = field(default_factory=list)
+
+
+def _sort(state: State, seen: Seen, timing: Timing) -> _Participants:
+    found = _Participants()
+    for participant in state.participants:
+        word = word_of(participant, seen)
+        if word and word.failure and word.failure.round == state.round:
+            found.failures.append(word.failure)
+        elif word and word.status == SUCCEEDED and word.round == state.round:
+            continue
+        elif word and word.reason is not None:
+            found.leaving.append(word)
+        elif word and word.status == READY and word.round == state.round:
+            found.again.append(word)
+        elif seen.silent_s.get(participant.node, 0.0) >= timing.node_timeout_s or replaced(state, participant, seen):
+            found.lost.append(participant)
+    return found
+
+
 def fold_running(state: State, seen: Seen, timing: Timing) -> State:
     """Return what follows from how the participants of the running round do; `state` itself when it goes on."""
     if state.hang is not None:
         return _after_hang(state, state.hang, seen, timing)
-    failures: list[Failure] = []
-    lost: list[Participant] = []
-    leaving: list[NodeWord] = []
-    again: list[NodeWord] = []
-    for participant in state.participants:
-        word = word_of(participant, seen)
-        if word and word.failure and word.failure.round == state.round:
-            failures.append(word.failure)
-        elif word and word.status == SUCCEEDED and word.round == state.round:
-            continue
-        elif word and word.reason is not None:
-            leaving.append(word)
-        elif word and word.status == READY and word.round == state.round:
-            again.append(word)
-        elif seen.silent_s.get(participant.node, 0.0) >= timing.node_timeout_s or replaced(state, participant, seen):
-            lost.append(participant)
+    found = _sort(state, seen, timing)
+    failures, lost, leaving, again = found.failures, found.lost, found.leaving, found.again
     if failures and all(failure.kind == HANG for failure in failures) and (hung := _hung(state, seen)):
         # Its agent could not wait for us. The other nodes' ranks can still show where they are.
         return replace(state, hang=hung)
