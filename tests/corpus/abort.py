@@ -1,0 +1,12 @@
+"""Native code gives up."""
+
+import os
+
+from ranks import train
+
+
+def step() -> None:
+    os.abort()  # here
+
+
+train(step)

@@ -1,0 +1,142 @@
+"""The corpus: which program of this folder fails how, and what the report must say of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ALONE, CASCADE, ALL, RECOVERED = "alone", "cascade", "all", "recovered"
+LOSSES = ("host-oom-kill", "cuda-oom", "host-memory", "nccl", "nccl-timeout", "nccl-abort", "peer-reset", "disk-full")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One failure.
+
+    Attributes:
+        program: a file of this folder.
+        cause: the name of its row in `ftslurm.failures.rows`.
+        words: what must stand in the first three lines of the text, besides rank, node, place, step and round.
+        arguments: of the program.
+        options: of ``ftslurm run``.
+        rank: who fails; None: a node, or whoever of ranks that fail alike is first.
+        node: who fails; None: the rank's node.
+        step: its last step; None: it fails before its first.
+        here: whether the place marked "# here" in the program must be named; what kills from outside leaves none.
+        ways: ALONE: the others wait and are stopped; CASCADE: they wait on a connection to the rank, which breaks;
+            ALL: all ranks fail alike; RECOVERED: alone, with a restart that ends well.
+        needs: "torch", "root" (for mounts), "cgroup", "libstdc++", "python3.11".
+        small: where a tmpfs of 1 MiB is mounted for the run; "ro": a read-only one at ``small``.
+        evidence: a part of the lines that prove the cause.
+        exit_code: of the run.
+        suspect: for a hang, the rank that the triage must accuse.
+        follows: the failure is itself a cascade: the one to blame has not failed.
+        never: causes that must not be named, of the first failure or of another rank.
+    """
+
+    program: str
+    cause: str
+    words: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    rank: int | None = 2
+    node: str | None = None
+    step: int | None = 7
+    here: bool = True
+    ways: tuple[str, ...] = (ALONE, CASCADE)
+    needs: tuple[str, ...] = ()
+    small: str = ""
+    evidence: str = ""
+    exit_code: int = 1
+    follows: bool = False
+    never: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The program's name and its arguments."""
+        return "-".join((self.program.partition(".")[0], *self.arguments)).strip("-").replace("/", "")
+
+
+BEATS = ("--heartbeat-timeout", "2", "--hang-timeout", "60")
+QUICKLY = ("--heartbeat", "0.5", "--node-timeout", "4")
+
+KINDS = (
+    # Python
+    Case("exception.py", "exception", ("ValueError: row 4711 has no label",), ways=(ALONE, CASCADE, RECOVERED)),
+    Case("chained.py", "exception", ("RuntimeError: cannot load the sample",), rank=1),
+    Case("disk_behind.py", "disk-full", ("checkpoint 7 was not saved", "No space left on device"), rank=3),
+    Case("group.py", "missing-file", ("shards cannot be read", "shard-0"), needs=("python3.11",)),
+    Case("syntax_error.py", "syntax-error", ("model_of_mine.py",), rank=None, step=None, ways=(ALL,)),
+    Case("import_error.py", "import-error", ("no_such_module_at_all",), rank=None, step=None, ways=(ALL,)),
+    Case("usage.py", "wrong-usage", ("exit code 2",), ("--lr", "high"), rank=None, step=None, ways=(ALL,)),
+    Case("exit_code.py", "system-exit", ("exit code 3",), rank=0),
+    Case("exit_text.py", "system-exit", ("the tokenizer has no padding token",)),
+    Case("exit_silent.py", "exit", ("exit code 5",), here=False, rank=1),
+    Case("exit_78.py", "system-exit", ("exit code 78",), options=("--max-restarts", "3"), exit_code=78),
+    Case("shell.sh", "shell-killed", ("137",), options=("--no-python",), here=False, step=None, ways=(ALONE,)),
+    Case("assertion.py", "exception", ("AssertionError: wrong shape (8, 512)",)),
+    Case("recursion.py", "exception", ("RecursionError",), rank=0),
+    Case("interrupt.py", "interrupt", ("KeyboardInterrupt",)),
+    Case("pickling.py", "exception", ("pickle",), rank=3),
+    Case("nan_loss.py", "nan", ("loss is nan",)),
+    Case("overflow.py", "nan", ("FloatingPointError: overflow",), ways=(ALONE,)),
+    # The operating system
+    Case("missing_file.py", "missing-file", ("data/train-00007.parquet",)),
+    Case("permission.py", "permission", ("Permission denied: 'secret'",)),
+    Case("disk_full.py", "disk-full", ("No space left on device",), needs=("root",), small="small"),
+    Case("read_only.py", "read-only", ("Read-only file system",), needs=("root",), small="ro", ways=(ALONE,)),
+    Case("quota.py", "quota", ("quota exceeded",), ways=(ALONE,)),
+    Case("file_size.py", "file-size", ("File too large",), ways=(ALONE,)),
+    Case("open_files.py", "open-files", ("Too many open files",)),
+    Case("port.py", "port-in-use", ("Address already in use",)),
+    Case("torch_port.py", "port-in-use", ("EADDRINUSE",), needs=("torch",), ways=(ALONE,)),
+    # Memory
+    Case("memory_error.py", "host-memory", ("MemoryError",)),
+    Case("host_oom.py", "host-oom-kill", ("memory ran out",), here=False, needs=("cgroup",),
+         evidence="out-of-memory k"),
+    Case("bus_error.py", "shm-full", ("/dev/shm",), ("/dev/shm",), needs=("root",), small="/dev/shm",
+         evidence="/dev/shm"),
+    Case("bus_error.py", "bus-error", ("SIGBUS",), ("small",), needs=("root",), small="small"),
+    Case("loader.py", "dataloader-worker", ("DataLoader worker",), needs=("torch",), ways=(ALONE,)),
+    # Signals
+    Case("killed.py", "sigkill", ("killed by SIGKILL, by whom is unknown",), here=False,
+         ways=(ALONE, CASCADE, RECOVERED)),
+    Case("terminated.py", "terminated", ("SIGTERM", "not by ftslurm"), here=False),
+    Case("segfault.py", "segfault", ("segmentation fault (SIGSEGV)",), rank=0),
+    Case("abort.py", "abort", ("aborted (SIGABRT)",)),
+    Case("cpp_exception.py", "abort", ("aborted (SIGABRT)",), needs=("libstdc++",), ways=(ALONE,)),
+    Case("machine_code.py", "illegal-instruction", ("SIGILL",), ("SIGILL",), rank=1),
+    Case("machine_code.py", "signal", ("SIGFPE",), ("SIGFPE",), rank=3),
+    Case("cpu_limit.py", "cpu-limit", ("CPU time limit (SIGXCPU)",), here=False, ways=(ALONE,)),
+    # Ranks and nodes that are not there any more, or hang
+    Case("sleeper.py", "hang", ("fetch",), options=BEATS),
+    Case("stopped.py", "hang", ("stopped (SIGSTOP)",), options=BEATS, here=False, rank=3),
+    Case("lost.py", "node-lost", ("local1", "lost"), ("node",), QUICKLY, None, "local1", here=False, ways=(ALONE,)),
+    Case("lost.py", "agent-lost", ("agent was killed",), ("agent",), QUICKLY, None, "local1", here=False,
+         ways=(ALONE,)),
+    # torch
+    Case("gloo.py", "exception", ("ValueError: row 4711 has no label",), ("exception",), needs=("torch",),
+         ways=(ALONE,)),
+    Case("gloo.py", "segfault", ("segmentation fault",), ("segfault",), here=False, needs=("torch",), ways=(ALONE,)),
+    Case("gloo.py", "sigkill", ("killed by SIGKILL",), ("killed",), here=False, needs=("torch",), ways=(ALONE,)),
+    Case("gloo.py", "collective-timeout", ("imed out",), ("late",), rank=None, here=False, needs=("torch",),
+         ways=(ALONE,),
+         follows=True),
+    Case("constructed.py", "cuda-oom", ("CUDA out of memory",), ("oom",), needs=("torch",), ways=(ALONE,)),
+    Case("constructed.py", "cuda-assert", ("device-side assert",), ("assert",), here=False, needs=("torch",),
+         ways=(ALONE,)),
+)  # fmt: skip
+
+LABEL = ("ValueError: row 4711 has no label",)
+DECOYS = (
+    Case("decoy_oom_word.py", "exception", LABEL, never=LOSSES),
+    Case("decoy_caught.py", "exception", LABEL, never=("cuda-oom", "host-memory")),
+    Case("decoy_caught_crash.py", "segfault", ("SIGSEGV",), never=("missing-file",), ways=(ALONE,)),
+    Case("decoy_handled.py", "exception", ("TypeError: unsupported label type",), never=("nan",), ways=(ALONE,)),
+    Case("decoy_sibling.py", "exception", LABEL, never=("cuda-assert",)),
+    Case("decoy_nccl.py", "system-exit", ("exit code 3",), never=("nccl", "nccl-timeout", "nccl-abort"), ways=(ALONE,)),
+    Case("decoy_nccl_message.py", "exception", ("ValueError: option backend",), never=LOSSES, ways=(ALONE,)),
+    Case("decoy_killed.py", "system-exit", ("exit code 1",), never=("host-oom-kill", "sigkill"), ways=(ALONE,)),
+    Case("decoy_no_space.py", "exception", LABEL, never=("disk-full", "shm-space"), ways=(ALONE,)),
+    Case("decoy_child.py", "exception", LABEL, never=("segfault", "shell-crashed"), ways=(ALONE,)),
+    Case("decoy_nan.py", "exception", ("KeyError: 'nan'",), never=("nan",), ways=(ALONE,)),
+)  # fmt: skip

@@ -1,0 +1,16 @@
+"""Two failures at once, in an exception group (Python 3.11)."""
+
+from ranks import train
+
+
+def read() -> None:
+    errors = []
+    for shard in ("shard-0", "shard-1"):
+        try:
+            open(shard)
+        except OSError as error:
+            errors.append(error)
+    raise ExceptionGroup("shards cannot be read", errors)  # here  # noqa: F821
+
+
+train(read)
