@@ -6,6 +6,7 @@ by `ftslurm.failures.plugins`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from ftslurm.failures.evidence import CONTEXT, MEMBER, Evidence, OomKills, Space, Surroundings
@@ -14,6 +15,7 @@ from ftslurm.failures.rows import CASCADE, OTHER_NODE, POINTLESS, PRIMARY, RESTA
 __all__ = ["CASCADE", "OTHER_NODE", "POINTLESS", "PRIMARY", "RESTARTS", "ROWS", "SAME_NODE", "Cause", "Evidence"]
 __all__ += ["OomKills", "Space", "Surroundings", "classify", "describe", "find"]
 
+_SUB_EXCEPTIONS = re.compile(r" \(\d+ sub-exceptions?\)$")
 _INNER_LIMIT = 200  # characters of the exception behind another one
 
 
@@ -76,12 +78,17 @@ def describe(evidence: Evidence, cause: Cause, found: Evidence | None = None) ->
     if found is None or found is evidence or found.exception is None:
         return text
     inner = _describe(found, cause).strip().split("\n", 1)[0][:_INNER_LIMIT]
-    return text if inner in text else f"{text.split(chr(10), 1)[0]} (from {inner})"
+    outer = text.split("\n", 1)[0]
+    if any(how == MEMBER for how, _ in evidence.inner):
+        return f"{inner} (in group: {_SUB_EXCEPTIONS.sub('', outer.partition(': ')[2] or outer)})"
+    return text if inner in text else f"{outer} (from {inner})"
 
 
 def _describe(evidence: Evidence, cause: Cause) -> str:
     if evidence.exception == "SystemExit":
-        code = "sys.exit" if evidence.exit_code is None else f"exit code {evidence.exit_code}"
+        # A signal may have come before the process was down: then its own word is all there is.
+        own = evidence.message if _is_number(evidence.message) else "1"
+        code = f"exit code {own if evidence.exit_code is None else evidence.exit_code}"
         return code if _is_number(evidence.message) else f"{code}: {evidence.message}"
     if evidence.exception is not None:
         return f"{evidence.exception}: {evidence.message}" if evidence.message else evidence.exception

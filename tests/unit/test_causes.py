@@ -298,6 +298,8 @@ def test_of_a_group_the_member_that_says_something_counts_and_no_cascade_beside_
     group = raised("ExceptionGroup", "unhandled errors (3 sub-exceptions)")
     reset, plain, disk = raised("RuntimeError", GLOO), raised("ValueError", "x"), raised("OSError", "[Errno 28] full")
     assert classify(chained(group, MEMBER, reset, plain, disk)).name == "disk-full"
+    whole = chained(group, MEMBER, plain, disk)
+    assert describe(whole, *find(whole)) == "OSError: [Errno 28] full (in group: unhandled errors)"
     assert classify(chained(group, MEMBER, reset, plain)).name == "exception"
     assert classify(chained(group, MEMBER, reset, reset)).name == "peer-reset"
 
