@@ -46,7 +46,7 @@ background:var(--amber-bg);color:var(--amber)}
 .tile{background:var(--panel);border:1px solid var(--line);border-radius:10px;padding:10px 14px;min-width:0}
 .tile b{display:block;font-size:1.3rem;line-height:1.3;overflow-wrap:anywhere}
 .tile span{color:var(--dim);font-size:.86rem;display:block}
-.wide{overflow-x:auto;margin:6px 0}
+.wide{position:relative;overflow-x:auto;margin:6px 0}
 .wide:focus-visible,a:focus-visible,summary:focus-visible{outline:2px solid var(--link);outline-offset:2px}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 th,td{text-align:left;vertical-align:top;padding:4px 14px 4px 0;border-bottom:1px solid var(--line);font-weight:400}
@@ -81,7 +81,7 @@ font-weight:400}
 .grid tbody th code{display:block;max-height:14em;overflow:auto}
 .grid td,.cell{text-align:center;border-radius:4px;background:var(--code);font-weight:700}
 .cell{display:inline-block;width:1.7em;margin-right:3px}
-.grid .first,.grid .lost,.cell.first,.cell.lost,.grid .hung,.cell.hung{background:var(--detection);color:#fff}
+.grid .first,.grid .lost,.cell.first,.cell.lost,.grid .hung,.cell.hung{background:#bd3328;color:#fff}
 .grid .lost,.cell.lost{background:#5b3f8f}
 .grid .hung,.cell.hung{background:#a34a00}
 .grid .also,.cell.also,.grid .silent,.cell.silent{background:var(--amber-bg);color:var(--amber)}
