@@ -241,6 +241,29 @@ class Attempt:
 
 
 @dataclass(frozen=True)
+class Scheduler:
+    """What Slurm said of an attempt's job when it was asked; ``problem`` is why it said nothing."""
+
+    attempt: str
+    asked_ns: int | None
+    job_id: str | None
+    problem: str | None
+    state: str | None = None
+    reason: str | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    restarts: int | None = None
+    start_ns: int | None = None
+    end_ns: int | None = None
+    time_limit_s: int | None = None
+    failed_node: str | None = None
+    cancelled_by: int | None = None
+    preempted_ns: int | None = None
+    source: str | None = None
+    nodes: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
 class LogTail:
     """The end of a rank's output; ``size`` is the whole file's, in bytes."""
 
@@ -265,7 +288,8 @@ class RoundFiles:
 class Snapshot:
     """Everything that the report is made from, read at one moment (``now_ns``); ``causes`` is what it judges by.
 
-    ``judged`` is no fact: verdicts that `ftslurm.report.blame` has already reached on these facts, by round and rank.
+    ``source`` is "ftslurm", or what else it was read from. ``judged`` is no fact: verdicts that
+    `ftslurm.report.blame` has already reached on these facts, by round and rank.
     """
 
     directory: str
@@ -279,4 +303,6 @@ class Snapshot:
     problems: tuple[Problem, ...] = ()
     causes: tuple[Cause, ...] = ROWS
     clocks: Clocks = field(default_factory=Clocks)
+    scheduler: tuple[Scheduler, ...] = ()
+    source: str = "ftslurm"
     judged: dict[tuple[int, int], tuple[Any, ...]] = field(default_factory=dict, compare=False, repr=False)

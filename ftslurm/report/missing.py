@@ -9,9 +9,17 @@ from ftslurm.report import blame
 from ftslurm.report.facts import RoundFiles, Snapshot
 from ftslurm.report.words import count, names, ranges
 
+_FOREIGN = (
+    "times: of the log files only, so who failed first is a guess where several ranks have causes of their own",
+    "ends: exit codes and signals show only in torchrun's table, and who was stopped by it hardly at all",
+    "nodes: a rank's node stands for the folder or file that its output is in",
+)
+
 
 def missing(snapshot: Snapshot) -> list[str]:
     """Return a line for each kind of record that is not there, for the run and its newest round that has files."""
+    if snapshot.source != "ftslurm":
+        return list(_FOREIGN)
     lines: list[str] = []
     if snapshot.run is None:
         lines.append("run.json: nobody says whose run this is")
