@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 _RESERVE = 16 * 1024 * 1024  # bytes that recording a MemoryError may need, while its frames hold all the rest
+_SPARE_FILES = 3  # file descriptors for the modules and files of recording that there are too many open files
 
 
 class Recorder:
@@ -28,6 +29,7 @@ class Recorder:
         self.directory = os.path.abspath(directory) if directory else None
         self.done = False
         self.reserve = bytes(_RESERVE)  # zeroes that are never touched: address space, but no memory
+        self.spare: list[int] = []
 
     def watch_fatal_signals(self) -> None:
         """Have faulthandler write all stacks to stacks.txt, unless the user has it write elsewhere.
@@ -42,6 +44,8 @@ class Recorder:
             from ftslurm.monitor import dumpsignal
 
             dumpsignal.install(self.directory)
+            null = (os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(_SPARE_FILES))
+            self.spare = [dumpsignal.raised(fd) for fd in null]
             if not faulthandler.is_enabled():
                 fd = dumpsignal.private_file(os.path.join(self.directory, "stacks.txt"))
                 faulthandler.enable(fd, all_threads=True)
@@ -55,6 +59,7 @@ class Recorder:
         limit = sys.getrecursionlimit()
         try:
             del self.reserve
+            self._close_spare()
             sys.setrecursionlimit(max(limit, 1000))
             from ftslurm.failures import record, witness
 
@@ -79,6 +84,16 @@ class Recorder:
             say(f"the error record could not be made: {type(problem).__name__}: {problem}")
         self.done = True
         sys.exit(code)
+
+    def _close_spare(self) -> None:
+        null = os.stat(os.devnull)
+        for fd in self.spare:
+            try:
+                if os.path.samestat(os.fstat(fd), null):  # else the user has reused the number
+                    os.close(fd)
+            except OSError:
+                continue
+        self.spare = []
 
     def _facts(self) -> dict[str, object]:
         import time

@@ -43,7 +43,7 @@ def private_file(path: str) -> int:
         OSError: it cannot be opened; also when it is a link.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-    fd = _raise_fd(os.open(path, flags, 0o600))
+    fd = raised(os.open(path, flags, 0o600))
     opened = os.fstat(fd)
 
     def point_child_to_stderr() -> None:
@@ -57,7 +57,8 @@ def private_file(path: str) -> int:
     return fd
 
 
-def _raise_fd(fd: int) -> int:
+def raised(fd: int) -> int:
+    """Return another number for a descriptor, out of the user's way; the old one is closed."""
     import fcntl
 
     try:

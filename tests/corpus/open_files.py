@@ -8,7 +8,7 @@ KEPT = []
 
 
 def open_all() -> None:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
     while True:
         KEPT.append(open("/dev/null"))  # here
 
