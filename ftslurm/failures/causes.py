@@ -86,9 +86,11 @@ def describe(evidence: Evidence, cause: Cause, found: Evidence | None = None) ->
 
 def _describe(evidence: Evidence, cause: Cause) -> str:
     if evidence.exception == "SystemExit":
-        # A signal may have come before the process was down: then its own word is all there is.
-        own = evidence.message if _is_number(evidence.message) else "1"
-        code = f"exit code {own if evidence.exit_code is None else evidence.exit_code}"
+        number = evidence.exit_code
+        if number is None and _is_number(evidence.message):
+            # A signal came before the process was down: the script's own word is all there is.
+            return f"exit code {evidence.message}" if evidence.message else "sys.exit"
+        code = "sys.exit" if number is None else f"exit code {number}"
         return code if _is_number(evidence.message) else f"{code}: {evidence.message}"
     if evidence.exception is not None:
         return f"{evidence.exception}: {evidence.message}" if evidence.message else evidence.exception

@@ -170,14 +170,23 @@ def merge(written: Record | None, note: str | None, stacks: str, facts: Mapping[
         text, callstack = _torch_part(written)
         text += f"; then {_ending(None, signal, stacks)}" if signal else ""
     ours.update({name: facts[name] for name in (*_IDENTITY, "step") if facts.get(name) is not None})
+    if exit_code is None and kind == "signal" and written is not None:
+        exit_code = _wanted_exit(written["ftslurm"])
     ours.update(exit_code=exit_code, signal=signal, stacks=stacks or None, notes=[note] if note else [])
     if facts.get("sections"):
         ours.setdefault("sections", facts["sections"])
     if facts.get("surroundings"):
         ours["surroundings"] = facts["surroundings"]
     record = compose(text + (f" ({note})" if note else ""), callstack, ours)
-    record["message"]["errorCode"] = _error_code(exit_code, signal)
+    record["message"]["errorCode"] = _error_code(facts.get("exit_code"), signal)
     return record if written is None else _superset(record, written)
+
+
+def _wanted_exit(ours: Mapping[str, Any]) -> int | None:
+    """The code of a sys.exit that a signal overtook: "do not restart" (78) holds all the same."""
+    code = ours.get("exit_code")
+    is_code = isinstance(code, int) and not isinstance(code, bool) and 0 < code < 256
+    return code if ours["kind"] == "exit" and ours.get("exception") and is_code else None
 
 
 def summary(record: Record) -> dict[str, Any]:
