@@ -13,6 +13,8 @@ from ftslurm.report.words import ranges
 
 # Ranks are numbers in a file: a hostile world size must not make the report count to 2**60.
 WORLD_LIMIT = 1_000_000
+# The last word on a node whose guardian has outlived its agent, see `ftslurm.agent.guardian`.
+AGENT_GONE = "its agent was killed"
 
 
 def lost_first(
@@ -40,7 +42,9 @@ def lost_failure(
 ) -> dict[str, Any]:
     """Describe lost nodes as a first failure; the same keys as for a worker."""
     names = [x.node for x in lost]
-    evidence = Evidence(kind="node-lost", message=_what(snapshot, entry, lost))
+    what = _what(snapshot, entry, lost)
+    killed = len(lost) == 1 and AGENT_GONE in what
+    evidence = Evidence(kind="agent-lost" if killed else "node-lost", message=what)
     cause = classify(evidence)
     failure: dict[str, Any] = dict.fromkeys(FAILURE_KEYS)
     return failure | {
