@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 ALONE, CASCADE, ALL, RECOVERED = "alone", "cascade", "all", "recovered"
-LOSSES = ("host-oom-kill", "cuda-oom", "host-memory", "nccl", "nccl-timeout", "nccl-abort", "peer-reset", "disk-full")
+LOSSES = ("host-oom-kill", "cuda-oom", "host-memory", "nccl", "nccl-timeout", "nccl-abort", "disk-full")
 
 
 @dataclass(frozen=True)
@@ -58,16 +59,18 @@ class Case:
 
 BEATS = ("--heartbeat-timeout", "2", "--hang-timeout", "60")
 QUICKLY = ("--heartbeat", "0.5", "--node-timeout", "4")
+# All ranks fail before their first step, in the same way, and would again.
+AT_START: dict[str, Any] = {"rank": None, "step": None, "exit_code": 78, "ways": (ALL,)}
 
 KINDS = (
     # Python
     Case("exception.py", "exception", ("ValueError: row 4711 has no label",), ways=(ALONE, CASCADE, RECOVERED)),
     Case("chained.py", "exception", ("RuntimeError: cannot load the sample",), rank=1),
     Case("disk_behind.py", "disk-full", ("checkpoint 7 was not saved", "No space left on device"), rank=3),
-    Case("group.py", "missing-file", ("shards cannot be read", "shard-0"), needs=("python3.11",)),
-    Case("syntax_error.py", "syntax-error", ("model_of_mine.py",), rank=None, step=None, ways=(ALL,)),
-    Case("import_error.py", "import-error", ("no_such_module_at_all",), rank=None, step=None, ways=(ALL,)),
-    Case("usage.py", "wrong-usage", ("exit code 2",), ("--lr", "high"), rank=None, step=None, ways=(ALL,)),
+    Case("group.py", "missing-file", ("shards cannot be read", "FileNotFoundError"), needs=("python3.11",)),
+    Case("syntax_error.py", "syntax-error", ("SyntaxError", "model_of_mine.py:1"), here=False, **AT_START),
+    Case("import_error.py", "import-error", ("no_such_module_at_all",), **AT_START),
+    Case("usage.py", "wrong-usage", ("exit code 2",), ("--lr", "high"), **AT_START),
     Case("exit_code.py", "system-exit", ("exit code 3",), rank=0),
     Case("exit_text.py", "system-exit", ("the tokenizer has no padding token",)),
     Case("exit_silent.py", "exit", ("exit code 5",), here=False, rank=1),

@@ -2,11 +2,11 @@
 
 from ranks import train
 
+TEXT = "option backend: expected gloo or nccl, not 'NCCL error: connection reset by peer, timed out'"
+
 
 def step() -> None:
-    raise ValueError(
-        "option backend: expected gloo or nccl, not 'NCCL error: connection reset by peer, timed out'"
-    )  # here
+    raise ValueError(TEXT)  # here
 
 
 train(step)
