@@ -19,6 +19,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ftslurm.slurm.control import SlurmControl
 
+ASK_S = 3.0
+"""How long the coordinator waits for Slurm's account of the job, in seconds; the job may be about to be killed."""
 REPORT_FIRST_S = 3.0
 """How long the other agents leave to the coordinator for the report, in seconds, before they cancel the job."""
 
@@ -36,12 +38,37 @@ def care(job: SlurmJob, state: State, incarnation: str, run_dir: str) -> list[st
     Returns:
         What went wrong, a line each.
     """
+    coordinating = state.coordinator.incarnation == incarnation
+    if coordinating and worth_asking(state):
+        keep_account(job, state, run_dir)
     if not batch_host_lost(state, job):
         return []
     from ftslurm.slurm.control import CommandSlurm
 
-    coordinating = state.coordinator.incarnation == incarnation
     return end_job(job, CommandSlurm(), coordinating, lambda: _report(run_dir), time.sleep)
+
+
+def worth_asking(state: State) -> bool:
+    """Tell whether Slurm may know why the run ended: it was stopped from outside, or lost a node."""
+    return state.closed is not None and (state.closed.outcome == "stopped" or bool(state.lost))
+
+
+def keep_account(job: SlurmJob, state: State, run_dir: str) -> None:
+    """Write what Slurm says of the job beside what this attempt asked for; a failure costs only the knowledge."""
+    from ftslurm.sharedfs.filesystem import PosixFileSystem
+    from ftslurm.sharedfs.publish import encode, publish
+    from ftslurm.sharedfs.rundir import RunDirectory
+    from ftslurm.slurm.account import account, bounded_slurm
+
+    slurm = bounded_slurm(os.environ, ASK_S, time.monotonic)
+    lost = sorted({node.node for node in state.lost})
+    said = account(slurm, state.attempt, job.scontrol_id, lost, time.time_ns())
+    try:
+        path = RunDirectory(run_dir).scheduler_file(state.attempt)
+        publish(PosixFileSystem(owner=os.geteuid()), path, encode(said))
+    except OSError:
+        # ftsrun's report asks again.
+        pass
 
 
 def _report(run_dir: str) -> str:

@@ -7,8 +7,11 @@ from typing import Any
 from ftslurm.report.accounting import account
 from ftslurm.report.clocks import far_off
 from ftslurm.report.facts import Snapshot
+from ftslurm.report.missing import missing
+from ftslurm.report.ranks import failed_ranks, rank_report
 from ftslurm.report.repeats import repeats
 from ftslurm.report.rounds import round_report
+from ftslurm.report.scheduler import explain_rounds, job_failure, scheduler_report
 from ftslurm.report.words import summary
 
 SCHEMA = "ftslurm/report"
@@ -21,12 +24,16 @@ _DAY_NS = 86_400 * 10**9
 Dict = dict[str, Any]
 
 
-def analyse(snapshot: Snapshot, *, round_number: int | None = None) -> Dict:
+def analyse(
+    snapshot: Snapshot, *, round_number: int | None = None, rank: int | None = None, every: bool = False
+) -> Dict:
     """Judge a snapshot.
 
     Args:
         snapshot: what `ftslurm.report.gather.gather` read.
         round_number: the round to look at; None lets the report choose (the one that the job failed in).
+        rank: a rank to tell all about, in that round (or the newest one).
+        every: whether all ranks that failed there are wanted in full.
 
     Returns:
         The report, plain JSON types only. Keys are always there; what is not known is null. Times are
@@ -35,6 +42,8 @@ def analyse(snapshot: Snapshot, *, round_number: int | None = None) -> Dict:
 
         - ``schema`` "ftslurm/report", ``version`` 1, ``made_ns``
         - ``summary``: the report in one line
+        - ``source``: "ftslurm", or the words for what else it was made from; then ``status`` is "failed" if a failure
+          shows in the newest round, else "unfinished"
         - ``status``: "succeeded", "failed", "stopped" (from outside), "running", or "unfinished" (no end was
           recorded and nothing was heard for a while); ``exit_code``, ``reason``, ``ended_ns`` as recorded
         - ``run``: ``id``, ``directory``, ``user``, ``created_ns``, ``ftslurm`` (version), ``attempts`` (names),
@@ -79,6 +88,7 @@ def analyse(snapshot: Snapshot, *, round_number: int | None = None) -> Dict:
             ``killed``; or null
           - ``finished``: ranks that had ended well: ``ranks``, ``count``; or null
           - ``silent``: ranks whose end nobody recorded: ``ranks``, ``count``, ``nodes``; or null
+          - ``scheduler``: what Slurm did to the job in it, in words ("preempted"); or null
           - ``recovered``: whether a later round followed its failure
           - ``cost``: if a later round followed: ``until_next_round_s``, ``steps_repeated`` and ``requeued``
             (another attempt, so the time includes Slurm's queue); or null
@@ -92,8 +102,18 @@ def analyse(snapshot: Snapshot, *, round_number: int | None = None) -> Dict:
           ``elapsed_s``; ``ratio``: the effective training time ratio, productive by elapsed; ``unit``: "GPU" if
           each rank was given a GPU of its own, else "rank"
 
+        - ``scheduler``: what Slurm said of the newest attempt's job, null if nobody asked: ``line`` (all in one),
+          ``attempt``, ``job_id``, ``asked_ns``, ``source`` ("scontrol" or "sacct"), ``problem`` (why it said nothing),
+          ``state``, ``reason``, ``exit_code``, ``signal``, ``restarts``, ``start_ns``, ``end_ns``, ``time_limit_s``,
+          ``failed_node``, ``cancelled_by`` (uid), ``nodes`` (lost ones and their states); ``text``: what it did to the
+          job, in words, and ``verdict`` ("time-limit", "preempted", "cancelled", "scheduler"), null if nothing of the
+          kind. Such an end is the ``cause`` of a stopped or unfinished run too, then of no rank and no node
         - ``repeats``: failures that come back, see `ftslurm.report.repeats.repeats`
         - ``clocks``: nodes whose clocks are far off the others', their times here corrected: ``node``, ``ahead_s``
+        - ``rank``: all that is known of the rank asked for, see `ftslurm.report.ranks.rank_report`; null if none was
+          asked for, or nothing is known of it
+        - ``failed``: if asked for, all that failed in round ``focus``, each as ``first_failure``; else null
+        - ``missing``: what should be in the run directory of a run that did not end well and is not, in words
         - ``skipped_rounds``: how many old rounds' files were not read
         - ``problems``: ``file`` and ``reason`` of what could not be used
     """
@@ -105,15 +125,24 @@ def analyse(snapshot: Snapshot, *, round_number: int | None = None) -> Dict:
     _link(rounds)
     alive = _alive(snapshot)
     status = closed.outcome if closed else _open_status(snapshot, alive)
+    if snapshot.source != "ftslurm":
+        status = _of_foreign(rounds)
+    explain_rounds(snapshot, rounds)
     cause = _cause(status, rounds)
     started = next((r["started_ns"] for r in rounds if r["started_ns"] is not None), None)
     ended = closed.time_ns if closed else None
     last = ended if ended is not None else (alive["time_ns"] if alive else None)
+    focus = _focus(cause, rounds, round_number)
+    attempt = _newest(snapshot)
+    if cause is None and status in ("stopped", "unfinished"):
+        cause = job_failure(snapshot, attempt, rounds[-1] if rounds else None)
+    looked_at = focus if focus is not None else (ordered[-1] if ordered else None)
     report: Dict = {
         "schema": SCHEMA,
         "version": VERSION,
         "made_ns": snapshot.now_ns,
         "summary": "",
+        "source": snapshot.source,
         "status": status,
         "exit_code": closed.exit_code if closed else None,
         "reason": closed.reason if closed else None,
@@ -126,19 +155,28 @@ def analyse(snapshot: Snapshot, *, round_number: int | None = None) -> Dict:
         "restarts_used": state.restarts_used if state else None,
         "alive": alive,
         "cause": cause,
-        "focus": _focus(cause, rounds, round_number),
+        "focus": focus,
         "recovered": [r["round"] for r in rounds if r["recovered"]],
         "interrupted": [r["round"] for r in rounds if r["cost"] is not None and not r["recovered"]],
         "cost": _total(rounds),
         "accounting": account(snapshot, rounds),
         "rounds": rounds,
+        "scheduler": scheduler_report(snapshot, attempt),
         "repeats": repeats(rounds),
         "clocks": list(far_off(snapshot.clocks)),
+        "rank": rank_report(snapshot, looked_at, rank) if rank is not None and looked_at is not None else None,
+        "failed": failed_ranks(snapshot, focus) if every and focus is not None else None,
+        "missing": missing(snapshot) if status in ("failed", "unfinished") else [],
         "skipped_rounds": snapshot.skipped_rounds,
         "problems": [{"file": p.file, "reason": p.reason} for p in snapshot.problems],
     }
     report["summary"] = summary(report)
     return report
+
+
+def _newest(snapshot: Snapshot) -> str | None:
+    attempt = max(snapshot.attempts, key=lambda a: a.created_ns or 0, default=None)
+    return attempt.attempt if attempt is not None else None
 
 
 def _run(snapshot: Snapshot) -> Dict:
@@ -172,6 +210,14 @@ def _alive(snapshot: Snapshot) -> Dict | None:
 def _open_status(snapshot: Snapshot, alive: Dict | None) -> str:
     gone = bool(snapshot.nodes) and all(w.status == "left" for w in snapshot.nodes)
     return "running" if alive is not None and alive["age_s"] <= ALIVE_S and not gone else "unfinished"
+
+
+def _of_foreign(rounds: list[Dict]) -> str:
+    """Set what cannot be known from output alone, and return the status."""
+    for entry in rounds:
+        if entry["outcome"] == "running":
+            entry["outcome"] = "unknown"
+    return "failed" if rounds and rounds[-1]["first_failure"] is not None else "unfinished"
 
 
 def _cause(status: str, rounds: list[Dict]) -> Dict | None:

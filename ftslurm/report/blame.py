@@ -20,6 +20,7 @@ from ftslurm.report.facts import (
     Snapshot,
     Worker,
 )
+from ftslurm.report.scheduler import state_for_evidence
 from ftslurm.report.suspect import UNJUDGED, Suspect, judge
 
 _TYPED = re.compile(r"([A-Za-z_][\w.]{0,100}): ?(.*)", re.DOTALL)
@@ -36,25 +37,27 @@ def suspects(snapshot: Snapshot, number: int) -> list[Suspect]:
     files = round_files(snapshot, number)
     words = {rank: word for rank, word in summaries(snapshot, number).items() if word.kind != "hang"}
     found: dict[int, Suspect] = {}
+    state = _scheduler_state(snapshot, files)
     for node in files.nodes:
         began_ns = _stop_began_ns(node)
         for worker in node.workers:
             error = files.errors.get(worker.rank)
             if _failed_by_itself(worker, error, began_ns):
                 word = words.get(worker.rank)
-                found[worker.rank] = _judged(snapshot, files, worker.rank, (node, worker), error, word)
+                found[worker.rank] = _judged(snapshot, files, state, worker.rank, (node, worker), error, word)
     seen = {worker.rank for node in files.nodes for worker in node.workers if worker.ended_ns is not None}
     for rank in sorted((set(files.errors) | set(words)) - seen - set(found)):
         # No agent's last word on this rank: its agent died first, or its file is broken.
         error = files.errors.get(rank)
         if rank in words or not _maybe_stopped(error):
-            found[rank] = _judged(snapshot, files, rank, None, error, words.get(rank))
+            found[rank] = _judged(snapshot, files, state, rank, None, error, words.get(rank))
     return sorted(found.values(), key=lambda suspect: _order(snapshot.clocks, number, suspect))
 
 
 def _judged(
     snapshot: Snapshot,
     files: RoundFiles,
+    state: str,
     rank: int,
     seen: tuple[RoundNode, Worker] | None,
     error: RankError | None,
@@ -63,16 +66,24 @@ def _judged(
     """Judge a worker, or find the verdict: who reads the output's ends asks before, and the report again after it."""
     tails = files.tails.get(rank, ())
     if tails:
-        return judge(_suspect(rank, seen, error, word), tails, snapshot.causes)
+        return judge(_suspect(rank, seen, error, word, state), tails, snapshot.causes)
     node, worker = seen or (None, None)
     known = snapshot.judged.get((files.number, rank))
     # A verdict belongs to these very objects: who replaces a fact of a snapshot takes the verdicts along.
     if known is not None and known[0] is node and known[1] is worker and known[2] is error and known[3] == word:
         suspect: Suspect = known[4]
         return suspect
-    suspect = judge(_suspect(rank, seen, error, word), (), snapshot.causes)
+    suspect = judge(_suspect(rank, seen, error, word, state), (), snapshot.causes)
     snapshot.judged[files.number, rank] = (node, worker, error, word, suspect)
     return suspect
+
+
+def _scheduler_state(snapshot: Snapshot, files: RoundFiles) -> str:
+    if not snapshot.scheduler:
+        return ""
+    entry = history_of(snapshot, files.number)
+    attempt = entry.attempt if entry is not None else next((node.attempt for node in files.nodes), None)
+    return state_for_evidence(snapshot, files.number, attempt)
 
 
 def at_the_same_time(clocks: Clocks, number: int, ordered: Sequence[Suspect]) -> list[tuple[Suspect, Doubt]]:
@@ -162,7 +173,11 @@ def _maybe_stopped(error: RankError | None) -> bool:
 
 
 def _suspect(
-    rank: int, seen: tuple[RoundNode, Worker] | None, error: RankError | None, word: Failure | None
+    rank: int,
+    seen: tuple[RoundNode, Worker] | None,
+    error: RankError | None,
+    word: Failure | None,
+    scheduler: str,
 ) -> Suspect:
     node, worker = seen or (None, None)
     kind = _kind(worker, error, word)
@@ -193,6 +208,7 @@ def _suspect(
         stacks=stacks,
         evidence=tuple(n for n, x in (("round-node", worker), ("error.json", error), ("summary", word)) if x),
         cause=UNJUDGED,
+        scheduler=scheduler,
         what=(error.message if error else "") or (word.message if word else ""),
         life_s=_life_s(worker),
         surroundings=error.surroundings if error else None,

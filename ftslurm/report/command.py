@@ -67,7 +67,8 @@ def _report(options: argparse.Namespace, job_workdir: Callable[[str], str | None
         directory = locate(options.run, job_workdir=job_workdir, **where)
 
         def make() -> dict[str, Any]:
-            return make_report(directory, round_number=options.round, rank=options.rank, every=options.all)
+            chosen = {"round_number": options.round, "rank": options.rank, "every": options.all}
+            return make_report(directory, offline=options.offline, **chosen)
 
     if options.follow:
         report = _follow(options, make, directory)
@@ -130,6 +131,7 @@ def make_report(
     now_ns: int | None = None,
     rank: int | None = None,
     every: bool = False,
+    offline: bool = True,
 ) -> dict[str, Any]:
     """Read and judge a run directory.
 
@@ -139,11 +141,13 @@ def make_report(
         now_ns: the time to speak from, nanoseconds since the epoch; None is now.
         rank: a rank of that round to tell all about.
         every: whether all that failed in that round are wanted in full.
+        offline: whether Slurm is not to be asked how a job ended whose end is not recorded (at most two seconds).
 
     Raises:
         OSError: the directory is not there or may not be entered.
     """
     from ftslurm.report.analyse import analyse
+    from ftslurm.report.asking import asked
     from ftslurm.report.gather import gather
 
     now_ns = time.time_ns() if now_ns is None else now_ns
@@ -152,7 +156,9 @@ def make_report(
         first = analyse(gather(directory, now_ns=now_ns))
         round_number = first["focus"] or (first["rounds"][-1]["round"] if first["rounds"] else None)
     snapshot = gather(directory, now_ns=now_ns, round_number=round_number, rank=rank, every=every)
-    return analyse(snapshot, round_number=round_number, rank=rank, every=every)
+    report = analyse(snapshot, round_number=round_number, rank=rank, every=every)
+    more = None if offline else asked(snapshot, report)
+    return report if more is None else analyse(more, round_number=round_number, rank=rank, every=every)
 
 
 def report_of_logs(
@@ -237,6 +243,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--shared-dir", metavar="DIR", help="where runs are (default: $FTSLURM_SHARED_DIR, ./ftslurm-runs)"
     )
+    parser.add_argument("--offline", action="store_true", help="do not ask Slurm how the job ended")
     parser.add_argument("--exit-code", action="store_true", help="exit with the job's own status; 1 if it has none")
     parser.add_argument(
         "--save", action="store_true", help="also write report.txt, .json and .html into the run directory"

@@ -38,12 +38,14 @@ from ftslurm.report.facts import (
     RankError,
     RoundFiles,
     RoundNode,
+    Scheduler,
     Snapshot,
     State,
 )
 from ftslurm.report.hang import culprits, hang_of
 from ftslurm.report.overlap import overlapped
 from ftslurm.report.reading import list_directory, open_folder, parse_json, read_file, read_tail
+from ftslurm.report.scheduler import scheduler_from
 from ftslurm.report.suspect import Suspect
 
 KIB = 1024
@@ -64,7 +66,13 @@ Fact = TypeVar("Fact")
 
 
 def gather(
-    directory: Path, *, now_ns: int, round_number: int | None = None, causes: Sequence[Cause] | None = None
+    directory: Path,
+    *,
+    now_ns: int,
+    round_number: int | None = None,
+    causes: Sequence[Cause] | None = None,
+    rank: int | None = None,
+    every: bool = False,
 ) -> Snapshot:
     """Read everything that the report needs from a run directory.
 
@@ -73,6 +81,8 @@ def gather(
         now_ns: the time of reading, nanoseconds since the epoch.
         round_number: a round whose files are wanted even if it is an old one.
         causes: the rows to judge by; None: ftslurm's, and those that entry points add.
+        rank: a rank whose output is wanted from round ``round_number``, whatever became of it.
+        every: whether the output of all that failed in that round is wanted, not only where it may matter.
 
     Returns:
         What could be read. No file's content or absence raises.
@@ -81,6 +91,7 @@ def gather(
         OSError: the directory itself is not there or may not be entered.
     """
     reader = _Reader(directory, os.stat(directory).st_uid)
+    reader.rank, reader.every = rank, every
     if causes is None:
         causes, broken = plugins.load()
         reader.problems += [Problem(*each) for each in broken]
@@ -94,6 +105,8 @@ class _Reader:
         self.owners = frozenset((owner, 0))
         self.problems: list[Problem] = []
         self.stacks_left = STACKS_IN_ALL
+        self.rank: int | None = None
+        self.every = False
 
     def snapshot(self, now_ns: int, round_number: int | None, causes: tuple[Cause, ...]) -> Snapshot:
         run = self.record(self.directory / "run.json", "ftslurm/run", SMALL_LIMIT, run_from)
@@ -113,11 +126,12 @@ class _Reader:
             rounds=rounds,
             skipped_rounds=len(numbers) - len(chosen),
             causes=causes,
+            scheduler=tuple(self.scheduler()),
         )
         # Before anything is judged: which output ends are read depends on who failed first.
         snapshot = aligned(snapshot)
         snapshot = replace(snapshot, rounds=tuple(self.with_stacks(snapshot, round_number)))
-        snapshot = replace(snapshot, rounds=tuple(self.with_tails(snapshot)))
+        snapshot = replace(snapshot, rounds=tuple(self.with_tails(snapshot, round_number)))
         return replace(snapshot, problems=tuple(self.problems))
 
     def problem(self, path: Path, reason: str) -> None:
@@ -186,6 +200,13 @@ class _Reader:
             attempt = self.record(path, "ftslurm/attempt", STATE_LIMIT, attempt_from)
             if attempt is not None:
                 yield attempt
+
+    def scheduler(self) -> Iterable[Scheduler]:
+        parent = self.directory / "attempts"
+        for name in self.listing(parent)[1]:
+            said = self.record(parent / name / "scheduler.json", "ftslurm/scheduler", SMALL_LIMIT, scheduler_from)
+            if said is not None and said.attempt == name:
+                yield said
 
     def state(self) -> State | None:
         parent = self.directory / "state"
@@ -272,14 +293,15 @@ class _Reader:
                 self.stacks_left -= len(data)
                 yield found.rank, found
 
-    def with_tails(self, snapshot: Snapshot) -> Iterable[RoundFiles]:
+    def with_tails(self, snapshot: Snapshot, chosen: int | None) -> Iterable[RoundFiles]:
         """Read the output ends that can change or explain a verdict, newest rounds first."""
         budget = TAILS_IN_ALL
         done: list[RoundFiles] = []
         for files in reversed(snapshot.rounds):
             found = blame.suspects(snapshot, files.number)
-            wanted = found[:1] + [s for s in found[1:] if blame.tail_needed(s)]
-            wanted = wanted[: min(TAILS_PER_ROUND, budget)]
+            every = self.every and files.number == chosen
+            wanted = found[:1] + [s for s in found[1:] if every or blame.tail_needed(s)]
+            wanted = wanted[: min(TAILS_IN_ALL if every else TAILS_PER_ROUND, budget)]
             budget -= len(wanted)
             folder = self.log_folder(snapshot, files)
             tails = {s.rank: tuple(self.tails(folder, s, first=s is found[0])) for s in wanted}
@@ -287,6 +309,8 @@ class _Reader:
             for rank in culprits(files, hang) if hang is not None and budget > 0 else ():
                 tails[rank] = tuple(self.logs(folder / f"{rank:05d}", ("stderr", "stdout")))
                 budget -= 1
+            if self.rank is not None and files.number == chosen:
+                tails[self.rank] = tuple(self.all_of(folder, self.rank))
             done.append(replace(files, tails=tails))
         return reversed(done)
 
@@ -305,6 +329,11 @@ class _Reader:
                 # Those of a hang say where it was, not how it ended.
                 if not tail.text.startswith(stacksfile.MARK):
                     yield tail
+
+    def all_of(self, folder: Path, rank: int) -> Iterable[LogTail]:
+        yield from self.logs(folder / f"{rank:05d}", ("stderr", "stdout"))
+        stacks = self.directory / "rounds" / folder.parent.name / "ranks" / f"{rank:05d}" / "stacks.txt"
+        yield from (tail for tail in self.tail("stacks", stacks) if not tail.text.startswith(stacksfile.MARK))
 
     def logs(self, folder: Path, streams: Iterable[str]) -> Iterable[LogTail]:
         for stream in streams:

@@ -14,7 +14,10 @@ from ftslurm.report.words import (
     place,
     ranges,
     safe,
+    stopped_by,
     verdict,
+    what,
+    who,
 )
 
 SURVIVED_SHOWN = SAME_TIME_SHOWN = 3
@@ -57,11 +60,23 @@ def _failed(report: Json, style: Style) -> list[str]:
     if cause is None:
         reason = first_line(report["reason"] or "") or "why is not recorded"
         return [*style.title(title, f": {reason}", "red"), f"  {_exit(report)}", *_extent(report, style)]
-    # A message that only hides the point stays short, so that the doubt about it stands in line three.
-    text = verdict(cause) if cause["role"] != CASCADE else clip(verdict(cause), style.width - len(title) - 2)
+    text = _in_short(cause, style.width - len(title) - 2, style.width)
     lines = [*style.title(title, f": {text}", "red"), *_place(cause, style)]
     lines += _doubts(report, cause, style) + style.wrapped(_ending(report, cause))
     return lines + _again(report, style) + _hints(cause, style)
+
+
+def _in_short(cause: Json, room: int, width: int) -> str:
+    """Say the verdict; a message that is too long for its room must not leave out what the cause is."""
+    text = verdict(cause)
+    if cause["role"] == CASCADE:
+        # One line, so that the doubt about it stands in line three.
+        return text if len(text) <= room else clip(f"{who(cause)}: {cause['title']}", room)
+    fits = len(text) <= room + width - 8  # of the second line, for its indent and where words break
+    if fits or cause["rank"] is None or cause["hang"] is not None or cause["cause"] in UNTOLD:
+        return text
+    shown = text[: room + width]
+    return text if cause["title"].lower() in shown.lower() else f"{who(cause)}: {cause['title']} ({what(cause)})"
 
 
 def _ending(report: Json, cause: Json) -> str:
@@ -74,7 +89,7 @@ def _ending(report: Json, cause: Json) -> str:
 
 
 def _stopped(report: Json, style: Style) -> list[str]:
-    reason = first_line(report["reason"] or "") or "why is not recorded"
+    reason = stopped_by(report)
     rounds = report["rounds"]
     parts = [f"in round {rounds[-1]['round']}"] if rounds else []
     parts += [] if report["last_step"] is None else [f"step {report['last_step']}"]
@@ -82,7 +97,8 @@ def _stopped(report: Json, style: Style) -> list[str]:
     where = ", ".join(parts)
     lines = style.title(f"{_id(report)} was stopped", f": {reason}", "yellow")
     lines += style.wrapped("; ".join(p for p in (where, _exit(report), "no rank is to blame") if p))
-    return lines + _survived(report, style)
+    lines += _hints(report["cause"], style) if report["cause"] is not None else []
+    return lines + _slurm(report, style) + _survived(report, style)
 
 
 def _running(report: Json, style: Style) -> list[str]:
@@ -103,6 +119,9 @@ def _running(report: Json, style: Style) -> list[str]:
 
 def _unfinished(report: Json, style: Style) -> list[str]:
     rounds, cause = report["rounds"], report["cause"]
+    if report["source"] != "ftslurm":
+        said = f": no failure shows in these {safe(report['source'])}"
+        return [*style.title(_id(report), said, "yellow"), *_survived(report, style)]
     lines = style.title(f"{_id(report)}: no end was recorded", f"; {_heard(report, style)}", "yellow")
     if cause is not None:
         lines += [style.line(verdict(cause)), *_place(cause, style)]
@@ -113,7 +132,8 @@ def _unfinished(report: Json, style: Style) -> list[str]:
         lines.append(style.line(f"it was in round {last['round']}{outcome}, {_world(last)}{_step(last)}"))
     else:
         lines.append("  no round is recorded")
-    return [*lines, *style.wrapped(_ask(report)), *_survived(report, style)]
+    why = _slurm(report, style) or style.wrapped(_ask(report))
+    return [*lines, *why, *_survived(report, style)]
 
 
 def _ask(report: Json) -> str:
@@ -121,6 +141,11 @@ def _ask(report: Json) -> str:
     job = safe(attempts[-1]).split(".")[0] if attempts else ""
     ask = f": see sacct -j {job}" if job.isdigit() else ""
     return f"all was killed at once, or the shared directory went away{ask}"
+
+
+def _slurm(report: Json, style: Style) -> list[str]:
+    said = report["scheduler"]
+    return style.wrapped(said["line"]) if said is not None else []
 
 
 def _heard(report: Json, style: Style) -> str:
@@ -156,11 +181,21 @@ def _doubts(report: Json, failure: Json, style: Style) -> list[str]:
         lines += style.wrapped(f"and so on {count(len(same) - SAME_TIME_SHOWN, 'other node')}")
     if failure["role"] == CASCADE and entry["finished"] is not None:
         finished = entry["finished"]
-        who = f"rank{'s' if finished['count'] > 1 else ''} {clip(finished['ranks'], 20)}"
-        lines += style.wrapped(f"this follows from another rank's end: {who} had finished with exit code 0")
+        ranks = f"rank{'s' if finished['count'] > 1 else ''} {clip(finished['ranks'], 20)}"
+        lines += style.wrapped(f"this follows from another rank's end: {ranks} had finished with exit code 0")
+    elif failure["cause"] in TIMED_OUT and (late := _late(entry)):
+        lines += style.wrapped(f"{late} did not fail: perhaps the one that the others waited for")
     elif failure["role"] == CASCADE:
         lines += style.wrapped("this follows from another rank's end, of which no failure is recorded")
     return lines
+
+
+def _late(entry: Json) -> str:
+    """Name the ranks that did not run into a time-out of which most others did; empty if there are many."""
+    stopped, failed = entry["stopped"], 1 + sum(group["count"] for group in entry["groups"])
+    if stopped is None or entry["silent"] is not None or stopped["count"] * 2 > failed:
+        return ""
+    return f"rank{'s' if stopped['count'] > 1 else ''} {clip(stopped['ranks'], 20)}"
 
 
 def _at_once(other: Json) -> str:
@@ -210,7 +245,7 @@ def _survived_group(group: list[Json], style: Style) -> list[str]:
     if several:
         title = f"{len(group)} rounds ({clip(ranges(e['round'] for e in group), 16)}), the last"
     if failure is None:
-        why = first_line(entry["reason"] or "") or "why is not recorded"
+        why = entry["scheduler"] or first_line(entry["reason"] or "") or "why is not recorded"
         lines = [style.line(f"{title}: {safe(entry['outcome'])}: {why}")]
         parts = [] if entry["last_step"] is None else [f"at step {entry['last_step']}"]
     else:

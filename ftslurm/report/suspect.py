@@ -44,6 +44,7 @@ class Suspect:
     sections: tuple[tuple[str, float], ...] = ()
     cuda: tuple[tuple[str, int], ...] = ()
     lines: tuple[str, ...] = ()
+    scheduler: str = ""
 
 
 def judge(suspect: Suspect, tails: Sequence[LogTail], rows: Sequence[Cause]) -> Suspect:
@@ -109,6 +110,7 @@ def evidence_of(suspect: Suspect, stderr: str) -> Evidence:
         surroundings=suspect.surroundings,
         sections=suspect.sections,
         cuda=suspect.cuda,
+        scheduler=suspect.scheduler,
     )
     return whole if suspect.exception is None else replace(_with(whole, suspect.exception), tail=stderr)
 

@@ -8,6 +8,9 @@ from typing import Any
 
 Json = Mapping[str, Any]
 
+JOB_KINDS = ("time-limit", "preempted", "cancelled", "scheduler")
+"""Kinds of failures that Slurm brought about: of the whole job, of no rank and no node."""
+
 # Escape sequences first, so that their printable rest does not stay behind as litter.
 _ESCAPES = re.compile(
     "\x1b\\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor movements
@@ -140,7 +143,17 @@ def what(failure: Json) -> str:
 
 def verdict(failure: Json) -> str:
     """``rank 3 on n2: ValueError: boom``, ``node n2 was lost ...``."""
+    if failure["rank"] is None and failure.get("kind") in JOB_KINDS:
+        return what(failure)
     return f"{who(failure)}{' ' if failure['rank'] is None else ': '}{what(failure)}"
+
+
+def stopped_by(report: Json) -> str:
+    """Say who or what stopped a run from outside: Slurm's word, else the recorded one."""
+    cause = report["cause"]
+    if cause is not None and cause["kind"] in JOB_KINDS:
+        return what(cause)
+    return first_line(report["reason"] or "") or "why is not recorded"
 
 
 def place(failure: Json) -> str:
@@ -176,7 +189,7 @@ def summary(report: Json) -> str:
     if status == "succeeded":
         return f"{run} succeeded{after(report)}"
     if status == "stopped":
-        return f"{run} was stopped: {first_line(report['reason'] or 'why is not recorded')}"
+        return f"{run} was stopped: {stopped_by(report)}"
     if status == "failed" and cause is None:
         return f"{run} failed: {first_line(report['reason'] or 'why is not recorded')}"
     word = {"failed": "failed", "running": "is still running"}.get(status, "has no recorded end")

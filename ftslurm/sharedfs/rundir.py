@@ -52,6 +52,10 @@ class RunDirectory:
         """Options and scheduler facts of one Slurm (re)start."""
         return os.path.join(self.attempt(attempt), "attempt.json")
 
+    def scheduler_file(self, attempt: str) -> str:
+        """What Slurm said of that attempt's job at its end."""
+        return os.path.join(self.attempt(attempt), "scheduler.json")
+
     def round_node_file(self, round_: int, node: str) -> str:
         """What that node's agent saw in that round."""
         return os.path.join(self.root, "rounds", f"{round_:06d}", "nodes", f"{node}.json")

@@ -58,6 +58,12 @@ class SlurmControl(Protocol):
             ValueError: `job_id` is neither form.
         """
 
+    def accounted(self, job_id: str) -> JobFacts | None:
+        """Return what the accounting has of a job: how it is being ended, while scontrol says COMPLETING, and by whom.
+
+        None: there is no accounting, or not of this job.
+        """
+
     def kill_wait_s(self) -> int | None:
         """Return the seconds from Slurm's SIGTERM to its SIGKILL (KillWait); None: Slurm does not say."""
 
@@ -155,6 +161,10 @@ class CommandSlurm:
         elif not _no_such_job(answer):
             raise failure(("scontrol", "show", "job", job_id), answer)
         return self._job_from_accounting(job_id)
+
+    def accounted(self, job_id: str) -> JobFacts | None:
+        """See SlurmControl."""
+        return self._job_from_accounting(check_job_id(job_id))
 
     def _job_from_accounting(self, job_id: str) -> JobFacts | None:
         try:

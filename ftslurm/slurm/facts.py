@@ -72,6 +72,10 @@ class JobFacts:
     """A number; of pending tasks that Slurm still keeps as one record an expression like 2-3%1."""
     failed_node: str | None = None
     """The node whose failure ended it (only sacct of 23.02 and later tells)."""
+    cancelled_by: int | None = None
+    """The uid of who cancelled it (only sacct tells)."""
+    preempted_ns: int | None = None
+    """When it was preempted (only scontrol tells)."""
     source: str = "scontrol"
     """Which command said so: "scontrol" or "sacct"."""
 
@@ -132,6 +136,7 @@ def _job_record(lines: Mapping[str, str]) -> JobFacts:
         requeue={"0": False, "1": True}.get(_value(requeue, "Requeue") or ""),
         array_job_id=_value(head, "ArrayJobId"),
         array_task_id=_value(head, "ArrayTaskId"),
+        preempted_ns=_time_ns(_value(lines.get("PreemptEligibleTime", ""), "PreemptTime")),
     )
 
 
@@ -163,7 +168,8 @@ def _sacct_row(row: Mapping[str, str], line: str) -> JobFacts:
     def get(field: str) -> str | None:
         return None if row.get(field, "") in _NOTHING else row[field]
 
-    job_id, state = get("JobIDRaw"), (get("State") or "").partition(" ")[0]
+    job_id, (state, _, said_by) = get("JobIDRaw"), (get("State") or "").partition(" by ")
+    state = state.partition(" ")[0]
     if job_id is None or not job_id.isdecimal() or not state:
         raise _garbled("sacct", "a job id and a state", line)
     array_job, underscore, array_task = row["JobID"].partition("_")
@@ -185,6 +191,7 @@ def _sacct_row(row: Mapping[str, str], line: str) -> JobFacts:
         array_job_id=array_job if underscore else None,
         array_task_id=array_task.strip("[]") if underscore else None,
         failed_node=get("FailedNode"),
+        cancelled_by=_int(said_by) if state == "CANCELLED" else None,
         source="sacct",
     )
 

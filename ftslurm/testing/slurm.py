@@ -28,6 +28,7 @@ class FakeSlurm:
         self, jobs: Iterable[JobFacts] = (), kill_wait: int | None = 30, nodes: dict[str, str] | None = None
     ) -> None:
         self.jobs: dict[str, JobFacts] = {}
+        self.accounting: dict[str, JobFacts] = {}
         self.kill_wait = kill_wait
         self.nodes = dict(nodes or {})
         self.calls: list[tuple[str, str]] = []
@@ -58,6 +59,11 @@ class FakeSlurm:
         """See SlurmControl."""
         self._called("job", check_job_id(job_id))
         return self._find(job_id)
+
+    def accounted(self, job_id: str) -> JobFacts | None:
+        """See SlurmControl; what the test has put into `accounting`."""
+        self._called("accounted", check_job_id(job_id))
+        return self.accounting.get(job_id)
 
     def kill_wait_s(self) -> int | None:
         """See SlurmControl."""
