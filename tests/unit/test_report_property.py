@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import resource
 import shutil
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,8 @@ CASE_S = 5.0  # a case takes milliseconds; this is a hang
 GROWTH = 400 << 20
 NOW_NS = 1_772_400_000 * 10**9
 SECRET = "s3cret-of-somebody"
+# What can act on a terminal or turn a line around.
+ACTING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u202e]")
 
 GLOO = RuntimeError("[/gloo/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:29500")
 
@@ -137,8 +141,8 @@ class Damage:
         path.write_text(text)
 
     def swap(self, path: Path) -> None:
-        other = self.chance.choice([p for p in path.parent.iterdir() if p.is_file() and not p.is_symlink()] or [path])
-        data = other.read_bytes()
+        others = [p for p in path.parent.iterdir() if p.is_file() and not p.is_symlink() and p.stat().st_size < 1 << 20]
+        data = self.chance.choice(others).read_bytes() if others else b""
         path.unlink()
         path.write_bytes(data)
 
@@ -159,18 +163,26 @@ def in_order(path: Path, chance: random.Random) -> dict[str, object]:
     return {**options, "every": chance.random() < 0.2}
 
 
+@pytest.fixture
+def quick_path() -> Iterator[Path]:
+    """A place in memory: a thousand run directories are made and removed."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="ftslurm-test-", dir=memory) as name:
+        yield Path(name)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_any_damage_to_any_files_still_gives_a_report(
-    shape: Callable[[Path], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    shape: Callable[[Path], Path], quick_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    outside = tmp_path / "outside" / "secret"
+    outside = quick_path / "outside" / "secret"
     outside.parent.mkdir()
     outside.write_text(json.dumps({"message": SECRET}))
-    whole = shape(tmp_path / "whole")
+    whole = shape(quick_path / "whole")
     before, deadline, number = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic() + SECONDS, 0
     while time.monotonic() < deadline:
         chance = random.Random(f"{SEED}/{shape.__name__}/{number}")
-        path = tmp_path / "damaged"
+        path = quick_path / "damaged"
         shutil.copytree(whole, path)
         done = damage(path, chance, outside)
         case = f"seed {SEED}, {shape.__name__} {number}: {done}"
@@ -209,16 +221,18 @@ def damage(path: Path, chance: random.Random, outside: Path) -> list[str]:
 def told(path: Path, chance: random.Random, case: str) -> None:
     began = time.monotonic()
     report = make_report(path, now_ns=NOW_NS, **in_order(path, chance))  # type: ignore[arg-type]
-    texts = {form: rendered(report, form, page_directory=str(path)) for form in FORMATS}
+    # The page takes as long as all the rest.
+    forms = [form for form in FORMATS if form != "html" or chance.random() < 0.2]
+    texts = {form: rendered(report, form, page_directory=str(path)) for form in forms}
     took = time.monotonic() - began
     assert took < CASE_S, f"{case}: {took:.1f} s"
     json.loads(texts["json"])
     for form, text in texts.items():
         assert SECRET not in text, f"{case}: {form} tells what a link points to"
-        bad = [c for c in text if (ord(c) < 32 and c not in "\n\t") or 127 <= ord(c) < 160 or c in "\u202e\u2028"]
-        assert not bad, f"{case}: {form} has {bad[:3]!r}"
+        bad = ACTING.search(text)
+        assert bad is None, f"{case}: {form} has {bad[0]!r}"
         assert len(text) < 3_000_000, f"{case}: {form} has {len(text)} characters"
-    assert "<script>alert" not in texts["html"], case
+    assert "<script>alert" not in texts.get("html", ""), case
 
 
 def test_the_command_ends_with_zero_and_words_on_a_directory_that_holds_nothing_but_rubbish(
