@@ -10,7 +10,7 @@ import base64
 import hashlib
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ftslurm.report.accounting import hours, percent
@@ -19,7 +19,16 @@ from ftslurm.report.headline import cost_of, headline
 from ftslurm.report.html_style import CSS
 from ftslurm.report.html_timeline import grid, strip
 from ftslurm.report.markup import esc, folded, link, row, table, tag
-from ftslurm.report.sections import TRACEBACK_HEAD, TRACEBACK_TAIL, ended, other_ranks, others_title, took
+from ftslurm.report.rank_text import failed, rank_page
+from ftslurm.report.sections import (
+    TRACEBACK_HEAD,
+    TRACEBACK_TAIL,
+    clocks,
+    ended,
+    other_ranks,
+    others_title,
+    took,
+)
 from ftslurm.report.style import Json, Style
 from ftslurm.report.words import clip, count, duration, names, safe, safe_lines
 
@@ -52,9 +61,9 @@ def render(report: Json, *, page_directory: str | None = None, zone: Callable[[f
     style = Style(False, LINE_WIDTH, zone)
     page = _Page(report, style, page_directory)
     focus = next((r for r in report["rounds"] if r["round"] == report["focus"]), None)
-    parts = [page.head(), page.tiles(), page.timeline()]
+    parts = [page.head(), page.rank(), page.tiles(), page.timeline()]
     if focus is not None:
-        parts += [page.evidence(focus), page.whereabouts(focus), page.others(focus)]
+        parts += [page.evidence(focus), page.whereabouts(focus), page.failed(), page.others(focus)]
     parts += [page.nodes(), page.rounds(focus), page.problems(), page.run()]
     title = clip(safe(report["summary"]), 120)
     return (
@@ -103,7 +112,7 @@ class _Page:
             tiles.append((duration(report["duration_s"]), "in all"))
         lost = sum(sums[f"{key}_s"] or 0.0 for key in ("lost", "detection", "restart", "queue"))
         if lost >= 0.05:
-            wasted = f" ({hours(sums)})" if sums["rank_hours_lost"] else ""
+            wasted = f" ({hours(sums)})" if (sums["rank_hours_lost"] or 0) >= 1 else ""
             tiles.append((duration(lost), f"lost to failures and waiting{wasted}"))
         if report["rounds"]:
             last = report["rounds"][-1]
@@ -175,6 +184,19 @@ class _Page:
             inner += tag("h3", "Their stacks, innermost call last") + tag("div", tree, class_="tree", tabindex=0)
         return tag("section", tag("h2", f"Where the ranks of round {entry['round']} were") + inner)
 
+    def rank(self) -> str:
+        """All that is known of the one rank that was asked for."""
+        if self.report["rank"] is None:
+            return ""
+        first, *blocks = rank_page(self.report, self.style)
+        told = "".join(tag("p", esc(line)) for line in first[1:])
+        return tag("section", tag("h2", esc(first[0])) + told + "".join(_block(block) for block in blocks if block))
+
+    def failed(self) -> str:
+        """All ranks that failed in full, if that was asked for."""
+        inner = "".join(_block(block) for block in failed(self.report, self.style) if block)
+        return tag("section", tag("h2", "All that failed") + inner) if inner else ""
+
     def others(self, entry: Json) -> str:
         """The other ranks of a round."""
         rows = [row(esc(who), esc(text)) for who, text in other_ranks(entry, self.report)]
@@ -185,7 +207,8 @@ class _Page:
     def timeline(self) -> str:
         """The run's time from left to right."""
         bar = strip(self.report, self.style)
-        return tag("section", tag("h2", "Where the time went") + bar) if bar else ""
+        off = tag("p", esc(" ".join(clocks(self.report, self.style)))) if self.report["clocks"] else ""
+        return tag("section", tag("h2", "Where the time went") + bar + off) if bar or off else ""
 
     def nodes(self) -> str:
         """What each node saw of each round."""
@@ -199,20 +222,22 @@ class _Page:
         attempts = len({entry["attempt"] for entry in rounds}) > 1
         detailed = {r["round"] for r in [r for r in shown if r["first_failure"] and r is not focus][-DETAILS_SHOWN:]}
         rows = (self.round(entry, attempts, entry["round"] in detailed) for entry in shown)
-        head = ["round", *(["attempt"] if attempts else []), "started", "took", "size", "steps", "trained", "lost"]
-        inner = table([*head, "how it ended"], rows, label="Rounds")
+        head = ["round", "how it ended", "started", "took", "size", "steps", "trained", "lost"]
+        inner = table(head, rows, label="Rounds")
         if not inner:
             return ""
         older = len(rounds) - len(shown)
         note = tag("p", f"{count(older, 'older round')} in report.json") if older else ""
-        return tag("section", tag("h2", "Rounds") + inner + note)
+        again = "".join(tag("li", esc(each["text"])) for each in self.report["repeats"][:12])
+        again = tag("ul", again, class_="proofs") if again else ""
+        return tag("section", tag("h2", "Rounds") + again + inner + note)
 
     def round(self, entry: Json, attempts: bool, detailed: bool) -> str:
         """A row of the table of rounds."""
         spent = entry["accounting"] or {}
         told = tag("p", esc(clip(ended(entry, self.report), TITLE_WIDTH)))
         noticed = spent.get("detection_s")
-        costs = [f"over {duration(noticed)} later"] if noticed is not None and noticed >= 0.05 else []
+        costs = [f"stopped everywhere {duration(noticed)} later"] if noticed is not None and noticed >= 0.05 else []
         costs += [cost_of(entry["cost"])] if entry["cost"] is not None else []
         told += tag("p", esc(", ".join(costs)), class_="dim") if costs else ""
         if detailed:
@@ -222,11 +247,18 @@ class _Page:
             told += folded("evidence", more) if more else ""
         steps = "" if entry["first_step"] is None else f"{entry['first_step']}-{entry['last_step']}"
         world = "" if entry["world_size"] is None else count(entry["world_size"], "rank")
-        cells = [str(entry["round"]), *([esc(clip(entry["attempt"] or "?", 40))] if attempts else [])]
-        cells += [esc(self.style.date(entry["started_ns"])), esc(duration(took(entry, self.report)))]
-        cells += [tag("div", count(len(entry["nodes"]), "node")) + tag("div", world, class_="dim"), steps]
-        cells += [_span(spent.get("productive_s")), _span(spent.get("lost_s")), tag("div", told, class_="told")]
-        return row(*cells, id_=f"round-{entry['round']}").replace("<td>", '<td class="nowrap">', len(cells) - 2)
+        started = tag("div", esc(self.style.date(entry["started_ns"])))
+        started += tag("div", esc(clip(entry["attempt"] or "?", 40)), class_="dim") if attempts else ""
+        size = tag("div", count(len(entry["nodes"]), "node")) + tag("div", world, class_="dim")
+        cells = [started, esc(duration(took(entry, self.report))), size, steps]
+        cells += [_span(spent.get("productive_s")), _span(spent.get("lost_s"))]
+        return tag(
+            "tr",
+            tag("th", str(entry["round"]), scope="row")
+            + tag("td", told, class_="told")
+            + "".join(tag("td", cell, class_="nowrap") for cell in cells),
+            id_=f"round-{entry['round']}",
+        )
 
     def problems(self) -> str:
         """The files that could not be used, and why."""
@@ -234,13 +266,15 @@ class _Page:
         rows = [
             row(tag("code", esc(clip(p["file"], 400))), esc(clip(p["reason"], 400))) for p in found[:PROBLEMS_SHOWN]
         ]
-        inner = table(["file", "reason"], rows, label="Files that could not be used")
+        inner = "".join(tag("li", esc(clip(line, LINE_WIDTH))) for line in self.report["missing"][:PROBLEMS_SHOWN])
+        inner = tag("ul", inner, class_="proofs") if inner else ""
+        inner += table(["file", "reason"], rows, label="Files that could not be used")
         more = len(found) - PROBLEMS_SHOWN
         inner += tag("p", f"and {more} more in report.json") if more > 0 else ""
         if self.report["skipped_rounds"]:
             older = count(self.report["skipped_rounds"], "older round")
             inner += tag("p", f"The files of {older} were not read (ftslurm report --round N reads them).")
-        return tag("section", tag("h2", "What could not be read") + inner) if inner else ""
+        return tag("section", tag("h2", "What is missing or could not be read") + inner) if inner else ""
 
     def run(self) -> str:
         """What was run, and where everything is."""
@@ -250,6 +284,8 @@ class _Page:
         facts += [("user", esc(run["user"]))] if run["user"] else []
         facts += [("attempts", esc(names(run["attempts"], 12)))] if run["attempts"] else []
         facts += [("command", tag("code", esc(clip(" ".join(run["command"]), LINE_WIDTH))))] if run["command"] else []
+        said = report.get("scheduler")
+        facts += [("Slurm", esc(clip(said["line"], LINE_WIDTH)))] if said is not None and said["line"] else []
         facts += [("exit code", "not recorded" if report["exit_code"] is None else str(report["exit_code"]))]
         facts += [("files", link(directory, clip(directory, LINE_WIDTH), None))]
         numbers = [entry["round"] for entry in report["rounds"][-8:]]
@@ -274,6 +310,15 @@ def _answer_line(line: str) -> str:
     if text.startswith("hint: "):
         return tag("p", f"<b>What to do:</b> {esc(text[6:])}", class_="hint")
     return tag("p", esc(clip(text, TITLE_WIDTH)), class_="deeper" if line.startswith("    ") else None)
+
+
+def _block(lines: Sequence[str]) -> str:
+    """A block of the text report, its first line as the title."""
+    title, *rest = lines
+    if not rest:
+        return tag("p", esc(title))
+    indent = min((len(line) - len(line.lstrip(" ")) for line in rest if line.strip()), default=0)
+    return tag("h3", esc(title)) + tag("pre", "\n".join(esc(line[indent:]) for line in rest), tabindex=0)
 
 
 def _traceback(text: str) -> str:

@@ -56,7 +56,7 @@ tbody tr:last-child>*{border-bottom:0}
 td.num,th.num{text-align:right}
 td p{margin:0}
 .nowrap{white-space:nowrap}
-.told{min-width:16em;overflow-wrap:anywhere}
+.told{min-width:20em;overflow-wrap:anywhere}
 tr:target>*{background:var(--amber-bg)}
 tr.suspect>*{background:var(--red-bg)}
 tr.suspect>*:first-child{box-shadow:-8px 0 0 var(--red-bg)}
@@ -106,7 +106,9 @@ dl{display:grid;grid-template-columns:max-content minmax(0,1fr);gap:3px 16px;mar
 dt{color:var(--dim)}dd{margin:0;overflow-wrap:anywhere}
 footer{color:var(--dim);font-size:.84rem;padding:0 4px}
 @media (max-width:600px){main{padding:10px 10px 32px}header,section{padding:13px 13px}h1{font-size:1.2rem}
-.tiles{grid-template-columns:1fr 1fr}.axis span{max-width:48%}dl{grid-template-columns:minmax(0,1fr)}dd{margin:0 0 6px}}
+.tiles{grid-template-columns:1fr 1fr}
+tbody th{white-space:normal}.told{min-width:17em}
+.axis span{max-width:48%}dl{grid-template-columns:minmax(0,1fr)}dd{margin:0 0 6px}}
 @media print{body{background:#fff}pre,.tree{max-height:none}section,header,.tile{break-inside:avoid}}
 """.strip()
 

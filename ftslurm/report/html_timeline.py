@@ -209,7 +209,7 @@ def _special(entry: Json) -> dict[str, str]:
     failure = entry["first_failure"]
     if failure is not None:
         kind = {"node-lost": "lost", "hang": "hung"}.get(failure["kind"], "first")
-        found.update(dict.fromkeys(failure["nodes"], kind))
+        found.update(dict.fromkeys(failure["nodes"] or (), kind))
     return found
 
 
@@ -235,7 +235,7 @@ def _row(fate: Sequence[str], nodes: Sequence[str], rounds: Sequence[Json]) -> s
         sign, words = _STATES[state]
         told = f"round {entry['round']}: {words}"
         failure = entry["first_failure"]
-        if state in ("first", "hung") and failure is not None:
+        if state in ("first", "hung") and failure is not None and failure["rank"] is not None:
             told += f": rank {failure['rank']}: {first_line(failure['what'])[:200]}"
         hidden = tag("span", words, class_="hidden")
         cells += tag("td", f'<span aria-hidden="true">{sign}</span>{hidden}', class_=state, title=told)

@@ -13,9 +13,11 @@ from typing import Any
 
 from ftslurm.report.hang_sections import stacks, whereabouts
 from ftslurm.report.headline import headline
+from ftslurm.report.rank_text import failed, rank_page
 from ftslurm.report.sections import (
     PROBLEMS_SHOWN,
     ROUNDS_SHOWN,
+    clocks,
     ended,
     in_all,
     log,
@@ -30,6 +32,7 @@ from ftslurm.report.words import clip, count, duration, safe
 
 # Lines that a reader's window wraps; cut only so that a page of theirs stays a page.
 LINE_WIDTH, CELL_WIDTH = 500, 200
+SIZE_LIMIT = 60_000
 LONG = 25
 """A fence with more lines is folded away."""
 
@@ -52,14 +55,16 @@ def render(report: Json, *, zone: Callable[[float], Any] = time.localtime) -> st
         Text below GitHub's limit of 65,536 characters for a comment.
     """
     style = Style(False, LINE_WIDTH, zone)
-    blocks = [_headline(report, style)]
+    blocks = [_headline(report, style)] + [_quoted(block) for block in _asked_for(report, style)]
     focus = next((r for r in report["rounds"] if r["round"] == report["focus"]), None)
     if focus is not None:
         blocks += [_proofs(focus), _quoted(traceback(focus, style)), _quoted(whereabouts(focus, style), LONG)]
         blocks += [_quoted(stacks(focus, style)), _quoted(log(focus, report, style))]
         blocks.append(_table(others_title(focus), ("ranks", "how they ended"), other_ranks(focus, report)))
-    blocks += [_rounds(report, style), _quoted(problems(report, style), PROBLEMS_SHOWN), _run(report)]
-    return "\n\n".join(block for block in blocks if block) + "\n"
+    blocks += [_list("what repeats", (each["text"] for each in report["repeats"])), _rounds(report, style)]
+    blocks += [inline(" ".join(clocks(report, style))), _list("what is missing", report["missing"])]
+    blocks += [_quoted(problems(report, style), PROBLEMS_SHOWN), _run(report)]
+    return _fitting([block for block in blocks if block])
 
 
 def inline(text: str) -> str:
@@ -96,6 +101,22 @@ def _longest(text: str) -> int:
     return max((len(run) for run in _BACKTICKS.findall(text)), default=0)
 
 
+def _fitting(blocks: list[str]) -> str:
+    """Leave blocks out from the end, as many as it takes to stay below the limit; the last one says where all is."""
+    while len(blocks) > 2 and sum(len(block) + 2 for block in blocks) > SIZE_LIMIT:
+        del blocks[-2]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _asked_for(report: Json, style: Style) -> list[list[str]]:
+    return rank_page(report, style) if report["rank"] is not None else failed(report, style)
+
+
+def _list(title: str, lines: Iterable[str]) -> str:
+    items = [f"- {inline(clip(line, LINE_WIDTH))}" for line in lines][:PROBLEMS_SHOWN]
+    return "\n".join([f"{title}:", "", *items]) if items else ""
+
+
 def _headline(report: Json, style: Style) -> str:
     lines = headline(report, style)
     title, colon, rest = lines[0].partition(": ")
@@ -105,14 +126,13 @@ def _headline(report: Json, style: Style) -> str:
 
 def _proofs(entry: Json) -> str:
     failure = entry["first_failure"]
-    proofs = (failure["evidence_lines"] if failure else None) or []
-    return "\n".join([f"- known from: {inline(proof)}" for proof in proofs[:12]])
+    return _list("evidence", (failure["evidence_lines"] if failure else None) or [])
 
 
 def _quoted(lines: Sequence[str], long: int = LONG) -> str:
     """A block of the text report, its title outside of the fence; folded away if it is long."""
-    if not lines:
-        return ""
+    if len(lines) < 2:
+        return inline(lines[0]) if lines else ""
     title, block = _title(lines[0]), fence(_dedented(lines[1:]))
     if len(lines) - 1 <= long:
         return f"{title}:\n\n{block}"
@@ -171,10 +191,12 @@ def _round(entry: Json, report: Json, style: Style) -> list[str]:
 
 def _run(report: Json) -> str:
     run = report["run"]
-    parts = [f"ftslurm {run['ftslurm']}"] if run["ftslurm"] else []
+    said = report.get("scheduler")
+    parts = [f"made by ftslurm {run['ftslurm']}"] if run["ftslurm"] else []
+    parts += [said["line"]] if said is not None and said["line"] else []
     lines = [f"- command: {code(clip(' '.join(run['command']), LINE_WIDTH))}"] if run["command"] else []
     lines.append(f"- files: {code(clip(run['directory'], LINE_WIDTH))}")
-    return "\n".join([*lines, *(f"- made by {inline(part)}" for part in parts)])
+    return "\n".join([*lines, *(f"- {inline(part)}" for part in parts)])
 
 
 __all__ = ["cell", "code", "fence", "inline", "render"]

@@ -109,7 +109,7 @@ def timeline(report: Json, style: Style) -> list[str]:
         lines += [style.line(" " * (widths[0] + 2) + cost)] if cost else []
         if i == 1 and left_out > 0:
             lines.append(style.line(f"... {left_out} rounds left out (see --json)"))
-    return [style.section(title), *lines, *_in_all(report, style), *_clocks(report, style)]
+    return [style.section(title), *lines, *_in_all(report, style), *clocks(report, style)]
 
 
 def missing(report: Json, style: Style) -> list[str]:
@@ -185,7 +185,8 @@ def ended(entry: Json, report: Json) -> str:
     return f"{outcome}{step}{reason}"
 
 
-def _clocks(report: Json, style: Style) -> list[str]:
+def clocks(report: Json, style: Style) -> list[str]:
+    """Which nodes' clocks are off, so that their times here are not those of their logs."""
     far = [(safe(clock["node"]), clock["ahead_s"]) for clock in report["clocks"]]
     parts = [f"{node} {duration(abs(ahead))} {'ahead' if ahead > 0 else 'behind'}" for node, ahead in far]
     if not parts:
