@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
-from ftslurm.agent.aftercare import REPORT_FIRST_S, batch_host_lost, end_job
+import pytest
+
+from ftslurm.agent.aftercare import REPORT_FIRST_S, batch_host_lost, end_job, keep_account, worth_asking
 from ftslurm.rendezvous.ending import close
 from ftslurm.rendezvous.fold import begin
 from ftslurm.rendezvous.seen import Shape
@@ -62,3 +65,24 @@ def test_an_output_file_that_is_gone_or_a_refusal_of_slurms_is_said_and_does_no_
     first, second = end_job(job(), fake, True, lambda: "r", lambda s: None)
     assert "only in the run directory" in first
     assert "not allowed" in second
+
+
+def test_slurm_is_asked_about_a_run_that_was_stopped_or_lost_a_node_and_about_no_other() -> None:
+    lost = replace(STATE, lost=(LostNode("n2", "b", 1, 0, 8.0),))
+    assert worth_asking(close(STATE, "stopped", "SIGTERM from outside", 143, 0))
+    assert worth_asking(close(lost, "failed", "", 1, 0))
+    assert not worth_asking(close(STATE, "failed", "", 1, 0))
+    assert not worth_asking(close(STATE, "succeeded", "", 0, 0))
+    assert not worth_asking(STATE)
+
+
+def test_slurms_account_is_kept_beside_the_attempt_even_if_there_is_no_slurm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "attempts" / "7.0").mkdir(parents=True)
+    keep_account(job(), STATE, str(tmp_path))
+    said = json.loads((tmp_path / "attempts" / "7.0" / "scheduler.json").read_text())
+    assert (said["attempt"], said["job_id"]) == ("7.0", "7")
+    assert said["problem"].startswith("scontrol was not found")
+    keep_account(job(), STATE, str(tmp_path / "gone"))

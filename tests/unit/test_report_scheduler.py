@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from ftslurm.report.analyse import analyse
 from ftslurm.report.asking import asked
+from ftslurm.report.command import rendered
 from ftslurm.report.gather import gather
 from ftslurm.report.scheduler import scheduler_from, verdict
 from ftslurm.report.text import render
@@ -191,3 +193,9 @@ def test_slurms_account_is_read_back_as_it_was_written() -> None:
     assert verdict(said) == ("time-limit", "time limit of 2:00:00 reached")
     assert verdict(replace(said, time_limit_s=None)) == ("time-limit", "time limit reached")
     assert verdict(None) is None
+
+
+@pytest.mark.parametrize("form", ["text", "json", "markdown", "html"])
+@pytest.mark.parametrize("make", [stopped, unfinished])
+def test_every_form_of_the_report_tells_it(tmp_path: Path, make: Callable[[Path], RunBuilder], form: str) -> None:
+    assert "time limit of 2:00:00 reached" in rendered(report(make(tmp_path), fake(state="TIMEOUT")), form)
