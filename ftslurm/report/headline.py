@@ -23,7 +23,7 @@ from ftslurm.report.words import (
 SURVIVED_SHOWN = SAME_TIME_SHOWN = 3
 REPEATS_SHOWN = 2
 RESTARTS = {OTHER_NODE: "A restart makes sense without that node.", POINTLESS: "A restart alone is pointless."}
-UNTOLD = ("exception", "system-exit", "exit", "signal")
+UNTOLD = ("exception", "system-exit", "exit", "signal", "missing-file", "permission", "interrupt", "import-error")
 """Causes whose titles say nothing that is not in the message."""
 TIMED_OUT = ("collective-timeout", "nccl-timeout")
 
