@@ -106,7 +106,7 @@ dl{display:grid;grid-template-columns:max-content minmax(0,1fr);gap:3px 16px;mar
 dt{color:var(--dim)}dd{margin:0;overflow-wrap:anywhere}
 footer{color:var(--dim);font-size:.84rem;padding:0 4px}
 @media (max-width:600px){main{padding:10px 10px 32px}header,section{padding:13px 13px}h1{font-size:1.2rem}
-.tiles{grid-template-columns:1fr 1fr}
+.tiles{grid-template-columns:1fr 1fr}.tile:last-child:nth-child(odd){grid-column:1/-1}
 tbody th{white-space:normal}.told{min-width:17em}
 .axis span{max-width:48%}dl{grid-template-columns:minmax(0,1fr)}dd{margin:0 0 6px}}
 @media print{body{background:#fff}pre,.tree{max-height:none}section,header,.tile{break-inside:avoid}}

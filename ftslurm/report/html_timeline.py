@@ -26,7 +26,7 @@ WORDS = {
     "restart": ("restart", "from a round's end to the next round's first step"),
     "queue": ("queue", "waiting for Slurm to start the job again"),
     "other": ("other", "such as saving after an order to stop"),
-    "unknown": ("not known", "the script does not report its steps (ftslurm.progress)"),
+    "unknown": ("not known", "no steps were reported (ftslurm.progress), or not yet"),
 }
 _STATES = {
     "first": ("✕", "the first failure"),
@@ -64,7 +64,7 @@ def strip(report: Json, style: Style) -> str:
         '<rect width="6" height="6" class="hatch-a"/><rect width="2.4" height="6" class="hatch-b"/></pattern></defs>'
     )
     chart = f'<svg class="strip" role="group" aria-label="{esc(title)}" height="46">{defs}{drawn}{flags}</svg>'
-    ends = tag("span", esc(style.date(report["started_ns"], "%Y-%m-%d %H:%M:%S %Z")))
+    ends = tag("span", esc(style.date(report["started_ns"], "%Y-%m-%d %H:%M:%S")))
     last = None if report["started_ns"] is None else report["started_ns"] + int(total * 1e9)
     ends += tag("span", esc(style.date(last, "%Y-%m-%d %H:%M:%S")))
     return chart + tag("div", ends, class_="axis") + _sums(report["accounting"], total)

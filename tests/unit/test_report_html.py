@@ -247,6 +247,28 @@ def test_the_page_is_kept_with_the_run_and_goes_where_it_is_asked_for(
     assert "cannot write" in capsys.readouterr().err
 
 
+def test_one_rank_or_all_that_failed_are_shown_too(tmp_path: Path) -> None:
+    path = failing(tmp_path).write()
+    for suffix in ("html", "md"):
+        wanted = tmp_path / f"r.{suffix}"
+        assert main([str(path), "--round", "1", "--rank", "3", "-o", str(wanted)]) == 0
+        shown = wanted.read_text()
+        assert "rank 3 on n2, round 1 of job-123" in shown
+        assert "step 119 loss 2.31" in shown
+        assert main([str(path), "--all", "-o", str(wanted)]) == 0
+        assert "segmentation fault" in wanted.read_text()
+
+
+def test_failures_that_come_back_and_clocks_that_are_off_are_said(tmp_path: Path) -> None:
+    report = analyse(gather(failing(tmp_path).write(), now_ns=2 * 10**18))
+    report["repeats"] = [{"kind": "node", "text": "n2 in 3 of 4 rounds: suspect <it>"}]
+    report["clocks"] = [{"node": "n2", "ahead_s": 125.0}]
+    report["missing"] = ["the records of n1"]
+    text = Page(render(report)).text
+    for line in ("n2 in 3 of 4 rounds: suspect <it>", "n2 2m 05s ahead", "the records of n1"):
+        assert line in text
+
+
 def test_a_run_directory_given_by_a_relative_path_has_links_that_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
