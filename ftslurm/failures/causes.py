@@ -62,6 +62,12 @@ def _behind(evidence: Evidence, rows: Sequence[Cause]) -> tuple[Cause, Evidence]
     return None
 
 
+def _with_port(message: str) -> str:
+    """torch says the point at the end of a long line."""
+    port = re.search(r"\bport: (\d{1,5})\b", message)
+    return f"port {port[1]} is in use (EADDRINUSE): {message}" if port else message
+
+
 def _is_number(text: str) -> bool:
     return not text or text.removeprefix("-").isdigit()
 
@@ -93,7 +99,8 @@ def _describe(evidence: Evidence, cause: Cause) -> str:
         code = "sys.exit" if number is None else f"exit code {number}"
         return code if _is_number(evidence.message) else f"{code}: {evidence.message}"
     if evidence.exception is not None:
-        return f"{evidence.exception}: {evidence.message}" if evidence.message else evidence.exception
+        message = _with_port(evidence.message) if cause.name == "port-in-use" else evidence.message
+        return f"{evidence.exception}: {message}" if message else evidence.exception
     if evidence.kind == "signal":
         name = evidence.signal or "a signal"
         return cause.title if name in cause.title else f"{cause.title} ({name})"

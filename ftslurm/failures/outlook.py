@@ -13,6 +13,9 @@ from typing import Any
 HOPELESS_S = 600.0
 """An import or a syntax error counts as one at start so long after the worker's start; modules may come over NFS."""
 
+DO_NOT_RESTART = "78"
+"""The code with which a script says so; see `ftslurm.rendezvous.state.EXIT_DO_NOT_REQUEUE`."""
+
 START_S = 60.0
 """Any other failure counts as one at start for so long, if no step was reported."""
 
@@ -36,6 +39,9 @@ def outlook(record: Mapping[str, Any], life_s: float) -> dict[str, Any]:
     """
     ours = record["ftslurm"]
     exception = ours.get("exception") or {}
+    if exception.get("type") == "SystemExit" and exception.get("message") == DO_NOT_RESTART:
+        # It need not have got that far: perhaps it was stopped on its way out.
+        return {"at_start": False, "again": f"it ended with code {DO_NOT_RESTART}", "everywhere": True}
     if ours.get("step") is not None:
         return {"at_start": False, "again": None, "everywhere": False}
     again, everywhere = _hopeless(ours, exception, _text(record)) if life_s < HOPELESS_S else (None, False)

@@ -136,8 +136,7 @@ def _give_up(state: State, seen: Seen, failures: Sequence[Failure], what: str) -
     """Close when the next round would fail as this one did, instead of using up the budget."""
     if why := hopeless(failures):
         # An environment may be broken on some nodes only; another allocation may do better then.
-        certain = any(f.everywhere for f in failures) or agreed(state, failures)
-        code = EXIT_DO_NOT_REQUEUE if certain else EXIT_FAILED
+        code = EXIT_DO_NOT_REQUEUE if agreed(state, failures) else EXIT_FAILED
         return close(state, FAILED, f"{what}; it would fail again: {why}", code, seen.now_ns)
     rounds = repeated(state)
     if rounds and state.restarts_used < state.max_restarts:
@@ -148,13 +147,16 @@ def _give_up(state: State, seen: Seen, failures: Sequence[Failure], what: str) -
 
 
 def refuse_restart(state: State, seen: Seen) -> State | None:
-    """Close when a rank of the newest round said "do not restart", perhaps after another one had failed."""
+    """Close when a rank of the newest round must not be restarted, perhaps after another one had failed."""
     for participant in state.participants:
         word = word_of(participant, seen)
         said = word.failure if word else None
         if said and said.round == state.round and said.exit_code == EXIT_DO_NOT_REQUEUE:
             code = f"code {EXIT_DO_NOT_REQUEUE}: do not restart, do not requeue"
             reason = f"rank {said.rank} on {said.node} ended with {code}"
+            return close(state, FAILED, reason, EXIT_DO_NOT_REQUEUE, seen.now_ns)
+        if said and said.round == state.round and said.again and said.everywhere:
+            reason = f"{describe(said)}; it would fail again: {said.again}"
             return close(state, FAILED, reason, EXIT_DO_NOT_REQUEUE, seen.now_ns)
     return None
 

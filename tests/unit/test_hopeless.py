@@ -16,6 +16,7 @@ from ftslurm.rendezvous.seen import Seen, Shape, Timing
 from ftslurm.rendezvous.state import (
     CLOSED,
     FAILED,
+    FORMING,
     READY,
     RUNNING,
     Failure,
@@ -70,6 +71,15 @@ def test_a_syntax_error_closes_at_once_with_the_code_that_forbids_a_requeue() ->
         78,
     )
     assert job.state.restarts_used == 0
+
+
+def test_a_rank_that_must_not_be_restarted_is_heard_after_its_peers_too() -> None:
+    job = Job()
+    job.fail(0, "RuntimeError: gloo", at_start=False)
+    assert job.look().phase == FORMING
+    job.fail(2, "SystemExit: 78", at_start=False, again="it ended with code 78", everywhere=True)
+    job.look()
+    assert end(job) == ("rank 2 on n2 failed: SystemExit: 78; it would fail again: it ended with code 78", 78)
 
 
 def test_a_missing_module_on_all_nodes_forbids_a_requeue() -> None:
@@ -179,6 +189,11 @@ NOT_HOPELESS = [
     record(None, "exit code 127, no Python exception reached the top level", exit_code=127),
     record("ModuleNotFoundError", "No module named 'x'", step=4),
 ]
+
+
+def test_a_script_that_asked_for_no_restart_is_heard_though_it_was_stopped_on_its_way_out() -> None:
+    found = record("SystemExit", "78", exit_code=None, signal="SIGTERM", kind="exit", step=9)
+    assert outlook(found, 5000.0) == {"at_start": False, "again": "it ended with code 78", "everywhere": True}
 
 
 def as_evidence(found: dict[str, Any]) -> Evidence:
