@@ -344,7 +344,9 @@ class AgentMachine:
 
     def _note_failure(self, current: _Round, failure: Failure) -> list[Action]:
         current.failed.add(failure.local_rank)
-        if current.first is not None:
+        first = current.first
+        # A rank may have failed before the one whose process ended first: its teardown took longer.
+        if first is not None and (first.kind == HANG or failure.time_ns >= first.time_ns):
             return []
         current.first = self._failure = failure
         step = "" if failure.step is None else f" at step {failure.step}"

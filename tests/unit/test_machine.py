@@ -424,6 +424,19 @@ def test_another_attempts_closed_run_is_not_this_ones_end() -> None:
     assert Agent().sees(replace(closed(SUCCEEDED, "done", 0), attempt="11.0")) == []
 
 
+def test_the_rank_that_failed_first_is_the_nodes_word_though_another_ones_process_ended_first() -> None:
+    agent = running()
+    agent.ends(1, code=1)
+    assert agent.word is not None
+    assert agent.word.failure is not None
+    assert agent.word.failure.rank == 3
+    agent.ends(0, code=78, recorded_ago_s=5, ago_s=5)
+    assert agent.word.failure.rank == 2
+    assert agent.word.failure.exit_code == 78
+    agent.swept()
+    assert agent.record.failed == {0, 1}
+
+
 def test_a_next_round_that_is_seen_before_the_end_of_this_one_stops_this_one_first() -> None:
     agent = running()
     assert agent.sees(state(2)) == [Signal((0, 1), TERM)]
