@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 THREADS = 48
 # A local filesystem answers in microseconds; threads would only get into each other's way there.
@@ -41,26 +41,35 @@ def overlapped(
             if sorted(spans)[PROBES // 2] > SLOW_S:
                 break
             spans.clear()
-    for start in range(done, len(items), CHUNK):
-        yield from _at_once(read, items[start : start + CHUNK])
+    chunks = [items[start : start + CHUNK] for start in range(done, len(items), CHUNK)]
+    ahead = [_Chunk(read, chunk) for chunk in chunks[:1]]
+    for i in range(len(chunks)):
+        # The next ones are read while these are used.
+        ahead += [_Chunk(read, chunk) for chunk in chunks[i + 1 : i + 2]]
+        yield from ahead.pop(0).results()
 
 
-def _at_once(read: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    results: dict[int, Result] = {}
-    turns = iter(range(len(items)))
+class _Chunk(Generic[Item, Result]):
+    """Items that are being read by many threads."""
 
-    def work() -> None:
+    def __init__(self, read: Callable[[Item], Result], items: Sequence[Item]) -> None:
+        self._read, self._items = read, items
+        self._results: dict[int, Result] = {}
+        self._turns = iter(range(len(items)))
+        # Daemons: Ctrl-C must not wait for a filesystem that hangs.
+        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(min(THREADS, len(items)))]
+        for thread in self._threads:
+            thread.start()
+
+    def _work(self) -> None:
         # next() of a range is one step of the interpreter: no two threads get the same number.
-        for i in turns:
-            results[i] = read(items[i])
+        for i in self._turns:
+            self._results[i] = self._read(self._items[i])
 
-    # Daemons: Ctrl-C must not wait for a filesystem that hangs.
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(THREADS, len(items)))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [results[i] for i in range(len(items))]
+    def results(self) -> list[Result]:
+        for thread in self._threads:
+            thread.join()
+        return [self._results[i] for i in range(len(self._items))]
 
 
 __all__ = ["overlapped"]

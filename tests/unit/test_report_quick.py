@@ -1,0 +1,147 @@
+"""Ranks that fail alike are judged by the first of them: with the same result as if each had been judged alone."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftslurm.failures.causes import OomKills, Space, Surroundings
+from ftslurm.failures.rows import CASCADE, ROWS
+from ftslurm.report import blame, suspect
+from ftslurm.report.decode import rank_error_from
+from ftslurm.report.facts import Exc, Frame
+from ftslurm.report.gather import gather
+from ftslurm.report.suspect import UNJUDGED, Suspect, judge
+from ftslurm.testing.runs import RunBuilder
+
+TYPES = [
+    ("RuntimeError", "builtins"),
+    ("DistBackendError", "torch.distributed"),
+    ("DistStoreError", "torch.distributed"),
+]
+TYPES += [
+    ("OSError", "builtins"),
+    ("ValueError", "builtins"),
+    ("OutOfMemoryError", "torch"),
+    ("SystemExit", "builtins"),
+]
+MESSAGES = [
+    "[/gloo/tcp/pair.cc:553] Connection closed by peer [10.{a}.{b}.7]:{port}",
+    "[/gloo/tcp/pair.cc:553] Connection reset by peer {a}.{b}.1.2",
+    "[Errno {errno}] something on 10.1.{a}.{b}:{port}",
+    "[Rank {a}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1) ran for {port} milliseconds",
+    "NCCL error at rank {a}, ran for {b} ms, Errno {errno}",
+    "Timed out after {port}ms waiting for recv operation to complete on rank {a}",
+    "TCPStore: Broken pipe to [{a}.{b}.3.4]:{port}, EADDRINUSE",
+    "No space left on device 10.{a}.{b}.9",
+    "loss is nan on rank {a}",
+    "CUDA error: {errno}",
+    "DataLoader worker (pid {port}) is killed by signal: Killed.",
+    "version 1.{a}.{b}.{errno} failed",
+]
+FILES = ["/w/train.py", "/v/site-packages/torch/distributed/distributed_c10d.py", "/usr/lib/python3.11/argparse.py"]
+
+
+def exception(chance: random.Random, deep: bool = True) -> Exc:
+    name, module = chance.choice(TYPES)
+    numbers = {"a": chance.randrange(256), "b": chance.randrange(256), "port": chance.randrange(65536)}
+    text = chance.choice(MESSAGES).format(**numbers, errno=chance.choice([5, 28, 98, 104]))
+    frames = (Frame(chance.choice(FILES), chance.randrange(99), "f", None),)
+    link = exception(chance, deep=False) if deep and chance.random() < 0.2 else None
+    notes = ("a note",) if chance.random() < 0.05 else ()
+    return Exc(name, module, text, frames, link, explicit=chance.random() < 0.5, notes=notes)
+
+
+def failed(chance: random.Random) -> Suspect:
+    around = Surroundings(
+        OomKills(chance.randrange(2), 1), spaces=(Space("/dev/shm", chance.randrange(2) * 10**9, 10**10),)
+    )
+    return Suspect(
+        rank=chance.randrange(99),
+        node="n1",
+        host=None,
+        local_rank=0,
+        time_ns=1,
+        kind=chance.choice([*["exception"] * 9, "signal"]),
+        exit_code=chance.choice([*[1] * 9, 2, 137]),
+        signal=chance.choice([*[None] * 9, "SIGKILL"]),
+        core_dumped=False,
+        step=chance.choice([None, 5]),
+        argv=(),
+        exception=exception(chance),
+        frames=(),
+        traceback=None,
+        stacks=None,
+        evidence=(),
+        cause=UNJUDGED,
+        what="ended",
+        life_s=chance.choice([None, 3.0, 9000.0]),
+        surroundings=around if chance.random() < 0.5 else None,
+        sections=(("data", 3.0),) if chance.random() < 0.2 else (),
+        cuda=(("allocated", 10**9),) if chance.random() < 0.2 else (),
+    )
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_quick_verdict_is_the_slow_one(seed: int) -> None:
+    chance = random.Random(seed)
+    suspect._cascades.clear()
+    quick = 0
+    for number in range(1500):
+        one = failed(chance)
+        key = suspect._alike(one)
+        quick += key is not None and key in suspect._cascades
+        fast, slow = judge(one, (), ROWS), suspect._judge(one, (), ROWS)
+        assert fast == slow, f"seed {seed}, {number}: {one}"
+        assert slow.cause.role != CASCADE or fast.lines == slow.lines
+    assert quick > 50, "the quick way was hardly tried"
+
+
+def test_added_causes_are_asked_about_each_rank() -> None:
+    rows = (replace(ROWS[-1], name="odd-port", matches=lambda e: e.message.endswith("1")), *ROWS)
+    one = failed(random.Random(1))
+    text = "[/gloo/tcp/pair.cc:553] Connection closed by peer [10.0.0.7]:"
+    for last, cause in (("2", "peer-reset"), ("1", "odd-port"), ("4", "peer-reset")):
+        raised = Exc("RuntimeError", "builtins", text + last, (), None)
+        assert judge(replace(one, kind="exception", exception=raised), (), rows).cause.name == cause
+
+
+def test_the_verdict_on_a_rank_is_reached_once_for_the_same_facts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunBuilder(tmp_path, nodes=4).round().fail(3, ValueError("boom"))
+    for rank in (0, 1, 2):
+        run.fail(rank, RuntimeError("[gloo/x] Connection closed by peer"))
+    snapshot = gather(run.stop().write(), now_ns=1)
+    calls: list[int] = []
+
+    def counted(s: Suspect, *more: Any) -> Suspect:
+        calls.append(s.rank)
+        return judge(s, *more)
+
+    monkeypatch.setattr(blame, "judge", counted)
+    first, again = blame.suspects(snapshot, 1), blame.suspects(snapshot, 1)
+    assert first == again
+    assert set(calls) <= {3}, "only the one whose output was read may be judged again"
+    files = snapshot.rounds[0]
+    other = replace(files.errors[0], message="x", exception=Exc("ValueError", "builtins", "x", (), None))
+    changed = replace(snapshot, rounds=(replace(files, errors={**files.errors, 0: other}),))
+    assert next(s for s in blame.suspects(changed, 1) if s.rank == 0).what == "ValueError: x"
+
+
+@pytest.mark.parametrize("value", [True, 1.0, "1", None, [1], {"a": 1}, 2**70])
+def test_frames_that_only_look_alike_are_kept_apart(value: Any) -> None:
+    def frame(line: object) -> Frame:
+        raw = {"file": "/w/kept-apart.py", "line": line, "function": "f", "source": None}
+        error = {"schema": "ftslurm/error", "version": 1, "exception": {"type": "E", "frames": [raw]}}
+        exception = rank_error_from({"message": "m", "ftslurm": error}, 0).exception
+        assert exception is not None
+        return exception.frames[0]
+
+    assert frame(1).line == 1
+    assert frame(value).line == 0
+    assert frame(1).line == 1
