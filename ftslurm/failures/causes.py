@@ -100,7 +100,9 @@ def _describe(evidence: Evidence, cause: Cause) -> str:
         return code if _is_number(evidence.message) else f"{code}: {evidence.message}"
     if evidence.exception is not None:
         message = _with_port(evidence.message) if cause.name == "port-in-use" else evidence.message
-        return f"{evidence.exception}: {message}" if message else evidence.exception
+        text = f"{evidence.exception}: {message}" if message else evidence.exception
+        silent = cause.name == "dataloader-worker" and "DataLoader" not in text
+        return f"{cause.title} ({text})" if silent else text
     if evidence.kind == "signal":
         name = evidence.signal or "a signal"
         return cause.title if name in cause.title else f"{cause.title} ({name})"

@@ -106,6 +106,18 @@ def _by_distributed(e: Evidence) -> bool:
     return "/torch/distributed/" in inner or re.search(_RUNTIME_WORDS, e.message) is not None
 
 
+_GONE = ("ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError", "FileNotFoundError")
+
+
+def loader_gone(e: Evidence) -> bool:
+    """Match a loader that fetches a tensor from a worker that has gone: the socket breaks before torch looks."""
+    if e.exception not in _GONE:
+        return False
+    return any("/torch/utils/data/" in file for file in e.files) and any(
+        file.endswith("/multiprocessing/resource_sharer.py") for file in e.files
+    )
+
+
 def wrong_usage(e: Evidence) -> bool:
     """Match a script that refused its arguments: exit code 2 raised by a parser of command lines, not by the script."""
     if e.exception != "SystemExit" or e.exit_code != 2 or not e.files:

@@ -30,6 +30,13 @@ from ftslurm.failures.plugins import load, load_from
 from ftslurm.failures.proofs import lines, size
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:3141"
+# A loader's main process fetches a tensor whose file descriptor one of its workers holds.
+FETCHING = (
+    "/home/ann/lm/train.py",
+    "/venv/lib/python3.11/site-packages/torch/utils/data/dataloader.py",
+    "/usr/lib/python3.11/multiprocessing/resource_sharer.py",
+    "/usr/lib/python3.11/multiprocessing/connection.py",
+)
 WATCHDOG = (
     "[rank1]:[E513 12:00:00.000000000 ProcessGroupNCCL.cpp:685] [Rank 1] Watchdog caught collective operation timeout: "
     "WorkNCCL(SeqNum=5, OpType=ALLREDUCE) ran for 600000 milliseconds before timing out.\n"
@@ -106,6 +113,7 @@ POSITIVE = [
     ),
     ("shm-space", raised("RuntimeError", "unable to write to file </torch_9_13_0>: No space left on device (28)")),
     ("dataloader-worker", raised("RuntimeError", "DataLoader worker (pid(s) 12, 13) exited unexpectedly")),
+    ("dataloader-worker", raised("ConnectionResetError", "[Errno 104] Connection reset by peer", files=FETCHING)),
     ("host-memory", raised("MemoryError")),
     ("host-memory", raised("RuntimeError", "[enforce fail at alloc_cpu.cpp:114] DefaultCPUAllocator: can't alloc")),
     ("host-memory", raised("OSError", "[Errno 12] Cannot allocate memory")),
@@ -281,6 +289,13 @@ def test_an_exception_that_was_dealt_with_is_no_cause_but_a_full_disk_behind_it_
     assert classify(disk).name == "disk-full"
 
 
+def test_the_reason_that_the_script_names_is_told_even_if_it_is_no_cause_of_its_own() -> None:
+    whole = chained(raised("RuntimeError", "cannot load"), CAUSE, raised("KeyError", "'valid'"))
+    assert lines(whole, *find(whole)) == ["raised from KeyError: 'valid'"]
+    handled = chained(raised("RuntimeError", "cannot load"), CONTEXT, raised("KeyError", "'valid'"))
+    assert lines(handled, *find(handled)) == []
+
+
 def test_a_broken_connection_behind_the_trainers_exception_stays_a_cascade() -> None:
     for how in (CAUSE, CONTEXT):
         assert (
@@ -309,6 +324,14 @@ def test_a_clear_cause_is_not_replaced_by_what_it_came_from() -> None:
 
 
 # In words
+
+
+def test_a_loader_whose_worker_has_gone_is_said_to_be_one() -> None:
+    reset = raised("ConnectionResetError", "[Errno 104] Connection reset by peer", files=FETCHING)
+    said = "a DataLoader worker died (ConnectionResetError: [Errno 104] Connection reset by peer)"
+    assert describe(reset, *find(reset)) == said
+    row = classify(replace(reset, surroundings=KILLED_FOR_MEMORY))
+    assert row.name == "host-oom-kill"
 
 
 def test_the_proof_of_a_kill_for_memory_names_the_counter_and_the_limit() -> None:
