@@ -12,8 +12,7 @@ class Rows(Dataset[int]):
         return 8
 
     def __getitem__(self, row: int) -> int:
-        if row == 4:
-            os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
         return row
 
 

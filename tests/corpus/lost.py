@@ -2,7 +2,7 @@
 
 import json
 import os
-import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,9 +14,9 @@ def die() -> None:
     word = Path(os.environ["FTSLURM_RUN_DIR"], "nodes", "local1.json")
     agent = json.loads(word.read_text())["pid"]
     guardian = int(Path(f"/proc/{agent}/stat").read_text().rpartition(") ")[2].split()[1])
-    if sys.argv[1] == "node":
-        os.kill(guardian, signal.SIGKILL)
-    os.kill(agent, signal.SIGKILL)
+    # The guardian is stopped first, so that it cannot tell of its agent's end; this rank ends with its agent.
+    both = f"kill -STOP {guardian}; kill -9 {agent} {guardian}"
+    subprocess.Popen(["sh", "-c", both if sys.argv[1] == "node" else f"kill -9 {agent}"], start_new_session=True)
     time.sleep(60)
 
 
