@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 SLURM_TIMEOUT_S = 10.0
+ACCOUNTED_NODES = 128
+"""Of larger worlds, only the report reads all records: here the answer has to come at once."""
 CLEAR = "\x1b[H\x1b[2J"
 
 
@@ -68,7 +70,18 @@ def make_status(directory: Path) -> dict[str, Any]:
     from ftslurm.status.look import look
     from ftslurm.status.snapshot import read
 
-    return look(read(directory, wall_ns=time.time_ns, monotonic_ns=time.monotonic_ns))
+    status = look(read(directory, wall_ns=time.time_ns, monotonic_ns=time.monotonic_ns))
+    return {**status, "time": _time(directory, status)}
+
+
+def _time(directory: Path, status: dict[str, Any]) -> str | None:
+    """Return in words where the time went, as the report has it; None for a world whose records take long to read."""
+    if not status["rounds"] or len(status["nodes"]) > ACCOUNTED_NODES:
+        return None
+    from ftslurm.report.accounting import sentence
+    from ftslurm.report.command import make_report
+
+    return sentence(make_report(directory)) or None
 
 
 def _locate(options: argparse.Namespace, job_workdir: Callable[[str], str | None] | None) -> Path:

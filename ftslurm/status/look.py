@@ -44,6 +44,7 @@ slow            ranks that are persistently slower than the others, the slowest 
 newest_s        how old the newest word of all is, by the difference between this machine's clock and the file server's
 clock_behind_s  by how much this machine's clock is surely behind the file server's
 problems        files that cannot be used: {file, reason}
+time            in words, where the time went until now; None: nothing is known, or it would take long to find out
 =============== =======================================================================================================
 """
 
@@ -116,6 +117,7 @@ def look(snapshot: Snapshot) -> Dict:
         "slow": slow(ranks),
         "newest_s": newest_s,
         "clock_behind_s": span_s(snapshot.now_ns + snapshot.took_ns, snapshot.server_ns),
+        "time": None,
         "problems": [{"file": each.file, "reason": each.reason} for each in snapshot.problems],
     }
 

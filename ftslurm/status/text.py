@@ -137,6 +137,8 @@ def _facts(status: Json, style: Style) -> Iterable[str]:
     text = _timeouts(status["timeouts"])
     if text:
         yield text
+    if status["time"]:
+        yield f"in all: {status['time']}"
 
 
 def _who_decides(status: Json) -> str:
