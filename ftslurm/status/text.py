@@ -125,6 +125,7 @@ def _facts(status: Json, style: Style) -> Iterable[str]:
     if status["closed"] is not None:
         ended = style.date(status["closed"]["time_ns"], "%Y-%m-%d %H:%M:%S")
         yield f"exit code {status['closed']['exit_code']}, ended {ended}{_step(status)}, {_restarts(status)}"
+        yield from _time(status)
         return
     if status["attempt"] is not None:
         yield _who_decides(status)
@@ -137,6 +138,10 @@ def _facts(status: Json, style: Style) -> Iterable[str]:
     text = _timeouts(status["timeouts"])
     if text:
         yield text
+    yield from _time(status)
+
+
+def _time(status: Json) -> Iterable[str]:
     if status["time"]:
         yield f"in all: {status['time']}"
 
