@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from ftslurm.failures.outlook import HOPELESS_S
 
 CAUSE, CONTEXT, MEMBER = "cause", "context", "member"
+_RUNTIME_WORDS = re.compile(r"gloo[/:]|TCPStore|ProcessGroup|c10d::|\bNCCL (error|version|WARN)|c10::")
 FULL = 0.02  # of a filesystem's size: with no more than this left, it is taken to be full
 
 
@@ -146,6 +149,18 @@ class Evidence:
         """Whether /dev/shm was seen to be full."""
         shm = self.surroundings.shm if self.surroundings else None
         return shm is not None and shm.full
+
+    @cached_property
+    def by_distributed(self) -> bool:
+        """Whether torch.distributed itself raised it: by type, by the runtime's marks, or by the innermost frame."""
+        if self.exception is None:
+            return False
+        if self.exception.startswith("Dist") and (self.module.startswith("torch") or not self.module):
+            return True
+        if self.exception != "RuntimeError":
+            return False
+        inner = self.files[-1] if self.files else ""
+        return "/torch/distributed/" in inner or _RUNTIME_WORDS.search(self.message) is not None
 
     def raised(
         self, exception: str, module: str, message: str, files: tuple[str, ...], notes: tuple[str, ...] = ()

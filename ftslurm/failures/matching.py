@@ -14,7 +14,6 @@ from ftslurm.failures.evidence import Evidence
 
 Match = Callable[[Evidence], bool]
 
-_RUNTIME_WORDS = r"gloo[/:]|TCPStore|ProcessGroup|c10d::|\bNCCL (error|version|WARN)|c10::"
 _DOTALL = re.DOTALL | re.MULTILINE
 _CUDA_TYPES = ("RuntimeError", "AcceleratorError", "OutOfMemoryError")
 _OS_TYPES = frozenset(
@@ -91,19 +90,7 @@ def tail(name: str, text: str) -> Match:
 
 def distributed(text: str) -> Match:
     """Match what torch.distributed itself raised, by a pattern in its message."""
-    return lambda e: _by_distributed(e) and re.search(text, e.message) is not None
-
-
-def _by_distributed(e: Evidence) -> bool:
-    """Whether torch.distributed raised it: by type, by the runtime's marks, or by the innermost frame."""
-    if e.exception is None:
-        return False
-    if e.exception.startswith("Dist") and (e.module.startswith("torch") or not e.module):
-        return True
-    if e.exception != "RuntimeError":
-        return False
-    inner = e.files[-1] if e.files else ""
-    return "/torch/distributed/" in inner or re.search(_RUNTIME_WORDS, e.message) is not None
+    return lambda e: e.by_distributed and re.search(text, e.message) is not None
 
 
 _GONE = ("ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError", "FileNotFoundError")

@@ -48,11 +48,16 @@ def size(number: int) -> str:
 
 
 def _behind(evidence: Evidence, found: Evidence) -> list[str]:
-    if found is evidence or found.exception is None:
-        return []
-    how = next((_HOW.get(how, "in its group") for how, inner in evidence.inner if inner is found), "raised from")
-    text = found.message.strip().split("\n", 1)[0][:_NOTE_LIMIT]
-    return [f"{how} {found.exception}{f': {text}' if text else ''}"]
+    """The exception that says why, or the one that the script itself names as the reason."""
+    links = [(how, inner) for how, inner in evidence.inner if inner is found or how == CAUSE]
+    if found is not evidence and all(inner is not found for _, inner in links):
+        links = [(CAUSE, found)]  # further down the chain
+    return [_link(how, inner) for how, inner in links[:1] if inner.exception is not None]
+
+
+def _link(how: str, inner: Evidence) -> str:
+    text = inner.message.strip().split("\n", 1)[0][:_NOTE_LIMIT]
+    return f"{_HOW.get(how, 'in its group')} {inner.exception}{f': {text}' if text else ''}"
 
 
 def _around(evidence: Evidence, cause: Cause, around: Surroundings) -> list[str]:
