@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import sys
-from types import ModuleType
+
+from ftslurm.naming import call_by_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -96,11 +97,4 @@ def _write(recorder: Recorder | None, error: BaseException, trace: TracebackType
         recorder.exception(error, trace and trace.tb_next)
 
 
-class _Callable(ModuleType):
-    """This module bears the name of its function: ``import ftslurm.record`` must not take `ftslurm.record` away."""
-
-    def __call__(self, function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-        return record(function)
-
-
-sys.modules[__name__].__class__ = _Callable
+call_by_name(__name__)

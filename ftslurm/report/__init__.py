@@ -1,1 +1,88 @@
-"""From a run directory to the first-failure report."""
+"""From a run directory to the first-failure report, as a command (``ftslurm report``) and as functions.
+
+`gather` reads, bounded and never stopped by a bad file; `analyse` judges, purely; each renderer is a function over the
+dictionary that `analyse` documents::
+
+    import time
+    from pathlib import Path
+    from ftslurm.report import analyse, gather, render_markdown, render_text
+
+    report = analyse(gather(Path("ftslurm-runs/job-4711"), now_ns=time.time_ns()))
+    if report["status"] == "failed" and report["cause"] is not None:
+        print(report["cause"]["rank"], report["cause"]["node"], report["cause"]["cause"])
+    print(render_text(report))
+    Path("failure.md").write_text(render_markdown(report))
+
+`gather_logs` reads torchrun's log directory, or a job's output, instead. `make_report` does both steps, and a second
+look where one rank or all that failed are wanted. To test a program of your own on reports, tell a run's history with
+`ftslurm.testing.runs.RunBuilder`:
+
+>>> import tempfile
+>>> from pathlib import Path
+>>> from ftslurm.report import make_report, render_text
+>>> from ftslurm.testing.runs import RunBuilder
+>>> with tempfile.TemporaryDirectory() as parent:
+...     run = RunBuilder(Path(parent)).round().steps(1, 120).wait(60)
+...     _ = run.fail(3, ValueError("boom"), step=120).stop().close("failed", "rank 3 failed")
+...     report = make_report(run.write())
+>>> report["cause"]["rank"], report["cause"]["node"], report["cause"]["what"]
+(3, 'n2', 'ValueError: boom')
+>>> print(render_text(report).splitlines()[0])
+job-123 FAILED: rank 3 on n2: ValueError: boom
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ftslurm.report.analyse import analyse as analyse
+    from ftslurm.report.command import make_report as make_report
+    from ftslurm.report.facts import Snapshot as Snapshot
+    from ftslurm.report.formats import FORMATS as FORMATS
+    from ftslurm.report.formats import rendered as rendered
+    from ftslurm.report.gather import gather as gather
+    from ftslurm.report.html import render as render_html
+    from ftslurm.report.locate import NotFound as NotFound
+    from ftslurm.report.locate import locate as locate
+    from ftslurm.report.markdown import render as render_markdown
+    from ftslurm.report.text import render as render_text
+    from ftslurm.report.torchrun_logs import gather_logs as gather_logs
+
+# Loaded when they are asked for: `ftslurm status` and the agent need single modules of this package only.
+_HOMES = {
+    "analyse": ("analyse", "analyse"),
+    "make_report": ("command", "make_report"),
+    "Snapshot": ("facts", "Snapshot"),
+    "FORMATS": ("formats", "FORMATS"),
+    "rendered": ("formats", "rendered"),
+    "gather": ("gather", "gather"),
+    "render_html": ("html", "render"),
+    "NotFound": ("locate", "NotFound"),
+    "locate": ("locate", "locate"),
+    "render_markdown": ("markdown", "render"),
+    "render_text": ("text", "render"),
+    "gather_logs": ("torchrun_logs", "gather_logs"),
+}
+
+__all__ = [
+    "FORMATS",
+    "NotFound",
+    "Snapshot",
+    "analyse",
+    "gather",
+    "gather_logs",
+    "locate",
+    "make_report",
+    "render_html",
+]
+__all__ += ["render_markdown", "render_text", "rendered"]
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name when it is first asked for (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'ftslurm.report' has no attribute {name!r}")
+    from importlib import import_module
+
+    module, attribute = _HOMES[name]
+    return getattr(import_module(f"ftslurm.report.{module}"), attribute)

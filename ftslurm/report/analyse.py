@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ftslurm.naming import call_by_name
 from ftslurm.report.accounting import account
 from ftslurm.report.clocks import far_off
 from ftslurm.report.facts import Snapshot
@@ -275,3 +276,6 @@ def _total(rounds: list[Dict]) -> Dict:
         "between_rounds_s": sum(c["until_next_round_s"] or 0 for c in costs),
         "steps_repeated": sum(c["steps_repeated"] or 0 for c in costs),
     }
+
+
+call_by_name(__name__)

@@ -17,6 +17,7 @@ from ftslurm.failures.causes import Cause
 from ftslurm.monitor import stacksfile
 from ftslurm.monitor.stacksfile import LIMIT as STACKS_LIMIT
 from ftslurm.monitor.stacksfile import RankStacks
+from ftslurm.naming import call_by_name
 from ftslurm.report import blame
 from ftslurm.report.align import aligned
 from ftslurm.report.decode import (
@@ -354,3 +355,5 @@ def _published(names: Iterable[str]) -> list[str]:
 
 
 __all__ = ["gather"]
+
+call_by_name(__name__)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from ftslurm.naming import call_by_name
 from ftslurm.report.reading import MAX_ENTRIES
 
 RUNS_FOLDER = "ftslurm-runs"
@@ -153,3 +154,6 @@ def _nothing(argument: str | None, cwd: Path, parents: list[Path]) -> str:
     wanted = "run" if argument is None else f"run directory or job {argument!r}"
     here = "" if argument is None else f"{cwd}, "
     return f"found no {wanted} in {here}{looked}; give the run directory itself, or --shared-dir"
+
+
+call_by_name(__name__)
