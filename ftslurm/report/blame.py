@@ -185,6 +185,7 @@ def _suspect(
     stacks = error.stacks if error else None
     # For a crash, the record offers the stacks to torch's readers in the traceback's place.
     traceback = error.traceback if error and error.traceback != stacks else None
+    known = [x for x in (worker, error, word) if x is not None]
     step = _first_known(
         error.step if error else None,
         worker.progress.last_step if worker and worker.progress else None,
@@ -194,10 +195,10 @@ def _suspect(
         rank=rank,
         node=(node.node if node else None) or (error and error.node) or (word.node if word else None) or "?",
         host=(node.host if node else None) or (error.host if error else None),
-        local_rank=_first_known(*(x.local_rank for x in (worker, error, word) if x)),
+        local_rank=_first_known(*[x.local_rank for x in known]),
         time_ns=_time_ns(exception is not None, worker, error, word),
         kind=kind,
-        exit_code=_first_known(*(x.exit_code for x in (worker, error, word) if x)),
+        exit_code=_first_known(*[x.exit_code for x in known]),
         signal=(worker and worker.signal) or (error and error.signal) or (word.signal if word else None),
         core_dumped=worker is not None and worker.core_dumped,
         step=step,
@@ -287,4 +288,7 @@ def _life_s(worker: Worker | None) -> float | None:
 
 
 def _first_known(*values: int | None) -> int | None:
-    return next((v for v in values if v is not None), None)
+    for value in values:
+        if value is not None:
+            return value
+    return None

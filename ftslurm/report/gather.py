@@ -59,6 +59,9 @@ STATE_TRIES = 5
 DETAILED_ROUNDS = 64
 TAILS_PER_ROUND = 32
 TAILS_IN_ALL = 512
+# A record has some KiB; of ranks that all wrote the most that is allowed, 16,384 would fill the memory.
+USUAL_RECORD = 16 * KIB
+RECORDS_IN_ALL = 96 * 1024 * KIB
 STACKS_ROUNDS = 8
 STACKS_IN_ALL = 256 * 1024 * KIB
 PROBLEMS_KEPT = 1000
@@ -106,6 +109,7 @@ class _Reader:
         self.owners = frozenset((owner, 0))
         self.problems: list[Problem] = []
         self.stacks_left = STACKS_IN_ALL
+        self.records_left = RECORDS_IN_ALL
         self.rank: int | None = None
         self.every = False
 
@@ -257,10 +261,27 @@ class _Reader:
         for name, data in self.contents(parent / "ranks", [f"{rank:05d}/error.json" for rank in ranks]):
             rank = int(name[:5])
             try:
-                errors[rank] = rank_error_from(parse_json(data), rank)
+                errors[rank] = self.kept(rank_error_from(parse_json(data), rank), len(data))
             except Malformed as error:
                 self.problem(parent / "ranks" / name, str(error))
         return RoundFiles(number, nodes, errors)
+
+    def kept(self, error: RankError, size: int) -> RankError:
+        """Return a record, without its long texts once those of other ranks have filled the room for them."""
+        if size <= USUAL_RECORD:
+            return error
+        self.records_left -= size
+        if self.records_left >= 0:
+            return error
+        if self.records_left + size >= 0:
+            told = f"more than {RECORDS_IN_ALL} bytes of long error records; of the others only short facts are kept"
+            self.problem(self.directory / "rounds", told)
+        exception = error.exception
+        if exception is not None:
+            exception = replace(exception, message=exception.message[:2000], frames=(), link=None, members=(), notes=())
+        return replace(
+            error, message=error.message[:2000], traceback=None, stacks=None, argv=(), exception=exception, cuda=()
+        )
 
     def ranks(self, parent: Path) -> list[int]:
         """Return the ranks that have a folder."""

@@ -14,7 +14,10 @@ from ftslurm.report.facts import Exc, Frame, LogTail
 UNJUDGED = ROWS[-1]
 _CASCADES_KEPT = 4096
 _cascades: dict[tuple[object, ...], Cause] = {}
-_VARIES = re.compile(r"\[?\b\d{1,3}(?:\.\d{1,3}){3}\b\]?(?::\d{1,5}\b)?|\b[Rr]ank:? ?\d+\b|\b\d+ (?:ms|milliseconds)\b")
+# Begins with digits or a letter on purpose: a pattern that may begin with a bracket or a boundary takes twice as long.
+_VARIES = re.compile(
+    r"\d+(?:(?:\.\d{1,3}){3}\b\]?(?::\d{1,5}\b)?| (?:ms|milliseconds)\b)|[Rr]ank:? ?\d+\b",
+)
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ def _alike(suspect: Suspect) -> tuple[object, ...] | None:
     times only. That no row for cascades, nor one before them, looks at anything else is a property that is tested.
     """
     exception = suspect.exception
-    if exception is None or exception.link is not None or exception.members or exception.notes:
+    if exception is None or exception.link is not None or exception.members or exception.notes or suspect.scheduler:
         return None
     message = _VARIES.sub("#", exception.message)
     files = tuple([frame.file for frame in exception.frames])

@@ -166,6 +166,20 @@ def test_of_a_huge_log_only_the_end_is_read(tmp_path: Path) -> None:
     assert len(to_json(told(path))) < 100_000
 
 
+def test_long_records_of_many_ranks_are_cut_to_their_facts_when_there_is_no_more_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gather_module, "RECORDS_IN_ALL", 150_000)
+    run = RunBuilder(tmp_path).round()
+    for rank in range(4):
+        run.fail(rank, ValueError("x" * 40_000), after_s=1)
+    path = run.stop().write()
+    files = gather(path, now_ns=1).rounds[0]
+    assert [bool(files.errors[rank].traceback) for rank in range(4)] == [True, False, False, False]
+    assert [files.errors[rank].exception.type for rank in range(4)] == ["ValueError"] * 4  # type: ignore[union-attr]
+    assert "long error records" in problem(path, "rounds")
+
+
 def test_logs_are_found_in_the_log_directory_of_the_attempt(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path)
     run.attempts[0]["logs"] = str(tmp_path / "elsewhere")

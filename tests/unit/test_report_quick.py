@@ -82,6 +82,7 @@ def failed(chance: random.Random) -> Suspect:
         life_s=chance.choice([None, 3.0, 9000.0]),
         surroundings=around if chance.random() < 0.5 else None,
         sections=(("data", 3.0),) if chance.random() < 0.2 else (),
+        scheduler=chance.choice([*[""] * 9, "CANCELLED", "OUT_OF_MEMORY"]),
         cuda=(("allocated", 10**9),) if chance.random() < 0.2 else (),
     )
 
@@ -91,14 +92,14 @@ def test_the_quick_verdict_is_the_slow_one(seed: int) -> None:
     chance = random.Random(seed)
     suspect._cascades.clear()
     quick = 0
-    for number in range(1500):
+    for number in range(2000):
         one = failed(chance)
         key = suspect._alike(one)
         quick += key is not None and key in suspect._cascades
         fast, slow = judge(one, (), ROWS), suspect._judge(one, (), ROWS)
         assert fast == slow, f"seed {seed}, {number}: {one}"
         assert slow.cause.role != CASCADE or fast.lines == slow.lines
-    assert quick > 50, "the quick way was hardly tried"
+    assert quick > 25, "the quick way was hardly tried"
 
 
 def test_added_causes_are_asked_about_each_rank() -> None:
