@@ -97,6 +97,8 @@ def _describe(evidence: Evidence, cause: Cause) -> str:
             # A signal came before the process was down: the script's own word is all there is.
             return f"exit code {evidence.message}" if evidence.message else "sys.exit"
         code = "sys.exit" if number is None else f"exit code {number}"
+        if cause.name == "wrong-usage":
+            return f"{cause.title} ({code})"
         return code if _is_number(evidence.message) else f"{code}: {evidence.message}"
     if evidence.exception is not None:
         message = _with_port(evidence.message) if cause.name == "port-in-use" else evidence.message
@@ -112,4 +114,6 @@ def _describe(evidence: Evidence, cause: Cause) -> str:
         return evidence.message or "ended, how is not recorded"
     if cause.name in ("missing-script", "missing-program"):
         return evidence.message
+    if cause.name.startswith("shell-"):
+        return f"{cause.title} (exit code {evidence.exit_code})"
     return f"exit code {evidence.exit_code}"

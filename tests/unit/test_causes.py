@@ -158,6 +158,7 @@ POSITIVE = [
     ("segfault", signal("SIGSEGV")),
     ("bus-error", signal("SIGBUS")),
     ("abort", signal("SIGABRT")),
+    ("arithmetic-error", signal("SIGFPE")),
     ("illegal-instruction", signal("SIGILL")),
     ("cpu-limit", signal("SIGXCPU")),
     ("terminated", signal("SIGTERM")),
@@ -324,6 +325,13 @@ def test_a_clear_cause_is_not_replaced_by_what_it_came_from() -> None:
 
 
 # In words
+
+
+def test_an_exit_code_that_means_something_is_said_with_its_meaning() -> None:
+    refused = usage("/usr/lib/python3.11/argparse.py")
+    assert describe(refused, *find(refused)) == "the script refused its arguments (exit code 2)"
+    assert describe(ended(137), *find(ended(137))) == "a command of the script was killed by SIGKILL (exit code 137)"
+    assert describe(ended(3), *find(ended(3))) == "exit code 3"
 
 
 def test_a_loader_whose_worker_has_gone_is_said_to_be_one() -> None:
