@@ -4,10 +4,11 @@ import os
 import signal
 
 from ranks import train
-from torch.utils.data import DataLoader, Dataset
 
 
-class Rows(Dataset[int]):
+class Rows:
+    """A data set of torch's kind."""
+
     def __len__(self) -> int:
         return 8
 
@@ -17,6 +18,8 @@ class Rows(Dataset[int]):
 
 
 def read() -> None:
+    from torch.utils.data import DataLoader
+
     for _ in DataLoader(Rows(), num_workers=1):  # here
         pass
 

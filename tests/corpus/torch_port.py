@@ -4,10 +4,11 @@ import socket
 from datetime import timedelta
 
 from ranks import train
-from torch.distributed import TCPStore
 
 
 def serve() -> None:
+    from torch.distributed import TCPStore
+
     first = socket.socket()
     first.bind(("127.0.0.1", 0))
     first.listen()
