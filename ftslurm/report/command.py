@@ -68,7 +68,7 @@ def _report(options: argparse.Namespace, job_workdir: Callable[[str], str | None
 
         def make() -> dict[str, Any]:
             chosen = {"round_number": options.round, "rank": options.rank, "every": options.all}
-            return make_report(directory, offline=options.offline, **chosen)
+            return make_report(directory, offline=options.offline or options.follow, **chosen)
 
     if options.follow:
         report = _follow(options, make, directory)
