@@ -122,16 +122,19 @@ def test_a_failing_job_is_exit_code_1_and_every_restart_was_used(start: Start) -
     assert "all 2 restarts are used up" in run.out + run.err
 
 
-def test_a_job_that_cannot_start_is_neither_restarted_nor_requeued(start: Start) -> None:
-    for script, why in (
-        ("import no_such_module", "it would fail again: ModuleNotFoundError at start"),
-        ("def f(:", "it would fail again: SyntaxError at start"),
-        ("import argparse; argparse.ArgumentParser().parse_args(['-x'])", "it would fail again: the script refused"),
-    ):
-        run = start(script, "--local-nodes", "2", "--max-restarts", "5")
-        assert run.wait() == 78, run.out + run.err
-        assert why in run.out + run.err
-        assert len(list(run.run_dir.glob("rounds/*"))) == 1
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("import no_such_module", "ModuleNotFoundError at start"),
+        ("def f(:", "SyntaxError at start"),
+        ("import argparse; argparse.ArgumentParser().parse_args(['-x'])", "the script refused its arguments"),
+    ],
+)
+def test_a_job_that_cannot_start_is_neither_restarted_nor_requeued(start: Start, script: str, why: str) -> None:
+    run = start(script, "--local-nodes", "2", "--max-restarts", "5")
+    assert run.wait() == 78, run.out + run.err
+    assert f"it would fail again: {why}" in run.err
+    assert len(list(run.run_dir.glob("rounds/*"))) == 1
 
 
 def test_a_rank_that_fails_at_start_in_the_same_way_twice_ends_the_job(start: Start) -> None:
