@@ -123,6 +123,8 @@ _DISTRIBUTED: tuple[Cause, ...] = (
     Cause("collective-timeout", "time-out waiting for other ranks", CASCADE,
           distributed(r"[Tt]imed out|[Tt]imeout|DistStoreError|wait timeout"), _PEERS,
           not_for="the rank that the others waited for", behind=True),
+    Cause("peer-lost", "other ranks did not answer the peer heartbeat", CASCADE, exception("PeerLostError"),
+          "Look at the ranks that it names.", not_for="a rank that answers with a wrong token"),
     Cause("nccl", "NCCL error", CASCADE, distributed(r"NCCL|nccl"),
           "Run with NCCL_DEBUG=WARN for NCCL's own reason if no other rank explains this.",
           not_for="a warning or a message that only mentions NCCL", behind=True),

@@ -39,8 +39,8 @@ def heartbeat() -> None:
     """
     try:
         _beat()
-    except Exception:
-        return  # Being watched is never worth the training run.
+    except Exception as problem:
+        _swallow(problem)  # Being watched is never worth the training run.
 
 
 def progress(step: int) -> None:
@@ -50,8 +50,8 @@ def progress(step: int) -> None:
     """
     try:
         _step(int(step))
-    except Exception:
-        return
+    except Exception as problem:
+        _swallow(problem)
 
 
 def section(name: str, timeout: float | None = None) -> Section | NoSection:
@@ -69,7 +69,8 @@ def section(name: str, timeout: float | None = None) -> Section | NoSection:
         if found is None or (timeout is not None and timeout != found.timeout) or found.book.unsent:
             return _find_section(name, timeout)
         return found
-    except Exception:
+    except Exception as problem:
+        _swallow(problem)
         return _NO_SECTION
 
 
@@ -79,8 +80,8 @@ def start_section(name: str, timeout: float | None = None) -> None:
         found = section(name, timeout)
         if isinstance(found, Section):
             found.start()
-    except Exception:
-        return
+    except Exception as problem:
+        _swallow(problem)
 
 
 def end_section(name: str) -> None:
@@ -89,8 +90,8 @@ def end_section(name: str) -> None:
         found = section(name)
         if isinstance(found, Section):
             found.end()
-    except Exception:
-        return
+    except Exception as problem:
+        _swallow(problem)
 
 
 def end_all_sections() -> None:
@@ -98,8 +99,8 @@ def end_all_sections() -> None:
     try:
         if _agent is not None:
             _agent.book.close_all()
-    except Exception:
-        return
+    except Exception as problem:
+        _swallow(problem)
 
 
 def workload_finished() -> None:
@@ -108,8 +109,8 @@ def workload_finished() -> None:
         agent = _connect()
         if agent is not None:
             agent.finish()
-    except Exception:
-        return
+    except Exception as problem:
+        _swallow(problem)
 
 
 def set_timeouts(
@@ -134,8 +135,8 @@ def set_timeouts(
         agent = _connect()
         if agent is not None:
             agent.set_own(heartbeat, initial, sections or {}, out_of_section)
-    except Exception:
-        return
+    except Exception as problem:
+        _swallow(problem)
 
 
 def state_dict() -> dict[str, Any]:
@@ -161,6 +162,19 @@ def load_state_dict(state: Mapping[str, Any]) -> None:
         say(f"load_state_dict: ignored, the state is not one of ours: {type(problem).__name__}: {problem}"[:300])
 
 
+def _swallow(problem: Exception) -> None:
+    """Let our own troubles be; what a signal handler of the user's raised in the middle of a call goes on."""
+    trace = problem.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    file = trace.tb_frame.f_code.co_filename if trace is not None else __file__
+    standard = file.startswith((_STANDARD, "<frozen")) and "-packages" not in file
+    if not (standard or file.startswith(_HOME)):
+        raise problem
+
+
+_HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_STANDARD = os.path.dirname(os.__file__)
 _agent: AgentLink | None = None
 _connected = False
 _lock = threading.RLock()
@@ -189,6 +203,7 @@ def _connect_once() -> None:
                 # Already there in a script that ftslurm started; not so behind a shell.
                 dumpsignal.install(directory)
     except Exception as problem:
+        _swallow(problem)
         say(f"this rank cannot be watched: {type(problem).__name__}: {problem}"[:300])
     if _agent is None:
         _beat, _step = _nothing, _no_step

@@ -172,6 +172,7 @@ CASCADES = [
     ("peer-reset", raised("RuntimeError", GLOO)),
     ("peer-reset", raised("RuntimeError", "Connection reset by peer", files=("/x/torch/distributed/c10d.py",))),
     ("nccl-timeout", raised("DistBackendError", "Watchdog caught collective operation timeout", "torch.distributed")),
+    ("peer-lost", raised("PeerLostError", "rank 1 did not answer 3 times in a row", "ftslurm.monitor.peerverdict")),
     ("collective-timeout", raised("DistStoreError", "Timed out after 61 seconds waiting for clients", "torch")),
     ("nccl", raised("DistBackendError", "NCCL error in: x.cpp, unhandled system error", "torch.distributed")),
     ("nccl-abort", signal("SIGABRT", tail=f"step 4\n{WATCHDOG}")),

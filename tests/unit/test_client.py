@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -429,3 +430,22 @@ def test_a_wrong_environment_leaves_the_client_working(
     monkeypatch.setenv("FTSLURM_TIMEOUTS", text)
     everything()
     assert agent.mark.beats.number == 1
+
+
+def test_what_a_signal_handler_of_the_users_raises_in_the_middle_of_a_call_is_not_swallowed(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def handler(number: int, frame: object) -> None:
+        raise RuntimeError("told to stop")
+
+    def beat() -> None:
+        signal.raise_signal(signal.SIGUSR1)
+
+    ftslurm.heartbeat()
+    monkeypatch.setattr(client, "_beat", beat)
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(RuntimeError, match="told to stop"):
+            ftslurm.heartbeat()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
