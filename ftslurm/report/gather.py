@@ -20,13 +20,13 @@ from ftslurm.monitor.stacksfile import RankStacks
 from ftslurm.naming import call_by_name
 from ftslurm.report import blame
 from ftslurm.report.align import aligned
+from ftslurm.report.alike import Alike
 from ftslurm.report.decode import (
     Json,
     Malformed,
     attempt_from,
     check_schema,
     node_word_from,
-    rank_error_from,
     round_node_from,
     run_from,
     state_from,
@@ -110,6 +110,7 @@ class _Reader:
         self.problems: list[Problem] = []
         self.stacks_left = STACKS_IN_ALL
         self.records_left = RECORDS_IN_ALL
+        self.alike = Alike()
         self.rank: int | None = None
         self.every = False
 
@@ -261,7 +262,7 @@ class _Reader:
         for name, data in self.contents(parent / "ranks", [f"{rank:05d}/error.json" for rank in ranks]):
             rank = int(name[:5])
             try:
-                errors[rank] = self.kept(rank_error_from(parse_json(data), rank), len(data))
+                errors[rank] = self.kept(self.alike.error(data, rank), len(data))
             except Malformed as error:
                 self.problem(parent / "ranks" / name, str(error))
         return RoundFiles(number, nodes, errors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +12,14 @@ import pytest
 
 from ftslurm.failures.causes import OomKills, Space, Surroundings
 from ftslurm.failures.rows import CASCADE, ROWS
+from ftslurm.report import alike as alike_module
 from ftslurm.report import blame, suspect
+from ftslurm.report.alike import Alike
 from ftslurm.report.decode import rank_error_from
 from ftslurm.report.facts import Exc, Frame
+from ftslurm.report.fields import Malformed
 from ftslurm.report.gather import gather
+from ftslurm.report.reading import parse_json
 from ftslurm.report.suspect import UNJUDGED, Suspect, judge
 from ftslurm.testing.runs import RunBuilder
 
@@ -146,3 +151,64 @@ def test_frames_that_only_look_alike_are_kept_apart(value: Any) -> None:
     assert frame(1).line == 1
     assert frame(value).line == 0
     assert frame(1).line == 1
+
+
+def record(chance: random.Random) -> bytes:
+    """Return an error record in which anything may be a little or very odd."""
+    frames = [{"file": "/w/train.py", "line": 42, "function": "f", "source": "x = 1"}]
+    exception: Any = {"type": "RuntimeError", "module": "builtins", "message": text(chance), "frames": frames}
+    exception |= {"notes": [], "cause": None, "context": None, "exceptions": []}
+    ours: dict[str, Any] = {"schema": "ftslurm/error", "version": 1, "time_ns": 1772366400000000000 + number(chance)}
+    ours |= {"kind": "exception", "rank": number(chance), "pid": number(chance), "node": f"n{number(chance)}"}
+    ours |= {"step": chance.choice([5, 6, 6, None]), "local_rank": 1, "argv": ["train.py", "--lr", "0.1"]}
+    ours |= {"exception": exception, "exit_code": chance.choice([*[1, 2] * 9, 1.5, -1]), "host": "h1", "stacks": None}
+    if chance.random() < 0.5:
+        oom = {"recent": chance.randrange(3), "in_round": 4, "source": "memory.events"}
+        ours["surroundings"] = {"oom": oom, "spaces": [{"path": "/dev/shm", "free": number(chance), "total": 10**6}]}
+        ours["shm"] = [number(chance), 10**6]
+    extra = {"timestamp": str(number(chance)), "py_callstack": f'  File "a", line {number(chance)}\nRuntimeError\n'}
+    value: Any = {"message": {"message": text(chance), "errorCode": 1, "extraInfo": extra}, "ftslurm": ours}
+    if chance.random() < 0.1:
+        odd = chance.choice([["ftslurm", "pid"], ["ftslurm", "node"], ["message", "message"], ["ftslurm", "exception"]])
+        value[odd[0]][odd[1]] = chance.choice([None, True, 1.5, "7", [7], {"message": "7"}, 10**19, "", -7])
+    if chance.random() < 0.1:
+        del value["ftslurm"]["time_ns"]
+    data = json.dumps(value, ensure_ascii=chance.random() < 0.5)
+    if chance.random() < 0.1:
+        data = data.replace(
+            '"pid": ', chance.choice(['"pid": 0', '"rank": 3, "pid": ', '"pid": -', '"pid": 1, "pid": '])
+        )
+    if chance.random() < 0.05:
+        data = data[: chance.randrange(len(data))]
+    return data.encode("utf-8", "surrogatepass")
+
+
+def number(chance: random.Random) -> int:
+    return int(chance.choice([*range(40, 60), 7, 0]))
+
+
+def text(chance: random.Random) -> str:
+    word = chance.choice(["a", "a", "a", "é", 'b"{', "x\\"])
+    return f"[Errno {chance.choice([28, 32])}] {word} peer {number(chance)}: \n5"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_record_like_an_earlier_one_is_decoded_as_the_parser_would(seed: int) -> None:
+    chance, alike, quick = random.Random(seed), Alike(), 0
+    for at in range(4000):
+        data = record(chance)
+        pattern = alike._known.get(data.translate(alike_module._MASK))
+        quick += pattern is not None and pattern.error(data, 3) is not None
+        expected: Any
+        found: Any
+        try:
+            expected = rank_error_from(parse_json(data), 3)
+        except Malformed as error:
+            expected = str(error)
+        try:
+            found = alike.error(data, 3)
+        except Malformed as error:
+            found = str(error)
+        assert found == expected, f"seed {seed}, {at}: {data!r}"
+        assert repr(found) == repr(expected)
+    assert quick > 300, "the quick way was hardly tried"
