@@ -143,7 +143,23 @@ def test_the_report_judges_by_added_rows_and_names_a_broken_one(
     assert result["problems"] == [{"file": "ftslurm.causes: bad", "reason": "site:bad: no such name"}]
 
 
-JUNK: list[Any] = [None, True, -1, 0, 2**70, 1.5, float("nan"), float("inf"), "", "x" * 10_000, [], {}, [[]], [None], "\ud800"]
+JUNK: list[Any] = [
+    None,
+    True,
+    -1,
+    0,
+    2**70,
+    1.5,
+    float("nan"),
+    float("inf"),
+    "",
+    "x" * 10_000,
+    [],
+    {},
+    [[]],
+    [None],
+    "\ud800",
+]
 
 
 def test_whatever_stands_there_is_read_or_left_out(tmp_path: Path) -> None:
