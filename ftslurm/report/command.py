@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftslurm.report.formats import FORMATS, format_of, rendered
+from ftslurm.slurm.workdir import workdir_of
 
 if TYPE_CHECKING:
     import argparse
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
-SLURM_TIMEOUT_S = 10.0
 
 
 class CannotWrite(Exception):
@@ -45,7 +45,7 @@ def main(argv: Sequence[str], *, job_workdir: Callable[[str], str | None] | None
     if wrong:
         return _complain(wrong)
     try:
-        return _report(options, job_workdir or _job_workdir)
+        return _report(options, job_workdir or workdir_of)
     except (NotFound, CannotWrite) as error:
         return _complain(str(error))
     except OSError as error:
@@ -203,17 +203,6 @@ def save(report: dict[str, Any], directory: Path) -> bool:
 def to_json(report: dict[str, Any]) -> str:
     """Return the report as JSON text, ASCII only, so that nothing in it can act on a terminal."""
     return rendered(report, "json")
-
-
-def _job_workdir(job_id: str) -> str | None:
-    from ftslurm.slurm.control import CommandSlurm
-    from ftslurm.slurm.errors import SlurmError
-
-    try:
-        facts = CommandSlurm(timeout_s=SLURM_TIMEOUT_S).job(job_id)
-    except (SlurmError, ValueError):
-        return None
-    return facts.work_dir if facts is not None else None
 
 
 def _parser() -> argparse.ArgumentParser:

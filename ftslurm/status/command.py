@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ftslurm.slurm.workdir import workdir_of
+
 if TYPE_CHECKING:
     import argparse
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
-SLURM_TIMEOUT_S = 10.0
 ACCOUNTED_NODES = 128
 """Of larger worlds, only the report reads all records: here the answer has to come at once."""
 CLEAR = "\x1b[H\x1b[2J"
@@ -95,7 +96,7 @@ def _locate(options: argparse.Namespace, job_workdir: Callable[[str], str | None
             environ=os.environ,
             cwd=Path.cwd(),
             shared_dir=options.shared_dir,
-            job_workdir=job_workdir or _job_workdir,
+            job_workdir=job_workdir or workdir_of,
         )
     except NotFound:
         path = Path.cwd() / (options.run or ".")
@@ -104,17 +105,6 @@ def _locate(options: argparse.Namespace, job_workdir: Callable[[str], str | None
             owner = path.stat().st_uid
             raise NotFound(f"{path} belongs to user id {owner}, you are {os.geteuid()}, and may not be read") from None
         raise
-
-
-def _job_workdir(job_id: str) -> str | None:
-    from ftslurm.slurm.control import CommandSlurm
-    from ftslurm.slurm.errors import SlurmError
-
-    try:
-        facts = CommandSlurm(timeout_s=SLURM_TIMEOUT_S).job(job_id)
-    except (SlurmError, ValueError):
-        return None
-    return facts.work_dir if facts is not None else None
 
 
 def _parser() -> argparse.ArgumentParser:
