@@ -97,9 +97,8 @@ class Journal:
     def round(self, record: Record, workers: Sequence[Worker], word: NodeWord, started_ns: int) -> None:
         """Have this node's part of a round published as it stands."""
         pages = {worker.local_rank: mark.read(worker.record_dir) for worker in workers}
-        progress = {local_rank: page.progress if page else None for local_rank, page in pages.items()}
         who = {"node": word.node, "incarnation": word.incarnation, "host": word.host, "agent_pid": word.pid}
-        content = round_record(record, workers, progress, who, started_ns, self._now_ns())
+        content = round_record(record, workers, pages, who, started_ns, self._now_ns())
         content["surroundings"] = self._before
         clock = self._clock()
         content["clock"] = None if clock is None else asdict(clock)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ftslurm.agent.actions import Record
 from ftslurm.agent.workers import Worker
-from ftslurm.monitor.progress import Progress
+from ftslurm.monitor.mark import Mark
 
 SCHEMA, VERSION = "ftslurm/round-node", 1
 
@@ -16,7 +16,7 @@ SCHEMA, VERSION = "ftslurm/round-node", 1
 def round_record(
     record: Record,
     workers: Sequence[Worker],
-    progress: Mapping[int, Progress | None],
+    marks: Mapping[int, Mark | None],
     who: Mapping[str, Any],
     started_ns: int,
     now_ns: int,
@@ -26,7 +26,7 @@ def round_record(
     Args:
         record: what the machine knows of it.
         workers: all that were started.
-        progress: each local rank's progress mark.
+        marks: each local rank's mark.
         who: "node", "incarnation", "host" and "agent_pid".
         started_ns, now_ns: nanoseconds since the epoch.
     """
@@ -45,12 +45,13 @@ def round_record(
         "outcome": record.outcome,
         "stop_reason": record.stop_reason,
         "stop_ns": record.stop_ns,
-        "workers": [_worker(record, worker, progress.get(worker.local_rank)) for worker in workers],
+        "workers": [_worker(record, worker, marks.get(worker.local_rank)) for worker in workers],
     }
 
 
-def _worker(record: Record, worker: Worker, progress: Progress | None) -> dict[str, Any]:
+def _worker(record: Record, worker: Worker, page: Mark | None) -> dict[str, Any]:
     local_rank = worker.local_rank
+    progress = page.progress if page is not None else None
     stop_signal = None
     if local_rank in record.stopped:
         stop_signal = "SIGKILL" if local_rank in record.killed else "SIGTERM"
@@ -74,4 +75,6 @@ def _worker(record: Record, worker: Worker, progress: Progress | None) -> dict[s
             "last_step": progress.last_step,
             "last_ns": progress.last_ns,
         },
+        # As in the node's word: how many intervals between steps fell into which bucket.
+        "pace": [[bucket, number] for bucket, number in enumerate(page.pace.buckets) if number] if page else [],
     }

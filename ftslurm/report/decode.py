@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from operator import itemgetter
 
+from ftslurm.monitor.mark import EDGES_S
 from ftslurm.report.around import cuda_from, sections_from, surroundings_from
 from ftslurm.report.facts import (
     Attempt,
@@ -252,7 +253,15 @@ def _worker(o: Json) -> Worker:
         stop_signal=text(o, "stop_signal"),
         progress=_progress(progress) if isinstance(progress, dict) else None,
         failed=o.get("failed") is True,
+        pace=_pace(o.get("pace")),
     )
+
+
+def _pace(value: object) -> tuple[tuple[int, int], ...]:
+    """Read how many intervals between steps fell into which bucket; what is no such list says nothing."""
+    pairs = value[: len(EDGES_S)] if isinstance(value, list) else []
+    kept = [pair for pair in pairs if isinstance(pair, list) and [type(n) for n in pair] == [int, int]]
+    return tuple((bucket, number) for bucket, number in kept if 0 <= bucket < len(EDGES_S) and 0 < number < 2**53)
 
 
 def _progress(o: Json) -> Progress | None:

@@ -109,6 +109,7 @@ class Worker:
     stop_signal: str | None
     progress: Progress | None
     failed: bool
+    pace: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

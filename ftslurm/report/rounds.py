@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from ftslurm.monitor.pace import Histogram, slow_ranks
 from ftslurm.monitor.triage import Triage, triage
 from ftslurm.report import blame
 from ftslurm.report.clocks import Doubt
@@ -16,6 +17,7 @@ from ftslurm.report.lost import WORLD_LIMIT, lost_failure, lost_first
 from ftslurm.report.suspect import Suspect
 from ftslurm.report.words import ranges
 
+SLOW_KEPT = 64
 Dict = dict[str, Any]
 
 
@@ -45,10 +47,20 @@ def round_report(snapshot: Snapshot, number: int, *, newest: bool) -> Dict:
         "same_time": _same_time(snapshot, number, found) if by_worker else [],
         "groups": _groups(others),
         "whereabouts": where,
+        "slow": _slow(files),
         **_rest(files, entry, found, outcome),
         "recovered": False,
         "cost": None,
     }
+
+
+def _slow(files: RoundFiles) -> list[Dict]:
+    homes = {worker.rank: (node.node, worker.pace) for node in files.nodes for worker in node.workers if worker.pace}
+    found = slow_ranks({rank: Histogram.from_pairs(pace) for rank, (_, pace) in homes.items()})
+    return [
+        {"rank": each.rank, "node": homes[each.rank][0], "median_s": each.median_s, "others_s": each.others_s}
+        for each in found[:SLOW_KEPT]
+    ]
 
 
 def _doubt(snapshot: Snapshot, number: int, failure: Dict) -> Dict:

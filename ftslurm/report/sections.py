@@ -6,7 +6,7 @@ from ftslurm.failures.causes import CASCADE
 from ftslurm.report.accounting import sentence
 from ftslurm.report.headline import cost_of
 from ftslurm.report.style import Json, Style
-from ftslurm.report.words import brief, clip, count, duration, first_line, names, safe, safe_lines, verdict
+from ftslurm.report.words import brief, clip, count, duration, first_line, interval, names, safe, safe_lines, verdict
 
 TRACEBACK_HEAD, TRACEBACK_TAIL = 12, 40
 LOG_LINES_BESIDE_TRACEBACK = 10
@@ -14,6 +14,7 @@ ROUNDS_SHOWN = 12
 EVIDENCE_SHOWN = 12
 GROUPS_SHOWN = 12
 PROBLEMS_SHOWN = 10
+SLOW_SHOWN = 5
 
 
 def evidence(entry: Json, style: Style) -> list[str]:
@@ -86,6 +87,22 @@ def other_ranks(entry: Json, report: Json) -> list[tuple[str, str]]:
         yet = " yet" if report["status"] == "running" and entry is report["rounds"][-1] else ""
         rows.append((_ranks(silent["ranks"], silent["count"]), f"no end recorded{yet}{where}"))
     return rows
+
+
+def slow(report: Json, style: Style) -> list[str]:
+    """The ranks that were persistently slower than the others in the round that is shown, else in the last one."""
+    entry = next((r for r in report["rounds"] if r["round"] == report["focus"]), None) or report["rounds"][-1:]
+    entry = entry[0] if isinstance(entry, list) and entry else entry
+    rows = entry["slow"] if entry else []
+    lines = [
+        style.line(
+            f"rank {each['rank']} on {safe(each['node'])}: {interval(each['median_s'])} a step,"
+            f" the others {interval(each['others_s'])} (medians)"
+        )
+        for each in rows[:SLOW_SHOWN]
+    ]
+    more = [f"  and {len(rows) - SLOW_SHOWN} more (see --json)"] if len(rows) > SLOW_SHOWN else []
+    return [style.section(f"slower than the others in round {entry['round']}"), *lines, *more] if lines else []
 
 
 def timeline(report: Json, style: Style) -> list[str]:

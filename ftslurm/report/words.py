@@ -104,6 +104,11 @@ def count(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
+def interval(seconds: float) -> str:
+    """Say how long a step takes: ``472 ms``, ``1.25 s``, ``2m 03s``."""
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.3g} s" if seconds < 60 else duration(seconds)
+
+
 def duration(seconds: float | None) -> str:
     """Say a time span in at most two units: ``0.8s``, ``3m 20s``, ``1h 02m``, ``2d 05h``."""
     if seconds is None:

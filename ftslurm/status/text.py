@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ftslurm.report.style import WIDTH, Json, Style
-from ftslurm.report.words import clip, count, duration, first_line, names, safe
+from ftslurm.report.words import clip, count, duration, first_line, interval, names, safe
 from ftslurm.slurm.nodelist import NodeListError, compress
 from ftslurm.status.table import columns, table
 
@@ -240,20 +240,16 @@ def _ranks(status: Json, style: Style, everything: bool) -> list[str]:
         # What the figures cannot show must not be taken for "all is well".
         nobody = "; no rank stands out (nor can one in synchronous training)"
         nobody = nobody if steps["compared"] > 1 and not slow else ""
-        lines += style.wrapped(f"pace: {_pace(steps['step_s'])} a step{few}{nobody}")
+        lines += style.wrapped(f"pace: {interval(steps['step_s'])} a step{few}{nobody}")
     for each in status["behind"][:most]:
         where = f"rank {each['rank']} on {safe(each['node'])}"
         lines.append(style.line(f"behind: {where}: step {each['step']}, the others are at {each['usual']}"))
     lines += _more(len(status["behind"]) - most, "rank", "behind")
     for each in slow[:most]:
         where = f"rank {each['rank']} on {safe(each['node'])}"
-        paces = f"{_pace(each['median_s'])} a step, the others {_pace(each['others_s'])} (medians)"
+        paces = f"{interval(each['median_s'])} a step, the others {interval(each['others_s'])} (medians)"
         lines.append(style.line(f"slow: {where}: {paces}"))
     return lines + _more(len(slow) - most, "rank", "slow")
-
-
-def _pace(seconds: float) -> str:
-    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.3g} s" if seconds < 60 else duration(seconds)
 
 
 def _more(number: int, thing: str, what: str) -> list[str]:

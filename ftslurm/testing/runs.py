@@ -173,6 +173,14 @@ class RunBuilder:
                 }
         return self
 
+    def pace(self, rank: int, bucket: int, intervals: int = 100) -> RunBuilder:
+        """Let so many intervals between a rank's steps have fallen into that bucket (`ftslurm.monitor.mark`)."""
+        for node in self._nodes():
+            for worker in node["workers"]:
+                if worker["rank"] == rank:
+                    worker["pace"] = [[bucket, intervals]]
+        return self
+
     def fail(
         self,
         rank: int,

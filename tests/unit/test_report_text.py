@@ -269,3 +269,18 @@ def test_short_phrases() -> None:
     spans = (0.04, 9.96, 59.6, 200, 3720, 190_000, None)
     assert [duration(s) for s in spans] == ["0.0s", "10s", "1m 00s", "3m 20s", "1h 02m", "2d 04h", "?"]
     assert clip("abcdefghij", 8) == "abcde..."
+
+
+def test_a_rank_that_was_slower_than_the_others_all_the_time_is_named(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path).round().steps(1, 500)
+    for rank in range(4):
+        run.pace(rank, 24 if rank == 2 else 16)
+    run.succeed().close("succeeded", "all 4 ranks succeeded")
+    shown = text(run)
+    assert "slower than the others in round 1\n  rank 2 on n2: " in shown
+
+
+def test_what_is_no_pace_names_nobody(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path).round().steps(1, 500).pace(2, -1).pace(3, 10**6).pace(1, 3, -5)
+    run.succeed().close("succeeded", "all 4 ranks succeeded")
+    assert analyse(gather(run.write(), now_ns=run.now_ns))["rounds"][0]["slow"] == []
