@@ -107,7 +107,7 @@ def test_scancel_ends_everything_within_the_grace_and_leaves_nothing(lab: Lab, w
     assert job.wait(20) == "CANCELLED", job.explain()
     lab.until(lambda: not [p for p in lab.processes(str(work)) if "sleep(600)" in p], 5, job.explain)
     assert rank_logs(job.run_dir, 1).count("asked to stop") == 4
-    assert "SIGTERM from outside" in lab.command("ftslurm", "report", str(job.run_dir)).stdout
+    assert "cancelled by" in lab.command("ftslurm", "report", str(job.run_dir)).stdout
 
 
 def test_a_node_that_dies_ends_the_job_with_that_reason(lab: Lab, work: Path) -> None:
