@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -94,12 +94,19 @@ class Journal:
                 facts["surroundings"] = self._around.at_a_failure()
                 self._publish_error(worker, compose(what, showing.text(local_rank), facts))
 
-    def round(self, record: Record, workers: Sequence[Worker], word: NodeWord, started_ns: int) -> None:
-        """Have this node's part of a round published as it stands."""
+    def round(
+        self, record: Record, workers: Sequence[Worker], word: NodeWord, started_ns: int, survived: Mapping[str, int]
+    ) -> None:
+        """Have this node's part of a round published as it stands.
+
+        Args:
+            survived: what went wrong in the workers' messages since the agent's start, and how often.
+        """
         pages = {worker.local_rank: mark.read(worker.record_dir) for worker in workers}
         who = {"node": word.node, "incarnation": word.incarnation, "host": word.host, "agent_pid": word.pid}
         content = round_record(record, workers, pages, who, started_ns, self._now_ns())
         content["surroundings"] = self._before
+        content["messages"] = dict(survived)
         clock = self._clock()
         content["clock"] = None if clock is None else asdict(clock)
         path = self._run.round_node_file(record.assignment.round, word.node)

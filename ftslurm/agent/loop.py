@@ -246,7 +246,10 @@ class AgentLoop:
         # What was written before now counts: the release of a timer that is due may still lie in the pipe.
         for text in self._monitor.hear() if spoken_to or due else ():
             self._console.log(text)
-        for expiry in self._monitor.due(now):
+        expiries = self._monitor.due(now)
+        # All of them first: the stacks that the first one asks for say whose time was over.
+        self._hung.update((expiry.local_rank, expiry.what) for expiry in expiries if expiry.signal)
+        for expiry in expiries:
             self._on_expiry(expiry)
         if self._showing is not None and self._showing.poll():
             self._journal.showed(self._showing, self._word)
@@ -277,7 +280,6 @@ class AgentLoop:
             self._console.log(f"rank {worker.rank}: {expiry.what}; it asks for no more than to be told")
             return
         number = expiry.signal if expiry.kind == TIMER else self._settings.hang_signal
-        self._hung[expiry.local_rank] = expiry.what
         step = self._monitor.step(expiry.local_rank)
         self._do(self._machine.on_hang(expiry.local_rank, expiry.what, number, step, self._moment()))
 
@@ -368,7 +370,8 @@ class AgentLoop:
                 assignment = action.assignment
                 self._courier.send(lambda a=assignment: self._make_directories(a), assignment.round)  # type: ignore[misc]
             elif isinstance(action, Record):
-                self._journal.round(action, self._workers.all, self._word, self._round_started_ns)
+                survived = self._monitor.counts()
+                self._journal.round(action, self._workers.all, self._word, self._round_started_ns, survived)
             elif isinstance(action, Sweep):
                 self._drop_standbys()
                 self._sweeping = True

@@ -200,7 +200,8 @@ class AgentMachine:
         self._shown = current.assignment.round
         actions = self._say(self._status)
         if self.phase == RUNNING and current.failed:
-            actions += self._stop(self._why_failed(current), now)
+            assert current.first is not None
+            actions += self._stop(_of_rank(current.first), now)
         return actions
 
     def on_standby_ended(self, local_rank: int, now: Moment) -> list[Action]:
@@ -354,9 +355,6 @@ class AgentMachine:
             *self._say(FAILED),
             Log(f"round {failure.round}: rank {failure.rank} failed{step}: {short(failure.message)}"),
         ]
-
-    def _why_failed(self, current: _Round) -> str:
-        return _of_rank(current.first) if current.first is not None else "a rank failed"
 
     def _show(self) -> list[Action]:
         current = self._round

@@ -129,9 +129,11 @@ class RankMonitor:
     def look_at_sizes(self, logs: Mapping[int, Sequence[str]]) -> Callable[[], dict[int, int]]:
         """Return the errand that looks; its result is for `grown`."""
         self._looking = True
+        # The courier's thread looks, perhaps long after the round is over.
+        files = dict(logs)
 
         def look() -> dict[int, int]:
-            return {local_rank: sum(_size(path) for path in paths) for local_rank, paths in logs.items()}
+            return {local_rank: sum(_size(path) for path in paths) for local_rank, paths in files.items()}
 
         return look
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 
 from ftslurm.agent.kernel import descendants
@@ -28,12 +27,10 @@ class Showing:
         self.why = dict(why)
         self.done = False
         self._monotonic = monotonic
-        # Its own descriptors: the loop closes a worker's when that one ends.
-        self._pidfds = [os.dup(worker.pidfd) for worker in self.workers]
         self._collector = Collector(
             [
-                Target(worker.local_rank, worker.pid, pidfd, worker.record_dir, native=worker.local_rank in self.why)
-                for worker, pidfd in zip(self.workers, self._pidfds, strict=True)
+                Target(one.local_rank, one.pid, one.pidfd, one.record_dir, native=one.local_rank in self.why)
+                for one in self.workers
             ],
             descendants,
         )
@@ -53,12 +50,8 @@ class Showing:
 
     def close(self) -> None:
         """Collect no more."""
-        if self.done:
-            return
         self.done = True
         self._collector.close()
-        for pidfd in self._pidfds:
-            os.close(pidfd)
 
     def files(self, node: str, now_ns: int) -> dict[int, tuple[Worker, bytes]]:
         """Return each worker's `stacks.txt` so far, by local rank."""

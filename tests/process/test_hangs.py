@@ -579,3 +579,18 @@ def test_an_agent_that_is_killed_while_stacks_are_collected_does_not_keep_the_ot
     assert last["outcome"] == "succeeded" and len(last["nodes"]) == 1
     other = range(2, 4) if node == "local0" else range(2)
     assert set(other) <= set(stacks(run))
+
+
+def test_what_is_no_message_is_survived_and_counted_in_the_rounds_node_file(start: Start) -> None:
+    script = """
+if round_ == 1:
+    fd = os.open(os.environ["FTSLURM_PIPE"], os.O_WRONLY)
+    os.write(fd, b"no message\\n")
+train()
+"""
+    run = start(RANK + script, "--nproc-per-node", "2", *QUICK)
+    run.until(lambda: (run.directory / "up1.1").exists(), 60)
+    (run.directory / "done").touch()
+    assert run.wait() == 0, run.err
+    node = next((run.run_dir / "rounds/000001/nodes").glob("*.json"))
+    assert json.loads(node.read_text())["messages"] == {"garbage": 2}
