@@ -7,7 +7,7 @@ network, and then it says that it does not know.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ftslurm.monitor.places import MAY_WAIT, WAITS, Doing, doing, telling_thread
@@ -75,8 +75,11 @@ def triage(found: Iterable[RankStacks]) -> Triage:
     groups = _groups(everything)
     expired = tuple(each.rank for each in everything if each.why)
     verdict, suspects = _suspects(groups)
-    if verdict == ELSEWHERE and (overdue := _overdue(groups, suspects, expired)):
-        verdict, suspects = OVERDUE, overdue
+    if verdict == ELSEWHERE:
+        late = {each.rank: each.node for each in everything if each.why}
+        parted, overdue = _part_the_late(groups, [*suspects, *(g for g in groups if g.doing is None)], late)
+        if overdue:
+            verdict, groups, suspects = OVERDUE, parted, overdue
     return Triage(verdict, suspects, groups, expired, _words(verdict, suspects, groups, expired))
 
 
@@ -182,18 +185,28 @@ def _suspects(groups: Sequence[Group]) -> tuple[str, tuple[Group, ...]]:
     return (MISMATCH, ()) if len(waiting) > 1 and not (working or maybe) else (NONE, ())
 
 
-def _overdue(groups: Sequence[Group], suspects: Sequence[Group], expired: Sequence[int]) -> tuple[Group, ...] | None:
-    """Return the ranks whose own time-out expired, where their place says neither that they wait nor that most do.
+def _part_the_late(
+    groups: Sequence[Group], suspects: Sequence[Group], late: Mapping[int, str]
+) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
+    """Return all groups and, of those, the ranks whose own time-out expired and whose place does not excuse them.
 
     A rank that is where most are, or waits in a collective, is late because of another one.
+
+    Args:
+        late: the node of each rank whose time-out expired.
     """
-    most = [group for group in groups if group not in suspects and group.doing is not None]
-    found = []
-    for group in sorted(groups, key=lambda group: (len(group.ranks), group.ranks)):
-        late = tuple(rank for rank in group.ranks if rank in expired)
-        if late and group not in most and (group.doing is None or group.doing.kind != WAITS):
-            found.append(group if late == group.ranks else replace(group, ranks=late))
-    return tuple(found) or None
+    parted: list[Group] = []
+    found: list[Group] = []
+    for group in groups:
+        excused = group not in suspects or (group.doing is not None and group.doing.kind == WAITS)
+        own = () if excused else tuple(rank for rank in group.ranks if rank in late)
+        rest = tuple(rank for rank in group.ranks if rank not in own)
+        if own:
+            found.append(replace(group, ranks=own, nodes=tuple(dict.fromkeys(late[rank] for rank in own))))
+        if rest:
+            parted.append(replace(group, ranks=rest))
+    found.sort(key=lambda group: (len(group.ranks), group.ranks))
+    return tuple(sorted([*parted, *found], key=lambda group: (-len(group.ranks), group.ranks))), tuple(found)
 
 
 def _words(verdict: str, suspects: Sequence[Group], groups: Sequence[Group], expired: Sequence[int]) -> str:
@@ -201,7 +214,7 @@ def _words(verdict: str, suspects: Sequence[Group], groups: Sequence[Group], exp
         return "no stacks were collected"
     if not suspects:
         return _without_suspect(verdict, groups, expired)
-    others = [group for group in groups if group.ranks[0] not in {rank for one in suspects for rank in one.ranks}]
+    others = [group for group in groups if group not in suspects]
     named = [f"{count(group)} {describe(group)}" for group in others[:1]]
     named += [f"{who(group)} {describe(group)}" for group in suspects[:SUSPECTS_NAMED]]
     rest = len(suspects) - SUSPECTS_NAMED

@@ -16,6 +16,7 @@ _MARKED = {
     "no-answer": "cannot go on, whatever the others wait for",
     "mismatch": "in another collective than most",
     "elsewhere": "elsewhere than most",
+    "overdue": "the time-out was its own",
 }
 
 
@@ -41,7 +42,7 @@ def whereabouts(entry: Json, style: Style) -> list[str]:
     if missing is not None:
         lines.append(style.line(f"no stacks were collected of {count(missing['count'], 'rank')} ({missing['ranks']})"))
     if any(group["suspect"] for group in groups):
-        lines.append(f"  *: {_MARKED.get(where['verdict'], 'the odd one')}")
+        lines.append(f"  *: {_MARKED[where['verdict']]}")
     else:
         lines.append("  none of them is the odd one")
     return lines

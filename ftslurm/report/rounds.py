@@ -48,7 +48,7 @@ def round_report(snapshot: Snapshot, number: int, *, newest: bool) -> Dict:
         "groups": _groups(others),
         "whereabouts": where,
         "slow": _slow(files),
-        **_rest(files, entry, found, outcome),
+        **_rest(files, entry, found, first, outcome),
         "recovered": False,
         "cost": None,
     }
@@ -129,9 +129,12 @@ def _group(group: list[Suspect]) -> Dict:
     }
 
 
-def _rest(files: RoundFiles, entry: History | None, found: list[Suspect], outcome: str) -> Dict:
+def _rest(files: RoundFiles, entry: History | None, found: list[Suspect], first: Dict | None, outcome: str) -> Dict:
     """The ranks that did not fail: stopped by ftslurm, finished, and those nobody saw end."""
     failed = {s.rank for s in found}
+    if first is not None and first["hang"] is not None:
+        # It was stopped as the others were, but it is not one of the others.
+        failed.add(first["rank"])
     workers = [w for n in files.nodes for w in n.workers if w.rank not in failed]
     stopped = [w for w in workers if w.stopped_by_ftslurm]
     well = (w for w in workers if not w.stopped_by_ftslurm and not w.failed)

@@ -67,7 +67,7 @@ the end of its stderr (rounds/000001/ranks/00003/stderr.log)
   | loading shard 7
 
 the other ranks of round 1
-  ranks 0-3  stopped by ftslurm, 1 of them by SIGKILL: rank 0 on n1 hung
+  ranks 0-2  stopped by ftslurm, 1 of them by SIGKILL: rank 0 on n1 hung
 
 rounds (2026-03-01 GMT)
   round  nodes  ranks  started   took    ended

@@ -152,6 +152,14 @@ def test_a_rank_that_cannot_answer_and_whose_time_was_over_is_named_before_one_t
     assert (found.verdict, [group.ranks for group in found.suspects]) == (OVERDUE, [(1,)])
 
 
+def test_of_ranks_at_one_place_only_those_whose_time_was_over_are_named_with_their_own_nodes() -> None:
+    ranks = [rank(n, MAIN, STEP) for n in range(20)]
+    found = judged(*ranks, rank(20, *READ), rank(40, *READ, why="no heartbeat"))
+    assert (found.verdict, found.suspects[0].ranks, found.suspects[0].nodes) == (OVERDUE, (40,), ("n5",))
+    assert sorted(number for group in found.groups for number in group.ranks) == [*range(21), 40]
+    assert found.words.endswith("rank 40 (node n5) in DataLoader at data.py:40")
+
+
 def test_a_rank_whose_time_was_over_where_most_ranks_are_is_late_because_of_the_one_that_is_elsewhere() -> None:
     found = judged(*[rank(n, MAIN, STEP, why="no heartbeat") for n in range(3)], rank(3, *READ))
     assert (found.verdict, [group.ranks for group in found.suspects]) == (ELSEWHERE, [(3,)])
