@@ -255,15 +255,10 @@ def _own_word(exam: Examination) -> int:
 
 def _print(options: argparse.Namespace, stand: Stand, diagnosis: Diagnosis, took_s: float, stays: str | None) -> int:
     from ftslurm.doctor.table import render, to_json
+    from ftslurm.terminal import show
 
     text = to_json(diagnosis, took_s) if options.json else render(diagnosis, took_s)
-    encoding = sys.stdout.encoding or "ascii"
-    try:
-        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader (head, less) has enough; the interpreter must not complain about it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    show(text)
     for line in (stand.note, stays):
         if line:
             sys.stderr.write(f"ftslurm doctor: {line}\n")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftslurm.report.formats import FORMATS, format_of, rendered
 from ftslurm.slurm.workdir import workdir_of
+from ftslurm.terminal import is_terminal, show, wants_colour
 
 if TYPE_CHECKING:
     import argparse
@@ -88,10 +89,10 @@ def _follow(options: argparse.Namespace, make: Callable[[], dict[str, Any]], dir
 
     shown = 0
 
-    def show(report: dict[str, Any]) -> bool:
+    def put(report: dict[str, Any]) -> bool:
         nonlocal shown
         plain = options.output is None and _form(options) == "text"
-        if _on_terminal() and plain:
+        if is_terminal() and plain:
             # Cursor home, then clear to the end: the newest state stands alone on the screen.
             sys.stdout.write("\x1b[H\x1b[J")
         elif shown and plain:
@@ -104,7 +105,7 @@ def _follow(options: argparse.Namespace, make: Callable[[], dict[str, Any]], dir
         report = make()
         return _checked(report, options, directory) if not shown else report
 
-    return follow(look, show, sleep=time.sleep, clock=time.monotonic)
+    return follow(look, put, sleep=time.sleep, clock=time.monotonic)
 
 
 def _checked(report: dict[str, Any], options: argparse.Namespace, directory: Path) -> dict[str, Any]:
@@ -279,7 +280,7 @@ def _put(report: dict[str, Any], options: argparse.Namespace) -> bool:
     output: Path | None = options.output
     form = _form(options)
     if output is None:
-        return _print(rendered(report, form, colour=_wants_colour()))
+        return show(rendered(report, form, colour=wants_colour()))
     if form == "html":
         # The page's links lead to the files from wherever it lies.
         report = report | {"run": report["run"] | {"directory": os.path.abspath(report["run"]["directory"])}}
@@ -293,28 +294,6 @@ def _put(report: dict[str, Any], options: argparse.Namespace) -> bool:
     except OSError as error:
         raise CannotWrite(f"cannot write {output}: {error.strerror or error}") from None
     return True
-
-
-def _print(text: str) -> bool:
-    encoding = sys.stdout.encoding or "ascii"
-    try:
-        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
-        sys.stdout.flush()
-    except OSError:
-        # The reader (head, less) has enough, the terminal is gone, the disk is full: the job's exit code matters more,
-        # and the interpreter must not complain about it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return False
-    return True
-
-
-def _wants_colour() -> bool:
-    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
-    return not plain and sys.stdout.isatty()
-
-
-def _on_terminal() -> bool:
-    return os.environ.get("TERM", "dumb") != "dumb" and sys.stdout.isatty()
 
 
 def _publish(path: Path, text: str, mode: int = 0o600) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftslurm.slurm.workdir import workdir_of
+from ftslurm.terminal import is_terminal, show, wants_colour
 
 if TYPE_CHECKING:
     import argparse
@@ -47,7 +48,7 @@ def main(
     try:
         directory = _locate(options, job_workdir)
         status = make_status(directory)
-        while _write(_form(status, options)) and options.watch is not None and status["status"] != "closed":
+        while show(_form(status, options)) and options.watch is not None and status["status"] != "closed":
             sleep(options.watch)
             status = make_status(directory)
     except NotFound as error:
@@ -151,24 +152,10 @@ def _form(status: dict[str, Any], options: argparse.Namespace) -> str:
         return json.dumps(status, indent=None if options.watch is not None else 2) + "\n"
     from ftslurm.status.text import render
 
-    terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-    text = render(status, everything=options.all, colour=terminal and not os.environ.get("NO_COLOR"))
+    text = render(status, everything=options.all, colour=wants_colour())
     if options.watch is None:
         return text
-    return f"{CLEAR}{text}" if terminal else f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n{text}\n"
-
-
-def _write(text: str) -> bool:
-    """Print it; tell whether somebody still reads."""
-    encoding = sys.stdout.encoding or "ascii"
-    try:
-        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
-        sys.stdout.flush()
-    except OSError:
-        # The reader (head, less) has enough: the interpreter must not complain about it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return False
-    return True
+    return f"{CLEAR}{text}" if is_terminal() else f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n{text}\n"
 
 
 def _complain(message: str) -> int:

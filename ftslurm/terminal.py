@@ -1,0 +1,30 @@
+"""What every command does with its standard output: print whole texts to whoever still reads, in colour if wanted."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def show(text: str) -> bool:
+    """Print `text`, escaping what the output's encoding lacks; False when nobody reads any more."""
+    encoding = sys.stdout.encoding or "ascii"
+    try:
+        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        sys.stdout.flush()
+    except OSError:
+        # The reader (head, less) has enough, the terminal is gone, the disk is full: the job's exit code matters more,
+        # and the interpreter must not complain about it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
+    return True
+
+
+def is_terminal() -> bool:
+    """Tell whether the output is a terminal that understands control sequences."""
+    return os.environ.get("TERM", "dumb") != "dumb" and sys.stdout.isatty()
+
+
+def wants_colour() -> bool:
+    """Tell whether the output may be coloured (https://no-color.org)."""
+    return is_terminal() and not os.environ.get("NO_COLOR")
