@@ -1,0 +1,21 @@
+"""All checks that come with ftslurm, in the order in which people read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+
+from ftslurm.health.check import Check
+
+MODULES: tuple[str, ...] = ()
+"""Modules of `ftslurm.health.checks`; each has one check, `CHECK`."""
+
+
+def builtin() -> list[Check]:
+    """Return the checks that come with ftslurm."""
+    return [import_module(f"ftslurm.health.checks.{name}").CHECK for name in MODULES]
+
+
+def chosen(checks: Iterable[Check], set_: str, skip: Sequence[str] = ()) -> list[Check]:
+    """Return the checks of that set, but for those to be skipped."""
+    return [check for check in checks if set_ in check.sets and check.name not in skip]

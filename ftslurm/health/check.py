@@ -1,0 +1,106 @@
+"""What a check is: a name, when it is run, a fetch that touches the node, and a judge that does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ftslurm.health.verdict import FAIL, Json, Judgement
+
+QUICK, BACKGROUND, THOROUGH = "quick", "background", "thorough"
+SETS = (QUICK, BACKGROUND, THOROUGH)
+"""Before a node joins a round; from time to time while one runs; after a failure that may be the node's."""
+
+
+class Absent(Exception):
+    """What the check is about is not here, and nothing says that it should be: all is well. The text says what."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A path that the job uses: `what` it is for ("run directory", "checkpoints", "data", "/tmp")."""
+
+    path: str
+    what: str
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another node, and where it can be reached; port 0: nowhere."""
+
+    node: str
+    address: str
+    port: int = 0
+
+
+@dataclass(frozen=True)
+class Context:
+    """What checks are told of the node and the job; all of it fits into JSON.
+
+    Attributes:
+        node: this node's name.
+        environ: the job's environment: what Slurm gave, which devices are visible.
+        root: put before /proc, /sys and /dev in tests; empty on a real node.
+        paths: that the job uses.
+        commands: checks of the user's own.
+        skip: names of checks that are not to be run.
+        busy: ranks are running: what they hold is no leftover, and nothing may get in their way.
+        own_pid: processes below this one are the job's own; None: nobody's are.
+        address: this node's, as others are told it; None: unknown.
+        peers: other nodes of the job.
+    """
+
+    node: str
+    environ: Mapping[str, str] = field(default_factory=dict)
+    root: str = ""
+    paths: tuple[Place, ...] = ()
+    commands: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    busy: bool = False
+    own_pid: int | None = None
+    address: str | None = None
+    peers: tuple[Peer, ...] = ()
+
+    def to_json(self) -> Json:
+        """Return it as a JSON object."""
+        return asdict(self)
+
+    @staticmethod
+    def of_json(fields: Mapping[str, Any]) -> Context:
+        """Read it back."""
+        lists = {name: tuple(fields[name]) for name in ("commands", "skip")}
+        paths = tuple(Place(**place) for place in fields["paths"])
+        peers = tuple(Peer(**peer) for peer in fields["peers"])
+        return Context(**{**fields, **lists, "paths": paths, "peers": peers})
+
+
+Fetch = Callable[[Context], Json]
+Judge = Callable[[Json, "Json | None", Context], Judgement]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check.
+
+    Attributes:
+        name: unique, with its group in front: "gpu-ecc".
+        about: what it looks at, in a few words, for the list of checks.
+        sets: in which sets it is run.
+        limit_s: how long its fetch may take, in seconds.
+        fetch: gets the facts, in a process of its own that is killed when the time is over; `Absent` when there is
+            nothing to look at. What it raises otherwise makes the verdict UNKNOWN.
+        judge: from the facts, those of the look before (None: the first look) and the context to the judgement; pure.
+        late: the status when the fetch does not come back in time.
+        late_text, late_advice: what that means: "the driver hangs".
+    """
+
+    name: str
+    about: str
+    sets: frozenset[str]
+    limit_s: float
+    fetch: Fetch
+    judge: Judge
+    late: str = FAIL
+    late_text: str = "no answer"
+    late_advice: str = "Look at the node's kernel log."

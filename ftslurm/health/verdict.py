@@ -1,0 +1,88 @@
+"""What checks find, in words for people and in a form that a node's word carries (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+OK, UNKNOWN, WARN, FAIL = "ok", "unknown", "warn", "fail"
+SEVERITY = (OK, UNKNOWN, WARN, FAIL)
+"""Each is worse than those before it."""
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is not as it should be.
+
+    Attributes:
+        status: UNKNOWN (it could not be found out), WARN (it works, but look at it) or FAIL (do not use the node).
+        subject: what is meant: "GPU 3", "mlx5_0 port 1", "/scratch"; empty: the node.
+        text: what was found and, where that says something, expected; with the figures, one line.
+        advice: what to do about it, one short sentence.
+    """
+
+    status: str
+    subject: str
+    text: str
+    advice: str
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a judge says of a check's facts.
+
+    Attributes:
+        summary: the figures in one short line, whether good or bad: "8 GPUs, no uncorrected ECC errors".
+        findings: what is wrong; empty: nothing is.
+    """
+
+    summary: str
+    findings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How one check came out.
+
+    Attributes:
+        check: its name.
+        status: the worst of its findings, OK without any.
+        took_s: seconds until its facts were there.
+        facts: what it fetched, for the next look to compare with and for comparing nodes; None: nothing.
+    """
+
+    check: str
+    status: str
+    summary: str
+    findings: tuple[Finding, ...]
+    took_s: float = 0.0
+    facts: Json | None = field(default=None, compare=False)
+
+
+def verdict(check: str, judgement: Judgement, took_s: float = 0.0, facts: Json | None = None) -> Verdict:
+    """Return the verdict of a check that was judged so."""
+    status = worst(finding.status for finding in judgement.findings)
+    return Verdict(check, status, judgement.summary, judgement.findings, took_s, facts)
+
+
+def worst(statuses: Iterable[str]) -> str:
+    """Return the worst of some statuses, OK of none."""
+    return max(statuses, key=SEVERITY.index, default=OK)
+
+
+def describe(finding: Finding) -> str:
+    """Return a finding in one line, without its advice."""
+    return f"{finding.subject}: {finding.text}" if finding.subject else finding.text
+
+
+def ordered(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Return the verdicts, worst first, else in their order."""
+    return sorted(verdicts, key=lambda one: -SEVERITY.index(one.status))
+
+
+def without_facts(verdicts: Iterable[Verdict]) -> list[Verdict]:
+    """Return them without their facts."""
+    return [replace(one, facts=None) for one in verdicts]
