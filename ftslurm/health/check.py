@@ -102,5 +102,5 @@ class Check:
     fetch: Fetch
     judge: Judge
     late: str = FAIL
-    late_text: str = "no answer"
+    late_text: str = "it hangs"
     late_advice: str = "Look at the node's kernel log."

@@ -128,7 +128,7 @@ class _Child:
         """Judge what it fetched."""
         check = self.check
         if self.late:
-            text = f"{check.late_text} within {check.limit_s:g} s"
+            text = f"{check.late_text}: no answer within {check.limit_s:g} s"
             return verdict(
                 check.name, Judgement(text, (Finding(check.late, "", text, check.late_advice),)), self.took_s
             )
