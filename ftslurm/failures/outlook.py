@@ -23,6 +23,15 @@ _SYNTAX = ("SyntaxError", "IndentationError", "TabError")
 _IMPORT = ("ImportError", "ModuleNotFoundError")
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE")
 _PARSERS = re.compile(r"/(argparse|optparse)\.py$|/(click|typer|absl)/")
+_HARDWARE = re.compile(
+    r"uncorrectable (ECC|NVLink) error|fallen off the bus|GPU is lost|GPU access blocked|hardware stack error"
+    r"|CUDA-capable devices are busy or unavailable|unspecified launch failure|[Uu]ncorrectable memory error"
+)
+_NODE_ERRNOS = re.compile(r"^\[Errno (5|28|30|107|108|112|113|116|121)\]")
+"""Such as EIO, ENOSPC, EROFS, ENOTCONN, ESTALE: what an operating system says of its devices and mounts."""
+_GPU = re.compile(r"\bCUDA\b|\bcuda(Error|\w*:)|\bCUDNN_|\bcuBLAS|CUBLAS_|\bHIP (error|runtime)")
+_OWN = re.compile(r"out of memory|device-side assert|no kernel image|invalid (configuration|argument|value)")
+_NODE_SIGNALS = ("SIGBUS", "SIGILL", "SIGSEGV", "SIGABRT", "SIGFPE", "SIGKILL")
 _PEERS = re.compile(r"/torch/distributed/|gloo[/:]|TCPStore|ProcessGroup|c10d::|\bNCCL\b")
 
 
@@ -36,7 +45,30 @@ def outlook(record: Mapping[str, Any], life_s: float) -> dict[str, Any]:
     Returns:
         "at_start": it failed as it started, by itself. "again": why it would fail again, in words, or None.
         "everywhere": it would on any node, for the script or its arguments are wrong, not what a node lacks.
+        "blame": "node": its words name the node's hardware; "perhaps": the node may be to blame; None: hardly.
     """
+    return {**_prospect(record, life_s), "blame": blame(record)}
+
+
+def blame(record: Mapping[str, Any]) -> str | None:
+    """Tell whether a failure may be its node's; what a program says of itself (a ValueError) is not.
+
+    Connections that break are a peer's doing far more often than the node's. An out-of-memory kill counts: on a node
+    that somebody else's leftovers fill it comes again.
+    """
+    ours = record["ftslurm"]
+    exception = ours.get("exception") or {}
+    text = f"{exception.get('type') or ''}: {exception.get('message') or ''} {_text(record)}"
+    if _HARDWARE.search(text):
+        return "node"
+    if exception:
+        errno = _NODE_ERRNOS.search(str(exception.get("message") or ""))
+        gpu = _GPU.search(text) and not _OWN.search(text)
+        return "perhaps" if errno or gpu else None
+    return "perhaps" if ours["kind"] in ("spawn", "hang") or ours.get("signal") in _NODE_SIGNALS else None
+
+
+def _prospect(record: Mapping[str, Any], life_s: float) -> dict[str, Any]:
     ours = record["ftslurm"]
     exception = ours.get("exception") or {}
     if exception.get("type") == "SystemExit" and exception.get("message") == DO_NOT_RESTART:

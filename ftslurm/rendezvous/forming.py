@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 
 from ftslurm.rendezvous.ending import close, count
 from ftslurm.rendezvous.running import refuse_restart
-from ftslurm.rendezvous.seen import NEVER, Seen, Timing, alive
+from ftslurm.rendezvous.seen import NEVER, Seen, Timing, alive, may_join
+from ftslurm.rendezvous.set_aside import preferred, shunned
 from ftslurm.rendezvous.state import (
     EXIT_FAILED,
     FAILED,
@@ -31,9 +32,11 @@ def fold_forming(state: State, seen: Seen, timing: Timing) -> State:
     staying = [
         word for word in alive(state, seen, timing) if word.reason is None and _may_take_part(state, word, timing)
     ]
-    ready = [word for word in staying if word.status == READY]
-    # One that leaves may still be stopping workers; what they do to a checkpoint must come before the next round.
-    busy = len([word for word in alive(state, seen, timing) if word.status not in (READY, LEFT)])
+    shunned_nodes = shunned(state, seen.words, timing.set_aside_after)
+    ready = preferred([word for word in staying if may_join(word)], shunned_nodes, state.min_nodes)
+    # One that leaves may still be stopping workers; what they do to a checkpoint must come before the next round. And
+    # one that is being looked at keeps its place.
+    busy = len([word for word in alive(state, seen, timing) if _is_busy(word, shunned_nodes)])
     heard = {word.node for word in seen.words.values() if word.attempt == state.attempt}
     unheard = [node for node in state.expected if node not in heard]
     enough = len(ready) >= state.min_nodes
@@ -48,12 +51,19 @@ def fold_forming(state: State, seen: Seen, timing: Timing) -> State:
     awaited = first and not complete and seen.forming_for_s < patience_s
     # A busy node is about to be ready, unless a worker of its cannot be killed: it is not waited for without end.
     if enough and ((not busy and not awaited) or overdue):
-        return _form(state, ready, seen)
+        return _form(state, ready, seen, staying)
     if complete and len(staying) < state.min_nodes:
         return _too_few(state, seen, len(staying), "and nothing can replace it")
     if overdue and not enough:
-        return _too_few(state, seen, len(staying), f"after waiting {seen.forming_for_s:.0f} s")
+        fit = [word for word in staying if word.unfit is None]
+        return _too_few(state, seen, len(fit), f"after waiting {seen.forming_for_s:.0f} s")
     return state
+
+
+def _is_busy(word: NodeWord, shunned_nodes: Container[str]) -> bool:
+    if word.status == READY:
+        return word.looking and word.reason is None and word.node not in shunned_nodes
+    return word.status != LEFT
 
 
 def _may_take_part(state: State, word: NodeWord, timing: Timing) -> bool:
@@ -75,18 +85,23 @@ def _too_few(state: State, seen: Seen, staying: int, why: str) -> State:
         for word in seen.words.values()
         if word.attempt == state.attempt and word.reason is not None
     ]
+    unfit = [
+        f"{word.node} is unfit: {word.unfit}"
+        for word in seen.words.values()
+        if word.attempt == state.attempt and word.reason is None and word.unfit is not None
+    ]
     last = state.past(state.round)
     # A round that lost a node has said so already, with the better words.
     told = last.reason if last and last.attempt == state.attempt and last.outcome == NODE_LOST else None
-    parts = [told] if told else left
+    parts = [*([told] if told else left), *unfit]
     if never:
         more = f" and {len(never) - 8} more" if len(never) > 8 else ""
         parts.append(f"never heard of {', '.join(never[:8])}{more}")
-    number = f"{count(staying, 'node')} left, at least {state.min_nodes} needed, {why}"
+    number = f"{count(staying, 'node')} {'fit' if unfit else 'left'}, at least {state.min_nodes} needed, {why}"
     return close(state, FAILED, "; ".join([*(p for p in parts if p), number]), EXIT_FAILED, seen.now_ns)
 
 
-def _form(state: State, ready: Sequence[NodeWord], seen: Seen) -> State:
+def _form(state: State, ready: Sequence[NodeWord], seen: Seen, staying: Sequence[NodeWord]) -> State:
     chosen = choose(ready, state.participants, state.max_nodes)
     participants: list[Participant] = []
     first_rank = 0
@@ -102,7 +117,7 @@ def _form(state: State, ready: Sequence[NodeWord], seen: Seen) -> State:
         phase=RUNNING,
         round=number,
         participants=tuple(participants),
-        admitted=state.admitted or tuple(word.node for word in ready),
+        admitted=state.admitted or tuple(word.node for word in staying),
         world_size=first_rank,
         master=Master(chosen[0].address, chosen[0].port),
     )

@@ -27,6 +27,7 @@ class Timing:
             take part, spares included.
         show_s: when a rank hangs, how long the round waits for all nodes to collect their ranks' stacks.
         agree_s: when a rank fails by what its node may lack, how long to wait whether all nodes' ranks do.
+        set_aside_after: so many first failures on a node let others be preferred to it; 0: none do.
     """
 
     node_timeout_s: float
@@ -37,6 +38,7 @@ class Timing:
     rejoin: str = NEXT_ROUND
     show_s: float = 10.0
     agree_s: float = 1.0
+    set_aside_after: int = 2
 
 
 @dataclass(frozen=True)
@@ -76,14 +78,18 @@ class Shape:
     max_restarts: int
 
 
+def may_join(word: NodeWord) -> bool:
+    """Tell whether the node could take part in a round that forms now."""
+    return word.status == READY and word.reason is None and word.unfit is None and not word.looking
+
+
 def waiting(state: State, words: Mapping[str, NodeWord]) -> list[NodeWord]:
-    """Return the words of nodes that are ready and have no part in the newest round."""
+    """Return the words of nodes that could take part and have no part in the newest round."""
     return [
         word
         for word in words.values()
         if word.attempt == state.attempt
-        and word.status == READY
-        and word.reason is None
+        and may_join(word)
         and state.participant(word.node, word.incarnation) is None
     ]
 

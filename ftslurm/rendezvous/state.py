@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ftslurm.health.word import Health, read_health
 from ftslurm.monitor.timeouts import Learned, Longest, read_learned, read_longest
 from ftslurm.rendezvous.fields import Fields
 from ftslurm.sharedfs.clock import ClockOffset
@@ -23,6 +24,7 @@ PHASES = (FORMING, RUNNING, CLOSED)
 
 NODE_LOST, STOPPED = "node-lost", "stopped"
 HANG = "hang"
+BY_NODE, PERHAPS = "node", "perhaps"
 HISTORY_KEPT = 100
 
 EXIT_SUCCESS = 0
@@ -44,6 +46,7 @@ class Failure:
         message: one line.
         step: the last step that the script reported by `ftslurm.progress`, if it did.
         at_start, again, everywhere: what a restart would bring, see `ftslurm.failures.outlook`.
+        blame: BY_NODE: its own words name the node's hardware; PERHAPS: the node may be to blame; None: hardly.
     """
 
     round: int
@@ -59,6 +62,7 @@ class Failure:
     at_start: bool = False
     again: str | None = None
     everywhere: bool = False
+    blame: str | None = None
 
     @staticmethod
     def read(fields: Fields) -> Failure:
@@ -77,6 +81,7 @@ class Failure:
             fields.flag("at_start"),
             fields.maybe_text("again"),
             fields.flag("everywhere"),
+            fields.maybe_text("blame"),
         )
 
 
@@ -113,7 +118,7 @@ class Hang:
     def failure(self) -> Failure:
         """Return what it is in the history of rounds."""
         where = (self.round, self.node, self.rank, self.local_rank, self.time_ns)
-        return Failure(*where, HANG, None, None, self.what, self.step)
+        return Failure(*where, HANG, None, None, self.what, self.step, blame=PERHAPS)
 
 
 @dataclass(frozen=True)
@@ -197,6 +202,10 @@ class NodeWord:
         shown: the newest round of which it has collected its ranks' stacks, 0 for none.
         vitals: how its ranks get on; None before they run.
         clock: its clock against the filesystem server's, None where that cannot be measured; for reports only.
+        health: what the last look at it found; None before the first.
+        unfit: why it cannot take part in a round, in words; None: it can.
+        looking: it is being looked at, and will say soon whether it can.
+        excluded: why it was set aside, by people or in an earlier run: it takes part only where others do not suffice.
     """
 
     node: str
@@ -221,6 +230,10 @@ class NodeWord:
     shown: int = 0
     vitals: Vitals | None = None
     clock: ClockOffset | None = None
+    health: Health | None = None
+    unfit: str | None = None
+    looking: bool = False
+    excluded: str | None = None
 
     def encode(self) -> bytes:
         """Return it as a file's content."""
@@ -256,6 +269,10 @@ class NodeWord:
             fields.maybe_number("shown") or 0,
             fields.maybe_object("vitals", Vitals.read),
             fields.maybe_object("clock", _read_clock),
+            fields.maybe_read("health", read_health),
+            fields.maybe_text("unfit"),
+            fields.flag("looking"),
+            fields.maybe_text("excluded"),
         )
 
 

@@ -193,7 +193,34 @@ NOT_HOPELESS = [
 
 def test_a_script_that_asked_for_no_restart_is_heard_though_it_was_stopped_on_its_way_out() -> None:
     found = record("SystemExit", "78", exit_code=None, signal="SIGTERM", kind="exit", step=9)
-    assert outlook(found, 5000.0) == {"at_start": False, "again": "it ended with code 78", "everywhere": True}
+    expected = {"at_start": False, "again": "it ended with code 78", "everywhere": True, "blame": None}
+    assert outlook(found, 5000.0) == expected
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (record("RuntimeError", "CUDA error: uncorrectable ECC error encountered"), "node"),
+        (record("AcceleratorError", "CUDA error: unspecified launch failure"), "node"),
+        (record(None, "x\nGPU 3: GPU has fallen off the bus", signal="SIGABRT", kind="signal"), "node"),
+        (record("RuntimeError", "CUDA error: an illegal memory access was encountered"), "perhaps"),
+        (record("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB"), None),
+        (record("RuntimeError", "CUDA error: device-side assert triggered"), None),
+        (record("OSError", "[Errno 5] Input/output error: '/data/x'"), "perhaps"),
+        (record("OSError", "[Errno 2] No such file or directory: '/data/x'"), None),
+        (record("ValueError", "boom"), None),
+        (record("DistBackendError", "Connection reset by peer"), None),
+        (record(None, "killed", signal="SIGSEGV", kind="signal"), "perhaps"),
+        (record(None, "stopped", signal="SIGTERM", kind="signal"), None),
+        (record(None, "cannot start x", kind="spawn"), "perhaps"),
+        (record(None, "no heartbeat", kind="hang"), "perhaps"),
+        (record("SystemExit", "1", exit_code=1, kind="exit"), None),
+    ],
+)
+def test_a_node_is_blamed_for_what_its_hardware_or_the_kernel_says_and_not_for_the_program(
+    found: dict[str, Any], expected: str | None
+) -> None:
+    assert outlook(found, 5000.0)["blame"] == expected
 
 
 def as_evidence(found: dict[str, Any]) -> Evidence:

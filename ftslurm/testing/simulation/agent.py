@@ -178,6 +178,18 @@ class VirtualAgent:
             return
         self._end(None)
 
+    def sicken(self, look_s: float, seconds: float) -> None:
+        """Let its health be looked at for `look_s`, and be found unfit for `seconds` after that."""
+        self._deliver(lambda: self._judge(looking=True, unfit=None))
+        self._after(look_s, lambda: self._judge(looking=False, unfit="a check failed"))
+        self._after(look_s + seconds, lambda: self._judge(looking=False, unfit=None))
+
+    def _judge(self, looking: bool, unfit: str | None) -> None:
+        if not self._stopping:
+            self.word = replace(self.word, looking=looking, unfit=unfit)
+            self._pending = self.word
+            self._turn_at(self.host.now())
+
     def signal(self, number: int) -> None:
         """Send it a signal."""
         if self.told is None:

@@ -1,0 +1,108 @@
+"""A node's health as its word carries it: what is wrong, since when, and whether the node may take part (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ftslurm.health.verdict import FAIL, SEVERITY, WARN, Verdict, worst
+
+KEPT = 16
+"""Findings that a word carries, the worst first; `ftslurm health` on the node shows them all."""
+
+_TEXT_LIMIT = 300
+
+
+@dataclass(frozen=True)
+class HealthFinding:
+    """One finding; see `verdict.Finding`.
+
+    Attributes:
+        since_ns: when it was first seen, by that node's clock.
+    """
+
+    check: str
+    status: str
+    subject: str
+    text: str
+    advice: str
+    since_ns: int
+
+    def line(self) -> str:
+        """Return it in one line, without its advice."""
+        return f"{self.subject}: {self.text}" if self.subject else self.text
+
+
+@dataclass(frozen=True)
+class Health:
+    """What the last look at a node found.
+
+    Attributes:
+        status: the worst of the findings, OK without any.
+        looked_ns: when that was, by that node's clock.
+        set: which set of checks.
+        findings: WARN and FAIL, the worst first.
+    """
+
+    status: str
+    looked_ns: int
+    set: str
+    findings: tuple[HealthFinding, ...]
+
+
+def health_of(
+    verdicts: Iterable[Verdict], set_: str, now_ns: int, before: Health | None, more: Sequence[HealthFinding] = ()
+) -> Health:
+    """Return what a look found as the word carries it.
+
+    Args:
+        before: of the look before: what was wrong then and is now keeps its time.
+        more: findings that were not looked for but happened (an Xid event).
+    """
+    since = {(old.check, old.subject): old.since_ns for old in (before.findings if before else ())}
+    found = [
+        HealthFinding(
+            one.check,
+            finding.status,
+            finding.subject[:_TEXT_LIMIT],
+            finding.text[:_TEXT_LIMIT],
+            finding.advice[:_TEXT_LIMIT],
+            since.get((one.check, finding.subject), now_ns),
+        )
+        for one in verdicts
+        for finding in one.findings
+        if finding.status in (WARN, FAIL)
+    ]
+    kept = sorted([*more, *found], key=lambda one: -SEVERITY.index(one.status))[:KEPT]
+    return Health(worst(one.status for one in kept), now_ns, set_, tuple(kept))
+
+
+def read_health(value: Any, where: str) -> Health:
+    """Read it from JSON.
+
+    Raises:
+        ValueError: it is not that; the text names `where`.
+    """
+    try:
+        findings = tuple(_finding(one) for one in _list(value["findings"])[:KEPT])
+        return Health(_status(value["status"]), int(value["looked_ns"]), str(value["set"]), findings)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{where}: expected a node's health ({type(error).__name__}: {error})") from None
+
+
+def _finding(value: Any) -> HealthFinding:
+    subject, text, advice = (str(value[name])[:_TEXT_LIMIT] for name in ("subject", "text", "advice"))
+    return HealthFinding(str(value["check"]), _status(value["status"]), subject, text, advice, int(value["since_ns"]))
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError("findings are no list")
+    return value
+
+
+def _status(value: Any) -> str:
+    if value not in SEVERITY:
+        raise ValueError(f"unknown status {value!r:.40}")
+    return str(value)
