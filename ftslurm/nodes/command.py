@@ -1,0 +1,190 @@
+"""`ftslurm nodes list|exclude|allow`: who is set aside, by whom and why; people's side of `exclude.py`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import argparse
+
+    from ftslurm.nodes.exclude import Exclusions
+
+DONE, FAILED, USAGE = 0, 1, 2
+
+EPILOG = """\
+A node set aside is not taken into a round while there are enough others. To keep Slurm from giving it to a new job:
+  sbatch --exclude="$(ftslurm nodes list --hostlist)" job.sbatch
+which works with an empty list too. Each node's word is a file of its own, DIR/excluded/NODE.json: people may
+read, edit and remove it (rm allows the node again).
+
+Exit codes: 0 done, 1 the files cannot be read or written, 2 wrong usage.
+"""
+
+
+class UsageError(ValueError):
+    """Wrong arguments; one line."""
+
+
+def main(argv: Sequence[str], now_ns: Callable[[], int] = time.time_ns) -> int:
+    """Run it; return the exit code: 0 done, 1 the files cannot be read or written, 2 wrong usage."""
+    from ftslurm.nodes.exclude import Exclusions
+    from ftslurm.sharedfs.filesystem import PosixFileSystem
+
+    try:
+        options = _parser().parse_args(argv)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else USAGE
+    directory = directory_of(options.shared_dir, options.exclude_dir, os.environ, os.getcwd())
+    files = Exclusions(PosixFileSystem(owner=os.geteuid()), directory)
+    try:
+        if options.action == "list":
+            return _list(options, files, now_ns())
+        nodes = names(options.nodes)
+        return _exclude(options, files, nodes, now_ns()) if options.action == "exclude" else _allow(files, nodes)
+    except UsageError as error:
+        _say(str(error))
+        return USAGE
+    except OSError as error:
+        _say(f"{error.filename or directory}: {error.strerror or error}")
+        return FAILED
+
+
+def directory_of(shared_dir: str | None, exclude_dir: str | None, environ: Mapping[str, str], cwd: str) -> str:
+    """Return the directory of the files: as chosen, else `excluded` where `ftslurm run` puts its runs.
+
+    Args:
+        shared_dir, exclude_dir: what the user said, if anything; else FTSLURM_SHARED_DIR and FTSLURM_EXCLUDE_DIR count.
+        environ: the environment.
+        cwd: absolute.
+    """
+    from ftslurm.nodes.exclude import FOLDER
+
+    base = os.path.join(cwd, environ.get("SLURM_SUBMIT_DIR") or "")
+    chosen = exclude_dir or (None if shared_dir else environ.get("FTSLURM_EXCLUDE_DIR"))
+    if chosen:
+        return os.path.normpath(os.path.join(base, chosen))
+    shared = shared_dir or environ.get("FTSLURM_SHARED_DIR") or "ftslurm-runs"
+    return os.path.normpath(os.path.join(base, shared, FOLDER))
+
+
+def names(words: Iterable[str]) -> list[str]:
+    """Return the nodes that are meant: names, and Slurm's lists such as n[1-3,7], each once.
+
+    Raises:
+        UsageError: one is neither.
+    """
+    from ftslurm.sharedfs.rundir import RunDirectoryError, check_name
+    from ftslurm.slurm.nodelist import NodeListError, expand
+
+    try:
+        found = [check_name("node name", name) for word in words for name in expand(word)]
+    except (NodeListError, RunDirectoryError) as error:
+        raise UsageError(str(error)) from None
+    if not found:
+        raise UsageError("expected a node name or a list such as n[1-3], found an empty text")
+    return list(dict.fromkeys(found))
+
+
+def _list(options: argparse.Namespace, files: Exclusions, now_ns: int) -> int:
+    from ftslurm.nodes import table
+    from ftslurm.terminal import show
+
+    known = files.read()
+    for problem in files.problems:
+        _say(problem)
+    if files.unreadable is not None:
+        _say(f"cannot list {files.unreadable}")
+        return FAILED
+    if options.hostlist:
+        listed, strange = table.hostlist(known.values(), now_ns)
+        if strange:
+            _say(f"left out, for Slurm cannot read such a name: {', '.join(strange)}")
+        show(f"{listed}\n" if listed else "")
+    elif options.json:
+        show(table.to_json(known, files.directory, files.problems, now_ns))
+    else:
+        show(table.render(known, files.directory, now_ns))
+    return DONE
+
+
+def _exclude(options: argparse.Namespace, files: Exclusions, nodes: Sequence[str], now_ns: int) -> int:
+    from ftslurm.nodes import table
+    from ftslurm.terminal import show
+
+    until_ns = None if options.time is None else now_ns + options.time
+    for node in nodes:
+        files.exclude(node, options.reason or "set aside by hand", user_name(), until_ns, now_ns)
+        until = "until it is allowed again" if options.time is None else f"for {table.span(options.time)}"
+        show(f"{node}: set aside {until}\n")
+    return DONE
+
+
+def _allow(files: Exclusions, nodes: Sequence[str]) -> int:
+    from ftslurm.terminal import show
+
+    for node in nodes:
+        known = files.allow(node)
+        show(f"{node}: allowed again\n" if known else f"{node}: nothing is known against it in {files.directory}\n")
+    return DONE
+
+
+def user_name() -> str:
+    """Return the user's name, the uid where it has none (as in some containers)."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return f"uid {os.geteuid()}"
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"ftslurm nodes: {text}\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    import argparse
+
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "--shared-dir", metavar="DIR", help="where runs are (default: $FTSLURM_SHARED_DIR, ./ftslurm-runs)"
+    )
+    common.add_argument(
+        "--exclude-dir", metavar="DIR", help="where these files are (default: $FTSLURM_EXCLUDE_DIR, excluded/ there)"
+    )
+    parser = argparse.ArgumentParser(
+        prog="ftslurm nodes",
+        allow_abbrev=False,
+        description="Say which nodes are set aside, set one aside, or allow it again.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar="list|exclude|allow")
+    listing = actions.add_parser("list", parents=[common], allow_abbrev=False, help="say who is set aside, and why")
+    form = listing.add_mutually_exclusive_group()
+    form.add_argument("--hostlist", action="store_true", help="print Slurm's list of those set aside now, else nothing")
+    form.add_argument("--json", action="store_true", help="print all that is known as JSON")
+    exclude = actions.add_parser("exclude", parents=[common], allow_abbrev=False, help="set nodes aside")
+    exclude.add_argument("nodes", nargs="+", metavar="NODE", help="a name, or Slurm's list: n[1-3,7]")
+    exclude.add_argument("--reason", metavar="TEXT", help="why; one line for people")
+    exclude.add_argument(
+        "--for", dest="time", type=_duration, metavar="TIME", help="90m, 24h, 7d; default: until it is allowed again"
+    )
+    allow = actions.add_parser("allow", parents=[common], allow_abbrev=False, help="allow nodes again, forget strikes")
+    allow.add_argument("nodes", nargs="+", metavar="NODE", help="a name, or Slurm's list: n[1-3,7]")
+    return parser
+
+
+def _duration(text: str) -> int:
+    import argparse
+
+    from ftslurm.nodes.table import duration_ns
+
+    try:
+        return duration_ns(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

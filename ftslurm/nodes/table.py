@@ -1,0 +1,123 @@
+"""The nodes that are set aside as a table, as a hostlist and as JSON; and times as people write them (pure)."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+
+from ftslurm.nodes.exclude import SCHEMA, Exclusion
+from ftslurm.slurm.nodelist import NodeListError, compress
+
+LIST_SCHEMA, LIST_VERSION = f"{SCHEMA}-list", 1
+SECOND_NS = 1_000_000_000
+_UNITS = {"w": 604_800, "d": 86_400, "h": 3600, "m": 60, "s": 1}
+_DURATION = re.compile(r"(?:[0-9]{1,9}[wdhms])+")
+_LONGEST_S = 3650 * 86_400
+_HEAD = ("node", "set aside", "ends", "by", "strikes", "reason")
+
+
+def duration_ns(text: str) -> int:
+    """Read `90m`, `24h`, `1d12h`, `2w` into nanoseconds.
+
+    Raises:
+        ValueError: it is none, or not between a second and ten years.
+    """
+    parts = re.findall(r"([0-9]+)([wdhms])", text) if _DURATION.fullmatch(text) else []
+    seconds = sum(int(number) * _UNITS[unit] for number, unit in parts)
+    if not 1 <= seconds <= _LONGEST_S:
+        raise ValueError(f"expected a time such as 90m, 24h, 7d or 1d12h, up to 3650d, found {text!r}")
+    return seconds * SECOND_NS
+
+
+def span(ns: int) -> str:
+    """Say how long that is, in one unit: `45 min`, `26 h`, `12 d`."""
+    seconds = max(0, round(ns / SECOND_NS))
+    for unit_s, word in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if round(seconds / unit_s) >= 2:
+            return f"{round(seconds / unit_s)} {word}"
+    return f"{seconds} s"
+
+
+def ends(known: Exclusion, now_ns: int) -> str:
+    """Say when an exclusion ends, or ended."""
+    if known.until_ns is None:
+        return "when allowed"
+    if known.until_ns <= known.since_ns:
+        return "-"
+    return f"in {span(known.until_ns - now_ns)}" if known.holds(now_ns) else f"{span(now_ns - known.until_ns)} ago"
+
+
+def render(
+    known: Mapping[str, Exclusion],
+    directory: str,
+    now_ns: int,
+    local: Callable[[float], time.struct_time] = time.localtime,
+) -> str:
+    """Return the table: what holds first, then what has ended and nodes that have strikes alone."""
+    holding = [one for one in known.values() if one.holds(now_ns)]
+    others = [one for one in known.values() if not one.holds(now_ns)]
+    count = len(holding)
+    head = (
+        f"{'no node is' if not count else '1 node is' if count == 1 else f'{count} nodes are'} set aside in {directory}"
+    )
+    lines = [head]
+    if holding:
+        lines += _columns([_HEAD, *(_row(one, now_ns, local) for one in in_order(holding))])
+    if others:
+        lines += ["not set aside (any more), and allowed:"]
+        lines += _columns([_HEAD, *(_row(one, now_ns, local) for one in in_order(others))])
+    return "\n".join(lines) + "\n"
+
+
+def _row(known: Exclusion, now_ns: int, local: Callable[[float], time.struct_time]) -> tuple[str, ...]:
+    aside = known.until_ns is None or known.until_ns > known.since_ns
+    since = "-"
+    if aside and known.since_ns:
+        since = (
+            f"{time.strftime('%Y-%m-%d %H:%M', local(known.since_ns // SECOND_NS))} ({span(now_ns - known.since_ns)})"
+        )
+    strikes = f"{len(known.strikes)}" if known.strikes else "-"
+    last = known.strikes[-1] if known.strikes else None
+    reason = known.reason if aside else f"strike in run {last.run}: {last.reason}" if last else "-"
+    return (known.node, since, ends(known, now_ns), known.by or "-", strikes, reason)
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+
+
+def in_order(known: Iterable[Exclusion]) -> list[Exclusion]:
+    """Return them in the order in which Slurm counts: n9 before n10."""
+    return sorted(known, key=lambda one: [(part.zfill(20), part) for part in re.split(r"([0-9]+)", one.node)])
+
+
+def hostlist(known: Iterable[Exclusion], now_ns: int) -> tuple[str, list[str]]:
+    """Return the nodes that are set aside now as Slurm's list, empty for none, and those Slurm could not read."""
+    names, strange = [], []
+    for one in in_order(known):
+        if one.holds(now_ns):
+            try:
+                compress([one.node])
+                names.append(one.node)
+            except NodeListError:
+                strange.append(one.node)
+    return compress(names), strange
+
+
+def to_json(known: Mapping[str, Exclusion], directory: str, problems: Sequence[str], now_ns: int) -> str:
+    """Return all that is known as one JSON object."""
+    document = {
+        "schema": LIST_SCHEMA,
+        "version": LIST_VERSION,
+        "directory": directory,
+        "now_ns": now_ns,
+        "nodes": [{**asdict(one), "holds": one.holds(now_ns)} for one in in_order(known.values())],
+        "problems": list(problems),
+    }
+    return json.dumps(document, indent=2) + "\n"
