@@ -22,6 +22,7 @@ from ftslurm.sharedfs.publish import publish, random_nonce
 from ftslurm.sharedfs.rundir import RunDirectory
 
 CLOSE_TRIES = 20
+SIGNS_OF_LIFE = 2
 RUNG_S = 1.0
 """For so long an agent that was told of news looks for it; it may not be visible here at once."""
 
@@ -125,7 +126,7 @@ class Member:
         self._token = 0
         self._published_at = float("-inf")
         self._dirty = True
-        self._rivals: dict[str, tuple[str, int]] = {}
+        self._rivals: dict[str, tuple[tuple[str, int], int]] = {}
         self._over: Superseded | RunInUse | Refused | None = None
         self._looked_thoroughly_at = float("-inf")
         self._rung_at = float("-inf")
@@ -337,9 +338,15 @@ class Member:
         signs = {word.node: (word.incarnation, word.counter) for word in staying}
         # The state is a sign of life too, for an attempt whose agents have not said a word yet.
         signs[""] = (old.attempt, self._token)
-        if any(self._rivals.setdefault(node, sign) != sign for node, sign in signs.items()):
+        changes = 0
+        for node, sign in signs.items():
+            known, count = self._rivals.get(node, (sign, 0))
+            self._rivals[node] = (sign, count + (known != sign))
+            changes = max(changes, self._rivals[node][1])
+        # One change may be a cache that showed the dead one's last word late.
+        if changes >= SIGNS_OF_LIFE:
             raise RunInUse(f"job {old.attempt.rpartition('.')[0]} is running in {self._run.root}")
-        silent_s = self._observer.silent_s("", signs[""])
+        silent_s = min(self._observer.silent_s(node, sign) for node, sign in signs.items())
         return (bool(words) and not staying) or silent_s >= self._timing.node_timeout_s
 
     # The lease
