@@ -1,9 +1,9 @@
 """What the numbers mean that NVIDIA's driver reports errors by (Xid), and where they are in the kernel's log (pure).
 
 Source: NVIDIA's Xid catalog, https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html, and its archive for
-GPUs before Ampere. What the catalog wants done at once decides the status: reset the GPU or restart the machine is FAIL;
-restart the application is nothing that the node is to blame for; memory that was repaired, and links that corrected
-their errors, are worth a WARN.
+GPUs before Ampere. What the catalog wants done at once decides the status: to reset the GPU or restart the machine is a
+FAIL; to restart the application is nothing that the node is to blame for; memory that was repaired, and links that
+corrected their errors, are worth a WARN.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from ftslurm.health.verdict import FAIL, OK, WARN
 
 RESET = "Reset the GPU, or have the node drained."
+RESET_LATER = "Reset the GPU when convenient."
 REBOOT = "Have the node drained and power-cycled."
 REPLACE = "Have the GPU looked at: run NVIDIA's field diagnostics."
 DEBUG = "Look for the error in the program: compute-sanitizer finds out-of-range accesses."
@@ -58,9 +59,7 @@ def _table() -> dict[int, Meaning]:
         58: Meaning("unstable video memory interface", WARN, REPLACE),
         61: Meaning("internal microcontroller warning", WARN, RESET),
         62: Meaning("internal microcontroller halted", FAIL, RESET),
-        63: Meaning(
-            "a memory row or page was retired", WARN, "Reset the GPU when convenient, to bring it into effect."
-        ),
+        63: Meaning("a memory row or page was retired", WARN, RESET_LATER),
         64: Meaning("a memory row or page could not be retired", FAIL, RESET),
         66: Meaning("illegal access by the driver", OK, FOLLOW),
         67: Meaning("illegal access by the driver", OK, FOLLOW),
@@ -71,9 +70,7 @@ def _table() -> dict[int, Meaning]:
         80: Meaning("corrupted data sent to the GPU", OK, DEBUG),
         92: Meaning("high rate of single-bit ECC errors", WARN, REPLACE),
         93: Meaning("the InfoROM's wear limit is reached", OK, "Nothing is to be done now."),
-        94: Meaning(
-            "contained memory error: it hit one program, which must be started again", WARN, "Reset the GPU soon."
-        ),
+        94: Meaning("contained memory error: it hit one program, which must be started again", WARN, RESET_LATER),
         95: Meaning("uncontained memory error: other programs on the GPU may have been hit", FAIL, RESET),
         106: Meaning("a test message", OK, FOLLOW),
         107: Meaning("a test message", OK, FOLLOW),
@@ -81,7 +78,7 @@ def _table() -> dict[int, Meaning]:
         110: Meaning("security fault", FAIL, REBOOT),
         119: Meaning("the GPU's system processor (GSP) did not answer in time", FAIL, RESET),
         120: Meaning("error in the GPU's system processor (GSP)", FAIL, RESET),
-        121: Meaning("corrected errors on the link to the CPU (C2C)", WARN, "Reset the GPU when convenient."),
+        121: Meaning("corrected errors on the link to the CPU (C2C)", WARN, RESET_LATER),
         125: Meaning("InfoROM file system error", WARN, REPLACE),
         136: Meaning("NVLink could not be trained", FAIL, RESET),
         137: Meaning("illegal access over NVLink, mostly by the program", OK, DEBUG),
@@ -119,6 +116,7 @@ def _table() -> dict[int, Meaning]:
 MEANINGS = _table()
 """Of the Xids that mean anything; the others are unused."""
 
+_UNKNOWN = Meaning("unknown to this version of ftslurm", WARN, "Look it up in NVIDIA's Xid catalog.")
 _FATAL = re.compile(r"\b(non-?)?fatal\b", re.IGNORECASE)
 _ACTION = re.compile(r"recovery action changed from .*? to 0x([0-9a-f]+) \(([^)]*)\)", re.IGNORECASE)
 _ACTIONS_HARMLESS = {0: OK, 3: WARN}  # none; drain peer-to-peer
@@ -137,9 +135,8 @@ def meaning(xid: int, text: str = "") -> Meaning:
         return known if found[1] else Meaning(f"fatal {known.text}", FAIL, RESET)
     if xid == 154 and (action := _ACTION.search(text)):
         status = _ACTIONS_HARMLESS.get(int(action[1], 16), FAIL)
-        return Meaning(
-            f"the GPU's recovery action is now: {action[2].lower()}", status, RESET if status == FAIL else FOLLOW
-        )
+        text = f"the GPU's recovery action is now: {action[2].lower()}"
+        return Meaning(text, status, RESET if status == FAIL else FOLLOW)
     return known
 
 
@@ -171,22 +168,24 @@ class XidLine:
         return meaning(self.xid, self.text)
 
 
-_LINE = re.compile(
-    r"(?:^\[\s*(?P<seconds>\d+\.\d+)\]|^\d+,\d+,(?P<micros>\d+),[^;\n]*;)?[^\n]*?"
-    r"NVRM: Xid \((?:PCI:)?(?P<bus>[0-9a-fA-F:.]+)\): (?P<xid>\d+)(?:, ?(?P<text>[^\n]*))?",
-    re.MULTILINE,
-)
+_MARK = "NVRM: Xid ("
+_WHEN = re.compile(r"\[\s*(\d+\.\d+)\]")
+_KMSG = re.compile(r"\d+,\d+,(\d+),[^;]*;")
+_XID = re.compile(r"(?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)(?:, ?(.*))?")
 _PID = re.compile(r"\bpid=(\d+)")
 
 
 def xids_in(text: str) -> list[XidLine]:
     """Return the Xids in a kernel log's text, in its order: of dmesg, /dev/kmsg, journalctl -k or a syslog file."""
     found = []
-    for line in _LINE.finditer(text):
-        words = (line["text"] or "").strip()
-        micros, seconds, pid = line["micros"], line["seconds"], _PID.search(words)
-        boot_s = int(micros) / 1e6 if micros else float(seconds) if seconds else None
-        found.append(XidLine(bus_key(line["bus"]), int(line["xid"]), words, boot_s, int(pid[1]) if pid else None))
+    for line in text.splitlines():
+        before, mark, after = line.partition(_MARK)
+        if not mark or not (told := _XID.match(after)):
+            continue
+        words = (told[3] or "").strip()
+        micros, seconds, pid = _KMSG.match(before), _WHEN.search(before), _PID.search(words)
+        boot_s = int(micros[1]) / 1e6 if micros else float(seconds[1]) if seconds else None
+        found.append(XidLine(bus_key(told[1]), int(told[2]), words, boot_s, int(pid[1]) if pid else None))
     return found
 
 
