@@ -16,6 +16,11 @@ def builtin() -> list[Check]:
     return [import_module(f"ftslurm.health.checks.{name}").CHECK for name in MODULES]
 
 
+def all_checks() -> list[Check]:
+    """Return the checks that come with ftslurm and those of the site."""
+    return builtin()
+
+
 def chosen(checks: Iterable[Check], set_: str, skip: Sequence[str] = ()) -> list[Check]:
     """Return the checks of that set, but for those to be skipped."""
     return [check for check in checks if set_ in check.sets and check.name not in skip]

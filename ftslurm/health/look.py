@@ -1,0 +1,79 @@
+"""`python -m ftslurm.health.look`: one look at this node for its agent, in a process that may hang or crash alone.
+
+Standard input is the request, one JSON object: {"set", "context", "facts": a file with the facts of the look before,
+which is written anew}. Standard output is the result: {"verdicts", "stuck", "took_s"}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+
+from ftslurm.health.catalog import all_checks, chosen
+from ftslurm.health.check import SETS, Context
+from ftslurm.health.run import Looked, run
+from ftslurm.health.verdict import Finding, Json, Verdict, without_facts
+
+
+def main() -> int:
+    """Look once."""
+    request = json.load(sys.stdin)
+    context = Context.of_json(request["context"])
+    if request["set"] not in SETS:
+        raise ValueError(f"unknown set of checks {request['set']!r}")
+    before = read_facts(request["facts"])
+    looked = run(chosen(all_checks(), request["set"], context.skip), context, before)
+    write_facts(request["facts"], {**before, **{v.check: v.facts for v in looked.verdicts if v.facts is not None}})
+    sys.stdout.write(encode(looked))
+    sys.stdout.flush()
+    return 0
+
+
+def encode(looked: Looked) -> str:
+    """Return a look's result as text; without the facts, which are for the next look alone."""
+    verdicts = [asdict(one) for one in without_facts(looked.verdicts)]
+    return json.dumps({"verdicts": verdicts, "stuck": looked.stuck, "took_s": looked.took_s})
+
+
+def decode(data: bytes) -> Looked:
+    """Read it back.
+
+    Raises:
+        ValueError: that is no result; the process was killed, say.
+    """
+    try:
+        said = json.loads(data)
+        verdicts = tuple(
+            Verdict(**{**one, "findings": tuple(Finding(**finding) for finding in one["findings"])})
+            for one in said["verdicts"]
+        )
+        return Looked(verdicts, tuple(said["stuck"]), said["took_s"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"no result of a look ({type(error).__name__}: {error})") from None
+
+
+def read_facts(path: str) -> dict[str, Json]:
+    """Return the facts of the look before, by check; none where there was none."""
+    try:
+        with open(path, "rb") as file:
+            facts = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def write_facts(path: str, facts: dict[str, Json]) -> None:
+    """Keep facts for the next look; a disk that is full costs growth, no more."""
+    temporary = f"{path}.{os.getpid()}"
+    try:
+        with open(temporary, "w") as file:
+            json.dump(facts, file)
+        os.replace(temporary, path)
+    except OSError:
+        pass
+
+
+if __name__ == "__main__":
+    sys.exit(main())
