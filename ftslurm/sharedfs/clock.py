@@ -10,6 +10,8 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ftslurm.sharedfs.mounts import mount_of
+
 SAMPLES = 4
 EVERY_S = 600.0
 TICK_NS = 10_000_000
@@ -113,22 +115,5 @@ def server_clock(directory: str, monotonic: Callable[[], float]) -> ServerClock 
 
 
 def filesystem_of(mountinfo: str, path: str) -> str:
-    """Return the type of the filesystem of `path` (proc_pid_mountinfo(5)); empty if it cannot be told (pure)."""
-    best, kind = "", ""
-    for line in mountinfo.splitlines():
-        left, _, right = line.partition(" - ")
-        words, facts = left.split(" "), right.split(" ")
-        if len(words) < 5 or not facts[0]:
-            continue
-        point = _unescape(words[4])
-        inside = point in ("/", path) or path.startswith(point + "/")
-        if inside and len(point) >= len(best):
-            # Of several mounts on one point the last one is seen.
-            best, kind = point, facts[0]
-    return kind
-
-
-def _unescape(text: str) -> str:
-    for code, character in ((r"\040", " "), (r"\011", "\t"), (r"\012", "\n"), (r"\134", "\\")):
-        text = text.replace(code, character)
-    return text
+    """Return the type of the filesystem of `path` (pure)."""
+    return mount_of(mountinfo, path).fs_type

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from ftslurm.doctor.findings import NOTE, WARNING, WRONG, Finding, Json, some
 from ftslurm.doctor.watch import WatchedFileSystem
+from ftslurm.sharedfs.mounts import mount_of
 
 LITTLE_BYTES, FEW_BYTES = 16 << 20, 1 << 30
 FEW_INODES = 10_000
@@ -50,16 +51,6 @@ class Place:
     made_uid: int | None = None
     problem: str | None = None
     problem_errno: int | None = None
-
-
-@dataclass(frozen=True)
-class Mount:
-    """One line of /proc/self/mountinfo (proc_pid_mountinfo(5))."""
-
-    point: str
-    source: str
-    fs_type: str
-    options: str
 
 
 def look(fs: WatchedFileSystem, directory: str, session_root: str) -> Json:
@@ -102,28 +93,6 @@ def _machine() -> str:
             return f"{file.read().strip()} {os.readlink('/proc/self/ns/net')}"
     except OSError:
         return socket.gethostname()
-
-
-def mount_of(mountinfo: str, path: str) -> Mount:
-    """Find the mount that `path` (absolute, no symbolic links) lies on; of two at one point the later covers."""
-    best = Mount("", "", "unknown", "")
-    for line in mountinfo.splitlines():
-        left, _, right = line.partition(" - ")
-        fields, rest = left.split(" "), right.split(" ")
-        if len(fields) < 6 or len(rest) < 3:
-            continue
-        point = _unescape(fields[4])
-        inside = path == point or path.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(best.point):
-            options = dict.fromkeys((*fields[5].split(","), *rest[2].split(",")))
-            best = Mount(point, _unescape(rest[1]), rest[0], ",".join(options))
-    return best
-
-
-def _unescape(text: str) -> str:
-    for code, char in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
-        text = text.replace(code, char)
-    return text
 
 
 def judge(places: Mapping[str, Place], alone: bool) -> list[Finding]:

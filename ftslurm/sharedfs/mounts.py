@@ -1,0 +1,54 @@
+"""What a path is mounted on, by /proc/self/mountinfo, which never hangs (pure)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mount:
+    """One line of /proc/self/mountinfo (proc_pid_mountinfo(5)).
+
+    Attributes:
+        point: where it is mounted.
+        source: device, "server:/export", or what the filesystem has for one.
+        fs_type: "ext4", "nfs4", ...; "unknown" where nothing is known.
+        options: of this mount and of the whole filesystem, each once.
+        read_only: this mount is.
+        made_read_only: the filesystem is, and not this mount: so it was mounted writable, and the kernel stopped that.
+    """
+
+    point: str
+    source: str
+    fs_type: str
+    options: str
+    read_only: bool = False
+    made_read_only: bool = False
+
+
+UNKNOWN = Mount("", "", "unknown", "")
+
+
+def mount_of(mountinfo: str, path: str) -> Mount:
+    """Find the mount that `path` (absolute, no symbolic links) lies on; of two at one point the later covers."""
+    best = UNKNOWN
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        fields, rest = left.split(" "), right.split(" ")
+        if len(fields) < 6 or len(rest) < 3:
+            continue
+        point = unescape(fields[4])
+        inside = path == point or path.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best.point):
+            own, whole = fields[5].split(","), rest[2].split(",")
+            options = ",".join(dict.fromkeys((*own, *whole)))
+            read_only = "ro" in own
+            best = Mount(point, unescape(rest[1]), rest[0], options, read_only, "ro" in whole and not read_only)
+    return best
+
+
+def unescape(text: str) -> str:
+    """Return a name of mountinfo or fstab as it is."""
+    for code, char in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        text = text.replace(code, char)
+    return text
