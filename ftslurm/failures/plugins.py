@@ -10,11 +10,10 @@ They are tried before ftslurm's own rows. One that is broken is named in the rep
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from ftslurm.entry_points import find
 from ftslurm.failures.rows import CASCADE, PRIMARY, RESTARTS, ROWS, Cause
 
 if TYPE_CHECKING:
@@ -26,36 +25,10 @@ GROUP = "ftslurm.causes"
 def load() -> tuple[tuple[Cause, ...], list[tuple[str, str]]]:
     """Return all rows, added ones first, and the broken entry points, each with what is wrong with it."""
     try:
-        if not _any_added():
-            return ROWS, []
-        from importlib.metadata import entry_points
-
-        found = tuple(entry_points(group=GROUP))
+        found = find(GROUP)
     except Exception as error:
         return ROWS, [(GROUP, f"the entry points cannot be read: {_said(error)}")]
     return load_from(found)
-
-
-def _any_added() -> bool:
-    """Look for the group's name where installers put it: importing importlib.metadata costs more than all the rest."""
-    group = f"[{GROUP}]".encode()
-    for place in dict.fromkeys(sys.path):
-        try:
-            names = os.listdir(place or ".")
-        except OSError:
-            continue
-        for name in names:
-            if name.endswith((".dist-info", ".egg-info")) and _mentions(os.path.join(place, name), group):
-                return True
-    return False
-
-
-def _mentions(directory: str, group: bytes) -> bool:
-    try:
-        with open(os.path.join(directory, "entry_points.txt"), "rb") as file:
-            return group in file.read(1 << 20)
-    except OSError:
-        return False
 
 
 def load_from(found: Iterable[EntryPoint]) -> tuple[tuple[Cause, ...], list[tuple[str, str]]]:

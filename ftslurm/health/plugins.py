@@ -1,0 +1,95 @@
+"""Checks that a site or a user adds: entry points of the group ``ftslurm.health``.
+
+An entry point names a `Check`, a sequence of them, or a function without arguments that returns one of these::
+
+    [project.entry-points."ftslurm.health"]
+    licences = "our_site.health:CHECK"
+
+One that is broken becomes a check that says so: its verdict is UNKNOWN, and the others are as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from ftslurm.entry_points import find
+from ftslurm.health.check import SETS, Check, Context
+from ftslurm.health.verdict import SEVERITY, Json, Judgement
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+GROUP = "ftslurm.health"
+
+
+class Broken(Exception):
+    """An entry point that cannot be used; the text says why."""
+
+
+def load(known: Iterable[Check]) -> list[Check]:
+    """Return the added checks; imports their packages.
+
+    Args:
+        known: checks that come with ftslurm: their names are taken.
+    """
+    try:
+        found = find(GROUP)
+    except Exception as error:
+        return [_broken("plugins", f"the entry points of {GROUP} cannot be read: {_said(error)}")]
+    return load_from(found, known)
+
+
+def load_from(found: Iterable[EntryPoint], known: Iterable[Check]) -> list[Check]:
+    """Return what `load` does, for these entry points."""
+    checks: list[Check] = []
+    names = {check.name for check in known}
+    for point in found:
+        try:
+            loaded = point.load()
+            if not isinstance(loaded, (Check, list, tuple)):
+                loaded = loaded()
+            added = _sound([loaded] if isinstance(loaded, Check) else loaded, names)
+        except (Exception, SystemExit) as error:  # a module may even exit while it is imported
+            name = f"plugin-{point.name}"
+            added = [_broken(name, f"the entry point {point.name} = {point.value} is broken: {_said(error)}")]
+        names |= {check.name for check in added}
+        checks += added
+    return checks
+
+
+def _sound(added: Sequence[object], taken: Iterable[str]) -> list[Check]:
+    names = set(taken)
+    checks: list[Check] = []
+    for check in added:
+        if not isinstance(check, Check):
+            raise TypeError(f"expected ftslurm.health.check.Check, found {type(check).__name__}")
+        if not (isinstance(check.name, str) and check.name and check.name.replace("-", "").isalnum()):
+            raise ValueError(f"the name {check.name!r} is not of letters, digits and hyphens")
+        if check.name in names:
+            raise ValueError(f"a check named {check.name!r} exists already")
+        if not check.sets or not set(check.sets) <= set(SETS):
+            raise ValueError(f"{check.name}: its sets are {sorted(check.sets)}, expected of {', '.join(SETS)}")
+        if not (isinstance(check.limit_s, (int, float)) and 0 < check.limit_s <= 600):
+            raise ValueError(f"{check.name}: its limit is {check.limit_s!r}, expected more than 0 s and at most 600 s")
+        if check.late not in SEVERITY:
+            raise ValueError(f"{check.name}: late is {check.late!r}, expected one of {', '.join(SEVERITY)}")
+        if not (callable(check.fetch) and callable(check.judge)):
+            raise TypeError(f"{check.name}: fetch and judge must be functions")
+        names.add(check.name)
+        checks.append(check)
+    return checks
+
+
+def _broken(name: str, problem: str) -> Check:
+    def fetch(context: Context) -> Json:
+        raise Broken(problem)
+
+    def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
+        return Judgement(problem)
+
+    return Check(name, "an added check that is broken", frozenset(SETS), 1.0, fetch, judge)
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
