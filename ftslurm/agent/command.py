@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Sequence
 
@@ -17,6 +18,10 @@ from ftslurm.agent.placement import LOCAL_NODE, Placement
 from ftslurm.agent.preflight import check, unique_name, user_name, write_attempt
 from ftslurm.rendezvous.state import EXIT_USAGE
 from ftslurm.sharedfs.rundir import RunDirectory, RunDirectoryError, open_run
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ftslurm.agent.health_watch import HealthSettings
 
 DEFAULT_KILL_WAIT_S = 30.0
 TROUBLE_S = 60.0
@@ -73,12 +78,14 @@ def _supervise(
 ) -> int:
     from dataclasses import replace
 
+    from ftslurm.agent.aside import Aside, AsideSettings, take_part
     from ftslurm.agent.courier import Courier
     from ftslurm.agent.doorbell import Doorbell
     from ftslurm.agent.loop import AgentLoop
     from ftslurm.agent.machine import AgentMachine
     from ftslurm.agent.ports import ReservedPort, lowest_ephemeral, pick_at_random
     from ftslurm.agent.settings import AgentSettings
+    from ftslurm.nodes.exclude import Exclusions, folder
     from ftslurm.rendezvous.member import Member, Pace, first_word
     from ftslurm.rendezvous.seen import Shape, Timing
     from ftslurm.sharedfs.clock import server_clock
@@ -98,8 +105,20 @@ def _supervise(
     word = first_word(placement.node, incarnation, placement.attempt, placement.position, slots)
     word = replace(word, host=os.uname().nodename, address=placement.address)
     fs = PosixFileSystem(owner=os.geteuid())
+    exclusions = Exclusions(fs, folder(run.root, options.exclude_dir))
+    if options.set_aside:
+        excluded, problems = take_part(exclusions, placement.node, time.time_ns())
+        word = replace(word, excluded=excluded)
+        for line in (*problems, *([f"set aside before: {excluded}"] if excluded else ())):
+            complain(line)
     pace = Pace(heartbeat_s=options.heartbeat_s, follow_s=min(1.0, options.heartbeat_s))
-    timing = Timing(options.node_timeout_s, options.join_timeout_s, options.last_call_s, rejoin=options.rejoin)
+    timing = Timing(
+        options.node_timeout_s,
+        options.join_timeout_s,
+        options.last_call_s,
+        rejoin=options.rejoin,
+        set_aside_after=options.set_aside,
+    )
     bell = Doorbell(placement.address, incarnation)
     clock = server_clock(run.nodes, time.monotonic)
     member = Member(fs, run, shape, word, timing, pace, time.monotonic, time.time_ns, ring=bell.ring, clock=clock)
@@ -132,6 +151,9 @@ def _supervise(
         spare_imports,
     )
     console = Console(placement.node)
+    drain = None
+    asides = AsideSettings(options.set_aside, options.set_aside_for_s, drain)
+    aside = Aside(asides, exclusions, placement.run_id, time.time_ns, console.log)
     loop = AgentLoop(
         settings,
         machine,
@@ -142,6 +164,8 @@ def _supervise(
         run,
         lambda: ReservedPort(pick_at_random, lowest),
         bell,
+        _health(options, placement, run, logs, ward),
+        aside,
         time.monotonic,
         time.time_ns,
     )
@@ -152,6 +176,30 @@ def _supervise(
         for problem in care(placement.job, loop.state, incarnation, run.root):
             complain(problem)
     return code
+
+
+def _health(options: RunOptions, placement: Placement, run: RunDirectory, logs: str, ward: Ward) -> HealthSettings:
+    from ftslurm.agent.health_watch import HealthSettings
+    from ftslurm.health.check import Context, Place
+
+    places = [Place(run.root, "run directory")]
+    places += [Place(logs, "log directory")] if logs != run.root else []
+    places += [Place(os.path.abspath(path), "--health-paths") for path in options.health_paths]
+    context = Context(
+        placement.node,
+        dict(os.environ),
+        paths=tuple(places),
+        commands=(options.health_command,) if options.health_command else (),
+        skip=options.health_skip,
+        own_pid=os.getppid(),
+        address=placement.address,
+    )
+    # Not all nodes of a job at the same moment.
+    spread_s = options.health_every_s * (placement.position % 64) / 64
+    environment = dict(os.environ)
+    return HealthSettings(
+        options.health, options.health_every_s, sys.executable, ward.local_dir, context, environment, spread_s
+    )
 
 
 def _kill_wait_s(placement: Placement) -> float:

@@ -78,6 +78,7 @@ class Fitness:
     def on_round(self, now_s: float) -> None:
         """Ranks run here from now on."""
         self._busy = True
+        self.wanted, self.looking = None, False
         self._plan(now_s, self._spread_s)
 
     def on_swept(self, failure: Failure | None, now_s: float, now_ns: int) -> None:

@@ -18,6 +18,7 @@ from ftslurm.agent.showing import Showing
 from ftslurm.agent.surroundings import Surroundings
 from ftslurm.agent.workers import Worker
 from ftslurm.failures.record import STACKS, complete, compose, encode
+from ftslurm.failures.short import short
 from ftslurm.failures.witness import open_sections
 from ftslurm.monitor import mark
 from ftslurm.rendezvous.state import HANG, NodeWord
@@ -60,6 +61,7 @@ class Journal:
         self._now_ns = now_ns
         self._around = surroundings
         self._before: dict[str, Any] = {}
+        self._errors: dict[int, dict[str, Any]] = {}
         self._local = local
         self._clock = clock
         # By path; the loop adds, the courier removes, and each such step is atomic.
@@ -70,6 +72,7 @@ class Journal:
     def begin(self) -> None:
         """A round begins here."""
         self._before = self._around.begin()
+        self._errors.clear()
 
     def error_record(self, worker: Worker, word: NodeWord) -> dict[str, Any] | None:
         """Return what is known of how a worker failed; None when it ended well."""
@@ -104,9 +107,10 @@ class Journal:
         """
         pages = {worker.local_rank: mark.read(worker.record_dir) for worker in workers}
         who = {"node": word.node, "incarnation": word.incarnation, "host": word.host, "agent_pid": word.pid}
-        content = round_record(record, workers, pages, who, started_ns, self._now_ns())
+        content = round_record(record, workers, pages, who, started_ns, self._now_ns(), self._errors)
         content["surroundings"] = self._before
         content["messages"] = dict(survived)
+        content["health"] = None if word.health is None else asdict(word.health)
         clock = self._clock()
         content["clock"] = None if clock is None else asdict(clock)
         path = self._run.round_node_file(record.assignment.round, word.node)
@@ -144,6 +148,7 @@ class Journal:
 
     def _publish_error(self, worker: Worker, record: dict[str, Any]) -> None:
         directory = self._run.rank(record["ftslurm"]["round"], worker.rank)
+        self._errors[worker.rank] = short(record)
         self._publish(os.path.join(directory, "error.json"), encode(record), durable=True)
         if stacks := record["ftslurm"].get("stacks"):
             self._publish(os.path.join(directory, STACKS), stacks.encode("utf-8", "backslashreplace"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -69,14 +69,17 @@ def parent_of(pid: int) -> int | None:
     return int(line[line.rindex(b")") + 2 :].split(None, 2)[1])
 
 
-def kill_descendants(root: int, sig: int = signal.SIGKILL) -> int:
+def kill_descendants(root: int, sig: int = signal.SIGKILL, spared: Container[int] = ()) -> int:
     """Send `sig` to every descendant of `root`; return to how many that was possible, zombies included.
 
     Collect before: 0 means that nothing is left. Their process groups get it too: to a group the kernel sends it at one
     moment, so that a process that does nothing but fork and exit is hit, which is never found alive one by one.
     Processes of another user (sudo) cannot be killed and do not count.
+
+    Args:
+        spared: pids that are left alone.
     """
-    found = descendants(root)
+    found = [(pid, group) for pid, group in descendants(root) if pid not in spared]
     for group in {group for _, group in found} - {os.getpgrp()}:
         _send(os.killpg, group, sig)
     return sum([_send(os.kill, pid, sig) for pid, _ in found])

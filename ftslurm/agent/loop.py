@@ -32,9 +32,11 @@ from ftslurm.agent.actions import (
     WorkerEnd,
     spoken,
 )
+from ftslurm.agent.aside import Aside
 from ftslurm.agent.courier import Courier, Lost, Note, Trouble
 from ftslurm.agent.doorbell import Doorbell
 from ftslurm.agent.guardian import FORWARDED, STOPPING
+from ftslurm.agent.health_watch import HealthSettings, HealthWatch
 from ftslurm.agent.journal import Journal
 from ftslurm.agent.kernel import descendants
 from ftslurm.agent.machine import AgentMachine
@@ -79,6 +81,8 @@ class AgentLoop:
         fs, run: where errands write.
         reserve: reserves a port for the next round.
         bell: by which others say that there is news.
+        health: how to look at this node's health.
+        aside: notes nodes that fail first again and again.
         monotonic, now_ns: the clocks.
     """
 
@@ -93,6 +97,8 @@ class AgentLoop:
         run: RunDirectory,
         reserve: Callable[[], ReservedPort],
         bell: Doorbell,
+        health: HealthSettings,
+        aside: Aside,
         monotonic: Callable[[], float],
         now_ns: Callable[[], int],
     ) -> None:
@@ -106,9 +112,11 @@ class AgentLoop:
         self._reserve = reserve
         self._port = reserve()
         self._bell = bell
+        self._aside = aside
         self._monotonic = monotonic
         self._now_ns = now_ns
         self._workers = Workers(now_ns)
+        self._health = HealthWatch(health, monotonic, now_ns, self._workers.spared)
         self._monitor = RankMonitor(
             settings.timeouts, settings.local_dir, self._workers, monotonic, lambda: now_ns() / 1e9
         )
@@ -152,13 +160,16 @@ class AgentLoop:
         self._selector.register(self._monitor.pipe.fd, selectors.EVENT_READ, "pipe")
         if self._bell.port:
             self._selector.register(self._bell, selectors.EVENT_READ, "bell")
-        self._word = replace(self._word, port=self._port.number, bell=self._bell.port)
+        self._selector.register(self._health.fd, selectors.EVENT_READ, "health")
+        self._health.begin()
+        self._word = self._health.say(replace(self._word, port=self._port.number, bell=self._bell.port))
         self._courier.say(self._word)
         self._courier.start()
         self._guard.start()
         while self._exit is None:
             self._turn(wake_r)
         self._drop_standbys()
+        self._health.close()
         self._journal.again()
         finished = self._courier.finish(FINISH_S)
         while self._courier.news:
@@ -204,6 +215,7 @@ class AgentLoop:
                 self._on_news(self._courier.news.popleft())
         if "bell" in sources and self._bell.answer():
             self._courier.rung()
+        self._look_at_health("health" in sources)
         self._watch_ranks("pipe" in sources)
         if self._sweeping:
             self._sweep_on()
@@ -226,7 +238,7 @@ class AgentLoop:
     def _timeout(self) -> float | None:
         now = self._monotonic()
         showing = self._showing.deadline if self._showing is not None else None
-        moments = (self._machine.deadline, self._monitor.deadline, self._vitals_at, showing)
+        moments = (self._machine.deadline, self._monitor.deadline, self._vitals_at, showing, self._health.deadline)
         waits = [max(0.0, moment - now) for moment in moments if moment is not None]
         if self._killed_at is not None:
             waits.append(UNKILLABLE_S)
@@ -256,6 +268,17 @@ class AgentLoop:
             self._do(self._machine.on_shown(self._moment()))
         if self._vitals_at is not None and self._monotonic() >= self._vitals_at:
             self._look_at_vitals()
+
+    def _look_at_health(self, spoken_to: bool) -> None:
+        due = self._health.deadline is not None and self._health.deadline <= self._monotonic()
+        if not spoken_to and not due:
+            return
+        for line in self._health.look():
+            self._console.log(line)
+        word = self._health.say(self._word)
+        if word != self._word:
+            self._word = word
+            self._courier.say(word)
 
     def _look_at_vitals(self) -> None:
         self._vitals_at = self._monotonic() + self._vitals_s
@@ -330,6 +353,8 @@ class AgentLoop:
         """Tell the user what the coordinator has decided; only the coordinator does."""
         if isinstance(news, View) and news.state is not None:
             if news.coordinating:
+                for errand in self._aside.errands(news.state):
+                    self._courier.send(errand)
                 for line in narrate(self._told, news.state):
                     self._console.log(line)
             self._told = news.state
@@ -386,7 +411,7 @@ class AgentLoop:
             self._port.release()
             self._port = self._reserve()
         vitals = self._monitor.vitals(said.round)
-        self._word = replace(spoken(self._word, said), port=self._port.number, vitals=vitals)
+        self._word = self._health.say(replace(spoken(self._word, said), port=self._port.number, vitals=vitals))
         self._courier.say(self._word)
 
     def _signal(self, action: Signal) -> None:
@@ -407,6 +432,7 @@ class AgentLoop:
     def _spawn(self, assignment: Assignment) -> None:
         self._round_started_ns = self._now_ns()
         self._journal.begin()
+        self._health.on_round()
         self._port.release()
         for local_rank in range(assignment.slots):
             planned = plan(self._settings, assignment, local_rank, os.getpid(), self._monitor.environment())
@@ -461,6 +487,8 @@ class AgentLoop:
             self._showing.close()
             self._journal.showed(self._showing, self._word)
         self._showing = None
+        hang = self._word.hang
+        self._health.on_swept(self._word.failure or (hang.failure() if hang is not None else None))
         self._do(self._machine.on_swept(self._moment()))
         self._console.forget()
         self._workers.clear()

@@ -8,17 +8,17 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ftslurm.agent.environment import parse_streams
-from ftslurm.monitor.timeouts import Timeouts, parse_seconds, parse_section
+from ftslurm.agent import option_kinds as kinds
+from ftslurm.agent.fitness import ACT, MODES, OFF
+from ftslurm.agent.option_kinds import UsageError
+from ftslurm.monitor.timeouts import Timeouts
 from ftslurm.rendezvous.seen import NEXT_ROUND, REJOIN
+
+__all__ = ["USAGE", "RunOptions", "UsageError", "find_program", "parse_run"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-
-class UsageError(ValueError):
-    """A wrong option, argument or environment variable; one line that says what was expected and found."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,15 @@ class RunOptions:
     timeouts: Timeouts
     hang_signal: int
     spare_imports: tuple[str, ...]
+    health: str
+    health_every_s: float
+    health_skip: tuple[str, ...]
+    health_command: str | None
+    health_paths: tuple[str, ...]
+    set_aside: int
+    set_aside_for_s: float
+    exclude_dir: str | None
+    drain: bool
     module: bool
     no_python: bool
     program: str
@@ -75,198 +84,172 @@ class _Option:
         return not self.metavar
 
 
-def _text(option: str, text: str) -> str:
-    if not text:
-        raise UsageError(f"{option}: expected a value, found an empty one")
-    return text
-
-
-def _is_number(text: str) -> bool:
-    # isdigit alone is true for a superscript two, which int() refuses; int() also refuses thousands of digits.
-    return text.isascii() and text.isdigit() and len(text) <= 9
-
-
-def _nodes(option: str, text: str) -> tuple[int, int]:
-    low, colon, high = text.partition(":")
-    if not _is_number(low) or (colon and not _is_number(high)):
-        raise UsageError(f"{option} {text}: expected a number of nodes, or MIN:MAX")
-    smallest, largest = int(low), int(high if colon else low)
-    if not 1 <= smallest <= largest:
-        raise UsageError(f"{option} {text}: expected 1 <= MIN <= MAX")
-    return smallest, largest
-
-
-def _processes(option: str, text: str) -> str:
-    if text in ("gpu", "cpu", "auto"):
-        return text
-    if not _is_number(text) or int(text) < 1:
-        raise UsageError(f"{option} {text}: expected a number of workers from 1 on, or gpu, cpu, auto")
-    return text
-
-
-def _count(least: int) -> Callable[[str, str], int]:
-    def read(option: str, text: str) -> int:
-        if not _is_number(text) or int(text) < least:
-            raise UsageError(f"{option} {text}: expected a whole number from {least} on")
-        return int(text)
-
-    return read
-
-
-def _seconds(least: float) -> Callable[[str, str], float]:
-    def read(option: str, text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = -1.0
-        if not least <= value < 1e9:
-            raise UsageError(f"{option} {text}: expected seconds, at least {least:g}")
-        return value
-
-    return read
-
-
-def _switch(option: str, text: str) -> bool:
-    if text not in ("0", "1"):
-        raise UsageError(f"{option} {text}: expected 0 or 1")
-    return text == "1"
-
-
-def _rejoin(option: str, text: str) -> str:
-    if text not in REJOIN:
-        raise UsageError(f"{option} {text}: expected one of {', '.join(REJOIN)}")
-    return text
-
-
-def _streams(option: str, text: str) -> int | dict[int, int]:
-    try:
-        return parse_streams(option, text)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-
-
-def _allowed(option: str, text: str) -> float:
-    try:
-        return parse_seconds(option, text)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-
-
-def _sections(option: str, text: str) -> dict[str, float]:
-    try:
-        return dict(parse_section(option, part) for part in text.split(","))
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-
-
-def _modules(option: str, text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-    if not all(part.isidentifier() for name in names for part in name.split(".")):
-        raise UsageError(f"{option} {text}: expected names of modules, such as torch,transformers")
-    return names
-
-
-def _signal(option: str, text: str) -> int:
-    number = getattr(signal, text if text.startswith("SIG") else f"SIG{text}", None)
-    if not isinstance(number, signal.Signals):
-        raise UsageError(f"{option} {text}: expected the name of a signal, such as SIGKILL")
-    return int(number)
-
-
 DEFAULT_HEARTBEAT_S = 3.0
 
 _OPTIONS = (
-    _Option(("--nnodes",), _nodes, None, "N|MIN:MAX", "nodes in a round; default: all of the Slurm step's"),
-    _Option(("--nproc-per-node",), _processes, "1", "N|gpu|cpu|auto", "workers on each node; default 1"),
-    _Option(("--max-restarts",), _count(0), 3, "N", "restarts of the whole job, over all nodes; default 3"),
-    _Option(("--rdzv-id",), _text, None, "ID", "name of the run; the same name goes on with it; default job-<job id>"),
+    _Option(("--nnodes",), kinds.nodes, None, "N|MIN:MAX", "nodes in a round; default: all of the Slurm step's"),
+    _Option(("--nproc-per-node",), kinds.processes, "1", "N|gpu|cpu|auto", "workers on each node; default 1"),
+    _Option(("--max-restarts",), kinds.count(0), 3, "N", "restarts of the whole job, over all nodes; default 3"),
+    _Option(
+        ("--rdzv-id",),
+        kinds.text_of,
+        None,
+        "ID",
+        "name of the run; the same name goes on with it; default job-<job id>",
+    ),
     _Option(
         ("--shared-dir",),
-        _text,
+        kinds.text_of,
         None,
         "DIR",
         "shared by all nodes, holds the run directory; default ./ftslurm-runs where the job was submitted",
     ),
-    _Option(("--log-dir",), _text, None, "DIR", "put the ranks' log files here instead of into the run directory"),
+    _Option(
+        ("--log-dir",), kinds.text_of, None, "DIR", "put the ranks' log files here instead of into the run directory"
+    ),
     _Option(
         ("-r", "--redirects"),
-        _streams,
+        kinds.streams,
         3,
         "0|1|2|3|R:S,…",
         "streams that go to the rank's files: 1 stdout, 2 stderr, 3 both; default 3",
     ),
     _Option(
         ("-t", "--tee"),
-        _streams,
+        kinds.streams,
         None,
         "0|1|2|3|R:S,…",
         "which of them are shown too, with the rank; default: both of rank 0",
     ),
-    _Option(("--role",), _text, "default", "NAME", "ROLE_NAME for the workers"),
-    _Option(("--local-addr",), _text, None, "ADDRESS", "this node's MASTER_ADDR; default: Slurm's name of it"),
-    _Option(("--local-nodes",), _count(1), None, "N", "run N agents on this machine instead of one per Slurm node"),
-    _Option(("--grace",), _seconds(0), 15.0, "SECONDS", "from SIGTERM to SIGKILL when workers are stopped; default 15"),
+    _Option(("--role",), kinds.text_of, "default", "NAME", "ROLE_NAME for the workers"),
+    _Option(("--local-addr",), kinds.text_of, None, "ADDRESS", "this node's MASTER_ADDR; default: Slurm's name of it"),
     _Option(
-        ("--heartbeat",), _seconds(0.01), None, "SECONDS", "between a node's signs of life; default 3, less if needed"
+        ("--local-nodes",), kinds.count(1), None, "N", "run N agents on this machine instead of one per Slurm node"
     ),
-    _Option(("--node-timeout",), _seconds(0.1), 8.0, "SECONDS", "a node silent for so long is lost; default 8"),
-    _Option(("--join-timeout",), _seconds(0.1), 600.0, "SECONDS", "to wait for enough nodes; default 600"),
-    _Option(("--last-call",), _seconds(0), 30.0, "SECONDS", "to wait for more nodes once MIN are there; default 30"),
+    _Option(
+        ("--grace",), kinds.seconds(0), 15.0, "SECONDS", "from SIGTERM to SIGKILL when workers are stopped; default 15"
+    ),
+    _Option(
+        ("--heartbeat",),
+        kinds.seconds(0.01),
+        None,
+        "SECONDS",
+        "between a node's signs of life; default 3, less if needed",
+    ),
+    _Option(("--node-timeout",), kinds.seconds(0.1), 8.0, "SECONDS", "a node silent for so long is lost; default 8"),
+    _Option(("--join-timeout",), kinds.seconds(0.1), 600.0, "SECONDS", "to wait for enough nodes; default 600"),
+    _Option(
+        ("--last-call",), kinds.seconds(0), 30.0, "SECONDS", "to wait for more nodes once MIN are there; default 30"
+    ),
     _Option(
         ("--rejoin",),
-        _rejoin,
+        kinds.one_of(REJOIN),
         NEXT_ROUND,
         "|".join(REJOIN),
         "a node that comes late, or comes back, ends the round, waits for the next one (default) or stays out",
     ),
     _Option(
         ("--heartbeat-timeout",),
-        _allowed,
+        kinds.allowed,
         None,
         "SECONDS|off",
         "a rank that sends heartbeats hangs when none comes for so long; default: learned, else 1800",
     ),
     _Option(
         ("--initial-heartbeat-timeout",),
-        _allowed,
+        kinds.allowed,
         None,
         "SECONDS|off",
         "from a worker's start to its first heartbeat; default: learned, else off",
     ),
     _Option(
         ("--section-timeouts",),
-        _sections,
+        kinds.sections,
         {},
         "NAME=SECONDS|off,…",
         "how long sections may take; default: learned, else off",
     ),
     _Option(
         ("--out-of-section-timeout",),
-        _allowed,
+        kinds.allowed,
         None,
         "SECONDS|off",
         "how long a rank may be in none of its sections; default: learned, else off",
     ),
-    _Option(("--warmup-steps",), _count(0), 0, "N", "so many first heartbeats, and openings of each section, ..."),
-    _Option(("--warmup-timeout",), _seconds(0), 0.0, "SECONDS", "... may take at least so long"),
+    _Option(("--warmup-steps",), kinds.count(0), 0, "N", "so many first heartbeats, and openings of each section, ..."),
+    _Option(("--warmup-timeout",), kinds.seconds(0), 0.0, "SECONDS", "... may take at least so long"),
     _Option(
         ("--hang-timeout",),
-        _allowed,
+        kinds.allowed,
         None,
         "SECONDS|off",
         "any rank without any sign of life for so long hangs: heartbeat, section, step or output; default off",
     ),
-    _Option(("--hang-signal",), _signal, signal.SIGKILL, "SIGNAL", "what ends a rank that hangs; default SIGKILL"),
+    _Option(
+        ("--hang-signal",),
+        kinds.signal_number,
+        signal.SIGKILL,
+        "SIGNAL",
+        "what ends a rank that hangs; default SIGKILL",
+    ),
     _Option(
         ("--spare-imports",),
-        _modules,
+        kinds.modules,
         (),
         "MODULE,…",
         "spare nodes start their workers ahead, which import these (none that opens the GPU) and wait",
     ),
-    _Option(("-m", "--module"), _switch, False, "", "the program is a Python module, as in python -m"),
-    _Option(("--no-python",), _switch, False, "", "the program is no Python script: run it as it is"),
+    _Option(
+        ("--health",),
+        kinds.one_of(MODES),
+        None,
+        "|".join(MODES),
+        "leave nodes out whose health checks fail (default), only tell, or do not look; off with --local-nodes",
+    ),
+    _Option(
+        ("--health-every",),
+        kinds.seconds(0),
+        300.0,
+        "SECONDS",
+        "between looks at a node's health while its ranks run; default 300, 0: none",
+    ),
+    _Option(("--health-skip",), kinds.names, (), "NAME,…", "leave these checks out; see ftslurm health --list"),
+    _Option(
+        ("--health-command",),
+        kinds.text_of,
+        None,
+        "COMMAND",
+        "a check of your own: exit code 0 well, 1 warning, 2 unfit, and one line of output",
+    ),
+    _Option(
+        ("--health-paths",),
+        kinds.names,
+        (),
+        "DIR,…",
+        "checkpoint and data directories that every node must be able to use",
+    ),
+    _Option(
+        ("--set-aside",),
+        kinds.count(0),
+        2,
+        "N",
+        "others are preferred to a node that failed first in N rounds, in later jobs too; default 2, 0: never",
+    ),
+    _Option(("--set-aside-for",), kinds.seconds(0), 86_400.0, "SECONDS", "how long later jobs avoid it; default a day"),
+    _Option(
+        ("--exclude-dir",),
+        kinds.text_of,
+        None,
+        "DIR",
+        "where nodes that are set aside are noted; default: excluded/ beside the run directories",
+    ),
+    _Option(
+        ("--drain",), kinds.switch, False, "", "ask Slurm to drain a node that is set aside, or unfit by its hardware"
+    ),
+    _Option(("-m", "--module"), kinds.switch, False, "", "the program is a Python module, as in python -m"),
+    _Option(("--no-python",), kinds.switch, False, "", "the program is no Python script: run it as it is"),
 )
+_IN_SECONDS = ("grace", "heartbeat", "node_timeout", "join_timeout", "last_call", "health_every", "set_aside_for")
 _BY_FLAG = {flag: option for option in _OPTIONS for flag in option.flags}
 
 _NOT_OURS = {
@@ -314,7 +297,10 @@ def parse_run(arguments: Sequence[str], environment: Mapping[str, str]) -> RunOp
         raise UsageError(f"expected a program to run: {USAGE}")
     if values["module"] and values["no_python"]:
         raise UsageError("--module and --no-python: only one of them makes sense")
-    for name in ("grace", "heartbeat", "node_timeout", "join_timeout", "last_call"):
+    if values["health"] is None:
+        # Agents that share one machine would take each other's workers for leftovers.
+        values["health"] = OFF if values["local_nodes"] else ACT
+    for name in _IN_SECONDS:
         values[f"{name}_s"] = values.pop(name)
     if values["heartbeat_s"] is None:
         values["heartbeat_s"] = min(DEFAULT_HEARTBEAT_S, values["node_timeout_s"] / 2.5)

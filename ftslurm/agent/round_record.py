@@ -20,6 +20,7 @@ def round_record(
     who: Mapping[str, Any],
     started_ns: int,
     now_ns: int,
+    errors: Mapping[int, Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Return the round as this node saw it, as a JSON object.
 
@@ -29,6 +30,7 @@ def round_record(
         marks: each local rank's mark.
         who: "node", "incarnation", "host" and "agent_pid".
         started_ns, now_ns: nanoseconds since the epoch.
+        errors: by rank the short form (`ftslurm.failures.short`) of each error record that was published.
     """
     assignment = record.assignment
     return {
@@ -45,7 +47,11 @@ def round_record(
         "outcome": record.outcome,
         "stop_reason": record.stop_reason,
         "stop_ns": record.stop_ns,
-        "workers": [_worker(record, worker, marks.get(worker.local_rank)) for worker in workers],
+        "workers": [
+            # None says that there is no such record, where the round is over.
+            {**_worker(record, worker, marks.get(worker.local_rank)), "error": errors.get(worker.rank)}
+            for worker in workers
+        ],
     }
 
 

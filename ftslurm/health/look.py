@@ -11,6 +11,7 @@ import os
 import sys
 from dataclasses import asdict
 
+from ftslurm.agent.kernel import die_with_parent
 from ftslurm.health.catalog import all_checks, chosen
 from ftslurm.health.check import SETS, Context
 from ftslurm.health.run import Looked, run
@@ -19,6 +20,8 @@ from ftslurm.health.verdict import Finding, Json, Verdict, without_facts
 
 def main() -> int:
     """Look once."""
+    # Killed with its agent: this is no orphan that could live on.
+    die_with_parent()
     request = json.load(sys.stdin)
     context = Context.of_json(request["context"])
     if request["set"] not in SETS:

@@ -1,0 +1,100 @@
+"""Sets nodes aside for later jobs: the coordinator writes down which nodes failed first, and how often.
+
+Only files are written, which templates, requeues and people read; draining a node is opt-in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from ftslurm.nodes.exclude import Exclusions, lemon
+from ftslurm.rendezvous.set_aside import lemons
+from ftslurm.rendezvous.state import BY_NODE, Failure, State
+
+
+@dataclass(frozen=True)
+class AsideSettings:
+    """What the user asked for.
+
+    Attributes:
+        after: so many first failures set a node aside; 0: none do.
+        for_s: for how long, in seconds.
+        drain: asks Slurm to drain a node that is set aside, with a reason; returns what went wrong. None: nobody asks.
+    """
+
+    after: int
+    for_s: float
+    drain: Callable[[str, str], str | None] | None = None
+
+
+class Aside:
+    """What the coordinator of a run does about its failing nodes.
+
+    Args:
+        exclusions: where it is written down; used by errands alone, on the courier's thread.
+        run_id: of this run.
+        now_ns: wall clock, nanoseconds since the epoch.
+        tell: tells the user a line, from any thread.
+    """
+
+    def __init__(
+        self,
+        settings: AsideSettings,
+        exclusions: Exclusions,
+        run_id: str,
+        now_ns: Callable[[], int],
+        tell: Callable[[str], None],
+    ) -> None:
+        self._settings = settings
+        self._exclusions = exclusions
+        self._run_id = run_id
+        self._now_ns = now_ns
+        self._tell = tell
+        self._known: set[str] = set()
+        self._struck: set[tuple[int, str]] = set()
+
+    def errands(self, state: State) -> list[Callable[[], None]]:
+        """Return what is to be written because of the newest state, each once."""
+        if not self._settings.after:
+            return []
+        found: list[Callable[[], None]] = []
+        for past in state.history:
+            failure = past.failure
+            # Earlier attempts' coordinators have written down theirs.
+            if failure is None or past.attempt != state.attempt or failure.blame != BY_NODE:
+                continue
+            if (past.round, failure.node) not in self._struck:
+                self._struck.add((past.round, failure.node))
+                found.append(lambda failure=failure: self._strike(failure))  # type: ignore[misc]
+        for node, reason in lemons(state, self._settings.after).items():
+            if node not in self._known:
+                self._known.add(node)
+                found.append(lambda node=node, reason=reason: self._exclude(node, reason))  # type: ignore[misc]
+        return found
+
+    def _strike(self, failure: Failure) -> None:
+        known = self._exclusions.strike(failure.node, self._run_id, failure.message, failure.time_ns)
+        reason = lemon(known, self._now_ns())
+        if reason is not None and not known.holds(self._now_ns()):
+            self._exclude(failure.node, reason)
+
+    def _exclude(self, node: str, reason: str) -> None:
+        now_ns = self._now_ns()
+        until_ns = now_ns + round(self._settings.for_s * 1e9)
+        self._exclusions.exclude(node, reason, f"run {self._run_id}", until_ns, now_ns)
+        self._tell(f"{node} is set aside for {_span(self._settings.for_s)}: {reason} (`ftslurm nodes allow {node}`)")
+        if self._settings.drain is not None and (problem := self._settings.drain(node, f"ftslurm: {reason}")):
+            self._tell(f"{node} could not be drained: {problem}")
+
+
+def take_part(exclusions: Exclusions, node: str, now_ns: int) -> tuple[str | None, Iterable[str]]:
+    """Return why this node was set aside before, None if it was not, and what is wrong with the files."""
+    known = exclusions.of(node, now_ns)
+    return (known.reason or "set aside") if known is not None else None, exclusions.problems
+
+
+def _span(seconds: float) -> str:
+    if seconds >= 7200:
+        return f"{seconds / 3600:.0f} hours"
+    return f"{seconds / 60:.0f} minutes" if seconds >= 120 else f"{seconds:.0f} s"

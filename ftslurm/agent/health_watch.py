@@ -1,0 +1,287 @@
+"""Looks at this node's health while the agent works: the processes around `Fitness`, and what the node's word says.
+
+A look is a process of its own; what the GPUs' driver tells of by itself (Xid events) is heard by another one, where
+there are such GPUs. Whatever hangs in a driver hangs there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from ftslurm.agent.fitness import OFF, XID, Fitness
+from ftslurm.health.check import Context
+from ftslurm.health.look import decode
+from ftslurm.health.run import Looked
+from ftslurm.health.verdict import FAIL, SEVERITY
+from ftslurm.health.word import HealthFinding
+from ftslurm.rendezvous.state import NodeWord
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ftslurm.rendezvous.state import Failure
+
+LIMIT_S = 30.0
+"""A look as a whole, whose checks have their own limits, in seconds: longer than any of these."""
+
+_RESULT_LIMIT = 8 << 20
+_LINE_LIMIT = 4096
+_DRIVER = "/proc/driver/nvidia/version"
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_PROGRAM = "import sys; sys.path[:1] = []; sys.path.append({root!r}); from {module} import main; sys.exit(main())"
+"""Not `-m`, which would find modules in the job's directory before the standard library's."""
+
+
+@dataclass
+class HealthSettings:
+    """What the user asked for.
+
+    Attributes:
+        mode, every_s: see `Fitness`.
+        python: the interpreter.
+        local_dir: node-local directory of this agent.
+        context: of this node's checks, as while no rank runs.
+        environment: that the processes get.
+    """
+
+    mode: str
+    every_s: float
+    python: str
+    local_dir: str
+    context: Context
+    environment: Mapping[str, str]
+    spread_s: float = 0.0
+
+
+@dataclass
+class _Process:
+    pid: int
+    pidfd: int
+    fd: int
+    data: bytearray = field(default_factory=bytearray)
+
+
+class HealthWatch:
+    """This node's health, as the agent's loop uses it.
+
+    Args:
+        settings: what is asked for.
+        monotonic, now_ns: the clocks.
+        spared: gets the pids that no sweep is for: who listens to the driver, and checks that were killed but hang in
+            the kernel. Whoever collects a process takes it out.
+
+    Attributes:
+        fd: becomes readable when `look` has something to do.
+    """
+
+    def __init__(
+        self,
+        settings: HealthSettings,
+        monotonic: Callable[[], float],
+        now_ns: Callable[[], int],
+        spared: set[int],
+    ) -> None:
+        self._settings = settings
+        self._monotonic = monotonic
+        self._now_ns = now_ns
+        self._spared = spared
+        self._fitness = Fitness(settings.mode, settings.every_s, settings.spread_s)
+        self._poll = select.epoll()
+        self._look: _Process | None = None
+        self._set = ""
+        self._look_by: float | None = None
+        self._sentinel: _Process | None = None
+        self._busy = False
+        self.fd = self._poll.fileno()
+
+    @property
+    def deadline(self) -> float | None:
+        """The monotonic second at which `look` wants to be called."""
+        return min((at for at in (self._fitness.deadline, self._look_by) if at is not None), default=None)
+
+    def begin(self) -> None:
+        """Start the first look."""
+        self._fitness.begin()
+        self._start_wanted()
+
+    def say(self, word: NodeWord) -> NodeWord:
+        """Return the word with what there is to say of this node's health."""
+        fitness = self._fitness
+        return replace(word, health=fitness.health, unfit=fitness.unfit, looking=fitness.looking)
+
+    def on_round(self) -> None:
+        """Ranks run from now on."""
+        self._busy = True
+        self._fitness.on_round(self._monotonic())
+        # One that was started for a spare looks at a node without ranks.
+        self._drop_look()
+        self._watch_events()
+
+    def on_swept(self, failure: Failure | None) -> None:
+        """Nothing of the round is left, nor of what this watch had started."""
+        self._busy = False
+        self._drop_look()
+        self._fitness.on_swept(failure, self._monotonic(), self._now_ns())
+        self._start_wanted()
+
+    def look(self) -> list[str]:
+        """Take what came, start what is due; return lines for the user. `say` may say something new then."""
+        lines: list[str] = []
+        now = self._monotonic()
+        if self._look is not None and self._receive(self._look):
+            lines += self._finish(_result(self._look.data))
+        elif self._look_by is not None and now >= self._look_by:
+            lines += self._finish(None)
+        if self._sentinel is not None:
+            over = self._receive(self._sentinel)
+            lines += self._hear(self._sentinel)
+            if over:
+                self._drop(self._sentinel)
+                self._sentinel = None
+        self._fitness.on_time(now)
+        self._start_wanted()
+        return lines
+
+    def close(self) -> None:
+        """Look no more."""
+        self._drop_look()
+        if self._sentinel is not None:
+            self._drop(self._sentinel)
+            self._sentinel = None
+
+    # Looks
+
+    def _start_wanted(self) -> None:
+        if self._fitness.wanted is None or self._look is not None:
+            return
+        self._set = self._fitness.begun()
+        settings = self._settings
+        request = {
+            "set": self._set,
+            "context": replace(settings.context, busy=self._busy).to_json(),
+            "facts": os.path.join(settings.local_dir, "health-facts.json"),
+        }
+        path = os.path.join(settings.local_dir, "health-request.json")
+        try:
+            with open(path, "w") as file:
+                json.dump(request, file)
+            self._look = self._start("ftslurm.health.look", path)
+        except OSError:
+            # A full /tmp, no process left: what cannot be looked at is not found sick.
+            self._fitness.on_looked(self._set, None, self._monotonic(), self._now_ns())
+            return
+        self._look_by = self._monotonic() + LIMIT_S
+
+    def _finish(self, looked: Looked | None) -> list[str]:
+        assert self._look is not None
+        self._drop_look()
+        unfit = self._fitness.unfit
+        new = self._fitness.on_looked(self._set, looked, self._monotonic(), self._now_ns())
+        self._spared |= set(looked.stuck if looked is not None else ())
+        lines = [f"health: {one.status}: {one.line()}{_advice(one)}" for one in new]
+        if looked is None:
+            lines.append("health: this look at the node came to nothing: its process hung or was killed")
+        if self._fitness.unfit != unfit:
+            lines.append("health: this node is fit again" if unfit else "health: this node is unfit and takes no part")
+        return lines
+
+    def _drop_look(self) -> None:
+        self._look_by = None
+        if self._look is not None:
+            self._drop(self._look)
+            self._look = None
+
+    # What the driver tells
+
+    def _watch_events(self) -> None:
+        if self._sentinel is not None or self._settings.mode == OFF or XID in self._settings.context.skip:
+            return
+        if not os.path.exists(f"{self._settings.context.root}{_DRIVER}"):
+            return
+        try:
+            self._sentinel = self._start("ftslurm.health.xid", os.devnull)
+            self._spared.add(self._sentinel.pid)
+        except OSError:
+            # The kernel's log may tell of them later.
+            pass
+
+    def _hear(self, process: _Process) -> list[str]:
+        lines: list[str] = []
+        *texts, rest = bytes(process.data).split(b"\n")
+        process.data[:] = rest[-_LINE_LIMIT:]
+        for text in texts:
+            finding = _event(text)
+            if finding is not None and self._fitness.on_event(finding, self._monotonic(), self._now_ns()):
+                lines.append(f"health: {finding.status}: {finding.line()}{_advice(finding)}")
+        return lines
+
+    # Processes
+
+    def _start(self, module: str, stdin: str) -> _Process:
+        """Start a module of ours in a session of its own; from the main thread, as `Workers.start`."""
+        read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        os.set_blocking(write, True)
+        actions = [(os.POSIX_SPAWN_OPEN, 0, stdin, os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, write, 1)]
+        command = [self._settings.python, "-c", _PROGRAM.format(root=_ROOT, module=module)]
+        try:
+            pid = os.posix_spawn(
+                command[0], command, self._settings.environment, file_actions=actions, setsid=True, setsigmask=[]
+            )
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            os.close(read)
+            raise
+        finally:
+            os.close(write)
+        self._poll.register(read, select.EPOLLIN)
+        return _Process(pid, pidfd, read)
+
+    def _receive(self, process: _Process) -> bool:
+        """Take what it wrote; True when it will write no more."""
+        while True:
+            try:
+                chunk = os.read(process.fd, 1 << 16)
+            except BlockingIOError:
+                return False
+            process.data += chunk
+            if not chunk or len(process.data) > _RESULT_LIMIT:
+                return True
+
+    def _drop(self, process: _Process) -> None:
+        """Kill it, if it is there; the agent collects it."""
+        self._poll.unregister(process.fd)
+        os.close(process.fd)
+        try:
+            signal.pidfd_send_signal(process.pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        os.close(process.pidfd)
+
+
+def _advice(finding: HealthFinding) -> str:
+    return f" ({finding.advice})" if finding.advice else ""
+
+
+def _result(data: bytes | bytearray) -> Looked | None:
+    try:
+        return decode(bytes(data))
+    except ValueError:
+        return None
+
+
+def _event(line: bytes) -> HealthFinding | None:
+    try:
+        said = json.loads(line)
+        status = said["status"]
+        if status not in SEVERITY:
+            return None
+        where = f"GPU {said['gpu']}" + (f" ({said['bus_id']})" if said.get("bus_id") else "")
+        advice = "Reset the GPU or restart the node." if status == FAIL else ""
+        return HealthFinding(XID, status, where, str(said["text"])[:300], advice, int(said["time_ns"]))
+    except (ValueError, KeyError, TypeError):
+        return None
