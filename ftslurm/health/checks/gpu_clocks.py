@@ -1,0 +1,97 @@
+"""Is a GPU slowed down by its hardware: heat, the power supply's brake, a power limit below the others'.
+
+A software power cap is how a GPU at full load normally runs, and an idle one is slow by itself: neither is a finding.
+"""
+
+from __future__ import annotations
+
+from ftslurm.health import nvml
+from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Check, Context
+from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
+
+IDLE, HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, POWER_BRAKE = 0x1, 0x8, 0x20, 0x40, 0x80
+_SHUTDOWN, _SLOWDOWN = 0, 1  # NVML_TEMPERATURE_THRESHOLD_*
+_COOL = "Look at the node's cooling, and whether its neighbours are as hot."
+_POWER = "Have the node's power supply and power cables looked at."
+
+
+def fetch(context: Context) -> Json:
+    """Read why the clocks are what they are, and the temperatures."""
+    return nvml.each(_facts)
+
+
+def _facts(gpu: nvml.Gpu) -> Json:
+    return {
+        "reasons": gpu.ask("clocks", "CurrentClocksEventReasons CurrentClocksThrottleReasons"),
+        "celsius": gpu.ask("temperature", "Temperature", 0),
+        "slowdown_celsius": gpu.ask("thresholds", "TemperatureThreshold", _SLOWDOWN),
+        "shutdown_celsius": gpu.ask("thresholds", "TemperatureThreshold", _SHUTDOWN),
+        "margin_celsius": gpu.ask("margin", "MarginTemperature"),
+        "limit_mw": gpu.ask("power", "PowerManagementLimit"),
+        "default_limit_mw": gpu.ask("power", "PowerManagementDefaultLimit"),
+    }
+
+
+def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
+    """A slowdown in two looks running is no short peak any more."""
+    gpus = facts["gpus"]
+    findings = [finding for gpu in gpus for finding in _judge(gpu, nvml.earlier(gpu, before) or {})]
+    limits = sorted(gpu["limit_mw"] for gpu in gpus if gpu.get("limit_mw"))
+    usual = limits[len(limits) // 2] if limits else 0
+    for gpu in gpus:
+        if usual and 0 < (gpu.get("limit_mw") or 0) < 0.9 * usual:
+            watts = f"{gpu['limit_mw'] / 1000:.0f} W, most GPUs of this node have {usual / 1000:.0f} W"
+            text = f"power limit {watts}{nvml.where(gpu)}"
+            advice = "Set it as on the others: `nvidia-smi -pl`."
+            findings.append(Finding(WARN, nvml.subject(gpu), text, advice))
+    celsius = [gpu["celsius"] for gpu in gpus if gpu.get("celsius") is not None]
+    summary = nvml.counted(len(gpus), "GPU") + (f", at most {max(celsius)} °C" if celsius else "")
+    return Judgement(summary, (*findings, *nvml.unread(facts)))
+
+
+def slowed_by(reasons: int | None) -> str | None:
+    """Return what slows a GPU down, in words; None: nothing that matters."""
+    if not reasons or reasons & IDLE:
+        return None
+    if reasons & HW_THERMAL:
+        return "heat (hardware thermal slowdown)"
+    if reasons & POWER_BRAKE:
+        return "the power supply (hardware power brake)"
+    if reasons & HW_SLOWDOWN:
+        return "its hardware (heat or power)"
+    return "heat (software thermal slowdown)" if reasons & SW_THERMAL else None
+
+
+def _judge(gpu: Json, earlier: Json) -> list[Finding]:
+    who, at, findings = nvml.subject(gpu), nvml.where(gpu), []
+    celsius, slowdown, margin = gpu.get("celsius"), gpu.get("slowdown_celsius"), gpu.get("margin_celsius")
+    degrees = f" at {celsius} °C" if celsius is not None else ""
+    cause = slowed_by(gpu.get("reasons"))
+    if cause:
+        again = slowed_by(earlier.get("reasons")) == cause and "software" not in cause
+        text = f"slowed down by {cause}{degrees}{', as at the look before' if again else ''}{at}"
+        advice = _POWER if "power" in cause else _COOL
+        findings.append(Finding(FAIL if again else WARN, who, text, advice))
+    if celsius is None:
+        return findings
+    if (shutdown := gpu.get("shutdown_celsius")) and celsius >= shutdown:
+        text = f"{celsius} °C: it switches itself off at {shutdown} °C{at}"
+        findings.append(Finding(FAIL, who, text, _COOL))
+    elif slowdown and celsius >= slowdown and margin is None:
+        findings.append(Finding(WARN, who, f"{celsius} °C: it slows down from {slowdown} °C{at}", _COOL))
+    elif margin is not None and margin <= 0:
+        findings.append(Finding(WARN, who, f"{celsius} °C: it slows down from {celsius + margin} °C{at}", _COOL))
+    return findings
+
+
+CHECK = Check(
+    "gpu-clocks",
+    "GPUs slowed down by heat, power or their limits",
+    frozenset((QUICK, BACKGROUND, THOROUGH)),
+    nvml.LIMIT_S,
+    fetch,
+    judge,
+    late=WARN,
+    late_text=nvml.LATE_TEXT,
+    late_advice=nvml.LATE_ADVICE,
+)

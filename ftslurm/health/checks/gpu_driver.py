@@ -1,0 +1,89 @@
+"""Does NVIDIA's driver work: is it loaded, does its library fit, does it answer."""
+
+from __future__ import annotations
+
+import os
+
+from ftslurm.health import nvml
+from ftslurm.health.check import QUICK, THOROUGH, Absent, Check, Context
+from ftslurm.health.verdict import FAIL, UNKNOWN, WARN, Finding, Json, Judgement
+
+_ADVICE = {
+    "LIB_RM_VERSION_MISMATCH": "The driver was updated: reload its kernel modules or restart the node.",
+    "DRIVER_NOT_LOADED": "Look why the kernel module nvidia is not loaded: `dmesg`, `modprobe nvidia`.",
+    "NO_PERMISSION": "Look at the rights of /dev/nvidiactl.",
+}
+
+
+def fetch(context: Context) -> Json:
+    """Start NVML; where that does not work, look for what it should have found."""
+    root = context.root
+    here = {
+        "pci": [bus for bus, driver in nvml.pci_gpus(root).items() if driver in ("", "nvidia")],
+        "device": os.path.exists(f"{root}/dev/nvidiactl"),
+        "module": nvml.read_text(f"{root}/sys/module/nvidia/version") or None,
+    }
+    try:
+        with nvml.started() as pynvml:
+            return {
+                **here,
+                "error": None,
+                "count": pynvml.nvmlDeviceGetCount(),
+                "driver": nvml.text(pynvml.nvmlSystemGetDriverVersion()),
+            }
+    except nvml.Problem as problem:
+        return {**here, "error": str(problem), "library": _library()}
+    except Absent:
+        # Its library is not here: a container without it, mostly. Only a job that was given GPUs misses something.
+        if here["device"] and here["pci"] and nvml.given(context.environ):
+            return {**here, "error": "LIBRARY_NOT_FOUND"}
+        raise
+
+
+def _library() -> str | None:
+    """Return the version of NVML's library, from the name of the file that was loaded."""
+    for line in nvml.read_text("/proc/self/maps").splitlines():
+        name = os.path.basename(line)
+        if name.startswith("libnvidia-ml.so.") and name.count(".") > 2:
+            return name.removeprefix("libnvidia-ml.so.")
+    return None
+
+
+def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
+    """Is it to be expected that NVML works here, and does it?"""
+    error = facts["error"]
+    if error is None:
+        return Judgement(f"driver {facts['driver']}, {nvml.counted(facts['count'], 'GPU')}")
+    given, pci = nvml.given(context.environ), facts["pci"]
+    if error == "DRIVER_NOT_LOADED" and not given and not facts["device"]:
+        # A node without working GPUs is none of a CPU job's business.
+        return Judgement("no NVIDIA driver is loaded, and this job was given no GPU")
+    if error in ("LIBRARY_NOT_FOUND", "NO_PERMISSION"):
+        text = (
+            "there are NVIDIA GPUs, but not NVML's library (libnvidia-ml.so.1)"
+            if error == "LIBRARY_NOT_FOUND"
+            else "no permission to talk to the NVIDIA driver"
+        )
+        advice = _ADVICE.get(error, "In a container, let it have the driver's libraries.")
+        return Judgement(text, (Finding(UNKNOWN, "", text, advice),))
+    text = f"NVML does not start: {nvml.WORDS.get(error, error.lower().replace('_', ' '))}"
+    if error == "LIB_RM_VERSION_MISMATCH":
+        versions = (f"kernel module {facts['module']}", f"library {facts.get('library')}")
+        text += f" ({', '.join(version for version in versions if not version.endswith('None'))})"
+    elif pci:
+        text += f"; {nvml.counted(len(pci), 'NVIDIA GPU')} on the PCI bus ({pci[0]}{', …' if len(pci) > 1 else ''})"
+    advice = _ADVICE.get(error, nvml.LATE_ADVICE)
+    status = FAIL if given else WARN
+    return Judgement(text.replace(" ()", ""), (Finding(status, "", text.replace(" ()", ""), advice),))
+
+
+CHECK = Check(
+    "gpu-driver",
+    "NVIDIA's driver is loaded, fits its library, and answers",
+    frozenset((QUICK, THOROUGH)),
+    nvml.LIMIT_S,
+    fetch,
+    judge,
+    late_text=nvml.LATE_TEXT,
+    late_advice=nvml.LATE_ADVICE,
+)

@@ -1,0 +1,119 @@
+"""Who else is on this job's GPUs: leftovers of an earlier job, somebody else's program.
+
+NVML tells processes by their number outside of any container. From within one they cannot be told apart, and then only
+memory in use is judged, before a round. With MIG, and where GPUs are shared on purpose, others are expected.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ftslurm.health import nvml, procfs
+from ftslurm.health.check import QUICK, THOROUGH, Check, Context
+from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
+
+MUCH = 0.1
+"""The part of a GPU's memory that a job would miss."""
+LITTLE_BYTES = 1 << 30
+"""Less in use than this, without a process, is the driver's own or just being given back."""
+_INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel's proc_ns.h
+_TOLERATED = ("nvidia-cuda-mps", "nv-hostengine", "dcgm")
+_END = "End it, or ask its owner; `nvidia-smi` shows it."
+
+
+def fetch(context: Context) -> Json:
+    """List the programs on each GPU, with those that are this job's marked."""
+    facts = nvml.each(lambda gpu: _facts(gpu, context))
+    try:
+        facts["visible"] = os.readlink("/proc/self/ns/pid") == _INITIAL_PID_NAMESPACE
+    except OSError:
+        facts["visible"] = False
+    return facts
+
+
+def _facts(gpu: nvml.Gpu, context: Context) -> Json:
+    mig = gpu.ask("mig", "MigMode")
+    memory = gpu.ask("memory", "MemoryInfo", getattr(gpu.pynvml, "nvmlMemory_v2", None)) or gpu.ask(
+        "memory", "MemoryInfo"
+    )
+    processes = gpu.ask("processes", "ComputeRunningProcesses ComputeRunningProcesses_v2") or []
+    return {
+        "uuid": nvml.text(gpu.ask("uuid", "UUID")),
+        "mig": bool(mig and mig[0]),
+        "total": memory.total if memory else None,
+        "used": memory.used if memory else None,
+        "processes": [
+            {"pid": int(one.pid), "bytes": one.usedGpuMemory, **_who(context, int(one.pid))} for one in processes
+        ],
+    }
+
+
+def _who(context: Context, pid: int) -> Json:
+    process = procfs.process(context.root, pid)
+    return {
+        "name": process.name if process else None,
+        "uid": process.uid if process else None,
+        "own": context.own_pid is not None and _below(context.root, process, context.own_pid),
+    }
+
+
+def _below(root: str, process: procfs.Process | None, ancestor: int) -> bool:
+    while process is not None and process.pid != ancestor:
+        process = procfs.process(root, process.parent)
+    return process is not None
+
+
+def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
+    """Before a round the job's GPUs are empty; during one only the job is on them."""
+    own = nvml.own(context.environ, facts["gpus"])
+    shared = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" in context.environ or "SLURM_SHARDS_ON_NODE" in context.environ
+    findings: list[Finding] = []
+    for gpu in facts["gpus"]:
+        if gpu.get("mig") or shared or gpu.get("processes") is None or (own is not None and gpu["gpu"] not in own):
+            continue
+        findings += _judge(gpu, facts["visible"], own is not None, context)
+    number = sum(len(gpu.get("processes") or ()) for gpu in facts["gpus"])
+    programs = nvml.counted(number, "program") if number else "no programs"
+    return Judgement(f"{nvml.counted(len(facts['gpus']), 'GPU')}, {programs}", (*findings, *nvml.unread(facts)))
+
+
+def _judge(gpu: Json, visible: bool, certain: bool, context: Context) -> list[Finding]:
+    who, at, total = nvml.subject(gpu), nvml.where(gpu), gpu["total"] or 0
+    findings = []
+    known = visible and (context.own_pid is not None or not context.busy)
+    for process in gpu["processes"] if known else ():
+        if process["own"] or (process["name"] or "").startswith(_TOLERATED):
+            continue
+        held = process["bytes"] or 0
+        text = f"pid {process['pid']} ({_name(process)}) is on it and holds {_size(held, total)}{at}"
+        much = total and held >= MUCH * total
+        status = FAIL if much and certain and not context.busy else WARN
+        findings.append(Finding(status, who, text, _END))
+    used = gpu["used"] or 0
+    if not context.busy and not gpu["processes"] and used > max(LITTLE_BYTES, MUCH * total):
+        text = f"{_size(used, total)} of memory is in use, by no process that can be seen{at}"
+        findings.append(Finding(WARN, who, text, "Look with `nvidia-smi` outside of the container, as root."))
+    return findings
+
+
+def _name(process: Json) -> str:
+    if process["name"] is None:
+        return "it has ended or is hidden"
+    return f"{process['name']}, user {process['uid']}"
+
+
+def _size(held: int, total: int) -> str:
+    return f"{held / (1 << 30):.1f} of {total / (1 << 30):.1f} GiB" if total else f"{held / (1 << 30):.1f} GiB"
+
+
+CHECK = Check(
+    "gpu-processes",
+    "programs of others, and leftovers, on this job's GPUs",
+    frozenset((QUICK, THOROUGH)),
+    nvml.LIMIT_S,
+    fetch,
+    judge,
+    late=WARN,
+    late_text=nvml.LATE_TEXT,
+    late_advice=nvml.LATE_ADVICE,
+)

@@ -1,0 +1,56 @@
+"""What the driver itself wants done with a GPU: its recovery action (driver R565 and newer).
+
+Source: NVIDIA's "GPU Memory Error Management", and nvmlDeviceGpuRecoveryAction_t.
+"""
+
+from __future__ import annotations
+
+from ftslurm.health import nvml
+from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Absent, Check, Context
+from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
+
+_FIELD = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+_RESET = "End all programs on the GPU and reset it: `nvidia-smi -r`."
+_REBOOT = "Have the node drained and restarted."
+_ACTIONS = {
+    1: (FAIL, "the driver wants the GPU reset", _RESET),
+    2: (FAIL, "the driver wants the node restarted", _REBOOT),
+    3: (WARN, "the driver wants programs that use peer-to-peer access ended", "End all programs on the GPU once."),
+    4: (WARN, "the driver wants the GPU reset when its programs have ended; it has less to offer until then", _RESET),
+    5: (WARN, "the driver wants the IMEX domain recovered", "Look at the nvidia-imex service on the domain's nodes."),
+    6: (FAIL, "the driver wants the GPU's PCIe bus reset", _REBOOT),
+    7: (FAIL, "the driver wants the system restarted", _REBOOT),
+}
+
+
+def fetch(context: Context) -> Json:
+    """Read the recovery action of each GPU."""
+    facts = nvml.each(lambda gpu: {"action": gpu.fields(_FIELD)[0]})
+    if all(gpu.get("action") is None and not gpu["errors"] for gpu in facts["gpus"]):
+        raise Absent("this driver has no recovery action")
+    return facts
+
+
+def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
+    """The driver knows best."""
+    findings = []
+    for gpu in facts["gpus"]:
+        if action := gpu.get("action"):
+            unknown = (WARN, f"the driver wants something done (recovery action {action})", "Look at `nvidia-smi -q`.")
+            status, text, advice = _ACTIONS.get(action, unknown)
+            findings.append(Finding(status, nvml.subject(gpu), text + nvml.where(gpu), advice))
+    summary = f"{nvml.counted(len(facts['gpus']), 'GPU')}, " + (findings[0].text if findings else "nothing to recover")
+    return Judgement(summary, (*findings, *nvml.unread(facts)))
+
+
+CHECK = Check(
+    "gpu-recovery",
+    "what the driver wants done with a GPU: reset, restart",
+    frozenset((QUICK, BACKGROUND, THOROUGH)),
+    nvml.LIMIT_S,
+    fetch,
+    judge,
+    late=WARN,
+    late_text=nvml.LATE_TEXT,
+    late_advice=nvml.LATE_ADVICE,
+)

@@ -1,0 +1,310 @@
+"""Asks NVIDIA's driver through NVML (nvidia-ml-py), and survives all that drivers of ten years answer.
+
+What a GPU or a driver does not have is None; what goes wrong is a word in the GPU's `errors`. NVML is loaded inside the
+check's own process only: a call may never return. The functions at the end are pure and serve the checks' judges.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from ftslurm.health import sysfs
+from ftslurm.health.check import Absent
+from ftslurm.health.verdict import UNKNOWN, Finding, Json
+from ftslurm.health.xid_words import bus_key
+
+LIMIT_S = 10.0
+"""For one check. A driver without its persistence daemon first wakes up the GPUs, one after the other."""
+LATE_TEXT = "the NVIDIA driver hangs"
+LATE_ADVICE = "Look at the kernel log; the node needs a restart where nvidia-smi hangs too."
+NVIDIA = "0x10de"
+
+_SILENT = frozenset(
+    (
+        "NOT_SUPPORTED",
+        "FUNCTION_NOT_FOUND",
+        "NO_PERMISSION",
+        "INVALID_ARGUMENT",
+        "NO_DATA",
+        "NOT_FOUND",
+        "DEPRECATED",
+        "IN_USE",
+        "ARGUMENT_VERSION_MISMATCH",
+        "VGPU_ECC_NOT_SUPPORTED",
+        "OPERATING_SYSTEM",
+        "INSUFFICIENT_SIZE",
+        "INVALID_STATE",
+        "NOT_READY",
+    )
+)
+"""What says nothing of a GPU's health: it has no such thing, the driver is too old, or we may not ask."""
+LOST = frozenset({"GPU_IS_LOST", "RESET_REQUIRED", "INSUFFICIENT_POWER", "IRQ_ISSUE", "UNKNOWN", "TIMEOUT"})
+"""Errors after which no program can use the GPU when every basic call ends with one."""
+WORDS = {
+    "GPU_IS_LOST": "it has fallen off the bus or cannot be reached",
+    "RESET_REQUIRED": "it needs a reset before it can be used again",
+    "INSUFFICIENT_POWER": "its external power cables are not connected",
+    "IRQ_ISSUE": "its interrupts do not arrive",
+    "UNKNOWN": "unknown error",
+    "TIMEOUT": "time-out",
+    "CORRUPTED_INFOROM": "its InfoROM is corrupted",
+    "LIB_RM_VERSION_MISMATCH": "driver/library version mismatch",
+    "DRIVER_NOT_LOADED": "the driver is not loaded",
+}
+
+
+class Problem(Exception):
+    """NVML itself does not start; the text is the error's name without its prefix: "DRIVER_NOT_LOADED"."""
+
+
+@dataclass
+class Gpu:
+    """One GPU as NVML has it; a MIG device is none, its parent is.
+
+    Attributes:
+        number: NVML's index, which depends on what this process may see.
+        handle: None when there is none to be had.
+        errors: what was asked -> the error's name without its prefix.
+    """
+
+    pynvml: Any
+    number: int
+    handle: Any = None
+    errors: dict[str, str] = field(default_factory=dict)
+
+    def ask(self, what: str, names: str, *arguments: Any) -> Any:
+        """Call the first function of `names` (without "nvmlDeviceGet", by spaces) that the driver has.
+
+        None: there is no such thing, or it went wrong, which `errors` tells under `what`.
+        """
+        if self.handle is None:
+            return None
+        for name in names.split():
+            call = getattr(self.pynvml, f"nvmlDeviceGet{name}", None)
+            if call is None:
+                continue
+            try:
+                return call(self.handle, *arguments)
+            except (self.pynvml.NVMLError_FunctionNotFound, mismatch(self.pynvml)):
+                continue
+            except self.pynvml.NVMLError as error:
+                self.note(what, error_name(self.pynvml, error))
+                return None
+        return None
+
+    def note(self, what: str, error: str) -> None:
+        """Keep an error, if it is one."""
+        if error not in _SILENT:
+            self.errors[what] = error
+
+    def fields(self, *wanted: int | tuple[int, int]) -> list[int | None]:
+        """Return the values of NVML's fields, each (field, scope) or a field; None where there is none."""
+        values = self.ask("fields", "FieldValues", list(wanted))
+        if values is None:
+            return [None] * len(wanted)
+        return [_field_value(self.pynvml, value) for value in values]
+
+    def facts(self, **more: Any) -> Json:
+        """Return who it is, and `more`, for a check's facts."""
+        pci = self.ask("pci", "PciInfo_v3 PciInfo")
+        return {
+            "gpu": self.number,
+            "bus": bus_key(text(pci.busId) or "") if pci is not None else None,
+            "serial": text(self.ask("serial", "Serial")),
+            **more,
+            "errors": dict(self.errors),
+        }
+
+
+@contextmanager
+def started() -> Iterator[Any]:
+    """Give pynvml, with NVML running.
+
+    Raises:
+        Absent: there is no NVML library here, or no pynvml.
+        Problem: there is, but it does not start.
+    """
+    try:
+        pynvml = importlib.import_module("pynvml")
+    except ImportError:
+        raise Absent("nvidia-ml-py is not installed: GPUs are not looked at") from None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        name = error_name(pynvml, error)
+        if name == "LIBRARY_NOT_FOUND":
+            raise Absent("no NVIDIA driver here") from None
+        raise Problem(name) from None
+    # It is not shut down: the process ends anyway, and a driver that is about to hang would do so there.
+    yield pynvml
+
+
+def gpus(pynvml: Any) -> Iterator[Gpu]:
+    """Go over all GPUs that NVML shows to this process, those without a handle too."""
+    for number in range(pynvml.nvmlDeviceGetCount()):
+        gpu = Gpu(pynvml, number)
+        try:
+            gpu.handle = pynvml.nvmlDeviceGetHandleByIndex(number)
+        except pynvml.NVMLError as error:
+            gpu.errors["handle"] = error_name(pynvml, error)
+        yield gpu
+
+
+def each(facts: Callable[[Gpu], Json | None]) -> Json:
+    """Fetch `facts` of each GPU that can be asked: {"gpus": [...]}.
+
+    Raises:
+        Absent: there is none, or NVML does not start, which "gpu-driver" judges.
+    """
+    try:
+        with started() as pynvml:
+            found = []
+            for gpu in gpus(pynvml):
+                if gpu.errors.get("handle") in ("NO_PERMISSION", "OPERATING_SYSTEM"):
+                    continue
+                if (more := facts(gpu) if gpu.handle is not None else {}) is not None:
+                    found.append(gpu.facts(**more))
+    except Problem as problem:
+        raise Absent(f"NVML does not start ({WORDS.get(str(problem), str(problem))}): see gpu-driver") from None
+    if not found:
+        raise Absent("no NVIDIA GPU for this job")
+    return {"gpus": found}
+
+
+def mismatch(pynvml: Any) -> type[Exception]:
+    """Return what pynvml raises when the driver is older than an unversioned name means."""
+    kind: type[Exception] = getattr(pynvml, "NVMLLibraryMismatchError", pynvml.NVMLError_FunctionNotFound)
+    return kind
+
+
+def error_name(pynvml: Any, error: Any) -> str:
+    """Return "GPU_IS_LOST" for that error, "999" for a number without a name."""
+    number = getattr(error, "value", None)
+    for name, value in vars(pynvml).items():
+        if name.startswith("NVML_ERROR_") and value == number:
+            return str(name).removeprefix("NVML_ERROR_")
+    return str(number)
+
+
+def text(value: Any) -> str | None:
+    """Return a string of NVML's, which older bindings give as bytes."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return None if value is None else str(value)
+
+
+def _field_value(pynvml: Any, value: Any) -> int | None:
+    if value.nvmlReturn != pynvml.NVML_SUCCESS:
+        return None
+    names = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+    kind = int(value.valueType)
+    return int(getattr(value.value, names[kind])) if kind < len(names) else None
+
+
+def pci_gpus(root: str, vendor: str = NVIDIA) -> dict[str, str]:
+    """Return the GPUs of a vendor on the PCI bus, as sysfs has them: address -> kernel driver, empty without one."""
+    directory = f"{root}/sys/bus/pci/devices"
+    found = {}
+    for bus in sysfs.names(directory):
+        device = f"{directory}/{bus}"
+        if read_text(f"{device}/vendor") == vendor and read_text(f"{device}/class")[:6] in _GPU_CLASSES:
+            try:
+                found[bus] = os.path.basename(os.readlink(f"{device}/driver"))
+            except OSError:
+                found[bus] = ""
+    return found
+
+
+_GPU_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")  # VGA, 3D, other display, processing accelerator
+
+
+def read_text(path: str) -> str:
+    """Return a small file's text without white space around it; empty when it cannot be read."""
+    return sysfs.text(path) or ""
+
+
+def given(environ: Mapping[str, str]) -> int | None:
+    """Return how many GPUs Slurm gave this job on this node; None: it does not say."""
+    count = environ.get("SLURM_GPUS_ON_NODE", "")
+    if count.isdigit():
+        return int(count)
+    for name in ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
+        if environ.get(name):
+            return len(environ[name].split(","))
+    return None
+
+
+def own(environ: Mapping[str, str], gpus: list[Json]) -> set[int] | None:
+    """Return the numbers of those GPUs that are this job's, of facts with "uuid"; None: that cannot be told.
+
+    It matters only where a site lets a job see the GPUs of others.
+    """
+    if (given_ := given(environ)) is None or given_ >= len(gpus):
+        return {gpu["gpu"] for gpu in gpus}
+    names = [name.strip() for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    found = set()
+    for name in names:
+        same = [
+            gpu["gpu"]
+            for gpu in gpus
+            if (name.isdigit() and gpu["gpu"] == int(name)) or (gpu.get("uuid") or "").startswith(name)
+        ]
+        if len(same) != 1:
+            return None
+        found.add(same[0])
+    return found or None
+
+
+def subject(gpu: Json) -> str:
+    """Return whom a finding is about: "GPU 3"."""
+    return f"GPU {gpu['gpu']}"
+
+
+def where(gpu: Json) -> str:
+    """Return where that GPU is, for a finding's text: "(0000:1b:00.0, serial 1322621018211)"."""
+    known = [gpu.get("bus") or "", f"serial {gpu['serial']}" if gpu.get("serial") else ""]
+    known = [part for part in known if part]
+    return f" ({', '.join(known)})" if known else ""
+
+
+def counted(number: int, noun: str) -> str:
+    """Return "1 GPU", "2 GPUs"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def earlier(gpu: Json, before: Json | None) -> Json | None:
+    """Return the same GPU's facts in the look before, if it was there."""
+    for other in (before or {}).get("gpus", ()):
+        same = other.get("bus") == gpu.get("bus") if gpu.get("bus") else other.get("gpu") == gpu.get("gpu")
+        if same and other.get("serial") == gpu.get("serial"):
+            return dict(other)
+    return None
+
+
+def growth(now: int | None, before: int | None) -> int:
+    """Return by how much a counter has grown; one that fell has begun anew."""
+    if now is None or before is None:
+        return 0
+    return now - before if now >= before else now
+
+
+def unread(facts: Json) -> list[Finding]:
+    """Return a finding for each GPU of which something could not be read; what is broken is "gpu-count"'s to say."""
+    return [
+        Finding(UNKNOWN, subject(gpu), f"could not be read: {error_words(gpu['errors'])}{where(gpu)}", SEE_COUNT)
+        for gpu in facts["gpus"]
+        if gpu["errors"]
+    ]
+
+
+SEE_COUNT = "See what gpu-count says of it."
+
+
+def error_words(errors: Mapping[str, str]) -> str:
+    """Return the errors in words, each once."""
+    return "; ".join(dict.fromkeys(WORDS.get(name, name.lower().replace("_", " ")) for name in errors.values()))

@@ -1,0 +1,124 @@
+"""Waits for the errors that NVIDIA's driver reports, and prints each as a line of JSON: ``python -m ftslurm.health.xid``.
+
+A program of its own: waiting is a call into the driver that need not come back, and that must cost nobody anything.
+It prints nothing and ends at once where there is nothing to wait for, and dies with its parent.
+
+A line: {"time_ns": wall clock, "gpu": number, "bus_id": address, "xid": number or null (an ECC event without one),
+"text": in words, "status": "ok" | "warn" | "fail", "advice": one sentence}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ftslurm.agent import kernel
+from ftslurm.health import nvml
+from ftslurm.health.check import Absent
+from ftslurm.health.verdict import FAIL, Json
+from ftslurm.health.xid_words import RESET, bus_key, meaning
+
+XID, DOUBLE_BIT = 0x8, 0x2  # nvmlEventTypeXidCriticalError, nvmlEventTypeDoubleBitEccError
+WAIT_MS = 3_600_000
+"""One call of waiting; the next follows at once."""
+TOO_FAST_S = 0.5
+"""After an error of the waiting itself, which would otherwise keep a core busy."""
+GIVE_UP = 20
+"""Errors of the waiting, one after the other, after which it makes no sense."""
+
+
+def line(event_type: int, data: int, gpu: int | None, bus_id: str | None, time_ns: int) -> Json:
+    """Return what is printed of one event; pure."""
+    if event_type & XID:
+        known = meaning(data)
+        xid, words, status, advice = data, known.text, known.status, known.advice
+    else:
+        xid, words, status, advice = None, "uncorrectable (double-bit) ECC error", FAIL, RESET
+    return {
+        "time_ns": time_ns,
+        "gpu": gpu,
+        "bus_id": bus_id,
+        "xid": xid,
+        "text": words,
+        "status": status,
+        "advice": advice,
+    }
+
+
+def watch(pynvml: Any, tell: Callable[[Json], None]) -> None:
+    """Wait for events of all GPUs, for ever, or until there is nothing more to wait for."""
+    events, known = pynvml.nvmlEventSetCreate(), {}
+    for gpu in nvml.gpus(pynvml):
+        if gpu.handle is None:
+            continue
+        try:
+            supported = pynvml.nvmlDeviceGetSupportedEventTypes(gpu.handle)
+            if not supported & (XID | DOUBLE_BIT):
+                continue
+            pynvml.nvmlDeviceRegisterEvents(gpu.handle, supported & (XID | DOUBLE_BIT), events)
+        except pynvml.NVMLError:
+            continue  # a GPU that cannot tell; the checks see it
+        pci = gpu.ask("pci", "PciInfo_v3 PciInfo")
+        known[_address(gpu.handle)] = (gpu.number, bus_key(nvml.text(pci.busId) or "") if pci is not None else None)
+    errors = 0
+    while known and errors < GIVE_UP:
+        try:
+            event = _wait(pynvml, events)
+        except pynvml.NVMLError_Timeout:
+            errors = 0
+            continue
+        except pynvml.NVMLError as error:
+            # A lost GPU ends every call of waiting at once, until it is taken from the set, which NVML cannot.
+            errors += 1
+            if nvml.error_name(pynvml, error) in ("UNINITIALIZED", "INVALID_ARGUMENT", "FUNCTION_NOT_FOUND"):
+                return
+            time.sleep(TOO_FAST_S)
+            continue
+        errors = 0
+        number, bus_id = known.get(_address(event.device), (None, None))
+        tell(line(int(event.eventType), int(event.eventData), number, bus_id, time.time_ns()))
+
+
+def _wait(pynvml: Any, events: Any) -> Any:
+    wait = getattr(pynvml, "nvmlEventSetWait_v2", None) or pynvml.nvmlEventSetWait
+    return wait(events, WAIT_MS)
+
+
+def _address(handle: Any) -> int | None:
+    import ctypes
+
+    return ctypes.cast(handle, ctypes.c_void_p).value
+
+
+def main() -> int:
+    """Print events until the parent is gone."""
+    parent = os.getppid()
+    kernel.die_with_parent()
+    if os.getppid() != parent:
+        return 0
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the agent, not with its terminal
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+    def tell(event: Json) -> None:
+        sys.stdout.write(json.dumps(event) + "\n")
+        sys.stdout.flush()
+
+    try:
+        with nvml.started() as pynvml:
+            watch(pynvml, tell)
+    except (Absent, nvml.Problem):
+        pass
+    except Exception as error:  # a driver that answers nonsense is nothing to show people a trace for
+        sys.stderr.write(f"ftslurm: Xid events cannot be watched: {type(error).__name__}: {error}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
