@@ -1,0 +1,119 @@
+"""The table of processes, and other things of /proc that are more than one word.
+
+What cannot be read is None, and never taken for zero. Source: proc(5).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from ftslurm.health.sysfs import names, text
+
+
+def whole(word: str | None) -> int | None:
+    """Return the whole number that a text is; None for anything else."""
+    word = (word or "").strip()
+    return int(word) if word.isascii() and word.isdigit() and len(word) < 20 else None
+
+
+def fields(path: str) -> dict[str, int]:
+    """Return the lines "name number …" or "name: number …" of a file; empty when it cannot be read."""
+    found: dict[str, int] = {}
+    for line in (text(path) or "").splitlines():
+        words = line.split()
+        if len(words) >= 2 and (value := whole(words[1])) is not None:
+            found[words[0].rstrip(":")] = value
+    return found
+
+
+def cgroups(root: str, controller: str) -> list[tuple[str, int]]:
+    """Return the directories of this process's cgroup and of all above it, the nearest first, each with its version.
+
+    In a container the path may be the host's: of these directories not all exist.
+    """
+    found: list[tuple[str, int]] = []
+    for line in (text(f"{root}/proc/self/cgroup") or "").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controller in controllers.split(","):
+            mount, version = f"{root}/sys/fs/cgroup/{controller}", 1
+        elif number == "0" and not controllers:
+            mount, version = f"{root}/sys/fs/cgroup", 2
+        else:
+            continue
+        parts = [part for part in path.split("/") if part and part != ".."]
+        found += [("/".join((mount, *parts[:length])), version) for length in range(len(parts), -1, -1)]
+    return found
+
+
+def has_gpus(root: str) -> bool:
+    """Return whether a GPU's device is here: NVIDIA's or AMD's."""
+    devices = names(f"{root}/dev")
+    return "kfd" in devices or any(name.startswith("nvidia") and name[6:].isdigit() for name in devices)
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process, as its stat file has it.
+
+    Attributes:
+        uid: whose it is; root's too when it may not be looked into.
+        state: "R", "S", "D" (uninterruptible sleep), "Z" (ended, not collected), ...
+        threads: how many it has; a zombie with more than one has not ended yet.
+        started: clock ticks from the machine's start to its own; with the pid, its identity.
+    """
+
+    pid: int
+    uid: int
+    name: str
+    state: str
+    parent: int
+    threads: int
+    started: int
+
+
+def processes(root: str) -> dict[int, Process]:
+    """Return all processes that can be seen, by pid; kernel threads are left out."""
+    found: dict[int, Process] = {}
+    for name in names(f"{root}/proc"):
+        if name.isdigit() and (one := process(root, int(name))) is not None and 2 not in (one.pid, one.parent):
+            found[one.pid] = one
+    return found
+
+
+def process(root: str, pid: int, thread: int | None = None) -> Process | None:
+    """Return a process, or one thread of it; None when it is gone."""
+    directory = f"{root}/proc/{pid}" + (f"/task/{thread}" if thread is not None else "")
+    line = text(f"{directory}/stat")
+    try:
+        uid = os.stat(directory).st_uid
+        # The command's name is in parentheses and may hold anything, spaces and parentheses too.
+        assert line is not None
+        end = line.rindex(")")
+        rest = line[end + 2 :].split()
+        return Process(pid, uid, line[line.index("(") + 1 : end], rest[0], int(rest[1]), int(rest[17]), int(rest[19]))
+    except (OSError, ValueError, IndexError, AssertionError):
+        return None
+
+
+def below(table: dict[int, Process], top: int) -> set[int]:
+    """Return `top` and the pids of all that descends from it."""
+    children: dict[int, list[int]] = {}
+    for one in table.values():
+        children.setdefault(one.parent, []).append(one.pid)
+    found, queue = {top}, [top]
+    while queue:
+        new = [pid for pid in children.get(queue.pop(), ()) if pid not in found]
+        found.update(new)
+        queue += new
+    return found
+
+
+def above(table: dict[int, Process], pid: int) -> list[int]:
+    """Return the pids of a process's parent, its parent, and so on."""
+    found: list[int] = []
+    while (one := table.get(pid)) is not None and one.parent not in (0, *found):
+        pid = one.parent
+        found.append(pid)
+    return found

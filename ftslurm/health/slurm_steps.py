@@ -1,0 +1,84 @@
+"""Which process belongs to which Slurm job and step, and which of these are over on this node (judged purely).
+
+A running step has a slurmstepd, whose title names it; a process whose step has none is left over. Where Slurm's own
+daemons cannot be seen (a container, /proc mounted with hidepid, a login node) nothing is left over for all we know: a
+login shell, a tmux, another running job of the same user on a shared node must never be taken for a leftover.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from ftslurm.health.procfs import Process, above, whole
+from ftslurm.health.sysfs import text
+from ftslurm.health.verdict import Json
+
+_TITLE = re.compile(r"slurmstepd: \[(\d+)\.(\w+)")
+_CGROUP = re.compile(r"/job_(\d+)(?:/step_(\w+))?(?:/|$)", re.MULTILINE)
+_SPECIAL = 1 << 31
+"""Step numbers from here on are Slurm's own: batch script, external, interactive step."""
+
+
+def live_steps(root: str, table: Mapping[int, Process]) -> list[str]:
+    """Return the steps that run on this node: "123.0", "123.batch"."""
+    titles = (text(f"{root}/proc/{one.pid}/cmdline") for one in table.values() if one.name == "slurmstepd")
+    found = (_TITLE.search((title or "").replace("\0", " ")) for title in titles)
+    return sorted({f"{match[1]}.{match[2]}" for match in found if match})
+
+
+def belonging(root: str, one: Process, table: Mapping[int, Process]) -> Json | None:
+    """Return what a process says of the job and the run that it is of; None: it is of none."""
+    environ = _environ(root, one.pid)
+    in_cgroup = _CGROUP.search(text(f"{root}/proc/{one.pid}/cgroup") or "")
+    job = in_cgroup[1] if in_cgroup else environ.get("SLURM_JOB_ID")
+    step = in_cgroup[2] if in_cgroup else environ.get("SLURM_STEP_ID")
+    run = environ.get("FTSLURM_RUN_ID") if "FTSLURM_RECORD_DIR" in environ else None
+    if job is None and run is None:
+        return None
+    return {
+        "job": job,
+        "step": None if (whole(step) or 0) >= _SPECIAL else step,
+        "restarts": whole(environ.get("SLURM_RESTART_COUNT")) or 0 if environ else None,
+        "run": run,
+        "rank": environ.get("RANK"),
+        "agent": any(_is_agent(root, pid) for pid in above(dict(table), one.pid)),
+    }
+
+
+def _environ(root: str, pid: int) -> dict[str, str]:
+    # Large environments are cut; Slurm's and ours are among the first where it matters, and are missed at worst.
+    words = (text(f"{root}/proc/{pid}/environ") or "").split("\0")
+    return dict(word.partition("=")[::2] for word in words if word.startswith(("SLURM_", "FTSLURM_", "RANK=")))
+
+
+def _is_agent(root: str, pid: int) -> bool:
+    return "ftslurm" in (text(f"{root}/proc/{pid}/cmdline") or "")
+
+
+def why_left_over(said: Json, live: Iterable[str], slurmd: bool, environ: Mapping[str, str]) -> str | None:
+    """Return whose leftover a process is, in words; None when it may well belong here (pure).
+
+    Args:
+        said: see `belonging`.
+        live: steps that run here.
+        slurmd: whether Slurm's daemon of this node can be seen.
+        environ: of the job that looks; without a job in it that is Slurm's own health check, or somebody by hand.
+    """
+    job, step, live = said["job"], said["step"], set(live)
+    jobs = {one.partition(".")[0] for one in live}
+    own = environ.get("SLURM_JOB_ID")
+    if job is not None and (own in jobs if own is not None else slurmd):
+        if job not in jobs:
+            return f"job {job}, which is over on this node"
+        if job == own and said["restarts"] is not None and said["restarts"] < _restarts(environ):
+            return f"this job, from before it was requeued (start {said['restarts'] + 1} of {_restarts(environ) + 1})"
+        if step is not None and f"{job}.{step}" not in live:
+            return f"step {job}.{step}, which is over"
+    elif said["run"] is not None and not said["agent"] and (job is None or job == own):
+        return f"the run {said['run']}, whose agent is gone"
+    return None
+
+
+def _restarts(environ: Mapping[str, str]) -> int:
+    return whole(environ.get("SLURM_RESTART_COUNT")) or 0
