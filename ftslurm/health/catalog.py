@@ -18,7 +18,10 @@ def builtin() -> list[Check]:
 
 def all_checks() -> list[Check]:
     """Return the checks that come with ftslurm and those of the site."""
-    return builtin()
+    from ftslurm.health.plugins import load
+
+    known = builtin()
+    return [*known, *load(known)]
 
 
 def chosen(checks: Iterable[Check], set_: str, skip: Sequence[str] = ()) -> list[Check]:

@@ -31,7 +31,7 @@ VALUES = [
     ("--tee", "0:1", {"tee": {0: 1}}),
     ("--role", "trainer", {"role": "trainer"}),
     ("--local-addr", "10.0.0.1", {"local_addr": "10.0.0.1"}),
-    ("--local-nodes", "2", {"local_nodes": 2}),
+    ("--local-nodes", "2", {"local_nodes": 2, "health": "off"}),
     ("--grace", "0", {"grace_s": 0.0}),
     ("--heartbeat", "0.5", {"heartbeat_s": 0.5}),
     ("--node-timeout", "60", {"node_timeout_s": 60.0}),
@@ -39,8 +39,17 @@ VALUES = [
     ("--last-call", "0", {"last_call_s": 0.0}),
     ("--spare-imports", "torch", {"spare_imports": ("torch",)}),
     ("--spare-imports", "torch, transformers.models,torch", {"spare_imports": ("torch", "transformers.models")}),
+    ("--health", "watch", {"health": "watch"}),
+    ("--health", "off", {"health": "off"}),
+    ("--health-every", "0", {"health_every_s": 0.0}),
+    ("--health-skip", "gpu-ecc, nic-ports,gpu-ecc", {"health_skip": ("gpu-ecc", "nic-ports")}),
+    ("--health-command", "nvidia-smi -q", {"health_command": "nvidia-smi -q"}),
+    ("--health-paths", "/data,/ckpt", {"health_paths": ("/data", "/ckpt")}),
+    ("--set-aside", "0", {"set_aside": 0}),
+    ("--set-aside-for", "3600", {"set_aside_for_s": 3600.0}),
+    ("--exclude-dir", "/x", {"exclude_dir": "/x"}),
 ]
-SWITCHES = [("--module", {"module": True}), ("--no-python", {"no_python": True})]
+SWITCHES = [("--module", {"module": True}), ("--no-python", {"no_python": True}), ("--drain", {"drain": True})]
 
 
 def variable(flag: str) -> str:
@@ -66,7 +75,7 @@ def test_help_tells_the_true_defaults(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit):
         parse_run(["--help"], {})
     told = re.findall(r"--([a-z-]+) SECONDS\s[^;]*;\s+default\s+([0-9.]+)", capsys.readouterr().out)
-    assert len(told) == 5
+    assert len(told) == 6
     for name, text in told:
         assert getattr(DEFAULTS, name.replace("-", "_") + "_s") == float(text), name
 
@@ -157,6 +166,8 @@ def test_a_value_that_looks_like_an_option_is_a_value() -> None:
         ("--max-restarts", "many", "a whole number from 0 on"),
         ("--max-restarts", "²", "a whole number from 0 on"),
         ("--local-nodes", "0", "a whole number from 1 on"),
+        ("--health", "on", "expected one of act, watch, off"),
+        ("--health-skip", "gpu-ecc,,x", "expected names with commas in between"),
         ("--redirects", "7", "expected 0, 1, 2 or 3"),
         ("--tee", "x:1", "expected 0, 1, 2 or 3"),
         ("--tee", "²:1", "expected 0, 1, 2 or 3"),
