@@ -7,7 +7,20 @@ from importlib import import_module
 
 from ftslurm.health.check import Check
 
-MODULES: tuple[str, ...] = ()
+MODULES: tuple[str, ...] = (
+    # GPU
+    "gpu_driver",
+    "gpu_count",
+    "gpu_recovery",
+    "gpu_ecc",
+    "gpu_rows",
+    "gpu_nvlink",
+    "gpu_pcie",
+    "gpu_clocks",
+    "gpu_processes",
+    "amd_count",
+    "amd_ras",
+)
 """Modules of `ftslurm.health.checks`; each has one check, `CHECK`."""
 
 

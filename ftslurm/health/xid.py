@@ -1,4 +1,4 @@
-"""Waits for the errors that NVIDIA's driver reports, and prints each as a line of JSON: ``python -m ftslurm.health.xid``.
+"""Waits for errors that NVIDIA's driver reports; prints each as a line of JSON: ``python -m ftslurm.health.xid``.
 
 A program of its own: waiting is a call into the driver that need not come back, and that must cost nobody anything.
 It prints nothing and ends at once where there is nothing to wait for, and dies with its parent.
