@@ -43,7 +43,8 @@ def load_from(found: Iterable[EntryPoint]) -> tuple[tuple[Cause, ...], list[tupl
             rows += _checked([loaded] if isinstance(loaded, Cause) else loaded, rows)
         except Exception as error:
             problems.append((f"{GROUP}: {point.name}", f"{point.value}: {_said(error)}; its rows are left out"))
-    return (*rows, *ROWS), problems
+    # The very tuple where nothing was added: by that others know that only ftslurm's rows judge.
+    return (*rows, *ROWS) if rows else ROWS, problems
 
 
 def _checked(added: Sequence[object], before: Sequence[Cause]) -> list[Cause]:
