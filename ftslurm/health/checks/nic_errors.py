@@ -1,0 +1,139 @@
+"""Do the counters of errors on InfiniBand and RoCE ports grow?
+
+Only growth between two looks counts: all links have made errors while cables were plugged and nodes booted.
+
+The limits are those of NVIDIA's NVSentinel (its NIC health monitor's documentation, "Link Counter Detection"), which
+takes them from the InfiniBand specification and clouds' experience: 120 symbol errors an hour are a bit error rate of
+10^-12, the most that the specification allows a link. Unlike there, most of what grows is a WARN here: a job outlives a
+lost packet. Only a link that goes down again and again takes the node out: each time, all ranks wait until it is
+trained again, or NCCL gives up.
+
+Some counters are not looked at on purpose. `rnr_nak_retry_err`, `req_transport_retries_exceeded` and the errors of
+completions (`*_cqe_error`) grow on all healthy nodes when one of their peers dies: they would accuse the survivors.
+`out_of_sequence` and `packet_seq_err` grow on healthy fabrics with adaptive routing, and `port_xmit_wait` on busy ones.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ftslurm.health import infiniband, sysfs
+from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Absent, Check, Context
+from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
+
+_MINUTE_S, _HOUR_S = 60.0, 3600.0
+
+_CABLE = "Clean or replace the cable and its transceivers; look at the switch's port."
+_FABRIC = "Look at the fabric's switches and at congestion control."
+
+
+@dataclass(frozen=True)
+class Limit:
+    """How fast a counter may grow.
+
+    Attributes:
+        counter: below the port's directory.
+        what: one of what it counts, and several.
+        most: so much growth in `per_s` seconds, or in less, is normal.
+        status: of more growth.
+        busy: looked at only while ranks run on, for a peer that dies makes it grow too.
+    """
+
+    counter: str
+    what: tuple[str, str]
+    most: int
+    per_s: float
+    advice: str
+    status: str = WARN
+    busy: bool = False
+
+
+LIMITS = (
+    Limit("counters/link_downed", ("loss of the link", "losses of the link"), 2, _HOUR_S, _CABLE, FAIL),
+    Limit("counters/link_downed", ("loss of the link", "losses of the link"), 0, _HOUR_S, _CABLE),
+    Limit("counters/link_error_recovery", ("recovery of the link", "recoveries of the link"), 5, _MINUTE_S, _CABLE),
+    Limit("counters/symbol_error", ("symbol error", "symbol errors"), 120, _HOUR_S, _CABLE),
+    Limit("counters/port_rcv_errors", ("broken packet", "broken packets"), 10, 1.0, _CABLE),
+    Limit("counters/local_link_integrity_errors", ("burst of bit errors", "bursts of bit errors"), 0, _HOUR_S, _CABLE),
+    Limit("counters/excessive_buffer_overrun_errors", ("buffer overrun", "buffer overruns"), 0, _HOUR_S, _FABRIC),
+    Limit("counters/port_xmit_discards", ("discarded packet", "discarded packets"), 100, 1.0, _FABRIC),
+    Limit("hw_counters/rx_icrc_encapsulated", ("corrupt RoCE packet", "corrupt RoCE packets"), 0, _HOUR_S, _CABLE),
+    Limit("hw_counters/local_ack_timeout_err", ("late answer", "late answers"), 1, 1.0, _FABRIC, busy=True),
+    Limit("hw_counters/roce_slow_restart", ("slow restart", "slow restarts"), 10, 1.0, _FABRIC, busy=True),
+)
+"""The first limit of a counter that is passed is told."""
+
+COUNTERS = tuple(dict.fromkeys(limit.counter for limit in LIMITS))
+
+
+def fetch(context: Context) -> Json:
+    """Read the counters of all ports, and when."""
+    found = {}
+    for device, slot, number, below in infiniband.directories(context.root):
+        values = {name: value for name in COUNTERS if (value := sysfs.number(below, name)) is not None}
+        if values:
+            found[f"{slot.address}/{number}"] = {"name": f"{device} port {number}", "counters": values}
+    if not found:
+        raise Absent("no InfiniBand or RoCE port that counts errors here")
+    boot = sysfs.text(context.root + "/proc/sys/kernel/random/boot_id")
+    return {"boot": boot, "time_s": time.clock_gettime(time.CLOCK_BOOTTIME), "ports": found}
+
+
+def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
+    """Judge by how much the counters have grown since the look before."""
+    ports = facts["ports"]
+    said = f"{len(ports)} port{'s' * (len(ports) > 1)}"
+    if before is None or before["boot"] != facts["boot"]:
+        return Judgement(f"{said}; what grows is seen from the next look on")
+    elapsed_s = facts["time_s"] - before["time_s"]
+    found: list[Finding] = []
+    for key, port in ports.items():
+        grown = _growth(port["counters"], before["ports"].get(key, {}).get("counters", {}))
+        found += _judge(port["name"], grown, elapsed_s, context.busy)
+    quiet = "errors grow on some" if found else "no errors beyond the normal"
+    return Judgement(f"{said}, {quiet} in {_ago(elapsed_s)}", tuple(found))
+
+
+def _growth(now: dict[str, int], was: dict[str, int]) -> dict[str, int]:
+    # Somebody has reset them, or loaded the driver anew: what they count now is the link's start.
+    if any(now[name] < was[name] for name in now if name in was):
+        return {}
+    return {name: now[name] - was[name] for name in now if name in was}
+
+
+def _judge(name: str, grown: dict[str, int], elapsed_s: float, busy: bool) -> Sequence[Finding]:
+    found: dict[str, Finding] = {}
+    for limit in LIMITS:
+        count = grown.get(limit.counter, 0)
+        if limit.counter in found or (limit.busy and not busy):
+            continue
+        if count > limit.most * max(1.0, elapsed_s / limit.per_s):
+            what = limit.what[count > 1]
+            normal = f"; up to {limit.most} {_unit(limit.per_s)} are normal" if limit.most else ""
+            text = f"{count} {what} in {_ago(elapsed_s)} ({limit.counter.rpartition('/')[2]}){normal}"
+            found[limit.counter] = Finding(limit.status, name, text, limit.advice)
+    return list(found.values())
+
+
+def _unit(per_s: float) -> str:
+    return {1.0: "a second", _MINUTE_S: "a minute", _HOUR_S: "an hour"}[per_s]
+
+
+def _ago(seconds: float) -> str:
+    if seconds < 2 * _MINUTE_S:
+        return f"{seconds:.0f} s"
+    return f"{seconds / _MINUTE_S:.0f} min" if seconds < 2 * _HOUR_S else f"{seconds / _HOUR_S:.0f} h"
+
+
+CHECK = Check(
+    name="nic-errors",
+    about="the error counters of InfiniBand and RoCE ports do not grow",
+    sets=frozenset({QUICK, BACKGROUND, THOROUGH}),
+    limit_s=5.0,
+    fetch=fetch,
+    judge=judge,
+    late_text="a NIC's driver or firmware hangs",
+    late_advice="Look at the node's kernel log for mlx5 or the NIC's driver.",
+)
