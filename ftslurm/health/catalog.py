@@ -20,6 +20,15 @@ MODULES: tuple[str, ...] = (
     "gpu_processes",
     "amd_count",
     "amd_ras",
+    # NICs
+    "nic_ports",
+    "nic_errors",
+    "nic_pcie",
+    "nic_nearest",
+    # network
+    "network_interface",
+    "network_names",
+    "network_reach",
 )
 """Modules of `ftslurm.health.checks`; each has one check, `CHECK`."""
 

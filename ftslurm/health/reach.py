@@ -1,0 +1,161 @@
+"""Tries whether an address and port can be reached, by TCP, without waiting longer than one likes.
+
+Somebody who refuses is reached: his machine is there and answers. Nothing is sent.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+CONNECTED, REFUSED, SILENT, NO_ROUTE, UNRESOLVED, ERROR = (
+    "connected",
+    "refused",
+    "no answer",
+    "no route",
+    "does not resolve",
+    "error",
+)
+
+_NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
+_REFUSED = (errno.ECONNREFUSED, errno.ECONNRESET)
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What came of an attempt.
+
+    Attributes:
+        outcome: CONNECTED, REFUSED, SILENT, NO_ROUTE, UNRESOLVED or ERROR.
+        text: the same in words, with the system's own for an error.
+    """
+
+    outcome: str
+    text: str
+
+    @property
+    def there(self) -> bool:
+        """The other end answered."""
+        return self.outcome in (CONNECTED, REFUSED)
+
+
+class Attempt:
+    """One attempt, under way from the start; for a caller who waits for several things himself.
+
+    Wait until `fileno()` can be written to, or as long as one likes, and ask for the `result()`. Close it.
+    """
+
+    def __init__(self, address: str, port: int, source: str | None = None) -> None:
+        """Begin.
+
+        Args:
+            address: numeric; a name is not looked up, for that may take half a minute.
+            port: to connect to.
+            source: own address to connect from; of another family, or not this node's: none in particular.
+        """
+        self._socket: socket.socket | None = None
+        self._result: Reached | None = None
+        found = family(address)
+        if found is None:
+            self._result = Reached(UNRESOLVED, f"{address!r} is no address")
+            return
+        try:
+            self._socket = socket.socket(found, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+            if source is not None and family(source) == found:
+                _bind(self._socket, source)
+            self._take(self._socket.connect_ex((address, port)))
+        except (OSError, OverflowError) as error:
+            self._result = Reached(ERROR, str(error))
+
+    def fileno(self) -> int:
+        """Return what becomes writable when the attempt is over; -1: it is over."""
+        return -1 if self._socket is None or self._result is not None else self._socket.fileno()
+
+    def result(self) -> Reached | None:
+        """Return what came of it; None: nothing yet."""
+        if self._result is None and self._socket is not None:
+            poll = select.poll()
+            poll.register(self._socket, select.POLLOUT)
+            if poll.poll(0):
+                self._take(self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+        return self._result
+
+    def close(self) -> None:
+        """Give up the attempt, or the connection."""
+        if self._socket is not None:
+            self._socket.close()
+
+    def _take(self, code: int) -> None:
+        if code in (errno.EINPROGRESS, errno.EAGAIN):
+            return
+        if code == 0:
+            self._result = Reached(CONNECTED, "connected")
+        elif code in _REFUSED:
+            self._result = Reached(REFUSED, "connection refused")
+        elif code == errno.ETIMEDOUT:
+            self._result = Reached(SILENT, "no answer")
+        elif code in _NO_ROUTE:
+            self._result = Reached(NO_ROUTE, os.strerror(code).lower())
+        else:
+            self._result = Reached(ERROR, os.strerror(code).lower())
+
+
+def reach(
+    targets: Sequence[tuple[str, int]],
+    timeout_s: float,
+    source: str | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> list[Reached]:
+    """Try several numeric addresses and ports at once, for `timeout_s` seconds in all, and return what came of each."""
+    attempts = [Attempt(address, port, source) for address, port in targets]
+    try:
+        until = clock() + timeout_s
+        while waiting := [attempt for attempt in attempts if attempt.result() is None]:
+            left_s = until - clock()
+            if left_s <= 0:
+                break
+            poll = select.poll()
+            for attempt in waiting:
+                poll.register(attempt.fileno(), select.POLLOUT)
+            poll.poll(left_s * 1000 + 1)
+        late = Reached(SILENT, f"no answer within {timeout_s:g} s")
+        return [attempt.result() or late for attempt in attempts]
+    finally:
+        for attempt in attempts:
+            attempt.close()
+
+
+def family(address: str) -> socket.AddressFamily | None:
+    """Return the family of a numeric address, None for a name."""
+    for found in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(found, address)
+        except (OSError, UnicodeError, ValueError):
+            continue
+        return found
+    return None
+
+
+def is_own(address: str) -> bool:
+    """Tell whether an address is one of this node's: only those can be bound to."""
+    found = family(address)
+    if found is None:
+        return False
+    try:
+        with socket.socket(found, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as trial:
+            trial.bind((address, 0))
+    except OSError as error:
+        return error.errno != errno.EADDRNOTAVAIL
+    return True
+
+
+def _bind(trial: socket.socket, source: str) -> None:
+    try:
+        trial.bind((source, 0))
+    except OSError:
+        pass
