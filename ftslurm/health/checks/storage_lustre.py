@@ -1,0 +1,54 @@
+"""Lustre's own word on its health, where there is Lustre.
+
+Source: the Lustre manual, "Lustre health": the file says "healthy", or "NOT HEALTHY" with the devices, or "LBUG" when
+Lustre's code has found itself broken; then only a reboot helps.
+"""
+
+from __future__ import annotations
+
+from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Absent, Check, Context
+from ftslurm.health.figures import one_line
+from ftslurm.health.sysfs import text
+from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
+from ftslurm.sharedfs.mounts import mount_of
+
+_FILES = ("/sys/fs/lustre/health_check", "/proc/fs/lustre/health_check", "/sys/kernel/debug/lustre/health_check")
+
+
+def fetch(context: Context) -> Json:
+    """Read the file, and which of the job's paths are on Lustre."""
+    for file in _FILES:
+        said = text(f"{context.root}{file}")
+        if said is not None:
+            mounts = text(f"{context.root}/proc/self/mountinfo") or ""
+            used = [place.path for place in context.paths if mount_of(mounts, place.path).fs_type == "lustre"]
+            return {"said": said[:2000], "used": used}
+    raise Absent("no Lustre here")
+
+
+def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
+    """Judge what Lustre says."""
+    lines = [one_line(line) for line in facts["said"].splitlines() if line.strip()]
+    words = " ".join(lines).lower()
+    if words == "healthy":
+        return Judgement("healthy")
+    if not words:
+        return Judgement("Lustre says nothing")
+    used = f"; {', '.join(facts['used'][:3])} is on it" if facts["used"] else ""
+    if "lbug" in words:
+        text_ = f"Lustre has found itself broken ({lines[0]}){used}"
+        return Judgement(lines[0], (Finding(FAIL, "Lustre", text_, "Have the node rebooted."),))
+    status = FAIL if facts["used"] or not context.paths else WARN
+    text_ = f"expected healthy, found {', '.join(lines[:3])}{used}"
+    return Judgement(lines[0], (Finding(status, "Lustre", text_, "Look at `lctl get_param health_check`."),))
+
+
+CHECK = Check(
+    name="storage-lustre",
+    about="Lustre's own health",
+    sets=frozenset((QUICK, BACKGROUND, THOROUGH)),
+    limit_s=3.0,
+    fetch=fetch,
+    judge=judge,
+    late_text="Lustre's health file does not answer",
+)
