@@ -102,6 +102,10 @@ class Courier:
             self._errands.append((errand, answer))
             self._condition.notify()
 
+    def bring(self, news: object) -> None:
+        """Bring the loop news of another thread."""
+        self._bring(news)
+
     def rung(self) -> None:
         """Somebody says that there is news: look as soon as a hurried look is due."""
         with self._condition:

@@ -43,6 +43,7 @@ from ftslurm.agent.machine import AgentMachine
 from ftslurm.agent.narrate import narrate
 from ftslurm.agent.output import Console
 from ftslurm.agent.ports import ReservedPort
+from ftslurm.agent.preparation import Preparation, Reached
 from ftslurm.agent.rank_monitor import RankMonitor
 from ftslurm.agent.settings import AgentSettings, plan
 from ftslurm.agent.showing import Showing
@@ -125,6 +126,7 @@ class AgentLoop:
         self._surroundings = Surroundings(settings.local_dir, monotonic=monotonic, core_limit=core_limit)
         facts = (settings.facts.run_id, now_ns, self._surroundings, local, lambda: courier.clock)
         self._journal = Journal(courier.send, fs, run, *facts)
+        self._preparation = Preparation(self._make, courier.bring, monotonic)
         self._guard = Guard(monotonic=monotonic)
         self._showing: Showing | None = None
         self._hung: dict[int, str] = {}
@@ -223,6 +225,7 @@ class AgentLoop:
             self._killed_at = self._monotonic()
             pids = ", ".join(str(pid) for pid, _ in descendants(os.getpid())[:8])
             self._do(self._machine.on_unkillable(f"processes {pids}", self._moment()))
+        self._on_prepared(self._preparation.on_time())
         self._do(self._machine.on_time(self._moment()))
         self._give_up()
 
@@ -238,7 +241,8 @@ class AgentLoop:
     def _timeout(self) -> float | None:
         now = self._monotonic()
         showing = self._showing.deadline if self._showing is not None else None
-        moments = (self._machine.deadline, self._monitor.deadline, self._vitals_at, showing, self._health.deadline)
+        others = (self._health.deadline, self._preparation.deadline)
+        moments = (self._machine.deadline, self._monitor.deadline, self._vitals_at, showing, *others)
         waits = [max(0.0, moment - now) for moment in moments if moment is not None]
         if self._killed_at is not None:
             waits.append(UNKILLABLE_S)
@@ -345,9 +349,13 @@ class AgentLoop:
         elif isinstance(news, tuple) and news[0] == SIZES:
             self._monitor.grown(news[1])
         elif isinstance(news, tuple):
-            round_, result = news
-            problem = f"cannot make the round's directories: {result}" if isinstance(result, Exception) else None
-            self._do(self._machine.on_prepared(round_, problem, self._moment()))
+            self._on_prepared(self._preparation.made(*news))
+        elif isinstance(news, Reached):
+            self._on_prepared(self._preparation.reached(news))
+
+    def _on_prepared(self, done: tuple[int, str | None] | None) -> None:
+        if done is not None:
+            self._do(self._machine.on_prepared(*done, self._moment()))
 
     def _tell(self, news: object) -> None:
         """Tell the user what the coordinator has decided; only the coordinator does."""
@@ -392,8 +400,7 @@ class AgentLoop:
             elif isinstance(action, Warm):
                 self._warm(action.local_ranks)
             elif isinstance(action, Prepare):
-                assignment = action.assignment
-                self._courier.send(lambda a=assignment: self._make_directories(a), assignment.round)  # type: ignore[misc]
+                self._preparation.begin(action.assignment)
             elif isinstance(action, Record):
                 survived = self._monitor.counts()
                 self._journal.round(action, self._workers.all, self._word, self._round_started_ns, survived)
@@ -420,6 +427,9 @@ class AgentLoop:
         if action.number == signal.SIGKILL and alive <= set(action.local_ranks):
             # Not for a hung rank alone: the others still have their grace.
             self._killed_at = self._monotonic()
+
+    def _make(self, assignment: Assignment) -> None:
+        self._courier.send(lambda: self._make_directories(assignment), assignment.round)
 
     def _make_directories(self, assignment: Assignment) -> None:
         for local_rank in range(assignment.slots):

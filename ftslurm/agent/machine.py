@@ -31,6 +31,7 @@ from ftslurm.rendezvous.state import (
     FAILED,
     HANG,
     LEFT,
+    PERHAPS,
     READY,
     RUNNING,
     STOPPED,
@@ -369,7 +370,17 @@ class AgentMachine:
         assert current is not None
         rank = current.assignment.first_rank + local_rank
         failure = Failure(
-            current.assignment.round, self.node, rank, local_rank, now.ns, "spawn", None, None, problem[:500], None
+            current.assignment.round,
+            self.node,
+            rank,
+            local_rank,
+            now.ns,
+            "spawn",
+            None,
+            None,
+            problem[:500],
+            None,
+            blame=PERHAPS,
         )
         self.phase = RUNNING
         actions = self._note_failure(current, failure)

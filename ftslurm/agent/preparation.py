@@ -1,0 +1,143 @@
+"""What comes before a round's workers are started here: their directories, and whether rank 0 can be reached.
+
+Workers that cannot reach the master wait for it for half an hour and then say so in many words; a connection tried
+ahead says it at once, and by the node's name. Nobody listens there yet: to be refused is to have reached the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ftslurm.agent.actions import Assignment
+from ftslurm.rendezvous.state import Master
+
+REACH_S = 3.5
+"""Two lost packets may be chance: the kernel sends the first one again after 1 s, and after 3 s."""
+PATIENCE_S = 8.0
+"""For the name's resolution and the connection together; what takes longer is not waited for."""
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What came of the connection in that round: a problem, or None."""
+
+    round: int
+    problem: str | None
+
+
+@dataclass
+class _Awaited:
+    assignment: Assignment
+    directories: bool = True
+    reach: bool = True
+    problem: str | None = None
+
+
+class Preparation:
+    """Prepares one round at a time.
+
+    Args:
+        make: has the directories made; its outcome is told to `made`.
+        bring: brings a `Reached` to the loop, from a thread.
+        reach: tries to connect; returns a problem, or None.
+        monotonic: clock, seconds.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[Assignment], None],
+        bring: Callable[[Reached], None],
+        monotonic: Callable[[], float],
+        reach: Callable[[Master], str | None] | None = None,
+    ) -> None:
+        self._make = make
+        self._bring = bring
+        self._monotonic = monotonic
+        self._reach = reach or reach_master
+        self._awaited: _Awaited | None = None
+        self.deadline: float | None = None
+
+    def begin(self, assignment: Assignment) -> None:
+        """Begin; what was begun before is of no interest any more."""
+        awaited = self._awaited = _Awaited(assignment)
+        self._make(assignment)
+        if assignment.group_rank == 0:
+            awaited.reach = False
+            return
+        self.deadline = self._monotonic() + PATIENCE_S
+        threading.Thread(target=self._try, args=(assignment,), name="reach", daemon=True).start()
+
+    def made(self, round_: int, result: object) -> tuple[int, str | None] | None:
+        """Take the outcome of making the directories; return the round and its problem when all is known."""
+        if self._awaited is None or self._awaited.assignment.round != round_:
+            return None
+        self._awaited.directories = False
+        if isinstance(result, Exception):
+            self._awaited.problem = f"cannot make the round's directories: {result}"
+        return self._done()
+
+    def reached(self, news: Reached) -> tuple[int, str | None] | None:
+        """Take the outcome of the connection; return as `made` does."""
+        if self._awaited is None or self._awaited.assignment.round != news.round:
+            return None
+        self._awaited.reach = False
+        self.deadline = None
+        self._awaited.problem = self._awaited.problem or news.problem
+        return self._done()
+
+    def on_time(self) -> tuple[int, str | None] | None:
+        """Its deadline may have passed; return as `made` does."""
+        if self._awaited is None or self.deadline is None or self._monotonic() < self.deadline:
+            return None
+        assignment = self._awaited.assignment
+        problem = f"{_name(assignment.master)}: no answer from the name server within {PATIENCE_S:.0f} s"
+        return self.reached(Reached(assignment.round, problem))
+
+    def _done(self) -> tuple[int, str | None] | None:
+        awaited = self._awaited
+        assert awaited is not None
+        if awaited.directories or (awaited.reach and awaited.problem is None):
+            return None
+        self._awaited = None
+        self.deadline = None
+        return awaited.assignment.round, awaited.problem
+
+    def _try(self, assignment: Assignment) -> None:
+        try:
+            problem = self._reach(assignment.master)
+        except Exception:
+            # What cannot be tried is no proof of anything.
+            problem = None
+        self._bring(Reached(assignment.round, problem))
+
+
+def _name(master: Master) -> str:
+    return f"the master of the round ({master.address}:{master.port}) cannot be reached from {os.uname().nodename}"
+
+
+def reach_master(master: Master) -> str | None:
+    """Try to connect to the round's master; return what is wrong, None if it can be reached."""
+    import select
+    import socket
+
+    from ftslurm.health.reach import Attempt
+
+    try:
+        found = socket.getaddrinfo(master.address, master.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        return f"{_name(master)}: its name does not resolve ({error.strerror or error})"
+    attempt = Attempt(found[0][4][0], master.port)  # type: ignore[arg-type]
+    try:
+        if attempt.fileno() >= 0:
+            poll = select.poll()
+            poll.register(attempt.fileno(), select.POLLOUT)
+            poll.poll(REACH_S * 1000)
+        came = attempt.result()
+    finally:
+        attempt.close()
+    if came is None:
+        return f"{_name(master)}: no answer within {REACH_S:g} s; look at the firewall and the route between them"
+    return None if came.there else f"{_name(master)}: {came.text}"
