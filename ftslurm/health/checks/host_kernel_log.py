@@ -1,0 +1,105 @@
+"""The kernel's log: errors of hardware, GPUs, disks and file servers, and hangs, of the last minutes.
+
+Source: the kernel's ABI/testing/dev-kmsg. A read gives one record; records that were overwritten meanwhile give EPIPE.
+Many sites keep the log from users (kernel.dmesg_restrict), and containers have none: then there is nothing to judge.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+
+from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Absent, Check, Context
+from ftslurm.health.figures import span
+from ftslurm.health.kernel_words import Line, findings, may_say, to_json
+from ftslurm.health.sysfs import text
+from ftslurm.health.verdict import Json, Judgement
+
+WINDOW_S = 600.0
+"""So long what was logged is told, and since the look before if that is longer ago."""
+KEPT_S = 2 * 3600.0
+_RECORD, _KEPT = 1 << 13, 200
+_LINE_LIMIT = 300
+_TIME_LIMIT_S = 1.0
+
+
+def fetch(context: Context) -> Json:
+    """Read the log as it is, without waiting for more."""
+    try:
+        fd = os.open(f"{context.root}/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise Absent(f"the kernel's log is not readable here ({error.strerror})") from None
+    try:
+        lines, count = _read(fd, time.monotonic() - KEPT_S)
+    finally:
+        os.close(fd)
+    return {
+        "lines": to_json(lines[-_KEPT:]),
+        "count": count,
+        "at_s": time.monotonic(),
+        "boot": text(f"{context.root}/proc/sys/kernel/random/boot_id"),
+    }
+
+
+def _read(fd: int, since_s: float) -> tuple[list[Line], int]:
+    lines: list[Line] = []
+    count = 0
+    deadline = time.monotonic() + _TIME_LIMIT_S
+    # A log that grows as fast as it is read must not keep us.
+    while time.monotonic() < deadline:
+        try:
+            data = os.read(fd, _RECORD)
+        except BlockingIOError:
+            break
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                continue
+            if count == 0:
+                raise Absent(f"the kernel's log is not readable here ({error.strerror})") from None
+            break
+        if not data:
+            break
+        for record in data.split(b"\n"):
+            head, separator, said = record.partition(b";")
+            if not separator or record[:1] == b" ":
+                continue
+            count += 1
+            if may_say(said) and (line := _line(head, said)) is not None and line.at_s >= since_s:
+                lines.append(line)
+    return lines, count
+
+
+def _line(head: bytes, said: bytes) -> Line | None:
+    """Read a record: its priority, its number, microseconds since the start, flags; the text."""
+    parts = head.split(b",")
+    # Only the kernel's own lines (facility 0): anybody with the right may write others.
+    if len(parts) < 3 or not parts[0].isdigit() or not parts[2].isdigit() or int(parts[0]) >> 3:
+        return None
+    return Line(int(parts[2]) / 1e6, said[:_LINE_LIMIT].decode("utf-8", "replace"))
+
+
+def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
+    """Judge the lines of the last minutes."""
+    since = facts["at_s"] - WINDOW_S
+    if before is not None and before["boot"] == facts["boot"]:
+        since = min(since, before["at_s"])
+    lines = [Line(one["at_s"], one["text"]) for one in facts["lines"] if one["at_s"] >= since]
+    found, limits = findings(lines, facts["at_s"])
+    summary = "nothing bad" if not found else f"{len(found)} bad"
+    summary += f" in the last {span(facts['at_s'] - since)}"
+    if limits:
+        summary += f"; {limits} killed for the memory limit of their job"
+    return Judgement(summary, tuple(found))
+
+
+CHECK = Check(
+    name="host-kernel-log",
+    about="the kernel's log: hardware, GPU, disk and file server errors, hangs",
+    sets=frozenset((QUICK, BACKGROUND, THOROUGH)),
+    limit_s=3.0,
+    fetch=fetch,
+    judge=judge,
+    late="unknown",
+    late_text="/dev/kmsg does not answer",
+)
