@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -20,12 +21,14 @@ from ftslurm.slurm.facts import (
     check_job_id,
     parse_job_records,
     parse_kill_wait_s,
+    parse_node,
     parse_node_states,
+    parse_partition_nodes,
     parse_sacct,
     parse_sacct_fields,
     select_job,
 )
-from ftslurm.slurm.nodelist import compress
+from ftslurm.slurm.nodelist import compress, expand
 
 __all__ = ["Answer", "CommandSlurm", "Runner", "SlurmControl", "failure", "run_command"]
 
@@ -33,6 +36,8 @@ TIMEOUT_S = 20.0
 """With slurmctld down `scontrol show job` itself gives up after 8 s (22.05, MessageTimeout 10, no backup)."""
 
 _SIGTERM = 15
+_REASON = 300
+_PARTITION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,+-]{0,200}")
 _NO_SUCH_JOB = ("Invalid job id specified", "Invalid job array task id")
 _UNREACHABLE = (
     "Unable to contact slurm",
@@ -89,6 +94,36 @@ class SlurmControl(Protocol):
 
         Raises:
             NodeListError: (a ValueError) one is no node name.
+        """
+
+    def partition_nodes(self, partition: str) -> dict[str, str]:
+        """Return the nodes of a partition, or of several (`a,b`), and their states as sinfo spells them.
+
+        Raises:
+            ValueError: that is no partition's name.
+        """
+
+    def exclude_nodes(self, job_id: str, nodes: Iterable[str]) -> None:
+        """Replace the nodes that a job must not get (ExcNodeList); of a job that waits, or is just being requeued.
+
+        A job's owner may. Slurm takes every list: with too few nodes left, the job waits for ever.
+
+        Raises:
+            ValueError: `job_id` is neither `123` nor `123_4`, or one is no node name.
+            SlurmRefused: the job runs or has ended, a node is unknown, or it is not allowed.
+        """
+
+    def drain(self, node: str, reason: str) -> str | None:
+        """Ask Slurm to give a node to no further job, for administrators to look at; what runs there goes on.
+
+        A node that is drained, down or failing already stays as it is, with the reason that others gave.
+
+        Returns:
+            None: it is drained now. Otherwise what it is already, and why.
+
+        Raises:
+            ValueError: that is no node name.
+            SlurmRefused: Slurm knows no such node, or this user may not: Slurm's operators may.
         """
 
 
@@ -220,6 +255,42 @@ class CommandSlurm:
         if answer.status != 0 and " not found" not in answer.stdout:
             raise failure(command, answer)
         return parse_node_states(answer.stdout)
+
+    def partition_nodes(self, partition: str) -> dict[str, str]:
+        """See SlurmControl."""
+        if not _PARTITION.fullmatch(partition):
+            raise ValueError(f"expected a partition's name, found {partition!a:.80}")
+        return parse_partition_nodes(self._succeed("sinfo", "-h", "-N", "-p", partition, "-o", "%N|%T"))
+
+    def exclude_nodes(self, job_id: str, nodes: Iterable[str]) -> None:
+        """See SlurmControl."""
+        self._succeed("scontrol", "update", f"JobId={check_job_id(job_id)}", f"ExcNodeList={compress(nodes)}")
+
+    def drain(self, node: str, reason: str) -> str | None:
+        """See SlurmControl. Slurm itself would put the new reason over the old one (22.05)."""
+        (name,) = expand(compress([node]))
+        show = ("scontrol", "show", "node", "-o", name)
+        answer = self._ask(*show)
+        if answer.status != 0 and " not found" not in answer.stdout:
+            raise failure(show, answer)
+        known = parse_node(answer.stdout, name)
+        if known is None:
+            raise SlurmRefused(f"Slurm knows no node {name}: it goes by NodeName, which need not be the host's name")
+        if known.is_out:
+            return f"{name} is {known.state} already" + (f": {known.reason}" if known.reason else "")
+        text = " ".join(reason.split())[:_REASON]
+        if known.reason:
+            # Of a node that is in use: somebody's note, which must not get lost.
+            text += f" (before: {known.reason[:_REASON]})"
+        update = ("scontrol", "update", f"NodeName={name}", "State=DRAIN", f"Reason={text}")
+        answer = self._ask(*update)
+        if "Invalid user id" in answer.stderr:
+            raise SlurmRefused(
+                f"this user (uid {os.geteuid()}) may not drain {name}: expected root, SlurmUser or an operator of Slurm"
+            )
+        if answer.status != 0:
+            raise failure(update, answer)
+        return None
 
     def _ask(self, *command: str) -> Answer:
         return self._run(command, self._env, self._timeout_s)

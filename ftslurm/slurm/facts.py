@@ -13,10 +13,13 @@ __all__ = [
     "SACCT_DELIMITER",
     "SACCT_FIELDS",
     "JobFacts",
+    "NodeFacts",
     "check_job_id",
     "parse_job_records",
     "parse_kill_wait_s",
+    "parse_node",
     "parse_node_states",
+    "parse_partition_nodes",
     "parse_sacct",
     "parse_sacct_fields",
     "select_job",
@@ -76,6 +79,12 @@ class JobFacts:
     """The uid of who cancelled it (only sacct tells)."""
     preempted_ns: int | None = None
     """When it was preempted (only scontrol tells)."""
+    partition: str | None = None
+    """Where it runs; of a pending job a list of them, if it may choose (only scontrol tells)."""
+    num_nodes: int | None = None
+    """How many nodes it needs at least (only scontrol tells)."""
+    excluded: tuple[str, ...] = ()
+    """ExcNodeList: nodes that it must not get (only scontrol tells)."""
     source: str = "scontrol"
     """Which command said so: "scontrol" or "sacct"."""
 
@@ -83,6 +92,26 @@ class JobFacts:
     def ended(self) -> bool:
         """Whether this is final: no process of the job runs, and it is not waiting to run again."""
         return self.state in _ENDED
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """One node as Slurm describes it now.
+
+    Attributes:
+        state: as Slurm spells it: `IDLE+DRAIN`.
+        reason: what an administrator or Slurm wrote about it, without who and when.
+    """
+
+    name: str
+    state: str
+    reason: str | None
+
+    @property
+    def is_out(self) -> bool:
+        """Whether Slurm gives it to no new job, for a reason that somebody has to see to."""
+        flags = {flag.rstrip("*~#!%$@^-") for flag in self.state.split("+")}
+        return not flags.isdisjoint({"DRAIN", "DRAINED", "DRAINING", "DOWN", "FAIL", "FAILING", "ERROR"})
 
 
 def check_job_id(job_id: str) -> str:
@@ -137,7 +166,19 @@ def _job_record(lines: Mapping[str, str]) -> JobFacts:
         array_job_id=_value(head, "ArrayJobId"),
         array_task_id=_value(head, "ArrayTaskId"),
         preempted_ns=_time_ns(_value(lines.get("PreemptEligibleTime", ""), "PreemptTime")),
+        partition=_value(lines.get("Partition", ""), "Partition"),
+        num_nodes=_num_nodes(lines),
+        excluded=_nodes(_value(lines.get("ReqNodeList", ""), "ExcNodeList")),
     )
+
+
+def _num_nodes(lines: Mapping[str, str]) -> int | None:
+    """While a job completes, NumNodes counts down to those that still do; what it was given stays in its TRES."""
+    numbers = [_int((_value(lines.get("NumNodes", ""), "NumNodes") or "").partition("-")[0])]
+    for key in ("ReqTRES", "TRES", "AllocTRES"):
+        match = re.search(r"(?:=|,)node=([0-9]{1,9})(?:,|$)", lines.get(key, ""))
+        numbers += [int(match.group(1))] if match else []
+    return max((number for number in numbers if number), default=None)
 
 
 def parse_sacct_fields(text: str) -> tuple[str, ...]:
@@ -224,6 +265,36 @@ def parse_node_states(text: str) -> dict[str, str]:
             states[name] = state
         elif line.strip() and not (line.startswith("Node ") and line.endswith(" not found")):
             raise _garbled("scontrol show node", "NodeName= and State=", line)
+    return states
+
+
+def parse_node(text: str, name: str) -> NodeFacts | None:
+    """Read one node's record of `scontrol show node -o NAME`; None: Slurm knows no such node.
+
+    Raises:
+        SlurmOutputError: there is neither a record nor "Node X not found".
+    """
+    state = parse_node_states(text).get(name)
+    if state is None:
+        return None
+    # Whatever an administrator wrote, up to [who@when].
+    match = re.search(r"\sReason=(.*?) \[[^\[\]\s]*@[^\[\]\s]*\]", text) or re.search(r"\sReason=(.*)", text)
+    reason = match.group(1).strip() if match else ""
+    return NodeFacts(name, state, None if reason in _NOTHING else reason)
+
+
+def parse_partition_nodes(text: str) -> dict[str, str]:
+    """Read `sinfo -h -N -o '%N|%T'`: name to state as sinfo spells it, `idle`, `drained*`.
+
+    Raises:
+        SlurmOutputError: a line is something else.
+    """
+    states = {}
+    for line in text.splitlines():
+        name, bar, state = line.strip().partition("|")
+        if not (name and bar and state):
+            raise _garbled("sinfo", "NODE|STATE", line)
+        states[name] = state
     return states
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ftslurm.slurm.errors import SlurmError, SlurmUnknownJob
-from ftslurm.slurm.facts import JobFacts, check_job_id, select_job
+from ftslurm.slurm.errors import SlurmError, SlurmRefused, SlurmUnknownJob
+from ftslurm.slurm.facts import JobFacts, NodeFacts, check_job_id, select_job
 from ftslurm.slurm.nodelist import compress
 
 __all__ = ["FakeSlurm"]
@@ -31,6 +31,7 @@ class FakeSlurm:
         self.accounting: dict[str, JobFacts] = {}
         self.kill_wait = kill_wait
         self.nodes = dict(nodes or {})
+        self.reasons: dict[str, str] = {}
         self.calls: list[tuple[str, str]] = []
         self._failures: dict[str, list[SlurmError]] = {}
         self._broken: dict[str, SlurmError] = {}
@@ -103,6 +104,34 @@ class FakeSlurm:
         names = list(names)
         self._called("node_states", compress(names))
         return {name: self.nodes[name] for name in names if name in self.nodes}
+
+    def partition_nodes(self, partition: str) -> dict[str, str]:
+        """See SlurmControl; every partition has all nodes."""
+        self._called("partition_nodes", partition)
+        return {name: state.lower() for name, state in self.nodes.items()}
+
+    def exclude_nodes(self, job_id: str, nodes: Iterable[str]) -> None:
+        """See SlurmControl. Refused, as by Slurm, for a job that runs or has ended."""
+        names = tuple(nodes)
+        self._called("exclude_nodes", f"{check_job_id(job_id)} {compress(names)}")
+        facts = self._find(job_id)
+        if facts is None:
+            raise SlurmUnknownJob(f"`scontrol update JobId={job_id}` failed (exit 1): Invalid job id specified")
+        if facts.state not in ("PENDING", "COMPLETING"):
+            raise SlurmRefused(f"`scontrol update JobId={job_id}` failed (exit 1): Job is no longer pending execution")
+        self.put(replace(facts, excluded=names))
+
+    def drain(self, node: str, reason: str) -> str | None:
+        """See SlurmControl; the reason goes into `reasons`."""
+        self._called("drain", node)
+        if node not in self.nodes:
+            raise SlurmRefused(f"Slurm knows no node {node}")
+        facts = NodeFacts(node, self.nodes[node], self.reasons.get(node))
+        if facts.is_out:
+            return f"{node} is {facts.state} already" + (f": {facts.reason}" if facts.reason else "")
+        self.nodes[node] += "+DRAIN"
+        self.reasons[node] = reason
+        return None
 
     def _find(self, job_id: str) -> JobFacts | None:
         found = select_job(self.jobs.values(), job_id)
