@@ -14,14 +14,20 @@ if TYPE_CHECKING:
     from ftslurm.nodes.exclude import Exclusions
 
 DONE, FAILED, USAGE = 0, 1, 2
+SLURM_S = 10.0
+"""Seconds that each of Slurm's commands may take."""
 
 EPILOG = """\
 A node set aside is not taken into a round while there are enough others. To keep Slurm from giving it to a new job:
   sbatch --exclude="$(ftslurm nodes list --hostlist)" job.sbatch
-which works with an empty list too. Each node's word is a file of its own, DIR/excluded/NODE.json: people may
-read, edit and remove it (rm allows the node again).
+which works with an empty list too, and takes the place of an --exclude in the script. A job that waits already:
+  ftslurm nodes pass-on JOB
+which ftsrun does by itself when its job is requeued while it runs.
 
-Exit codes: 0 done, 1 the files cannot be read or written, 2 wrong usage.
+Each node's word is a file of its own, DIR/excluded/NODE.json: people may read, edit and remove it (rm allows the
+node again).
+
+Exit codes: 0 done, 1 the files cannot be read or written, or Slurm refused, 2 wrong usage.
 """
 
 
@@ -43,6 +49,8 @@ def main(argv: Sequence[str], now_ns: Callable[[], int] = time.time_ns) -> int:
     try:
         if options.action == "list":
             return _list(options, files, now_ns())
+        if options.action == "pass-on":
+            return _pass_on(options.jobs, files, now_ns())
         nodes = names(options.nodes)
         return _exclude(options, files, nodes, now_ns()) if options.action == "exclude" else _allow(files, nodes)
     except UsageError as error:
@@ -91,6 +99,7 @@ def names(words: Iterable[str]) -> list[str]:
 
 def _list(options: argparse.Namespace, files: Exclusions, now_ns: int) -> int:
     from ftslurm.nodes import table
+    from ftslurm.slurm.nodelist import compress
     from ftslurm.terminal import show
 
     known = files.read()
@@ -100,9 +109,14 @@ def _list(options: argparse.Namespace, files: Exclusions, now_ns: int) -> int:
         _say(f"cannot list {files.unreadable}")
         return FAILED
     if options.hostlist:
-        listed, strange = table.hostlist(known.values(), now_ns)
+        holding, strange = table.names(known.values(), now_ns)
         if strange:
             _say(f"left out, for Slurm cannot read such a name: {', '.join(strange)}")
+        unknown = _unknown_to_slurm(holding)
+        if unknown:
+            # sbatch refuses the whole job for one of them.
+            _say(f"left out, for Slurm knows no such node: {', '.join(unknown)}")
+        listed = compress(node for node in holding if node not in unknown)
         show(f"{listed}\n" if listed else "")
     elif options.json:
         show(table.to_json(known, files.directory, files.problems, now_ns))
@@ -130,6 +144,40 @@ def _allow(files: Exclusions, nodes: Sequence[str]) -> int:
         known = files.allow(node)
         show(f"{node}: allowed again\n" if known else f"{node}: nothing is known against it in {files.directory}\n")
     return DONE
+
+
+def _unknown_to_slurm(nodes: Sequence[str]) -> list[str]:
+    """Return the nodes that Slurm does not know; none where there is no Slurm to ask."""
+    from ftslurm.slurm.control import CommandSlurm
+    from ftslurm.slurm.errors import SlurmError
+
+    if not nodes:
+        return []
+    try:
+        known = CommandSlurm(timeout_s=SLURM_S).node_states(nodes)
+    except SlurmError:
+        return []
+    return [node for node in nodes if node not in known]
+
+
+def _pass_on(jobs: Sequence[str], files: Exclusions, now_ns: int) -> int:
+    from ftslurm.nodes import table
+    from ftslurm.nodes.pass_on import pass_on
+    from ftslurm.slurm.control import CommandSlurm
+    from ftslurm.slurm.errors import SlurmError
+
+    holding, _ = table.names(files.read().values(), now_ns)
+    code = DONE
+    for job in jobs:
+        try:
+            note = pass_on(CommandSlurm(timeout_s=SLURM_S), job, holding)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        except SlurmError as error:
+            note, code = str(error), FAILED
+        if note:
+            _say(note)
+    return code
 
 
 def user_name() -> str:
@@ -163,7 +211,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    actions = parser.add_subparsers(dest="action", required=True, metavar="list|exclude|allow")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="list|exclude|allow|pass-on")
     listing = actions.add_parser("list", parents=[common], allow_abbrev=False, help="say who is set aside, and why")
     form = listing.add_mutually_exclusive_group()
     form.add_argument("--hostlist", action="store_true", help="print Slurm's list of those set aside now, else nothing")
@@ -176,6 +224,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     allow = actions.add_parser("allow", parents=[common], allow_abbrev=False, help="allow nodes again, forget strikes")
     allow.add_argument("nodes", nargs="+", metavar="NODE", help="a name, or Slurm's list: n[1-3,7]")
+    pass_on = actions.add_parser(
+        "pass-on", parents=[common], allow_abbrev=False, help="let a waiting job avoid the nodes that are set aside"
+    )
+    pass_on.add_argument("jobs", nargs="+", metavar="JOB", help="a job that waits, or is being requeued: 123, 123_4")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""The nodes that are set aside as a table, as a hostlist and as JSON; and times as people write them (pure)."""
+"""The nodes that are set aside as a table, as a list of names and as JSON; and times as people write them (pure)."""
 
 from __future__ import annotations
 
@@ -97,17 +97,17 @@ def in_order(known: Iterable[Exclusion]) -> list[Exclusion]:
     return sorted(known, key=lambda one: [(part.zfill(20), part) for part in re.split(r"([0-9]+)", one.node)])
 
 
-def hostlist(known: Iterable[Exclusion], now_ns: int) -> tuple[str, list[str]]:
-    """Return the nodes that are set aside now as Slurm's list, empty for none, and those Slurm could not read."""
-    names, strange = [], []
+def names(known: Iterable[Exclusion], now_ns: int) -> tuple[list[str], list[str]]:
+    """Return the nodes that are set aside now, in order, and apart those with names that Slurm cannot have."""
+    good, strange = [], []
     for one in in_order(known):
         if one.holds(now_ns):
             try:
                 compress([one.node])
-                names.append(one.node)
+                good.append(one.node)
             except NodeListError:
                 strange.append(one.node)
-    return compress(names), strange
+    return good, strange
 
 
 def to_json(known: Mapping[str, Exclusion], directory: str, problems: Sequence[str], now_ns: int) -> str:

@@ -1,0 +1,76 @@
+"""Passes the nodes that are set aside on to a job that waits in Slurm's queue, or is just being requeued.
+
+Measured on Slurm 22.05: ExcNodeList can be changed while the job is PENDING, and from `scontrol requeue`, preemption or
+a node's failure on (its state is COMPLETING then, and the batch script still runs for KillWait seconds after SIGTERM);
+it stays over further requeues. While the job runs it is refused ("Job is no longer pending execution"), so a job
+that is requeued by its exit code (RequeueExit) cannot change it itself. One unknown name refuses the whole list. A
+list that leaves too few nodes is taken, and the job waits for ever: that is what is looked at here first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ftslurm.slurm.control import SlurmControl
+from ftslurm.slurm.facts import JobFacts
+from ftslurm.slurm.nodelist import compress
+
+_OUT = ("down", "drain", "fail", "error", "future", "unknown", "inval")
+"""How sinfo's words for nodes begin that no job gets until somebody mends them; others are worth waiting for."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to ask Slurm for.
+
+    Attributes:
+        exclude: the job's new ExcNodeList; None: it stays as it is.
+        note: one line for people; empty: nothing to say.
+    """
+
+    exclude: tuple[str, ...] | None
+    note: str = ""
+
+
+def plan(job: JobFacts, aside: Sequence[str], partition: Mapping[str, str]) -> Plan:
+    """Decide which nodes a job is to avoid (pure).
+
+    Args:
+        job: as Slurm describes it.
+        aside: the nodes that are set aside, those most wanted out first.
+        partition: the nodes that it could get, and their states as sinfo spells them.
+    """
+    if job.state not in ("PENDING", "COMPLETING"):
+        return Plan(None)
+    new = [node for node in aside if node in partition and node not in job.excluded]
+    if not new:
+        return Plan(None)
+    free = [node for node, state in partition.items() if node not in job.excluded and not state.startswith(_OUT)]
+    left = len(free) - len([node for node in new if node in free])
+    needed = job.num_nodes or 1
+    if left < needed:
+        return Plan(
+            None,
+            f"job {job.job_id} is not told to avoid {compress(new)}: without them, {left} usable nodes are left in "
+            f"partition {job.partition}, and it needs {needed}",
+        )
+    return Plan((*job.excluded, *new), f"job {job.job_id} avoids {compress(new)} from now on, which are set aside")
+
+
+def pass_on(slurm: SlurmControl, job_id: str, aside: Sequence[str]) -> str:
+    """Let a job avoid these nodes, where Slurm allows that; return what to tell, empty for nothing.
+
+    Raises:
+        SlurmError: Slurm did not answer, or refused.
+        ValueError: `job_id` is no job's id.
+    """
+    if not aside:
+        return ""
+    job = slurm.job(job_id)
+    if job is None or job.partition is None:
+        return ""
+    decided = plan(job, aside, slurm.partition_nodes(job.partition))
+    if decided.exclude is not None:
+        slurm.exclude_nodes(job_id, decided.exclude)
+    return decided.note
