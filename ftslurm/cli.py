@@ -11,6 +11,8 @@ usage: ftslurm run [options] program [arguments]    run a program on all nodes, 
        ftslurm report [run directory | job id]      explain how a run went
        ftslurm status [run directory | job id]      say what a run does right now
        ftslurm doctor [directory]                   prove that a directory can carry a run, on all nodes
+       ftslurm health [check ...]                   look whether this node, or all nodes of a step, are fit
+       ftslurm nodes list|exclude|allow             say which nodes are set aside; set one aside, allow it again
        ftslurm template [name]                      print a ready-to-submit sbatch script
        ftslurm --version
 
@@ -46,6 +48,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from ftslurm.doctor.command import main as doctor
 
         return doctor(rest)
+    if command == "health":
+        from ftslurm.health.command import main as health
+
+        return health(rest)
+    if command == "nodes":
+        from ftslurm.nodes.command import main as nodes
+
+        return nodes(rest)
     if command == "--version":
         from ftslurm import __version__
 
@@ -55,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(USAGE, end="")
         return 0
     wrong = f"unknown command {command!r}" if command else "expected a command"
-    sys.stderr.write(f"ftslurm: {wrong}: run, status, report, doctor or template; see ftslurm --help\n")
+    sys.stderr.write(f"ftslurm: {wrong}: run, status, report, doctor, health, nodes or template; see ftslurm --help\n")
     return 2
 
 

@@ -25,7 +25,7 @@ class UsageError(ValueError):
     """Wrong arguments or a place where it cannot run; one line."""
 
 
-class _Interrupted(BaseException):
+class Interrupted(BaseException):
     """SIGINT or SIGTERM came: clean up and go."""
 
 
@@ -59,8 +59,16 @@ def main(argv: Sequence[str]) -> int:
     return FINE if stand is None else _on_node(options, stand)
 
 
-def stand_of(environ: Mapping[str, str], hostname: str, unique: str) -> Stand | None:
+def stand_of(
+    environ: Mapping[str, str], hostname: str, unique: str, command: str = "ftslurm doctor DIR"
+) -> Stand | None:
     """Find this node's stand in Slurm's step, or alone; None for a node's second and later tasks: one is enough.
+
+    Args:
+        environ: the environment.
+        hostname: this machine's name, used where Slurm gives none.
+        unique: text that no other session has.
+        command: what to tell users to start on all nodes.
 
     Raises:
         UsageError: Slurm's environment or the node's name is unusable.
@@ -75,7 +83,7 @@ def stand_of(environ: Mapping[str, str], hostname: str, unique: str) -> Stand | 
         raise UsageError(str(error)) from None
     if job is None or not job.in_step:
         others = len(job.node_list) if job else 1
-        note = f"only this node is looked at; for all {others}: srun --ntasks-per-node=1 ftslurm doctor DIR"
+        note = f"only this node is looked at; for all {others}: srun --ntasks-per-node=1 {command}"
         return Stand(node, (node,), unique, note if others > 1 else "")
     if job.localid:
         return None
@@ -99,7 +107,7 @@ def directory_of(chosen: str | None, environ: Mapping[str, str], cwd: str, is_di
     return default if is_dir(default) else os.path.dirname(default)
 
 
-def _is_dir(path: str) -> bool:
+def is_dir_watched(path: str) -> bool:
     """Look, in a child: this process touches no shared filesystem."""
     from ftslurm.doctor.node import CALL_LIMIT_S
     from ftslurm.doctor.watch import run_all
@@ -164,9 +172,9 @@ def _local_nodes(options: argparse.Namespace) -> int:
                 os._exit(code)
         pids.append(pid)
     try:
-        with _signals():
+        with interruptible():
             return max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) % 256 for pid in pids)
-    except _Interrupted:
+    except Interrupted:
         for pid in pids:
             os.kill(pid, signal.SIGTERM)
         for pid in pids:
@@ -174,8 +182,8 @@ def _local_nodes(options: argparse.Namespace) -> int:
         return INTERRUPTED
 
 
-class _signals:
-    """While this is active, SIGINT and SIGTERM raise `_Interrupted`."""
+class interruptible:
+    """While this is active, SIGINT and SIGTERM raise `Interrupted`."""
 
     def __enter__(self) -> None:
         self._old = {number: signal.signal(number, self._raise) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -186,7 +194,7 @@ class _signals:
 
     @staticmethod
     def _raise(number: int, frame: object) -> NoReturn:
-        raise _Interrupted(number)
+        raise Interrupted(number)
 
 
 def _on_node(options: argparse.Namespace, stand: Stand) -> int:
@@ -195,14 +203,14 @@ def _on_node(options: argparse.Namespace, stand: Stand) -> int:
     from ftslurm.doctor.node import Task, clean_up, examine
 
     began = time.monotonic()
-    directory = directory_of(options.directory, os.environ, os.getcwd(), _is_dir)
+    directory = directory_of(options.directory, os.environ, os.getcwd(), is_dir_watched)
     session = Session(os.path.join(directory, f".ftslurm-doctor-{stand.session}"), stand.node, stand.expected)
     task = Task(directory, session, options.seconds, options.wait, __version__, not options.local_nodes)
     try:
-        with _signals():
+        with interruptible():
             exam = examine(task)
             diagnosis = _report(task, exam)
-    except _Interrupted:
+    except Interrupted:
         clean_up(session)
         return INTERRUPTED
     if diagnosis is None:

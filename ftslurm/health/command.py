@@ -1,0 +1,304 @@
+"""`ftslurm health`: look at this node, or in a step at all nodes at once, and print one table."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import argparse
+
+    from ftslurm.doctor.command import Stand
+    from ftslurm.health.check import Check, Context, Place
+    from ftslurm.health.sight import Sight
+
+FIT, UNFIT, USAGE = 0, 1, 2
+INTERRUPTED = 130
+RESULTS_S = 10.0
+"""How much longer than the slowest check may take the first node waits for the others' results."""
+
+EPILOG = """\
+On all nodes of a job, one table:  srun --ntasks-per-node=1 ftslurm health
+Of an allocation that runs a program already, add to srun: --overlap, and to health: --busy
+
+Exit codes: 0 fit (warnings and what could not be found out included), 1 a check failed, or there is no word of a node,
+2 wrong usage. As Slurm's HealthCheckProgram, Prolog or Epilog: see ftslurm health --slurm help.
+"""
+
+
+class UsageError(ValueError):
+    """Wrong arguments; one line."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run it; return the exit code: 0 fit, 1 unfit, 2 wrong usage."""
+    try:
+        options = _parser().parse_args(argv)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else USAGE
+    try:
+        if options.slurm is not None:
+            from ftslurm.health.slurm_program import main as slurm_program
+
+            return slurm_program(options)
+        if options.drain or options.act:
+            raise UsageError("--drain and --act are for --slurm: by hand, nothing is done to the node")
+        checks = choose(options)
+        if options.list:
+            from ftslurm.health.table import listing
+            from ftslurm.terminal import show
+
+            show(listing(checks))
+            return FIT
+        return _look(options, checks)
+    except UsageError as error:
+        sys.stderr.write(f"ftslurm health: {error}\n")
+        return USAGE
+
+
+def choose(options: argparse.Namespace, default: str | None = None) -> list[Check]:
+    """Return the checks that are meant.
+
+    Args:
+        options: the arguments.
+        default: the set if nothing is said; None: all of them.
+
+    Raises:
+        UsageError: there is no such check.
+    """
+    from ftslurm.health.catalog import all_checks
+    from ftslurm.health.check import QUICK
+
+    known = all_checks()
+    skip = [name for text in options.skip for name in text.split(",") if name]
+    unknown = [name for name in (*options.names, *skip) if not any(_means(name, check) for check in known)]
+    if unknown:
+        raise UsageError(f"{unknown[0]}: there is no such check; see ftslurm health --list")
+    skip += _listed(os.environ, "FTSLURM_HEALTH_SKIP")
+    known = [check for check in known if not any(_means(name, check) for name in skip)]
+    if options.names:
+        return [check for check in known if any(_means(name, check) for name in options.names)]
+    set_ = QUICK if options.quick else None if options.all else default
+    return [check for check in known if set_ is None or set_ in check.sets]
+
+
+def _means(name: str, check: Check) -> bool:
+    """A check by its name, or all of a group by what is in front of the hyphen."""
+    return name in (check.name, check.name.partition("-")[0])
+
+
+def context_of(
+    options: argparse.Namespace, node: str, environ: Mapping[str, str], places: Sequence[Place], busy: bool
+) -> Context:
+    """Return what the checks are told.
+
+    Args:
+        options: the arguments.
+        node: this node's name.
+        environ: the environment.
+        places: paths that are looked at anyway.
+        busy: ranks may be running.
+    """
+    from ftslurm.health.check import Context, Place
+
+    named = [*options.path, *_listed(environ, "FTSLURM_HEALTH_PATHS")]
+    own = environ.get("FTSLURM_HEALTH_COMMAND")
+    return Context(
+        node,
+        dict(environ),
+        paths=tuple(dict.fromkeys((*places, *(Place(os.path.abspath(path), "--path") for path in named)))),
+        commands=tuple(dict.fromkeys((*options.command, *([own] if own else [])))),
+        busy=busy,
+        own_pid=os.getpid(),
+    )
+
+
+def _listed(environ: Mapping[str, str], name: str) -> list[str]:
+    return [part.strip() for part in environ.get(name, "").split(",") if part.strip()]
+
+
+def _look(options: argparse.Namespace, checks: Sequence[Check]) -> int:
+    from ftslurm.doctor.command import Interrupted, interruptible, stand_of
+    from ftslurm.doctor.command import UsageError as NoStand
+
+    unique = f"local-{os.getpid()}-{os.urandom(3).hex()}"
+    try:
+        stand = stand_of(os.environ, socket.gethostname(), unique, "ftslurm health")
+    except NoStand as error:
+        raise UsageError(str(error)) from None
+    if stand is None:
+        return FIT
+    try:
+        with interruptible():
+            if len(stand.expected) == 1:
+                return _alone(options, checks, stand)
+            return _together(options, checks, stand)
+    except Interrupted:
+        return INTERRUPTED
+
+
+def _places(options: argparse.Namespace, directory: str | None) -> list[Place]:
+    """Return the paths that every job uses; the shared directory where there is one."""
+    from ftslurm.health.check import Place
+
+    temporary = dict.fromkeys(("/tmp", os.environ.get("TMPDIR") or "/tmp", "/dev/shm"))
+    return [*([Place(directory, "shared directory")] if directory else []), *(Place(p, p) for p in temporary)]
+
+
+def _alone(options: argparse.Namespace, checks: Sequence[Check], stand: Stand) -> int:
+    from ftslurm.doctor.command import directory_of, is_dir_watched
+    from ftslurm.health.run import run
+    from ftslurm.health.sight import Sight
+
+    began = time.monotonic()
+    default = directory_of(None, os.environ, os.getcwd(), lambda path: True)
+    directory = options.shared_dir or (default if is_dir_watched(default) else None)
+    context = context_of(options, stand.node, os.environ, _places(options, directory), options.busy)
+    looked = run(checks, context, {})
+    sight = Sight(stand.expected, {stand.node: looked.verdicts}, stuck={stand.node: looked.stuck})
+    return _print(options, sight, time.monotonic() - began, stand.note)
+
+
+def _together(options: argparse.Namespace, checks: Sequence[Check], stand: Stand) -> int:
+    """Be one node of several: look, hand in; the first prints."""
+    from dataclasses import replace
+
+    from ftslurm.doctor.command import Interrupted, directory_of, is_dir_watched
+    from ftslurm.doctor.meet import Session
+    from ftslurm.doctor.node import clean_up
+    from ftslurm.health.run import run
+    from ftslurm.health.sight import Sight
+    from ftslurm.health.together import gather, hand_in, meet_all
+
+    began = time.monotonic()
+    directory = directory_of(options.shared_dir, os.environ, os.getcwd(), is_dir_watched)
+    session = Session(os.path.join(directory, f".ftslurm-health-{stand.session}"), stand.node, stand.expected)
+    try:
+        with _listening() as door:
+            met = meet_all(session, directory, stand.node, door.getsockname()[1], options.wait)
+            context = context_of(options, stand.node, os.environ, _places(options, directory), options.busy)
+            looked = run(checks, replace(context, address=stand.node, peers=met.peers), {})
+            alone = len(met.nodes) < 2 and stand.node != stand.expected[0]
+            if alone or not met.nodes:
+                clean_up(session, others=not met.nodes)
+                own = Sight((stand.node,), {stand.node: looked.verdicts}, stuck={stand.node: looked.stuck})
+                why = met.problem or f"no other node came to {directory} within {options.wait:g} s"
+                return _unmet(options, own, stand, why, time.monotonic() - began)
+            if stand.node != met.nodes[0]:
+                problem = hand_in(session, looked.verdicts, looked.stuck)
+                if problem:
+                    sys.stderr.write(f"ftslurm health: {stand.node}: its result could not be handed in: {problem}\n")
+                return UNFIT if problem else FIT
+            slowest_s = max((check.limit_s for check in checks), default=0.0)
+            got = gather(session, met.nodes, directory, options.wait, slowest_s + RESULTS_S)
+    except Interrupted:
+        clean_up(session)
+        raise
+    verdicts = {**got.verdicts, stand.node: looked.verdicts}
+    stuck = {**got.stuck, stand.node: looked.stuck}
+    in_order = {node: verdicts[node] for node in stand.expected if node in verdicts}
+    stays = clean_up(session)
+    sight = Sight(stand.expected, in_order, got.lost, _odd(in_order), stuck)
+    return _print(options, sight, time.monotonic() - began, stays or "")
+
+
+def _odd(verdicts: Mapping[str, Sequence[object]]) -> tuple[()]:
+    return ()
+
+
+def _listening() -> socket.socket:
+    """Return a socket that the other nodes can reach: they try whether they can."""
+    door = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    door.bind(("", 0))
+    door.listen(128)
+    return door
+
+
+def _unmet(options: argparse.Namespace, own: Sight, stand: Stand, why: str, took_s: float) -> int:
+    """Tell what this node found when it could not tell the first one: the first by its table, others by a line."""
+    from ftslurm.health.table import brief
+
+    way_out = "give a directory that all nodes share: --shared-dir DIR"
+    if stand.node == stand.expected[0]:
+        _print(options, own, took_s, f"only this node of {len(stand.expected)}: {why}; {way_out}")
+    else:
+        found = brief(own.verdicts[stand.node]) or "nothing is wrong with the node itself"
+        sys.stderr.write(f"ftslurm health: {stand.node}: could not meet the other nodes: {why}; {found}\n")
+    return UNFIT
+
+
+def _print(options: argparse.Namespace, sight: Sight, took_s: float, note: str) -> int:
+    from ftslurm.health.table import render, to_document
+    from ftslurm.health.verdict import FAIL
+    from ftslurm.terminal import show
+
+    show(to_document(sight, took_s) if options.json else render(sight, took_s))
+    if note:
+        sys.stderr.write(f"ftslurm health: {note}\n")
+    return UNFIT if sight.status == FAIL else FIT
+
+
+def _parser() -> argparse.ArgumentParser:
+    import argparse
+
+    parser = argparse.ArgumentParser(
+        prog="ftslurm health",
+        allow_abbrev=False,
+        description="Look whether this node is fit for a job: its GPUs, network, storage and host. Nothing is changed.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="checks, or groups of them: gpu-ecc, gpu; default: all"
+    )
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--all", action="store_true", help="all checks, as by default")
+    which.add_argument(
+        "--quick", action="store_true", help="those that are made before a node joins a round: within 1 s"
+    )
+    parser.add_argument(
+        "--skip", action="append", default=[], metavar="NAME,…", help="leave these checks or groups out"
+    )
+    parser.add_argument("--list", action="store_true", help="say which checks there are, and do not look")
+    parser.add_argument("--json", action="store_true", help="print all that was found as JSON")
+    parser.add_argument(
+        "--path", action="append", default=[], metavar="DIR", help="a path that jobs use; may be repeated"
+    )
+    parser.add_argument(
+        "--command",
+        action="append",
+        default=[],
+        metavar="CMD",
+        help="a check of your own: exit code 0 well, 1 warning, 2 unfit, and one line of output; may be repeated",
+    )
+    load = parser.add_mutually_exclusive_group()
+    load.add_argument("--busy", action="store_true", help="ranks are running: what they hold is no leftover")
+    load.add_argument("--idle", action="store_true", help="nothing should be running here, as by default by hand")
+    parser.add_argument(
+        "--shared-dir", metavar="DIR", help="where nodes meet (default: $FTSLURM_SHARED_DIR, ./ftslurm-runs, or .)"
+    )
+    parser.add_argument("--wait", type=_seconds, default=30.0, metavar="S", help="wait that long for all nodes (30)")
+    parser.add_argument(
+        "--slurm",
+        choices=("health-check", "prolog", "epilog", "help"),
+        help="be Slurm's HealthCheckProgram, Prolog or Epilog; help: say how",
+    )
+    parser.add_argument("--drain", action="store_true", help="with --slurm: drain a node of which a check failed")
+    parser.add_argument("--act", action="store_true", help="with --slurm prolog|epilog: end with 1 when a check failed")
+    return parser
+
+
+def _seconds(text: str) -> float:
+    import argparse
+
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.5 <= value <= 3600:
+        raise argparse.ArgumentTypeError(f"expected seconds from 0.5 to 3600, found {text!r}")
+    return value

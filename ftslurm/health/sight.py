@@ -1,0 +1,159 @@
+"""What was found on all nodes of one look: findings that differ in their node alone as one, outliers first (pure)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+from ftslurm.health.verdict import FAIL, OK, SEVERITY, Finding, Json, Verdict, worst
+
+MEET = "meet"
+"""The name under which it is told that nothing was heard of a node; there is no such check."""
+
+
+@dataclass(frozen=True)
+class NodeFinding:
+    """A finding of one check, and the nodes that it was made on."""
+
+    check: str
+    nodes: tuple[str, ...]
+    finding: Finding
+
+
+@dataclass(frozen=True)
+class Sight:
+    """One look at one or many nodes.
+
+    Attributes:
+        expected: all nodes that were to be looked at, in Slurm's order.
+        verdicts: what was found, by node; of the nodes of which there is word.
+        lost: nodes of which there is none, and why.
+        odd: what only comparing the nodes shows.
+        stuck: by node, processes of checks that hang in its kernel.
+    """
+
+    expected: tuple[str, ...]
+    verdicts: Mapping[str, Sequence[Verdict]]
+    lost: Mapping[str, str] = field(default_factory=dict)
+    odd: tuple[NodeFinding, ...] = ()
+    stuck: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+    @property
+    def status(self) -> str:
+        """The worst of all."""
+        return worst(one.finding.status for one in self.findings)
+
+    @property
+    def findings(self) -> list[NodeFinding]:
+        """All findings: the worst first, of those the ones of few nodes: who differs is seen, what all have is not."""
+        place = {node: index for index, node in enumerate(self.expected)}
+        merged: dict[tuple[str, Finding], set[str]] = {}
+        for one in (*self._own(), *self.odd):
+            merged.setdefault((one.check, one.finding), set()).update(one.nodes)
+        found = [
+            NodeFinding(check, tuple(sorted(nodes, key=lambda n: (place.get(n, len(place)), n))), finding)
+            for (check, finding), nodes in merged.items()
+        ]
+        order = list(dict.fromkeys(one.check for one in found))
+        return sorted(
+            found, key=lambda one: (-SEVERITY.index(one.finding.status), len(one.nodes), order.index(one.check))
+        )
+
+    def _own(self) -> list[NodeFinding]:
+        found = [
+            NodeFinding(MEET, (node,), Finding(FAIL, "", why, f"Look at {node} by hand: {by_hand(node)}."))
+            for node, why in self.lost.items()
+        ]
+        for node, verdicts in self.verdicts.items():
+            found += [NodeFinding(one.check, (node,), finding) for one in verdicts for finding in one.findings]
+        return found
+
+
+def by_hand(node: str) -> str:
+    """Return the command that looks at one node from elsewhere."""
+    return f"`srun -w {node} ftslurm health`"
+
+
+@dataclass(frozen=True)
+class Line:
+    """How one check came out over all nodes.
+
+    Attributes:
+        status: the worst of the nodes.
+        absent: there was nothing to look at on any of them.
+        summary: what most of them say.
+        count: how many that are.
+        others: a few of those that say something else, and what.
+        more: how many more there are.
+    """
+
+    check: str
+    status: str
+    absent: bool
+    summary: str
+    count: int
+    others: tuple[tuple[str, str], ...]
+    more: int
+
+
+def lines(sight: Sight, shown: int = 2) -> list[Line]:
+    """Return a line for each check: the worst first, what there is nothing of last."""
+    by_check: dict[str, dict[str, Verdict]] = {}
+    for node, verdicts in sight.verdicts.items():
+        for one in verdicts:
+            by_check.setdefault(one.check, {})[node] = one
+    odd: dict[str, list[str]] = {}
+    for other in sight.odd:
+        odd.setdefault(other.check, []).append(other.finding.status)
+    found = [_line(check, looks, odd.get(check, []), shown) for check, looks in by_check.items()]
+    return sorted(found, key=lambda line: (-SEVERITY.index(line.status), line.absent))
+
+
+def _line(check: str, looks: Mapping[str, Verdict], odd: Sequence[str], shown: int) -> Line:
+    most, count = Counter(look.summary for look in looks.values()).most_common(1)[0]
+    others = [(node, look.summary) for node, look in looks.items() if look.summary != most]
+    # Who differs and is worse is what people look for.
+    others.sort(key=lambda other: -SEVERITY.index(looks[other[0]].status))
+    return Line(
+        check=check,
+        status=worst([*(look.status for look in looks.values()), *odd]),
+        absent=all(is_absent(look) for look in looks.values()),
+        summary=most,
+        count=count,
+        others=tuple(others[:shown]),
+        more=max(0, len(others) - shown),
+    )
+
+
+def is_absent(verdict: Verdict) -> bool:
+    """Tell whether there was nothing to look at."""
+    return verdict.status == OK and verdict.facts is None
+
+
+def to_json(verdict: Verdict) -> Json:
+    """Return a verdict, its facts too, as a JSON object."""
+    return asdict(verdict)
+
+
+def of_json(fields: Mapping[str, object]) -> Verdict:
+    """Read it back, from a node whose ftslurm may be another one.
+
+    Raises:
+        ValueError: it is no verdict.
+    """
+    try:
+        findings = tuple(_finding(finding) for finding in fields["findings"])  # type: ignore[attr-defined]
+        status, facts = str(fields["status"]), fields.get("facts")
+        if any(one not in SEVERITY for one in (status, *(finding.status for finding in findings))):
+            raise ValueError(f"unknown status in {fields!r:.200}")
+        took_s = float(str(fields["took_s"]))
+        known = facts if isinstance(facts, dict) else None
+        return Verdict(str(fields["check"]), status, str(fields["summary"]), findings, took_s, known)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"expected a verdict ({type(error).__name__}: {error})") from None
+
+
+def _finding(fields: Mapping[str, object]) -> Finding:
+    status, subject, text, advice = (str(fields[name]) for name in ("status", "subject", "text", "advice"))
+    return Finding(status, subject, text, advice)

@@ -1,0 +1,158 @@
+"""`ftslurm health --slurm …`: what Slurm's own HealthCheckProgram, Prolog and Epilog call.
+
+Detecting is not acting: without --drain and --act nothing is done but look and tell. Nothing here ever undrains a node,
+or puts a reason over somebody else's.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ftslurm.health.command import FIT, UNFIT, UsageError, choose, context_of
+from ftslurm.health.verdict import FAIL, Json, Verdict, worst
+
+if TYPE_CHECKING:
+    import argparse
+
+FACTS = "/run/ftslurm-health.json"
+"""Where root keeps one look's facts for the next one, so that counters can be seen to grow."""
+
+PLACES = ("/usr/bin", "/usr/local/bin", "/opt/slurm/bin", "/usr/local/slurm/bin", "/bin", "/usr/sbin", "/sbin")
+"""Where commands may be: Slurm runs its HealthCheckProgram without a PATH."""
+
+HELP = """\
+As Slurm's own programs (slurm.conf takes one word: call these from a script of two lines, see below)
+
+  ftslurm health --slurm health-check [--drain]      HealthCheckProgram, all HealthCheckInterval seconds
+  ftslurm health --slurm prolog [--act] [--drain]    Prolog, before a job's first step on a node
+  ftslurm health --slurm epilog [--act] [--drain]    Epilog, after a job's last step on a node
+
+They run on the node, as root, and print one line: nothing when the node is fit. NAME, --skip, --path, --command,
+--all and --quick choose as by hand; by default health-check makes the checks for the background, the others the quick
+ones. Ranks may be running, those of other jobs too: give --idle to a Prolog or Epilog where a node belongs to one job
+at a time, so that what still runs there is a leftover.
+
+Exit code         0 fit, or it is only told; 1 a check failed (warnings and unknowns never)
+  health-check    Slurm does nothing with it; slurmd writes the line to its log when it is not 0 (and only then)
+  prolog          0, or with --act 1: Slurm drains the node and requeues the job, held unless the site has set
+                  SchedulerParameters=nohold_on_prolog_fail
+  epilog          0, or with --act 1: Slurm drains the node
+--drain           asks Slurm itself: scontrol update NodeName=… State=DRAIN Reason="ftslurm: …". A node that is drained
+                  or down already stays as it is, with its reason. Nothing is ever undrained (State=RESUME does that).
+--act             with prolog and epilog implies --drain, so that the node's reason is what was found instead of
+                  "Prolog error"
+
+  # /etc/slurm/health.sh, for HealthCheckProgram: Slurm gives it SLURMD_NODENAME and nothing else, no PATH either.
+  #!/bin/sh
+  export SLURM_CONF=/etc/slurm/slurm.conf
+  exec /opt/ftslurm/bin/ftslurm health --slurm health-check --drain
+
+  # slurm.conf
+  HealthCheckProgram=/etc/slurm/health.sh
+  HealthCheckInterval=300
+  HealthCheckNodeState=ANY,CYCLE
+  Prolog=/etc/slurm/prolog.sh
+"""
+
+
+def main(options: argparse.Namespace) -> int:
+    """Run it; return the exit code that Slurm expects."""
+    from ftslurm.terminal import show
+
+    if options.slurm == "help":
+        show(HELP)
+        return FIT
+    if options.list or options.json:
+        raise UsageError("--slurm prints one line: leave --list and --json out")
+    if options.act and options.slurm == "health-check":
+        raise UsageError("--act is for prolog and epilog: Slurm does nothing with a HealthCheckProgram's exit code")
+    node = node_name(os.environ, socket.gethostname())
+    _find_commands()
+    verdicts = _look(options, node)
+    text = one_line(node, verdicts)
+    failed = worst(one.status for one in verdicts) == FAIL
+    if text:
+        show(f"{text}\n")
+    if failed and (options.drain or options.act):
+        from ftslurm.nodes.drain import drain
+
+        problem = drain(node, reason(node, verdicts))
+        if problem:
+            sys.stderr.write(f"ftslurm health: {node} could not be drained: {problem}\n")
+    return exit_code(options.slurm, failed, options.act)
+
+
+def exit_code(mode: str, failed: bool, act: bool) -> int:
+    """Return the exit code: only a failed check is told, and to the prolog and epilog only if they are to act."""
+    return UNFIT if failed and (act or mode == "health-check") else FIT
+
+
+def node_name(environ: Mapping[str, str], hostname: str) -> str:
+    """Return Slurm's name of this node; slurmd gives it to all of its programs.
+
+    Raises:
+        UsageError: the name is none.
+    """
+    from ftslurm.sharedfs.rundir import RunDirectoryError, check_name
+
+    try:
+        return check_name("node name", environ.get("SLURMD_NODENAME") or hostname.partition(".")[0])
+    except RunDirectoryError as error:
+        raise UsageError(str(error)) from None
+
+
+def one_line(node: str, verdicts: Sequence[Verdict]) -> str:
+    """Return what is told: how many checks failed and warned, and the worst; nothing when all is well."""
+    from ftslurm.health.table import brief, counted
+
+    counts = counted(verdicts, ("fail", "warn"))
+    return f"ftslurm health: {node}: {counts}: {brief(verdicts)}" if counts else ""
+
+
+def reason(node: str, verdicts: Sequence[Verdict]) -> str:
+    """Return the reason for a drain."""
+    from ftslurm.health.table import brief
+
+    return f"ftslurm: {brief(verdicts)}"
+
+
+def _look(options: argparse.Namespace, node: str) -> Sequence[Verdict]:
+    from ftslurm.health.check import BACKGROUND, QUICK, Place
+    from ftslurm.health.run import run
+
+    checks = choose(options, BACKGROUND if options.slurm == "health-check" else QUICK)
+    places = [Place("/tmp", "/tmp"), Place("/dev/shm", "/dev/shm")]
+    context = context_of(options, node, os.environ, places, busy=not options.idle)
+    facts = _facts_file(os.geteuid())
+    before: Mapping[str, Json] = _read(facts)
+    looked = run(checks, context, before)
+    _keep(facts, before, looked.verdicts)
+    return looked.verdicts
+
+
+def _facts_file(uid: int, exists: Callable[[str], bool] = os.path.isdir) -> str | None:
+    """Return where facts are kept; only root has a directory that nobody else can write to."""
+    return FACTS if uid == 0 and exists(os.path.dirname(FACTS)) else None
+
+
+def _read(path: str | None) -> Mapping[str, Json]:
+    from ftslurm.health.look import read_facts
+
+    return read_facts(path) if path else {}
+
+
+def _keep(path: str | None, before: Mapping[str, Json], verdicts: Sequence[Verdict]) -> None:
+    from ftslurm.health.look import write_facts
+
+    if path:
+        write_facts(path, {**before, **{one.check: one.facts for one in verdicts if one.facts is not None}})
+
+
+def _find_commands() -> None:
+    """Look for Slurm's commands where they usually are, too, behind what PATH says."""
+    known = os.environ.get("PATH", "").split(os.pathsep)
+    os.environ["PATH"] = os.pathsep.join(part for part in dict.fromkeys((*known, *PLACES)) if part)

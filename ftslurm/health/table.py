@@ -1,0 +1,169 @@
+"""A look at one or many nodes as text for people and as JSON (pure)."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+
+from ftslurm.doctor.findings import some
+from ftslurm.health.check import SETS, Check
+from ftslurm.health.sight import Line, NodeFinding, Sight, lines, to_json
+from ftslurm.health.verdict import FAIL, OK, SEVERITY, Verdict, describe, ordered
+from ftslurm.report.words import clip, safe
+
+SCHEMA, VERSION = "ftslurm/health-report", 1
+ALIKE = 4
+"""Findings of one check and one status that are told; the rest is counted."""
+
+_WIDTH = 8
+_LONG = 200
+_NAMES = 8
+
+
+def render(sight: Sight, took_s: float) -> str:
+    """Return what people read: the verdict, what is wrong and what to do, a line for each check."""
+    text = _one(sight, took_s) if len(sight.expected) == 1 and not sight.odd else _many(sight, took_s)
+    return "\n".join(map(safe, text)) + "\n"
+
+
+def _one(sight: Sight, took_s: float) -> list[str]:
+    """Of a node alone: each check with its findings beneath."""
+    node = sight.expected[0]
+    verdicts = sight.verdicts.get(node, ())
+    found = [f"ftslurm health: {node}: {_verdict(verdicts)} ({_count(len(verdicts), 'check')}, {took_s:.1f} s)"]
+    known = {one.check: one for one in verdicts}
+    present = [line for line in lines(sight) if not line.absent]
+    width = max((len(line.check) for line in present), default=0)
+    for line in present:
+        one = known[line.check]
+        found.append(f"  {_label(line.status):<{_WIDTH}} {line.check:<{width}}  {clip(one.summary, _LONG)}")
+        for finding in sorted(one.findings, key=lambda finding: -SEVERITY.index(finding.status)):
+            if describe(finding) != one.summary:
+                found.append(f"  {'':<{_WIDTH}} {_label(finding.status)}: {describe(finding)}")
+            found += [f"  {'':<{_WIDTH}} -> {finding.advice}"] if finding.advice else []
+    return found + _absent(lines(sight)) + _stuck(sight)
+
+
+def _absent(found: Sequence[Line]) -> list[str]:
+    """What there is nothing to look at: a line for each reason, not for each check."""
+    by_reason: dict[str, list[str]] = {}
+    for line in found:
+        if line.absent:
+            by_reason.setdefault(line.summary, []).append(line.check)
+    return [f"  {'-':<{_WIDTH}} {clip(reason, _LONG)}: {', '.join(checks)}" for reason, checks in by_reason.items()]
+
+
+def _verdict(verdicts: Sequence[Verdict]) -> str:
+    return counted(verdicts, SEVERITY) or "fine"
+
+
+def counted(verdicts: Sequence[Verdict], statuses: Iterable[str]) -> str:
+    """Say how many of these statuses there are: `1 FAIL, 2 warn`; empty for none."""
+    counts = Counter(one.status for one in verdicts if one.status != OK and one.status in statuses)
+    return ", ".join(f"{counts[status]} {_label(status)}" for status in reversed(SEVERITY) if counts[status])
+
+
+def _many(sight: Sight, took_s: float) -> list[str]:
+    """Of many nodes: all findings, those of few nodes first, then a line for each check."""
+    by_status: dict[str, list[str]] = {}
+    worst_of = dict.fromkeys(sight.expected, OK)
+    for one in sight.findings:
+        for node in one.nodes:
+            known = worst_of.get(node, OK)
+            worst_of[node] = max(known, one.finding.status, key=SEVERITY.index)
+    for node, status in worst_of.items():
+        by_status.setdefault(status, []).append(node)
+    said = [f"{_label(s)} on {some(by_status[s])}" for s in reversed(SEVERITY) if s != OK and s in by_status]
+    fine = len(by_status.get(OK, ()))
+    said += [f"{fine} fine" if said else "all fine"] if fine else []
+    found = [f"ftslurm health: {len(sight.expected)} nodes: {'; '.join(said)} ({took_s:.1f} s)"]
+    found += _findings(sight.findings, len(sight.expected))
+    found += _checks([line for line in lines(sight) if not line.absent], len(sight.verdicts))
+    return found + _absent(lines(sight)) + _stuck(sight)
+
+
+def _findings(findings: Sequence[NodeFinding], count: int) -> list[str]:
+    found: list[str] = []
+    told: Counter[tuple[str, str]] = Counter()
+    for one in findings:
+        kind = (one.finding.status, one.check)
+        told[kind] += 1
+        if told[kind] > ALIKE:
+            continue
+        where = f"all {count} nodes" if 1 < count == len(one.nodes) else some(one.nodes, _NAMES)
+        found.append(f"  {_label(one.finding.status):<{_WIDTH}} {where}: {one.check}: {describe(one.finding)}")
+        found += [f"  {'':<{_WIDTH}} -> {one.finding.advice}"] if one.finding.advice else []
+    for (status, check), number in told.items():
+        if number > ALIKE:
+            more = number - ALIKE
+            found.append(
+                f"  {_label(status):<{_WIDTH}} and {more} more of {check} on other nodes (--json has them all)"
+            )
+    return found
+
+
+def _checks(found: Sequence[Line], nodes: int) -> list[str]:
+    width = max((len(line.check) for line in found), default=0)
+    return [f"  {_label(line.status):<{_WIDTH}} {line.check:<{width}}  {_summary(line, nodes)}" for line in found]
+
+
+def _summary(line: Line, nodes: int) -> str:
+    most = clip(line.summary, _LONG)
+    if not line.others:
+        return most if line.count == nodes else f"{most} ({line.count} of {nodes} nodes looked)"
+    others = "; ".join(f"{node}: {clip(summary, _LONG // 2)}" for node, summary in line.others)
+    more = f" and {_count(line.more, 'node')} more" if line.more else ""
+    return f"{_count(line.count, 'node')}: {most}; {others}{more}"
+
+
+def _stuck(sight: Sight) -> list[str]:
+    return [
+        f"  {'':<{_WIDTH}} {node}: {_count(len(pids), 'process')} of checks hang in its kernel and cannot be killed: "
+        f"pid {some([str(pid) for pid in pids])}"
+        for node, pids in sight.stuck.items()
+        if pids
+    ]
+
+
+def _label(status: str) -> str:
+    return status.upper() if status == FAIL else status
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 'es' if what.endswith('s') else 's'}"
+
+
+def brief(verdicts: Sequence[Verdict], limit: int = _LONG) -> str:
+    """Return the worst of a node in one line, for a drain's reason or a log; empty: nothing was found."""
+    for one in ordered(verdicts):
+        for finding in sorted(one.findings, key=lambda finding: -SEVERITY.index(finding.status)):
+            return clip(safe(f"{one.check}: {describe(finding)}"), limit)
+    return ""
+
+
+def listing(checks: Iterable[Check]) -> str:
+    """Return the list of checks: name, sets, what it looks at."""
+    rows = [(check.name, ", ".join(name for name in SETS if name in check.sets), check.about) for check in checks]
+    widths = [max((len(row[column]) for row in rows), default=0) for column in range(2)]
+    return "".join(f"{name:<{widths[0]}}  {sets:<{widths[1]}}  {about}\n" for name, sets, about in rows)
+
+
+def to_document(sight: Sight, took_s: float) -> str:
+    """Return all that is known as one JSON object."""
+    nodes: Mapping[str, object] = {
+        node: {"verdicts": [to_json(one) for one in verdicts], "stuck": list(sight.stuck.get(node, ()))}
+        for node, verdicts in sight.verdicts.items()
+    }
+    document = {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "status": sight.status,
+        "seconds": round(took_s, 3),
+        "expected": list(sight.expected),
+        "findings": [{"check": one.check, "nodes": one.nodes, **asdict(one.finding)} for one in sight.findings],
+        "lost": dict(sight.lost),
+        "nodes": nodes,
+    }
+    return json.dumps(document, indent=2) + "\n"
