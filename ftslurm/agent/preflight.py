@@ -23,8 +23,10 @@ ATTEMPT_SCHEMA, ATTEMPT_VERSION = "ftslurm/attempt", 1
 def prepare(arguments: Sequence[str]) -> int:
     """Run `ftslurm prepare`, ftsrun's look before srun: check everything that can be checked on the batch host.
 
-    Takes the arguments of `ftslurm run`. Prints the run directory and the site's KillWait, a line each.
+    Takes the arguments of `ftslurm run`. Prints the run directory, the site's KillWait, and the directory of the nodes
+    that are set aside, a line each.
     """
+    from ftslurm.nodes.exclude import folder
     from ftslurm.slurm.control import CommandSlurm
     from ftslurm.slurm.errors import SlurmError
 
@@ -47,7 +49,7 @@ def prepare(arguments: Sequence[str]) -> int:
     except (UsageError, RunDirectoryError) as error:
         complain(str(error))
         return EXIT_USAGE
-    print(f"{run.root}\n{'' if kill_wait is None else kill_wait}")
+    print(f"{run.root}\n{'' if kill_wait is None else kill_wait}\n{folder(run.root, options.exclude_dir)}")
     return 0
 
 

@@ -73,8 +73,8 @@ class Exclusion:
 
 
 def folder(run_dir: str, chosen: str | None = None) -> str:
-    """Return the directory of these files: as chosen, else beside the run directories."""
-    return chosen or os.path.join(os.path.dirname(os.path.abspath(run_dir)), FOLDER)
+    """Return the directory of these files, absolute: as chosen, else beside the run directories."""
+    return os.path.abspath(chosen) if chosen else os.path.join(os.path.dirname(os.path.abspath(run_dir)), FOLDER)
 
 
 def strikes_within(known: Exclusion | None, now_ns: int, window_ns: int = LEMON_WINDOW_NS) -> list[Strike]:

@@ -13,11 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ftslurm.slurm.control import SlurmControl
+from ftslurm.slurm.errors import SlurmRefused
 from ftslurm.slurm.facts import JobFacts
 from ftslurm.slurm.nodelist import compress
 
 _OUT = ("down", "drain", "fail", "error", "future", "unknown", "inval")
 """How sinfo's words for nodes begin that no job gets until somebody mends them; others are worth waiting for."""
+
+_NOT_WAITING = ("Job has already finished", "no longer pending")
 
 
 @dataclass(frozen=True)
@@ -72,5 +75,11 @@ def pass_on(slurm: SlurmControl, job_id: str, aside: Sequence[str]) -> str:
         return ""
     decided = plan(job, aside, slurm.partition_nodes(job.partition))
     if decided.exclude is not None:
-        slurm.exclude_nodes(job_id, decided.exclude)
+        try:
+            slurm.exclude_nodes(job_id, decided.exclude)
+        except SlurmRefused as error:
+            # It was cancelled, or its time was over, and it only looked like one that comes back; or it runs again.
+            if any(sign in str(error) for sign in _NOT_WAITING):
+                return ""
+            raise
     return decided.note
