@@ -83,7 +83,10 @@ def _shifted_node(node: RoundNode, ns: int) -> RoundNode:
         if progress is not None:
             progress = replace(progress, first_ns=_plus(progress.first_ns, ns), last_ns=_plus(progress.last_ns, ns))
         started_ns, ended_ns = _plus(worker.started_ns, ns), _plus(worker.ended_ns, ns)
-        workers.append(replace(worker, started_ns=started_ns, ended_ns=ended_ns, progress=progress))
+        error = worker.error
+        if error is not None:
+            error = replace(error, time_ns=_plus(error.time_ns, ns))
+        workers.append(replace(worker, started_ns=started_ns, ended_ns=ended_ns, progress=progress, error=error))
     return replace(
         node,
         started_ns=_plus(node.started_ns, ns),

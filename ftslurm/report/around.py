@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ftslurm.failures.causes import OomKills, Space, Surroundings
+from ftslurm.failures.evidence import OomKills, Space, Surroundings
 from ftslurm.report.fields import Json, integer, number, objects, text, texts
 
 SHM = "/dev/shm"

@@ -2,33 +2,47 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from heapq import nsmallest
+from typing import NamedTuple
 
-from ftslurm.failures.causes import PRIMARY
+from ftslurm.failures.causes import CASCADE, PRIMARY, ROWS
+from ftslurm.failures.short import ALIKE
 from ftslurm.report.clocks import Clocks, Doubt
 from ftslurm.report.facts import (
-    Exc,
     Failure,
-    Frame,
     History,
     NodeWord,
     RankError,
     RoundFiles,
     RoundNode,
+    Short,
     Snapshot,
     Worker,
 )
+from ftslurm.report.known import suspect_of
 from ftslurm.report.scheduler import state_for_evidence
-from ftslurm.report.suspect import UNJUDGED, Suspect, judge
+from ftslurm.report.suspect import Suspect, judge
+from ftslurm.report.unread import short_of, stand_in
 
-_TYPED = re.compile(r"([A-Za-z_][\w.]{0,100}): ?(.*)", re.DOTALL)
-_FRAME = re.compile(r'^ *File "([^"\n]{1,4096})", line (\d{1,9})(?:,? in (\S{1,200}))?', re.MULTILINE)
+HEADS = 3
+"""Of what only follows, so many of each cause are read: one may be the first failure, one hang, the next is shown."""
+
+
+class Follower(NamedTuple):
+    """A rank whose failure follows from another's, known by its record's short form; they compare by their order."""
+
+    untimed: bool
+    at_ns: int
+    rank: int
+    node: str
+    time_ns: int | None
 
 
 def suspects(snapshot: Snapshot, number: int) -> list[Suspect]:
-    """Return the workers of a round that failed and were not stopped by ftslurm, root cause first.
+    """Return the workers of a round that failed and were not stopped by ftslurm, root cause first, but for `followers`.
 
     Primary causes stand before cascades, then earlier before later, as far as the nodes' clocks tell. A worker that
     ftslurm stopped is no suspect, whatever it wrote on its way out; but one whose exception was caught on its own
@@ -38,20 +52,101 @@ def suspects(snapshot: Snapshot, number: int) -> list[Suspect]:
     words = {rank: word for rank, word in summaries(snapshot, number).items() if word.kind != "hang"}
     found: dict[int, Suspect] = {}
     state = _scheduler_state(snapshot, files)
+    following = {each.rank for group in followers(snapshot, number).values() for each in group}
     for node in files.nodes:
         began_ns = _stop_began_ns(node)
         for worker in node.workers:
-            error = files.errors.get(worker.rank)
+            if worker.rank in following:
+                continue
+            error = files.errors.get(worker.rank) or short_of(files, node, worker)
             if _failed_by_itself(worker, error, began_ns):
                 word = words.get(worker.rank)
                 found[worker.rank] = _judged(snapshot, files, state, worker.rank, (node, worker), error, word)
     seen = {worker.rank for node in files.nodes for worker in node.workers if worker.ended_ns is not None}
     for rank in sorted((set(files.errors) | set(words)) - seen - set(found)):
         # No agent's last word on this rank: its agent died first, or its file is broken.
-        error = files.errors.get(rank)
-        if rank in words or not _maybe_stopped(error):
-            found[rank] = _judged(snapshot, files, state, rank, None, error, words.get(rank))
+        record = files.errors.get(rank)
+        if rank in words or not _maybe_stopped(record):
+            found[rank] = _judged(snapshot, files, state, rank, None, record, words.get(rank))
     return sorted(found.values(), key=lambda suspect: _order(snapshot.clocks, number, suspect))
+
+
+def followers(snapshot: Snapshot, number: int) -> Mapping[str, Sequence[Follower]]:
+    """Return by cause the ranks of which the short form shows that they only follow, in no order.
+
+    Their records were not read, but one with the same signature: that one's cause is theirs. It is so for ftslurm's own
+    rows for cascades, which look at nothing in which these records may differ; that is tested.
+    """
+    files = round_files(snapshot, number)
+    state = _scheduler_state(snapshot, files)
+    facts = (files.nodes, files.errors, snapshot.clocks)
+    known = snapshot.judged.get((number, None))
+    if known is None or known[1] != state or not all(map(operator.is_, known[0], facts)):
+        known = snapshot.judged[number, None] = (facts, state, _followers(snapshot, files, state))
+    groups: Mapping[str, Sequence[Follower]] = known[2]
+    return groups
+
+
+def _followers(snapshot: Snapshot, files: RoundFiles, state: str) -> dict[str, list[Follower]]:
+    groups: dict[str, list[Follower]] = {}
+    if not files.like or snapshot.causes is not ROWS:
+        return groups
+    # By what the rows look at: the signature, and what the kernel said of the worker's end.
+    verdicts: dict[tuple[str, int | None, str | None], list[Follower] | None] = {}
+    for node in files.nodes:
+        began_ns = _stop_began_ns(node)
+        shift_ns = snapshot.clocks.comparable_ns(files.number, node.node, 0)
+        for worker in node.workers:
+            short = short_of(files, node, worker)
+            if short is None or not _failed_by_itself(worker, short, began_ns):
+                continue
+            kind = short.like, worker.exit_code, worker.signal
+            if kind not in verdicts:
+                cause = _cascade(snapshot, files, state, node, worker, short)
+                verdicts[kind] = None if cause is None else groups.setdefault(cause, [])
+            group = verdicts[kind]
+            if group is not None:
+                time_ns = short.time_ns
+                group.append(Follower(time_ns is None, (time_ns or 0) + shift_ns, worker.rank, node.node, time_ns))
+    return groups
+
+
+def _cascade(
+    snapshot: Snapshot, files: RoundFiles, state: str, node: RoundNode, worker: Worker, short: Short
+) -> str | None:
+    """Return the cause of an exception that only follows; None if it does not, or cannot be judged without the file."""
+    like = files.errors.get(files.like.get(short.like, -1))
+    if like is None or like.exception is None or short.kind != "exception":
+        return None
+    record = replace(stand_in(node, worker, short, like), exception=like.exception)
+    cause = judge(suspect_of(worker.rank, (node, worker), record, None, state), (), snapshot.causes).cause
+    return cause.name if cause.role == CASCADE else None
+
+
+def as_follower(snapshot: Snapshot, number: int, suspect: Suspect) -> Follower:
+    """Return a suspect's place among the followers."""
+    at_ns = _comparable_ns(snapshot.clocks, number, suspect)
+    return Follower(suspect.time_ns is None, at_ns, suspect.rank, suspect.node, suspect.time_ns)
+
+
+def unread(snapshot: Snapshot, number: int) -> set[int]:
+    """Return the ranks whose records must be read all the same: they are shown, or not understood without."""
+    files = round_files(snapshot, number)
+    if not files.like:
+        return set()
+    found = suspects(snapshot, number)
+    wanted: set[int] = set()
+    for cause, group in followers(snapshot, number).items():
+        read = {s.rank: as_follower(snapshot, number, s) for s in found if s.cause.name == cause}
+        wanted |= {each.rank for each in nsmallest(HEADS, [*read.values(), *group])} - set(read)
+    shorts = {worker.rank: short_of(files, node, worker) for node in files.nodes for worker in node.workers}
+    for suspect in found:
+        short = shorts.get(suspect.rank)
+        if short is not None and (
+            suspect is found[0] or short.like.startswith(ALIKE) or files.like.get(short.like) not in files.errors
+        ):
+            wanted.add(suspect.rank)
+    return wanted
 
 
 def _judged(
@@ -60,22 +155,30 @@ def _judged(
     state: str,
     rank: int,
     seen: tuple[RoundNode, Worker] | None,
-    error: RankError | None,
+    error: RankError | Short | None,
     word: Failure | None,
 ) -> Suspect:
     """Judge a worker, or find the verdict: who reads the output's ends asks before, and the report again after it."""
     tails = files.tails.get(rank, ())
     if tails:
-        return judge(_suspect(rank, seen, error, word, state), tails, snapshot.causes)
+        return judge(suspect_of(rank, seen, _record(files, seen, error), word, state), tails, snapshot.causes)
     node, worker = seen or (None, None)
     known = snapshot.judged.get((files.number, rank))
     # A verdict belongs to these very objects: who replaces a fact of a snapshot takes the verdicts along.
     if known is not None and known[0] is node and known[1] is worker and known[2] is error and known[3] == word:
         suspect: Suspect = known[4]
         return suspect
-    suspect = judge(_suspect(rank, seen, error, word, state), (), snapshot.causes)
+    suspect = judge(suspect_of(rank, seen, _record(files, seen, error), word, state), (), snapshot.causes)
     snapshot.judged[files.number, rank] = (node, worker, error, word, suspect)
     return suspect
+
+
+def _record(
+    files: RoundFiles, seen: tuple[RoundNode, Worker] | None, error: RankError | Short | None
+) -> RankError | None:
+    if seen is None or not isinstance(error, Short):
+        return None if isinstance(error, Short) else error
+    return stand_in(*seen, error, files.errors.get(files.like.get(error.like, -1)))
 
 
 def _scheduler_state(snapshot: Snapshot, files: RoundFiles) -> str:
@@ -153,7 +256,7 @@ def _stop_began_ns(node: RoundNode) -> int | None:
     return min((w.ended_ns for w in own if w.ended_ns is not None), default=None)
 
 
-def _failed_by_itself(worker: Worker, error: RankError | None, began_ns: int | None) -> bool:
+def _failed_by_itself(worker: Worker, error: RankError | Short | None, began_ns: int | None) -> bool:
     if worker.stopped_by_ftslurm:
         # Its process ended late (torch's teardown takes seconds), its exception came first: the same
         # clock says so. Across nodes no clock does, so there the agent's word stands.
@@ -167,109 +270,9 @@ def _failed_by_itself(worker: Worker, error: RankError | None, began_ns: int | N
     return worker.failed or (worker.ended_ns is None and error is not None and not _maybe_stopped(error))
 
 
-def _maybe_stopped(error: RankError | None) -> bool:
+def _maybe_stopped(error: RankError | Short | None) -> bool:
     """Whether the record may be that of a rank that ftslurm stopped: only the agent's word could tell."""
-    return error is not None and error.exception is None and error.signal in ("SIGTERM", "SIGKILL")
-
-
-def _suspect(
-    rank: int,
-    seen: tuple[RoundNode, Worker] | None,
-    error: RankError | None,
-    word: Failure | None,
-    scheduler: str,
-) -> Suspect:
-    node, worker = seen or (None, None)
-    kind = _kind(worker, error, word)
-    exception = _exception(kind, error, word)
-    stacks = error.stacks if error else None
-    # For a crash, the record offers the stacks to torch's readers in the traceback's place.
-    traceback = error.traceback if error and error.traceback != stacks else None
-    known = [x for x in (worker, error, word) if x is not None]
-    step = _first_known(
-        error.step if error else None,
-        worker.progress.last_step if worker and worker.progress else None,
-        word.step if word else None,
-    )
-    return Suspect(
-        rank=rank,
-        node=(node.node if node else None) or (error and error.node) or (word.node if word else None) or "?",
-        host=(node.host if node else None) or (error.host if error else None),
-        local_rank=_first_known(*[x.local_rank for x in known]),
-        time_ns=_time_ns(exception is not None, worker, error, word),
-        kind=kind,
-        exit_code=_first_known(*[x.exit_code for x in known]),
-        signal=(worker and worker.signal) or (error and error.signal) or (word.signal if word else None),
-        core_dumped=worker is not None and worker.core_dumped,
-        step=step,
-        argv=error.argv if error else (),
-        exception=exception,
-        frames=_frames(exception, traceback, stacks),
-        traceback=traceback,
-        stacks=stacks,
-        evidence=tuple(n for n, x in (("round-node", worker), ("error.json", error), ("summary", word)) if x),
-        cause=UNJUDGED,
-        scheduler=scheduler,
-        what=(error.message if error else "") or (word.message if word else ""),
-        life_s=_life_s(worker),
-        surroundings=error.surroundings if error else None,
-        sections=error.sections if error else (),
-        cuda=error.cuda if error else (),
-    )
-
-
-def _kind(worker: Worker | None, error: RankError | None, word: Failure | None) -> str:
-    if error is not None and error.kind == "exception":
-        return "exception"
-    if worker is not None and worker.signal is not None:
-        return "signal"
-    if worker is not None and worker.failed and worker.pid is None:
-        return "spawn"
-    if error is not None:
-        return error.kind
-    if word is not None and (worker is None or worker.exit_code is None or word.kind in ("exception", "spawn")):
-        return word.kind
-    return "exit"
-
-
-def _time_ns(raised: bool, worker: Worker | None, error: RankError | None, word: Failure | None) -> int | None:
-    # An exception happened when it was caught; the process may have needed seconds more to end.
-    error_ns = error.time_ns if error else None
-    ended_ns = worker.ended_ns if worker else None
-    word_ns = word.time_ns if word else None
-    if raised:
-        return _first_known(error_ns, word_ns, ended_ns)
-    return _first_known(ended_ns, error_ns, word_ns)
-
-
-def _exception(kind: str, error: RankError | None, word: Failure | None) -> Exc | None:
-    if error is not None and error.exception is not None:
-        return error.exception
-    if kind != "exception":
-        return None
-    message = (error.message if error else "") or (word.message if word else "")
-    match = _TYPED.match(message)
-    if match is None:
-        return Exc("Exception", "", message, (), None) if message else None
-    module, _, name = match[1].rpartition(".")
-    return Exc(name, module, match[2], (), None)
-
-
-def _frames(exception: Exc | None, traceback: str | None, stacks: str | None) -> tuple[Frame, ...]:
-    if exception is not None and exception.frames:
-        return exception.frames
-    if traceback:
-        # A record by torch alone: the frames are there only as text.
-        return tuple(_frames_in(traceback[-65536:])[-100:])
-    if stacks:
-        # faulthandler: innermost first, and the thread that crashed is the "current" one.
-        _, _, current = stacks.rpartition("Current thread ")
-        return tuple(reversed(_frames_in(current[:65536].split("\n\n", 1)[0])[:100]))
-    return ()
-
-
-def _frames_in(text: str) -> list[Frame]:
-    return [Frame(file, int(line), function, None) for file, line, function in _FRAME.findall(text)]
+    return isinstance(error, RankError) and error.exception is None and error.signal in ("SIGTERM", "SIGKILL")
 
 
 def _order(clocks: Clocks, number: int, suspect: Suspect) -> tuple[bool, bool, int, int]:
@@ -279,16 +282,3 @@ def _order(clocks: Clocks, number: int, suspect: Suspect) -> tuple[bool, bool, i
 
 def _comparable_ns(clocks: Clocks, number: int, suspect: Suspect) -> int:
     return clocks.comparable_ns(number, suspect.node, suspect.time_ns or 0)
-
-
-def _life_s(worker: Worker | None) -> float | None:
-    if worker is None or worker.started_ns is None or worker.ended_ns is None:
-        return None
-    return max(0, worker.ended_ns - worker.started_ns) / 1e9
-
-
-def _first_known(*values: int | None) -> int | None:
-    for value in values:
-        if value is not None:
-            return value
-    return None

@@ -26,10 +26,12 @@ from ftslurm.report.facts import (
     RankError,
     RoundNode,
     Run,
+    Short,
     State,
     Worker,
 )
 from ftslurm.report.fields import (
+    INT_LIMIT,
     Json,
     Malformed,
     brief,
@@ -49,6 +51,17 @@ MAX_MEMBERS = 16  # of an exception group
 _FRAME_VALUES = itemgetter("file", "line", "function", "source")
 _FRAMES_KEPT = 4096
 _frames: dict[tuple[object, ...], Frame] = {}
+_WORKER_KEYS = (
+    "rank", "local_rank", "pid", "started_ns", "ended_ns", "exit_code", "signal", "core_dumped", "stopped_by_ftslurm",
+    "stop_signal", "failed",
+)  # fmt: skip
+_WORKER_VALUES = itemgetter(*_WORKER_KEYS)
+_USUAL_TYPES = {
+    (int, int, int, int, int, exit_code, signal, bool, bool, stop_signal, bool)
+    for exit_code in (int, type(None))
+    for signal in (str, type(None))
+    for stop_signal in (str, type(None))
+}
 
 __all__ = ["Json", "Malformed", "attempt_from", "check_schema", "node_word_from", "rank_error_from", "round_node_from"]
 __all__ += ["run_from", "state_from"]
@@ -239,7 +252,31 @@ def _frame_from(o: Json) -> Frame:
 
 
 def _worker(o: Json) -> Worker:
+    # Of 16,384 ranks nearly all have what they should: looked at in one go, and made without calling __init__.
+    try:
+        values = _WORKER_VALUES(o)
+    except KeyError:
+        return _worker_from(o)
+    if tuple(map(type, values)) not in _USUAL_TYPES:
+        return _worker_from(o)
+    rank, local_rank, pid, started_ns, ended_ns, exit_code, *_ = values
+    # One of them is negative, or too large, exactly if all their bits together are.
+    if not 0 <= rank | local_rank | pid | started_ns | ended_ns | (exit_code or 0) < INT_LIMIT:
+        return _worker_from(o)
+    worker = object.__new__(Worker)
+    fields = worker.__dict__
+    fields.update(zip(_WORKER_KEYS, values, strict=True))
+    progress, pace, error = o.get("progress"), o.get("pace"), o.get("error")
+    fields["progress"] = _progress(progress) if isinstance(progress, dict) else None
+    fields["pace"] = _pace(pace) if pace else ()
+    fields["error"] = short = _short(error) if error is not None else None
+    fields["told"] = short is not None if error is not None else "error" in o
+    return worker
+
+
+def _worker_from(o: Json) -> Worker:
     progress = o.get("progress")
+    short = _short(o.get("error"))
     return Worker(
         rank=need_integer(o, "rank"),
         local_rank=integer(o, "local_rank"),
@@ -254,7 +291,19 @@ def _worker(o: Json) -> Worker:
         progress=_progress(progress) if isinstance(progress, dict) else None,
         failed=o.get("failed") is True,
         pace=_pace(o.get("pace")),
+        error=short,
+        told=short is not None or ("error" in o and o["error"] is None),
     )
+
+
+def _short(value: object) -> Short | None:
+    if not isinstance(value, dict):
+        return None
+    kind, like, name, module = (text(value, key) for key in ("kind", "like", "type", "module"))
+    step, time_ns = integer(value, "step"), integer(value, "time_ns")
+    if kind is None or like is None or time_ns is None:
+        return None
+    return Short(kind, name, module or "", text(value, "message") or "", text(value, "where"), step, time_ns, like)
 
 
 def _pace(value: object) -> tuple[tuple[int, int], ...]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ftslurm.failures.causes import CASCADE
+from ftslurm.failures.short import is_library
 from ftslurm.report.facts import Frame, LogTail
 from ftslurm.report.suspect import Suspect
 
@@ -20,7 +21,6 @@ FAILURE_KEYS = (
 )  # fmt: skip
 _HEADER = "Traceback (most recent call last):"
 VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\d+")
-_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3|^<frozen|/ftslurm/(worker|boot/)")
 
 Dict = dict[str, Any]
 
@@ -102,7 +102,7 @@ def _places(suspect: Suspect, cwd: str | None) -> tuple[Dict | None, Dict | None
     frames = suspect.frames
     if not frames:
         return None, None
-    own = next((f for f in reversed(frames) if not _LIBRARY.search(f.file)), frames[-1])
+    own = next((f for f in reversed(frames) if not is_library(f.file)), frames[-1])
     return _place(own, cwd), None if own is frames[-1] else _place(frames[-1], cwd)
 
 

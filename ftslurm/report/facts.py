@@ -61,7 +61,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class RankError:
-    """The long form of one worker's failure: its ``error.json``."""
+    """The long form of one worker's failure: its ``error.json``; if not ``whole``, what the short form tells of it."""
 
     rank: int
     node: str | None
@@ -81,6 +81,7 @@ class RankError:
     surroundings: Surroundings | None = None
     sections: tuple[tuple[str, float], ...] = ()
     cuda: tuple[tuple[str, int], ...] = ()
+    whole: bool = True
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,25 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class Short:
+    """An error record in short (`ftslurm.failures.short`); ``like``: the signature of what it does not say."""
+
+    kind: str
+    type: str | None
+    module: str
+    message: str
+    where: str | None
+    step: int | None
+    time_ns: int | None
+    like: str
+
+
+@dataclass(frozen=True)
 class Worker:
-    """What an agent saw of one worker in one round."""
+    """What an agent saw of one worker in one round.
+
+    ``error``: the error record that it published, in short; ``told``: whether it says if it published one.
+    """
 
     rank: int
     local_rank: int | None
@@ -110,6 +128,8 @@ class Worker:
     progress: Progress | None
     failed: bool
     pace: tuple[tuple[int, int], ...] = ()
+    error: Short | None = None
+    told: bool = False
 
 
 @dataclass(frozen=True)
@@ -276,13 +296,17 @@ class LogTail:
 
 @dataclass(frozen=True)
 class RoundFiles:
-    """What ``rounds/<number>/`` holds: node files; error records, output ends and the stacks of a hang by rank."""
+    """What ``rounds/<number>/`` holds: node files; error records, output ends and the stacks of a hang by rank.
+
+    Not all error records need be read: for each signature of a `Short`, ``like`` names a rank whose record was.
+    """
 
     number: int
     nodes: tuple[RoundNode, ...]
     errors: Mapping[int, RankError]
     tails: Mapping[int, tuple[LogTail, ...]] = field(default_factory=dict)
     stacks: Mapping[int, RankStacks] = field(default_factory=dict)
+    like: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -290,7 +314,7 @@ class Snapshot:
     """Everything that the report is made from, read at one moment (``now_ns``); ``causes`` is what it judges by.
 
     ``source`` is "ftslurm", or what else it was read from. ``judged`` is no fact: verdicts that
-    `ftslurm.report.blame` has already reached on these facts, by round and rank.
+    `ftslurm.report.blame` has already reached on these facts, by round and rank (None: on those that only follow).
     """
 
     directory: str
@@ -306,4 +330,4 @@ class Snapshot:
     clocks: Clocks = field(default_factory=Clocks)
     scheduler: tuple[Scheduler, ...] = ()
     source: str = "ftslurm"
-    judged: dict[tuple[int, int], tuple[Any, ...]] = field(default_factory=dict, compare=False, repr=False)
+    judged: dict[tuple[int, int | None], tuple[Any, ...]] = field(default_factory=dict, compare=False, repr=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_INT_LIMIT = 2**63
+INT_LIMIT = 2**63
 
 Json = Mapping[str, Any]
 
@@ -18,7 +18,7 @@ def integer(o: Json, key: str) -> int | None:
     """Return a whole number below 2**63, or None."""
     value = o.get(key)
     # Not isinstance: JSON's true and false are no numbers.
-    return value if type(value) is int and -_INT_LIMIT <= value < _INT_LIMIT else None
+    return value if type(value) is int and -INT_LIMIT <= value < INT_LIMIT else None
 
 
 def number(o: Json, key: str) -> float | None:

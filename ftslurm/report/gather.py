@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ftslurm.failures import plugins
-from ftslurm.failures.causes import Cause
+from ftslurm.failures.causes import ROWS, Cause
 from ftslurm.monitor import stacksfile
 from ftslurm.monitor.stacksfile import LIMIT as STACKS_LIMIT
 from ftslurm.monitor.stacksfile import RankStacks
@@ -48,6 +48,7 @@ from ftslurm.report.overlap import overlapped
 from ftslurm.report.reading import list_directory, open_folder, parse_json, read_file, read_tail
 from ftslurm.report.scheduler import scheduler_from
 from ftslurm.report.suspect import Suspect
+from ftslurm.report.unread import examples, final, stand_in
 
 KIB = 1024
 SMALL_LIMIT = 64 * KIB
@@ -63,6 +64,8 @@ TAILS_IN_ALL = 512
 USUAL_RECORD = 16 * KIB
 RECORDS_IN_ALL = 96 * 1024 * KIB
 STACKS_ROUNDS = 8
+# What is read of ranks known by their short forms may show that others are shown instead; the second look finds none.
+SHOWN_TRIES = 4
 STACKS_IN_ALL = 256 * 1024 * KIB
 PROBLEMS_KEPT = 1000
 
@@ -113,6 +116,7 @@ class _Reader:
         self.alike = Alike()
         self.rank: int | None = None
         self.every = False
+        self.tried: set[tuple[int, int]] = set()
 
     def snapshot(self, now_ns: int, round_number: int | None, causes: tuple[Cause, ...]) -> Snapshot:
         run = self.record(self.directory / "run.json", "ftslurm/run", SMALL_LIMIT, run_from)
@@ -121,7 +125,9 @@ class _Reader:
         nodes = tuple(self.node_words())
         numbers = self.round_numbers()
         chosen = [n for i, n in enumerate(numbers) if i >= len(numbers) - DETAILED_ROUNDS or n == round_number]
-        rounds = tuple(self.round(number) for number in chosen)
+        # Rows of others may look at anything in a record.
+        whole = causes is not ROWS
+        rounds = tuple(self.round(number, whole=whole or (self.every and number == round_number)) for number in chosen)
         snapshot = Snapshot(
             directory=str(self.directory),
             now_ns=now_ns,
@@ -135,7 +141,7 @@ class _Reader:
             scheduler=tuple(self.scheduler()),
         )
         # Before anything is judged: which output ends are read depends on who failed first.
-        snapshot = aligned(snapshot)
+        snapshot = self.with_shown(snapshot)
         snapshot = replace(snapshot, rounds=tuple(self.with_stacks(snapshot, round_number)))
         snapshot = replace(snapshot, rounds=tuple(self.with_tails(snapshot, round_number)))
         return replace(snapshot, problems=tuple(self.problems))
@@ -247,17 +253,34 @@ class _Reader:
         folders = self.listing(self.directory / "rounds")[1]
         return sorted(int(n) for n in folders if len(n) == 6 and n.isascii() and n.isdigit() and int(n))
 
-    def round(self, number: int) -> RoundFiles:
+    def round(self, number: int, *, whole: bool) -> RoundFiles:
         parent = self.directory / "rounds" / f"{number:06d}"
         nodes = tuple(self.round_nodes(parent / "nodes", number))
-        # A rank that its agent saw end well, or stopped before it could fail, has no record worth an open.
-        clean = {
-            w.rank
-            for node in nodes
-            for w in node.workers
-            if w.ended_ns is not None and not w.failed and not w.stopped_by_ftslurm
-        }
-        ranks = [rank for rank in self.ranks(parent / "ranks") if rank not in clean]
+        like = {} if whole else examples(nodes)
+        examined = {self.rank, *like.values()}
+        seen: set[int] = set()
+        told: set[int] = set()
+        done: set[int] = set()
+        for node in nodes:
+            for worker in node.workers:
+                seen.add(worker.rank)
+                if final(node, worker):
+                    told.add(worker.rank)
+                    if not whole and worker.rank not in examined:
+                        done.add(worker.rank)
+                # A rank that its agent saw end well, or stopped before it could fail, has no record worth an open.
+                if worker.ended_ns is not None and not worker.failed and not worker.stopped_by_ftslurm:
+                    done.add(worker.rank)
+        # Where all ranks are told of, nobody need ask which have a folder.
+        everybody = len({node.world_size for node in nodes}) == 1 and len(told) == nodes[0].world_size
+        ranks = sorted(seen if everybody else self.ranks(parent / "ranks"))
+        return RoundFiles(number, nodes, self.errors(number, [rank for rank in ranks if rank not in done]), like=like)
+
+    def errors(self, number: int, ranks: Iterable[int]) -> dict[int, RankError]:
+        """Read the error records of these ranks, if they have not been; those that cannot be read are left out."""
+        ranks = [rank for rank in ranks if (number, rank) not in self.tried]
+        self.tried.update((number, rank) for rank in ranks)
+        parent = self.directory / "rounds" / f"{number:06d}"
         errors: dict[int, RankError] = {}
         for name, data in self.contents(parent / "ranks", [f"{rank:05d}/error.json" for rank in ranks]):
             rank = int(name[:5])
@@ -265,7 +288,26 @@ class _Reader:
                 errors[rank] = self.kept(self.alike.error(data, rank), len(data))
             except Malformed as error:
                 self.problem(parent / "ranks" / name, str(error))
-        return RoundFiles(number, nodes, errors)
+        return errors
+
+    def with_shown(self, snapshot: Snapshot) -> Snapshot:
+        """Read the error records that are shown, of ranks that are known by their short forms; align the clocks."""
+        raw, snapshot = snapshot, aligned(snapshot)
+        for _ in range(SHOWN_TRIES):
+            wanted = {files.number: blame.unread(snapshot, files.number) for files in snapshot.rounds}
+            if not any(wanted.values()):
+                break
+            raw = replace(raw, rounds=tuple(self.with_errors(files, wanted[files.number]) for files in raw.rounds))
+            snapshot = aligned(raw)
+        return snapshot
+
+    def with_errors(self, files: RoundFiles, ranks: set[int]) -> RoundFiles:
+        if not ranks:
+            return files
+        seen = {worker.rank: (node, worker) for node in files.nodes for worker in node.workers if worker.rank in ranks}
+        # What is not there has to do as the short form tells it.
+        shorts = {rank: stand_in(node, each, each.error, None) for rank, (node, each) in seen.items() if each.error}
+        return replace(files, errors={**files.errors, **shorts, **self.errors(files.number, sorted(ranks))})
 
     def kept(self, error: RankError, size: int) -> RankError:
         """Return a record, without its long texts once those of other ranks have filled the room for them."""

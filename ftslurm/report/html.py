@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ftslurm.failures.short import is_library
 from ftslurm.report.accounting import hours, percent
 from ftslurm.report.hang_sections import ranks
 from ftslurm.report.headline import cost_of, headline
@@ -38,7 +39,6 @@ ROUNDS_SHOWN, DETAILS_SHOWN = 200, 24
 PROBLEMS_SHOWN, GROUPS_SHOWN, TREE_LINES = 50, 40, 400
 
 _FRAME = re.compile(r'( *File ")([^"]*)(", line \d+.*)')
-_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3|^<frozen|/ftslurm/(worker|boot/)")
 _POLICY = (
     "default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'sha256-"
     + base64.b64encode(hashlib.sha256(CSS.encode()).digest()).decode()
@@ -338,7 +338,7 @@ def _frame(line: str) -> str:
     place = _FRAME.fullmatch(line)
     if place is None:
         return esc(line)
-    if _LIBRARY.search(place[2]):
+    if is_library(place[2]):
         return f'<span class="dim">{esc(line)}</span>'
     return f"{esc(place[1])}<strong>{esc(place[2])}</strong>{esc(place[3])}"
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ftslurm.report import blame
 from ftslurm.report.facts import RoundFiles, Snapshot
+from ftslurm.report.unread import short_of
 from ftslurm.report.words import count, names, ranges
 
 _FOREIGN = (
@@ -45,8 +46,9 @@ def _of_round(snapshot: Snapshot, files: RoundFiles) -> list[str]:
     absent = [name for name in (entry.nodes if entry is not None else ()) if name not in here]
     if absent:
         lines.append(f"{where}/nodes: no file of {count(len(absent), 'node')} ({names(absent)})")
-    failed = {w.rank for node in files.nodes for w in node.workers if w.failed and not w.stopped_by_ftslurm}
-    without = sorted(failed - set(files.errors))
+    seen = [(node, w) for node in files.nodes for w in node.workers if w.failed and not w.stopped_by_ftslurm]
+    failed = {worker.rank for node, worker in seen if short_of(files, node, worker) is None}
+    without = sorted(failed - {rank for rank, error in files.errors.items() if error.whole})
     if without:
         lines.append(f"{where}/ranks: no error record of {count(len(without), 'failed rank')} ({ranges(without)})")
     return lines

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ftslurm.monitor.pace import Histogram, slow_ranks
@@ -19,6 +19,7 @@ from ftslurm.report.words import ranges
 
 SLOW_KEPT = 64
 Dict = dict[str, Any]
+Following = Mapping[str, Sequence[blame.Follower]]
 
 
 def round_report(snapshot: Snapshot, number: int, *, newest: bool) -> Dict:
@@ -26,6 +27,7 @@ def round_report(snapshot: Snapshot, number: int, *, newest: bool) -> Dict:
     files = blame.round_files(snapshot, number)
     entry = blame.history_of(snapshot, number)
     found = blame.suspects(snapshot, number)
+    following = blame.followers(snapshot, number)
     outcome = _outcome(snapshot, files, entry, found, newest=newest)
     first, others, where = _first(snapshot, files, entry, found, outcome)
     started, ended = _started_ns(files, entry), _ended_ns(files, entry, outcome)
@@ -45,10 +47,10 @@ def round_report(snapshot: Snapshot, number: int, *, newest: bool) -> Dict:
         **_steps(files),
         "first_failure": first,
         "same_time": _same_time(snapshot, number, found) if by_worker else [],
-        "groups": _groups(others),
+        "groups": _groups(snapshot, number, others, following),
         "whereabouts": where,
         "slow": _slow(files),
-        **_rest(files, entry, found, first, outcome),
+        **_rest(files, entry, {*(s.rank for s in found), *_ranks(following)}, first, outcome),
         "recovered": False,
         "cost": None,
     }
@@ -106,32 +108,40 @@ def _accused(verdict: Triage) -> list[int]:
     return [group.ranks[0] for group in verdict.suspects[:1]]
 
 
-def _groups(others: Iterable[Suspect]) -> list[Dict]:
+def _ranks(following: Following) -> Iterable[int]:
+    return (each.rank for group in following.values() for each in group)
+
+
+def _groups(snapshot: Snapshot, number: int, others: Iterable[Suspect], following: Following) -> list[Dict]:
     members: dict[str, list[Suspect]] = {}
     for suspect in others:
         members.setdefault(signature(suspect), []).append(suspect)
-    return [_group(group) for group in members.values()]
+    groups = []
+    for kind, known in members.items():
+        group = [blame.as_follower(snapshot, number, suspect) for suspect in known]
+        # What follows has its cause's name for a signature, and its first ones are among the others.
+        group += following.get(kind, ())
+        groups.append(_group(known[0], sorted(group)))
+    return groups
 
 
-def _group(group: list[Suspect]) -> Dict:
-    first = group[0]
-    nodes = list(dict.fromkeys(s.node for s in group))
+def _group(first: Suspect, group: list[blame.Follower]) -> Dict:
+    nodes = list(dict.fromkeys(each.node for each in group))
     return {
         "cause": first.cause.name,
         "title": first.cause.title,
         "role": first.cause.role,
         "what": first.what,
-        "ranks": ranges(s.rank for s in group),
+        "ranks": ranges(each.rank for each in group),
         "count": len(group),
         "nodes": nodes[:8],
         "node_count": len(nodes),
-        "first_ns": min((s.time_ns for s in group if s.time_ns is not None), default=None),
+        "first_ns": min((each.time_ns for each in group if each.time_ns is not None), default=None),
     }
 
 
-def _rest(files: RoundFiles, entry: History | None, found: list[Suspect], first: Dict | None, outcome: str) -> Dict:
+def _rest(files: RoundFiles, entry: History | None, failed: set[int], first: Dict | None, outcome: str) -> Dict:
     """The ranks that did not fail: stopped by ftslurm, finished, and those nobody saw end."""
-    failed = {s.rank for s in found}
     if first is not None and first["hang"] is not None:
         # It was stopped as the others were, but it is not one of the others.
         failed.add(first["rank"])

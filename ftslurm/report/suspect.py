@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ftslurm.failures import proofs
 from ftslurm.failures.causes import CASCADE, ROWS, Cause, Evidence, Surroundings, describe, find
 from ftslurm.failures.evidence import CAUSE, CONTEXT, MEMBER
+from ftslurm.failures.short import VARIES
 from ftslurm.report.facts import Exc, Frame, LogTail
 
 UNJUDGED = ROWS[-1]
 _CASCADES_KEPT = 4096
 _cascades: dict[tuple[object, ...], Cause] = {}
-# Begins with digits or a letter on purpose: a pattern that may begin with a bracket or a boundary takes twice as long.
-_VARIES = re.compile(
-    r"\d+(?:(?:\.\d{1,3}){3}\b\]?(?::\d{1,5}\b)?| (?:ms|milliseconds)\b)|[Rr]ank:? ?\d+\b",
-)
 
 
 @dataclass(frozen=True)
@@ -73,7 +69,7 @@ def _alike(suspect: Suspect) -> tuple[object, ...] | None:
     exception = suspect.exception
     if exception is None or exception.link is not None or exception.members or exception.notes or suspect.scheduler:
         return None
-    message = _VARIES.sub("#", exception.message)
+    message = VARIES.sub("#", exception.message)
     files = tuple([frame.file for frame in exception.frames])
     return suspect.kind, exception.type, exception.module, message, files, suspect.exit_code, suspect.signal
 

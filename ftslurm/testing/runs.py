@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ftslurm.failures.short import short
 from ftslurm.monitor.stacksfile import Stacks, encode
 
 Dict = dict[str, Any]
@@ -38,6 +39,7 @@ class RunBuilder:
         run_id: the run's name.
         job_id: the Slurm job id; the first attempt is ``<job_id>.0``.
         max_restarts: the restart budget.
+        shorts: whether the nodes' files tell of the error records in short.
     """
 
     def __init__(
@@ -49,12 +51,14 @@ class RunBuilder:
         run_id: str = "job-123",
         job_id: str = "123",
         max_restarts: int = 3,
+        shorts: bool = True,
     ) -> None:
         self.path = parent / run_id
         self.run_id = run_id
         self.job_id = job_id
         self.nproc = nproc
         self.max_restarts = max_restarts
+        self.shorts = shorts
         self.node_names = [f"n{i + 1}" for i in range(nodes)]
         self.now_ns = START_NS
         self.attempts: list[Dict] = []
@@ -404,6 +408,8 @@ class RunBuilder:
         for position, name in enumerate(self.node_names):
             _put(self.path / "nodes" / f"{name}.json", self._by_clock_of(name, self._word(name, position)))
         for (number, name), node in self.round_nodes.items():
+            if self.shorts:
+                node = node | {"workers": [self._with_short(number, worker) for worker in node["workers"]]}
             _put(self._round_path(number) / "nodes" / f"{name}.json", self._by_clock_of(name, node))
             for worker in node["workers"]:
                 self._rank_path(number, worker["rank"]).mkdir(parents=True, exist_ok=True)
@@ -415,6 +421,14 @@ class RunBuilder:
             folder = self._rank_path(number, rank) if stream == "stacks" else self._log_path(number, rank)
             (folder / name).write_text(text)
         return self.path
+
+    def _with_short(self, number: int, worker: Dict) -> Dict:
+        record = self.errors.get((number, worker["rank"]))
+        try:
+            return {**worker, "error": None if record is None else short(record)}
+        except (AttributeError, KeyError, TypeError):
+            # A test has made it what no agent would.
+            return worker
 
     def _by_clock_of(self, name: str, value: Dict) -> Dict:
         """What a node writes, as its clock has it, with what it knows of that."""
