@@ -25,6 +25,8 @@ MODULES: tuple[str, ...] = (
     "nic_errors",
     "nic_pcie",
     "nic_nearest",
+    # host
+    "host_versions",
     # network
     "network_interface",
     "network_names",

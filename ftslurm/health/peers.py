@@ -1,0 +1,297 @@
+"""What only comparing nodes shows: the one with a NIC less than the others, or with another driver (pure).
+
+The majority is the expectation: "7 of 8 nodes have 8 NICs, this one 7". Two nodes that differ are both named, and so
+are all where no value has the majority: nobody can tell who of them is right.
+
+The rows of `ROWS` say what is compared. What belongs to the node's day (load, free memory, temperature) is not: jobs
+and neighbours make that differ.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from ftslurm.health.addresses import is_loopback
+from ftslurm.health.figures import size, span
+from ftslurm.health.sight import NodeFinding
+from ftslurm.health.verdict import OK, WARN, Finding, Json, Verdict
+
+CLOCKS_S = 60.0
+"""Nodes are not looked at in the same second; clocks that differ by less are the business of the check of clocks."""
+
+_SHOWN = 3
+
+Facts = Mapping[str, Mapping[str, "Json | None"]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thing that nodes of a job should have alike.
+
+    Attributes:
+        check: whose facts it is in.
+        value: from the facts; hashable; None, or an error: unknown, and not compared.
+        words: the value in words that follow "nodes have".
+        advice: one short sentence.
+        absent: the value of a node where the check found nothing to look at; None: not compared.
+        within: values that differ by so small a part are alike; only for numbers.
+        more_is_fine: nodes with more than the majority are not told.
+    """
+
+    check: str
+    value: Callable[[Any], Hashable]
+    words: Callable[[Any], str]
+    advice: str
+    absent: Hashable = None
+    within: float = 0.0
+    more_is_fine: bool = False
+
+
+def count(what: str) -> Callable[[int], str]:
+    """Return what makes "8 GPUs", "1 GPU", "no GPUs"."""
+    return lambda number: f"{number or 'no'} {what}{'s' * (number != 1)}"
+
+
+def each(what: str) -> Callable[[Sequence[Any]], str]:
+    """Return what makes "7 x 400 and 1 x 200 Gb/s" of a list."""
+
+    def words(values: Sequence[Any]) -> str:
+        return " and ".join(f"{number} x {_plain(value)}" for value, number in Counter(values).items()) + what
+
+    return lambda values: words(values) if values else f"no{what or 'ne'}"
+
+
+def named(what: str) -> Callable[[Any], str]:
+    """Return what makes "driver 570.86" or, with a place for it, "an MTU of 9000"."""
+    return lambda value: what.format(value) if "{}" in what else f"{what} {value}"
+
+
+def _links(nics: Mapping[str, Json]) -> tuple[str, ...]:
+    return tuple(sorted(f"{nic['gts']:g} GT/s x{nic['width']}" for nic in nics.values()))
+
+
+def _governors(facts: Json) -> tuple[str, ...] | None:
+    return tuple(sorted({p["scaling_governor"] for p in facts["policies"] if p["scaling_governor"]})) or None
+
+
+def _limits(facts: Json) -> tuple[tuple[str, str], ...]:
+    # Those that are the site's decision; the kernel derives that of processes, say, from the node's memory.
+    said = {name: facts["soft"][name] for name in ("files", "locked")}
+    return tuple((name, "unlimited" if value is None else str(value)) for name, value in said.items())
+
+
+def _pairs(what: str, pairs: Sequence[tuple[str, str]]) -> str:
+    return f"{what} " + ", ".join(f"{name} {value}" for name, value in pairs)
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+_HARDWARE = "Look at that node with `ftslurm health`; have the missing part mended."
+_SETUP = "Bring the nodes to the same state, or ask why they differ."
+
+ROWS: tuple[Row, ...] = (
+    Row("gpu-driver", lambda f: f["driver"], named("NVIDIA driver"), _SETUP),
+    Row("gpu-count", lambda f: len(f["gpus"]), count("GPU"), _HARDWARE, absent=0),
+    Row("gpu-count", lambda f: tuple(sorted({g["name"] for g in f["gpus"]})) or None, " and ".join, _SETUP),
+    Row(
+        "gpu-count",
+        lambda f: min(g["memory"] for g in f["gpus"]),
+        lambda v: f"{size(v)} on each GPU",
+        _HARDWARE,
+        within=0.02,
+        more_is_fine=True,
+    ),
+    Row("gpu-pcie", lambda f: tuple(sorted(g["width"] for g in f["gpus"])), each(" PCIe lanes"), _HARDWARE),
+    Row("gpu-nvlink", lambda f: sum(sum(g["links"]) for g in f["gpus"]), count("NVLink"), _HARDWARE, more_is_fine=True),
+    Row("amd-count", lambda f: len(f["buses"]), count("AMD GPU"), _HARDWARE, absent=0),
+    Row("nic-ports", lambda f: f["devices"], count("NIC"), _HARDWARE),
+    Row("nic-ports", lambda f: tuple(f["rates"]), each(" Gb/s on ports that are up"), _HARDWARE),
+    Row("nic-ports", lambda f: tuple(sorted(f["firmware"].items())) or None, lambda v: _pairs("firmware", v), _SETUP),
+    Row("nic-pcie", lambda f: _links(f["nics"]), each(" on the NICs' PCIe"), _HARDWARE),
+    Row("nic-nearest", lambda f: tuple(sorted(w or "none" for w in f["up"])), each(" from GPU to NIC"), _HARDWARE),
+    Row("network-interface", lambda f: f["mbps"], lambda v: f"an interface of {v / 1000:g} Gb/s", _HARDWARE),
+    Row(
+        "network-interface",
+        lambda f: f["mtu"],
+        named("an MTU of {}"),
+        "Set the same MTU on all nodes: ip link set mtu.",
+    ),
+    Row(
+        "host-memory", lambda f: f["total"], lambda v: f"{size(v)} of memory", _HARDWARE, within=0.01, more_is_fine=True
+    ),
+    Row("host-processes", lambda f: f["cpus"], count("CPU"), _HARDWARE, more_is_fine=True),
+    Row("host-clock", lambda f: f["source"], named("clock source"), "Look in the kernel log why it gave the other up."),
+    Row("host-frequency", _governors, lambda v: f"CPU governor {' and '.join(v)}", _SETUP),
+    Row("host-limits", _limits, lambda v: _pairs("limits", v), _SETUP),
+    Row("host-versions", lambda f: f["kernel"], named("kernel"), _SETUP),
+    Row("host-versions", lambda f: f["system"], str, _SETUP),
+    Row("host-versions", lambda f: f["cpu"], str, _SETUP),
+    Row("host-versions", lambda f: tuple(sorted(f["modules"].items())) or None, lambda v: _pairs("drivers", v), _SETUP),
+)
+
+
+def compare(verdicts: Mapping[str, Sequence[Verdict]]) -> tuple[NodeFinding, ...]:
+    """Return who differs, of nodes that were looked at in one go (`CLOCKS_S`): node to what its checks found."""
+    return compare_facts({node: facts_of(found) for node, found in verdicts.items()})
+
+
+def facts_of(verdicts: Sequence[Verdict]) -> dict[str, Json | None]:
+    """Return a node's facts by check; None: there was nothing to look at; missing: it could not be looked at."""
+    return {one.check: one.facts for one in verdicts if one.facts is not None or one.status == OK}
+
+
+def compare_facts(facts: Facts) -> tuple[NodeFinding, ...]:
+    """Return who differs: node to its facts by check."""
+    found = [finding for row in ROWS for finding in _compare(row, facts)]
+    return (*found, *_clocks(facts), *_names(facts))
+
+
+def _compare(row: Row, facts: Facts) -> list[NodeFinding]:
+    values: dict[str, Any] = {}
+    for node, checks in facts.items():
+        if row.check not in checks:
+            continue
+        value = _value(row, checks[row.check])
+        if value is not None:
+            values[node] = value
+    return odd_ones(values, row)
+
+
+def _value(row: Row, facts: Json | None) -> Hashable:
+    if facts is None:
+        return row.absent
+    try:
+        value = row.value(facts)
+        hash(value)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError):  # of another version, or not found out
+        return None
+    return value
+
+
+def odd_ones(values: Mapping[str, Any], row: Row) -> list[NodeFinding]:
+    """Return a finding for each value but the majority's, with the nodes that have it."""
+    groups = _groups(values, row.within)
+    if len(groups) < 2:
+        return []
+    total = len(values)
+    (expected, agreeing), *others = sorted(groups, key=lambda group: -len(group[1]))
+    if len(agreeing) * 2 <= total:
+        return _differing(groups, row)
+    found = []
+    for value, nodes in others:
+        if row.more_is_fine and value > expected:
+            continue
+        text = f"{len(agreeing)} of {total} nodes have {row.words(expected)}, this one {row.words(value)}"
+        found.append(NodeFinding(row.check, tuple(nodes), Finding(WARN, "", text, row.advice)))
+    return found
+
+
+def _groups(values: Mapping[str, Any], within: float) -> list[tuple[Any, list[str]]]:
+    groups: list[tuple[Any, list[str]]] = []
+    place: dict[Any, int] = {}
+    ordered = sorted(values, key=lambda node: values[node]) if within else values
+    for node in ordered:
+        value = values[node]
+        if within and groups and value - groups[-1][0] <= within * value:
+            groups[-1][1].append(node)
+        elif value in place:
+            groups[place[value]][1].append(node)
+        else:
+            place[value] = len(groups)
+            groups.append((value, [node]))
+    return groups
+
+
+def _differing(groups: Sequence[tuple[Any, list[str]]], row: Row) -> list[NodeFinding]:
+    found = []
+    for value, nodes in groups:
+        others = [(other, those) for other, those in groups if other != value]
+        said = [f"{_who(those)} {row.words(other)}" for other, those in others[:_SHOWN]]
+        more = f", and {len(others) - _SHOWN} more kinds" if len(others) > _SHOWN else ""
+        text = f"this node has {row.words(value)}, {', '.join(said)}{more}"
+        found.append(NodeFinding(row.check, tuple(nodes), Finding(WARN, "", text, row.advice)))
+    return found
+
+
+def _who(nodes: Sequence[str]) -> str:
+    return nodes[0] if len(nodes) == 1 else f"{len(nodes)} others"
+
+
+def _clocks(facts: Facts) -> list[NodeFinding]:
+    clocks: dict[str, float] = {}
+    for node, checks in facts.items():
+        now = (checks.get("host-clock") or {}).get("now_s")
+        if isinstance(now, (int, float)):
+            clocks[node] = float(now)
+    if len(clocks) < 2:
+        return []
+    advice = "Look at NTP on that node: `chronyc tracking`."
+    if len(clocks) == 2:
+        (one, first), (other, second) = clocks.items()
+        if abs(first - second) <= CLOCKS_S:
+            return []
+        by = span(abs(first - second))
+        return [
+            NodeFinding("host-clock", (node,), Finding(WARN, "clock", f"it and {its}'s differ by {by}", advice))
+            for node, its in ((one, other), (other, one))
+        ]
+    middle = median(clocks.values())
+    right = sum(abs(now - middle) <= CLOCKS_S for now in clocks.values())
+    found = []
+    for node, now in clocks.items():
+        if abs(now - middle) > CLOCKS_S:
+            way = "ahead of" if now > middle else "behind"
+            text = f"it is {span(abs(now - middle))} {way} those of {right} of {len(clocks)} nodes"
+            found.append(NodeFinding("host-clock", (node,), Finding(WARN, "clock", text, advice)))
+    return found
+
+
+def _names(facts: Facts) -> list[NodeFinding]:
+    """Find names that mean something else on some nodes; that a node calls itself 127.0.1.1 is a check's business."""
+    answers: dict[str, dict[str, frozenset[str]]] = {}
+    for node, checks in facts.items():
+        said = checks.get("network-names") or {}
+        for name, addresses in said.get("addresses", {}).items():
+            if not (name in said.get("own", ()) and all(map(is_loopback, addresses))):
+                answers.setdefault(name, {})[node] = frozenset(addresses)
+    return [finding for name, by_node in answers.items() for finding in _name(name, by_node)]
+
+
+def _name(name: str, answers: Mapping[str, frozenset[str]]) -> list[NodeFinding]:
+    # Name servers give long lists in part, and some nodes have no IPv6: what overlaps is the same.
+    groups: list[tuple[set[str], list[str]]] = []
+    for node, answer in answers.items():
+        group = next((one for one in groups if one[0] & answer or not (one[0] or answer)), None)
+        if group is None:
+            groups.append((set(answer), [node]))
+        else:
+            group[0].update(answer)
+            group[1].append(node)
+    if len(groups) < 2:
+        return []
+    most = max(groups, key=lambda group: len(group[1]))
+    majority = len(most[1]) * 2 > len(answers)
+    found = []
+    for addresses, nodes in groups:
+        if majority and nodes is most[1]:
+            continue
+        others = [most] if majority else [group for group in groups if group[1] is not nodes][:_SHOWN]
+        said = [f"to {_set(those)} on {_on(at, len(answers), majority)}" for those, at in others]
+        text = f"{name} resolves to {_set(addresses)} here, {', '.join(said)}"
+        finding = Finding(WARN, "", text, "Make /etc/hosts and DNS say the same on all nodes.")
+        found.append(NodeFinding("network-names", tuple(nodes), finding))
+    return found
+
+
+def _on(nodes: Sequence[str], total: int, majority: bool) -> str:
+    return f"{len(nodes)} of {total} nodes" if majority else _who(nodes)
+
+
+def _set(addresses: set[str]) -> str:
+    return ", ".join(sorted(addresses)) or "nothing"
