@@ -170,6 +170,7 @@ def _together(options: argparse.Namespace, checks: Sequence[Check], stand: Stand
     from ftslurm.doctor.command import Interrupted, directory_of, is_dir_watched
     from ftslurm.doctor.meet import Session
     from ftslurm.doctor.node import clean_up
+    from ftslurm.health.peers import compare
     from ftslurm.health.run import run
     from ftslurm.health.sight import Sight
     from ftslurm.health.together import gather, hand_in, meet_all
@@ -202,12 +203,8 @@ def _together(options: argparse.Namespace, checks: Sequence[Check], stand: Stand
     stuck = {**got.stuck, stand.node: looked.stuck}
     in_order = {node: verdicts[node] for node in stand.expected if node in verdicts}
     stays = clean_up(session)
-    sight = Sight(stand.expected, in_order, got.lost, _odd(in_order), stuck)
+    sight = Sight(stand.expected, in_order, got.lost, compare(in_order), stuck)
     return _print(options, sight, time.monotonic() - began, stays or "")
-
-
-def _odd(verdicts: Mapping[str, Sequence[object]]) -> tuple[()]:
-    return ()
 
 
 def _listening() -> socket.socket:

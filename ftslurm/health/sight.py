@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -48,13 +49,14 @@ class Sight:
     def findings(self) -> list[NodeFinding]:
         """All findings: the worst first, of those the ones of few nodes: who differs is seen, what all have is not."""
         place = {node: index for index, node in enumerate(self.expected)}
-        merged: dict[tuple[str, Finding], set[str]] = {}
+        alike: dict[tuple[str, Finding], list[NodeFinding]] = {}
         for one in (*self._own(), *self.odd):
-            merged.setdefault((one.check, one.finding), set()).update(one.nodes)
-        found = [
-            NodeFinding(check, tuple(sorted(nodes, key=lambda n: (place.get(n, len(place)), n))), finding)
-            for (check, finding), nodes in merged.items()
-        ]
+            alike.setdefault((one.check, _nameless(one)), []).append(one)
+        found = []
+        for (check, nameless), ones in alike.items():
+            nodes = {node for one in ones for node in one.nodes}
+            in_order = tuple(sorted(nodes, key=lambda node: (place.get(node, len(place)), node)))
+            found.append(NodeFinding(check, in_order, ones[0].finding if len(nodes) == 1 else nameless))
         order = list(dict.fromkeys(one.check for one in found))
         return sorted(
             found, key=lambda one: (-SEVERITY.index(one.finding.status), len(one.nodes), order.index(one.check))
@@ -70,6 +72,17 @@ class Sight:
         return found
 
 
+def _nameless(one: NodeFinding) -> Finding:
+    """Return a node's finding without the node's own name, so that those of several nodes can be told as one."""
+    if len(one.nodes) != 1:
+        return one.finding
+    name = re.compile(rf"(?<![\w.-]){re.escape(one.nodes[0])}(?![\w-])")
+    subject, text, advice = (
+        name.sub("NODE", said) for said in (one.finding.subject, one.finding.text, one.finding.advice)
+    )
+    return Finding(one.finding.status, subject, text, advice)
+
+
 def by_hand(node: str) -> str:
     """Return the command that looks at one node from elsewhere."""
     return f"`srun -w {node} ftslurm health`"
@@ -83,7 +96,8 @@ class Line:
         status: the worst of the nodes.
         absent: there was nothing to look at on any of them.
         summary: what most of them say.
-        count: how many that are.
+        node: one of those.
+        count: how many they are.
         others: a few of those that say something else, and what.
         more: how many more there are.
     """
@@ -92,6 +106,7 @@ class Line:
     status: str
     absent: bool
     summary: str
+    node: str
     count: int
     others: tuple[tuple[str, str], ...]
     more: int
@@ -111,7 +126,10 @@ def lines(sight: Sight, shown: int = 2) -> list[Line]:
 
 
 def _line(check: str, looks: Mapping[str, Verdict], odd: Sequence[str], shown: int) -> Line:
-    most, count = Counter(look.summary for look in looks.values()).most_common(1)[0]
+    counts = Counter(look.summary for look in looks.values())
+    # Where all differ, as figures do, the worst speaks for them.
+    worst_first = sorted(looks, key=lambda node: (-counts[looks[node].summary], -SEVERITY.index(looks[node].status)))
+    most = looks[worst_first[0]].summary
     others = [(node, look.summary) for node, look in looks.items() if look.summary != most]
     # Who differs and is worse is what people look for.
     others.sort(key=lambda other: -SEVERITY.index(looks[other[0]].status))
@@ -120,7 +138,8 @@ def _line(check: str, looks: Mapping[str, Verdict], odd: Sequence[str], shown: i
         status=worst([*(look.status for look in looks.values()), *odd]),
         absent=all(is_absent(look) for look in looks.values()),
         summary=most,
-        count=count,
+        node=worst_first[0],
+        count=counts[most],
         others=tuple(others[:shown]),
         more=max(0, len(others) - shown),
     )

@@ -115,7 +115,8 @@ def _summary(line: Line, nodes: int) -> str:
         return most if line.count == nodes else f"{most} ({line.count} of {nodes} nodes looked)"
     others = "; ".join(f"{node}: {clip(summary, _LONG // 2)}" for node, summary in line.others)
     more = f" and {_count(line.more, 'node')} more" if line.more else ""
-    return f"{_count(line.count, 'node')}: {most}; {others}{more}"
+    who = line.node if line.count == 1 else _count(line.count, "node")
+    return f"{who}: {most}; {others}{more}"
 
 
 def _stuck(sight: Sight) -> list[str]:
