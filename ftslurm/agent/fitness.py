@@ -18,7 +18,7 @@ MODES = (ACT, WATCH, OFF)
 FRESH_S = 60.0
 """A look of this age still counts when the next round forms; a restart need not wait for another one."""
 AGAIN_S = 30.0
-"""An unfit node is looked at again so often, in seconds."""
+"""An unfit node is looked at again at least so often, in seconds."""
 FAILURE, XID = "failure", "gpu-xid"
 HAPPENED = (FAILURE, XID)
 """Findings of these names were not looked for: they happened, and are held."""
@@ -145,7 +145,9 @@ class Fitness:
     def _plan(self, now_s: float, more_s: float = 0.0) -> None:
         if self._mode == OFF:
             return
-        wait_s = AGAIN_S if self.unfit is not None and not self._busy else self._every_s
+        wait_s = self._every_s
+        if self.unfit is not None and not self._busy:
+            wait_s = min(AGAIN_S, self._every_s or AGAIN_S)
         self.deadline = now_s + wait_s + more_s if wait_s else None
 
     def _hold(self, finding: HealthFinding, now_s: float) -> None:
