@@ -52,41 +52,63 @@ def line(event_type: int, data: int, gpu: int | None, bus_id: str | None, time_n
 
 def watch(pynvml: Any, tell: Callable[[Json], None]) -> None:
     """Wait for events of all GPUs, for ever, or until there is nothing more to wait for."""
-    events, known = pynvml.nvmlEventSetCreate(), {}
-    for gpu in nvml.gpus(pynvml):
-        if gpu.handle is None:
-            continue
+    try:
+        gpus = [gpu for gpu in nvml.gpus(pynvml) if gpu.handle is not None]
+        who = {_address(gpu.handle): (gpu.number, _bus_id(gpu)) for gpu in gpus}
+        errors = 0
+        while errors < GIVE_UP and (events := _registered(pynvml, gpus)) is not None:
+            errors = _until_error(pynvml, events, errors, who, tell)
+            pynvml.nvmlEventSetFree(events)
+            # With a lost GPU in the set every waiting ends at once: go on without it.
+            for gpu in [gpu for gpu in gpus if _lost(gpu)]:
+                gpus.remove(gpu)
+                tell(line(XID, 79, *who[_address(gpu.handle)], time.time_ns()))
+            time.sleep(TOO_FAST_S)
+    except pynvml.NVMLError:
+        return
+
+
+def _registered(pynvml: Any, gpus: list[nvml.Gpu]) -> Any:
+    """Return a set of the GPUs' events; None when none of them can tell any."""
+    events, count = pynvml.nvmlEventSetCreate(), 0
+    for gpu in gpus:
         try:
-            supported = pynvml.nvmlDeviceGetSupportedEventTypes(gpu.handle)
-            if not supported & (XID | DOUBLE_BIT):
-                continue
-            pynvml.nvmlDeviceRegisterEvents(gpu.handle, supported & (XID | DOUBLE_BIT), events)
+            wanted = pynvml.nvmlDeviceGetSupportedEventTypes(gpu.handle) & (XID | DOUBLE_BIT)
+            if wanted:
+                pynvml.nvmlDeviceRegisterEvents(gpu.handle, wanted, events)
+                count += 1
         except pynvml.NVMLError:
-            continue  # a GPU that cannot tell; the checks see it
-        pci = gpu.ask("pci", "PciInfo_v3 PciInfo")
-        known[_address(gpu.handle)] = (gpu.number, bus_key(nvml.text(pci.busId) or "") if pci is not None else None)
-    errors = 0
-    while known and errors < GIVE_UP:
+            continue  # the checks see what is wrong with it
+    return events if count else None
+
+
+def _until_error(
+    pynvml: Any, events: Any, errors: int, who: dict[int | None, Any], tell: Callable[[Json], None]
+) -> int:
+    """Tell events until the waiting itself fails; return how often it has, one time after the other."""
+    wait = getattr(pynvml, "nvmlEventSetWait_v2", None) or pynvml.nvmlEventSetWait
+    while True:
         try:
-            event = _wait(pynvml, events)
+            event = wait(events, WAIT_MS)
         except pynvml.NVMLError_Timeout:
             errors = 0
             continue
-        except pynvml.NVMLError as error:
-            # A lost GPU ends every call of waiting at once, until it is taken from the set, which NVML cannot.
-            errors += 1
-            if nvml.error_name(pynvml, error) in ("UNINITIALIZED", "INVALID_ARGUMENT", "FUNCTION_NOT_FOUND"):
-                return
-            time.sleep(TOO_FAST_S)
-            continue
+        except pynvml.NVMLError:
+            return errors + 1
         errors = 0
-        number, bus_id = known.get(_address(event.device), (None, None))
+        number, bus_id = who.get(_address(event.device), (None, None))
         tell(line(int(event.eventType), int(event.eventData), number, bus_id, time.time_ns()))
 
 
-def _wait(pynvml: Any, events: Any) -> Any:
-    wait = getattr(pynvml, "nvmlEventSetWait_v2", None) or pynvml.nvmlEventSetWait
-    return wait(events, WAIT_MS)
+def _lost(gpu: nvml.Gpu) -> bool:
+    gpu.errors.clear()
+    gpu.ask("temperature", "Temperature", 0)
+    return "GPU_IS_LOST" in gpu.errors.values()
+
+
+def _bus_id(gpu: nvml.Gpu) -> str | None:
+    pci = gpu.ask("pci", "PciInfo_v3 PciInfo")
+    return bus_key(nvml.text(pci.busId) or "") if pci is not None else None
 
 
 def _address(handle: Any) -> int | None:

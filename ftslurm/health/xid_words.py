@@ -191,10 +191,10 @@ def xids_in(text: str) -> list[XidLine]:
 
 def bus_key(bus_id: str) -> str:
     """Return a PCI address as sysfs writes it: NVML's domain has eight digits, the driver's log has no function."""
-    parts = bus_id.strip().lower().split(":")
-    domain, bus, device = (["0"] + parts)[-3:] if len(parts) < 3 else parts[-3:]
-    device, _, function = device.partition(".")
     try:
-        return f"{int(domain, 16):04x}:{int(bus, 16):02x}:{int(device, 16):02x}.{int(function or '0', 16):x}"
+        *front, bus, device = bus_id.strip().lower().split(":")
+        slot, _, function = device.partition(".")
+        domain = int(front[-1], 16) if front else 0
+        return f"{domain:04x}:{int(bus, 16):02x}:{int(slot, 16):02x}.{int(function or '0', 16):x}"
     except ValueError:
         return bus_id

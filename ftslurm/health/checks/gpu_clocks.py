@@ -54,12 +54,12 @@ def slowed_by(reasons: int | None) -> str | None:
     if not reasons or reasons & IDLE:
         return None
     if reasons & HW_THERMAL:
-        return "heat (hardware thermal slowdown)"
+        return "heat (hardware slowdown)"
     if reasons & POWER_BRAKE:
-        return "the power supply (hardware power brake)"
+        return "the power supply (power brake)"
     if reasons & HW_SLOWDOWN:
         return "its hardware (heat or power)"
-    return "heat (software thermal slowdown)" if reasons & SW_THERMAL else None
+    return "heat (software slowdown)" if reasons & SW_THERMAL else None
 
 
 def _judge(gpu: Json, earlier: Json) -> list[Finding]:

@@ -130,8 +130,8 @@ def _less_than_others(gpu: Json, gpus: list[Json]) -> Finding | None:
 
 
 def _numbers(links: list[int]) -> str:
-    shown = ", ".join(str(link) for link in links[:6])
-    return shown + (f" and {len(links) - 6} more" if len(links) > 6 else "")
+    shown = ", ".join(str(link) for link in links[:4])
+    return shown + (f" and {len(links) - 4} more" if len(links) > 4 else "")
 
 
 CHECK = Check(

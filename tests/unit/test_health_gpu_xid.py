@@ -1,0 +1,110 @@
+"""What Xids mean, where they are in a kernel's log, and what the watcher prints of one."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from ftslurm.health import xid
+from ftslurm.health.verdict import FAIL, OK, WARN
+from ftslurm.health.xid_words import MEANINGS, bus_key, describe_xid, meaning, xids_in
+
+
+@pytest.mark.parametrize("number", [46, 48, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143, 158, 171])
+def test_what_nvidia_wants_a_reset_or_a_restart_for_fails_the_node(number: int) -> None:
+    assert meaning(number).status == FAIL
+
+
+@pytest.mark.parametrize("number", [32, 63, 92, 94, 121, 156, 157])
+def test_what_was_repaired_or_contained_is_a_warning(number: int) -> None:
+    assert meaning(number).status == WARN
+
+
+@pytest.mark.parametrize("number", [11, 13, 31, 43, 45, 69, 137])
+def test_what_a_program_did_is_not_the_nodes_fault(number: int) -> None:
+    assert meaning(number).status == OK
+
+
+def test_an_unknown_number_is_worth_a_look() -> None:
+    assert meaning(999).status == WARN
+    assert "unknown" in meaning(999).text
+
+
+def test_all_words_fit_into_a_line() -> None:
+    for known in MEANINGS.values():
+        assert known.text == known.text.strip().rstrip(".")
+        assert len(known.text) < 90
+        assert known.advice.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("NETIR_LINK_EVT  Fatal   XC0 i0 Link 08 (0x004505c6 0x00000000)", FAIL),
+        ("RLW_REMAP Nonfatal XC1 i0 Link 00 (0x00000041)", WARN),
+        ("SAW_MVB Non-fatal XC0 i0 Link 02 (0x1)", WARN),
+        ("", WARN),
+    ],
+)
+def test_the_text_tells_whether_a_new_nvlink_error_is_fatal(text: str, status: str) -> None:
+    assert meaning(149, text).status == status
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)", FAIL),
+        ("GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)", FAIL),
+        ("GPU recovery action changed from 0x0 (None) to 0x3 (Drain P2P)", WARN),
+        ("GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)", OK),
+        ("", WARN),
+    ],
+)
+def test_the_text_tells_which_recovery_the_driver_wants(text: str, status: str) -> None:
+    assert meaning(154, text).status == status
+
+
+def test_xids_are_found_in_the_logs_of_all_programs() -> None:
+    log = """\
+[ 8559.603724] nvidia-modeset: ERROR: GPU:0: Idling display engine timed out
+[171167.620236] NVRM: Xid (PCI:0009:01:00): 149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x021425c6)
+6,1234,98765000,-;NVRM: Xid (PCI:0000:1b:00): 79, pid=42, name=python, GPU has fallen off the bus.
+Nov 22 18:29:55 n17 kernel: [  966.503025] NVRM: Xid (0000:01:00): 31, Ch 0000000b, engmask 00000120
+Nov 22 18:29:56 n17 kernel: NVRM: Xid (PCI:0000:3b:00.0): 48
+NVRM: Xid (PCI:0000:66:00): abc, pid=2280636
+"""
+    found = [(line.bus_id, line.xid, line.boot_s, line.pid, line.meaning.status) for line in xids_in(log)]
+    assert found == [
+        ("0009:01:00.0", 149, 171167.620236, None, FAIL),
+        ("0000:1b:00.0", 79, 98.765, 42, FAIL),
+        ("0000:01:00.0", 31, 966.503025, None, OK),
+        ("0000:3b:00.0", 48, None, None, FAIL),
+    ]
+    assert describe_xid(79) == "Xid 79: the GPU has fallen off the bus"
+
+
+def test_a_long_log_of_other_things_is_read_at_once() -> None:
+    log = "[ 1234.567890] " + "x" * 200 + " NVRM: loading NVIDIA UNIX kernel module\n"
+    began = time.process_time()
+    assert xids_in(log * 50_000) == []
+    assert time.process_time() - began < 2.0
+
+
+def test_addresses_of_all_kinds_are_the_same() -> None:
+    for known in ("0000:1b:00.0", "00000000:1B:00.0", "0000:1b:00", "1b:00.0"):
+        assert bus_key(known) == "0000:1b:00.0"
+    assert bus_key("rubbish") == "rubbish"
+
+
+def test_an_event_is_a_line_with_its_meaning() -> None:
+    assert xid.line(xid.XID, 79, 3, "0000:1b:00.0", 17) == {
+        "time_ns": 17,
+        "gpu": 3,
+        "bus_id": "0000:1b:00.0",
+        "xid": 79,
+        "text": "the GPU has fallen off the bus",
+        "status": FAIL,
+        "advice": "Have the node drained and power-cycled.",
+    }
+    assert xid.line(xid.DOUBLE_BIT, 0, None, None, 17)["status"] == FAIL
