@@ -1,0 +1,218 @@
+"""The files of nodes that are set aside: what is written, read back, edited by hand, and when it ends."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ftslurm.nodes.exclude import (
+    KEPT_STRIKES,
+    LEMON_WINDOW_NS,
+    SCHEMA,
+    Exclusion,
+    Exclusions,
+    Strike,
+    folder,
+    lemon,
+    strikes_within,
+)
+from ftslurm.sharedfs.rundir import RunDirectoryError
+from ftslurm.testing.memoryfs import AFTER, BEFORE, MemoryFileSystem, Operation
+
+HOUR = 3600 * 10**9
+DAY = 24 * HOUR
+NOW = 1_795_000_000 * 10**9
+DIRECTORY = "/shared/ftslurm-runs/excluded"
+
+
+@pytest.fixture
+def fs() -> MemoryFileSystem:
+    return MemoryFileSystem()
+
+
+@pytest.fixture
+def files(fs: MemoryFileSystem) -> Exclusions:
+    return Exclusions(fs, DIRECTORY)
+
+
+def put(fs: MemoryFileSystem, name: str, content: str) -> None:
+    fs.makedirs(DIRECTORY)
+    fs.create(f"{DIRECTORY}/{name}", content.encode(), durable=False)
+
+
+def edited(**fields: object) -> str:
+    return json.dumps({"schema": SCHEMA, "version": 1, **fields})
+
+
+def test_where_nothing_was_set_aside_yet_no_directory_is_needed(files: Exclusions, fs: MemoryFileSystem) -> None:
+    assert files.read() == {} and files.of("n1", NOW) is None and files.allow("n1") is False
+    assert (files.problems, files.unreadable, fs.files()) == ((), None, {})
+
+
+def test_a_node_is_set_aside_with_reason_author_and_end_and_read_back_so(files: Exclusions) -> None:
+    files.exclude("n17", "2 ECC errors\n on GPU 3", "ada", NOW + DAY, NOW)
+    expected = Exclusion("n17", "2 ECC errors on GPU 3", "ada", NOW, NOW + DAY)
+    assert files.read() == {"n17": expected}
+    assert files.of("n17", NOW) == expected
+    assert files.of("n17", NOW + DAY) is None, "its time is over"
+    assert files.of("n1", NOW) is None
+
+
+def test_without_an_end_a_node_stays_aside_until_it_is_allowed(files: Exclusions) -> None:
+    files.exclude("n17", "", "ada", None, NOW)
+    assert files.of("n17", NOW + 1000 * DAY) is not None
+    assert files.allow("n17") is True
+    assert files.of("n17", NOW) is None and files.read() == {}
+
+
+def test_a_file_removed_by_hand_allows_the_node_again(files: Exclusions, fs: MemoryFileSystem) -> None:
+    files.exclude("n17", "", "ada", None, NOW)
+    fs.unlink(f"{DIRECTORY}/n17.json")
+    assert files.of("n17", NOW) is None
+
+
+def test_setting_aside_anew_changes_reason_and_end_and_keeps_since_and_strikes(files: Exclusions) -> None:
+    files.strike("n17", "job-7", "CUDA error", NOW - HOUR)
+    files.exclude("n17", "first", "ada", NOW + DAY, NOW)
+    again = files.exclude("n17", "second", "run job-8", NOW + 2 * DAY, NOW + HOUR)
+    assert (again.reason, again.by, again.since_ns, again.until_ns) == ("second", "run job-8", NOW, NOW + 2 * DAY)
+    assert [strike.run for strike in again.strikes] == ["job-7"]
+    later = files.exclude("n17", "third", "ada", None, NOW + 3 * DAY)
+    assert later.since_ns == NOW + 3 * DAY, "the one before was over"
+
+
+def test_a_strike_alone_sets_nothing_aside(files: Exclusions) -> None:
+    known = files.strike("n17", "job-7", "signal 7\x1b[31m", NOW)
+    assert known.strikes == (Strike(NOW, "job-7", "signal 7 [31m"),)
+    assert files.of("n17", NOW) is None and list(files.read()) == ["n17"]
+    assert lemon(known, NOW) is None
+
+
+def test_the_same_strike_told_twice_counts_once(files: Exclusions) -> None:
+    files.strike("n17", "job-7", "signal 7", NOW)
+    assert len(files.strike("n17", "job-7", "signal 7", NOW).strikes) == 1
+
+
+def test_two_strikes_within_a_week_make_a_lemon(files: Exclusions) -> None:
+    files.strike("n17", "job-7", "signal 7", NOW)
+    known = files.strike("n17", "job-8", "CUDA error", NOW + DAY)
+    reason = lemon(known, NOW + DAY)
+    assert reason == "2 failures began here within 7 days; the last, in job-8: CUDA error"
+    assert lemon(known, NOW + LEMON_WINDOW_NS + 1) is None
+    assert strikes_within(None, NOW) == []
+
+
+def test_a_strike_does_not_end_or_begin_an_exclusion_of_people(files: Exclusions) -> None:
+    files.exclude("n17", "smells", "ada", NOW + DAY, NOW)
+    known = files.strike("n17", "job-7", "signal 7", NOW + HOUR)
+    assert (known.reason, known.until_ns) == ("smells", NOW + DAY)
+    assert files.of("n17", NOW + HOUR) == known
+
+
+def test_only_the_newest_strikes_are_kept(files: Exclusions) -> None:
+    for i in range(KEPT_STRIKES + 4):
+        files.strike("n17", f"job-{i}", "x", NOW + i)
+    known = files.read()["n17"]
+    assert [strike.run for strike in known.strikes] == [f"job-{i}" for i in range(4, KEPT_STRIKES + 4)]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "it is empty"),
+        ('{"schema": "ftslurm/excluded", "version": 1,', "it is not JSON"),
+        ("[]", "found 'list'"),
+        ("null", "found 'NoneType'"),
+        ('{"reason": "no schema"}', "found None"),
+        (edited(version=2), "made by a newer ftslurm"),
+        (edited(version="1"), "its version is '1'"),
+        (edited(until_ns="tomorrow"), "its until_ns is 'tomorrow', expected nanoseconds since the epoch"),
+        (edited(until_ns=1.5), "its until_ns is 1.5"),
+        (edited(since_ns=-3), "its since_ns is -3"),
+        (edited(since_ns=True), "its since_ns is True"),
+        (edited(since_ns=1 << 70), "expected nanoseconds"),
+        (edited(reason=["a"]), "its reason is ['a'], expected a text"),
+        (edited(strikes={}), "its strikes are {}, expected a list of objects"),
+        (edited(strikes=[1]), "its strikes are [1]"),
+        (edited(strikes=[{"time_ns": "x"}]), "its time_ns is 'x'"),
+        ("[" * 100_000, "it is not JSON"),
+    ],
+)
+def test_a_file_broken_by_hand_is_told_in_one_line_and_its_node_is_allowed(
+    content: str, said: str, files: Exclusions, fs: MemoryFileSystem
+) -> None:
+    put(fs, "n17.json", content)
+    files.exclude("n3", "", "ada", None, NOW)
+    assert list(files.read()) == ["n3"], "the others' files count as ever"
+    (problem,) = files.problems
+    assert said in problem and problem.startswith(f"{DIRECTORY}/n17.json: ") and "n17 counts as allowed" in problem
+    assert "\n" not in problem
+    assert files.of("n17", NOW) is None and len(files.problems) == 1
+
+
+def test_what_may_be_left_out_by_hand_is(files: Exclusions, fs: MemoryFileSystem) -> None:
+    put(fs, "n17.json", edited())
+    known = files.of("n17", NOW)
+    assert known == Exclusion("n17", "no reason given", "", 0, None) and files.problems == ()
+
+
+def test_a_file_copied_by_hand_counts_for_the_node_of_its_name_and_says_so(
+    files: Exclusions, fs: MemoryFileSystem
+) -> None:
+    put(fs, "n18.json", edited(node="n17", reason="same rack"))
+    assert files.read()["n18"].reason == "same rack"
+    assert files.problems == (f"{DIRECTORY}/n18.json: it names node 'n17'; the file's name counts: n18",)
+
+
+def test_what_editors_leave_and_other_files_are_not_looked_at(files: Exclusions, fs: MemoryFileSystem) -> None:
+    for name in (".n17.json.swp", "n17.json~", "notes.txt", ".n17.json.0123.tmp", ".json"):
+        put(fs, name, "{")
+    assert files.read() == {} and files.problems == ()
+
+
+def test_a_file_with_a_name_that_no_node_can_have_is_told(files: Exclusions, fs: MemoryFileSystem) -> None:
+    put(fs, "a b\x1b.json", edited())
+    assert files.read() == {}
+    (problem,) = files.problems
+    assert "its name is no node's" in problem and "\x1b" not in problem
+
+
+@pytest.mark.parametrize("name", ["", "../n1", "n 1", ".n1", "n1/../n2", "x" * 200])
+def test_no_name_leads_out_of_the_directory(name: str, files: Exclusions, fs: MemoryFileSystem) -> None:
+    for call in (
+        lambda: files.exclude(name, "", "ada", None, NOW),
+        lambda: files.strike(name, "job-7", "x", NOW),
+        lambda: files.allow(name),
+    ):
+        with pytest.raises(RunDirectoryError, match="node name"):
+            call()
+    assert files.of(name, NOW) is None and fs.files() == {}
+
+
+def test_errors_of_the_filesystem_are_told_and_never_raised_to_readers(fs: MemoryFileSystem) -> None:
+    Exclusions(fs, DIRECTORY).exclude("n17", "", "ada", None, NOW)
+
+    def fail(when: str, operation: Operation) -> None:
+        if when == BEFORE:
+            raise OSError(5, "Input/output error", operation.path)
+
+    files = Exclusions(fs.client(fail), DIRECTORY)
+    assert files.read() == {} and files.unreadable == f"{DIRECTORY}: Input/output error"
+    assert files.of("n17", NOW) is None and files.problems == (f"{DIRECTORY}: Input/output error",)
+    with pytest.raises(OSError, match="Input/output"):
+        files.exclude("n17", "", "ada", None, NOW)
+
+
+def test_a_rename_whose_reply_was_lost_is_done(fs: MemoryFileSystem) -> None:
+    def lose(when: str, operation: Operation) -> None:
+        if when == AFTER and operation.name == "rename":
+            raise FileNotFoundError(2, "No such file or directory", operation.path)
+
+    Exclusions(fs.client(lose), DIRECTORY).exclude("n17", "bad", "ada", None, NOW)
+    assert Exclusions(fs, DIRECTORY).read()["n17"].reason == "bad"
+
+
+def test_the_directory_is_beside_the_run_directories_or_as_chosen() -> None:
+    assert folder("/shared/ftslurm-runs/job-7") == DIRECTORY
+    assert folder("/shared/ftslurm-runs/job-7", "/elsewhere/x") == "/elsewhere/x"
