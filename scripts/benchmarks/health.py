@@ -1,0 +1,143 @@
+"""What a look at a node's health costs: with eight GPUs by a stand-in for NVML, and with an NVML that never answers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks import measure, table, tools
+from benchmarks.agent import machine
+from benchmarks.table import Measurement
+from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Context, Place
+from ftslurm.health.nvml import LIMIT_S
+
+sys.path.insert(0, str(tools.CHECKOUT))
+from tests.nvml import standin
+
+OURS = "ftslurm"
+GPUS = 8
+PERIOD_S = 300.0  # between two looks in the background
+IDLE_S = 5.0
+MEASUREMENTS = (
+    Measurement("quick", f"quick look, all checks, {GPUS} GPUs", "s", 1.0),
+    Measurement("thorough", f"thorough look, all checks, {GPUS} GPUs", "s", 10.0),
+    Measurement("background", f"one look in {PERIOD_S:.0f} s in the background: share of a core", "%", 0.001),
+    Measurement("bare", "quick look on a node without GPUs: processor time", "ms"),
+    Measurement("wedged", "NVML never answers: found later than its limit", "s", 0.5),
+    Measurement("xid", "Xid event → line", "ms"),
+    Measurement("xid_idle", "waiting for Xids: share of a core", "%", 0.001),
+    Measurement("xid_pss", "waiting for Xids: PSS", "MB"),
+)
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``bench health`` to the command line."""
+    parser = subparsers.add_parser("health", help=__doc__, description=__doc__, allow_abbrev=False)
+    parser.add_argument("--runs", type=int, default=5, metavar="N", help="samples of each (default 5)")
+    parser.add_argument("--json", action="store_true", help="all samples as JSON instead of the table")
+    parser.set_defaults(run=run)
+
+
+def look(directory: Path, set_: str, environment: dict[str, str]) -> tuple[float, float, set[str]]:
+    """Run one look as the agent does; return its seconds, its processor seconds, and which checks found something."""
+    given = {"SLURM_GPUS_ON_NODE": str(GPUS)} if "NVML_STANDIN" in environment else {}
+    context = Context("bench", given, paths=(Place(str(directory), "run directory"),))
+    request = {"set": set_, "context": context.to_json(), "facts": str(directory / "facts")}
+    began = time.monotonic()
+    with subprocess.Popen(
+        [sys.executable, "-m", "ftslurm.health.look"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(request).encode())
+        process.stdin.close()
+        told = json.loads(process.stdout.read())
+        _, _, usage = os.wait4(process.pid, 0)
+        process.returncode = 0
+    took_s = time.monotonic() - began
+    found = {verdict["check"] for verdict in told["verdicts"] if verdict["findings"]}
+    return took_s, usage.ru_utime + usage.ru_stime, found
+
+
+def watcher(directory: Path, node: standin.Standin) -> dict[str, float]:
+    """Measure the program that waits for Xids."""
+    pipe = directory / "events"
+    if not pipe.exists():
+        os.mkfifo(pipe)
+    node.say([f"events {pipe}"])
+    with subprocess.Popen(
+        [sys.executable, "-m", "ftslurm.health.xid"], stdout=subprocess.PIPE, env=node.environment()
+    ) as process:
+        assert process.stdout is not None
+        late = []
+        for _ in range(2):  # the first event waits until all is set up
+            with open(pipe, "w") as events:
+                began = time.monotonic()
+                events.write("3 79\n")
+            process.stdout.readline()
+            late.append(time.monotonic() - began)
+        before = _cpu_s(process.pid)
+        time.sleep(IDLE_S)
+        idle = (_cpu_s(process.pid) - before) / IDLE_S
+        pss = measure.memory_of({process.pid}).pss
+        process.kill()
+    node.say()
+    return {"xid": late[1], "xid_idle": idle, "xid_pss": float(pss)}
+
+
+def _cpu_s(pid: int) -> float:
+    """Return how long a process of one thread has run, in seconds; to the nanosecond (proc(5): schedstat)."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
+def collect(runs: int, directory: Path) -> dict[str, table.Samples]:
+    """Return all samples."""
+    results: dict[str, table.Samples] = {measurement.key: {OURS: []} for measurement in MEASUREMENTS}
+    node = standin.Standin(standin.build(directory / "library"), directory / "nvml", GPUS)
+    for number in range(runs + 1):  # run 0 warms caches up and does not count
+        print(f"run {number}/{runs}", file=sys.stderr, flush=True)
+        samples = {
+            "quick": look(directory, QUICK, node.environment())[0],
+            "thorough": look(directory, THOROUGH, node.environment())[0],
+            "background": look(directory, BACKGROUND, node.environment())[1] / PERIOD_S,
+            "bare": look(directory, QUICK, dict(os.environ))[1],
+            **watcher(directory, node),
+        }
+        node.say(["* hang nvmlInitWithFlags"])
+        took_s, _, found = look(directory, QUICK, node.environment())
+        node.say()
+        if "gpu-driver" not in found:
+            raise SystemExit("bench: an NVML that never answers was not found")
+        samples["wedged"] = took_s - LIMIT_S
+        for key, value in samples.items() if number else ():
+            results[key][OURS].append(value)
+    return results
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and print; 0, or 2 where that is not possible."""
+    if arguments.runs < 1:
+        print("bench: --runs: expected 1 or more", file=sys.stderr)
+        return 2
+    if standin.compiler() is None:
+        print("bench: a C compiler is needed for the stand-in for NVML", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory(prefix="ftslurm-bench-") as name:
+        results = collect(arguments.runs, Path(name))
+    if arguments.json:
+        facts = {"machine": machine(), "runs": arguments.runs}
+        print(json.dumps(facts | {"measurements": table.as_json(MEASUREMENTS, results, OURS)}, indent=2))
+        return 0
+    facts = machine()
+    print(f"{arguments.runs} runs; {facts['system']}, {facts['cores']} cores, load {facts['load']}\n")
+    print("\n".join(table.lines(MEASUREMENTS, results, [OURS], OURS)))
+    return 0
