@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ftslurm.health.addresses import is_number
 from ftslurm.health.check import THOROUGH, Absent, Check, Context, Peer
 from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
+
+if TYPE_CHECKING:
+    from ftslurm.health.reach import Reached
 
 MOST = 64
 """Other nodes that are tried: of a thousand nodes, each tries those that follow it, so that each is tried by others."""
@@ -15,6 +19,9 @@ TIMEOUT_S = 3.5
 """Two lost packets may be chance: the kernel sends the first one again after 1 s, and after 3 s."""
 
 LOOKUP_S = 4.0
+
+_ADDRESSES = 4
+"""Of a name that are tried; one that answers is enough, as for a client who tries all of them."""
 
 SURE = 3
 """When so many others cannot be reached, and nobody else can, it is not they."""
@@ -37,28 +44,22 @@ def fetch(context: Context) -> Json:
         raise Absent("no other node to reach")
     names = [peer.address for peer in peers if not is_number(peer.address)]
     found = look_up(names, LOOKUP_S) if names else {}
-    numbers = {}
-    for peer in peers:
-        looked = found.get(peer.address)
-        numbers[peer.node] = peer.address if looked is None else (looked.addresses or ("",))[0]
-    known = [peer for peer in peers if numbers[peer.node]]
-    reached = reach([(numbers[peer.node], peer.port) for peer in known], TIMEOUT_S, context.address)
-    said = {peer.node: one for peer, one in zip(known, reached, strict=True)}
-    unresolved = Reached(UNRESOLVED, "its name does not resolve")
-    return {
-        "peers": [
-            {
-                "node": peer.node,
-                "at": f"{peer.address}:{peer.port}"
-                if peer.address.count(":") == 0
-                else f"[{peer.address}]:{peer.port}",
-                "there": (one := said.get(peer.node, unresolved)).there,
-                "outcome": one.outcome,
-                "text": one.text,
-            }
-            for peer in peers
-        ]
+    addresses = {
+        peer: (found[peer.address].addresses or ()) if peer.address in found else (peer.address,) for peer in peers
     }
+    targets = [(peer, address) for peer in peers for address in addresses[peer][:_ADDRESSES]]
+    reached = reach([(address, peer.port) for peer, address in targets], TIMEOUT_S, context.address)
+    best: dict[Peer, Reached] = {}
+    for (peer, _), one in zip(targets, reached, strict=True):
+        if peer not in best or one.there:
+            best[peer] = one
+    unresolved = Reached(UNRESOLVED, "its name does not resolve")
+    return {"peers": [_word(peer, best.get(peer, unresolved)) for peer in peers]}
+
+
+def _word(peer: Peer, reached: Reached) -> Json:
+    at = f"[{peer.address}]:{peer.port}" if ":" in peer.address else f"{peer.address}:{peer.port}"
+    return {"node": peer.node, "at": at, "there": reached.there, "outcome": reached.outcome, "text": reached.text}
 
 
 def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
