@@ -47,6 +47,12 @@ def mount_of(mountinfo: str, path: str) -> Mount:
     return best
 
 
+def points_of(mountinfo: str) -> list[str]:
+    """Return where something is mounted."""
+    lines = (line.split(" ") for line in mountinfo.splitlines())
+    return [unescape(words[4]) for words in lines if len(words) > 4]
+
+
 def unescape(text: str) -> str:
     """Return a name of mountinfo or fstab as it is."""
     for code, char in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):

@@ -1,0 +1,175 @@
+"""The user's own commands: exit code 0 is ok, 1 a warning, 2 a failure, with the first line of output as the reason.
+
+They run all at once, by `sh -c`, in the job's environment with FTSLURM_NODE, and with FTSLURM_HEALTH_BUSY=1 while ranks
+are running. Nothing that they start outlives them: a command that is done, or whose time is over, takes its children
+along, also those that left its session.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+
+from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Absent, Check, Context
+from ftslurm.health.figures import count, one_line
+from ftslurm.health.verdict import FAIL, UNKNOWN, WARN, Finding, Json, Judgement
+
+LIMIT_S = 8.0
+STATUSES = {1: WARN, 2: FAIL}
+_KEPT = 4096
+_REAP_S = 0.5
+_SHOWN = 60
+
+
+def fetch(context: Context) -> Json:
+    """Run them all, and kill whatever descends from this process in the end: it must be the check's own."""
+    if not context.commands:
+        raise Absent("no commands of your own")
+    from ftslurm.agent.kernel import become_subreaper
+
+    # What its parent left becomes this process's child, and can be found.
+    become_subreaper()
+    environ = {**os.environ, **context.environ, "FTSLURM_NODE": context.node}
+    environ["FTSLURM_HEALTH_BUSY"] = "1" if context.busy else "0"
+    running: list[_Command] = []
+    try:
+        for command in context.commands:
+            running.append(_Command(command, environ))
+        _wait(running, time.monotonic() + LIMIT_S)
+        return {"commands": [one.facts() for one in running]}
+    finally:
+        _kill_all()
+
+
+def _wait(commands: Sequence[_Command], deadline: float) -> None:
+    poll = select.poll()
+    waiting = {one.pidfd: one for one in commands}
+    outputs = {fd: one for one in commands for fd in one.outputs}
+    for fd in (*waiting, *outputs):
+        poll.register(fd, select.POLLIN)
+    while waiting and (left := deadline - time.monotonic()) > 0:
+        for fd, _ in poll.poll(left * 1000 + 1):
+            if fd in waiting:
+                poll.unregister(fd)
+                waiting.pop(fd).end()
+            elif not outputs[fd].read(fd):
+                poll.unregister(fd)
+
+
+def _kill_all() -> None:
+    """Kill and collect all that descends from this process; what cannot be killed is left to the caller's parent."""
+    from ftslurm.agent.kernel import kill_descendants
+
+    deadline = time.monotonic() + _REAP_S
+    while kill_descendants(os.getpid(), signal.SIGKILL) and time.monotonic() < deadline:
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            break
+        time.sleep(0.002)
+
+
+class _Command:
+    """One command that runs."""
+
+    def __init__(self, command: str, environ: dict[str, str]) -> None:
+        self.command = command
+        self.began = time.monotonic()
+        self.took_s: float | None = None
+        # In this process's group: whoever kills that, because even we hang, kills the commands too.
+        self._process = subprocess.Popen(
+            ["/bin/sh", "-c", command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environ,
+        )
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self._kept = {self._process.stdout.fileno(): b"", self._process.stderr.fileno(): b""}
+        for fd in self._kept:
+            os.set_blocking(fd, False)
+        self.pidfd = os.pidfd_open(self._process.pid)
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """Standard output and standard error."""
+        return tuple(self._kept)
+
+    def read(self, fd: int) -> bool:
+        """Take what came; False at the end. What is too much is thrown away: the command is not to wait for us."""
+        try:
+            chunk = os.read(fd, 1 << 16)
+        except BlockingIOError:
+            return True
+        if len(self._kept[fd]) >= _KEPT:
+            # One that prints without end must not cost a whole CPU.
+            time.sleep(0.002)
+        self._kept[fd] = (self._kept[fd] + chunk)[:_KEPT]
+        return bool(chunk)
+
+    def end(self) -> None:
+        """Note that it has ended; its children may keep its output open."""
+        self.took_s = time.monotonic() - self.began
+        self._process.wait()
+        for fd in self.outputs:
+            while len(self._kept[fd]) < _KEPT:
+                before = self._kept[fd]
+                if not self.read(fd) or self._kept[fd] == before:
+                    break
+
+    def facts(self) -> Json:
+        """Return how it ended, its code None where it did not, and its first line."""
+        lines = [line for kept in self._kept.values() for line in kept.splitlines() if line.strip()]
+        return {
+            "command": self.command,
+            "code": self._process.returncode,
+            "line": one_line(lines[0].decode("utf-8", "replace")) if lines else "",
+            "took_s": self.took_s,
+        }
+
+
+def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
+    """Judge by the exit codes."""
+    found: list[Finding] = []
+    for one in facts["commands"]:
+        subject, code, line = one_line(one["command"], _SHOWN), one["code"], one["line"]
+        if code == 0:
+            continue
+        advice = f"It is your command: run it on {context.node} by hand."
+        if code is None:
+            text = f"has not ended within {LIMIT_S:g} s, and was killed" + (f"; it said: {line}" if line else "")
+            found.append(Finding(UNKNOWN, subject, text, advice))
+        elif code in STATUSES:
+            found.append(Finding(STATUSES[code], subject, line or f"exit code {code}, no output", advice))
+        else:
+            how = f"was killed by {_name(-code)}" if code < 0 else f"exit code {code}, expected 0, 1 or 2"
+            found.append(Finding(UNKNOWN, subject, f"{how}: {line}" if line else how, advice))
+    lines = [one["line"] for one in facts["commands"] if one["code"] == 0 and one["line"]]
+    how = f"{len(found)} not ok" if found else one_line(lines[0], 80) if lines else "all ok"
+    return Judgement(f"{count(len(facts['commands']), 'command')}, {how}", tuple(found))
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+CHECK = Check(
+    name="own-commands",
+    about="your own commands",
+    sets=frozenset((QUICK, BACKGROUND, THOROUGH)),
+    limit_s=LIMIT_S + 2.0,
+    fetch=fetch,
+    judge=judge,
+    late=UNKNOWN,
+    late_text="a command cannot be killed",
+    late_advice="It hangs in the kernel; look at what it was doing.",
+)

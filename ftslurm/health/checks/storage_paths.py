@@ -1,0 +1,102 @@
+"""The job's directories, /tmp and /dev/shm: there, mounted, answering, writable, with room.
+
+Each is tried in a process of its own, so that one that hangs does not hide the others. While ranks are running nothing
+is written.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Check, Context, Place
+from ftslurm.health.figures import size
+from ftslurm.health.probe import Wish, file_name, probe_all
+from ftslurm.health.procfs import has_gpus
+from ftslurm.health.room import SHM, judge_place, only_read, shown, unmounted
+from ftslurm.health.sysfs import text
+from ftslurm.health.verdict import Finding, Json, Judgement
+from ftslurm.sharedfs.mounts import mount_of, points_of
+
+LIMIT_S = 3.0
+SMALL = 4096
+
+
+def places(context: Context) -> list[Place]:
+    """Return the job's paths and the node's own, each path once."""
+    temporary = context.environ.get("TMPDIR") or "/tmp"
+    found = {place.path: place for place in (Place(SHM, SHM), Place(temporary, temporary), *context.paths)}
+    own = [found.pop(path) for path in dict.fromkeys((temporary, SHM)) if found[path].what == path]
+    return [*found.values(), *own]
+
+
+def fetch(context: Context) -> Json:
+    """Try them all out."""
+    write = 0 if context.busy else SMALL
+    return look(
+        context,
+        LIMIT_S,
+        lambda place, index: Wish(
+            real(context, place),
+            file_name(context.node, f"look{index}"),
+            write=0 if only_read(place) else write,
+            read=only_read(place),
+        ),
+    )
+
+
+def real(context: Context, place: Place) -> str:
+    """Return where a path is looked for."""
+    return f"{context.root}{SHM}" if place.path == SHM else os.path.abspath(place.path)
+
+
+def look(context: Context, limit_s: float, wish: Callable[[Place, int], Wish]) -> Json:
+    """Try all places out; return their facts with what they are mounted on."""
+    all_places = places(context)
+    probed = probe_all([wish(place, index) for index, place in enumerate(all_places)], limit_s)
+    # Read after the probes: an automounter mounts when it is asked. This file never hangs.
+    mountinfo = _whole(f"{context.root}/proc/self/mountinfo")
+    fstab = text(f"{context.root}/etc/fstab") or ""
+    found = []
+    for place, facts in zip(all_places, probed, strict=True):
+        at = (facts["nearest"] or facts["real"]).removeprefix(context.root)
+        mount = mount_of(mountinfo, at)
+        said = {"point": mount.point, "source": mount.source, "type": mount.fs_type}
+        facts["mount"] = {**said, "made_read_only": mount.made_read_only}
+        facts["unmounted"] = unmounted(fstab, points_of(mountinfo), facts["real"])
+        facts.update(path=place.path, what=place.what, uid=os.geteuid(), limit_s=limit_s)
+        found.append(facts)
+    return {"places": found, "gpus": has_gpus(context.root)}
+
+
+def _whole(path: str) -> str:
+    try:
+        with open(path, errors="surrogateescape") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
+    """Judge each."""
+    then = {one["path"]: one for one in before["places"]} if before is not None else {}
+    found: list[Finding] = []
+    summary = []
+    for one in facts["places"]:
+        place = Place(one["path"], one["what"])
+        said = judge_place(place, one, then.get(place.path), context.busy, facts["gpus"])
+        found += said
+        free = "" if one["free"] is None else f" {size(one['free'])} free"
+        summary.append(f"{shown(place)}{free}" if not said else f"{shown(place)} {said[0].status}")
+    return Judgement(", ".join(summary), tuple(found))
+
+
+CHECK = Check(
+    name="storage-paths",
+    about="the job's directories, /tmp and /dev/shm: there, mounted, answering, writable, with room",
+    sets=frozenset((QUICK, BACKGROUND, THOROUGH)),
+    limit_s=LIMIT_S + 1.0,
+    fetch=fetch,
+    judge=judge,
+    late_text="a filesystem hangs",
+)

@@ -1,0 +1,66 @@
+"""A write that must survive, read again and compared, in each of the job's directories, with its time."""
+
+from __future__ import annotations
+
+import errno
+
+from ftslurm.health.check import THOROUGH, Absent, Check, Context, Place
+from ftslurm.health.checks.storage_paths import look, real
+from ftslurm.health.figures import size, span
+from ftslurm.health.probe import Wish, file_name
+from ftslurm.health.room import judge_place, only_read, shown
+from ftslurm.health.verdict import WARN, Finding, Json, Judgement
+
+LIMIT_S = 8.0
+WRITTEN = 1 << 20
+SLOW_S = 3.0
+"""A mebibyte, synced: a disk needs milliseconds, a busy file server a second."""
+_TOLD = (errno.EILSEQ, errno.EIO)
+
+
+def fetch(context: Context) -> Json:
+    """Write, sync, read and remove a file in each."""
+    if context.busy:
+        raise Absent("not while ranks are running")
+    return look(
+        context,
+        LIMIT_S,
+        lambda place, index: Wish(
+            real(context, place),
+            file_name(context.node, f"trip{index}"),
+            write=0 if only_read(place) else WRITTEN,
+            durable=True,
+            read=only_read(place),
+        ),
+    )
+
+
+def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
+    """Judge what only a round trip shows; the rest is told by storage-paths."""
+    found: list[Finding] = []
+    summary = []
+    for one in facts["places"]:
+        place = Place(one["path"], one["what"])
+        error = one["error"]
+        late = one["hung"] in ("write", "fsync", "close", "read", "unlink")
+        if late or (error is not None and (error[0] in ("fsync", "close", "read", "unlink") or error[1] in _TOLD)):
+            found += judge_place(place, one, None, context.busy, facts["gpus"])
+        if one["write_s"] is None or one["read_s"] is None:
+            continue
+        times = f"{span(one['write_s'])} to write and sync {size(WRITTEN)}, {span(one['read_s'])} to read it"
+        summary.append(f"{shown(place)} {span(one['write_s'])} and {span(one['read_s'])}")
+        if one["write_s"] > SLOW_S or one["read_s"] > SLOW_S:
+            mount = f"{one['mount']['type']} from {one['mount']['source']}"
+            found.append(Finding(WARN, shown(place), f"slow: {times} ({mount})", "Look at its server or disk."))
+    return Judgement(f"written and read: {', '.join(summary) or 'nowhere'}", tuple(found))
+
+
+CHECK = Check(
+    name="storage-round-trip",
+    about="a file written, synced, read and compared in the job's directories, with its time",
+    sets=frozenset((THOROUGH,)),
+    limit_s=LIMIT_S + 1.0,
+    fetch=fetch,
+    judge=judge,
+    late_text="a filesystem hangs",
+)

@@ -1,0 +1,326 @@
+"""Tries out directories, each in a process of its own: one whose filesystem hangs does not hide the others.
+
+A probe says what it is about to do before it does it, so that of one that hangs it is known at which path and in which
+call. What it writes lies under one name for each node, user and place; whatever a killed probe leaves there is removed
+by the next one.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import select
+import signal
+import stat
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ftslurm.health.verdict import Json
+
+REAP_S = 0.1
+_LINKS = 40
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What to try out.
+
+    Attributes:
+        path: a directory, or a file that is only read.
+        name: of the file that is written there for a moment.
+        write: bytes to write; 0: nothing, and only the rights are looked at.
+        durable: sync what was written, and read it again by its name.
+        read: look into it; for what is only read.
+    """
+
+    path: str
+    name: str
+    write: int = 0
+    durable: bool = False
+    read: bool = False
+
+
+def file_name(node: str, purpose: str) -> str:
+    """Return the name that probes of this node and user write: hidden, and telling whose it is."""
+    return f".ftslurm-health-{re.sub('[^A-Za-z0-9.-]', '_', node)[:80]}-{os.geteuid()}-{purpose}"
+
+
+def probe_all(wishes: Sequence[Wish], limit_s: float, clock: Callable[[], float] = time.monotonic) -> list[Json]:
+    """Try them all out at once; return the facts of each.
+
+    Args:
+        limit_s: so long each may take.
+
+    Returns:
+        Of each: "kind" ("directory", "file", "other", "missing"), "real" (without symbolic links, as far as that is
+        known), "nearest" (the innermost directory that is there), "empty" (whether that is), "free", "total", "inodes",
+        "all_inodes", "read_only", "writable", "write_s", "read_s", "took_s"; "error": step, errno and text, or None;
+        "hung": the step in which it hangs, or None; "stuck": the pid of a process that cannot even be killed, or None.
+    """
+    children = [_Child(wish) for wish in wishes]
+    poll = select.poll()
+    running = {child.fd: child for child in children}
+    for fd in running:
+        poll.register(fd, select.POLLIN)
+    deadline = clock() + limit_s
+    while running and (left := deadline - clock()) > 0:
+        for fd, _ in poll.poll(left * 1000 + 1):
+            if not running[fd].receive():
+                poll.unregister(fd)
+                del running[fd]
+    for child in running.values():
+        child.hung = True
+        os.kill(child.pid, signal.SIGKILL)
+    _reap(children, clock)
+    return [child.facts() for child in children]
+
+
+def _reap(children: Sequence[_Child], clock: Callable[[], float]) -> None:
+    deadline = clock() + REAP_S
+    while left := [child for child in children if not child.reaped]:
+        for child in left:
+            child.reaped = os.waitpid(child.pid, os.WNOHANG)[0] != 0
+        if clock() >= deadline:
+            break
+        time.sleep(0.001)
+    for child in children:
+        os.close(child.fd)
+
+
+class _Child:
+    """The process of one probe."""
+
+    def __init__(self, wish: Wish) -> None:
+        self.wish = wish
+        self.hung = False
+        self.reaped = False
+        self._data = b""
+        self.fd, write = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _run(wish, write)
+        os.close(write)
+
+    def receive(self) -> bool:
+        """Take what it says; False at the end."""
+        chunk = os.read(self.fd, 1 << 16)
+        self._data += chunk
+        return bool(chunk)
+
+    def facts(self) -> Json:
+        """Return what it said, or where it hangs."""
+        lines = [line for line in self._data.split(b"\n")[:-1] if line]
+        last = json.loads(lines[-1]) if lines else {"real": self.wish.path, "step": "start"}
+        if not self.hung and "took_s" in last:
+            return {**last, "hung": None, "stuck": None}
+        stuck = None if self.reaped else self.pid
+        if not self.hung:
+            last["error"] = [last["step"], 0, "the process that tried it was killed"]
+        return {**_NOTHING, **last, "hung": last["step"] if self.hung else None, "stuck": stuck}
+
+
+_NOTHING: Json = {
+    **dict.fromkeys(("kind", "nearest", "empty", "free", "total", "inodes", "all_inodes", "read_only", "writable")),
+    **dict.fromkeys(("write_s", "read_s", "took_s", "error")),
+}
+
+
+def _run(wish: Wish, write: int) -> None:
+    """Be the probe; never returns."""
+    code = 1
+    try:
+        probe = _Probe(wish, lambda said: _send(write, said))
+        _send(write, probe.run())
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _send(fd: int, said: Json) -> None:
+    data = json.dumps(said).encode() + b"\n"
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+class _Failed(Exception):
+    """A step that failed."""
+
+    def __init__(self, step: str, error: OSError) -> None:
+        super().__init__(step)
+        self.step = step
+        self.number = error.errno or 0
+        self.text = error.strerror or str(error)
+
+
+class _Probe:
+    """The steps of one probe, each told before it is done."""
+
+    def __init__(self, wish: Wish, tell: Callable[[Json], None]) -> None:
+        self.wish = wish
+        self.tell = tell
+        self.facts: Json = dict(_NOTHING)
+        self.real = "/"
+
+    def do(self, step: str, call: Callable[[], T]) -> T:
+        """Say what comes now, and do it."""
+        self.tell({"real": self.real, "step": step})
+        try:
+            return call()
+        except OSError as error:
+            raise _Failed(step, error) from None
+
+    def run(self) -> Json:
+        """Do all steps; stop at the first that fails."""
+        began = time.monotonic()
+        try:
+            self.resolve()
+            self.look()
+        except _Failed as failed:
+            self.facts["error"] = [failed.step, failed.number, failed.text]
+        self.facts.update(real=self.real, took_s=time.monotonic() - began)
+        return self.facts
+
+    def resolve(self) -> None:
+        """Follow the path to its end, a name at a time, so that the mount is known at which it hangs."""
+        todo = _parts(self.wish.path)
+        links = 0
+        while todo:
+            part = todo.pop()
+            above = self.real
+            if part in (".", ".."):
+                self.real = os.path.dirname(above) if part == ".." else above
+                continue
+            self.real = os.path.join(above, part)
+            try:
+                mode = self.do("lstat", lambda: os.lstat(self.real).st_mode)
+            except _Failed as failed:
+                if failed.number not in (errno.ENOENT, errno.ENOTDIR):
+                    raise
+                self.missing(above, todo)
+                return
+            if stat.S_ISLNK(mode):
+                target = self.do("readlink", lambda: os.readlink(self.real))
+                links += 1
+                if links > _LINKS:
+                    raise _Failed("readlink", OSError(errno.ELOOP, os.strerror(errno.ELOOP)))
+                todo += _parts(target)
+                self.real = "/" if target.startswith("/") else above
+
+    def missing(self, nearest: str, rest: list[str]) -> None:
+        """Note that the path is not there, and what is."""
+        whole = os.path.join(self.real, *rest[::-1])
+        self.real = nearest
+        self.facts.update(kind="missing", nearest=nearest)
+        if self.do("stat", lambda: os.path.isdir(nearest)):
+            self.facts["empty"] = self.do("list", lambda: _is_empty(nearest))
+        self.look_around(nearest)
+        self.real = whole
+
+    def look_around(self, place: str) -> None:
+        """Look at the filesystem's room and at the rights."""
+        space = self.do("statfs", lambda: os.statvfs(place))
+        self.facts.update(free=space.f_bavail * space.f_frsize, total=space.f_blocks * space.f_frsize)
+        self.facts.update(inodes=space.f_favail, all_inodes=space.f_files)
+        self.facts["read_only"] = bool(space.f_flag & os.ST_RDONLY)
+        self.facts["writable"] = self.do("access", lambda: os.access(place, os.W_OK | os.X_OK, effective_ids=True))
+
+    def look(self) -> None:
+        """Look at what is there: what it is, its room, whether it can be read or written."""
+        if self.facts["kind"] == "missing":
+            return
+        mode = self.do("stat", lambda: os.stat(self.real).st_mode)
+        self.facts["kind"] = "directory" if stat.S_ISDIR(mode) else "file" if stat.S_ISREG(mode) else "other"
+        self.look_around(self.real)
+        if self.wish.read and self.facts["kind"] == "directory":
+            self.facts["empty"] = self.do("list", lambda: _is_empty(self.real))
+        elif self.wish.read and self.facts["kind"] == "file":
+            # A right to see is not yet one to read.
+            self.do("read", lambda: _read(self.real, 1))
+        elif self.wish.write and self.facts["kind"] == "directory":
+            self.write(os.path.join(self.real, self.wish.name), os.urandom(self.wish.write))
+
+    def write(self, path: str, data: bytes) -> None:
+        """Write a file, read it again by its name and remove it."""
+        began = time.monotonic()
+        fd = self.do("create", lambda: _create(path))
+        try:
+            try:
+                self.do("write", lambda: _write(fd, data))
+                if self.wish.durable:
+                    self.do("fsync", lambda: os.fsync(fd))
+                    # The server is to be asked, not this node's memory.
+                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            except _Failed:
+                with suppress(_Failed):
+                    self.do("close", lambda: os.close(fd))
+                raise
+            # NFS says here what the server did not take.
+            self.do("close", lambda: os.close(fd))
+            self.facts["write_s"] = time.monotonic() - began
+            if self.wish.durable:
+                self.compare(path, data)
+        except _Failed:
+            with suppress(_Failed):
+                self.remove(path)
+            raise
+        self.remove(path)
+
+    def compare(self, path: str, data: bytes) -> None:
+        """Read it again."""
+        began = time.monotonic()
+        found = self.do("read", lambda: _read(path, len(data) + 1))
+        self.facts["read_s"] = time.monotonic() - began
+        if found != data:
+            raise _Failed("read", OSError(errno.EILSEQ, "other bytes were read than were written"))
+
+    def remove(self, path: str) -> None:
+        """Remove it; a probe of the same name beside this one may have done so."""
+        try:
+            self.do("unlink", lambda: os.unlink(path))
+        except _Failed as failed:
+            if failed.number != errno.ENOENT:
+                raise
+
+
+def _parts(path: str) -> list[str]:
+    """Return the names of a path, the first one last."""
+    return [part for part in path.split("/") if part][::-1]
+
+
+def _is_empty(directory: str) -> bool:
+    with os.scandir(directory) as entries:
+        return next(entries, None) is None
+
+
+def _create(path: str) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o600)
+    except FileExistsError:
+        # A probe that was killed has left it.
+        os.unlink(path)
+        return os.open(path, flags, 0o600)
+
+
+def _write(fd: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(fd, left) :]
+
+
+def _read(path: str, limit: int) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        found = b""
+        while len(found) < limit and (chunk := os.read(fd, limit - len(found))):
+            found += chunk
+        return found
+    finally:
+        os.close(fd)
