@@ -25,12 +25,24 @@ MODULES: tuple[str, ...] = (
     "nic_errors",
     "nic_pcie",
     "nic_nearest",
+    # storage
+    "storage_paths",
+    "storage_round_trip",
+    "storage_lustre",
     # host
+    "host_memory",
+    "host_processes",
+    "host_kernel_log",
+    "host_clock",
+    "host_limits",
+    "host_frequency",
     "host_versions",
     # network
     "network_interface",
     "network_names",
     "network_reach",
+    # the user's own
+    "own_commands",
 )
 """Modules of `ftslurm.health.checks`; each has one check, `CHECK`."""
 

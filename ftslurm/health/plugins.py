@@ -10,7 +10,9 @@ One that is broken becomes a check that says so: its verdict is UNKNOWN, and the
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
+from contextlib import redirect_stdout
 from typing import TYPE_CHECKING
 
 from ftslurm.entry_points import find
@@ -46,9 +48,11 @@ def load_from(found: Iterable[EntryPoint], known: Iterable[Check]) -> list[Check
     names = {check.name for check in known}
     for point in found:
         try:
-            loaded = point.load()
-            if not isinstance(loaded, (Check, list, tuple)):
-                loaded = loaded()
+            # What a module prints while it is imported must not get into a look's result.
+            with redirect_stdout(sys.stderr):
+                loaded = point.load()
+                if not isinstance(loaded, (Check, list, tuple)):
+                    loaded = loaded()
             added = _sound([loaded] if isinstance(loaded, Check) else loaded, names)
         except (Exception, SystemExit) as error:  # a module may even exit while it is imported
             name = f"plugin-{point.name}"
