@@ -17,10 +17,10 @@ from ftslurm.health.slurm_steps import belonging, live_steps, why_left_over
 from ftslurm.health.sysfs import names, text
 from ftslurm.health.verdict import WARN, Finding, Json, Judgement
 
-BLINK_S, PAUSE_S = 0.05, 0.45
-"""Between the looks at a process that seems to hang: most have gone on at the second one already."""
+PAUSES_S = (0.05, 0.45, 1.5)
+"""Between the looks at a process that seems to hang; most have gone on at the second one already."""
 HELD_S = 2.0
-"""So long a process must have hung for certain when ranks are running, or when it is somebody else's."""
+"""So long a process must have hung: one that syncs a file to a busy disk hangs for a second."""
 ZOMBIES = 200
 LOAD, LOAD_PER_CPU = 64, 8
 SHOWN = 5
@@ -78,9 +78,12 @@ def _hanging(context: Context, table: dict[int, Process], ours: set[int], sleep:
         if one.pid not in ours or not context.busy
         for thread in _sleeping(root, one)
     }
-    for pause_s in (BLINK_S, PAUSE_S):
+    waited = 0.0
+    # The next look while ranks are running is not far, and nothing may take long then.
+    for pause_s in PAUSES_S[:2] if context.busy else PAUSES_S:
         if held:
             sleep(pause_s)
+            waited += pause_s
         held = {at: ran for at, ran in held.items() if ran is not None and _still(root, *at, ran)}
     found: list[Json] = []
     for (pid, thread), ran in list(held.items())[:_KEPT]:
@@ -93,6 +96,7 @@ def _hanging(context: Context, table: dict[int, Process], ours: set[int], sleep:
                 "ran": ran,
                 "name": one_line(one.name),
                 "mine": one.uid == os.geteuid(),
+                "held_s": waited,
                 "ended": one.state == "Z",
                 "where": text(f"{root}/proc/{pid}/task/{thread}/wchan") or "",
             }
@@ -156,7 +160,7 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
         summary += f", {len(hanging)} in uninterruptible sleep"
     if facts["zombies"]:
         summary += f", {count(facts['zombies'], 'zombie')}"
-    found = [*_leftovers(left), *_hung(hanging, context), *_zombies(facts), *_load(facts, context)]
+    found = [*_leftovers(left), *_hung(hanging), *_zombies(facts), *_load(facts, context)]
     return Judgement(summary, tuple(found))
 
 
@@ -183,12 +187,13 @@ def _held_s(one: Json, facts: Json, before: Json | None) -> float:
     if before is not None and before["boot"] == facts["boot"]:
         for then in before["hanging"]:
             if all(then[key] == one[key] for key in ("pid", "thread", "started", "ran")):
-                return max(PAUSE_S, float(facts["at_s"] - before["at_s"]))
-    return PAUSE_S
+                return float(facts["at_s"] - before["at_s"])
+    # Whether somebody else's hangs, or does what it should, only a longer time tells.
+    return float(one["held_s"]) if one["mine"] else 0.0
 
 
-def _hung(hanging: list[tuple[Json, float]], context: Context) -> list[Finding]:
-    said = [(one, held) for one, held in hanging if held >= HELD_S or (one["mine"] and not context.busy)]
+def _hung(hanging: list[tuple[Json, float]]) -> list[Finding]:
+    said = [(one, held) for one, held in hanging if held >= HELD_S]
     found: list[Finding] = []
     for one, held in said[:SHOWN]:
         where = f" in {one['where']}" if one["where"] not in ("", "0") else ""
@@ -223,7 +228,7 @@ CHECK = Check(
     name="host-processes",
     about="processes: leftovers of earlier steps, hanging in the kernel, zombies, load",
     sets=frozenset((QUICK, BACKGROUND, THOROUGH)),
-    limit_s=3.0,
+    limit_s=4.0,
     fetch=fetch,
     judge=judge,
     late="unknown",
