@@ -289,6 +289,15 @@ def test_without_an_address_it_is_the_one_with_the_default_route(address: str | 
     assert network_interface.fetch(Context("n1", root=tree.root, address=address))["address"] is None
 
 
+def test_of_two_interfaces_in_one_network_one_that_is_up_is_no_fault(tree: Tree) -> None:
+    routed(tree)
+    tree.routes(("eth0", "10.0.0.0", "0.0.0.0", "255.255.255.0"), ("eth1", "10.0.0.0", "0.0.0.0", "255.255.255.0"))
+    tree.interface("eth1", operstate="down")
+    assert interface(tree) == Judgement("eth0 is up at 25 Gb/s")
+    tree.interface("eth0", operstate="down")
+    assert [finding.status for finding in interface(tree).findings] == [WARN]
+
+
 def test_an_address_of_ipv6_is_found_too(tree: Tree) -> None:
     routed(tree)
     tree.file("proc/net/if_inet6", "fd000000000000000000000000000002 04 40 00 82     ib0")
@@ -386,7 +395,7 @@ def test_a_fault_of_the_interface_is_found_with_the_right_words(
 
 def test_an_interface_that_may_not_be_the_jobs_is_no_reason_to_keep_a_node_out(tree: Tree) -> None:
     down(tree)
-    assert told(interface(tree, None)) == [(WARN, "eth0: has the default route, and is down")]
+    assert told(interface(tree, None)) == [(WARN, "eth0: leads to the other nodes, and is down")]
 
 
 def test_after_a_restart_of_the_node_the_link_has_not_been_lost(tree: Tree) -> None:

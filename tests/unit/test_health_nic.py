@@ -11,7 +11,7 @@ import pytest
 
 from ftslurm.health.check import Context
 from ftslurm.health.checks import nic_ports
-from ftslurm.health.verdict import FAIL, OK, WARN, Json, Judgement, describe, worst
+from ftslurm.health.verdict import FAIL, OK, UNKNOWN, WARN, Json, Judgement, describe, worst
 from tests.unit.health_trees import Nic, Tree
 
 USED = 1 << 40
@@ -206,6 +206,17 @@ def lost_its_subnet_manager(tree: Tree) -> Json:
     return before
 
 
+def tells_no_state(tree: Tree) -> None:
+    tree.file(f"{tree.nic('mlx5_0').above}/ports/1/link_layer", "InfiniBand")
+
+
+def tells_no_state_any_more(tree: Tree) -> Json:
+    nic = tree.nic("mlx5_0").port(words=USED)
+    before = ports(tree)
+    (tree.path / nic.above / "ports/1/state").unlink()
+    return before
+
+
 def lost_lanes(tree: Tree) -> Json:
     first, *_ = all_up(tree)
     before = ports(tree)
@@ -292,6 +303,13 @@ FAULTS: list[Fault] = [
         lost_its_subnet_manager,
         FAIL,
         "mlx5_0 port 1: was ACTIVE in the look before, now INIT, physically LinkUp",
+    ),
+    ("state-cannot-be-read", tells_no_state, UNKNOWN, "mlx5_0 port 1: its state cannot be read"),
+    (
+        "state-cannot-be-read-any-more",
+        tells_no_state_any_more,
+        FAIL,
+        "mlx5_0 port 1: was ACTIVE in the look before, now its state cannot be read",
     ),
     (
         "lanes-lost",
@@ -407,9 +425,8 @@ def test_a_port_that_broke_is_found_in_the_looks_after_too(tree: Tree) -> None:
     assert [finding.status for finding in judgement.findings] == [FAIL]
 
 
-def test_a_kernel_that_tells_little_is_no_error(tree: Tree) -> None:
-    nic = tree.nic("mlx5_0")
-    tree.file(f"{nic.above}/ports/1/counters/port_rcv_data", "N/A (no PMA)")
+def test_a_kernel_that_counts_no_data_is_no_error(tree: Tree) -> None:
+    tree.nic("mlx5_0").port(**DOWN, counters={"port_rcv_data": "N/A (no PMA)", "port_xmit_data": "N/A (no PMA)"})
     assert look(tree) == Judgement("1 not ACTIVE")
 
 

@@ -43,7 +43,7 @@ def _losses(below: str) -> int | None:
 
 
 def _interface(root: str, address: str | None) -> tuple[str, bool]:
-    """Return the interface that carries the address, else that of the default route, and which of both it is."""
+    """Return the interface that carries the address, and whether that is sure; else that of the default route."""
     import ipaddress
 
     if address is not None and ":" in address:
@@ -54,7 +54,8 @@ def _interface(root: str, address: str | None) -> tuple[str, bool]:
                 return name, True
         return "", False
     own = int(ipaddress.IPv4Address(address)) if address is not None else None
-    best, default = (-1, ""), ""
+    ways: dict[int, set[str]] = {}
+    default = ""
     for line in (sysfs.text(root + "/proc/net/route") or "").splitlines()[1:]:
         name, destination, gateway, _, _, _, _, mask, *_ = line.split()
         # The kernel prints these in the byte order of the network, read as a number of its own: that of x86 and arm64.
@@ -62,8 +63,12 @@ def _interface(root: str, address: str | None) -> tuple[str, bool]:
         if bits == 0:
             default = default or name
         elif own is not None and own & bits == net and int(gateway, 16) == 0:
-            best = max(best, (bits, name))
-    return (best[1], True) if best[1] else (default, False)
+            ways.setdefault(bits, set()).add(name)
+    if not ways:
+        return default, False
+    # Two interfaces in one network: the table does not tell which has the address. One that is up is no fault.
+    names = sorted(ways[max(ways)], key=lambda name: sysfs.text(f"{root}/sys/class/net/{name}/operstate") != "up")
+    return names[0], len(names) == 1
 
 
 def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
@@ -74,7 +79,7 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
     # "unknown" is what many drivers without a link of their own say (tunnels, virtual machines).
     if not facts["up"] or state in ("down", "lowerlayerdown", "notpresent"):
         why = state if facts["up"] else "set down"
-        what = f"carries this node's address {facts['address']}" if facts["address"] else "has the default route"
+        what = f"carries this node's address {facts['address']}" if facts["address"] else "leads to the other nodes"
         text = f"{what}, and is {why}"
         # Which interface the job uses is sure only where its address told.
         found.append(Finding(FAIL if facts["address"] else WARN, name, text, _CABLE))

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from ftslurm.health import infiniband
 from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Check, Context
 from ftslurm.health.infiniband import INFINIBAND, Port
-from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
+from ftslurm.health.verdict import FAIL, UNKNOWN, WARN, Finding, Json, Judgement
 
 USED = 1 << 30
 """Bytes. A port that carried more has been in use; what the subnet manager and a test of the link send is far less."""
@@ -86,6 +86,8 @@ def _gone(port: Port) -> Finding:
 def _down(port: Port, was: Port | None, others: Sequence[Port]) -> Finding | None:
     how = _how(port)
     used = port.carried is not None and port.carried > USED
+    if not port.state and (was is None or not was.active):
+        return Finding(UNKNOWN, port.name, how, "Look at the kernel log for the NIC's driver.")
     if was is not None and was.active:
         return Finding(FAIL, port.name, f"was ACTIVE in the look before, now {how}", _CABLE)
     if _is_off(port):
@@ -131,7 +133,9 @@ def _is_off(port: Port) -> bool:
 
 
 def _how(port: Port) -> str:
-    state = port.state or "in no state"
+    state = port.state
+    if not state:
+        return "its state cannot be read"
     if port.layer != INFINIBAND:
         off = f" and its interface {port.interface} is set down" if port.switched_off else ""
         return f"{state}{off}"
