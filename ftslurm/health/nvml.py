@@ -239,10 +239,9 @@ def given(environ: Mapping[str, str]) -> int | None:
     count = environ.get("SLURM_GPUS_ON_NODE", "")
     if count.isdigit():
         return int(count)
-    for name in ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
-        if environ.get(name):
-            return len(environ[name].split(","))
-    return None
+    # A step on another node than the batch script inherits the script's SLURM_JOB_GPUS.
+    listed = environ.get("SLURM_STEP_GPUS") or ("" if "SLURM_STEP_ID" in environ else environ.get("SLURM_JOB_GPUS", ""))
+    return len(listed.split(",")) if listed else None
 
 
 def own(environ: Mapping[str, str], gpus: list[Json]) -> set[int] | None:

@@ -666,6 +666,13 @@ def test_how_many_gpus_slurm_gave() -> None:
     assert nvml.given({}) is None
     assert nvml.given({"SLURM_GPUS_ON_NODE": "8", "SLURM_JOB_GPUS": "0,1"}) == 8
     assert nvml.given({"SLURM_GPUS_ON_NODE": "(null)", "SLURM_STEP_GPUS": "2,5,7"}) == 3
+    assert nvml.given({"SLURM_JOB_GPUS": "2,5"}) == 2
+    assert nvml.given({"SLURM_JOB_GPUS": "2,5", "SLURM_STEP_ID": "0"}) is None
+
+
+def test_a_step_without_gpus_in_a_job_with_some_does_not_fail() -> None:
+    assert [one.status for one in judged(gpu_count.CHECK, counted(), environ=COUNTED)] == [UNKNOWN]
+    assert [one.status for one in judged(gpu_count.CHECK, counted(missing=(BUS,)), environ=COUNTED)] == [FAIL]
 
 
 def test_a_verdict_of_a_healthy_look_is_ok() -> None:

@@ -86,7 +86,11 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
     findings = [
         _unreachable(gpu, gpu in broken and (own is None or gpu["gpu"] in own)) for gpu in gpus if gpu["errors"]
     ]
-    if given is not None and units < given:
+    if given and not gpus and not facts["missing"]:
+        # A step that asked for no GPUs (srun --gres=none) inherits the number of its job's.
+        text = f"Slurm gave {nvml.counted(given, 'GPU')} to the job, NVML shows none of them here"
+        findings.append(Finding(UNKNOWN, "", text, "Look at how the step was started: `srun --gpus-per-node=…`."))
+    elif given is not None and units < given:
         text = f"{units} of the {nvml.counted(given, noun)} that Slurm gave can be used"
         findings.append(Finding(FAIL, "", text + _named(facts["missing"]), _RESTART))
     elif facts["missing"] and given is None:
