@@ -149,7 +149,7 @@ def facts_of(verdicts: Sequence[Verdict]) -> dict[str, Json | None]:
 def compare_facts(facts: Facts) -> tuple[NodeFinding, ...]:
     """Return who differs: node to its facts by check."""
     found = [finding for row in ROWS for finding in _compare(row, facts)]
-    return (*found, *_clocks(facts), *_names(facts))
+    return (*found, *_mounts(facts), *_clocks(facts), *_names(facts))
 
 
 def _compare(row: Row, facts: Facts) -> list[NodeFinding]:
@@ -221,6 +221,22 @@ def _differing(groups: Sequence[tuple[Any, list[str]]], row: Row) -> list[NodeFi
 
 def _who(nodes: Sequence[str]) -> str:
     return nodes[0] if len(nodes) == 1 else f"{len(nodes)} others"
+
+
+def _mounts(facts: Facts) -> list[NodeFinding]:
+    """Find paths that are on another kind of filesystem: where the shared one is not mounted, a local disk is."""
+    types: dict[str, dict[str, str]] = {}
+    for node, checks in facts.items():
+        for place in (checks.get("storage-paths") or {}).get("places", ()):
+            type_ = (place.get("mount") or {}).get("type")
+            if type_:
+                types.setdefault(str(place.get("path")), {})[node] = type_
+    advice = "Look what is mounted there: `findmnt -T` that path."
+    return [
+        finding
+        for path, by_node in types.items()
+        for finding in odd_ones(by_node, Row("storage-paths", lambda f: None, named(f"{path} on"), advice))
+    ]
 
 
 def _clocks(facts: Facts) -> list[NodeFinding]:

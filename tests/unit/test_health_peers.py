@@ -46,6 +46,11 @@ def said(found: tuple[NodeFinding, ...]) -> list[tuple[tuple[str, ...], str, str
     return [(one.nodes, one.check, describe(one.finding)) for one in found]
 
 
+def places(shared: str) -> Json:
+    kinds = {"/scratch/run": shared, "/tmp": "xfs"}
+    return {"places": [{"path": path, "mount": {"type": kind, "source": ""}} for path, kind in kinds.items()]}
+
+
 def names(**addresses: list[str]) -> Json:
     return {"own": ["n1"], "addresses": addresses}
 
@@ -222,6 +227,13 @@ FAULTS: list[tuple[str, str, Json | None, Json | None, str]] = [
         versions(),
         versions(modules={"mlx5_core": "23.10"}),
         "7 of 8 nodes have drivers mlx5_core 24.01, this one drivers mlx5_core 23.10",
+    ),
+    (
+        "shared-filesystem-not-mounted",
+        "storage-paths",
+        places("lustre"),
+        places("ext4"),
+        "7 of 8 nodes have /scratch/run on lustre, this one /scratch/run on ext4",
     ),
     (
         "name-means-something-else",
