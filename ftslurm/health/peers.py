@@ -235,8 +235,12 @@ def _mounts(facts: Facts) -> list[NodeFinding]:
     return [
         finding
         for path, by_node in types.items()
-        for finding in odd_ones(by_node, Row("storage-paths", lambda f: None, named(f"{path} on"), advice))
+        for finding in odd_ones(by_node, Row("storage-paths", lambda f: None, _on_type(path), advice))
     ]
+
+
+def _on_type(path: str) -> Callable[[str], str]:
+    return lambda type_: f"{path} on {type_}"
 
 
 def _clocks(facts: Facts) -> list[NodeFinding]:
