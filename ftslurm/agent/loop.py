@@ -6,7 +6,6 @@ local is polled and nothing here touches the shared filesystem.
 
 from __future__ import annotations
 
-import math
 import os
 import resource
 import selectors
@@ -45,14 +44,13 @@ from ftslurm.agent.output import Console
 from ftslurm.agent.ports import ReservedPort
 from ftslurm.agent.preparation import Preparation, Reached
 from ftslurm.agent.rank_monitor import RankMonitor
+from ftslurm.agent.rank_watch import SIZES, Hung, RankWatch, Shown, Told
 from ftslurm.agent.settings import AgentSettings, plan
-from ftslurm.agent.showing import Showing
 from ftslurm.agent.surroundings import Surroundings
 from ftslurm.agent.workers import Worker, Workers
 from ftslurm.failures.outlook import outlook
 from ftslurm.failures.record import summary
 from ftslurm.monitor.guard import Guard
-from ftslurm.monitor.watch import TIMER, Expiry
 from ftslurm.rendezvous.member import View
 from ftslurm.rendezvous.state import EXIT_FAILED, Failure, NodeWord, State
 from ftslurm.sharedfs.filesystem import FileSystem
@@ -63,11 +61,7 @@ SWEEP_RETRY_S, QUICK_S = 0.02, 1.0
 UNKILLABLE_S = 10.0
 FINISH_S = 6.0
 OVERSLEPT_S = 5.0
-SIZES = "sizes"
 TROUBLE_LOOK_S = 1.0
-SIZES_EVERY_S, SIZES_SHARE = 0.1, 0.2
-"""Output is looked at every fifth of --hang-timeout, so that a rank that only prints is seen to do so in time; but not
-more often than every 0.1 s."""
 
 
 class AgentLoop:
@@ -128,12 +122,9 @@ class AgentLoop:
         self._journal = Journal(courier.send, fs, run, *facts)
         self._preparation = Preparation(self._make, courier.bring, monotonic)
         self._guard = Guard(monotonic=monotonic)
-        self._showing: Showing | None = None
-        self._hung: dict[int, str] = {}
-        self._logs: dict[int, tuple[str, ...]] = {}
-        self._vitals_at: float | None = None
-        sizes_s = max(SIZES_EVERY_S, SIZES_SHARE * (settings.timeouts.hang_s or math.inf))
-        self._vitals_s = min(settings.vitals_s, sizes_s)
+        self._watch = RankWatch(
+            settings, self._monitor, self._journal, self._guard, self._surroundings, courier.send, monotonic
+        )
         self._selector = selectors.DefaultSelector()
         self._signals: deque[int] = deque()
         self._round_started_ns = 0
@@ -159,7 +150,7 @@ class AgentLoop:
         self._selector.register(wake_r, selectors.EVENT_READ, "signal")
         self._selector.register(self._settings.guardian, selectors.EVENT_READ, "guardian")
         self._selector.register(self._courier.wake_r, selectors.EVENT_READ, "courier")
-        self._selector.register(self._monitor.pipe.fd, selectors.EVENT_READ, "pipe")
+        self._selector.register(self._watch.fd, selectors.EVENT_READ, "ranks")
         if self._bell.port:
             self._selector.register(self._bell, selectors.EVENT_READ, "bell")
         self._selector.register(self._health.fd, selectors.EVENT_READ, "health")
@@ -218,7 +209,7 @@ class AgentLoop:
         if "bell" in sources and self._bell.answer():
             self._courier.rung()
         self._look_at_health("health" in sources)
-        self._watch_ranks("pipe" in sources)
+        self._watch_ranks("ranks" in sources)
         if self._sweeping:
             self._sweep_on()
         if self._killed_at is not None and self._monotonic() - self._killed_at >= UNKILLABLE_S:
@@ -234,15 +225,13 @@ class AgentLoop:
         began = self._monotonic()
         events = self._selector.select(timeout)
         if timeout is not None and self._monotonic() - began > timeout + OVERSLEPT_S:
-            # Suspended or stopped, and the ranks with it: nobody is late for what nobody could do.
-            self._monitor.forgive()
+            self._watch.forgive()
         return events
 
     def _timeout(self) -> float | None:
         now = self._monotonic()
-        showing = self._showing.deadline if self._showing is not None else None
-        others = (self._health.deadline, self._preparation.deadline)
-        moments = (self._machine.deadline, self._monitor.deadline, self._vitals_at, showing, *others)
+        watches = (self._watch.deadline, self._health.deadline, self._preparation.deadline)
+        moments = (self._machine.deadline, *watches)
         waits = [max(0.0, moment - now) for moment in moments if moment is not None]
         if self._killed_at is not None:
             waits.append(UNKILLABLE_S)
@@ -257,21 +246,17 @@ class AgentLoop:
         return Moment(self._monotonic(), self._now_ns())
 
     def _watch_ranks(self, spoken_to: bool) -> None:
-        now = self._monotonic()
-        due = self._monitor.deadline is not None and self._monitor.deadline <= now
-        # What was written before now counts: the release of a timer that is due may still lie in the pipe.
-        for text in self._monitor.hear() if spoken_to or due else ():
-            self._console.log(text)
-        expiries = self._monitor.due(now)
-        # All of them first: the stacks that the first one asks for say whose time was over.
-        self._hung.update((expiry.local_rank, expiry.what) for expiry in expiries if expiry.signal)
-        for expiry in expiries:
-            self._on_expiry(expiry)
-        if self._showing is not None and self._showing.poll():
-            self._journal.showed(self._showing, self._word)
-            self._do(self._machine.on_shown(self._moment()))
-        if self._vitals_at is not None and self._monotonic() >= self._vitals_at:
-            self._look_at_vitals()
+        for happened in self._watch.turn(spoken_to, self._word):
+            if isinstance(happened, Told):
+                self._console.log(happened.text)
+            elif isinstance(happened, Hung):
+                number, step = happened.number, happened.step
+                self._do(self._machine.on_hang(happened.local_rank, happened.what, number, step, self._moment()))
+            elif isinstance(happened, Shown):
+                self._do(self._machine.on_shown(self._moment()))
+            else:
+                self._word = replace(self._word, vitals=happened.vitals)
+                self._courier.mention(happened.vitals)
 
     def _look_at_health(self, spoken_to: bool) -> None:
         due = self._health.deadline is not None and self._health.deadline <= self._monotonic()
@@ -284,31 +269,7 @@ class AgentLoop:
             self._word = word
             self._courier.say(word)
 
-    def _look_at_vitals(self) -> None:
-        self._vitals_at = self._monotonic() + self._vitals_s
-        self._monitor.stuck = self._guard.stuck
-        self._surroundings.look()
-        vitals = self._monitor.vitals(self._word.round)
-        if vitals is not None:
-            self._word = replace(self._word, vitals=vitals)
-            self._courier.mention(vitals)
-        if self._monitor.wants_sizes():
-            self._courier.send(self._monitor.look_at_sizes(self._logs), SIZES)
-        old = self._monitor.pipe.fd
-        if self._monitor.pipe.check():
-            self._selector.unregister(old)
-            self._selector.register(self._monitor.pipe.fd, selectors.EVENT_READ, "pipe")
-
     # What happened
-
-    def _on_expiry(self, expiry: Expiry) -> None:
-        worker = next(w for w in self._workers.all if w.local_rank == expiry.local_rank)
-        if not expiry.signal:
-            self._console.log(f"rank {worker.rank}: {expiry.what}; it asks for no more than to be told")
-            return
-        number = expiry.signal if expiry.kind == TIMER else self._settings.hang_signal
-        step = self._monitor.step(expiry.local_rank)
-        self._do(self._machine.on_hang(expiry.local_rank, expiry.what, number, step, self._moment()))
 
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGCHLD:
@@ -328,7 +289,7 @@ class AgentLoop:
             self._on_worker_ended(worker, records[worker.local_rank])
 
     def _on_worker_ended(self, worker: Worker, record: dict[str, Any] | None) -> None:
-        self._monitor.end(worker)
+        self._watch.end(worker)
         actions = self._machine.on_worker_ended(_end_of(worker, record), self._moment())
         self._do(actions)
         if record is not None:
@@ -347,7 +308,7 @@ class AgentLoop:
         elif isinstance(news, Note):
             self._console.log(news.text)
         elif isinstance(news, tuple) and news[0] == SIZES:
-            self._monitor.grown(news[1])
+            self._watch.grown(news[1])
         elif isinstance(news, tuple):
             self._on_prepared(self._preparation.made(*news))
         elif isinstance(news, Reached):
@@ -396,7 +357,7 @@ class AgentLoop:
             elif isinstance(action, Spawn):
                 self._spawn(action.assignment)
             elif isinstance(action, Show):
-                self._show(action)
+                self._watch.show(self._word.round, action.local_ranks)
             elif isinstance(action, Warm):
                 self._warm(action.local_ranks)
             elif isinstance(action, Prepare):
@@ -453,11 +414,9 @@ class AgentLoop:
                 self._do(self._machine.on_spawn_failed(local_rank, problem, self._moment()))
                 return
             self._selector.register(worker.pidfd, selectors.EVENT_READ, worker)
-            self._monitor.begin(worker)
-            self._logs[local_rank] = planned.logs
+            self._watch.begin(worker, planned.logs)
             for path, stream in planned.shown:
                 self._console.follow(path, f"[rank {worker.rank}] ", stream)
-        self._vitals_at = self._monotonic() + self._vitals_s
 
     # A spare's standby workers
 
@@ -492,23 +451,14 @@ class AgentLoop:
         if not self._workers.sweep():
             return
         self._sweeping = False
-        self._killed_at = self._vitals_at = None
-        if self._showing is not None and not self._showing.done:
-            self._showing.close()
-            self._journal.showed(self._showing, self._word)
-        self._showing = None
+        self._killed_at = None
+        self._watch.over(self._word)
         hang = self._word.hang
         self._health.on_swept(self._word.failure or (hang.failure() if hang is not None else None))
         self._do(self._machine.on_swept(self._moment()))
         self._console.forget()
         self._workers.clear()
-        self._monitor.clear()
-        self._hung.clear()
-        self._logs.clear()
-
-    def _show(self, action: Show) -> None:
-        alive = [w for w in self._workers.all if w.local_rank in action.local_ranks and w.ended_ns is None]
-        self._showing = Showing(self._word.round, alive, self._hung, self._monotonic)
+        self._watch.clear()
 
 
 def _failed_ns(worker: Worker, record: dict[str, Any] | None) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ftslurm.agent.actions import Record
 from ftslurm.agent.workers import Worker
+from ftslurm.failures.short import in_table
 from ftslurm.monitor.mark import Mark
 
 SCHEMA, VERSION = "ftslurm/round-node", 1
@@ -33,6 +34,7 @@ def round_record(
         errors: by rank the short form (`ftslurm.failures.short`) of each error record that was published.
     """
     assignment = record.assignment
+    table, entries = in_table(errors)
     return {
         "schema": SCHEMA,
         "version": VERSION,
@@ -47,9 +49,10 @@ def round_record(
         "outcome": record.outcome,
         "stop_reason": record.stop_reason,
         "stop_ns": record.stop_ns,
+        "errors": table,
         "workers": [
             # None says that there is no such record, where the round is over.
-            {**_worker(record, worker, marks.get(worker.local_rank)), "error": errors.get(worker.rank)}
+            {**_worker(record, worker, marks.get(worker.local_rank)), "error": entries.get(worker.rank)}
             for worker in workers
         ],
     }
