@@ -23,6 +23,7 @@ VARIES = re.compile(
 )
 """In what the messages of ranks differ that broke their connections to the same one: addresses, times and ranks."""
 
+COMMON, OWN = ("kind", "type", "module", "where", "like"), ("message", "step", "time_ns")
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3|^<frozen|/ftslurm/(worker|boot/)")
 
 
@@ -48,6 +49,26 @@ def short(record: Mapping[str, Any]) -> dict[str, Any]:
         "time_ns": ours.get("time_ns"),
         "like": _signature(ours, exception, text),
     }
+
+
+def in_table(shorts: Mapping[int, Mapping[str, Any]]) -> tuple[list[dict[str, Any]], dict[int, dict[str, Any]]]:
+    """Return the short forms of a node's ranks as its file has them: what several have in common stands there once.
+
+    Args:
+        shorts: by rank.
+
+    Returns:
+        The file's ``errors``: ``kind``, ``type``, ``module``, ``where`` and ``like``; and each worker's ``error``: the
+        place of its own in that list, ``of``, with its ``message``, ``step`` and ``time_ns``.
+    """
+    table: list[dict[str, Any]] = []
+    entries: dict[int, dict[str, Any]] = {}
+    for rank, said in shorts.items():
+        common = {name: said[name] for name in COMMON}
+        if common not in table:
+            table.append(common)
+        entries[rank] = {"of": table.index(common), **{name: said[name] for name in OWN}}
+    return table, entries
 
 
 def is_library(file: str) -> bool:

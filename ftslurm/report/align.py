@@ -22,6 +22,7 @@ def aligned(snapshot: Snapshot) -> Snapshot:
     readings: dict[tuple[int, str], Reading] = {}
     started: dict[tuple[int, str], int] = {}
     ahead: dict[str, int] = {}
+    moved_ns: dict[tuple[int, str], int] = {}
     rounds = []
     for files in snapshot.rounds:
         clocks = {node.node: node.clock or words.get(node.node) for node in files.nodes}
@@ -31,6 +32,7 @@ def aligned(snapshot: Snapshot) -> Snapshot:
         shifts = _shifts({node: clock for node, clock in clocks.items() if clock is not None})
         far = {node: ns for node, ns in shifts.items() if abs(ns) >= SKEWED_NS}
         ahead |= {node: -ns for node, ns in far.items()}
+        moved_ns |= {(files.number, node): ns for node, ns in far.items()}
         for node, ns in shifts.items():
             clock = clocks[node]
             assert clock is not None
@@ -44,12 +46,17 @@ def aligned(snapshot: Snapshot) -> Snapshot:
         rounds.append(corrected)
     far = {node: ns for node, ns in _shifts(words).items() if abs(ns) >= SKEWED_NS}
     ahead |= {node: -ns for node, ns in far.items()}
-    snapshot = replace(snapshot, clocks=Clocks(readings, started, ahead), rounds=tuple(rounds))
+    snapshot = replace(snapshot, clocks=Clocks(readings, started, ahead, moved_ns), rounds=tuple(rounds))
     if not far:
         return snapshot
     nodes = tuple(_shifted_word(word, far[word.node]) if word.node in far else word for word in snapshot.nodes)
     state = None if snapshot.state is None else _shifted_state(snapshot.state, far)
     return replace(snapshot, nodes=nodes, state=state)
+
+
+def corrected(snapshot: Snapshot, files: RoundFiles, error: RankError, node: str) -> RankError:
+    """Return an error record that was read later as `aligned` would have it; ``node`` is where its rank was seen."""
+    return _shifted_error(error, snapshot.clocks.moved_ns.get((files.number, error.node or node), 0))
 
 
 def _shifts(clocks: Mapping[str, Clock]) -> dict[str, int]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
 from heapq import nsmallest
 from typing import NamedTuple
 
@@ -41,6 +42,24 @@ class Follower(NamedTuple):
     time_ns: int | None
 
 
+_make_follower = tuple.__new__  # for 16,384 of them, without the class's own in between
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """The workers of a round that failed by themselves.
+
+    Attributes:
+        following: by cause those of which the short form shows that they only follow, in no order.
+        others: all others, each with its node, and its record or that one's short form.
+        ended: the ranks whose end was seen.
+    """
+
+    following: Mapping[str, Sequence[Follower]]
+    others: Sequence[tuple[RoundNode, Worker, RankError | Short | None]]
+    ended: AbstractSet[int]
+
+
 def suspects(snapshot: Snapshot, number: int) -> list[Suspect]:
     """Return the workers of a round that failed and were not stopped by ftslurm, root cause first, but for `followers`.
 
@@ -52,18 +71,11 @@ def suspects(snapshot: Snapshot, number: int) -> list[Suspect]:
     words = {rank: word for rank, word in summaries(snapshot, number).items() if word.kind != "hang"}
     found: dict[int, Suspect] = {}
     state = _scheduler_state(snapshot, files)
-    following = {each.rank for group in followers(snapshot, number).values() for each in group}
-    for node in files.nodes:
-        began_ns = _stop_began_ns(node)
-        for worker in node.workers:
-            if worker.rank in following:
-                continue
-            error = files.errors.get(worker.rank) or short_of(files, node, worker)
-            if _failed_by_itself(worker, error, began_ns):
-                word = words.get(worker.rank)
-                found[worker.rank] = _judged(snapshot, files, state, worker.rank, (node, worker), error, word)
-    seen = {worker.rank for node in files.nodes for worker in node.workers if worker.ended_ns is not None}
-    for rank in sorted((set(files.errors) | set(words)) - seen - set(found)):
+    sorted_ = _sorted(snapshot, files, state)
+    for node, worker, error in sorted_.others:
+        word = words.get(worker.rank)
+        found[worker.rank] = _judged(snapshot, files, state, worker.rank, (node, worker), error, word)
+    for rank in sorted((set(files.errors) | set(words)) - sorted_.ended - set(found)):
         # No agent's last word on this rank: its agent died first, or its file is broken.
         record = files.errors.get(rank)
         if rank in words or not _maybe_stopped(record):
@@ -78,37 +90,52 @@ def followers(snapshot: Snapshot, number: int) -> Mapping[str, Sequence[Follower
     rows for cascades, which look at nothing in which these records may differ; that is tested.
     """
     files = round_files(snapshot, number)
-    state = _scheduler_state(snapshot, files)
+    return _sorted(snapshot, files, _scheduler_state(snapshot, files)).following
+
+
+def _sorted(snapshot: Snapshot, files: RoundFiles, state: str) -> Sorted:
+    """Sort the workers out, or find how they were: the verdicts on them belong to these very facts."""
     facts = (files.nodes, files.errors, snapshot.clocks)
-    known = snapshot.judged.get((number, None))
+    known = snapshot.judged.get((files.number, None))
     if known is None or known[1] != state or not all(map(operator.is_, known[0], facts)):
-        known = snapshot.judged[number, None] = (facts, state, _followers(snapshot, files, state))
-    groups: Mapping[str, Sequence[Follower]] = known[2]
-    return groups
+        known = snapshot.judged[files.number, None] = (facts, state, _sort(snapshot, files, state))
+    result: Sorted = known[2]
+    return result
 
 
-def _followers(snapshot: Snapshot, files: RoundFiles, state: str) -> dict[str, list[Follower]]:
-    groups: dict[str, list[Follower]] = {}
-    if not files.like or snapshot.causes is not ROWS:
-        return groups
+def _sort(snapshot: Snapshot, files: RoundFiles, state: str) -> Sorted:
+    following: dict[str, list[Follower]] = {}
+    others: list[tuple[RoundNode, Worker, RankError | Short | None]] = []
+    ended: set[int] = set()
+    judging = bool(files.like) and snapshot.causes is ROWS
     # By what the rows look at: the signature, and what the kernel said of the worker's end.
     verdicts: dict[tuple[str, int | None, str | None], list[Follower] | None] = {}
     for node in files.nodes:
         began_ns = _stop_began_ns(node)
         shift_ns = snapshot.clocks.comparable_ns(files.number, node.node, 0)
+        name = node.node
         for worker in node.workers:
-            short = short_of(files, node, worker)
-            if short is None or not _failed_by_itself(worker, short, began_ns):
+            rank = worker.rank
+            if worker.ended_ns is not None:
+                ended.add(rank)
+            error = files.errors.get(rank)
+            short = short_of(files, node, worker) if error is None else None
+            if not _failed_by_itself(worker, error or short, began_ns):
                 continue
-            kind = short.like, worker.exit_code, worker.signal
-            if kind not in verdicts:
-                cause = _cascade(snapshot, files, state, node, worker, short)
-                verdicts[kind] = None if cause is None else groups.setdefault(cause, [])
-            group = verdicts[kind]
-            if group is not None:
+            group = None
+            if short is not None and judging:
+                kind = short.like, worker.exit_code, worker.signal
+                if kind not in verdicts:
+                    cause = _cascade(snapshot, files, state, node, worker, short)
+                    verdicts[kind] = None if cause is None else following.setdefault(cause, [])
+                group = verdicts[kind]
+            if short is None or group is None:
+                others.append((node, worker, error or short))
+            else:
                 time_ns = short.time_ns
-                group.append(Follower(time_ns is None, (time_ns or 0) + shift_ns, worker.rank, node.node, time_ns))
-    return groups
+                order = (time_ns is None, (time_ns or 0) + shift_ns, rank, name, time_ns)
+                group.append(_make_follower(Follower, order))
+    return Sorted(following, others, ended)
 
 
 def _cascade(
@@ -135,18 +162,38 @@ def unread(snapshot: Snapshot, number: int) -> set[int]:
     if not files.like:
         return set()
     found = suspects(snapshot, number)
+    sorted_ = _sorted(snapshot, files, _scheduler_state(snapshot, files))
     wanted: set[int] = set()
-    for cause, group in followers(snapshot, number).items():
-        read = {s.rank: as_follower(snapshot, number, s) for s in found if s.cause.name == cause}
-        wanted |= {each.rank for each in nsmallest(HEADS, [*read.values(), *group])} - set(read)
-    shorts = {worker.rank: short_of(files, node, worker) for node in files.nodes for worker in node.workers}
-    for suspect in found:
-        short = shorts.get(suspect.rank)
-        if short is not None and (
-            suspect is found[0] or short.like.startswith(ALIKE) or files.like.get(short.like) not in files.errors
-        ):
-            wanted.add(suspect.rank)
+    for cause, group in sorted_.following.items():
+        read = [as_follower(snapshot, number, s) for s in found if s.cause.name == cause]
+        wanted |= {each.rank for each in nsmallest(HEADS, [*read, *group])} - {each.rank for each in read}
+    for _, worker, error in sorted_.others:
+        if isinstance(error, Short):
+            no_example = files.like.get(error.like) not in files.errors
+            if no_example or error.like.startswith(ALIKE) or worker.rank == found[0].rank:
+                wanted.add(worker.rank)
     return wanted
+
+
+def with_errors(snapshot: Snapshot, number: int, more: Mapping[int, RankError]) -> Snapshot:
+    """Return the snapshot with more error records of a round, of ranks that were known by their short forms."""
+    files = round_files(snapshot, number)
+    state = _scheduler_state(snapshot, files)
+    before = _sorted(snapshot, files, state)
+    errors = {**files.errors, **more}
+    rounds = tuple(replace(each, errors=errors) if each is files else each for each in snapshot.rounds)
+    # The class of each stays what it is: only these are known better now.
+    following = {cause: [each for each in group if each.rank not in more] for cause, group in before.following.items()}
+    kept = [other for other in before.others if other[1].rank not in more]
+    seen = [(node, worker) for node in files.nodes for worker in node.workers if worker.rank in more]
+    known = [
+        (node, worker, more[worker.rank])
+        for node, worker in seen
+        if _failed_by_itself(worker, more[worker.rank], _stop_began_ns(node))
+    ]
+    after = Sorted(following, [*kept, *known], before.ended)
+    snapshot.judged[number, None] = ((files.nodes, errors, snapshot.clocks), state, after)
+    return replace(snapshot, rounds=rounds)
 
 
 def _judged(

@@ -47,11 +47,13 @@ class Clocks:
         readings: by round and node.
         started: when each node began each round, comparable as far as known.
         ahead_ns: of nodes whose clock is far off, how far it is ahead of the others'.
+        moved_ns: by round and node, how far its times were corrected for that.
     """
 
     readings: Mapping[tuple[int, str], Reading] = field(default_factory=dict)
     started: Mapping[tuple[int, str], int] = field(default_factory=dict)
     ahead_ns: Mapping[str, int] = field(default_factory=dict)
+    moved_ns: Mapping[tuple[int, str], int] = field(default_factory=dict)
 
     def comparable_ns(self, number: int, node: str, time_ns: int) -> int:
         """Return a node's time as the clock that all are compared by would have it."""

@@ -7,7 +7,9 @@ silently when they have the wrong type: a bad ``step`` must not cost the traceba
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import itemgetter
+from typing import Any
 
 from ftslurm.monitor.mark import EDGES_S
 from ftslurm.report.around import cuda_from, sections_from, surroundings_from
@@ -48,6 +50,7 @@ KNOWN_VERSION = 1
 MAX_CHAIN = 10
 _YEAR_NS = 366 * 86_400 * 10**9
 MAX_MEMBERS = 16  # of an exception group
+MAX_SHORTS = 4096  # ranks of a node
 _FRAME_VALUES = itemgetter("file", "line", "function", "source")
 _FRAMES_KEPT = 4096
 _frames: dict[tuple[object, ...], Frame] = {}
@@ -56,6 +59,9 @@ _WORKER_KEYS = (
     "stop_signal", "failed",
 )  # fmt: skip
 _WORKER_VALUES = itemgetter(*_WORKER_KEYS)
+_SHORT_VALUES = itemgetter("of", "message", "step", "time_ns")
+_PROGRESS_VALUES = itemgetter("first_step", "first_ns", "last_step", "last_ns")
+_FOUR_NUMBERS = (int, int, int, int)
 _USUAL_TYPES = {
     (int, int, int, int, int, exit_code, signal, bool, bool, stop_signal, bool)
     for exit_code in (int, type(None))
@@ -117,6 +123,7 @@ def node_word_from(o: Json) -> NodeWord:
 
 def round_node_from(o: Json) -> RoundNode:
     """``rounds/<round>/nodes/<node>.json``."""
+    parts = _shorts(o.get("errors"))
     return RoundNode(
         round=need_integer(o, "round"),
         attempt=text(o, "attempt"),
@@ -128,7 +135,7 @@ def round_node_from(o: Json) -> RoundNode:
         outcome=text(o, "outcome") or "unknown",
         stop_reason=text(o, "stop_reason"),
         stop_ns=integer(o, "stop_ns"),
-        workers=tuple(_worker(w) for w in objects(o, "workers")),
+        workers=tuple([_worker(w, parts) for w in objects(o, "workers")]),
         clock=_clock(o.get("clock")),
     )
 
@@ -251,32 +258,33 @@ def _frame_from(o: Json) -> Frame:
     return Frame(text(o, "file") or "?", integer(o, "line") or 0, text(o, "function") or "?", text(o, "source"))
 
 
-def _worker(o: Json) -> Worker:
+def _worker(o: Json, parts: Sequence[Json]) -> Worker:
     # Of 16,384 ranks nearly all have what they should: looked at in one go, and made without calling __init__.
     try:
         values = _WORKER_VALUES(o)
     except KeyError:
-        return _worker_from(o)
-    if tuple(map(type, values)) not in _USUAL_TYPES:
-        return _worker_from(o)
+        return _worker_from(o, parts)
+    others = ("progress" in o) + ("pace" in o) + ("error" in o)
+    if tuple(map(type, values)) not in _USUAL_TYPES or len(o) != len(values) + others:
+        return _worker_from(o, parts)
     rank, local_rank, pid, started_ns, ended_ns, exit_code, *_ = values
     # One of them is negative, or too large, exactly if all their bits together are.
     if not 0 <= rank | local_rank | pid | started_ns | ended_ns | (exit_code or 0) < INT_LIMIT:
-        return _worker_from(o)
+        return _worker_from(o, parts)
     worker = object.__new__(Worker)
     fields = worker.__dict__
-    fields.update(zip(_WORKER_KEYS, values, strict=True))
+    fields.update(o)
     progress, pace, error = o.get("progress"), o.get("pace"), o.get("error")
     fields["progress"] = _progress(progress) if isinstance(progress, dict) else None
     fields["pace"] = _pace(pace) if pace else ()
-    fields["error"] = short = _short(error) if error is not None else None
+    fields["error"] = short = _short(error, parts) if error is not None else None
     fields["told"] = short is not None if error is not None else "error" in o
     return worker
 
 
-def _worker_from(o: Json) -> Worker:
+def _worker_from(o: Json, parts: Sequence[Json]) -> Worker:
     progress = o.get("progress")
-    short = _short(o.get("error"))
+    short = _short(o.get("error"), parts)
     return Worker(
         rank=need_integer(o, "rank"),
         local_rank=integer(o, "local_rank"),
@@ -296,14 +304,35 @@ def _worker_from(o: Json) -> Worker:
     )
 
 
-def _short(value: object) -> Short | None:
-    if not isinstance(value, dict):
+def _shorts(value: object) -> list[Json]:
+    """Read what a node's failed ranks have in common: for each place in the list a part of `Short`, or nothing."""
+    return [_short_part(part) for part in value[:MAX_SHORTS]] if isinstance(value, list) else []
+
+
+def _short_part(value: object) -> Json:
+    kind, like = (text(value, "kind"), text(value, "like")) if isinstance(value, dict) else (None, None)
+    if kind is None or like is None or not isinstance(value, dict):
+        return {}
+    names = {"type": text(value, "type"), "module": text(value, "module") or "", "where": text(value, "where")}
+    return {"kind": kind, "like": like, **names}
+
+
+def _short(value: Any, parts: Sequence[Json]) -> Short | None:
+    try:
+        of, message, step, time_ns = _SHORT_VALUES(value)
+    except (KeyError, TypeError):
         return None
-    kind, like, name, module = (text(value, key) for key in ("kind", "like", "type", "module"))
-    step, time_ns = integer(value, "step"), integer(value, "time_ns")
-    if kind is None or like is None or time_ns is None:
+    if type(of) is not int or not 0 <= of < len(parts) or not parts[of] or type(message) is not str:
         return None
-    return Short(kind, name, module or "", text(value, "message") or "", text(value, "where"), step, time_ns, like)
+    if (
+        type(time_ns) is not int
+        or not (step is None or type(step) is int)
+        or not 0 <= time_ns | (step or 0) < INT_LIMIT
+    ):
+        return None
+    short = object.__new__(Short)
+    short.__dict__.update(parts[of], message=message, step=step, time_ns=time_ns)
+    return short
 
 
 def _pace(value: object) -> tuple[tuple[int, int], ...]:
@@ -314,6 +343,16 @@ def _pace(value: object) -> tuple[tuple[int, int], ...]:
 
 
 def _progress(o: Json) -> Progress | None:
+    try:
+        values = _PROGRESS_VALUES(o)
+        if tuple(map(type, values)) == _FOUR_NUMBERS and len(o) == len(values):
+            first, first_ns, last, last_ns = values
+            if 0 <= first | first_ns | last | last_ns < INT_LIMIT:
+                progress = object.__new__(Progress)
+                progress.__dict__.update(o)
+                return progress
+    except KeyError:
+        pass
     first, last = integer(o, "first_step"), integer(o, "last_step")
     if first is None or last is None:
         return None

@@ -19,7 +19,7 @@ from ftslurm.monitor.stacksfile import LIMIT as STACKS_LIMIT
 from ftslurm.monitor.stacksfile import RankStacks
 from ftslurm.naming import call_by_name
 from ftslurm.report import blame
-from ftslurm.report.align import aligned
+from ftslurm.report.align import aligned, corrected
 from ftslurm.report.alike import Alike
 from ftslurm.report.decode import (
     Json,
@@ -141,7 +141,7 @@ class _Reader:
             scheduler=tuple(self.scheduler()),
         )
         # Before anything is judged: which output ends are read depends on who failed first.
-        snapshot = self.with_shown(snapshot)
+        snapshot = self.with_shown(aligned(snapshot))
         snapshot = replace(snapshot, rounds=tuple(self.with_stacks(snapshot, round_number)))
         snapshot = replace(snapshot, rounds=tuple(self.with_tails(snapshot, round_number)))
         return replace(snapshot, problems=tuple(self.problems))
@@ -266,11 +266,10 @@ class _Reader:
                 seen.add(worker.rank)
                 if final(node, worker):
                     told.add(worker.rank)
-                    if not whole and worker.rank not in examined:
-                        done.add(worker.rank)
                 # A rank that its agent saw end well, or stopped before it could fail, has no record worth an open.
                 if worker.ended_ns is not None and not worker.failed and not worker.stopped_by_ftslurm:
                     done.add(worker.rank)
+        done |= set() if whole else told - examined
         # Where all ranks are told of, nobody need ask which have a folder.
         everybody = len({node.world_size for node in nodes}) == 1 and len(told) == nodes[0].world_size
         ranks = sorted(seen if everybody else self.ranks(parent / "ranks"))
@@ -291,23 +290,22 @@ class _Reader:
         return errors
 
     def with_shown(self, snapshot: Snapshot) -> Snapshot:
-        """Read the error records that are shown, of ranks that are known by their short forms; align the clocks."""
-        raw, snapshot = snapshot, aligned(snapshot)
-        for _ in range(SHOWN_TRIES):
-            wanted = {files.number: blame.unread(snapshot, files.number) for files in snapshot.rounds}
-            if not any(wanted.values()):
-                break
-            raw = replace(raw, rounds=tuple(self.with_errors(files, wanted[files.number]) for files in raw.rounds))
-            snapshot = aligned(raw)
+        """Read the error records that are shown, of ranks that are known by their short forms."""
+        for files in snapshot.rounds:
+            for _ in range(SHOWN_TRIES):
+                wanted = blame.unread(snapshot, files.number)
+                if not wanted:
+                    break
+                snapshot = blame.with_errors(snapshot, files.number, self.shown(snapshot, files, wanted))
         return snapshot
 
-    def with_errors(self, files: RoundFiles, ranks: set[int]) -> RoundFiles:
-        if not ranks:
-            return files
+    def shown(self, snapshot: Snapshot, files: RoundFiles, ranks: set[int]) -> dict[int, RankError]:
         seen = {worker.rank: (node, worker) for node in files.nodes for worker in node.workers if worker.rank in ranks}
         # What is not there has to do as the short form tells it.
         shorts = {rank: stand_in(node, each, each.error, None) for rank, (node, each) in seen.items() if each.error}
-        return replace(files, errors={**files.errors, **shorts, **self.errors(files.number, sorted(ranks))})
+        for rank, error in self.errors(files.number, sorted(ranks)).items():
+            shorts[rank] = corrected(snapshot, files, error, seen[rank][0].node)
+        return shorts
 
     def kept(self, error: RankError, size: int) -> RankError:
         """Return a record, without its long texts once those of other ranks have filled the room for them."""

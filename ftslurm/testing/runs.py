@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ftslurm.failures.short import short
+from ftslurm.failures.short import in_table, short
 from ftslurm.monitor.stacksfile import Stacks, encode
 
 Dict = dict[str, Any]
@@ -408,9 +408,8 @@ class RunBuilder:
         for position, name in enumerate(self.node_names):
             _put(self.path / "nodes" / f"{name}.json", self._by_clock_of(name, self._word(name, position)))
         for (number, name), node in self.round_nodes.items():
-            if self.shorts:
-                node = node | {"workers": [self._with_short(number, worker) for worker in node["workers"]]}
-            _put(self._round_path(number) / "nodes" / f"{name}.json", self._by_clock_of(name, node))
+            told = self._with_shorts(number, node) if self.shorts else node
+            _put(self._round_path(number) / "nodes" / f"{name}.json", self._by_clock_of(name, told))
             for worker in node["workers"]:
                 self._rank_path(number, worker["rank"]).mkdir(parents=True, exist_ok=True)
         for (number, rank), error in self.errors.items():
@@ -422,13 +421,16 @@ class RunBuilder:
             (folder / name).write_text(text)
         return self.path
 
-    def _with_short(self, number: int, worker: Dict) -> Dict:
-        record = self.errors.get((number, worker["rank"]))
+    def _with_shorts(self, number: int, node: Dict) -> Dict:
+        records = {
+            w["rank"]: self.errors[number, w["rank"]] for w in node["workers"] if (number, w["rank"]) in self.errors
+        }
         try:
-            return {**worker, "error": None if record is None else short(record)}
+            table, entries = in_table({rank: short(record) for rank, record in records.items()})
         except (AttributeError, KeyError, TypeError):
-            # A test has made it what no agent would.
-            return worker
+            # A test has made one what no agent would.
+            return node
+        return node | {"errors": table, "workers": [{**w, "error": entries.get(w["rank"])} for w in node["workers"]]}
 
     def _by_clock_of(self, name: str, value: Dict) -> Dict:
         """What a node writes, as its clock has it, with what it knows of that."""

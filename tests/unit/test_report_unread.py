@@ -224,7 +224,7 @@ def test_a_record_that_did_not_get_there_is_told_by_its_short_form(tmp_path: Pat
     assert render(report).startswith("job-123 FAILED: rank 77 on n10: ValueError: boom\n  at train.py:42")
 
 
-@pytest.mark.parametrize("damage", [None, 7, "x", {"kind": "exception"}, {"kind": 1, "like": "=", "time_ns": 1}])
+@pytest.mark.parametrize("damage", [None, 7, "x", {"of": 0}, {"of": -1, "message": "m", "step": 1, "time_ns": 1}])
 def test_a_short_form_that_is_broken_costs_nothing(damage: Any, tmp_path: Path) -> None:
     path = cascade(tmp_path).stop().close("failed", "x").write()
     whole = make_report(path, now_ns=NOW_NS)
@@ -281,3 +281,25 @@ def test_what_broken_connections_differ_in_is_no_part_of_their_signature(one: st
 def test_a_snapshot_with_short_forms_is_judged_the_same_twice(tmp_path: Path) -> None:
     snapshot = gather(cascade(tmp_path).stop().write(), now_ns=NOW_NS)
     assert analyse(snapshot) == analyse(snapshot)
+
+
+@pytest.mark.parametrize("damage", [None, 7, [], [7], [{}], [{"kind": "exception"}], [{"kind": 1, "like": "="}]])
+def test_a_table_of_short_forms_that_is_broken_costs_nothing(damage: Any, tmp_path: Path) -> None:
+    path = cascade(tmp_path).stop().close("failed", "x").write()
+    whole = make_report(path, now_ns=NOW_NS)
+    for file in (path / "rounds/000001/nodes").iterdir():
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"errors": damage}))
+    assert make_report(path, now_ns=NOW_NS) == whole
+
+
+@pytest.mark.parametrize("key", ["__dataclass_fields__", "__class__", "rank ", "told"])
+def test_what_else_stands_in_a_workers_entry_is_nobodys(key: str, tmp_path: Path) -> None:
+    run = cascade(tmp_path).clock("n1", 90).clock("n2", 90).clock("n3", -90)
+    for node in run.round_nodes.values():
+        for worker in node["workers"]:
+            worker[key] = 7
+            worker["progress"][key] = 7
+    path = run.stop().close("failed", "x").write()
+    plain = cascade(tmp_path / "plain").clock("n1", 90).clock("n2", 90).clock("n3", -90)
+    told = json.dumps(make_report(plain.stop().close("failed", "x").write(), now_ns=NOW_NS))
+    assert json.dumps(make_report(path, now_ns=NOW_NS)) == told.replace(str(tmp_path / "plain"), str(tmp_path))
