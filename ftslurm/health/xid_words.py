@@ -119,7 +119,7 @@ MEANINGS = _table()
 _UNKNOWN = Meaning("unknown to this version of ftslurm", WARN, "Look it up in NVIDIA's Xid catalog.")
 _FATAL = re.compile(r"\b(non-?)?fatal\b", re.IGNORECASE)
 _ACTION = re.compile(r"recovery action changed from .*? to 0x([0-9a-f]+) \(([^)]*)\)", re.IGNORECASE)
-_ACTIONS_HARMLESS = {0: OK, 3: WARN}  # none; drain peer-to-peer
+_ACTIONS_HARMLESS = {0: OK, 5: WARN}  # none; recover the IMEX domain
 
 
 def meaning(xid: int, text: str = "") -> Meaning:

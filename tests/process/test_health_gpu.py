@@ -137,13 +137,13 @@ FAULTS: list[tuple[str, list[str], dict[str, str], list[tuple[str, str, str, str
         "recovery-peers",
         ["3 field 230 3"],
         {},
-        [("gpu-recovery", "warn", "GPU 3", f"the driver wants programs that use peer-to-peer access ended{AT}")],
+        [("gpu-recovery", "fail", "GPU 3", f"the driver wants programs that use peer-to-peer access ended{AT}")],
     ),
     (
         "recovery-drain",
         ["3 field 230 4"],
         {},
-        [("gpu-recovery", "warn", "GPU 3", "the driver wants the GPU reset when its programs have ended")],
+        [("gpu-recovery", "fail", "GPU 3", f"the driver wants nothing new started on the GPU, and then a reset{AT}")],
     ),
     (
         "ecc",

@@ -56,7 +56,8 @@ def test_the_text_tells_whether_a_new_nvlink_error_is_fatal(text: str, status: s
     [
         ("GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)", FAIL),
         ("GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)", FAIL),
-        ("GPU recovery action changed from 0x0 (None) to 0x3 (Drain P2P)", WARN),
+        ("GPU recovery action changed from 0x0 (None) to 0x3 (Drain P2P)", FAIL),
+        ("GPU recovery action changed from 0x0 (None) to 0x5 (Recover IMEX Domain)", WARN),
         ("GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)", OK),
         ("", WARN),
     ],

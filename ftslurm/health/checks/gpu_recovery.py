@@ -1,6 +1,7 @@
 """What the driver itself wants done with a GPU: its recovery action (driver R565 and newer).
 
-Source: NVIDIA's "GPU Memory Error Management", and nvmlDeviceGpuRecoveryAction_t.
+Source: NVIDIA's "GPU Memory Error Management", and nvmlDeviceGpuRecoveryAction_t. To drain means that nothing new is
+to be started on the GPU: NVIDIA's own device plugin and resiliency extension take such a GPU out, too.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ _REBOOT = "Have the node drained and restarted."
 _ACTIONS = {
     1: (FAIL, "the driver wants the GPU reset", _RESET),
     2: (FAIL, "the driver wants the node restarted", _REBOOT),
-    3: (WARN, "the driver wants programs that use peer-to-peer access ended", "End all programs on the GPU once."),
-    4: (WARN, "the driver wants the GPU reset when its programs have ended; it has less to offer until then", _RESET),
+    3: (FAIL, "the driver wants programs that use peer-to-peer access ended", "End all programs on the GPU once."),
+    4: (FAIL, "the driver wants nothing new started on the GPU, and then a reset", _RESET),
     5: (WARN, "the driver wants the IMEX domain recovered", "Look at the nvidia-imex service on the domain's nodes."),
     6: (FAIL, "the driver wants the GPU's PCIe bus reset", _REBOOT),
     7: (FAIL, "the driver wants the system restarted", _REBOOT),
