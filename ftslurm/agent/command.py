@@ -110,7 +110,7 @@ def _supervise(
         excluded, problems = take_part(exclusions, placement.node, time.time_ns())
         word = replace(word, excluded=excluded)
         for line in (*problems, *([f"set aside before: {excluded}"] if excluded else ())):
-            complain(line)
+            complain(f"{placement.node}: {line}")
     pace = Pace(heartbeat_s=options.heartbeat_s, follow_s=min(1.0, options.heartbeat_s))
     timing = Timing(
         options.node_timeout_s,

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 
 from ftslurm.agent.kernel import die_with_parent
 from ftslurm.health.catalog import all_checks, chosen
 from ftslurm.health.check import SETS, Context
 from ftslurm.health.run import Looked, run
-from ftslurm.health.verdict import Finding, Json, Verdict, without_facts
+from ftslurm.health.verdict import FAIL, Finding, Json, Verdict, without_facts
 
 
 def main() -> int:
@@ -28,10 +29,20 @@ def main() -> int:
         raise ValueError(f"unknown set of checks {request['set']!r}")
     before = read_facts(request["facts"])
     looked = run(chosen(all_checks(), request["set"], context.skip), context, before)
-    write_facts(request["facts"], {**before, **{v.check: v.facts for v in looked.verdicts if v.facts is not None}})
+    write_facts(request["facts"], facts_to_keep(before, looked))
     sys.stdout.write(encode(looked))
     sys.stdout.flush()
     return 0
+
+
+def facts_to_keep(before: Mapping[str, Json], looked: Looked) -> dict[str, Json]:
+    """Return the facts that the next look is compared with.
+
+    Of a check that fails the earlier ones stay: a counter that grew too fast is not well because it rests for a moment.
+    """
+    new = {v.check: v.facts for v in looked.verdicts if v.facts is not None and v.status != FAIL}
+    failed = {v.check: v.facts for v in looked.verdicts if v.facts is not None and v.status == FAIL}
+    return {**failed, **before, **new}
 
 
 def encode(looked: Looked) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from ftslurm.rendezvous.ending import close, count, describe, end_round
 from ftslurm.rendezvous.hopeless import agreed, disagreeing, hopeless, repeated
 from ftslurm.rendezvous.seen import AT_ONCE, Seen, Timing, alive, replaced, waiting, word_of
+from ftslurm.rendezvous.set_aside import lemons
 from ftslurm.rendezvous.state import (
     EXIT_DO_NOT_REQUEUE,
     EXIT_FAILED,
@@ -67,7 +68,7 @@ def fold_running(state: State, seen: Seen, timing: Timing) -> State:
     # Ranks fail when a peer's node is told to stop: the stop is the cause then, their failures are its effect.
     if failures and not any(word.stop_signal for word in leaving):
         undecided = not (lost or leaving) and disagreeing(state, failures) and seen.failing_for_s < timing.agree_s
-        return state if undecided else _after_failure(state, seen, failures)
+        return state if undecided else _after_failure(state, seen, timing, failures)
     if lost or leaving:
         return _after_loss(state, seen, lost, leaving)
     if hung := _hung(state, seen):
@@ -97,7 +98,7 @@ def _after_hang(state: State, hang: Hang, seen: Seen, timing: Timing) -> State:
     waited = all(p.node in shown | silent or replaced(state, p, seen) for p in state.participants)
     if not waited and seen.hanging_for_s < timing.show_s:
         return state
-    return _after_failure(state, seen, [hang.failure()])
+    return _after_failure(state, seen, timing, [hang.failure()])
 
 
 def _admit(state: State, seen: Seen, timing: Timing) -> State:
@@ -124,26 +125,33 @@ def succeed(state: State, seen: Seen) -> State:
     return close(state, SUCCEEDED, reason, EXIT_SUCCESS, seen.now_ns)
 
 
-def _after_failure(state: State, seen: Seen, failures: Sequence[Failure]) -> State:
+def _after_failure(state: State, seen: Seen, timing: Timing, failures: Sequence[Failure]) -> State:
     # What would fail again says more than what follows from it on the other ranks.
     first = next((failure for failure in failures if failure.again), failures[0])
     what = describe(first)
     state = end_round(state, seen, FAILED, what, first)
-    return refuse_restart(state, seen) or _give_up(state, seen, failures, what) or _restart(state, seen, what)
+    return refuse_restart(state, seen) or _give_up(state, seen, timing, failures, what) or _restart(state, seen, what)
 
 
-def _give_up(state: State, seen: Seen, failures: Sequence[Failure], what: str) -> State | None:
+def _give_up(state: State, seen: Seen, timing: Timing, failures: Sequence[Failure], what: str) -> State | None:
     """Close when the next round would fail as this one did, instead of using up the budget."""
     if why := hopeless(failures):
         # An environment may be broken on some nodes only; another allocation may do better then.
         code = EXIT_DO_NOT_REQUEUE if agreed(state, failures) else EXIT_FAILED
         return close(state, FAILED, f"{what}; it would fail again: {why}", code, seen.now_ns)
     rounds = repeated(state)
-    if rounds and state.restarts_used < state.max_restarts:
+    if rounds and state.restarts_used < state.max_restarts and not _may_do_better_elsewhere(state, seen, timing):
         listed = f"{', '.join(map(str, rounds[:-1]))} and {rounds[-1]}"
         why = f"it would fail again: the same at start in rounds {listed}"
         return close(state, FAILED, f"{what}; {why}", EXIT_FAILED, seen.now_ns)
     return None
+
+
+def _may_do_better_elsewhere(state: State, seen: Seen, timing: Timing) -> bool:
+    """Tell whether the node of the newest failure is about to be set aside, and another one can take its place."""
+    last = state.past(state.round)
+    node = last.failure.node if last is not None and last.failure is not None else None
+    return node in lemons(state, timing.set_aside_after) and bool(waiting(state, seen.words))
 
 
 def refuse_restart(state: State, seen: Seen) -> State | None:

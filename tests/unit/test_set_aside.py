@@ -143,3 +143,15 @@ def test_nobody_is_set_aside_where_that_is_switched_off() -> None:
 
 def test_the_default_sets_aside_after_two() -> None:
     assert Timing(1, 1, 1).set_aside_after == 2
+
+
+def test_a_failure_at_start_that_a_spare_may_not_share_is_tried_there() -> None:
+    for nodes, expected in ((3, FORMING), (2, "closed")):
+        story = Story(nodes, low=2, high=2).join()
+        for _ in range(2):
+            story.run().fail(2, signal="SIGSEGV", code=None)
+            failure = story.words["n2"].failure
+            assert failure is not None
+            story.say(2, failure=replace(failure, blame="perhaps", at_start=True, step=None)).look()
+            story.ready(1, 2)
+        assert story.state.phase == expected, nodes
