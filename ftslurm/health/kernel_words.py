@@ -165,7 +165,7 @@ ROWS: tuple[Row, ...] = (
     ),
     _row(
         "filesystem-error",
-        r"(?:EXT4-fs error|XFS|BTRFS)[^(]*\((?:device )?(?P<subject>[\w-]+)\).*(?:error|[Cc]orrupt)",
+        r"(?=EXT4-fs error|BTRFS (?:error|critical)|XFS .*(?:error|[Cc]orrupt))[^(]*\((?:device )?(?P<subject>[\w-]+)\)",
         WARN,
         "the filesystem found itself damaged: {line}",
         "Have it checked (fsck).",
