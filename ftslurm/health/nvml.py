@@ -121,6 +121,27 @@ class Gpu:
         }
 
 
+def preload() -> None:
+    """Import pynvml once, where there is an NVML library, for all checks that are forked from this process."""
+    try:
+        _pynvml()
+    except Absent:
+        pass
+
+
+def _pynvml() -> Any:
+    import ctypes
+
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")  # at a tenth of what importing pynvml costs, which a node without GPUs saves
+    except OSError:
+        raise Absent("no NVIDIA driver here") from None
+    try:
+        return importlib.import_module("pynvml")
+    except ImportError:
+        raise Absent("nvidia-ml-py is not installed: GPUs are not looked at") from None
+
+
 @contextmanager
 def started() -> Iterator[Any]:
     """Give pynvml, with NVML running.
@@ -129,16 +150,7 @@ def started() -> Iterator[Any]:
         Absent: there is no NVML library here, or no pynvml.
         Problem: there is, but it does not start.
     """
-    import ctypes
-
-    try:
-        ctypes.CDLL("libnvidia-ml.so.1")  # at a tenth of what importing pynvml costs, which a node without GPUs saves
-    except OSError:
-        raise Absent("no NVIDIA driver here") from None
-    try:
-        pynvml = importlib.import_module("pynvml")
-    except ImportError:
-        raise Absent("nvidia-ml-py is not installed: GPUs are not looked at") from None
+    pynvml = _pynvml()
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:

@@ -30,7 +30,7 @@ MEASUREMENTS = (
     Measurement("background", f"one look in {PERIOD_S:.0f} s in the background: share of a core", "%", 0.001),
     Measurement("bare", "quick look on a node without GPUs: processor time", "ms"),
     Measurement("wedged", "NVML never answers: found later than its limit", "s", 0.5),
-    Measurement("xid", "Xid event → line", "ms"),
+    Measurement("xid", "Xid event → line", "µs"),
     Measurement("xid_idle", "waiting for Xids: share of a core", "%", 0.001),
     Measurement("xid_pss", "waiting for Xids: PSS", "MB"),
 )
