@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from ftslurm.agent.kernel import die_with_parent
+from ftslurm.health import nvml
 from ftslurm.health.catalog import all_checks, chosen
 from ftslurm.health.check import SETS, Context
 from ftslurm.health.run import Looked, run
@@ -28,6 +29,7 @@ def main() -> int:
     if request["set"] not in SETS:
         raise ValueError(f"unknown set of checks {request['set']!r}")
     before = read_facts(request["facts"])
+    nvml.preload()
     looked = run(chosen(all_checks(), request["set"], context.skip), context, before)
     write_facts(request["facts"], facts_to_keep(before, looked))
     sys.stdout.write(encode(looked))
