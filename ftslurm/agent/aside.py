@@ -1,16 +1,23 @@
-"""Sets nodes aside for later jobs: the coordinator writes down which nodes failed first, and how often.
+"""Sets nodes aside for later jobs: those that failed first again and again, and those whose hardware is broken.
 
-Only files are written, which templates, requeues and people read; draining a node is opt-in.
+The coordinator writes down the former, each node itself the latter. Only files are written, which templates, requeues
+and people read; draining a node is opt-in.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from ftslurm.health.verdict import FAIL
+from ftslurm.health.word import HealthFinding
 from ftslurm.nodes.exclude import Exclusions, lemon
 from ftslurm.rendezvous.set_aside import lemons
-from ftslurm.rendezvous.state import BY_NODE, Failure, State
+from ftslurm.rendezvous.state import BY_NODE, Failure, NodeWord, State
+
+HARDWARE = ("gpu-", "amd-", "nic-")
+"""Checks of what breaks on one node. A full /scratch is everybody's trouble, and no node is to be avoided for it."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,7 @@ class Aside:
         self._tell = tell
         self._known: set[str] = set()
         self._struck: set[tuple[int, str]] = set()
+        self._broken: str | None = None
 
     def errands(self, state: State) -> list[Callable[[], None]]:
         """Return what is to be written because of the newest state, each once."""
@@ -73,6 +81,26 @@ class Aside:
                 found.append(lambda node=node, reason=reason: self._exclude(node, reason))  # type: ignore[misc]
         return found
 
+    def own_errands(self, word: NodeWord) -> list[Callable[[], None]]:
+        """Return what is to be written because of this node's own health: broken hardware, or that it is well again."""
+        if not self._settings.after:
+            return []
+        node, broken = word.node, _broken(word)
+        if broken is not None and self._broken is None:
+            self._broken = broken.line()
+            reason = self._broken
+            return [lambda: self._exclude(node, reason)]
+        if broken is None and self._broken is not None and word.unfit is None:
+            reason, self._broken = self._broken, None
+            return [lambda: self._take_back(node, reason)]
+        return []
+
+    def _take_back(self, node: str, reason: str) -> None:
+        known = self._exclusions.known(node)
+        # Not what people, or other runs, have against it.
+        if known is not None and known.reason == reason and known.by == f"run {self._run_id}":
+            self._exclusions.allow(node)
+
     def _strike(self, failure: Failure) -> None:
         known = self._exclusions.strike(failure.node, self._run_id, failure.message, failure.time_ns)
         reason = lemon(known, self._now_ns())
@@ -84,8 +112,19 @@ class Aside:
         until_ns = now_ns + round(self._settings.for_s * 1e9)
         self._exclusions.exclude(node, reason, f"run {self._run_id}", until_ns, now_ns)
         self._tell(f"{node} is set aside for {_span(self._settings.for_s)}: {reason} (`ftslurm nodes allow {node}`)")
-        if self._settings.drain is not None and (problem := self._settings.drain(node, f"ftslurm: {reason}")):
-            self._tell(f"{node} could not be drained: {problem}")
+        if self._settings.drain is not None:
+            # Slurm may take its time, and this thread is the one that says that the node lives.
+            threading.Thread(target=self._drain, args=(node, reason), name="drain", daemon=True).start()
+
+    def _drain(self, node: str, reason: str) -> None:
+        assert self._settings.drain is not None
+        problem = self._settings.drain(node, f"ftslurm: {reason}")
+        self._tell(f"{node} could not be drained: {problem}" if problem else f"{node} is drained")
+
+
+def _broken(word: NodeWord) -> HealthFinding | None:
+    found = word.health.findings if word.health is not None and word.unfit is not None else ()
+    return next((one for one in found if one.status == FAIL and one.check.startswith(HARDWARE)), None)
 
 
 def take_part(exclusions: Exclusions, node: str, now_ns: int) -> tuple[str | None, Iterable[str]]:

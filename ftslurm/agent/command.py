@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ftslurm import __version__
 from ftslurm.agent.aftercare import care, print_report
@@ -151,8 +151,7 @@ def _supervise(
         spare_imports,
     )
     console = Console(placement.node)
-    drain = None
-    asides = AsideSettings(options.set_aside, options.set_aside_for_s, drain)
+    asides = AsideSettings(options.set_aside, options.set_aside_for_s, _drain(options, placement))
     aside = Aside(asides, exclusions, placement.run_id, time.time_ns, console.log)
     loop = AgentLoop(
         settings,
@@ -200,6 +199,14 @@ def _health(options: RunOptions, placement: Placement, run: RunDirectory, logs: 
     return HealthSettings(
         options.health, options.health_every_s, sys.executable, ward.local_dir, context, environment, spread_s
     )
+
+
+def _drain(options: RunOptions, placement: Placement) -> Callable[[str, str], str | None] | None:
+    if not options.drain or placement.job is None:
+        return None
+    from ftslurm.nodes.drain import drain
+
+    return drain
 
 
 def _kill_wait_s(placement: Placement) -> float:

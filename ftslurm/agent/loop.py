@@ -268,6 +268,8 @@ class AgentLoop:
         if word != self._word:
             self._word = word
             self._courier.say(word)
+            for errand in self._aside.own_errands(word):
+                self._courier.send(errand)
 
     # What happened
 

@@ -1,0 +1,142 @@
+"""What is written down of nodes that fail first, and of those whose hardware is broken."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+from ftslurm.agent.aside import Aside, AsideSettings, take_part
+from ftslurm.health.verdict import FAIL
+from ftslurm.health.word import Health, HealthFinding
+from ftslurm.nodes.exclude import Exclusions
+from ftslurm.rendezvous.state import BY_NODE, FAILED, Failure, NodeWord
+from ftslurm.testing.memoryfs import MemoryFileSystem
+from tests.unit.test_fold import Story
+
+DAY_NS = 86_400 * 10**9
+
+
+class Coordinator:
+    def __init__(self, after: int = 2, drained: list[str] | None = None, problem: str | None = None) -> None:
+        self.told: list[str] = []
+        self.heard = threading.Event()
+        self.exclusions = Exclusions(MemoryFileSystem(), "/runs/excluded")
+        self.now_ns = 10**18
+
+        def drain(node: str, reason: str) -> str | None:
+            assert drained is not None
+            drained.append(f"{node}: {reason}")
+            return problem
+
+        settings = AsideSettings(after, 86_400.0, drain if drained is not None else None)
+        self.aside = Aside(settings, self.exclusions, "job-7", lambda: self.now_ns, self._tell)
+
+    def _tell(self, text: str) -> None:
+        self.told.append(text)
+        if "drained" in text:
+            self.heard.set()
+
+    def see(self, story: Story) -> int:
+        errands = self.aside.errands(story.state)
+        for errand in errands:
+            errand()
+        return len(errands)
+
+    def hear(self, word: NodeWord) -> int:
+        errands = self.aside.own_errands(word)
+        for errand in errands:
+            errand()
+        return len(errands)
+
+
+def fail_first(story: Story, number: int, blame: str) -> None:
+    story.run().fail(number, signal="SIGSEGV", code=None)
+    failure = story.words[f"n{number}"].failure
+    assert isinstance(failure, Failure)
+    story.say(number, failure=replace(failure, blame=blame)).look()
+    assert story.last.outcome == FAILED
+    story.ready(*(int(p.node[1:]) for p in story.state.participants))
+
+
+def unfit(check: str | None) -> NodeWord:
+    word = Story(1).join(1).words["n1"]
+    if check is None:
+        return word
+    finding = HealthFinding(check, FAIL, "GPU 3", "gone", "Reset it.", 5)
+    return replace(word, unfit="GPU 3: gone", health=Health(FAIL, 5, "quick", (finding,)))
+
+
+def test_a_node_that_fails_first_twice_is_set_aside_once_with_reason_and_expiry() -> None:
+    coordinator, story = Coordinator(), Story(2)
+    story.join()
+    fail_first(story, 2, "perhaps")
+    assert coordinator.see(story) == 0
+    fail_first(story, 2, "perhaps")
+    assert (coordinator.see(story), coordinator.see(story)) == (1, 0)
+    known = coordinator.exclusions.of("n2", coordinator.now_ns)
+    assert known is not None and known.by == "run job-7" and "first to fail in 2 rounds" in known.reason
+    assert known.until_ns == coordinator.now_ns + DAY_NS
+    assert coordinator.exclusions.of("n2", coordinator.now_ns + DAY_NS) is None
+    assert coordinator.told == [f"n2 is set aside for 24 hours: {known.reason} (`ftslurm nodes allow n2`)"]
+    assert take_part(coordinator.exclusions, "n2", coordinator.now_ns)[0] == known.reason
+
+
+def test_what_hardware_says_of_itself_counts_over_jobs() -> None:
+    coordinator, story = Coordinator(), Story(2)
+    story.join()
+    fail_first(story, 2, BY_NODE)
+    assert coordinator.see(story) == 1
+    assert coordinator.exclusions.of("n2", coordinator.now_ns) is None
+    later = Coordinator()
+    later.exclusions = later.aside._exclusions = coordinator.exclusions
+    again = Story(2)
+    again.join()
+    fail_first(again, 2, BY_NODE)
+    failure = again.last.failure
+    again.state = replace(again.state, history=(replace(again.last, failure=replace(failure, time_ns=99)),))
+    later.now_ns = 10**12
+    later.see(again)
+    known = later.exclusions.of("n2", later.now_ns)
+    assert known is not None and "2 failures began here within 7 days" in known.reason
+
+
+def test_broken_hardware_sets_its_node_aside_until_it_is_well() -> None:
+    coordinator = Coordinator()
+    assert (coordinator.hear(unfit("gpu-count")), coordinator.hear(unfit("gpu-count"))) == (1, 0)
+    assert coordinator.exclusions.of("n1", coordinator.now_ns) is not None
+    assert coordinator.hear(unfit(None)) == 1
+    assert coordinator.exclusions.of("n1", coordinator.now_ns) is None
+
+
+def test_what_people_said_of_the_node_meanwhile_stays() -> None:
+    coordinator = Coordinator()
+    coordinator.hear(unfit("gpu-count"))
+    coordinator.exclusions.exclude("n1", "under repair", "ann", None, coordinator.now_ns)
+    coordinator.hear(unfit(None))
+    known = coordinator.exclusions.of("n1", coordinator.now_ns)
+    assert known is not None and known.reason == "under repair"
+
+
+def test_a_full_filesystem_sets_no_node_aside() -> None:
+    coordinator = Coordinator()
+    assert coordinator.hear(unfit("storage-paths")) == 0
+
+
+def test_nothing_is_written_where_that_is_switched_off() -> None:
+    coordinator, story = Coordinator(after=0), Story(2)
+    story.join()
+    for _ in range(2):
+        fail_first(story, 2, BY_NODE)
+    assert coordinator.see(story) == coordinator.hear(unfit("gpu-count")) == 0
+
+
+def test_draining_is_asked_for_and_its_outcome_told() -> None:
+    drained: list[str] = []
+    coordinator = Coordinator(drained=drained)
+    coordinator.hear(unfit("gpu-count"))
+    assert coordinator.heard.wait(10)
+    assert drained == ["n1: ftslurm: GPU 3: gone"] and coordinator.told[-1] == "n1 is drained"
+    refused = Coordinator(drained=[], problem="this user may not")
+    refused.hear(unfit("gpu-count"))
+    assert refused.heard.wait(10)
+    assert refused.told[-1] == "n1 could not be drained: this user may not"
