@@ -157,7 +157,7 @@ ROWS: tuple[Row, ...] = (
     ),
     _row(
         "made-read-only",
-        r"(?:EXT4-fs|XFS|BTRFS)[^(]*\((?:device )?(?P<subject>[\w-]+).*(?:[Rr]emounting filesystem read-only"
+        r"(?:EXT4-fs|XFS|BTRFS)[^(]*\((?:device )?(?P<subject>[\w-]+)\).*(?:[Rr]emounting filesystem read-only"
         r"|forced readonly|[Ss]hutting down filesystem|Filesystem has been shut down)",
         WARN,
         "the filesystem was stopped after an error: {line}",
@@ -165,7 +165,8 @@ ROWS: tuple[Row, ...] = (
     ),
     _row(
         "filesystem-error",
-        r"(?=EXT4-fs error|BTRFS (?:error|critical)|XFS .*(?:error|[Cc]orrupt))[^(]*\((?:device )?(?P<subject>[\w-]+)\)",
+        r"(?=EXT4-fs error|BTRFS (?:error|critical)|XFS .*(?:error|[Cc]orrupt))"
+        r"[^(]*\((?:device )?(?P<subject>[\w-]+)\)",
         WARN,
         "the filesystem found itself damaged: {line}",
         "Have it checked (fsck).",
@@ -234,31 +235,26 @@ class Line:
 def findings(lines: Sequence[Line], now_s: float) -> tuple[list[Finding], int]:
     """Return what the lines say, and how many jobs' processes were killed for their own limit."""
     found = _xids(lines, now_s)
-    for row in ROWS:
-        for subject, those in _by_subject(row, lines).items():
-            if len(those) < row.least:
-                continue
-            last = those[-1]
-            words = row.text.format(line=one_line(last.text, 160))
+    for (row, subject), those in _sorted(lines).items():
+        if len(those) >= row.least:
+            words = row.text.format(line=one_line(those[-1].text, 160))
             found.append(Finding(row.status, subject, f"{words}{_when(those, now_s)}", row.advice))
     limits = sum("Memory cgroup out of memory: Kill" in line.text for line in lines)
     return sorted(found, key=lambda one: -SEVERITY.index(one.status)), limits
 
 
-def _by_subject(row: Row, lines: Iterable[Line]) -> dict[str, list[Line]]:
-    found: dict[str, list[Line]] = {}
+def _sorted(lines: Iterable[Line]) -> dict[tuple[Row, str], list[Line]]:
+    """Put each line to the first row that fits, and to its subject there."""
+    found: dict[tuple[Row, str], list[Line]] = {}
     for line in lines:
-        match = row.pattern.search(line.text)
-        if match and _first(line) is row:
-            found.setdefault(_subject(match), []).append(line)
-        elif row.over is not None and (match := row.over.search(line.text)):
-            found.pop(_subject(match), None)
+        for row in ROWS:
+            if match := row.pattern.search(line.text):
+                found.setdefault((row, _subject(match)), []).append(line)
+                break
+            if row.over is not None and (match := row.over.search(line.text)):
+                found.pop((row, _subject(match)), None)
+                break
     return found
-
-
-def _first(line: Line) -> Row | None:
-    """A line is of the first row that fits."""
-    return next((row for row in ROWS if row.pattern.search(line.text)), None)
 
 
 def _subject(match: re.Match[str]) -> str:
