@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ftslurm.report.facts import Snapshot
 from ftslurm.report.scheduler import job_to_ask, scheduler_from
-from ftslurm.slurm.account import account, bounded_slurm
-from ftslurm.slurm.control import SlurmControl
+
+if TYPE_CHECKING:
+    from ftslurm.slurm.control import SlurmControl
 
 BOUND_S = 2.0
 
@@ -26,6 +27,9 @@ def asked(snapshot: Snapshot, report: dict[str, Any], slurm: SlurmControl | None
     attempt = job_to_ask(snapshot, report["status"], report["cause"])
     if attempt is None or attempt.job_id is None:
         return None
+    # Seldom needed, and it costs a tenth of a small report.
+    from ftslurm.slurm.account import account, bounded_slurm
+
     if slurm is None:
         slurm = bounded_slurm(os.environ, BOUND_S, time.monotonic)
     lost = sorted({lost.node for lost in snapshot.state.lost}) if snapshot.state else []

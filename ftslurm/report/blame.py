@@ -26,7 +26,7 @@ from ftslurm.report.facts import (
 from ftslurm.report.known import suspect_of
 from ftslurm.report.scheduler import state_for_evidence
 from ftslurm.report.suspect import Suspect, judge
-from ftslurm.report.unread import short_of, stand_in
+from ftslurm.report.unread import stand_in
 
 HEADS = 3
 """Of what only follows, so many of each cause are read: one may be the first failure, one hang, the next is shown."""
@@ -108,33 +108,37 @@ def _sort(snapshot: Snapshot, files: RoundFiles, state: str) -> Sorted:
     others: list[tuple[RoundNode, Worker, RankError | Short | None]] = []
     ended: set[int] = set()
     judging = bool(files.like) and snapshot.causes is ROWS
+    errors = files.errors
     # By what the rows look at: the signature, and what the kernel said of the worker's end.
     verdicts: dict[tuple[str, int | None, str | None], list[Follower] | None] = {}
     for node in files.nodes:
         began_ns = _stop_began_ns(node)
         shift_ns = snapshot.clocks.comparable_ns(files.number, node.node, 0)
-        name = node.node
+        name, over = node.node, node.ended_ns is not None
         for worker in node.workers:
-            rank = worker.rank
+            rank, short = worker.rank, None
+            error = errors.get(rank)
             if worker.ended_ns is not None:
                 ended.add(rank)
-            error = files.errors.get(rank)
-            short = short_of(files, node, worker) if error is None else None
+                if over and error is None:
+                    # As `short_of` says, which calls more functions than 16,384 ranks leave time for.
+                    short = worker.error
             if not _failed_by_itself(worker, error or short, began_ns):
                 continue
-            group = None
-            if short is not None and judging:
-                kind = short.like, worker.exit_code, worker.signal
-                if kind not in verdicts:
-                    cause = _cascade(snapshot, files, state, node, worker, short)
-                    verdicts[kind] = None if cause is None else following.setdefault(cause, [])
-                group = verdicts[kind]
-            if short is None or group is None:
+            if short is None or not judging:
                 others.append((node, worker, error or short))
-            else:
-                time_ns = short.time_ns
-                order = (time_ns is None, (time_ns or 0) + shift_ns, rank, name, time_ns)
-                group.append(_make_follower(Follower, order))
+                continue
+            kind = short.like, worker.exit_code, worker.signal
+            if kind not in verdicts:
+                cause = _cascade(snapshot, files, state, node, worker, short)
+                verdicts[kind] = None if cause is None else following.setdefault(cause, [])
+            group = verdicts[kind]
+            if group is None:
+                others.append((node, worker, short))
+                continue
+            time_ns = short.time_ns
+            order = (time_ns is None, (time_ns or 0) + shift_ns, rank, name, time_ns)
+            group.append(_make_follower(Follower, order))
     return Sorted(following, others, ended)
 
 
@@ -299,6 +303,8 @@ def _stop_began_ns(node: RoundNode) -> int | None:
     """When this node began to stop its workers, or the latest time by which it surely had not."""
     if node.stop_ns is not None:
         return node.stop_ns
+    if not any(worker.stopped_by_ftslurm for worker in node.workers):
+        return None  # nobody asks
     own = (w for w in node.workers if w.failed and not w.stopped_by_ftslurm)
     return min((w.ended_ns for w in own if w.ended_ns is not None), default=None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -45,6 +46,10 @@ def main(argv: Sequence[str], *, job_workdir: Callable[[str], str | None] | None
     wrong = _contradiction(options)
     if wrong:
         return _complain(wrong)
+    # A large run is a million objects that all are needed: to look for cycles among them takes a tenth of the time.
+    collecting = gc.isenabled() and not options.follow
+    if collecting:
+        gc.disable()
     try:
         return _report(options, job_workdir or workdir_of)
     except (NotFound, CannotWrite) as error:
@@ -53,6 +58,9 @@ def main(argv: Sequence[str], *, job_workdir: Callable[[str], str | None] | None
         return _complain(f"cannot read {error.filename}: {error.strerror}")
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _report(options: argparse.Namespace, job_workdir: Callable[[str], str | None]) -> int:

@@ -48,7 +48,7 @@ from ftslurm.report.overlap import overlapped
 from ftslurm.report.reading import list_directory, open_folder, parse_json, read_file, read_tail
 from ftslurm.report.scheduler import scheduler_from
 from ftslurm.report.suspect import Suspect
-from ftslurm.report.unread import examples, final, stand_in
+from ftslurm.report.unread import examples, stand_in
 
 KIB = 1024
 SMALL_LIMIT = 64 * KIB
@@ -257,23 +257,15 @@ class _Reader:
         parent = self.directory / "rounds" / f"{number:06d}"
         nodes = tuple(self.round_nodes(parent / "nodes", number))
         like = {} if whole else examples(nodes)
-        examined = {self.rank, *like.values()}
-        seen: set[int] = set()
-        told: set[int] = set()
-        done: set[int] = set()
-        for node in nodes:
-            for worker in node.workers:
-                seen.add(worker.rank)
-                if final(node, worker):
-                    told.add(worker.rank)
-                # A rank that its agent saw end well, or stopped before it could fail, has no record worth an open.
-                if worker.ended_ns is not None and not worker.failed and not worker.stopped_by_ftslurm:
-                    done.add(worker.rank)
-        done |= set() if whole else told - examined
+        told = {w.rank for node in nodes if node.ended_ns is not None for w in node.workers if w.told and w.ended_ns}
+        ended = [w for node in nodes for w in node.workers if w.ended_ns is not None]
+        # A rank that its agent saw end well, or stopped before it could fail, has no record worth an open.
+        done = {w.rank for w in ended if not w.failed and not w.stopped_by_ftslurm}
+        done |= set() if whole else told - {self.rank, *like.values()}
         # Where all ranks are told of, nobody need ask which have a folder.
         everybody = len({node.world_size for node in nodes}) == 1 and len(told) == nodes[0].world_size
-        ranks = sorted(seen if everybody else self.ranks(parent / "ranks"))
-        return RoundFiles(number, nodes, self.errors(number, [rank for rank in ranks if rank not in done]), like=like)
+        ranks = sorted((told if everybody else set(self.ranks(parent / "ranks"))) - done)
+        return RoundFiles(number, nodes, self.errors(number, ranks), like=like)
 
     def errors(self, number: int, ranks: Iterable[int]) -> dict[int, RankError]:
         """Read the error records of these ranks, if they have not been; those that cannot be read are left out."""

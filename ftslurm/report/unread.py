@@ -31,7 +31,8 @@ def examples(nodes: Iterable[RoundNode]) -> dict[str, int]:
             if short is None or not final(node, worker):
                 continue
             time = (short.time_ns or 0, worker.rank)
-            if short.like not in first or time < first[short.like]:
+            best = first.get(short.like)
+            if best is None or time < best:
                 first[short.like] = time
     return {like: rank for like, (_, rank) in first.items()}
 

@@ -1,4 +1,4 @@
-"""How long the report of a small and of a very large run takes, beside just reading the same files."""
+"""How long the report of a small and of a very large run takes, beside just reading files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from benchmarks.agent import machine
 from benchmarks.table import Measurement
 from ftslurm.testing.runs import FRAMES, RunBuilder
 
-OURS, READ = "report", "just read"
+OURS, READ, OWN = "report", "just read all", "just read its own"
+"""All: the words and the error records of all that failed, which a report had to read before nodes' files told of them
+in short; the bar is about that. Its own: the files that the report does read, for honesty."""
 NODES, PER_NODE = 2048, 8
 READER = str(Path(__file__).with_name("report_reader.py"))
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch"
@@ -109,9 +111,9 @@ def report_of(path: Path) -> Spent:
     return spend([sys.executable, "-m", "ftslurm.cli", "report", str(path)])
 
 
-def read_only(path: Path) -> Spent:
-    """Measure a process that reads the same files in the same bounded way and does nothing with them."""
-    return spend([sys.executable, READER, str(path)])
+def read_only(path: Path, *more: str) -> Spent:
+    """Measure a process that reads the files in the same bounded way and does nothing with them."""
+    return spend([sys.executable, READER, str(path), *more])
 
 
 def collect(arguments: argparse.Namespace, parent: Path) -> dict[str, table.Samples]:
@@ -120,6 +122,8 @@ def collect(arguments: argparse.Namespace, parent: Path) -> dict[str, table.Samp
     small, large = parent / "small", parent / "large"
     _aside(lambda: small_run(parent))
     _aside(lambda: large_run(parent, arguments.nodes))
+    names = str(parent / "names")
+    read_only(large, names, "--write")
     slow = None
     if arguments.mount is not None:
         if not (arguments.backing / "large").exists():
@@ -128,12 +132,13 @@ def collect(arguments: argparse.Namespace, parent: Path) -> dict[str, table.Samp
     for number in range(arguments.runs + 1):  # run 0 warms caches up and does not count
         print(f"run {number}/{arguments.runs}", file=sys.stderr, flush=True)
         samples = [("small", OURS, report_of(small).wall_s)]
-        for who, spent in ((OURS, report_of(large)), (READ, read_only(large))):
+        for who, spent in ((OURS, report_of(large)), (READ, read_only(large)), (OWN, read_only(large, names))):
             samples.append(("large", who, spent.wall_s))
             samples.append(("large_cpu", who, spent.cpu_s))
             samples.append(("large_rss", who, spent.rss))
         if slow is not None:
             samples += [("slow", OURS, report_of(slow).wall_s), ("slow", READ, read_only(slow).wall_s)]
+            samples.append(("slow", OWN, read_only(slow, names).wall_s))
         for key, who, value in samples if number else ():
             results[key].setdefault(who, []).append(value)
     return results
@@ -170,7 +175,7 @@ def run(arguments: argparse.Namespace) -> int:
     facts = machine()
     print(f"{arguments.runs} interleaved runs, {arguments.nodes} nodes of {PER_NODE} ranks, warm page cache")
     print(f"{facts['system']}, {facts['cores']} cores, load {facts['load']}\n")
-    print("\n".join(table.lines(MEASUREMENTS, results, [OURS, READ], OURS)))
+    print("\n".join(table.lines(MEASUREMENTS, results, [OURS, READ, OWN], OURS)))
     return 0
 
 
