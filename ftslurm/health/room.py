@@ -89,14 +89,11 @@ def _gone(place: Place, facts: Json) -> Said | None:
             lost = facts["nearest"] != parent or facts["empty"]
         else:
             lost = place.what == RUN_DIRECTORY or place.path == "/tmp"
-        return FAIL if lost else WARN, text, "Mount or make it; is its filesystem mounted on this node?"
+        return FAIL if lost else WARN, text, "Make it, or mount its filesystem on this node."
     if facts["kind"] in ("file", "other") and not (only_read(place) and facts["kind"] == "file"):
         status = FAIL if place.what == RUN_DIRECTORY or own else WARN
-        return (
-            status,
-            f"expected a directory, found a {facts['kind']}".replace("a other", "something else"),
-            "Name one.",
-        )
+        what = "a file" if facts["kind"] == "file" else "a device, pipe or socket"
+        return status, f"expected a directory, found {what}", "Name a directory."
     return None
 
 
