@@ -17,7 +17,7 @@ from ftslurm.agent.fitness import OFF, XID, Fitness
 from ftslurm.health.check import Context
 from ftslurm.health.look import decode
 from ftslurm.health.run import Looked
-from ftslurm.health.verdict import FAIL, SEVERITY
+from ftslurm.health.verdict import SEVERITY
 from ftslurm.health.word import HealthFinding
 from ftslurm.rendezvous.state import NodeWord
 
@@ -30,7 +30,8 @@ LIMIT_S = 30.0
 
 _RESULT_LIMIT = 8 << 20
 _LINE_LIMIT = 4096
-_DRIVER = "/proc/driver/nvidia/version"
+DRIVER = "gpu-driver"
+"""The check that finds something to look at where NVIDIA's driver is."""
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _PROGRAM = "import sys; sys.path[:1] = []; sys.path.append({root!r}); from {module} import main; sys.exit(main())"
@@ -97,6 +98,7 @@ class HealthWatch:
         self._look_by: float | None = None
         self._sentinel: _Process | None = None
         self._busy = False
+        self._present: tuple[str, ...] = ()
         self.fd = self._poll.fileno()
 
     @property
@@ -182,12 +184,17 @@ class HealthWatch:
         self._drop_look()
         unfit = self._fitness.unfit
         new = self._fitness.on_looked(self._set, looked, self._monotonic(), self._now_ns())
-        self._spared |= set(looked.stuck if looked is not None else ())
-        lines = [f"health: {one.status}: {one.line()}{_advice(one)}" for one in new]
+        if looked is not None:
+            self._spared |= set(looked.stuck)
+            self._present = looked.present
+        # Several checks may say the same of one cause (a driver that hangs): the worst of them says it.
+        told = {one.line(): one for one in reversed(new)}
+        lines = [f"health: {one.status}: {one.line()}{_advice(one)}" for one in reversed(told.values())]
         if looked is None:
             lines.append("health: this look at the node came to nothing: its process hung or was killed")
         if self._fitness.unfit != unfit:
-            lines.append("health: this node is fit again" if unfit else "health: this node is unfit and takes no part")
+            part = "the next round" if self._busy else "any round"
+            lines.append("health: this node is fit again" if unfit else f"health: unfit: it takes no part in {part}")
         return lines
 
     def _drop_look(self) -> None:
@@ -201,7 +208,7 @@ class HealthWatch:
     def _watch_events(self) -> None:
         if self._sentinel is not None or self._settings.mode == OFF or XID in self._settings.context.skip:
             return
-        if not os.path.exists(f"{self._settings.context.root}{_DRIVER}"):
+        if DRIVER not in self._present:
             return
         try:
             self._sentinel = self._start("ftslurm.health.xid", os.devnull)
@@ -281,7 +288,7 @@ def _event(line: bytes) -> HealthFinding | None:
         if status not in SEVERITY:
             return None
         where = f"GPU {said['gpu']}" + (f" ({said['bus_id']})" if said.get("bus_id") else "")
-        advice = "Reset the GPU or restart the node." if status == FAIL else ""
-        return HealthFinding(XID, status, where, str(said["text"])[:300], advice, int(said["time_ns"]))
+        text, advice = (str(said[name])[:300] for name in ("text", "advice"))
+        return HealthFinding(XID, status, where, text, advice, int(said["time_ns"]))
     except (ValueError, KeyError, TypeError):
         return None

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from ftslurm.agent.kernel import die_with_parent
 from ftslurm.health import nvml
@@ -50,7 +50,7 @@ def facts_to_keep(before: Mapping[str, Json], looked: Looked) -> dict[str, Json]
 def encode(looked: Looked) -> str:
     """Return a look's result as text; without the facts, which are for the next look alone."""
     verdicts = [asdict(one) for one in without_facts(looked.verdicts)]
-    return json.dumps({"verdicts": verdicts, "stuck": looked.stuck, "took_s": looked.took_s})
+    return json.dumps({**asdict(replace(looked, verdicts=())), "verdicts": verdicts})
 
 
 def decode(data: bytes) -> Looked:
@@ -65,7 +65,7 @@ def decode(data: bytes) -> Looked:
             Verdict(**{**one, "findings": tuple(Finding(**finding) for finding in one["findings"])})
             for one in said["verdicts"]
         )
-        return Looked(verdicts, tuple(said["stuck"]), said["took_s"])
+        return Looked(verdicts, tuple(said["stuck"]), said["took_s"], tuple(said["present"]))
     except (KeyError, TypeError) as error:
         raise ValueError(f"no result of a look ({type(error).__name__}: {error})") from None
 

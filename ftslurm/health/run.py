@@ -31,11 +31,13 @@ class Looked:
         verdicts: one of each check, in their order.
         stuck: pids of killed processes that are still there: they hang in the kernel.
         took_s: seconds in all.
+        present: the checks that found something to look at.
     """
 
     verdicts: tuple[Verdict, ...]
     stuck: tuple[int, ...]
     took_s: float
+    present: tuple[str, ...] = ()
 
 
 def run(
@@ -60,7 +62,8 @@ def run(
             child.kill()
         stuck = _reap(children, clock)
     verdicts = tuple(child.verdict(before.get(child.check.name), context) for child in children)
-    return Looked(verdicts, stuck, clock() - began)
+    present = tuple(one.check for one in verdicts if one.facts is not None)
+    return Looked(verdicts, stuck, clock() - began, present)
 
 
 def _collect(children: Sequence[_Child], clock: Callable[[], float]) -> None:

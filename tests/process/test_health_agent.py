@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from test_run import Start, Started, start  # noqa: F401
+
+from tests.nvml import standin
+from tests.nvml.standin import Standin
 
 # Each local node is sick as long as a file of that name is there: its own number says which.
 SICK = 'f=sick${FTSLURM__LOCAL_NODE%%/*}; if [ -e "$f" ]; then cat "$f"; exit 2; fi; echo well'
@@ -60,10 +64,12 @@ def test_a_node_that_is_sick_before_the_start_is_left_out_and_a_spare_takes_its_
     assert run.wait() == 0, run.err
     assert [entry["nodes"] for entry in rounds(run)] == [["local1", "local2"]]
     assert "local0: health: fail: " in run.err and "the fan stands still" in run.err
-    assert "local0: health: this node is unfit and takes no part" in run.err
+    assert "local0: health: unfit: it takes no part in any round" in run.err
     said = word(run, "local0")
     assert "the fan stands still" in said["unfit"]
-    assert [(one["check"], one["status"]) for one in said["health"]["findings"]] == [("own-commands", "fail")]
+    # What this machine's kernel has to say (of other tests) is no more than a warning.
+    failed = [one["check"] for one in said["health"]["findings"] if one["status"] == "fail"]
+    assert failed == ["own-commands"]
 
 
 def test_a_node_that_gets_sick_in_a_round_is_left_out_of_the_next_and_the_ranks_stay_put(
@@ -89,7 +95,7 @@ time.sleep(600 if round_ == 0 else 0)
 def test_without_a_spare_a_sick_node_is_waited_for_and_looked_at_again(start: Start, sick: Sick) -> None:  # noqa: F811
     sick(2, "resting")
     run = look(start, WORK, "--health-every", "0.5")
-    run.until(lambda: "takes no part" in run.err)
+    run.until(lambda: "it takes no part" in run.err)
     assert not list(run.directory.glob("up*"))
     sick(2, None)
     assert run.wait() == 0, run.err
@@ -145,3 +151,67 @@ time.sleep(600 if round_ < 2 else 0)
     state = max((tmp_path / "ftslurm-runs" / "second" / "state").glob("0*.json")).read_text().split("\n", 1)[1]
     assert [entry["nodes"] for entry in json.loads(state)["history"]] == [["local0", "local2"]]
     assert "local1: set aside before: first to fail" in again.err
+
+
+@pytest.fixture
+def gpus(tmp_path: Path) -> Standin:
+    """Eight GPUs, as nvidia-ml-py sees them."""
+    if standin.compiler() is None:
+        pytest.skip("no C compiler for the NVML stand-in")
+    return Standin(standin.build(tmp_path / "nvml"), tmp_path / "gpus")
+
+
+def on_gpus(gpus: Standin) -> dict[str, str]:
+    return {name: gpus.environment()[name] for name in ("LD_LIBRARY_PATH", "NVML_STANDIN")}
+
+
+STEPS = """
+import os, time
+import ftslurm
+open("up", "w").close()
+while not os.path.exists("finish"):
+    ftslurm.heartbeat()
+    time.sleep(0.02)
+"""
+WATCHED = ("--heartbeat-timeout", "5", "--heartbeat", "0.5", "--node-timeout", "2", "--health", "act")
+
+
+def test_an_nvml_that_wedges_while_ranks_run_is_told_and_disturbs_neither_them_nor_their_watchdog(
+    start: Start,  # noqa: F811
+    gpus: Standin,
+) -> None:
+    run = start(STEPS, *WATCHED, "--health-every", "0.3", **on_gpus(gpus))
+    run.until(lambda: (run.directory / "up").exists())
+    gpus.say(["* hang nvmlInitWithFlags"])
+    run.until(lambda: "NVML" in run.err or "driver" in run.err, 60)
+    assert word(run, hostname(run))["status"] == "running"
+    (run.directory / "finish").touch()
+    assert run.wait() == 0, run.err
+    assert "health: fail: " in run.err and "no answer within 10 s" in run.err, run.err
+    assert "was lost" not in run.err and "rank 0 hangs" not in run.err, run.err
+    assert run.err.count("no answer within 10 s (Look") == 1, "one line for one cause"
+    assert run.marked() == []
+
+
+def test_an_xid_in_a_round_is_in_the_nodes_word_at_once_and_keeps_the_node_out_of_the_next(
+    start: Start,  # noqa: F811
+    gpus: Standin,
+    tmp_path: Path,
+) -> None:
+    os.mkfifo(tmp_path / "events")
+    gpus.say([f"events {tmp_path / 'events'}"])
+    run = start(STEPS, *WATCHED, "--health-every", "0", "--join-timeout", "3", **on_gpus(gpus))
+    run.until(lambda: (run.directory / "up").exists())
+    with (tmp_path / "events").open("w") as events:
+        events.write("3 79\n")
+    run.until(lambda: "Xid 79" in run.err)
+    said = word(run, hostname(run))
+    assert said["status"] == "running"
+    assert ("gpu-xid", "fail") in [(one["check"], one["status"]) for one in said["health"]["findings"]]
+    next(os.kill(pid, 11) for pid, line in run.marked() if "train.py" in line and "ftslurm run" not in line)
+    assert run.wait() == 1
+    assert "is unfit: GPU 3" in run.err and "Xid 79" in run.err, run.err
+
+
+def hostname(run: Started) -> str:
+    return next((run.run_dir / "nodes").glob("*.json")).stem

@@ -1,0 +1,96 @@
+"""Health on a real Slurm with five nodes: one is sick before the start, one gets sick, one dies."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.slurm.conftest import Job, Lab
+
+SICK = 'f=sick.$SLURMD_NODENAME; if [ -e "$f" ]; then cat "$f"; exit 2; fi; echo well'
+TRAIN = """\
+import os, time
+import ftslurm
+node, round_ = os.environ["SLURMD_NODENAME"], os.environ["FTSLURM_ROUND"]
+open(f"up.{round_}.{os.environ['RANK']}.{node}", "w").close()
+for step in range(2000):
+    ftslurm.progress(step)
+    time.sleep(0.05)
+    if os.path.exists(f"die.{node}"):
+        os.remove(f"die.{node}")
+        os.kill(os.getpid(), 11)
+    if os.path.exists("finish"):
+        break
+"""
+
+
+def ranks(work: Path, round_: int) -> dict[int, str]:
+    found = [path.name.split(".") for path in work.glob(f"up.{round_}.*")]
+    return {int(rank): node for _, _, rank, node in found}
+
+
+def said(job: Job, node: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((job.run_dir / "nodes" / f"{node}.json").read_text())
+    return found
+
+
+def test_the_right_nodes_are_left_out_the_ranks_stay_put_and_the_report_says_why(lab: Lab, work: Path) -> None:
+    (work / "train.py").write_text(TRAIN)
+    (work / "sick.t1").write_text("the fan stands still\n")
+    options = "--nnodes 2 --node-timeout 4 --heartbeat 1 --health-every 2 --health-command"
+    body = f"cat >check.sh <<'EOF'\n{SICK}\nEOF\nexec ftsrun {options} 'sh check.sh' train.py"
+    job = lab.submit(work, body, nodes=5)
+
+    # t1 is sick before the start.
+    lab.until(lambda: len(ranks(work, 1)) == 2, 60, job.explain)
+    assert ranks(work, 1) == {0: "t2", 1: "t3"}
+    assert "the fan stands still" in said(job, "t1")["unfit"]
+
+    # t3 gets sick: its rank crashes, and its check says why.
+    (work / "sick.t3").write_text("the disk is worn out\n")
+    (work / "die.t3").touch()
+    lab.until(lambda: len(ranks(work, 2)) == 2, 60, job.explain)
+    assert ranks(work, 2) == {0: "t2", 1: "t4"}
+
+    # t2 dies.
+    lab.lab("kill-node", "t2")
+    try:
+        lab.until(lambda: len(ranks(work, 3)) == 2, 60, job.explain)
+        assert ranks(work, 3) == {0: "t5", 1: "t4"}
+        (work / "finish").touch()
+        job.until_output("succeeded after 2", 60)
+    finally:
+        lab.lab("revive-node", "t2")
+    output = job.output
+    assert "t1: health: unfit: it takes no part in any round" in output
+    assert "t3" in output and "the disk is worn out" in output, output
+    assert "t2 was lost" in output, output
+    report = json.loads(lab.command("ftslurm", "report", str(job.run_dir), "--format", "json").stdout)
+    found = {entry["node"]: entry for entry in report["health"]["nodes"]}
+    assert "the fan stands still" in json.dumps(found["t1"]) and "the disk is worn out" in json.dumps(found["t3"])
+    # A node that was left out may come back as a spare.
+    assert job.wait(60) in ("COMPLETED", "NODE_FAIL"), job.explain()
+
+
+def test_a_node_that_is_mended_is_a_spare_again(lab: Lab, work: Path) -> None:
+    (work / "train.py").write_text(TRAIN)
+    (work / "check.sh").write_text(SICK + "\n")
+    (work / "sick.t1").write_text("resting\n")
+    options = "--nnodes 2 --health-every 1 --health-command 'sh check.sh'"
+    job = lab.submit(work, f"exec ftsrun {options} train.py", nodes=3)
+    lab.until(lambda: len(ranks(work, 1)) == 2, 60, job.explain)
+    (work / "sick.t1").unlink()
+    lab.until(lambda: said(job, "t1")["unfit"] is None, 30, job.explain)
+    (work / "die.t3").touch()
+    lab.until(lambda: len(ranks(work, 2)) == 2, 60, job.explain)
+    (work / "finish").touch()
+    assert job.wait(60) == "COMPLETED", job.explain()
+    assert "t1: health: this node is fit again" in job.output
+
+
+def test_without_health_checks_nothing_is_looked_at(lab: Lab, work: Path) -> None:
+    (work / "train.py").write_text("import os")
+    job = lab.submit(work, "exec ftsrun --health off train.py", nodes=2)
+    assert job.wait(60) == "COMPLETED", job.explain()
+    assert said(job, "t1")["health"] is None
