@@ -24,6 +24,7 @@ from ftslurm.health.verdict import Json
 
 REAP_S = 0.1
 _LINKS = 40
+_DESCRIPTORS = 4096
 
 T = TypeVar("T")
 
@@ -136,6 +137,9 @@ def _run(wish: Wish, write: int) -> None:
     """Be the probe; never returns."""
     code = 1
     try:
+        # One that cannot be killed must not keep anybody's pipe open: its reader would wait for the end.
+        os.closerange(3, write)
+        os.closerange(write + 1, _DESCRIPTORS)
         probe = _Probe(wish, lambda said: _send(write, said))
         _send(write, probe.run())
         code = 0
@@ -225,10 +229,16 @@ class _Probe:
 
     def look_around(self, place: str) -> None:
         """Look at the filesystem's room and at the rights."""
-        space = self.do("statfs", lambda: os.statvfs(place))
-        self.facts.update(free=space.f_bavail * space.f_frsize, total=space.f_blocks * space.f_frsize)
-        self.facts.update(inodes=space.f_favail, all_inodes=space.f_files)
-        self.facts["read_only"] = bool(space.f_flag & os.ST_RDONLY)
+        try:
+            space = self.do("statfs", lambda: os.statvfs(place))
+        except _Failed as failed:
+            if failed.number != errno.ENOSYS:
+                raise
+            # Some FUSE filesystems do not say what room they have.
+        else:
+            self.facts.update(free=space.f_bavail * space.f_frsize, total=space.f_blocks * space.f_frsize)
+            self.facts.update(inodes=space.f_favail, all_inodes=space.f_files)
+            self.facts["read_only"] = bool(space.f_flag & os.ST_RDONLY)
         self.facts["writable"] = self.do("access", lambda: os.access(place, os.W_OK | os.X_OK, effective_ids=True))
 
     def look(self) -> None:

@@ -166,7 +166,7 @@ def _room(place: Place, facts: Json, busy: bool, gpus: bool) -> Iterable[Said]:
     if total and free < min(FEW_BYTES, FEW_SHARE * total):
         little = free < min(LITTLE_BYTES, LITTLE_SHARE * total)
         yield worst if little else WARN, f"only {size(free)} of {size(total)} are free ({source})", advice
-    elif place.path == SHM and gpus and total < SMALL_SHM:
+    elif place.path == SHM and gpus and total is not None and total < SMALL_SHM:
         text = f"it holds only {size(total)}: data loaders and NCCL die of bus errors when it is full"
         yield WARN, text, "Start the container with a larger one: --shm-size, --ipc=host."
     if all_inodes and inodes < min(FEW_INODES, FEW_SHARE * all_inodes):
