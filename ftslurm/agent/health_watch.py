@@ -289,6 +289,7 @@ def _event(line: bytes) -> HealthFinding | None:
             return None
         where = f"GPU {said['gpu']}" + (f" ({said['bus_id']})" if said.get("bus_id") else "")
         text, advice = (str(said[name])[:300] for name in ("text", "advice"))
-        return HealthFinding(XID, status, where, text, advice, int(said["time_ns"]))
+        number = f"Xid {said['xid']}: " if said.get("xid") is not None else ""
+        return HealthFinding(XID, status, where, number + text, advice, int(said["time_ns"]))
     except (ValueError, KeyError, TypeError):
         return None
