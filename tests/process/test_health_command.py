@@ -92,8 +92,12 @@ def test_a_check_of_the_users_own_decides_over_the_exit_code(tmp_path: Path) -> 
 
 
 def test_a_path_that_the_user_names_is_looked_at(tmp_path: Path) -> None:
-    for how in ((("--path", tmp_path / "nothere"), {}), ((), {"FTSLURM_HEALTH_PATHS": str(tmp_path / "nothere")})):
-        done = health("storage", *how[0], cwd=tmp_path, **how[1])
+    missing = tmp_path / "nothere"
+    looks = (
+        health("storage", "--path", missing, cwd=tmp_path),
+        health("storage", cwd=tmp_path, FTSLURM_HEALTH_PATHS=str(missing)),
+    )
+    for done in looks:
         assert done.returncode == 0, done.stdout + done.stderr
         assert f"warn: {tmp_path}/nothere (--path): is not there" in done.stdout, done.stdout
 
