@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import ftslurm
 from ftslurm.health.check import BACKGROUND, QUICK, Absent, Check, Context
 from ftslurm.health.checks import own_commands
 from ftslurm.health.figures import count, one_line, size, span
@@ -188,7 +189,8 @@ def test_nobody_pays_for_entry_points_that_are_not_there() -> None:
         "import sys; from ftslurm.health.plugins import load;"
         "assert load([]) == []; assert 'importlib.metadata' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {sys.path!r}; {code}"], check=True)
+    paths = [str(Path(ftslurm.__file__).parents[1]), *sys.path]
+    subprocess.run([sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {paths!r}; {code}"], check=True)
 
 
 def test_an_installed_package_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
