@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-NODES = 3
+NODES = 5
 PREFIX = "t"
 
 
