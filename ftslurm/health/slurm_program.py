@@ -80,7 +80,7 @@ def main(options: argparse.Namespace) -> int:
     if failed and (options.drain or options.act):
         from ftslurm.nodes.drain import drain
 
-        problem = drain(node, reason(node, verdicts))
+        problem = drain(node, reason(verdicts))
         if problem:
             sys.stderr.write(f"ftslurm health: {node} could not be drained: {problem}\n")
     return exit_code(options.slurm, failed, options.act)
@@ -113,7 +113,7 @@ def one_line(node: str, verdicts: Sequence[Verdict]) -> str:
     return f"ftslurm health: {node}: {counts}: {brief(verdicts)}" if counts else ""
 
 
-def reason(node: str, verdicts: Sequence[Verdict]) -> str:
+def reason(verdicts: Sequence[Verdict]) -> str:
     """Return the reason for a drain."""
     from ftslurm.health.table import brief
 

@@ -1,10 +1,10 @@
 """Passes the nodes that are set aside on to a job that waits in Slurm's queue, or is just being requeued.
 
-Measured on Slurm 22.05: ExcNodeList can be changed while the job is PENDING, and from `scontrol requeue`, preemption or
-a node's failure on (its state is COMPLETING then, and the batch script still runs for KillWait seconds after SIGTERM);
-it stays over further requeues. While the job runs it is refused ("Job is no longer pending execution"), so a job
-that is requeued by its exit code (RequeueExit) cannot change it itself. One unknown name refuses the whole list. A
-list that leaves too few nodes is taken, and the job waits for ever: that is what is looked at here first.
+Measured on Slurm 22.05 and 24.11: ExcNodeList can be changed while the job is PENDING, and from `scontrol requeue`,
+preemption or a node's failure on (its state is COMPLETING then, and the batch script still runs for KillWait seconds
+after its SIGTERM); it stays over further requeues. While the job runs it is refused ("Job is no longer pending
+execution"), so a job that is requeued by its exit code (RequeueExit) cannot change it itself. One unknown name refuses
+the whole list. A list that leaves too few nodes is taken, and the job waits for ever: that is looked at here first.
 """
 
 from __future__ import annotations

@@ -12,6 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from ftslurm.doctor import meet
+from ftslurm.doctor.meet import Session
+from ftslurm.health.together import gather
+from ftslurm.sharedfs.filesystem import PosixFileSystem
+
 CLEAN = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "FTSLURM"))}
 ROOT = Path(__file__).resolve().parents[2]
 QUIET = ("host-versions",)
@@ -200,6 +205,18 @@ def test_an_interrupted_look_leaves_nothing_behind(tmp_path: Path) -> None:
     _, err = task.communicate(timeout=30)
     assert (task.returncode, err) == (130, "")
     assert [path.name for path in tmp_path.iterdir()] == ["started"]
+
+
+def test_a_result_that_makes_no_sense_costs_its_node_and_no_other(tmp_path: Path) -> None:
+    """As from a node with another ftslurm, or with broken memory."""
+    session = Session(str(tmp_path / "session"), "n0", ("n0", "n1", "n2", "n3"))
+    sound = {"check": "own", "status": "ok", "summary": "", "findings": [], "took_s": 0.1, "facts": None}
+    for node, verdicts in (("n1", [sound]), ("n2", [{"check": "own"}]), ("n3", 7)):
+        other = Session(session.root, node, session.expected)
+        meet.hand_in(PosixFileSystem(), other, {"node": node, "verdicts": verdicts, "stuck": []})
+    found = gather(session, session.expected, str(tmp_path), 30, 1)
+    assert list(found.verdicts) == ["n1"] and set(found.lost) == {"n2", "n3"}
+    assert all("handed in a result that makes no sense" in why for why in found.lost.values())
 
 
 def test_many_who_set_nodes_aside_at_once_lose_nothing_and_a_reader_sees_whole_files(tmp_path: Path) -> None:
