@@ -44,6 +44,7 @@ def _row(name: str, pattern: str, status: str, text: str, advice: str, least: in
 
 _PCI = r"(?P<subject>[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d): (?:AER|PCIe Bus Error): .*"
 
+# Images of containers are on loop devices: theirs is not the node's health.
 ROWS: tuple[Row, ...] = (
     _row(
         "memory-uncorrected",
@@ -157,8 +158,9 @@ ROWS: tuple[Row, ...] = (
     ),
     _row(
         "made-read-only",
-        r"(?:EXT4-fs|XFS|BTRFS)[^(]*\((?:device )?(?P<subject>[\w-]+)\).*(?:[Rr]emounting filesystem read-only"
-        r"|forced readonly|[Ss]hutting down filesystem|Filesystem has been shut down)",
+        r"(?:EXT4-fs|XFS|BTRFS)[^(]*\((?:device )?(?P<subject>(?!loop\d)[\w-]+)\)"
+        r".*(?:[Rr]emounting filesystem read-only|forced readonly|[Ss]hutting down filesystem"
+        r"|Filesystem has been shut down)",
         WARN,
         "the filesystem was stopped after an error: {line}",
         "Have it checked and mounted again.",
@@ -166,7 +168,7 @@ ROWS: tuple[Row, ...] = (
     _row(
         "filesystem-error",
         r"(?=EXT4-fs error|BTRFS (?:error|critical)|XFS .*(?:error|[Cc]orrupt))"
-        r"[^(]*\((?:device )?(?P<subject>[\w-]+)\)",
+        r"[^(]*\((?:device )?(?P<subject>(?!loop\d)[\w-]+)\)",
         WARN,
         "the filesystem found itself damaged: {line}",
         "Have it checked (fsck).",

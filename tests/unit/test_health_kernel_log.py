@@ -215,6 +215,7 @@ def test_every_row_is_found_by_some_line() -> None:
         ("nvidia-nvswitch0: SXid (PCI:0000:c5:00.0): 22013, Non-fatal, Link 12 minion Link DLREQ interrupt",),
         ("I/O error, dev fd0, sector 0 op 0x0:(READ)", "Buffer I/O error on dev sr0, logical block 0"),
         ("EXT4-fs (vda): mounted filesystem 1234 r/w with ordered data mode. Quota mode: none.",),
+        ("EXT4-fs (loop0): Remounting filesystem read-only", "EXT4-fs error (device loop0): trigger_test_error:125"),
         ("EXT4-fs (vda): re-mounted 1234 ro. Quota mode: none.",),
         ("EDAC MC0: Giving out device to module i10nm_edac controller Intel_10nm Socket#0: DEV 0000:7e:0c.0",),
         ("EDAC MC0: 1 CE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0",) * 9,
