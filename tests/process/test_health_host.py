@@ -88,7 +88,12 @@ def test_a_look_in_the_background_costs_little() -> None:
 
 
 def test_zombies_are_counted_with_their_parent() -> None:
-    code = "import os, time\nfor _ in range(250): os.fork() or os._exit(0)\nprint(flush=True)\ntime.sleep(600)"
+    code = (
+        "import os, time\n"
+        "for pid in [os.fork() or os._exit(0) for _ in range(250)]: os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)\n"
+        "print(flush=True)\n"
+        "time.sleep(600)"
+    )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True) as parent:
         try:
             assert parent.stdout is not None
