@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ftslurm.health.word import Health
 from ftslurm.report.clocks import UNKNOWN, Clocks, Reading
 from ftslurm.report.facts import Clock, Failure, History, NodeWord, RankError, RoundFiles, RoundNode, Snapshot, State
 
@@ -100,11 +101,20 @@ def _shifted_node(node: RoundNode, ns: int) -> RoundNode:
         ended_ns=_plus(node.ended_ns, ns),
         stop_ns=_plus(node.stop_ns, ns),
         workers=tuple(workers),
+        health=_shifted_health(node.health, ns),
     )
 
 
+def _shifted_health(health: Health | None, ns: int) -> Health | None:
+    if health is None:
+        return None
+    findings = tuple(replace(each, since_ns=each.since_ns + ns) for each in health.findings)
+    return replace(health, looked_ns=health.looked_ns + ns, findings=findings)
+
+
 def _shifted_word(word: NodeWord, ns: int) -> NodeWord:
-    return replace(word, time_ns=_plus(word.time_ns, ns), failure=_shifted_failure(word.failure, {word.node: ns}))
+    failure = _shifted_failure(word.failure, {word.node: ns})
+    return replace(word, time_ns=_plus(word.time_ns, ns), failure=failure, health=_shifted_health(word.health, ns))
 
 
 def _shifted_failure(failure: Failure | None, far: Mapping[str, int]) -> Failure | None:

@@ -8,6 +8,7 @@ from ftslurm.naming import call_by_name
 from ftslurm.report.accounting import account
 from ftslurm.report.clocks import far_off
 from ftslurm.report.facts import Snapshot
+from ftslurm.report.health import health_report, refused
 from ftslurm.report.missing import missing
 from ftslurm.report.ranks import failed_ranks, rank_report
 from ftslurm.report.repeats import repeats
@@ -112,6 +113,17 @@ def analyse(
           job, in words, and ``verdict`` ("time-limit", "preempted", "cancelled", "scheduler"), null if nothing of the
           kind. Such an end is the ``cause`` of a stopped or unfinished run too, then of no rank and no node
         - ``repeats``: failures that come back, see `ftslurm.report.repeats.repeats`
+        - ``health``: what checks found (`ftslurm.health`): ``nodes``: how many were looked at; ``findings``, those of
+          the first failure's node first, then the worst: ``node``, ``nodes`` (at most 8) and ``node_count`` of those
+          with the same, ``check``, ``status`` ("fail" or "warn"), ``subject``, ``text``, ``advice``, ``since_ns``
+          (first seen), ``round`` (the newest one whose files have it; null: it stands in nodes' own words only),
+          ``of_failure`` (its node was in the first failure's place), ``relation`` to the first failure of round
+          ``focus``, or null: ``before_s`` (negative: after), ``uncertainty_s``, ``words``; ``more``: findings that
+          are left out; ``left_out``: nodes that took no part: ``node``, ``kind`` ("unfit", "excluded": set aside
+          before the run, "lemon": set aside in it), ``rounds``, ``why``, ``text``; ``more_left_out``.
+          A check that failed on the first failure's node is among its ``evidence_lines``; where it explains a crash,
+          a CUDA error or a failure of communication, ``cause`` is "health". If too few nodes were fit for a first
+          round, the run's ``cause`` is "health-check", of no rank
         - ``clocks``: nodes whose clocks are far off the others', their times here corrected: ``node``, ``ahead_s``
         - ``rank``: all that is known of the rank asked for, see `ftslurm.report.ranks.rank_report`; null if none was
           asked for, or nothing is known of it
@@ -139,6 +151,8 @@ def analyse(
     attempt = _newest(snapshot)
     if cause is None and status in ("stopped", "unfinished"):
         cause = job_failure(snapshot, attempt, rounds[-1] if rounds else None)
+    if cause is None and status == "failed":
+        cause = refused(snapshot, rounds)
     looked_at = focus if focus is not None else (ordered[-1] if ordered else None)
     report: Dict = {
         "schema": SCHEMA,
@@ -166,6 +180,7 @@ def analyse(
         "rounds": rounds,
         "scheduler": scheduler_report(snapshot, attempt),
         "repeats": repeats(rounds),
+        "health": health_report(snapshot, rounds, focus),
         "clocks": list(far_off(snapshot.clocks)),
         "rank": rank_report(snapshot, looked_at, rank) if rank is not None and looked_at is not None else None,
         "failed": failed_ranks(snapshot, focus) if every and focus is not None else None,

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
+from ftslurm.health.verdict import SEVERITY, worst
+from ftslurm.health.word import KEPT, Health, HealthFinding
 from ftslurm.monitor.mark import EDGES_S
 from ftslurm.report.around import cuda_from, sections_from, surroundings_from
 from ftslurm.report.facts import (
@@ -50,6 +52,7 @@ KNOWN_VERSION = 1
 MAX_CHAIN = 10
 _YEAR_NS = 366 * 86_400 * 10**9
 MAX_MEMBERS = 16  # of an exception group
+MAX_WORDS = 500  # characters of what a health check says
 MAX_SHORTS = 4096  # ranks of a node
 _FRAME_VALUES = itemgetter("file", "line", "function", "source")
 _FRAMES_KEPT = 4096
@@ -118,6 +121,9 @@ def node_word_from(o: Json) -> NodeWord:
         reason=text(o, "reason"),
         time_ns=integer(o, "time_ns"),
         clock=_clock(o.get("clock")),
+        health=_health(o.get("health")),
+        unfit=_reason(o, "unfit"),
+        excluded=_reason(o, "excluded"),
     )
 
 
@@ -137,7 +143,30 @@ def round_node_from(o: Json) -> RoundNode:
         stop_ns=integer(o, "stop_ns"),
         workers=tuple([_worker(w, parts) for w in objects(o, "workers")]),
         clock=_clock(o.get("clock")),
+        health=_health(o.get("health")),
     )
+
+
+def _health(value: object) -> Health | None:
+    if not isinstance(value, dict):
+        return None
+    found = [each for each in map(_finding, objects(value, "findings")[:KEPT]) if each is not None]
+    return Health(
+        worst(each.status for each in found), integer(value, "looked_ns") or 0, text(value, "set") or "", (*found,)
+    )
+
+
+def _finding(o: Json) -> HealthFinding | None:
+    status, since_ns, words = o.get("status"), integer(o, "since_ns"), text(o, "text")
+    if status not in SEVERITY or since_ns is None or words is None:
+        return None
+    subject, advice = (text(o, "subject") or "")[:MAX_WORDS], (text(o, "advice") or "")[:MAX_WORDS]
+    return HealthFinding((text(o, "check") or "?")[:MAX_WORDS], status, subject, words[:MAX_WORDS], advice, since_ns)
+
+
+def _reason(o: Json, key: str) -> str | None:
+    said = text(o, key)
+    return said[:MAX_WORDS] if said else None
 
 
 def _clock(value: object) -> Clock | None:
@@ -376,6 +405,7 @@ def _failure(value: object) -> Failure | None:
         signal=text(value, "signal"),
         message=text(value, "message") or "",
         step=integer(value, "step"),
+        blame=text(value, "blame"),
     )
 
 

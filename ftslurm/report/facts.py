@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ftslurm.failures.causes import ROWS, Cause, Surroundings
+from ftslurm.health.word import Health
 from ftslurm.monitor.stacksfile import RankStacks
 from ftslurm.report.clocks import Clocks
 
@@ -45,7 +46,7 @@ class Exc:
 
 @dataclass(frozen=True)
 class Failure:
-    """The short form of one worker's failure, as node files and the state carry it."""
+    """The short form of one worker's failure, as node files and the state carry it; ``blame`` says if of its node."""
 
     round: int
     node: str
@@ -57,6 +58,7 @@ class Failure:
     signal: str | None
     message: str
     step: int | None
+    blame: str | None = None
 
 
 @dataclass(frozen=True)
@@ -157,11 +159,12 @@ class RoundNode:
     stop_ns: int | None
     workers: tuple[Worker, ...]
     clock: Clock | None = None
+    health: Health | None = None
 
 
 @dataclass(frozen=True)
 class NodeWord:
-    """A node's last word on itself."""
+    """A node's last word on itself; ``unfit`` and ``excluded``: why it may take part in no round, or should not."""
 
     node: str
     attempt: str | None
@@ -172,6 +175,9 @@ class NodeWord:
     reason: str | None
     time_ns: int | None
     clock: Clock | None = None
+    health: Health | None = None
+    unfit: str | None = None
+    excluded: str | None = None
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ftslurm.failures.causes import CASCADE, OTHER_NODE, POINTLESS
+from ftslurm.report.finding import finding
 from ftslurm.report.style import Json, Style
 from ftslurm.report.words import (
     after,
@@ -85,7 +86,7 @@ def _in_short(cause: Json, room: int, width: int) -> str:
 def _ending(report: Json, cause: Json) -> str:
     entry = _entry(report, cause)
     reason = first_line(report["reason"] or "")
-    if entry["reason"]:
+    if entry is not None and entry["reason"]:
         # The recorded reason repeats the failure, which stands above in better words.
         reason = reason.removeprefix(first_line(entry["reason"])).lstrip("; ")
     return f"{reason}; {_exit(report)}" if reason else _exit(report)
@@ -177,6 +178,8 @@ def _doubts(report: Json, failure: Json, style: Style) -> list[str]:
     """What must be said at once, so that the lines above are true without reading on."""
     entry = _entry(report, failure)
     lines: list[str] = []
+    if entry is None or failure["kind"] == "health-check":
+        return lines
     same = entry["same_time"]
     for other in same[:SAME_TIME_SHOWN]:
         lines += style.wrapped(_at_once(other))
@@ -190,7 +193,19 @@ def _doubts(report: Json, failure: Json, style: Style) -> list[str]:
         lines += style.wrapped(f"{late} did not fail: perhaps the one that the others waited for")
     elif failure["role"] == CASCADE:
         lines += style.wrapped("this follows from another rank's end, of which no failure is recorded")
+    if failure["role"] == CASCADE or failure["hang"] is not None:
+        lines += _unwell(report, failure, style)
     return lines
+
+
+def _unwell(report: Json, failure: Json, style: Style) -> list[str]:
+    """Name a node whose device failed a check, where only those who waited for something are known."""
+    if failure["round"] != report["focus"]:
+        return []
+    devices = ("gpu-", "amd-", "nic-")
+    found = [each for each in report["health"]["findings"] if each["status"] == "fail"]
+    found = [each for each in found if each["check"].startswith(devices) and not each["of_failure"]]
+    return style.wrapped(f"perhaps for this: {finding(found[0], style)}") if found else []
 
 
 def _late(entry: Json) -> str:
@@ -268,9 +283,8 @@ def _extent(report: Json, style: Style) -> list[str]:
     return [f"  {', '.join(parts)}"] if parts else []
 
 
-def _entry(report: Json, failure: Json) -> Json:
-    entry: Json = next(r for r in report["rounds"] if r["round"] == failure["round"])
-    return entry
+def _entry(report: Json, failure: Json) -> Json | None:
+    return next((r for r in report["rounds"] if r["round"] == failure["round"]), None)
 
 
 def _world(entry: Json) -> str:

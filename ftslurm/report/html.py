@@ -15,6 +15,7 @@ from typing import Any
 
 from ftslurm.failures.short import is_library
 from ftslurm.report.accounting import hours, percent
+from ftslurm.report.finding import nodes_of
 from ftslurm.report.hang_sections import ranks
 from ftslurm.report.headline import cost_of, headline
 from ftslurm.report.html_style import CSS
@@ -28,6 +29,7 @@ from ftslurm.report.sections import (
     ended,
     other_ranks,
     others_title,
+    slow_ranks,
     took,
 )
 from ftslurm.report.style import Json, Style
@@ -64,6 +66,7 @@ def render(report: Json, *, page_directory: str | None = None, zone: Callable[[f
     parts = [page.head(), page.rank(), page.tiles(), page.timeline()]
     if focus is not None:
         parts += [page.evidence(focus), page.whereabouts(focus), page.failed(), page.others(focus)]
+    parts += [page.health(), page.slow()]
     parts += [page.nodes(), page.rounds(focus), page.problems(), page.run()]
     title = clip(safe(report["summary"]), 120)
     return (
@@ -202,6 +205,37 @@ class _Page:
         rows = [row(esc(who), esc(text)) for who, text in other_ranks(entry, self.report)]
         title = others_title(entry)
         inner = table(["ranks", "how they ended"], rows, label=title)
+        return tag("section", tag("h2", esc(title[:1].upper() + title[1:])) + inner) if inner else ""
+
+    def health(self) -> str:
+        """What checks found on the nodes, and which nodes took no part."""
+        found = self.report["health"]
+        rows = []
+        for each in found["findings"][:PROBLEMS_SHOWN]:
+            mark = tag("span", esc(each["status"].upper()), class_="tag")
+            subject = f"{each['subject']}: " if each["subject"] else ""
+            told = esc(clip(f"{subject}{each['text']}", LINE_WIDTH))
+            told += tag("div", esc(each["advice"]), class_="dim") if each["advice"] else ""
+            when = tag("div", self.date(each["since_ns"]))
+            when += tag("div", esc(each["relation"]["words"]), class_="dim") if each["relation"] is not None else ""
+            line = row(f"{esc(nodes_of(each))} {mark}", told, when)
+            rows.append(line.replace("<tr>", '<tr class="suspect">', 1) if each["of_failure"] else line)
+        more = len(found["findings"]) - len(rows) + found["more"]
+        inner = table(["node", "what was found", "first seen"], rows, label="Health of the nodes")
+        inner += tag("p", f"{count(more, 'more finding')} in report.json") if more > 0 else ""
+        out = "".join(tag("li", esc(clip(each["text"], LINE_WIDTH))) for each in found["left_out"][:PROBLEMS_SHOWN])
+        more = len(found["left_out"]) - PROBLEMS_SHOWN + found["more_left_out"]
+        out += tag("li", f"and {count(more, 'more node')} in report.json") if more > 0 else ""
+        inner += tag("ul", out, class_="proofs") if out else ""
+        return tag("section", tag("h2", "Health of the nodes") + inner) if inner else ""
+
+    def slow(self) -> str:
+        """The ranks that were persistently slower than the others."""
+        title, rows = slow_ranks(self.report)
+        lines = [row(*map(esc, each)) for each in rows[:GROUPS_SHOWN]]
+        inner = table(["rank", "a step takes", "for the others"], lines, label=title)
+        more = len(rows) - GROUPS_SHOWN
+        inner += tag("p", f"{count(more, 'more rank')} in report.json") if more > 0 else ""
         return tag("section", tag("h2", esc(title[:1].upper() + title[1:])) + inner) if inner else ""
 
     def timeline(self) -> str:

@@ -11,12 +11,14 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from ftslurm.report.finding import finding
 from ftslurm.report.hang_sections import stacks, whereabouts
 from ftslurm.report.headline import headline
 from ftslurm.report.rank_text import failed, rank_page
 from ftslurm.report.sections import (
     PROBLEMS_SHOWN,
     ROUNDS_SHOWN,
+    SLOW_SHOWN,
     clocks,
     ended,
     in_all,
@@ -24,6 +26,7 @@ from ftslurm.report.sections import (
     other_ranks,
     others_title,
     problems,
+    slow_ranks,
     took,
     traceback,
 )
@@ -61,6 +64,7 @@ def render(report: Json, *, zone: Callable[[float], Any] = time.localtime) -> st
         blocks += [_proofs(focus), _quoted(traceback(focus, style)), _quoted(whereabouts(focus, style), LONG)]
         blocks += [_quoted(stacks(focus, style)), _quoted(log(focus, report, style))]
         blocks.append(_table(others_title(focus), ("ranks", "how they ended"), other_ranks(focus, report)))
+    blocks += [_health(report, style), _slow(report)]
     blocks += [_list("what repeats", (each["text"] for each in report["repeats"])), _rounds(report, style)]
     blocks += [inline(" ".join(clocks(report, style))), _list("what is missing", report["missing"])]
     blocks += [_quoted(problems(report, style), PROBLEMS_SHOWN), _run(report)]
@@ -187,6 +191,17 @@ def _round(entry: Json, report: Json, style: Style) -> list[str]:
         duration(spent["lost_s"]),
         ended(entry, report),
     ]
+
+
+def _health(report: Json, style: Style) -> str:
+    found = report["health"]
+    told = [finding(each, style) for each in found["findings"][:PROBLEMS_SHOWN]]
+    return _list("health of the nodes", [*told, *(each["text"] for each in found["left_out"])])
+
+
+def _slow(report: Json) -> str:
+    title, rows = slow_ranks(report)
+    return _table(title, ("rank", "a step takes", "for the others"), rows[:SLOW_SHOWN])
 
 
 def _run(report: Json) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ftslurm.monitor.pace import Histogram, slow_ranks
 from ftslurm.monitor.triage import Triage, triage
-from ftslurm.report import blame
+from ftslurm.report import blame, health
 from ftslurm.report.clocks import Doubt
 from ftslurm.report.evidence import short, signature, worker_failure
 from ftslurm.report.facts import History, RoundFiles, Snapshot, Worker
@@ -94,14 +94,20 @@ def _first(
         found = without_hung(hung, found)
     if hung is not None and is_first(hung, found):
         tails = next((files.tails[rank] for rank in (*_accused(verdict), hung.rank) if rank in files.tails), ())
-        return hang_failure(files, hung, verdict, tails, _steps(files)["last_step"], cwd), found, where
+        first = hang_failure(files, hung, verdict, tails, _steps(files)["last_step"], cwd)
+        return _with_proofs(snapshot, files.number, first), found, where
     lost = lost_first(snapshot, files, entry, found)
     if lost is not None:
-        return lost_failure(snapshot, files, entry, lost, _steps(files)["last_step"]), found, where
+        first = lost_failure(snapshot, files, entry, lost, _steps(files)["last_step"])
+        return _with_proofs(snapshot, files.number, first), found, where
     if not found:
         return None, [], where
     tails = files.tails.get(found[0].rank, ())
-    return worker_failure(files.number, found[0], tails, cwd), found[1:], where
+    return worker_failure(files.number, health.explained(snapshot, files, found[0]), tails, cwd), found[1:], where
+
+
+def _with_proofs(snapshot: Snapshot, number: int, first: Dict) -> Dict:
+    return first | {"evidence_lines": [*health.proofs(snapshot, number, first), *(first["evidence_lines"] or ())]}
 
 
 def _accused(verdict: Triage) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ftslurm.failures.causes import CASCADE
 from ftslurm.report.accounting import sentence
+from ftslurm.report.finding import finding
 from ftslurm.report.headline import cost_of
 from ftslurm.report.style import Json, Style
 from ftslurm.report.words import brief, clip, count, duration, first_line, interval, names, safe, safe_lines, verdict
@@ -15,6 +16,7 @@ EVIDENCE_SHOWN = 12
 GROUPS_SHOWN = 12
 PROBLEMS_SHOWN = 10
 SLOW_SHOWN = 5
+FINDINGS_SHOWN = 8
 
 
 def evidence(entry: Json, style: Style) -> list[str]:
@@ -91,18 +93,37 @@ def other_ranks(entry: Json, report: Json) -> list[tuple[str, str]]:
 
 def slow(report: Json, style: Style) -> list[str]:
     """The ranks that were persistently slower than the others in the round that is shown, else in the last one."""
-    entry = next((r for r in report["rounds"] if r["round"] == report["focus"]), None) or report["rounds"][-1:]
-    entry = entry[0] if isinstance(entry, list) and entry else entry
-    rows = entry["slow"] if entry else []
-    lines = [
-        style.line(
-            f"rank {each['rank']} on {safe(each['node'])}: {interval(each['median_s'])} a step,"
-            f" the others {interval(each['others_s'])} (medians)"
-        )
-        for each in rows[:SLOW_SHOWN]
-    ]
+    title, rows = slow_ranks(report)
+    lines = [style.line(f"{who}: {step} a step, the others {others} (medians)") for who, step, others in rows]
     more = [f"  and {len(rows) - SLOW_SHOWN} more (see --json)"] if len(rows) > SLOW_SHOWN else []
-    return [style.section(f"slower than the others in round {entry['round']}"), *lines, *more] if lines else []
+    return [style.section(title), *lines[:SLOW_SHOWN], *more] if lines else []
+
+
+def slow_ranks(report: Json) -> tuple[str, list[tuple[str, str, str]]]:
+    """What the list of slow ranks is called, and its rows: who, how long a step takes there, and elsewhere."""
+    chosen = [r for r in report["rounds"] if r["round"] == report["focus"]] or report["rounds"][-1:]
+    rows = [
+        (f"rank {each['rank']} on {safe(each['node'])}", interval(each["median_s"]), interval(each["others_s"]))
+        for entry in chosen
+        for each in entry["slow"]
+    ]
+    return f"slower than the others in round {chosen[0]['round']}" if chosen else "", rows
+
+
+def health(report: Json, style: Style) -> list[str]:
+    """What checks found on the nodes, those of the first failure's first, and which nodes took no part."""
+    found = report["health"]
+    lines: list[str] = []
+    for each in found["findings"][:FINDINGS_SHOWN]:
+        lines += style.wrapped(finding(each, style))
+        lines += style.wrapped(f"hint: {safe(each['advice'])}", "    ") if each["advice"] and each["of_failure"] else []
+    more = len(found["findings"]) - FINDINGS_SHOWN + found["more"]
+    lines += [f"  and {count(more, 'more finding')} (see --json)"] if more > 0 else []
+    for each in found["left_out"][:FINDINGS_SHOWN]:
+        lines += style.wrapped(each["text"])
+    more = len(found["left_out"]) - FINDINGS_SHOWN + found["more_left_out"]
+    lines += [f"  and {count(more, 'more node')} left out (see --json)"] if more > 0 else []
+    return [style.section("health of the nodes"), *lines] if lines else []
 
 
 def timeline(report: Json, style: Style) -> list[str]:

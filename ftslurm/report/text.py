@@ -9,7 +9,7 @@ from typing import Any
 from ftslurm.report.hang_sections import stacks, whereabouts
 from ftslurm.report.headline import headline
 from ftslurm.report.rank_text import failed, rank_page
-from ftslurm.report.sections import evidence, files, log, missing, others, problems, slow, timeline, traceback
+from ftslurm.report.sections import evidence, files, health, log, missing, others, problems, slow, timeline, traceback
 from ftslurm.report.style import WIDTH, Json, Style
 
 
@@ -44,7 +44,7 @@ def _whole(report: Json, style: Style) -> list[list[str]]:
     if focus is not None:
         blocks += [evidence(focus, style), traceback(focus, style), whereabouts(focus, style), stacks(focus, style)]
         blocks += [log(focus, report, style), *failed(report, style), others(focus, report, style)]
-    blocks.append(slow(report, style))
+    blocks += [health(report, style), slow(report, style)]
     if focus is not None or len(report["rounds"]) > 1:
         blocks.append(timeline(report, style))
     return [*blocks, missing(report, style), problems(report, style)]

@@ -173,6 +173,9 @@ def place(failure: Json) -> str:
 
 def moment(failure: Json) -> str:
     """``step 120, round 2``, or ``in round 2``."""
+    if failure["kind"] == "health-check":
+        # No round was left to take part in.
+        return f"after round {failure['round']}" if failure["round"] else "before the first round"
     if failure["step"] is None:
         return f"in round {failure['round']}"
     return f"step {failure['step']}, round {failure['round']}"

@@ -70,6 +70,8 @@ class RunBuilder:
         self.status: dict[str, str] = dict.fromkeys(self.node_names, "running")
         self.reasons: dict[str, str] = {}
         self.last_words: dict[str, int] = {}
+        self.found: dict[str, list[Dict]] = {}
+        self.aside: dict[str, Dict] = {}
         self.closed: Dict | None = None
         self.clocks: dict[str, tuple[int, int | None]] = {}
         # Of the newest round, by rank: a search for each of 16,384 ranks would take minutes.
@@ -151,6 +153,7 @@ class RunBuilder:
                 "ended_ns": None,
                 "outcome": "running",
                 "stop_reason": None,
+                "health": self._health(name),
                 "workers": [self._worker(group_rank * self.nproc + i, i) for i in range(self.nproc)],
             }
         return self
@@ -176,6 +179,48 @@ class RunBuilder:
                     "last_ns": self.now_ns,
                 }
         return self
+
+    def find(
+        self,
+        node: str,
+        text: str,
+        *,
+        subject: str = "",
+        check: str = "gpu-ecc",
+        status: str = "fail",
+        advice: str = "Have the GPU replaced.",
+        after_s: float = 0.0,
+    ) -> RunBuilder:
+        """Let a health check find something on a node; the files of this round, and of later ones, have it.
+
+        Args:
+            node: the node.
+            text: what was found.
+            subject: what is meant, such as "GPU 3"; empty: the node.
+            check: the check's name.
+            status: "warn" or "fail".
+            advice: what to do.
+            after_s: how long after the moment of the story.
+        """
+        self.wait(after_s)
+        finding = {"check": check, "status": status, "subject": subject, "text": text, "advice": advice}
+        self.found.setdefault(node, []).append(finding | {"since_ns": self.now_ns})
+        for name_of in self._nodes():
+            if name_of["node"] == node and name_of["ended_ns"] is None:
+                name_of["health"] = self._health(node)
+        return self
+
+    def set_aside(self, node: str, *, unfit: str | None = None, excluded: str | None = None) -> RunBuilder:
+        """Let a node's last word say why it takes part in no round, or only where others do not suffice."""
+        self.aside[node] = {"unfit": unfit, "excluded": excluded}
+        return self
+
+    def _health(self, node: str) -> Dict | None:
+        found = self.found.get(node)
+        if found is None:
+            return None
+        worst = "fail" if any(each["status"] == "fail" for each in found) else "warn"
+        return {"status": worst, "looked_ns": self.now_ns, "set": "background", "findings": list(found)}
 
     def pace(self, rank: int, bucket: int, intervals: int = 100) -> RunBuilder:
         """Let so many intervals between a rank's steps have fallen into that bucket (`ftslurm.monitor.mark`)."""
@@ -517,6 +562,8 @@ class RunBuilder:
             "reason": self.reasons.get(name),
             "token": 7,
             "time_ns": self.last_words.get(name, self.now_ns),
+            "health": self._health(name),
+            **self.aside.get(name, {}),
         }
 
     def _error(
