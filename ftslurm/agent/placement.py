@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ftslurm.agent.options import RunOptions, UsageError
+from ftslurm.nodes.exclude import FOLDER
 from ftslurm.sharedfs.rundir import RunDirectoryError, check_name
 from ftslurm.slurm.environment import SlurmEnvironmentError, SlurmJob, from_environ
 
@@ -55,6 +56,8 @@ def place(
     try:
         job = None if options.local_nodes or LOCAL_NODE in environment else from_environ(environment)
         run_id = check_name("--rdzv-id", options.rdzv_id or (job.run_id if job else f"local-{unique}"))
+        if run_id == FOLDER:
+            raise UsageError(f"--rdzv-id {FOLDER}: nodes that are set aside are noted under that name; choose another")
         run_dir = os.path.join(shared_directory(options.shared_dir, job, cwd), run_id)
         if LOCAL_NODE in environment:
             return _local(options, environment, run_id, run_dir)

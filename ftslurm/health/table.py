@@ -113,6 +113,9 @@ def _summary(line: Line, nodes: int) -> str:
     most = clip(line.summary, _LONG)
     if not line.others:
         return most if line.count == nodes else f"{most} ({line.count} of {nodes} nodes looked)"
+    if line.status == OK:
+        # What differs and is well everywhere (load, free bytes) is shown of one node; --json has it all.
+        return f"{line.node}: {most}; the others are fine, too"
     others = "; ".join(f"{node}: {clip(summary, _LONG // 2)}" for node, summary in line.others)
     more = f" and {_count(line.more, 'node')} more" if line.more else ""
     who = line.node if line.count == 1 else _count(line.count, "node")

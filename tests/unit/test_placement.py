@@ -128,6 +128,10 @@ def test_a_chosen_run_id_makes_a_run_over_several_jobs() -> None:
     assert (place_.run_id, place_.run_dir, place_.attempt) == ("big-one", "/s/big-one", "12.0")
 
 
+def test_the_name_of_the_set_aside_nodes_directory_is_no_name_for_a_run() -> None:
+    assert "nodes that are set aside are noted under that name" in refusal(STEP, "--rdzv-id", "excluded")
+
+
 @pytest.mark.parametrize("name", ["../up", "a/b", ".hidden", "two words", "x" * 200])
 def test_a_run_id_that_is_no_safe_name_is_refused(name: str) -> None:
     assert refusal(STEP, "--rdzv-id", name).startswith("--rdzv-id")
