@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from ftslurm.rendezvous.state import LEFT, READY, RUNNING, LostNode, NodeWord, State
@@ -90,7 +91,7 @@ class Nodes:
         if word.status == LEFT or word.reason is not None:
             return self._row(word.node, "gone", word, "left" if word.status == LEFT else "leaving", word.reason)
         status = "spare" if self.state.phase == RUNNING and word.status == READY else word.status
-        return self._row(word.node, "spare", word, status, None)
+        return self._row(word.node, "spare", word, *_fitness(word, status))
 
     def _row(self, node: str, role: str, word: NodeWord | None, status: str, why: str | None) -> Dict:
         vitals = word.vitals if word is not None and word.vitals and word.vitals.round == word.round else None
@@ -110,6 +111,10 @@ class Nodes:
             "stuck": vitals.stuck if vitals else 0,
             "shown": word is not None and self.state is not None and 0 < self.state.round == word.shown,
             "why": why,
+            "unfit": word.unfit if word else None,
+            "looking": word is not None and word.looking,
+            "excluded": word.excluded if word else None,
+            "health": _health(word),
         }
 
 
@@ -126,7 +131,26 @@ def _part_status(word: NodeWord | None, other: NodeWord | None, state: State) ->
         return "preparing", None
     if word.hang is not None and word.hang.round == state.round and word.status == RUNNING:
         return f"running, rank {word.hang.rank} hangs", None
-    return word.status, None
+    return _fitness(word, word.status)
+
+
+def _fitness(word: NodeWord, status: str) -> tuple[str, str | None]:
+    """Return how a node does whose ranks may run: that it takes no part in the next round, if that is so."""
+    if word.unfit is None:
+        return status, None
+    return ("unfit" if word.status == READY else f"{status}, unfit"), word.unfit
+
+
+def _health(word: NodeWord | None) -> Dict | None:
+    if word is None or word.health is None:
+        return None
+    health = word.health
+    return {
+        "status": health.status,
+        "looked_ns": health.looked_ns,
+        "set": health.set,
+        "findings": [asdict(finding) for finding in health.findings],
+    }
 
 
 def _why_lost(lost: LostNode) -> str:

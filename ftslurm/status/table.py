@@ -43,7 +43,8 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _alike(row: Json) -> tuple[object, ...]:
-    return row["role"], row["status"], row["why"], row["round"], row["silent"], row["stuck"] > 0
+    fitness = row["looking"], row["excluded"]
+    return row["role"], row["status"], row["why"], row["round"], row["silent"], row["stuck"] > 0, fitness
 
 
 def _cells(group: Sequence[Json], grouped: bool) -> list[str]:
@@ -104,7 +105,12 @@ def _status(group: Sequence[Json]) -> str:
     stuck = sum(row["stuck"] for row in group)
     if stuck:
         parts.append(f"stuck {stuck}x")
-    why = f": {safe(first['why'])}" if first["why"] else ""
+    if first["looking"]:
+        parts.append("being looked at")
+    if first["excluded"]:
+        parts.append("set aside")
+    reason = first["why"] or first["excluded"]
+    why = f": {safe(reason)}" if reason else ""
     return ", ".join(parts) + why
 
 

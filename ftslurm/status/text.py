@@ -17,6 +17,7 @@ ROWS_SHOWN = 16
 RANKS_SHOWN = 5
 TIMEOUTS_SHOWN = 8
 PROBLEMS_SHOWN = 5
+FINDINGS_SHOWN = 6
 FRESH_S = 10.0
 
 
@@ -48,6 +49,7 @@ def render(
     lines += _rounds(status, style, everything)
     if status["status"] != "closed" or everything:
         lines += _nodes(status, style, everything)
+        lines += _health(status, style, everything)
         lines += _ranks(status, style, everything)
     lines += _problems(status, style, everything)
     lines.append(_report(status))
@@ -172,6 +174,10 @@ def _waits(status: Json) -> Iterable[str]:
     if forming is not None:
         if forming["busy"]:
             yield f"still ending the last round: {_list(forming['busy'])}"
+        if forming["looking"]:
+            yield f"being looked at: {_list(forming['looking'])}"
+        if forming["unfit"]:
+            yield f"unfit: {_list(forming['unfit'])}"
         if forming["unheard"]:
             yield f"never heard of: {_list(forming['unheard'])}"
 
@@ -227,6 +233,23 @@ def _nodes(status: Json, style: Style, everything: bool) -> list[str]:
     lines = table(rows, status["round"], style, grouped=not everything and len(rows) > ROWS_SHOWN)
     hidden = len(status["nodes"]) - len(rows)
     return lines + ([f"  and {count(hidden, 'node')} of earlier attempts (--all)"] if hidden else [])
+
+
+def _health(status: Json, style: Style, everything: bool) -> list[str]:
+    """What was found on the nodes, each thing once; what makes a node unfit stands with it already."""
+    groups: dict[tuple[str, str, str, str], list[Json]] = {}
+    for row in status["nodes"]:
+        for each in row["health"]["findings"] if row["health"] is not None and row["role"] != "earlier" else ():
+            key = each["status"], each["check"], each["subject"], each["text"]
+            groups.setdefault(key, []).append(row)
+    # "fail" comes before "warn".
+    shown = sorted(groups.items(), key=lambda group: group[0][0])
+    most = len(shown) if everything else FINDINGS_SHOWN
+    lines: list[str] = []
+    for (level, _, subject, text), rows in shown[:most]:
+        said = f"{safe(subject)}: {safe(text)}" if subject else safe(text)
+        lines += style.wrapped(f"health: {_list([row['node'] for row in rows])}: {safe(level)}: {said}")
+    return lines + _more(len(shown) - most, "finding", "of health checks")
 
 
 def _ranks(status: Json, style: Style, everything: bool) -> list[str]:

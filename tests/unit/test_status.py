@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from ftslurm.health.verdict import worst
+from ftslurm.health.word import Health, HealthFinding
 from ftslurm.monitor.timeouts import Learned, Longest, Spans, Timeouts
 from ftslurm.rendezvous.state import (
     Closed,
@@ -334,3 +336,49 @@ def test_numbers_that_nobody_can_have_measured_break_nothing() -> None:
 
     for everything in (False, True):
         assert text(snapshot(nodes, told), everything=everything)
+
+
+def finding(status: str, subject: str, text: str, check: str = "gpu-ecc") -> HealthFinding:
+    return HealthFinding(check, status, subject, text, "Have it replaced.", NOW - 60 * S)
+
+
+def health(*found: HealthFinding) -> Health:
+    return Health(worst(each.status for each in found), NOW - 5 * S, "background", found)
+
+
+def test_findings_of_health_checks_are_told_the_worst_first_and_what_many_nodes_have_once() -> None:
+    limits = finding("warn", "", "the limit of locked memory is 64 KiB", "host-limits")
+    bad = finding("fail", "GPU 3", "2 uncorrected ECC errors")
+    words = [word(i, health=health(limits)) for i in range(3)]
+    words.append(word(3, health=health(bad, limits), unfit="GPU 3: 2 uncorrected ECC errors"))
+    shown = text(snapshot(tuple(heard(each) for each in words)))
+    assert "running, unfit: GPU 3: 2 uncorrected" in shown
+    lines = " ".join(shown.split())
+    assert "health: node003: fail: GPU 3: 2 uncorrected ECC errors health: node[000-003]: warn: the limit of" in lines
+    rows = look(snapshot(tuple(heard(each) for each in words)))["nodes"]
+    assert rows[3]["health"]["findings"][0]["since_ns"] == NOW - 60 * S
+    assert (rows[3]["unfit"], rows[2]["unfit"]) == ("GPU 3: 2 uncorrected ECC errors", None)
+
+
+def test_an_unfit_node_is_not_ready_and_one_that_was_set_aside_says_why() -> None:
+    told = state(phase="forming", min_nodes=2, max_nodes=4)
+    words = [word(0, "ready"), word(1, "ready", looking=True), word(2, "ready", unfit="GPU 1: it is gone")]
+    words.append(word(3, "ready", excluded="twice in the first failure's place"))
+    shot = snapshot(tuple(heard(each) for each in words), told=told)
+    forming = look(shot)["forming"]
+    assert (forming["ready"], forming["looking"], forming["unfit"]) == (2, ["node001"], ["node002"])
+    shown = text(shot)
+    assert "2 nodes ready, at least 2 needed" in shown
+    assert "being looked at: node001" in shown
+    assert "unfit: node002" in shown
+    assert "unfit: GPU 1: it is gone" in shown
+    assert "ready, set aside: twice in the first " in shown
+
+
+def test_a_spare_that_is_unfit_says_so_and_nothing_in_its_words_can_act_on_the_terminal() -> None:
+    words = [heard(word(i)) for i in range(4)]
+    bad = "GPU 1: \x1b[2Jgone"
+    words.append(heard(word(4, "ready", 0, unfit=bad, health=health(finding("fail", "GPU 1", "\x1b[2Jgone")))))
+    shown = text(snapshot(tuple(words)))
+    assert "\x1b" not in shown
+    assert "unfit: GPU 1: gone" in shown
