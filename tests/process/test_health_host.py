@@ -89,19 +89,19 @@ def test_a_look_in_the_background_costs_little() -> None:
 
 def test_zombies_are_counted_with_their_parent() -> None:
     code = (
-        "import os, time\n"
+        "import os, sys\n"
         "for pid in [os.fork() or os._exit(0) for _ in range(250)]: os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)\n"
         "print(flush=True)\n"
-        "time.sleep(600)"
+        "sys.stdin.read()\n"
+        "for _ in range(250): os.wait()"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True) as parent:
-        try:
-            assert parent.stdout is not None
-            parent.stdout.readline()
-            # It descends from this look's parent, and would be its own.
-            verdict = elsewhere("host_processes")
-        finally:
-            parent.kill()
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as parent:
+        assert parent.stdout is not None
+        parent.stdout.readline()
+        # It descends from this look's parent, and would be its own.
+        verdict = elsewhere("host_processes")
+        parent.communicate()
     text = next(finding["text"] for finding in verdict["findings"] if finding["subject"] == "zombies")
     assert f"250 of them by process {parent.pid} (python" in text and verdict["status"] == WARN
 
