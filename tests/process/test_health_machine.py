@@ -58,7 +58,7 @@ def test_a_plain_healthy_machine_is_well(set_: str, tmp_path: Path) -> None:
 
 HEALTHY = """
 import sys
-from test_health_host import own_checks
+from test_health_machine import own_checks
 from ftslurm.health.check import Context, Place
 from ftslurm.health.run import run
 set_, directory = sys.argv[1:]
@@ -251,7 +251,7 @@ def test_a_check_may_be_killed_at_any_time_and_nothing_stays(tmp_path: Path) -> 
     try:
         for wait_s in (0.0, 0.002, 0.01, 0.03, 0.1):
             code = (
-                "import sys; from test_health_host import own_checks; from ftslurm.health.run import run\n"
+                "import sys; from test_health_machine import own_checks; from ftslurm.health.run import run\n"
                 "from ftslurm.health.check import Context, Place\n"
                 "print(flush=True)\n"
                 "run(own_checks('thorough'), Context('n1', paths=(Place(sys.argv[1], 'run directory'),)), {})"
