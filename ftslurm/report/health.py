@@ -50,15 +50,15 @@ def findings(snapshot: Snapshot, number: int | None = None) -> list[Found]:
     Nodes' own words count for the newest round, for what is found after a failure stands there.
     """
     newest = max((files.number for files in snapshot.rounds), default=None)
-    told: list[tuple[str, Health | None, int | None]] = []
+    told: list[tuple[str, Health, int | None]] = []
     for files in snapshot.rounds:
         if number in (None, files.number):
-            told += [(node.node, node.health, files.number) for node in files.nodes]
+            told += [(each.node, each.health, files.number) for each in files.nodes if each.health is not None]
     if number in (None, newest):
-        told += [(word.node, word.health, None) for word in snapshot.nodes]
+        told += [(word.node, word.health, None) for word in snapshot.nodes if word.health is not None]
     kept: dict[tuple[str, str, str], Found] = {}
     for node, health, where in told:
-        for finding in health.findings if health is not None else ():
+        for finding in health.findings:
             key = node, finding.check, finding.subject
             known = kept.get(key)
             if known is not None:
@@ -204,12 +204,12 @@ def _left_out(snapshot: Snapshot, rounds: Sequence[Dict]) -> list[Dict]:
     """Return the nodes that took no part in rounds for their health, or because they were set aside, and why."""
     newest = rounds[-1]["attempt"] if rounds else None
     words = [word for word in snapshot.nodes if newest is None or word.attempt == newest]
-    ours = [each for each in rounds if each["attempt"] == newest]
+    ours = [(each["round"], set(each["nodes"])) for each in rounds if each["attempt"] == newest]
     lost = {each.node for each in (snapshot.state.lost if snapshot.state else ())}
     told = []
     for word in sorted(words, key=lambda each: each.node):
-        part = [each["round"] for each in ours if word.node in each["nodes"]]
-        without = [each["round"] for each in ours if word.node not in each["nodes"]]
+        part = [number for number, nodes in ours if word.node in nodes]
+        without = [number for number, nodes in ours if word.node not in nodes]
         later = [number for number in without if number > max(part, default=0)]
         if word.unfit is not None:
             told.append(_out(word, "unfit", later, word.unfit))
