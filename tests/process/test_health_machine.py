@@ -175,10 +175,14 @@ class vforked:
 
 
 def test_a_process_in_a_hanging_filesystem_is_found_with_the_place_in_the_kernel(shared: Directory) -> None:
+    os.listdir(shared.path)
     shared.hang("hard")
     with subprocess.Popen(["ls", str(shared.path)], stdout=subprocess.DEVNULL) as reader:
         try:
-            time.sleep(0.2)
+            deadline = time.monotonic() + 10
+            while "request_wait" not in Path(f"/proc/{reader.pid}/wchan").read_text():
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
             # Until then it sleeps like one that waits for a terminal; now it can neither go on nor end.
             reader.kill()
             verdict = look(host_processes)
