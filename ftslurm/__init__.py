@@ -6,6 +6,7 @@ __version__ = "0.1.0"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ftslurm.failures.decorator import record as record
     from ftslurm.fence import RoundIsOver as RoundIsOver
     from ftslurm.fence import commit as commit
     from ftslurm.fence import fence as fence
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from ftslurm.monitor.client import start_section as start_section
     from ftslurm.monitor.client import state_dict as state_dict
     from ftslurm.monitor.client import workload_finished as workload_finished
-    from ftslurm.record import record as record
 
 _HOMES = {
     "RoundIsOver": "ftslurm.fence",
@@ -30,7 +30,7 @@ _HOMES = {
     "heartbeat": "ftslurm.monitor.client",
     "load_state_dict": "ftslurm.monitor.client",
     "progress": "ftslurm.monitor.client",
-    "record": "ftslurm.record",
+    "record": "ftslurm.failures.decorator",
     "section": "ftslurm.monitor.client",
     "set_timeouts": "ftslurm.monitor.client",
     "start_section": "ftslurm.monitor.client",

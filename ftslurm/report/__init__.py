@@ -35,30 +35,30 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ftslurm.report.analyse import analyse as analyse
+    from ftslurm.report.analysis import analyse as analyse
     from ftslurm.report.command import make_report as make_report
     from ftslurm.report.facts import Snapshot as Snapshot
     from ftslurm.report.formats import FORMATS as FORMATS
     from ftslurm.report.formats import rendered as rendered
-    from ftslurm.report.gather import gather as gather
+    from ftslurm.report.gathering import gather as gather
     from ftslurm.report.html import render as render_html
-    from ftslurm.report.locate import NotFound as NotFound
-    from ftslurm.report.locate import locate as locate
+    from ftslurm.report.locating import NotFound as NotFound
+    from ftslurm.report.locating import locate as locate
     from ftslurm.report.markdown import render as render_markdown
     from ftslurm.report.text import render as render_text
     from ftslurm.report.torchrun_logs import gather_logs as gather_logs
 
 # Loaded when they are asked for: `ftslurm status` and the agent need single modules of this package only.
 _HOMES = {
-    "analyse": ("analyse", "analyse"),
+    "analyse": ("analysis", "analyse"),
     "make_report": ("command", "make_report"),
     "Snapshot": ("facts", "Snapshot"),
     "FORMATS": ("formats", "FORMATS"),
     "rendered": ("formats", "rendered"),
-    "gather": ("gather", "gather"),
+    "gather": ("gathering", "gather"),
     "render_html": ("html", "render"),
-    "NotFound": ("locate", "NotFound"),
-    "locate": ("locate", "locate"),
+    "NotFound": ("locating", "NotFound"),
+    "locate": ("locating", "locate"),
     "render_markdown": ("markdown", "render"),
     "render_text": ("text", "render"),
     "gather_logs": ("torchrun_logs", "gather_logs"),

@@ -70,7 +70,7 @@ class _Parts:
 
 
 def account(snapshot: Snapshot, rounds: Sequence[Dict]) -> Dict:
-    """Add ``accounting`` to each round, and return the sums; see `ftslurm.report.analyse` for the keys.
+    """Add ``accounting`` to each round, and return the sums; see `ftslurm.report.analysis` for the keys.
 
     Args:
         snapshot: what was read.

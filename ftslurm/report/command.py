@@ -37,7 +37,7 @@ def main(argv: Sequence[str], *, job_workdir: Callable[[str], str | None] | None
         0; with ``--exit-code`` the job's own exit status (1 if no end was recorded); 2 on wrong usage and
         when there is no such run, round or rank; 130 after Ctrl-C.
     """
-    from ftslurm.report.locate import NotFound
+    from ftslurm.report.locating import NotFound
 
     try:
         options = _parser().parse_args(argv)
@@ -64,7 +64,7 @@ def main(argv: Sequence[str], *, job_workdir: Callable[[str], str | None] | None
 
 
 def _report(options: argparse.Namespace, job_workdir: Callable[[str], str | None]) -> int:
-    from ftslurm.report.locate import locate
+    from ftslurm.report.locating import locate
 
     if options.logs is not None:
         directory = Path.cwd() / options.logs
@@ -117,7 +117,7 @@ def _follow(options: argparse.Namespace, make: Callable[[], dict[str, Any]], dir
 
 
 def _checked(report: dict[str, Any], options: argparse.Namespace, directory: Path) -> dict[str, Any]:
-    from ftslurm.report.locate import NotFound
+    from ftslurm.report.locating import NotFound
 
     known = [entry["round"] for entry in report["rounds"]]
     if options.round is not None and report["focus"] != options.round:
@@ -155,9 +155,9 @@ def make_report(
     Raises:
         OSError: the directory is not there or may not be entered.
     """
-    from ftslurm.report.analyse import analyse
+    from ftslurm.report.analysis import analyse
     from ftslurm.report.asking import asked
-    from ftslurm.report.gather import gather
+    from ftslurm.report.gathering import gather
 
     now_ns = time.time_ns() if now_ns is None else now_ns
     if round_number is None and (rank is not None or every):
@@ -185,7 +185,7 @@ def report_of_logs(
         OSError: it is not there or may not be read.
         NotFound: there are no such logs in it.
     """
-    from ftslurm.report.analyse import analyse
+    from ftslurm.report.analysis import analyse
     from ftslurm.report.torchrun_logs import gather_logs
 
     snapshot = gather_logs(directory, now_ns=time.time_ns())

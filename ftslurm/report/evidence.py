@@ -26,7 +26,7 @@ Dict = dict[str, Any]
 
 
 def worker_failure(number: int, suspect: Suspect, tails: Sequence[LogTail], cwd: str | None) -> Dict:
-    """Describe a failed worker in full; see `ftslurm.report.analyse` for the keys."""
+    """Describe a failed worker in full; see `ftslurm.report.analysis` for the keys."""
     where, raised_in = _places(suspect, cwd)
     cause = suspect.cause
     return {

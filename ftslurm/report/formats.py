@@ -20,7 +20,7 @@ def rendered(report: Mapping[str, Any], form: str, *, colour: bool = False, page
     """Return a report in one of the `FORMATS`.
 
     Args:
-        report: what `ftslurm.report.analyse.analyse` returned.
+        report: what `ftslurm.report.analysis.analyse` returned.
         form: the format's name.
         colour: whether text gets ANSI colours.
         page_directory: where an HTML page will lie; links to files below are relative.

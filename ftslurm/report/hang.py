@@ -120,7 +120,7 @@ def hang_failure(
 
 
 def whereabouts(files: RoundFiles, verdict: Triage, world: int | None) -> Dict | None:
-    """Say where the ranks were; see `ftslurm.report.analyse` for the keys. None if no stacks were collected."""
+    """Say where the ranks were; see `ftslurm.report.analysis` for the keys. None if no stacks were collected."""
     if not files.stacks:
         return None
     ordered = [*verdict.suspects, *(group for group in verdict.groups if group not in verdict.suspects)]

@@ -128,7 +128,7 @@ def _proof(finding: HealthFinding, time_ns: int | None) -> str:
 
 
 def health_report(snapshot: Snapshot, rounds: Sequence[Dict], focus: int | None) -> Dict:
-    """Return the report's ``health``; see `ftslurm.report.analyse` for the keys.
+    """Return the report's ``health``; see `ftslurm.report.analysis` for the keys.
 
     Args:
         snapshot: what is known.

@@ -52,7 +52,7 @@ def render(report: Json, *, page_directory: str | None = None, zone: Callable[[f
     """Render a report as a page of its own.
 
     Args:
-        report: what `ftslurm.report.analyse.analyse` returned.
+        report: what `ftslurm.report.analysis.analyse` returned.
         page_directory: where the page will lie. Links to files below it are relative, so that the directory can be
             moved; all others are absolute.
         zone: turns seconds since the epoch into a `time.struct_time` of the reader's time zone.

@@ -51,7 +51,7 @@ def render(report: Json, *, zone: Callable[[float], Any] = time.localtime) -> st
     """Render a report as GitHub-flavoured Markdown.
 
     Args:
-        report: what `ftslurm.report.analyse.analyse` returned.
+        report: what `ftslurm.report.analysis.analyse` returned.
         zone: turns seconds since the epoch into a `time.struct_time` of the reader's time zone.
 
     Returns:

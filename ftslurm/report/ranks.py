@@ -27,7 +27,7 @@ def rank_report(snapshot: Snapshot, number: int, rank: int) -> Dict | None:
         ``round``, ``rank``, ``node``, ``host``, ``local_rank``, ``pid``, ``started_ns``, ``ended_ns``, ``took_s``,
         ``end`` (in words), ``exit_code``, ``signal``, ``core_dumped``, ``stopped_by_ftslurm``, ``stop_signal``,
         ``stop_reason``; ``progress``: ``first_step``, ``first_ns``, ``last_step``, ``last_ns``, or null; ``message`` of
-        its error record; ``failure``: as ``first_failure`` of `ftslurm.report.analyse`, if it failed by itself, else
+        its error record; ``failure``: as ``first_failure`` of `ftslurm.report.analysis`, if it failed by itself, else
         null; ``stacks``: text, ``problem`` why there are none, ``facts`` of /proc, or null; ``logs``: as ``log`` there.
         None if nothing at all is known of such a rank.
     """

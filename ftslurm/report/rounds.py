@@ -23,7 +23,7 @@ Following = Mapping[str, Sequence[blame.Follower]]
 
 
 def round_report(snapshot: Snapshot, number: int, *, newest: bool) -> Dict:
-    """Describe one round; see `ftslurm.report.analyse` for the keys."""
+    """Describe one round; see `ftslurm.report.analysis` for the keys."""
     files = blame.round_files(snapshot, number)
     entry = blame.history_of(snapshot, number)
     found = blame.suspects(snapshot, number)

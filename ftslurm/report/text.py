@@ -19,7 +19,7 @@ def render(
     """Render a report for a terminal or a job's output file.
 
     Args:
-        report: what `ftslurm.report.analyse.analyse` returned.
+        report: what `ftslurm.report.analysis.analyse` returned.
         colour: whether to add ANSI colours.
         width: columns; only quoted lines (tracebacks, output, paths) may be longer.
         zone: turns seconds since the epoch into a `time.struct_time` of the reader's time zone.

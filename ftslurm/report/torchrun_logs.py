@@ -22,7 +22,7 @@ from ftslurm.report import output_text
 from ftslurm.report.decode import rank_error_from
 from ftslurm.report.facts import LogTail, Problem, RankError, RoundFiles, RoundNode, Snapshot, Worker
 from ftslurm.report.fields import Malformed
-from ftslurm.report.locate import NotFound
+from ftslurm.report.locating import NotFound
 from ftslurm.report.overlap import overlapped
 from ftslurm.report.reading import list_directory, parse_json, read_file, read_tail
 

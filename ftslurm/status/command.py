@@ -39,7 +39,7 @@ def main(
     Returns:
         0; 2 on wrong usage, when there is no such run, and when none of its states can be read.
     """
-    from ftslurm.report.locate import NotFound
+    from ftslurm.report.locating import NotFound
 
     try:
         options = _parser().parse_args(argv)
@@ -87,7 +87,7 @@ def _time(directory: Path, status: dict[str, Any]) -> str | None:
 
 
 def _locate(options: argparse.Namespace, job_workdir: Callable[[str], str | None] | None) -> Path:
-    from ftslurm.report.locate import NotFound, locate
+    from ftslurm.report.locating import NotFound, locate
 
     if options.latest and options.run is not None:
         raise NotFound(f"expected --latest or a run, found both: --latest and {options.run}")

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ftslurm.report import reading
-from ftslurm.report.gather import _published, _Reader, gather
+from ftslurm.report.gathering import _published, _Reader, gather
 
-GATHER = "ftslurm.report.gather"
+GATHER = "ftslurm.report.gathering"
 
 
 def read_all(directory: Path) -> int:

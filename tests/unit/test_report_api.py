@@ -26,7 +26,7 @@ def test_the_functions_can_be_called_whoever_imported_their_modules_before(tmp_p
     path = RunBuilder(tmp_path).round().succeed().close("succeeded", "x").write()
     use = f"from ftslurm.report import analyse, gather\nfrom pathlib import Path\n\
 print(analyse(gather(Path({str(path)!r}), now_ns=1))['status'])"
-    for before in ("", "import ftslurm.report.gather, ftslurm.report.analyse\n"):
+    for before in ("", "import ftslurm.report.gathering, ftslurm.report.analysis\n"):
         done = subprocess.run([sys.executable, "-c", before + use], capture_output=True, text=True, check=False)
         assert (done.stdout, done.stderr) == ("succeeded\n", "")
 

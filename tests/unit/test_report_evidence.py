@@ -12,9 +12,9 @@ import pytest
 
 from ftslurm.failures import plugins
 from ftslurm.failures.causes import PRIMARY, ROWS, Cause
-from ftslurm.report.analyse import analyse
+from ftslurm.report.analysis import analyse
 from ftslurm.report.around import cuda_from, sections_from, surroundings_from
-from ftslurm.report.gather import gather
+from ftslurm.report.gathering import gather
 from ftslurm.report.text import render
 from ftslurm.testing.runs import RunBuilder
 

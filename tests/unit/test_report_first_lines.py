@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from ftslurm.report.analyse import analyse
-from ftslurm.report.gather import gather
+from ftslurm.report.analysis import analyse
+from ftslurm.report.gathering import gather
 from ftslurm.report.text import render
 from ftslurm.testing.runs import RunBuilder
 

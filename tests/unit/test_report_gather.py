@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from ftslurm.report import gather as gather_module
-from ftslurm.report.analyse import analyse
+from ftslurm.report import gathering
+from ftslurm.report.analysis import analyse
 from ftslurm.report.command import main, make_report, to_json
-from ftslurm.report.gather import gather
+from ftslurm.report.gathering import gather
 from ftslurm.report.reading import list_directory, read_file
 from ftslurm.report.text import render
 from ftslurm.testing.runs import RunBuilder
@@ -169,7 +169,7 @@ def test_of_a_huge_log_only_the_end_is_read(tmp_path: Path) -> None:
 def test_long_records_of_many_ranks_are_cut_to_their_facts_when_there_is_no_more_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gather_module, "RECORDS_IN_ALL", 150_000)
+    monkeypatch.setattr(gathering, "RECORDS_IN_ALL", 150_000)
     run = RunBuilder(tmp_path, shorts=False).round()
     for rank in range(4):
         run.fail(rank, ValueError("x" * 40_000), after_s=1)
@@ -199,7 +199,7 @@ def test_wrong_types_in_fields_are_no_trouble(tmp_path: Path) -> None:
 def test_only_the_newest_rounds_files_are_read_and_one_that_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gather_module, "DETAILED_ROUNDS", 1)
+    monkeypatch.setattr(gathering, "DETAILED_ROUNDS", 1)
     path = failed_run(tmp_path).write()
     assert told(path)["skipped_rounds"] == 1
     result = told(path, round_number=1)

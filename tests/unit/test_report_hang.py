@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from ftslurm.report import gather as gather_module
-from ftslurm.report.analyse import analyse
+from ftslurm.report import gathering
+from ftslurm.report.analysis import analyse
 from ftslurm.report.command import to_json
-from ftslurm.report.gather import gather
+from ftslurm.report.gathering import gather
 from ftslurm.report.text import render
 from ftslurm.testing.runs import RunBuilder
 
@@ -176,7 +176,7 @@ def test_hostile_and_broken_files_cost_only_themselves(tmp_path: Path) -> None:
 
 
 def test_no_more_is_read_than_agreed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gather_module, "STACKS_IN_ALL", 600)
+    monkeypatch.setattr(gathering, "STACKS_IN_ALL", 600)
     report, _ = told(hung(tmp_path).close("failed", REASON))
     assert "not read" in report["problems"][0]["reason"]
     assert report["rounds"][0]["whereabouts"]["missing"] is not None

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ftslurm.report.analyse import analyse
+from ftslurm.report.analysis import analyse
 from ftslurm.report.command import make_report
-from ftslurm.report.gather import gather
+from ftslurm.report.gathering import gather
 from ftslurm.report.html import render as render_html
 from ftslurm.report.markdown import render as render_markdown
 from ftslurm.report.text import render as render_text

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from ftslurm.report.analyse import analyse
+from ftslurm.report.analysis import analyse
 from ftslurm.report.command import main, make_report
-from ftslurm.report.gather import gather
+from ftslurm.report.gathering import gather
 from ftslurm.report.html import render
 from ftslurm.report.markup import esc, link
 from ftslurm.testing.runs import FRAMES, RunBuilder

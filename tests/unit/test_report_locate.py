@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ftslurm.report.locate import NotFound, locate
+from ftslurm.report.locating import NotFound, locate
 from ftslurm.testing.runs import RunBuilder
 
 

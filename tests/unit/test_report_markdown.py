@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ftslurm.report.analyse import analyse
-from ftslurm.report.gather import gather
+from ftslurm.report.analysis import analyse
+from ftslurm.report.gathering import gather
 from ftslurm.report.markdown import cell, code, fence, inline, render
 from ftslurm.testing.runs import FRAMES, RunBuilder
 

@@ -18,7 +18,7 @@ from ftslurm.report.alike import Alike
 from ftslurm.report.decode import rank_error_from
 from ftslurm.report.facts import Exc, Frame
 from ftslurm.report.fields import Malformed
-from ftslurm.report.gather import gather
+from ftslurm.report.gathering import gather
 from ftslurm.report.reading import parse_json
 from ftslurm.report.suspect import UNJUDGED, Suspect, judge
 from ftslurm.testing.runs import RunBuilder

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ftslurm.report.analyse import analyse
-from ftslurm.report.gather import gather
+from ftslurm.report.analysis import analyse
+from ftslurm.report.gathering import gather
 from ftslurm.report.text import render
 from ftslurm.testing.runs import RunBuilder
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ftslurm.report.analyse import analyse
-from ftslurm.report.gather import gather
+from ftslurm.report.analysis import analyse
+from ftslurm.report.gathering import gather
 from ftslurm.report.style import EVIDENCE_WIDTH
 from ftslurm.report.text import render
 from ftslurm.report.words import clip, duration, names, ranges, safe

@@ -13,9 +13,9 @@ import pytest
 
 from ftslurm.failures.causes import ROWS
 from ftslurm.failures.short import short
-from ftslurm.report.analyse import analyse
+from ftslurm.report.analysis import analyse
 from ftslurm.report.command import make_report
-from ftslurm.report.gather import gather
+from ftslurm.report.gathering import gather
 from ftslurm.report.reading import read_file
 from ftslurm.report.text import render
 from ftslurm.testing.runs import FRAMES, RunBuilder
@@ -147,7 +147,7 @@ def read_records(path: Path, monkeypatch: pytest.MonkeyPatch, **wanted: Any) -> 
         return read_file(name, *more)
 
     with monkeypatch.context() as patched:
-        patched.setattr("ftslurm.report.gather.read_file", noted)
+        patched.setattr("ftslurm.report.gathering.read_file", noted)
         make_report(path, now_ns=NOW_NS, **wanted)
     return read
 

@@ -120,7 +120,7 @@ def test_a_directory_that_its_owner_keeps_is_said_to_be_his(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Whoever runs the tests may read it: the kernel's answers to a stranger are what is played here.
-    monkeypatch.setattr("ftslurm.report.locate._is_run", lambda path: False)
+    monkeypatch.setattr("ftslurm.report.locating._is_run", lambda path: False)
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert main([str(run)]) == 2
     assert f"belongs to user id {run.stat().st_uid}" in capsys.readouterr().err
@@ -248,4 +248,4 @@ def test_it_imports_neither_torch_nor_what_the_report_judges_with(run: Path) -> 
     )
     loaded = set(done.stderr.split())
     assert "ftslurm.status.look" in loaded
-    assert not loaded & {"torch", "numpy", "statistics", "asyncio", "subprocess", "ftslurm.report.analyse"}
+    assert not loaded & {"torch", "numpy", "statistics", "asyncio", "subprocess", "ftslurm.report.analysis"}

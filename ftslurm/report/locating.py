@@ -1,0 +1,155 @@
+"""Find the run directory that a user means: a path, a job id, a run's name, or simply the newest."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from ftslurm.report.reading import MAX_ENTRIES
+
+RUNS_FOLDER = "ftslurm-runs"
+_JOB_ID = re.compile(r"(\d{1,20})(?:_(\d{1,20}))?")
+_MARKS = ("run.json", "state", "rounds", "nodes", "attempts")
+
+
+class NotFound(LookupError):
+    """No run directory fits; the text is for the user and says where was looked."""
+
+
+def locate(
+    argument: str | None,
+    *,
+    environ: Mapping[str, str],
+    cwd: Path,
+    shared_dir: str | None = None,
+    job_workdir: Callable[[str], str | None] | None = None,
+) -> Path:
+    """Return the run directory that is meant.
+
+    Args:
+        argument: a run directory, a job id (``123``, ``123_4``), a run id, or None for the newest run.
+        environ: the environment; ``FTSLURM_SHARED_DIR`` is used.
+        cwd: the current directory.
+        shared_dir: the only shared directory to look in, if given.
+        job_workdir: asks Slurm for a job's working directory; None, or an answer of None: not known.
+
+    Raises:
+        NotFound: there is none.
+    """
+    if argument is not None:
+        path = cwd / argument
+        if _is_run(path):
+            return path
+        if "/" in argument or argument in (".", ".."):
+            raise NotFound(_not_a_run(path))
+    job = _JOB_ID.fullmatch(argument) if argument is not None else None
+    parents = _parents(environ, cwd, shared_dir)
+    for parent in parents:
+        found = _in_parent(parent, argument, job)
+        if found is not None:
+            return found
+    if job is not None and argument is not None and job_workdir is not None and shared_dir is None:
+        # Asked last: with slurmctld down the answer takes many seconds.
+        workdir = job_workdir(argument)
+        if workdir:
+            parents.append(Path(workdir) / RUNS_FOLDER)
+            found = _in_parent(parents[-1], argument, job)
+            if found is not None:
+                return found
+    raise NotFound(_nothing(argument, cwd, parents))
+
+
+def _parents(environ: Mapping[str, str], cwd: Path, shared_dir: str | None) -> list[Path]:
+    if shared_dir is not None:
+        return [cwd / shared_dir]
+    from_environment = environ.get("FTSLURM_SHARED_DIR")
+    parents = ([cwd / from_environment] if from_environment else []) + [cwd / RUNS_FOLDER]
+    return list(dict.fromkeys(parents))
+
+
+def _in_parent(parent: Path, argument: str | None, job: re.Match[str] | None) -> Path | None:
+    if argument is None:
+        return _newest(_runs(parent))
+    for name in (argument, f"job-{argument}") if job else (argument,):
+        if _is_run(parent / name):
+            return parent / name
+    return _newest(_with_job(parent, job[1], job[2])) if job else None
+
+
+def _with_job(parent: Path, job: str, task: str | None) -> Iterable[Path]:
+    """Runs that this job took part in, whatever their name: a run keeps its name over resubmissions."""
+    for run in _runs(parent):
+        attempts = _folders(run / "attempts")
+        if task is None:
+            if any(name.split(".")[0] == job for name in attempts):
+                yield run
+        elif any(_is_task(run / "attempts" / name / "attempt.json", job, task) for name in attempts):
+            yield run
+
+
+def _is_task(path: Path, job: str, task: str) -> bool:
+    # An array's element has a job id of its own in the attempt's name; only the file tells the array.
+    from ftslurm.report.decode import Malformed
+    from ftslurm.report.reading import parse_json, read_file
+
+    try:
+        data = read_file(path, 1 << 20, frozenset((path.parent.stat().st_uid, 0)))
+        value = parse_json(data or b"")
+    except (Malformed, OSError):
+        return False
+    return isinstance(value, dict) and (value.get("array_job_id"), value.get("array_task_id")) == (job, task)
+
+
+def _runs(parent: Path) -> list[Path]:
+    return [parent / name for name in _folders(parent) if _is_run(parent / name)]
+
+
+def _newest(runs: Iterable[Path]) -> Path | None:
+    return max(runs, key=_written_ns, default=None)
+
+
+def _written_ns(run: Path) -> int:
+    """When the run was last written to: its own directory changes only at the start and at the end."""
+    return max((_mtime_ns(run / name) for name in ("", "nodes", "state", "rounds")), default=0)
+
+
+def _mtime_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _is_run(path: Path) -> bool:
+    try:
+        return path.is_dir() and any((path / mark).exists() for mark in _MARKS)
+    except (OSError, ValueError):
+        return False
+
+
+def _folders(path: Path) -> list[str]:
+    names = []
+    try:
+        with os.scandir(path) as entries:
+            for i, entry in enumerate(entries):
+                if i >= MAX_ENTRIES:
+                    break
+                if entry.is_dir():
+                    names.append(entry.name)
+    except OSError:
+        return []
+    return sorted(names)
+
+
+def _not_a_run(path: Path) -> str:
+    found = "is not there" if not path.exists() else "holds none of " + ", ".join(_MARKS)
+    return f"expected a run directory, but {path} {found}; give the directory that the job's output names"
+
+
+def _nothing(argument: str | None, cwd: Path, parents: list[Path]) -> str:
+    looked = ", ".join(str(p) + ("" if p.is_dir() else " (not there)") for p in parents)
+    wanted = "run" if argument is None else f"run directory or job {argument!r}"
+    here = "" if argument is None else f"{cwd}, "
+    return f"found no {wanted} in {here}{looked}; give the run directory itself, or --shared-dir"
