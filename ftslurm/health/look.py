@@ -9,21 +9,26 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 
-from ftslurm.agent.kernel import die_with_parent
+from ftslurm.agent.kernel import become_subreaper, descendants, die_with_parent, kill_descendants
 from ftslurm.health import nvml
 from ftslurm.health.catalog import all_checks, chosen
 from ftslurm.health.check import SETS, Context
 from ftslurm.health.run import Looked, run
 from ftslurm.health.verdict import FAIL, Finding, Json, Verdict, without_facts
 
+KILL_S = 0.3
+
 
 def main() -> int:
     """Look once."""
     # Killed with its agent: this is no orphan that could live on.
     die_with_parent()
+    # What a check starts and leaves behind comes here.
+    become_subreaper()
     request = json.load(sys.stdin)
     context = Context.of_json(request["context"])
     if request["set"] not in SETS:
@@ -32,9 +37,23 @@ def main() -> int:
     nvml.preload()
     looked = run(chosen(all_checks(), request["set"], context.skip), context, before)
     write_facts(request["facts"], facts_to_keep(before, looked))
-    sys.stdout.write(encode(looked))
+    sys.stdout.write(encode(replace(looked, stuck=leave_nothing())))
     sys.stdout.flush()
     return 0
+
+
+def leave_nothing() -> tuple[int, ...]:
+    """Kill what the checks left behind; return the pids of what hangs in the kernel and cannot be killed at once."""
+    end = time.monotonic() + KILL_S
+    while True:
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return ()
+        if not kill_descendants(os.getpid()) or time.monotonic() >= end:
+            return tuple(pid for pid, _ in descendants(os.getpid()))
+        time.sleep(0.005)
 
 
 def facts_to_keep(before: Mapping[str, Json], looked: Looked) -> dict[str, Json]:
