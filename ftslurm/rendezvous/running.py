@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from ftslurm.rendezvous.ending import close, count, describe, end_round
 from ftslurm.rendezvous.hopeless import agreed, disagreeing, hopeless, repeated
 from ftslurm.rendezvous.seen import AT_ONCE, Seen, Timing, alive, replaced, waiting, word_of
-from ftslurm.rendezvous.set_aside import lemons
+from ftslurm.rendezvous.set_aside import lemons, shunned
 from ftslurm.rendezvous.state import (
     EXIT_DO_NOT_REQUEUE,
     EXIT_FAILED,
@@ -105,7 +105,9 @@ def _admit(state: State, seen: Seen, timing: Timing) -> State:
     """End the round for late nodes when there is room for them; that is no failure, so no restart is used up."""
     room = state.max_nodes - len(state.participants)
     living = {word.node for word in alive(state, seen, timing)}
-    late = [word.node for word in waiting(state, seen.words) if word.node in living]
+    # One that the next round would leave out, too, would end one round after the other.
+    left_out = shunned(state, seen.words, timing.set_aside_after)
+    late = [w.node for w in waiting(state, seen.words) if w.node in living and w.node not in left_out]
     if room <= 0 or not late or (len(late) < room and seen.joining_for_s < timing.last_call_s):
         return state
     what = f"{', '.join(sorted(late))} joined"

@@ -75,6 +75,17 @@ def test_an_unfit_node_ends_no_round_for_its_sake() -> None:
     assert fold(story.state, Seen(story.words, {}, 0.0, 0, joining_for_s=99.0), timing) is story.state
 
 
+def test_a_node_that_was_set_aside_ends_no_round_for_its_sake() -> None:
+    from ftslurm.rendezvous.fold import fold
+
+    story = Story(3, low=2, high=3).join().say(3, excluded="lemon in job 7")
+    story.look(forming_s=30)
+    assert nodes_of(story) == ["n1", "n2"]
+    story.say(1, status=RUNNING, round=1).say(2, status=RUNNING, round=1)
+    seen = Seen(story.words, {}, 0.0, 0, joining_for_s=99.0)
+    assert fold(story.state, seen, replace(TIMING, rejoin=AT_ONCE)) is story.state
+
+
 def test_a_node_that_was_unfit_at_the_start_may_come_later_even_where_nobody_else_may() -> None:
     from ftslurm.rendezvous.fold import fold
 
