@@ -89,6 +89,7 @@ class Fitness:
         """
         self._busy = False
         self.deadline = None
+        self.wanted, self.looking = None, False
         if failure is not None and failure.blame == BY_NODE:
             where = f"rank {failure.rank}"
             advice = "Run `ftslurm health --all` there; exclude the node if it comes again."
@@ -104,7 +105,11 @@ class Fitness:
 
     def on_event(self, finding: HealthFinding, now_s: float, now_ns: int) -> bool:
         """Something happened that a driver tells of by itself; tell whether it is news."""
-        if self._mode == OFF or any(old.text == finding.text for _, old in self._held):
+        if self._mode == OFF:
+            return False
+        if any(_same(old, finding) for _, old in self._held):
+            # It has just happened again, and is held from now on.
+            self._held = [(now_s if _same(old, finding) else at, old) for at, old in self._held]
             return False
         self._hold(finding, now_s)
         self._tell_held(BACKGROUND, now_ns)
@@ -113,10 +118,15 @@ class Fitness:
     def on_looked(self, set_: str, looked: Looked | None, now_s: float, now_ns: int) -> list[HealthFinding]:
         """A look is done; None: it came to nothing. Return the findings that are new."""
         self.looking = False
-        self._looked_at = now_s
         known = {(old.check, old.subject, old.text) for old in (self.health.findings if self.health else ())}
-        if looked is not None:
-            self._held = [(at, one) for at, one in self._held if now_s - at < HOLD_S]
+        self._held = [(at, one) for at, one in self._held if now_s - at < HOLD_S]
+        if looked is None:
+            # What cannot be looked at stays as it was found; what happened is over all the same.
+            if self.health is not None:
+                still = [*self._held_findings(), *self._old()]
+                self.health = health_of((), self.health.set, self.health.looked_ns, self.health, still)
+        else:
+            self._looked_at = now_s
             names = {one.check for one in looked.verdicts}
             # A smaller set says nothing of what only the larger one looks at.
             kept = [old for old in self._old() if old.check not in names]
@@ -164,3 +174,7 @@ class Fitness:
     def _tell_held(self, set_: str, now_ns: int) -> None:
         if self._held:
             self.health = health_of((), set_, now_ns, self.health, [*self._held_findings(), *self._old()])
+
+
+def _same(one: HealthFinding, other: HealthFinding) -> bool:
+    return (one.check, one.subject, one.text) == (other.check, other.subject, other.text)

@@ -136,6 +136,34 @@ def test_an_event_of_the_driver_is_told_once_and_held() -> None:
     assert fitness.unfit is None
 
 
+def test_the_same_event_of_another_gpu_is_news_and_one_that_comes_again_is_held_anew() -> None:
+    fitness = fit()
+    fallen = HealthFinding(XID, FAIL, "GPU 2", "Xid 79: fallen off the bus", "Reset.", 44)
+    other = HealthFinding(XID, FAIL, "GPU 5", "Xid 79: fallen off the bus", "Reset.", 45)
+    assert fitness.on_event(fallen, 5.0, 9) and fitness.on_event(other, 6.0, 9)
+    assert not fitness.on_event(other, 100.0, 10)
+    fitness.on_looked(THOROUGH, looked(), 7.0 + HOLD_S, 12)
+    assert fitness.unfit == "GPU 5: Xid 79: fallen off the bus"
+
+
+def test_what_happened_is_over_in_time_even_where_no_look_succeeds() -> None:
+    fitness = fit()
+    fitness.on_event(HealthFinding(XID, FAIL, "GPU 2", "Xid 79: fallen off the bus", "Reset.", 44), 5.0, 9)
+    fitness.on_looked(THOROUGH, None, 6.0, 10)
+    assert fitness.unfit is not None
+    fitness.on_looked(THOROUGH, None, 5.0 + HOLD_S, 11)
+    assert fitness.unfit is None
+
+
+def test_a_look_that_came_to_nothing_spares_no_restart_the_next_one() -> None:
+    fitness = Fitness(ACT, 300)
+    fitness.begin()
+    fitness.on_looked(fitness.begun(), None, 1.0, 5)
+    fitness.on_round(2.0)
+    fitness.on_swept(None, 3.0, 6)
+    assert (fitness.wanted, fitness.looking) == (QUICK, True)
+
+
 def test_a_smaller_set_keeps_what_only_the_larger_one_sees() -> None:
     fitness = fit()
     fitness.on_looked(THOROUGH, looked(LOST, check="network-reach"), 1.0, 5)
