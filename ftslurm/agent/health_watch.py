@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from ftslurm.agent.fitness import OFF, XID, Fitness
+from ftslurm.agent.kernel import kill_descendants, parent_of
 from ftslurm.health.check import Context
 from ftslurm.health.look import decode
 from ftslurm.health.run import Looked
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 
 LIMIT_S = 30.0
 """A look as a whole, whose checks have their own limits, in seconds: longer than any of these."""
+
+STUCK = 16
+"""While more processes than so many hang in the kernel, left there by earlier looks, none is begun: every one would leave
+some more, until the node has no process numbers."""
 
 _RESULT_LIMIT = 8 << 20
 _LINE_LIMIT = 4096
@@ -65,6 +70,7 @@ class _Process:
     pidfd: int
     fd: int
     data: bytearray = field(default_factory=bytearray)
+    over: bool = False
 
 
 class HealthWatch:
@@ -162,6 +168,9 @@ class HealthWatch:
         if self._fitness.wanted is None or self._look is not None:
             return
         self._set = self._fitness.begun()
+        if len(self._spared) > STUCK:
+            self._fitness.on_looked(self._set, None, self._monotonic(), self._now_ns())
+            return
         settings = self._settings
         request = {
             "set": self._set,
@@ -181,16 +190,20 @@ class HealthWatch:
 
     def _finish(self, looked: Looked | None) -> list[str]:
         assert self._look is not None
+        pid, late = self._look.pid, not self._look.over
         self._drop_look()
         unfit = self._fitness.unfit
         new = self._fitness.on_looked(self._set, looked, self._monotonic(), self._now_ns())
         if looked is not None:
-            self._spared |= set(looked.stuck)
+            # Some may have ended since, and be collected: their numbers may be anybody's by now.
+            above = {os.getpid(), pid, *looked.stuck}
+            self._spared |= {stuck for stuck in looked.stuck if parent_of(stuck) in above}
             self._present = looked.present
         # Several checks may say the same of one cause (a driver that hangs): the worst of them says it.
         told = {one.line(): one for one in reversed(new)}
         lines = [f"health: {one.status}: {one.line()}{_advice(one)}" for one in reversed(told.values())]
-        if looked is None:
+        # While ranks run, one that has ended was swept away with them.
+        if looked is None and (late or not self._busy):
             lines.append("health: this look at the node came to nothing: its process hung or was killed")
         if self._fitness.unfit != unfit:
             part = "the next round" if self._busy else "any round"
@@ -256,14 +269,19 @@ class HealthWatch:
             except BlockingIOError:
                 return False
             process.data += chunk
+            process.over = not chunk
             if not chunk or len(process.data) > _RESULT_LIMIT:
                 return True
 
     def _drop(self, process: _Process) -> None:
-        """Kill it, if it is there; the agent collects it."""
+        """Kill it, if it is there, with what it has started; the agent collects it."""
         self._poll.unregister(process.fd)
         os.close(process.fd)
         try:
+            if not process.over:
+                # A user's command that goes on would be in the ranks' way. Stopped, it starts no other meanwhile.
+                signal.pidfd_send_signal(process.pidfd, signal.SIGSTOP)
+                kill_descendants(process.pid)
             signal.pidfd_send_signal(process.pidfd, signal.SIGKILL)
         except ProcessLookupError:
             pass

@@ -1,0 +1,61 @@
+"""What the watch over a node's health starts and leaves behind, with real processes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ftslurm.agent.fitness import ACT
+from ftslurm.agent.health_watch import STUCK, HealthSettings, HealthWatch
+from ftslurm.agent.kernel import descendants
+from ftslurm.health.catalog import builtin
+from ftslurm.health.check import Context
+
+OTHERS = tuple(check.name for check in builtin() if check.name != "own-commands")
+
+
+def watch(tmp_path: Path, command: str, spared: set[int]) -> HealthWatch:
+    context = Context("n1", dict(os.environ), commands=(command,), skip=OTHERS)
+    settings = HealthSettings(ACT, 300.0, sys.executable, str(tmp_path), context, dict(os.environ))
+    return HealthWatch(settings, time.monotonic, time.time_ns, spared)
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_a_look_that_ranks_interrupt_takes_its_commands_along(tmp_path: Path) -> None:
+    health = watch(tmp_path, f"echo $$ > {tmp_path}/pid.new; mv {tmp_path}/pid.new {tmp_path}/pid; sleep 30", set())
+    health.begin()
+    wait_for((tmp_path / "pid").exists)
+    pid = int((tmp_path / "pid").read_text())
+    started = [one for one, _ in descendants(os.getpid())]
+    assert pid in started
+    health.on_round()
+    wait_for(lambda: not any(is_running(one) for one in started))
+    health.close()
+
+
+def test_no_look_is_begun_while_too_much_of_earlier_ones_hangs_in_the_kernel(tmp_path: Path) -> None:
+    spared = set(range(-STUCK, 1))
+    health = watch(tmp_path, "true", spared)
+    health.begin()
+    assert not (tmp_path / "health-request.json").exists()
+    assert health.deadline is not None, "it is tried again"
+    spared.pop()
+    health.on_swept(None)
+    assert (tmp_path / "health-request.json").exists()
+    health.close()
