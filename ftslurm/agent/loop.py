@@ -250,8 +250,9 @@ class AgentLoop:
             if isinstance(happened, Told):
                 self._console.log(happened.text)
             elif isinstance(happened, Hung):
-                number, step = happened.number, happened.step
-                self._do(self._machine.on_hang(happened.local_rank, happened.what, number, step, self._moment()))
+                number, step, since_s = happened.number, happened.step, happened.since_s
+                now = self._moment()
+                self._do(self._machine.on_hang(happened.local_rank, happened.what, number, step, now, since_s))
             elif isinstance(happened, Shown):
                 self._do(self._machine.on_shown(self._moment()))
             else:

@@ -172,13 +172,16 @@ class AgentMachine:
             actions += [*self._say(SUCCEEDED), self._record()]
         return actions
 
-    def on_hang(self, local_rank: int, what: str, number: int, step: int | None, now: Moment) -> list[Action]:
+    def on_hang(
+        self, local_rank: int, what: str, number: int, step: int | None, now: Moment, since_s: float | None = None
+    ) -> list[Action]:
         """A worker did not move in time.
 
         Args:
             what: in words.
             number: the signal to end it with.
             step: the last that it reported.
+            since_s: the monotonic second since when nothing moved.
         """
         current = self._round
         if self.phase != RUNNING or current is None or local_rank not in current.alive or local_rank in current.hung:
@@ -188,7 +191,9 @@ class AgentMachine:
             return []
         part = current.assignment
         rank = part.first_rank + local_rank
-        self._hang = current.hang = Hang(part.round, self.node, rank, local_rank, now.ns, short(what, 500), step)
+        since_ns = None if since_s is None else now.ns - round((now.s - since_s) * 1e9)
+        words = short(what, 500)
+        self._hang = current.hang = Hang(part.round, self.node, rank, local_rank, now.ns, words, step, since_ns)
         self._deadline = now.s + HANG_S
         return [*self._say(RUNNING), Log(f"round {part.round}: rank {rank} hangs: {short(what)}"), *self._show()]
 

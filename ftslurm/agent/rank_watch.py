@@ -32,12 +32,13 @@ class Told:
 
 @dataclass(frozen=True)
 class Hung:
-    """A rank did not move in time; see `AgentMachine.on_hang`."""
+    """A rank did not move in time; see `AgentMachine.on_hang`. ``since_s``: since when, a monotonic second."""
 
     local_rank: int
     what: str
     number: int
     step: int | None
+    since_s: float
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,8 @@ class RankWatch:
             rank = next(one.rank for one in self._workers if one.local_rank == expiry.local_rank)
             return Told(f"rank {rank}: {expiry.what}; it asks for no more than to be told")
         number = expiry.signal if expiry.kind == TIMER else self._hang_signal
-        return Hung(expiry.local_rank, expiry.what, number, self._monitor.step(expiry.local_rank))
+        step = self._monitor.step(expiry.local_rank)
+        return Hung(expiry.local_rank, expiry.what, number, step, expiry.since_s)
 
     def _look_at_vitals(self, word: NodeWord) -> Iterator[Happening]:
         self._vitals_at = self._monotonic() + self._vitals_s

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 
 from ftslurm.failures.evidence import CONTEXT, MEMBER, Evidence, OomKills, Space, Surroundings
+from ftslurm.failures.lastwords import last_words
 from ftslurm.failures.rows import CASCADE, OTHER_NODE, POINTLESS, PRIMARY, RESTARTS, ROWS, SAME_NODE, Cause
 
 __all__ = ["CASCADE", "OTHER_NODE", "POINTLESS", "PRIMARY", "RESTARTS", "ROWS", "SAME_NODE", "Cause", "Evidence"]
@@ -107,7 +108,9 @@ def _describe(evidence: Evidence, cause: Cause) -> str:
         return f"{cause.title} ({text})" if silent else text
     if evidence.kind == "signal":
         name = evidence.signal or "a signal"
-        return cause.title if name in cause.title else f"{cause.title} ({name})"
+        text = cause.title if name in cause.title else f"{cause.title} ({name})"
+        words = last_words(evidence.tail) if cause.name == "abort" else ""
+        return f"{text}: {words}" if words else text
     if evidence.kind != "exit":
         return evidence.message or cause.title
     if evidence.exit_code is None:

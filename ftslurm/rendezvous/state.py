@@ -47,6 +47,7 @@ class Failure:
         step: the last step that the script reported by `ftslurm.progress`, if it did.
         at_start, again, everywhere: what a restart would bring, see `ftslurm.failures.outlook`.
         blame: BY_NODE: its own words name the node's hardware; PERHAPS: the node may be to blame; None: hardly.
+        since_ns: of a hang, when the rank had last moved, by its node's clock.
     """
 
     round: int
@@ -63,6 +64,7 @@ class Failure:
     again: str | None = None
     everywhere: bool = False
     blame: str | None = None
+    since_ns: int | None = None
 
     @staticmethod
     def read(fields: Fields) -> Failure:
@@ -82,6 +84,7 @@ class Failure:
             fields.maybe_text("again"),
             fields.flag("everywhere"),
             fields.maybe_text("blame"),
+            fields.maybe_number("since_ns"),
         )
 
 
@@ -92,6 +95,7 @@ class Hang:
     Attributes:
         time_ns: when its agent noticed, by that node's clock.
         what: what it should have done, in words.
+        since_ns: when it had last moved, by that clock; None: not known.
     """
 
     round: int
@@ -101,6 +105,7 @@ class Hang:
     time_ns: int
     what: str
     step: int | None
+    since_ns: int | None = None
 
     @staticmethod
     def read(fields: Fields) -> Hang:
@@ -113,12 +118,13 @@ class Hang:
             fields.number("time_ns"),
             fields.text("what"),
             fields.maybe_number("step"),
+            fields.maybe_number("since_ns"),
         )
 
     def failure(self) -> Failure:
         """Return what it is in the history of rounds."""
         where = (self.round, self.node, self.rank, self.local_rank, self.time_ns)
-        return Failure(*where, HANG, None, None, self.what, self.step, blame=PERHAPS)
+        return Failure(*where, HANG, None, None, self.what, self.step, blame=PERHAPS, since_ns=self.since_ns)
 
 
 @dataclass(frozen=True)

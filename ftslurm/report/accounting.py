@@ -27,7 +27,6 @@ nodes are taken to have started together. How long a lost node was silent is the
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +37,6 @@ from ftslurm.report.words import count, duration
 PARTS = ("startup_s", "productive_s", "lost_s", "detection_s", "other_s", "restart_s", "queue_s")
 """What a round's time, and the time until the next one, is cut into; the parts of the sums add up to ``elapsed_s``."""
 
-_SINCE = re.compile(r"\bfor (\d{1,9}(?:\.\d{1,9})?) s(?= \(time-out|$)")
 _HOUR_NS = 3600 * 10**9
 
 Dict = dict[str, Any]
@@ -170,11 +168,8 @@ def _failed(snapshot: Snapshot, entry: Dict, nodes: Mapping[str, RoundNode], too
     node = nodes.get((hang or failure)["node"])
     if failure["time_ns"] is None or node is None or node.started_ns is None:
         return None
-    failed: int = failure["time_ns"] - node.started_ns
-    if hang is not None:
-        since = _SINCE.search(hang["message"] or "")
-        failed -= int(float(since[1]) * 1e9) if since else 0
-    return failed
+    at_ns: int = failure["time_ns"] if hang is None or hang["since_ns"] is None else hang["since_ns"]
+    return at_ns - node.started_ns
 
 
 def _lost(snapshot: Snapshot, entry: Dict, took: int) -> int | None:

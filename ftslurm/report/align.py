@@ -120,7 +120,8 @@ def _shifted_word(word: NodeWord, ns: int) -> NodeWord:
 def _shifted_failure(failure: Failure | None, far: Mapping[str, int]) -> Failure | None:
     if failure is None or failure.node not in far:
         return failure
-    return replace(failure, time_ns=_plus(failure.time_ns, far[failure.node]))
+    ns = far[failure.node]
+    return replace(failure, time_ns=_plus(failure.time_ns, ns), since_ns=_plus(failure.since_ns, ns))
 
 
 def _shifted_state(state: State, far: Mapping[str, int]) -> State:

@@ -73,7 +73,7 @@ def analyse(
             ``evidence_lines`` (the proofs, in words), ``restart`` ("same-node", "other-node" or "pointless": which
             restart makes sense); ``hang``: of a
             hang, ``rank``, ``node`` and ``message`` of the time-out that expired, which need not be the rank that
-            is blamed, and ``verdict`` as below; else null
+            is blamed, ``since_ns`` (when that rank had last moved), and ``verdict`` as below; else null
           - ``whereabouts``: of a hang, where the ranks were: ``verdict`` and ``words`` of `ftslurm.monitor.triage`;
             ``groups`` of ranks at the same place, suspects first: ``ranks``, ``count``, ``nodes`` (at most 8),
             ``node_count``, ``suspect``, ``waits`` (for other ranks), ``text``, ``problem`` (why there are no stacks),

@@ -406,6 +406,7 @@ def _failure(value: object) -> Failure | None:
         message=text(value, "message") or "",
         step=integer(value, "step"),
         blame=text(value, "blame"),
+        since_ns=integer(value, "since_ns"),
     )
 
 

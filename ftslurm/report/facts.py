@@ -46,7 +46,10 @@ class Exc:
 
 @dataclass(frozen=True)
 class Failure:
-    """The short form of one worker's failure, as node files and the state carry it; ``blame`` says if of its node."""
+    """The short form of one worker's failure, as node files and the state carry it.
+
+    ``blame``: whether its node may be to blame; ``since_ns``: of a hang, when the rank had last moved.
+    """
 
     round: int
     node: str
@@ -59,6 +62,7 @@ class Failure:
     message: str
     step: int | None
     blame: str | None = None
+    since_ns: int | None = None
 
 
 @dataclass(frozen=True)

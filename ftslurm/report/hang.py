@@ -115,7 +115,13 @@ def hang_failure(
         "evidence": ["state", *(["stacks"] if files.stacks else [])],
         "evidence_lines": [],
         "restart": cause.restart,
-        "hang": {"rank": hang.rank, "node": hang.node, "message": hang.message, "verdict": verdict.verdict},
+        "hang": {
+            "rank": hang.rank,
+            "node": hang.node,
+            "message": hang.message,
+            "since_ns": hang.since_ns,
+            "verdict": verdict.verdict,
+        },
     }
 
 

@@ -309,6 +309,7 @@ class RunBuilder:
         places: Mapping[int, Sequence[tuple[str, int, str]] | str],
         step: int | None = None,
         after_s: float = 0.0,
+        silent_s: float = 30.0,
     ) -> RunBuilder:
         """Let a rank's time-out expire, and all ranks show where they are.
 
@@ -319,6 +320,7 @@ class RunBuilder:
                 show them, such as "stopped (SIGSTOP)".
             step: the last step that it reported.
             after_s: how long after the moment of the story.
+            silent_s: for how long it had not moved.
         """
         self.wait(after_s)
         node, worker = self._find(rank)
@@ -330,6 +332,7 @@ class RunBuilder:
             "signal": None,
             "message": message,
             "step": step,
+            "since_ns": self.now_ns - int(silent_s * SECOND_NS),
         }
         if self.history[-1]["failure"] is None:
             self.history[-1]["failure"] = {**where, **end}

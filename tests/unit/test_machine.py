@@ -125,7 +125,8 @@ class Agent:
 
     def hangs(self, local: int, number: int = KILL) -> list[Action]:
         self.seconds += 1
-        return self.done(self.machine.on_hang(local, "no heartbeat for 30.0 s", number, 7, self.now()))
+        now = self.now()
+        return self.done(self.machine.on_hang(local, "no heartbeat for 30.0 s", number, 7, now, now.s - 30))
 
     def shown(self) -> list[Action]:
         self.seconds += 1

@@ -83,6 +83,7 @@ rounds (2026-03-01 GMT)
         "rank": 0,
         "node": "n1",
         "message": "no heartbeat for 30.0 s (time-out 30.0 s)",
+        "since_ns": cause["time_ns"] - 30 * 10**9,
         "verdict": "odd",
     }
 

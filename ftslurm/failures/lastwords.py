@@ -1,0 +1,45 @@
+"""What a runtime says on stderr before it aborts its process: libstdc++, libc++ and the C library (pure).
+
+Anybody may print such words; they count only as the last ones of a process that SIGABRT ended, each at a line's start.
+"""
+
+from __future__ import annotations
+
+import re
+
+LIMIT = 200
+_TAIL = 16 * 1024
+_THROWN = re.compile(
+    r"^terminate called after throwing an instance of '(?P<type>[^'\n]{1,200})'(?:\n *what\(\): +(?P<what>[^\n]*))?"
+    r"|^(?:libc\+\+abi(?:\.dylib)?: )terminating (?:due to|with) uncaught exception of type (?P<clang>[^\n]{1,300})"
+    r"|^(?P<plain>terminate called (?:without an active exception|recursively))$"
+    r"|^(?P<assertion>[^\n:]{1,200}: [^\n]{1,300}: Assertion `[^\n]{1,300}' failed\.)$"
+    r"|^(?P<libc>(?:free|malloc|realloc|munmap_chunk|malloc_consolidate|calloc)\(\): [a-z][^\n]{1,100}"
+    r"|double free or corruption[^\n]{0,40}|corrupted (?:size vs\. prev_size|double-linked list)[^\n]{0,60}"
+    r"|\*\*\* (?:stack smashing|buffer overflow) detected \*\*\*: terminated)$",
+    re.MULTILINE,
+)
+
+
+def last_words(tail: str) -> str:
+    """Return why the process was aborted, as its runtime said last: ``std::runtime_error: boom``; empty if it did not.
+
+    Args:
+        tail: the end of its stderr.
+    """
+    all_of_them = list(_THROWN.finditer(tail[-_TAIL:].replace("\r\n", "\n")))
+    if not all_of_them:
+        return ""
+    found = all_of_them[-1]
+    if found["type"]:
+        # An inline namespace is the library's business.
+        name = found["type"].replace("std::__cxx11::", "std::")
+        return _cut(f"{name}: {found['what'].strip()}" if found["what"] else name)
+    return _cut(next(text for text in (found["clang"], found["plain"], found["assertion"], found["libc"]) if text))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LIMIT else f"{text[: LIMIT - 3]}..."
+
+
+__all__ = ["last_words"]
