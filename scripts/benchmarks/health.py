@@ -20,7 +20,15 @@ from ftslurm.health.nvml import LIMIT_S
 sys.path.insert(0, str(tools.CHECKOUT))
 from tests.nvml import standin
 
-OURS = "ftslurm"
+OURS, NVRX = "ftslurm", "NVRx"
+RIVAL = """
+import time
+from nvidia_resiliency_ext.shared_utils.health_check import GPUHealthCheck
+began = time.monotonic()
+healthy = GPUHealthCheck()()
+print(time.monotonic() - began, healthy)
+"""
+RIVAL_WAITS_S = 20.0
 GPUS = 8
 PERIOD_S = 300.0  # between two looks in the background
 IDLE_S = 5.0
@@ -40,6 +48,12 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add ``bench health`` to the command line."""
     parser = subparsers.add_parser("health", help=__doc__, description=__doc__, allow_abbrev=False)
     parser.add_argument("--runs", type=int, default=5, metavar="N", help="samples of each (default 5)")
+    parser.add_argument(
+        "--python",
+        default=tools.this_python(),
+        metavar="PROGRAM",
+        help="the interpreter whose environment holds NVRx (default the running one)",
+    )
     parser.add_argument("--json", action="store_true", help="all samples as JSON instead of the table")
     parser.set_defaults(run=run)
 
@@ -66,6 +80,25 @@ def look(directory: Path, set_: str, environment: dict[str, str]) -> tuple[float
     took_s = time.monotonic() - began
     found = {verdict["check"] for verdict in told["verdicts"] if verdict["findings"]}
     return took_s, usage.ru_utime + usage.ru_stime, found
+
+
+def rival(python: str, environment: dict[str, str]) -> float | None:
+    """Run NVRx's GPU check, which its launcher does in its own process; return its seconds, None: it did not return."""
+    try:
+        done = subprocess.run(
+            [python, "-W", "ignore", "-c", RIVAL],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=RIVAL_WAITS_S,
+            check=True,
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    seconds, healthy = done.stdout.split()
+    if healthy != "True":
+        raise SystemExit("bench: NVRx finds a healthy node sick")
+    return float(seconds)
 
 
 def watcher(directory: Path, node: standin.Standin) -> dict[str, float]:
@@ -99,8 +132,8 @@ def _cpu_s(pid: int) -> float:
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
-def collect(runs: int, directory: Path) -> dict[str, table.Samples]:
-    """Return all samples."""
+def collect(runs: int, directory: Path, nvrx: str | None) -> dict[str, table.Samples]:
+    """Return all samples; `nvrx`: the interpreter that has it, if any."""
     results: dict[str, table.Samples] = {measurement.key: {OURS: []} for measurement in MEASUREMENTS}
     node = standin.Standin(standin.build(directory / "library"), directory / "nvml", GPUS)
     for number in range(runs + 1):  # run 0 warms caches up and does not count
@@ -120,6 +153,12 @@ def collect(runs: int, directory: Path) -> dict[str, table.Samples]:
         samples["wedged"] = took_s - LIMIT_S
         for key, value in samples.items() if number else ():
             results[key][OURS].append(value)
+        if number and nvrx is not None and (took := rival(nvrx, node.environment())) is not None:
+            results["quick"].setdefault(NVRX, []).append(took)
+    if nvrx is not None:
+        node.say(["* hang nvmlInitWithFlags"])
+        if rival(nvrx, node.environment()) is None:
+            print(f"{NVRX}: an NVML that never answers: its check did not return within {RIVAL_WAITS_S:.0f} s")
     return results
 
 
@@ -132,12 +171,19 @@ def run(arguments: argparse.Namespace) -> int:
         print("bench: a C compiler is needed for the stand-in for NVML", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory(prefix="ftslurm-bench-") as name:
-        results = collect(arguments.runs, Path(name))
+        found, missing = tools.find_all(["ft_launcher"], arguments.python)
+        for line in missing:
+            print(line, file=sys.stderr)
+        results = collect(arguments.runs, Path(name), arguments.python if found else None)
     if arguments.json:
         facts = {"machine": machine(), "runs": arguments.runs}
         print(json.dumps(facts | {"measurements": table.as_json(MEASUREMENTS, results, OURS)}, indent=2))
         return 0
     facts = machine()
     print(f"{arguments.runs} runs; {facts['system']}, {facts['cores']} cores, load {facts['load']}\n")
-    print("\n".join(table.lines(MEASUREMENTS, results, [OURS], OURS)))
+    print("\n".join(table.lines(MEASUREMENTS, results, [NVRX, OURS] if found else [OURS], OURS)))
+    if found:
+        print(
+            f"\n{NVRX} asks for the recovery action alone, inside its launcher; ours are all checks, in processes of their own"
+        )
     return 0
