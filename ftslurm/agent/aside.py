@@ -10,14 +10,17 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from ftslurm.agent.fitness import HAPPENED
 from ftslurm.health.verdict import FAIL
 from ftslurm.health.word import HealthFinding
-from ftslurm.nodes.exclude import Exclusions, lemon
+from ftslurm.nodes.exclude import Exclusions, as_line, lemon
 from ftslurm.rendezvous.set_aside import lemons
 from ftslurm.rendezvous.state import BY_NODE, Failure, NodeWord, State
 
 HARDWARE = ("gpu-", "amd-", "nic-")
 """Checks of what breaks on one node. A full /scratch is everybody's trouble, and no node is to be avoided for it."""
+LEFTOVERS = "gpu-processes"
+"""No hardware: whoever is on the GPU today is gone tomorrow."""
 
 
 @dataclass(frozen=True)
@@ -58,27 +61,34 @@ class Aside:
         self._run_id = run_id
         self._now_ns = now_ns
         self._tell = tell
-        self._known: set[str] = set()
+        self._known: dict[str, str] = {}
         self._struck: set[tuple[int, str]] = set()
-        self._broken: str | None = None
+        self._broken: HealthFinding | None = None
 
     def errands(self, state: State) -> list[Callable[[], None]]:
         """Return what is to be written because of the newest state, each once."""
         if not self._settings.after:
             return []
         found: list[Callable[[], None]] = []
+        blamed: set[str] = set()
         for past in state.history:
             failure = past.failure
-            # Earlier attempts' coordinators have written down theirs.
-            if failure is None or past.attempt != state.attempt or failure.blame != BY_NODE:
+            # Earlier attempts' coordinators have written down theirs, and people may have allowed the node since.
+            if failure is None or past.attempt != state.attempt or failure.blame is None:
                 continue
-            if (past.round, failure.node) not in self._struck:
+            blamed.add(failure.node)
+            if failure.blame == BY_NODE and (past.round, failure.node) not in self._struck:
                 self._struck.add((past.round, failure.node))
                 found.append(lambda failure=failure: self._strike(failure))  # type: ignore[misc]
-        for node, reason in lemons(state, self._settings.after).items():
-            if node not in self._known:
-                self._known.add(node)
+        now = lemons(state, self._settings.after)
+        for node, reason in now.items():
+            if node in blamed and node not in self._known:
+                self._known[node] = reason
                 found.append(lambda node=node, reason=reason: self._exclude(node, reason))  # type: ignore[misc]
+        # The failure has followed its rank to another node: it was the program's.
+        for node in [node for node in self._known if node not in now]:
+            reason = self._known.pop(node)
+            found.append(lambda node=node, reason=reason: self._take_back(node, reason))  # type: ignore[misc]
         return found
 
     def own_errands(self, word: NodeWord) -> list[Callable[[], None]]:
@@ -87,19 +97,22 @@ class Aside:
             return []
         node, broken = word.node, _broken(word)
         if broken is not None and self._broken is None:
-            self._broken = broken.line()
-            reason = self._broken
-            return [lambda: self._exclude(node, reason)]
+            self._broken = broken
+            return [lambda: self._exclude(node, broken.line())]
         if broken is None and self._broken is not None and word.unfit is None:
-            reason, self._broken = self._broken, None
-            return [lambda: self._take_back(node, reason)]
+            over, self._broken = self._broken, None
+            # That a GPU is well while it idles does not undo what it said of itself under load.
+            return [] if over.check in HAPPENED else [lambda: self._take_back(node, over.line())]
         return []
 
     def _take_back(self, node: str, reason: str) -> None:
-        known = self._exclusions.known(node)
         # Not what people, or other runs, have against it.
-        if known is not None and known.reason == reason and known.by == f"run {self._run_id}":
-            self._exclusions.allow(node)
+        if self._is_ours(node, reason):
+            self._exclusions.end(node, self._now_ns())
+
+    def _is_ours(self, node: str, reason: str) -> bool:
+        known = self._exclusions.of(node, self._now_ns())
+        return known is not None and known.reason == as_line(reason) and known.by == f"run {self._run_id}"
 
     def _strike(self, failure: Failure) -> None:
         known = self._exclusions.strike(failure.node, self._run_id, failure.message, failure.time_ns)
@@ -108,6 +121,9 @@ class Aside:
             self._exclude(failure.node, reason)
 
     def _exclude(self, node: str, reason: str) -> None:
+        if self._is_ours(node, reason):
+            # The coordinator before this one has done so.
+            return
         now_ns = self._now_ns()
         until_ns = now_ns + round(self._settings.for_s * 1e9)
         self._exclusions.exclude(node, reason, f"run {self._run_id}", until_ns, now_ns)
@@ -124,7 +140,9 @@ class Aside:
 
 def _broken(word: NodeWord) -> HealthFinding | None:
     found = word.health.findings if word.health is not None and word.unfit is not None else ()
-    return next((one for one in found if one.status == FAIL and one.check.startswith(HARDWARE)), None)
+    return next(
+        (one for one in found if one.status == FAIL and one.check.startswith(HARDWARE) and one.check != LEFTOVERS), None
+    )
 
 
 def take_part(exclusions: Exclusions, node: str, now_ns: int) -> tuple[str | None, Iterable[str]]:

@@ -174,7 +174,7 @@ class Exclusions:
         """
         check_name("node name", node)
         known = self.known(node) or Exclusion(node, "", f"run {run}", now_ns, now_ns)
-        strike = Strike(now_ns, _line(run), _line(reason))
+        strike = Strike(now_ns, as_line(run), as_line(reason))
         if strike in known.strikes:
             return known
         return self._write(replace(known, strikes=(*known.strikes, strike)[-KEPT_STRIKES:]))
@@ -193,6 +193,19 @@ class Exclusions:
         except FileNotFoundError:
             return False
         return True
+
+    def end(self, node: str, now_ns: int) -> None:
+        """End a node's exclusion; its strikes stay.
+
+        Raises:
+            RunDirectoryError: the name cannot be a node's.
+            OSError: it could not be written, or removed.
+        """
+        known = self.known(node)
+        if known is not None and known.strikes:
+            self._write(replace(known, until_ns=now_ns))
+        elif known is not None:
+            self.allow(node)
 
     def _path(self, node: str) -> str:
         return os.path.join(self.directory, node + _SUFFIX)
@@ -220,7 +233,7 @@ class Exclusions:
         return None
 
     def _write(self, known: Exclusion) -> Exclusion:
-        known = replace(known, reason=_line(known.reason), by=_line(known.by))
+        known = replace(known, reason=as_line(known.reason), by=as_line(known.by))
         try:
             publish(self._fs, self._path(known.node), _encode(known))
         except FileNotFoundError:
@@ -274,7 +287,7 @@ def _text(fields: Mapping[str, Any], name: str, path: str) -> str:
     value = fields.get(name, "")
     if not isinstance(value, str):
         raise BadFile(f"{path}: its {name} is {_found(value)}, expected a text")
-    return _line(value)
+    return as_line(value)
 
 
 def _time(fields: Mapping[str, Any], name: str, path: str) -> int:
@@ -284,7 +297,8 @@ def _time(fields: Mapping[str, Any], name: str, path: str) -> int:
     return value
 
 
-def _line(text: str) -> str:
+def as_line(text: str) -> str:
+    """Return a text as these files keep it."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:_TEXT]
 
 

@@ -117,9 +117,61 @@ def test_what_people_said_of_the_node_meanwhile_stays() -> None:
     assert known is not None and known.reason == "under repair"
 
 
-def test_a_full_filesystem_sets_no_node_aside() -> None:
+def test_a_full_filesystem_sets_no_node_aside_nor_does_what_somebody_left_on_its_gpu() -> None:
     coordinator = Coordinator()
-    assert coordinator.hear(unfit("storage-paths")) == 0
+    assert coordinator.hear(unfit("storage-paths")) == coordinator.hear(unfit("gpu-processes")) == 0
+
+
+def test_strikes_outlast_hardware_that_is_well_again() -> None:
+    coordinator = Coordinator()
+    coordinator.hear(unfit("gpu-count"))
+    coordinator.exclusions.strike("n1", "job-6", "CUDA error", coordinator.now_ns)
+    coordinator.now_ns += 10**9
+    coordinator.hear(unfit(None))
+    known = coordinator.exclusions.known("n1")
+    assert known is not None and not known.holds(coordinator.now_ns) and len(known.strikes) == 1
+
+
+def test_a_gpu_that_reported_an_error_under_load_is_not_well_for_idling() -> None:
+    coordinator = Coordinator()
+    coordinator.hear(unfit("gpu-xid"))
+    assert coordinator.hear(unfit(None)) == 0
+    assert coordinator.exclusions.of("n1", coordinator.now_ns) is not None
+
+
+def test_a_failure_that_follows_its_rank_takes_back_what_was_said_of_the_first_node() -> None:
+    coordinator, story = Coordinator(), Story(3, low=2, high=2, restarts=9)
+    story.join()
+    for _ in range(2):
+        fail_first(story, 2, "perhaps")
+    story.look()
+    coordinator.see(story)
+    assert coordinator.exclusions.of("n2", coordinator.now_ns) is not None
+    fail_first(story, 3, "perhaps")
+    assert (coordinator.see(story), coordinator.see(story)) == (1, 0)
+    assert coordinator.exclusions.of("n2", coordinator.now_ns) is None
+
+
+def test_what_people_allowed_is_not_set_aside_again_for_an_earlier_attempts_failures() -> None:
+    drained: list[str] = []
+    coordinator, story = Coordinator(drained=drained), Story(2)
+    story.join()
+    for _ in range(2):
+        fail_first(story, 2, "perhaps")
+    story.state = replace(story.state, attempt="12.1")
+    assert coordinator.see(story) == 0 and drained == []
+
+
+def test_the_next_coordinator_says_nothing_twice() -> None:
+    coordinator, story = Coordinator(), Story(2)
+    story.join()
+    for _ in range(2):
+        fail_first(story, 2, "perhaps")
+    coordinator.see(story)
+    heir = Coordinator()
+    heir.exclusions = heir.aside._exclusions = coordinator.exclusions
+    heir.see(story)
+    assert len(coordinator.told) == 1 and heir.told == []
 
 
 def test_nothing_is_written_where_that_is_switched_off() -> None:
