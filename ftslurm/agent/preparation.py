@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,8 +17,11 @@ from ftslurm.rendezvous.state import Master
 
 REACH_S = 3.5
 """Two lost packets may be chance: the kernel sends the first one again after 1 s, and after 3 s."""
-PATIENCE_S = 8.0
-"""For the name's resolution and the connection together; what takes longer is not waited for."""
+ASK_AGAIN_S = 6.0
+"""A name server that is asked by all nodes at once may say for a moment that it cannot answer."""
+PATIENCE_S = 20.0
+"""For the name's resolution and the connection together. A resolver waits 5 s for the first name server and then asks
+the next one, for each of its search domains: that is slow, but ranks would get there."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ class Preparation:
     def begin(self, assignment: Assignment) -> None:
         """Begin; what was begun before is of no interest any more."""
         awaited = self._awaited = _Awaited(assignment)
+        self.deadline = None
         self._make(assignment)
         if assignment.group_rank == 0:
             awaited.reach = False
@@ -120,24 +125,32 @@ def _name(master: Master) -> str:
 
 def reach_master(master: Master) -> str | None:
     """Try to connect to the round's master; return what is wrong, None if it can be reached."""
-    import select
-    import socket
-
-    from ftslurm.health.reach import Attempt
+    from ftslurm.health.reach import SILENT, reach
 
     try:
-        found = socket.getaddrinfo(master.address, master.port, type=socket.SOCK_STREAM)
+        found = _addresses(master)
     except OSError as error:
         return f"{_name(master)}: its name does not resolve ({error.strerror or error})"
-    attempt = Attempt(found[0][4][0], master.port)  # type: ignore[arg-type]
-    try:
-        if attempt.fileno() >= 0:
-            poll = select.poll()
-            poll.register(attempt.fileno(), select.POLLOUT)
-            poll.poll(REACH_S * 1000)
-        came = attempt.result()
-    finally:
-        attempt.close()
-    if came is None:
+    # An address that is good on one link alone cannot be tried as a number.
+    targets = [(address, master.port) for address in found if "%" not in address]
+    # As for a rank, which tries all of a name's addresses in turn.
+    came = reach(targets, REACH_S, one_is_enough=True)
+    if not came or any(one.there for one in came):
+        return None
+    if all(one.outcome == SILENT for one in came):
         return f"{_name(master)}: no answer within {REACH_S:g} s; look at the firewall and the route between them"
-    return None if came.there else f"{_name(master)}: {came.text}"
+    return f"{_name(master)}: {next(one.text for one in came if one.outcome != SILENT)}"
+
+
+def _addresses(master: Master) -> list[str]:
+    import socket
+
+    end = time.monotonic() + ASK_AGAIN_S
+    while True:
+        try:
+            found = socket.getaddrinfo(master.address, master.port, type=socket.SOCK_STREAM)
+            return list(dict.fromkeys(str(one[4][0]) for one in found))
+        except socket.gaierror as error:
+            if error.errno != socket.EAI_AGAIN or time.monotonic() >= end:
+                raise
+        time.sleep(0.5)

@@ -110,14 +110,19 @@ def reach(
     timeout_s: float,
     source: str | None = None,
     clock: Callable[[], float] = time.monotonic,
+    one_is_enough: bool = False,
 ) -> list[Reached]:
-    """Try several numeric addresses and ports at once, for `timeout_s` seconds in all, and return what came of each."""
+    """Try several numeric addresses and ports at once, for `timeout_s` seconds in all, and return what came of each.
+
+    Args:
+        one_is_enough: all are ways to the same place: when one of them was reached the others are given up.
+    """
     attempts = [Attempt(address, port, source) for address, port in targets]
     try:
         until = clock() + timeout_s
         while waiting := [attempt for attempt in attempts if attempt.result() is None]:
             left_s = until - clock()
-            if left_s <= 0:
+            if left_s <= 0 or (one_is_enough and any(came and came.there for came in map(Attempt.result, attempts))):
                 break
             poll = select.poll()
             for attempt in waiting:
