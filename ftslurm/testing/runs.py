@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from ftslurm.failures.short import in_table, short
 from ftslurm.monitor.stacksfile import Stacks, encode
+from ftslurm.testing.run_files import write_run
+from ftslurm.testing.run_records import SECOND_NS, Dict, error_record, one_line, worker_entry
 
-Dict = dict[str, Any]
+__all__ = ["FRAMES", "SECOND_NS", "START_NS", "RunBuilder"]
 
-SECOND_NS = 10**9
 # 2026-03-01 12:00:00 UTC
 START_NS = 1_772_366_400 * SECOND_NS
 FRAMES = (
@@ -60,7 +57,7 @@ class RunBuilder:
         self.max_restarts = max_restarts
         self.shorts = shorts
         self.node_names = [f"n{i + 1}" for i in range(nodes)]
-        self.now_ns = START_NS
+        self.began_ns = self.now_ns = START_NS
         self.attempts: list[Dict] = []
         self.history: list[Dict] = []
         self.lost: list[Dict] = []
@@ -153,8 +150,8 @@ class RunBuilder:
                 "ended_ns": None,
                 "outcome": "running",
                 "stop_reason": None,
-                "health": self._health(name),
-                "workers": [self._worker(group_rank * self.nproc + i, i) for i in range(self.nproc)],
+                "health": self.health_of(name),
+                "workers": [worker_entry(group_rank * self.nproc + i, i, self.now_ns) for i in range(self.nproc)],
             }
         return self
 
@@ -207,7 +204,7 @@ class RunBuilder:
         self.found.setdefault(node, []).append(finding | {"since_ns": self.now_ns})
         for name_of in self._nodes():
             if name_of["node"] == node and name_of["ended_ns"] is None:
-                name_of["health"] = self._health(node)
+                name_of["health"] = self.health_of(node)
         return self
 
     def set_aside(self, node: str, *, unfit: str | None = None, excluded: str | None = None) -> RunBuilder:
@@ -215,7 +212,8 @@ class RunBuilder:
         self.aside[node] = {"unfit": unfit, "excluded": excluded}
         return self
 
-    def _health(self, node: str) -> Dict | None:
+    def health_of(self, node: str) -> Dict | None:
+        """What a node says of its health; None: nobody has looked."""
         found = self.found.get(node)
         if found is None:
             return None
@@ -280,7 +278,7 @@ class RunBuilder:
                 "last_ns": self.now_ns,
             }
             self._keep_first_step(node, worker, step)
-        message = _one_line(exception) if exception is not None else signal or f"exit code {exit_code}"
+        message = one_line(exception) if exception is not None else signal or f"exit code {exit_code}"
         failure = {
             "round": node["round"],
             "node": node["node"],
@@ -296,7 +294,7 @@ class RunBuilder:
         if self.history[-1]["failure"] is None:
             self.history[-1]["failure"] = failure
         if record:
-            self.errors[node["round"], rank] = self._error(node, failure, exception, frames, module)
+            self.errors[node["round"], rank] = error_record(self.run_id, node, failure, exception, frames, module)
         if log is not None:
             self.log(rank, log)
         return self
@@ -442,180 +440,7 @@ class RunBuilder:
 
     def write(self) -> Path:
         """Write the run directory and return its path."""
-        run = {
-            "schema": "ftslurm/run",
-            "version": 1,
-            "run_id": self.run_id,
-            "created_ns": START_NS,
-            "user": "ann",
-        }
-        _put(self.path / "run.json", run | {"uid": os.getuid(), "ftslurm": "0.1.0"})
-        for attempt in self.attempts:
-            _put(self.path / "attempts" / attempt["attempt"] / "attempt.json", attempt)
-        self._write_state(7)
-        for position, name in enumerate(self.node_names):
-            _put(self.path / "nodes" / f"{name}.json", self._by_clock_of(name, self._word(name, position)))
-        for (number, name), node in self.round_nodes.items():
-            told = self._with_shorts(number, node) if self.shorts else node
-            _put(self._round_path(number) / "nodes" / f"{name}.json", self._by_clock_of(name, told))
-            for worker in node["workers"]:
-                self._rank_path(number, worker["rank"]).mkdir(parents=True, exist_ok=True)
-        for (number, rank), error in self.errors.items():
-            by_clock = self._shifted(error, error["ftslurm"]["node"]) if self.clocks else error
-            _put(self._rank_path(number, rank) / "error.json", by_clock)
-        for (number, rank, stream), text in self.outputs.items():
-            name = "stacks.txt" if stream == "stacks" else f"{stream}.log"
-            folder = self._rank_path(number, rank) if stream == "stacks" else self._log_path(number, rank)
-            (folder / name).write_text(text)
-        return self.path
-
-    def _with_shorts(self, number: int, node: Dict) -> Dict:
-        records = {
-            w["rank"]: self.errors[number, w["rank"]] for w in node["workers"] if (number, w["rank"]) in self.errors
-        }
-        try:
-            table, entries = in_table({rank: short(record) for rank, record in records.items()})
-        except (AttributeError, KeyError, TypeError):
-            # A test has made one what no agent would.
-            return node
-        return node | {"errors": table, "workers": [{**w, "error": entries.get(w["rank"])} for w in node["workers"]]}
-
-    def _by_clock_of(self, name: str, value: Dict) -> Dict:
-        """What a node writes, as its clock has it, with what it knows of that."""
-        ahead_ns, error_ns = self.clocks.get(name, (0, None))
-        shifted: Dict = self._shifted(value, name)
-        if error_ns is None:
-            return shifted
-        return shifted | {"clock": {"offset_ns": -ahead_ns, "error_ns": error_ns, "at_ns": self.now_ns + ahead_ns}}
-
-    def _shifted(self, value: Any, name: str) -> Any:
-        ahead_ns = self.clocks.get(name, (0, None))[0]
-        if not self.clocks:
-            return value
-        if isinstance(value, list):
-            return [self._shifted(each, name) for each in value]
-        if not isinstance(value, dict):
-            return value
-        shifted = {}
-        for key, each in value.items():
-            if key == "failure" and each is not None:
-                shifted[key] = self._shifted(each, each["node"])
-            elif key.endswith("_ns") and each is not None:
-                shifted[key] = each + ahead_ns
-            else:
-                shifted[key] = self._shifted(each, name)
-        return shifted
-
-    def _write_state(self, token: int) -> None:
-        current = self.history[-1] if self.history else None
-        state = {
-            "schema": "ftslurm/state",
-            "version": 1,
-            "run_id": self.run_id,
-            "attempt": self.attempts[-1]["attempt"],
-            "attempts": [a["attempt"] for a in self.attempts],
-            "min_nodes": len(self.node_names),
-            "max_nodes": len(self.node_names),
-            "max_restarts": self.max_restarts,
-            "restarts_used": max(0, len(self.history) - 1),
-            "coordinator": {"node": "n1", "incarnation": "n1-1", "term": 1},
-            "phase": "closed" if self.closed else "running" if current else "forming",
-            "round": current["round"] if current else 0,
-            "participants": [
-                {
-                    "node": name,
-                    "incarnation": f"{name}-1",
-                    "slots": self.nproc,
-                    "first_rank": i * self.nproc,
-                    "group_rank": i,
-                }
-                for i, name in enumerate(current["nodes"] if current else [])
-            ],
-            "world_size": current["world_size"] if current else 0,
-            "master": None,
-            "lost": self.lost,
-            "history": self.history,
-            "closed": self.closed,
-        }
-        header = json.dumps({"schema": "ftslurm/cell", "version": 1, "token": token, "nonce": "00ff"})
-        path = self.path / "state" / f"{token:012d}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{header}\n{json.dumps(self._shifted(state, 'n1'))}\n")
-        (path.parent / "current").write_text(str(token))
-
-    def _word(self, name: str, position: int) -> Dict:
-        number = len(self.history)
-        failure = self.history[-1]["failure"] if self.history else None
-        return {
-            "schema": "ftslurm/node",
-            "version": 1,
-            "node": name,
-            "incarnation": f"{name}-1",
-            "counter": 99,
-            "attempt": self.attempts[-1]["attempt"],
-            "position": position,
-            "slots": self.nproc,
-            "host": name,
-            "pid": 100,
-            "address": name,
-            "port": 29400,
-            "status": self.status[name],
-            "round": number,
-            "failure": failure if failure is not None and failure["node"] == name else None,
-            "reason": self.reasons.get(name),
-            "token": 7,
-            "time_ns": self.last_words.get(name, self.now_ns),
-            "health": self._health(name),
-            **self.aside.get(name, {}),
-        }
-
-    def _error(
-        self,
-        node: Dict,
-        failure: Dict,
-        exception: BaseException | None,
-        frames: tuple[tuple[str, int, str, str | None], ...],
-        module: str | None,
-    ) -> Dict:
-        exc = None if exception is None else _exc(exception, frames, module)
-        return {
-            "message": {
-                "message": failure["message"] if exception is None else f"{exc['type']}: {exception}" if exc else "",
-                "extraInfo": {
-                    "py_callstack": "" if exc is None else _traceback(exc),
-                    "timestamp": str(failure["time_ns"] // SECOND_NS),
-                },
-            },
-            "ftslurm": {
-                "schema": "ftslurm/error",
-                "version": 1,
-                "run_id": self.run_id,
-                "attempt": node["attempt"],
-                "host": node["host"],
-                "world_size": node["world_size"],
-                "pid": 1000 + failure["rank"],
-                "argv": ["train.py", "--lr", "0.1"],
-                "exception": exc,
-                "stacks": None,
-                **{k: v for k, v in failure.items() if k != "message"},
-            },
-        }
-
-    def _worker(self, rank: int, local_rank: int) -> Dict:
-        return {
-            "rank": rank,
-            "local_rank": local_rank,
-            "pid": 1000 + rank,
-            "started_ns": self.now_ns,
-            "ended_ns": None,
-            "exit_code": None,
-            "signal": None,
-            "core_dumped": False,
-            "stopped_by_ftslurm": False,
-            "stop_signal": None,
-            "progress": None,
-            "failed": False,
-        }
+        return write_run(self)
 
     def _keep_first_step(self, node: Dict, worker: Dict, step: int) -> None:
         others = [w["progress"] for n in self._nodes() for w in n["workers"] if w["progress"] and w is not worker]
@@ -631,50 +456,3 @@ class RunBuilder:
         if rank not in self._index[1]:
             raise ValueError(f"no rank {rank} in round {len(self.history)}")
         return self._index[1][rank]
-
-    def _round_path(self, number: int) -> Path:
-        return self.path / "rounds" / f"{number:06d}"
-
-    def _rank_path(self, number: int, rank: int) -> Path:
-        return self._round_path(number) / "ranks" / f"{rank:05d}"
-
-    def _log_path(self, number: int, rank: int) -> Path:
-        attempt = self.history[number - 1]["attempt"]
-        logs = next((a["logs"] for a in self.attempts if a["attempt"] == attempt), None)
-        if logs is None:
-            return self._rank_path(number, rank)
-        path = Path(logs) / "rounds" / f"{number:06d}" / "ranks" / f"{rank:05d}"
-        path.mkdir(parents=True, exist_ok=True)
-        return path
-
-
-def _exc(exception: BaseException, frames: tuple[tuple[str, int, str, str | None], ...], module: str | None) -> Dict:
-    cause, context = exception.__cause__, exception.__context__
-    return {
-        "type": type(exception).__name__,
-        "module": module if module is not None else type(exception).__module__,
-        "message": str(exception),
-        "notes": [],
-        "frames": [{"file": f, "line": n, "function": fn, "source": s} for f, n, fn, s in frames],
-        "cause": None if cause is None else _exc(cause, frames, None),
-        "context": None if context is None or exception.__suppress_context__ else _exc(context, frames, None),
-        "exceptions": [],
-    }
-
-
-def _traceback(exc: Dict) -> str:
-    lines = ["Traceback (most recent call last):"]
-    for frame in exc["frames"]:
-        lines.append(f'  File "{frame["file"]}", line {frame["line"]}, in {frame["function"]}')
-        lines += [f"    {frame['source']}"] if frame["source"] else []
-    name = exc["type"] if exc["module"] == "builtins" else f"{exc['module']}.{exc['type']}"
-    return "\n".join([*lines, f"{name}: {exc['message']}", ""])
-
-
-def _one_line(exception: BaseException) -> str:
-    return f"{type(exception).__name__}: {exception}".split("\n", 1)[0]
-
-
-def _put(path: Path, value: Dict) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value))

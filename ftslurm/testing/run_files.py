@@ -1,0 +1,166 @@
+"""The files of a run that `ftslurm.testing.runs.RunBuilder` has told: each as its node's clock has it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ftslurm.failures.short import in_table, short
+
+if TYPE_CHECKING:
+    from ftslurm.testing.runs import RunBuilder
+
+Dict = dict[str, Any]
+
+
+def write_run(run: RunBuilder) -> Path:
+    """Write the directory of a run that was told, and return its path."""
+    who = {"user": "ann", "uid": os.getuid(), "ftslurm": "0.1.0"}
+    made = {"schema": "ftslurm/run", "version": 1, "run_id": run.run_id, "created_ns": run.began_ns}
+    _put(run.path / "run.json", made | who)
+    for attempt in run.attempts:
+        _put(run.path / "attempts" / attempt["attempt"] / "attempt.json", attempt)
+    _write_state(run, 7)
+    for position, name in enumerate(run.node_names):
+        _put(run.path / "nodes" / f"{name}.json", _by_clock_of(run, name, _word(run, name, position)))
+    for (number, name), node in run.round_nodes.items():
+        told = _with_shorts(run, number, node) if run.shorts else node
+        _put(_round_path(run, number) / "nodes" / f"{name}.json", _by_clock_of(run, name, told))
+        for worker in node["workers"]:
+            _rank_path(run, number, worker["rank"]).mkdir(parents=True, exist_ok=True)
+    for (number, rank), error in run.errors.items():
+        by_clock = _shifted(run, error, error["ftslurm"]["node"]) if run.clocks else error
+        _put(_rank_path(run, number, rank) / "error.json", by_clock)
+    for (number, rank, stream), text in run.outputs.items():
+        name = "stacks.txt" if stream == "stacks" else f"{stream}.log"
+        folder = _rank_path(run, number, rank) if stream == "stacks" else _log_path(run, number, rank)
+        (folder / name).write_text(text)
+    return run.path
+
+
+def _with_shorts(run: RunBuilder, number: int, node: Dict) -> Dict:
+    records = {w["rank"]: run.errors[number, w["rank"]] for w in node["workers"] if (number, w["rank"]) in run.errors}
+    try:
+        table, entries = in_table({rank: short(record) for rank, record in records.items()})
+    except (AttributeError, KeyError, TypeError):
+        # A test has made one what no agent would.
+        return node
+    return node | {"errors": table, "workers": [{**w, "error": entries.get(w["rank"])} for w in node["workers"]]}
+
+
+def _by_clock_of(run: RunBuilder, name: str, value: Dict) -> Dict:
+    """What a node writes, as its clock has it, with what it knows of that."""
+    ahead_ns, error_ns = run.clocks.get(name, (0, None))
+    shifted: Dict = _shifted(run, value, name)
+    if error_ns is None:
+        return shifted
+    return shifted | {"clock": {"offset_ns": -ahead_ns, "error_ns": error_ns, "at_ns": run.now_ns + ahead_ns}}
+
+
+def _shifted(run: RunBuilder, value: Any, name: str) -> Any:
+    ahead_ns = run.clocks.get(name, (0, None))[0]
+    if not run.clocks:
+        return value
+    if isinstance(value, list):
+        return [_shifted(run, each, name) for each in value]
+    if not isinstance(value, dict):
+        return value
+    shifted = {}
+    for key, each in value.items():
+        if key == "failure" and each is not None:
+            shifted[key] = _shifted(run, each, each["node"])
+        elif key.endswith("_ns") and each is not None:
+            shifted[key] = each + ahead_ns
+        else:
+            shifted[key] = _shifted(run, each, name)
+    return shifted
+
+
+def _write_state(run: RunBuilder, token: int) -> None:
+    current = run.history[-1] if run.history else None
+    state = {
+        "schema": "ftslurm/state",
+        "version": 1,
+        "run_id": run.run_id,
+        "attempt": run.attempts[-1]["attempt"],
+        "attempts": [a["attempt"] for a in run.attempts],
+        "min_nodes": len(run.node_names),
+        "max_nodes": len(run.node_names),
+        "max_restarts": run.max_restarts,
+        "restarts_used": max(0, len(run.history) - 1),
+        "coordinator": {"node": "n1", "incarnation": "n1-1", "term": 1},
+        "phase": "closed" if run.closed else "running" if current else "forming",
+        "round": current["round"] if current else 0,
+        "participants": [
+            {
+                "node": name,
+                "incarnation": f"{name}-1",
+                "slots": run.nproc,
+                "first_rank": i * run.nproc,
+                "group_rank": i,
+            }
+            for i, name in enumerate(current["nodes"] if current else [])
+        ],
+        "world_size": current["world_size"] if current else 0,
+        "master": None,
+        "lost": run.lost,
+        "history": run.history,
+        "closed": run.closed,
+    }
+    header = json.dumps({"schema": "ftslurm/cell", "version": 1, "token": token, "nonce": "00ff"})
+    path = run.path / "state" / f"{token:012d}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{header}\n{json.dumps(_shifted(run, state, 'n1'))}\n")
+    (path.parent / "current").write_text(str(token))
+
+
+def _word(run: RunBuilder, name: str, position: int) -> Dict:
+    number = len(run.history)
+    failure = run.history[-1]["failure"] if run.history else None
+    return {
+        "schema": "ftslurm/node",
+        "version": 1,
+        "node": name,
+        "incarnation": f"{name}-1",
+        "counter": 99,
+        "attempt": run.attempts[-1]["attempt"],
+        "position": position,
+        "slots": run.nproc,
+        "host": name,
+        "pid": 100,
+        "address": name,
+        "port": 29400,
+        "status": run.status[name],
+        "round": number,
+        "failure": failure if failure is not None and failure["node"] == name else None,
+        "reason": run.reasons.get(name),
+        "token": 7,
+        "time_ns": run.last_words.get(name, run.now_ns),
+        "health": run.health_of(name),
+        **run.aside.get(name, {}),
+    }
+
+
+def _round_path(run: RunBuilder, number: int) -> Path:
+    return run.path / "rounds" / f"{number:06d}"
+
+
+def _rank_path(run: RunBuilder, number: int, rank: int) -> Path:
+    return _round_path(run, number) / "ranks" / f"{rank:05d}"
+
+
+def _log_path(run: RunBuilder, number: int, rank: int) -> Path:
+    attempt = run.history[number - 1]["attempt"]
+    logs = next((a["logs"] for a in run.attempts if a["attempt"] == attempt), None)
+    if logs is None:
+        return _rank_path(run, number, rank)
+    path = Path(logs) / "rounds" / f"{number:06d}" / "ranks" / f"{rank:05d}"
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _put(path: Path, value: Dict) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))
