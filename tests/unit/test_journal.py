@@ -6,15 +6,19 @@ import errno
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ftslurm.agent.actions import Assignment, Record
 from ftslurm.agent.journal import Journal
 from ftslurm.agent.surroundings import Surroundings
 from ftslurm.agent.workers import Worker
+from ftslurm.failures.record import from_exception
 from ftslurm.rendezvous.member import first_word
+from ftslurm.rendezvous.state import Master
 from ftslurm.sharedfs.filesystem import PosixFileSystem
 from ftslurm.sharedfs.rundir import RunDirectory
 from ftslurm.testing.clock import VirtualClock
@@ -140,3 +144,61 @@ def test_where_nothing_can_be_kept_that_is_said_too(desk: Desk) -> None:
     said = desk.journal.leave()
     assert said is not None
     assert "cannot be kept here either" in said
+
+
+def ended(desk: Desk, rank: int, records: dict[str, Any] | None = None, **end: Any) -> Worker:
+    """Return a worker that has ended, with what it had recorded itself."""
+    directory = desk.local / f"own{rank}"
+    directory.mkdir()
+    if records is not None:
+        (directory / "error.json").write_text(json.dumps(records))
+    worker = Worker(rank, rank, 100 + rank, -1, str(directory), desk.clock.now_ns())
+    worker.ended_ns = desk.clock.now_ns()
+    for name, value in end.items():
+        setattr(worker, name, value)
+    return worker
+
+
+def told(desk: Desk, *workers: Worker, stopped: tuple[int, ...] = (), over: bool = True) -> dict[str, Any]:
+    """Let these have ended in round 1, and return the node's file of it."""
+    word = replace(first_word("n1", "i1", "7.0", 0, 4), round=1)
+    path = Path(desk.run.round_node_file(1, "n1"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for worker in workers:
+        Path(desk.run.rank(1, worker.rank)).mkdir(parents=True, exist_ok=True)
+        error = desk.journal.error_record(worker, word)
+        if error is not None:
+            desk.journal.failed(worker, error, stopped=worker.rank in stopped)
+    assignment = Assignment(1, "7.0", 0, 1, 0, 4, 4, Master("n1", 1), 0, 0)
+    none: frozenset[int] = frozenset()
+    record = Record(assignment, "failed", None, None, frozenset(stopped), none, frozenset({0}), None, over)
+    desk.journal.round(record, workers, word, 0, {})
+    desk.carry()
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def test_the_rounds_file_tells_in_short_of_each_error_record_that_was_published(desk: Desk) -> None:
+    exception = from_exception(ValueError("boom\nmore"), None, {"time_ns": 5, "step": 7}, None)
+    desk.journal.begin()
+    workers = [
+        ended(desk, 0, exception, exit_code=1),
+        ended(desk, 1, exception, exit_code=1),
+        ended(desk, 2, exit_code=0),
+        ended(desk, 3, signal="SIGTERM"),
+    ]
+    node = told(desk, *workers, stopped=(3,))
+    assert [worker["error"] and worker["error"]["of"] for worker in node["workers"]] == [0, 0, None, None]
+    assert node["workers"][0]["error"] == {"of": 0, "message": "boom", "step": 7, "time_ns": 5}
+    (common,) = node["errors"]
+    assert common.pop("like").startswith("=")
+    assert common == {"kind": "exception", "type": "ValueError", "module": "builtins", "where": None}
+    assert desk.published(0) is not None
+    assert desk.published(3) is None, "what ftslurm stopped has nothing to say of its own"
+
+
+def test_the_short_forms_of_a_round_are_forgotten_when_the_next_begins(desk: Desk) -> None:
+    desk.journal.begin()
+    assert told(desk, ended(desk, 0, signal="SIGSEGV"))["errors"][0]["kind"] == "signal"
+    desk.journal.begin()
+    assert told(desk, ended(desk, 1, exit_code=0))["errors"] == []
