@@ -335,7 +335,7 @@ def test_a_fault_is_found_with_a_driver_of_2019(
     old_node.say(
         ["* field 230", *lines] if "ecc" not in expected[0] else ["* error nvmlDeviceGetFieldValues 13", *lines]
     )
-    (found,) = old_node.look("quick").findings()
+    (found,) = old_node.look("quick", environ=SLURM).findings()
     assert found[:3] == expected[:3]
     assert found[3].startswith(expected[3])
 
@@ -414,7 +414,7 @@ def test_a_rank_of_this_job_is_no_stranger(node: Standin) -> None:
         pytest.skip("processes are not judged within a PID namespace")
     node.say([f"3 process {os.getpid()} 50000000000", "3 used 50000000000"])
     assert node.look(["gpu-processes"], own_pid=os.getpid(), busy=True).findings() == []
-    ((_, status, subject, text),) = node.look(["gpu-processes"]).findings()
+    ((_, status, subject, text),) = node.look(["gpu-processes"], environ=SLURM).findings()
     assert (status, subject) == ("fail", "GPU 3")
     assert f"pid {os.getpid()} (" in text
     assert f"user {os.getuid()}) is on it and holds 46.6 of 80.0 GiB" in text

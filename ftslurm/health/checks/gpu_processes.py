@@ -71,7 +71,9 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
     for gpu in facts["gpus"]:
         if gpu.get("mig") or shared or gpu.get("processes") is None or (own is not None and gpu["gpu"] not in own):
             continue
-        findings += _judge(gpu, facts["visible"], own is not None, context)
+        # Where nobody shares the GPUs out (a workstation, no gres), to be beside others is what people do there.
+        certain = own is not None and nvml.given(context.environ) is not None
+        findings += _judge(gpu, facts["visible"], certain, context)
     number = sum(len(gpu.get("processes") or ()) for gpu in facts["gpus"])
     programs = nvml.counted(number, "program") if number else "no programs"
     return Judgement(f"{nvml.counted(len(facts['gpus']), 'GPU')}, {programs}", (*findings, *nvml.unread(facts)))
