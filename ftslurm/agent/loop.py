@@ -34,6 +34,7 @@ from ftslurm.agent.actions import (
 from ftslurm.agent.aside import Aside
 from ftslurm.agent.courier import Courier, Lost, Note, Trouble
 from ftslurm.agent.doorbell import Doorbell
+from ftslurm.agent.fitness import OFF, WATCH
 from ftslurm.agent.guardian import FORWARDED, STOPPING
 from ftslurm.agent.health_watch import HealthSettings, HealthWatch
 from ftslurm.agent.journal import Journal
@@ -42,7 +43,7 @@ from ftslurm.agent.machine import AgentMachine
 from ftslurm.agent.narrate import narrate
 from ftslurm.agent.output import Console
 from ftslurm.agent.ports import ReservedPort
-from ftslurm.agent.preparation import Preparation, Reached
+from ftslurm.agent.preparation import REACH, Preparation, Reached, reach_master
 from ftslurm.agent.rank_monitor import RankMonitor
 from ftslurm.agent.rank_watch import SIZES, Hung, RankWatch, Shown, Told
 from ftslurm.agent.settings import AgentSettings, plan
@@ -120,7 +121,10 @@ class AgentLoop:
         self._surroundings = Surroundings(settings.local_dir, monotonic=monotonic, core_limit=core_limit)
         facts = (settings.facts.run_id, now_ns, self._surroundings, local, lambda: courier.clock)
         self._journal = Journal(courier.send, fs, run, *facts)
-        self._preparation = Preparation(self._make, courier.bring, monotonic)
+        # Not all programs talk to the master: who switches this check off must get his round.
+        reach = None if health.mode == OFF or REACH in health.context.skip else reach_master
+        tell = console.log if health.mode == WATCH else None
+        self._preparation = Preparation(self._make, courier.bring, monotonic, reach, tell)
         self._guard = Guard(monotonic=monotonic)
         self._watch = RankWatch(
             settings, self._monitor, self._journal, self._guard, self._surroundings, courier.send, monotonic

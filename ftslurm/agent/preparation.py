@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from ftslurm.agent.actions import Assignment
 from ftslurm.rendezvous.state import Master
 
+REACH = "network-reach"
+"""The check that this counts as for `--health-skip`."""
 REACH_S = 3.5
 """Two lost packets may be chance: the kernel sends the first one again after 1 s, and after 3 s."""
 ASK_AGAIN_S = 6.0
@@ -46,8 +48,9 @@ class Preparation:
     Args:
         make: has the directories made; its outcome is told to `made`.
         bring: brings a `Reached` to the loop, from a thread.
-        reach: tries to connect; returns a problem, or None.
         monotonic: clock, seconds.
+        reach: tries to connect; returns a problem, or None. None: nobody tries.
+        tell: is told that the master cannot be reached, and the round begins all the same; None: it does not.
     """
 
     def __init__(
@@ -55,12 +58,14 @@ class Preparation:
         make: Callable[[Assignment], None],
         bring: Callable[[Reached], None],
         monotonic: Callable[[], float],
-        reach: Callable[[Master], str | None] | None = None,
+        reach: Callable[[Master], str | None] | None,
+        tell: Callable[[str], None] | None = None,
     ) -> None:
         self._make = make
         self._bring = bring
         self._monotonic = monotonic
-        self._reach = reach or reach_master
+        self._reach = reach
+        self._tell = tell
         self._awaited: _Awaited | None = None
         self.deadline: float | None = None
 
@@ -69,11 +74,11 @@ class Preparation:
         awaited = self._awaited = _Awaited(assignment)
         self.deadline = None
         self._make(assignment)
-        if assignment.group_rank == 0:
+        if assignment.group_rank == 0 or self._reach is None:
             awaited.reach = False
             return
         self.deadline = self._monotonic() + PATIENCE_S
-        threading.Thread(target=self._try, args=(assignment,), name="reach", daemon=True).start()
+        threading.Thread(target=self._try, args=(assignment, self._reach), name="reach", daemon=True).start()
 
     def made(self, round_: int, result: object) -> tuple[int, str | None] | None:
         """Take the outcome of making the directories; return the round and its problem when all is known."""
@@ -90,7 +95,10 @@ class Preparation:
             return None
         self._awaited.reach = False
         self.deadline = None
-        self._awaited.problem = self._awaited.problem or news.problem
+        if news.problem is not None and self._tell is not None:
+            self._tell(news.problem)
+        else:
+            self._awaited.problem = self._awaited.problem or news.problem
         return self._done()
 
     def on_time(self) -> tuple[int, str | None] | None:
@@ -110,9 +118,9 @@ class Preparation:
         self.deadline = None
         return awaited.assignment.round, awaited.problem
 
-    def _try(self, assignment: Assignment) -> None:
+    def _try(self, assignment: Assignment, reach: Callable[[Master], str | None]) -> None:
         try:
-            problem = self._reach(assignment.master)
+            problem = reach(assignment.master)
         except Exception:
             # What cannot be tried is no proof of anything.
             problem = None

@@ -71,6 +71,25 @@ def test_a_master_that_cannot_be_reached_is_the_rounds_problem() -> None:
     assert story.reached() == (1, "no route")
 
 
+def test_where_nobody_is_to_try_the_directories_are_enough() -> None:
+    made: list[int] = []
+    preparation = Preparation(lambda part: made.append(part.round), lambda news: None, lambda: 100.0, None)
+    preparation.begin(assignment(1))
+    assert made == [1] and preparation.deadline is None
+    assert preparation.made(1, None) == (1, None)
+
+
+def test_where_health_only_tells_the_round_begins_all_the_same() -> None:
+    told: list[str] = []
+    story = Story()
+    story.preparation = Preparation(lambda part: None, story._bring, lambda: story.now, story._reach, told.append)
+    story.problem = "no route"
+    story.preparation.begin(assignment(1))
+    story.preparation.made(1, None)
+    assert story.reached() == (1, None)
+    assert told == ["no route"]
+
+
 def test_directories_that_cannot_be_made_are_told_at_once() -> None:
     story = Story()
     story.preparation.begin(assignment(1))
