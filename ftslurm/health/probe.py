@@ -259,7 +259,7 @@ class _Probe:
     def write(self, path: str, data: bytes) -> None:
         """Write a file, read it again by its name and remove it."""
         began = time.monotonic()
-        fd = self.do("create", lambda: _create(path))
+        fd, path = self.do("create", lambda: _create(path))
         try:
             try:
                 self.do("write", lambda: _write(fd, data))
@@ -309,14 +309,21 @@ def _is_empty(directory: str) -> bool:
         return next(entries, None) is None
 
 
-def _create(path: str) -> int:
+def _create(path: str) -> tuple[int, str]:
+    """Make the file anew; return its descriptor and its path."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        return os.open(path, flags, 0o600)
+        return os.open(path, flags, 0o600), path
     except FileExistsError:
+        pass
+    try:
         # A probe that was killed has left it.
         os.unlink(path)
-        return os.open(path, flags, 0o600)
+        return os.open(path, flags, 0o600), path
+    except (FileExistsError, FileNotFoundError, IsADirectoryError, PermissionError):
+        # Where all may write, anybody can put something there that stays: it says nothing of the directory.
+        path += f"-{os.urandom(4).hex()}"
+        return os.open(path, flags, 0o600), path
 
 
 def _write(fd: int, data: bytes) -> None:

@@ -331,6 +331,13 @@ def test_what_a_killed_probe_left_is_removed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_somebody_put_there_under_that_name_says_nothing_of_the_directory(tmp_path: Path) -> None:
+    (tmp_path / ".probe" / "theirs").mkdir(parents=True)
+    (facts,) = probe_all([Wish(str(tmp_path), ".probe", write=4096, durable=True)], 5.0)
+    assert facts["error"] is None and facts["read_s"] is not None
+    assert [one.name for one in tmp_path.iterdir()] == [".probe"]
+
+
 def test_a_link_put_in_the_probes_place_is_not_followed(tmp_path: Path) -> None:
     target = tmp_path / "precious"
     target.write_text("kept")
