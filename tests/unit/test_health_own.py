@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 import ftslurm
+from ftslurm.agent.health_watch import LIMIT_S
+from ftslurm.health.catalog import builtin
 from ftslurm.health.check import BACKGROUND, QUICK, Absent, Check, Context
 from ftslurm.health.checks import own_commands
 from ftslurm.health.figures import count, one_line, size, span
-from ftslurm.health.plugins import GROUP, load, load_from
+from ftslurm.health.plugins import GROUP, LONGEST_S, load, load_from
 from ftslurm.health.run import run
 from ftslurm.health.verdict import FAIL, OK, UNKNOWN, WARN, Json, Judgement, describe, worst
 
@@ -123,6 +125,7 @@ CHECKS = {
     "SETLESS": replace(GOOD, sets=frozenset()),
     "UNKNOWN_SET": replace(GOOD, sets=frozenset(("often",))),
     "ENDLESS": replace(GOOD, limit_s=float("inf")),
+    "LONGER": replace(GOOD, limit_s=60.0),
     "LATE": replace(GOOD, late="bad"),
     "DEAF": replace(GOOD, fetch=None),  # type: ignore[arg-type]
 }
@@ -137,6 +140,10 @@ def module(monkeypatch: pytest.MonkeyPatch) -> None:
             raise AttributeError(name)
 
     monkeypatch.setitem(sys.modules, "site_of_tests", Site())  # type: ignore[arg-type]
+
+
+def test_the_longest_check_fits_into_a_look() -> None:
+    assert max(LONGEST_S, *(check.limit_s for check in builtin())) + 3 < LIMIT_S
 
 
 def points(*names: str) -> list[EntryPoint]:
@@ -164,6 +171,9 @@ BROKEN = [
     pytest.param("SETLESS", "its sets are []", id="plugin-without-sets"),
     pytest.param("UNKNOWN_SET", "its sets are ['often'], expected of quick, background, thorough", id="plugin-set"),
     pytest.param("ENDLESS", "its limit is inf", id="plugin-endless"),
+    pytest.param(
+        "LONGER", "its limit is 60.0, expected more than 0 s and at most 25 s", id="plugin-longer-than-a-look"
+    ),
     pytest.param("LATE", "late is 'bad'", id="plugin-late"),
     pytest.param("DEAF", "fetch and judge must be functions", id="plugin-deaf"),
 ]
