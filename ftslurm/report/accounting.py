@@ -132,11 +132,14 @@ def _moments(snapshot: Snapshot, entry: Dict, files: RoundFiles | None) -> _Roun
     for node in nodes.values():
         if node.started_ns is None:
             continue
-        for progress in (w.progress for w in node.workers):
-            if progress is not None and progress.first_ns is not None and progress.last_ns is not None:
-                begun, done = progress.first_ns - node.started_ns, progress.last_ns - node.started_ns
-                first = begun if first is None else min(first, begun)
-                last = done if last is None else max(last, done)
+        told = [w.progress for w in node.workers if w.progress is not None]
+        spans = [
+            (each.first_ns, each.last_ns) for each in told if each.first_ns is not None and each.last_ns is not None
+        ]
+        if spans:
+            begun, done = min(spans)[0] - node.started_ns, max(span[1] for span in spans) - node.started_ns
+            first = begun if first is None else min(first, begun)
+            last = done if last is None else max(last, done)
     took = _took(snapshot, entry, nodes.values())
     if took is None:
         return _Round(entry, nodes, None, first, last, None)

@@ -11,7 +11,7 @@ from ftslurm.failures.causes import Evidence, classify
 from ftslurm.health.verdict import FAIL, SEVERITY
 from ftslurm.health.word import Health, HealthFinding
 from ftslurm.report.evidence import FAILURE_KEYS
-from ftslurm.report.facts import NodeWord, RoundFiles, Snapshot
+from ftslurm.report.facts import Failure, NodeWord, RoundFiles, Snapshot
 from ftslurm.report.suspect import Suspect
 from ftslurm.report.words import brief, count, duration, ranges, safe
 
@@ -207,6 +207,8 @@ def _left_out(snapshot: Snapshot, rounds: Sequence[Dict]) -> list[Dict]:
     ours = [(each["round"], set(each["nodes"])) for each in rounds if each["attempt"] == newest]
     lost = {each.node for each in (snapshot.state.lost if snapshot.state else ())}
     told = []
+    again = _failed_again(snapshot)
+    words = [word for word in words if word.unfit is not None or word.excluded is not None or word.node in again]
     for word in sorted(words, key=lambda each: each.node):
         part = [number for number, nodes in ours if word.node in nodes]
         without = [number for number, nodes in ours if word.node not in nodes]
@@ -215,9 +217,8 @@ def _left_out(snapshot: Snapshot, rounds: Sequence[Dict]) -> list[Dict]:
             told.append(_out(word, "unfit", later, word.unfit))
         elif word.excluded is not None and without:
             told.append(_out(word, "excluded", without, word.excluded))
-        elif later and part and word.node not in lost and word.reason is None:
-            why = _lemon(snapshot, word)
-            told += [_out(word, "lemon", later, why)] if why else []
+        elif word.node in again and later and part and word.node not in lost and word.reason is None:
+            told.append(_out(word, "lemon", later, again[word.node]))
     return told
 
 
@@ -229,13 +230,17 @@ def _out(word: NodeWord, kind: str, numbers: Sequence[int], why: str) -> Dict:
     return {"node": word.node, "kind": kind, "rounds": list(numbers), "why": why, "text": text}
 
 
-def _lemon(snapshot: Snapshot, word: NodeWord) -> str:
-    """Say that a node failed first again and again; empty if it did not. As `ftslurm.rendezvous.set_aside` decides."""
-    history = snapshot.state.history if snapshot.state else ()
-    own = [h.failure for h in history if h.failure is not None and h.failure.blame and h.failure.node == word.node]
-    if len(own) < LEMON_FAILURES:
-        return ""
-    return f"first to fail in {count(len(own), 'round')}, last: rank {own[-1].rank}: {brief(own[-1].message)}"
+def _failed_again(snapshot: Snapshot) -> dict[str, str]:
+    """Return the nodes that failed first again and again, in words; as `ftslurm.rendezvous.set_aside` counts."""
+    by_node: dict[str, list[Failure]] = {}
+    for entry in snapshot.state.history if snapshot.state else ():
+        if entry.failure is not None and entry.failure.blame:
+            by_node.setdefault(entry.failure.node, []).append(entry.failure)
+    return {
+        node: f"first to fail in {count(len(own), 'round')}, last: rank {own[-1].rank}: {brief(own[-1].message)}"
+        for node, own in by_node.items()
+        if len(own) >= LEMON_FAILURES
+    }
 
 
 def refused(snapshot: Snapshot, rounds: Sequence[Dict]) -> Dict | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ftslurm.report import blame
 from ftslurm.report.facts import RoundFiles, Snapshot
-from ftslurm.report.unread import short_of
+from ftslurm.report.unread import final
 from ftslurm.report.words import count, names, ranges
 
 _FOREIGN = (
@@ -46,8 +46,13 @@ def _of_round(snapshot: Snapshot, files: RoundFiles) -> list[str]:
     absent = [name for name in (entry.nodes if entry is not None else ()) if name not in here]
     if absent:
         lines.append(f"{where}/nodes: no file of {count(len(absent), 'node')} ({names(absent)})")
-    seen = [(node, w) for node in files.nodes for w in node.workers if w.failed and not w.stopped_by_ftslurm]
-    failed = {worker.rank for node, worker in seen if short_of(files, node, worker) is None}
+    failed = {
+        worker.rank
+        for node in files.nodes
+        for worker in node.workers
+        if worker.failed and not worker.stopped_by_ftslurm and (worker.error is None or not final(node, worker))
+    }
+    failed |= {rank for rank, error in files.errors.items() if not error.whole}
     without = sorted(failed - {rank for rank, error in files.errors.items() if error.whole})
     if without:
         lines.append(f"{where}/ranks: no error record of {count(len(without), 'failed rank')} ({ranges(without)})")
