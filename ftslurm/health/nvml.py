@@ -173,8 +173,24 @@ def gpus(pynvml: Any) -> Iterator[Gpu]:
         yield gpu
 
 
-def each(facts: Callable[[Gpu], Json | None]) -> Json:
-    """Fetch `facts` of each GPU that can be asked: {"gpus": [...]}.
+def of_job(gpus: list[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
+    """Return those of the GPUs that are this job's, by its environment; all of them where that cannot be told.
+
+    Where a site lets jobs see each other's GPUs, what is wrong with a neighbour's is no reason to leave a node out.
+    """
+    given_ = given(environ)
+    if given_ is None or given_ >= len(gpus):
+        return gpus
+    numbers = own(environ, [{"gpu": gpu.number, "uuid": text(gpu.ask("uuid", "UUID"))} for gpu in gpus])
+    return gpus if numbers is None else [gpu for gpu in gpus if gpu.number in numbers]
+
+
+def each(environ: Mapping[str, str], facts: Callable[[Gpu], Json | None]) -> Json:
+    """Fetch `facts` of each GPU of the job that can be asked: {"gpus": [...]}.
+
+    Args:
+        environ: the job's.
+        facts: of one GPU; None: it is left out.
 
     Raises:
         Absent: there is none, or NVML does not start, which "gpu-driver" judges.
@@ -182,9 +198,8 @@ def each(facts: Callable[[Gpu], Json | None]) -> Json:
     try:
         with started() as pynvml:
             found = []
-            for gpu in gpus(pynvml):
-                if gpu.errors.get("handle") in ("NO_PERMISSION", "OPERATING_SYSTEM"):
-                    continue
+            hidden = ("NO_PERMISSION", "OPERATING_SYSTEM")
+            for gpu in of_job([gpu for gpu in gpus(pynvml) if gpu.errors.get("handle") not in hidden], environ):
                 if (more := facts(gpu) if gpu.handle is not None else {}) is not None:
                     found.append(gpu.facts(**more))
     except Problem as problem:

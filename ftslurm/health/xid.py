@@ -51,9 +51,9 @@ def line(event_type: int, data: int, gpu: int | None, bus_id: str | None, time_n
 
 
 def watch(pynvml: Any, tell: Callable[[Json], None]) -> None:
-    """Wait for events of all GPUs, for ever, or until there is nothing more to wait for."""
+    """Wait for events of all of the job's GPUs, for ever, or until there is nothing more to wait for."""
     try:
-        gpus = [gpu for gpu in nvml.gpus(pynvml) if gpu.handle is not None]
+        gpus = nvml.of_job([gpu for gpu in nvml.gpus(pynvml) if gpu.handle is not None], os.environ)
         who = {_address(gpu.handle): (gpu.number, _bus_id(gpu)) for gpu in gpus}
         errors = 0
         while errors < GIVE_UP and (events := _registered(pynvml, gpus)) is not None:

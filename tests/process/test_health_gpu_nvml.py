@@ -382,6 +382,14 @@ def test_gpus_that_others_may_use_are_not_missed(node: Standin) -> None:
     assert look.verdicts["gpu-count"]["summary"] == "4 GPUs"
 
 
+def test_a_neighbours_gpu_that_is_sick_is_none_of_this_jobs_business(node: Standin) -> None:
+    node.say(["3 volatile 2", "3 field 230 1", "3 error nvmlDeviceGetTemperature 15"])
+    job = {"SLURM_GPUS_ON_NODE": "2", "CUDA_VISIBLE_DEVICES": "4,5"}
+    assert [one[:2] for one in node.look("thorough", environ=job).findings()] == [("gpu-count", "warn")]
+    theirs = {"SLURM_GPUS_ON_NODE": "2", "CUDA_VISIBLE_DEVICES": "2,3"}
+    assert ("gpu-ecc", "fail", "GPU 3") in [one[:3] for one in node.look("thorough", environ=theirs).findings()]
+
+
 def test_mig_devices_are_counted_and_their_gpu_is_judged(node: Standin) -> None:
     lines = ["0 mig 1", "0 mig-device MIG-aaaa", "0 mig-device MIG-bbbb", "0 mig-device MIG-cccc", "0 volatile 1"]
     lines += ["0 links " + LINKS.replace("1", "0"), "0 field 230 1"]

@@ -17,7 +17,7 @@ _POWER = "Have the node's power supply and power cables looked at."
 
 def fetch(context: Context) -> Json:
     """Read why the clocks are what they are, and the temperatures."""
-    return nvml.each(_facts)
+    return nvml.each(context.environ, _facts)
 
 
 def _facts(gpu: nvml.Gpu) -> Json:

@@ -22,7 +22,7 @@ _REPLACE = "Have the GPU replaced."
 
 def fetch(context: Context) -> Json:
     """Read the counters of each GPU; those of a MIG device are its GPU's."""
-    return nvml.each(_facts)
+    return nvml.each(context.environ, _facts)
 
 
 def _facts(gpu: nvml.Gpu) -> Json:

@@ -25,7 +25,7 @@ _LOOK = "Look at `nvidia-smi nvlink -s` and, with NVSwitches, at the fabric mana
 
 def fetch(context: Context) -> Json:
     """Read links, error counters and the fabric's state of each GPU."""
-    facts = nvml.each(_facts)
+    facts = nvml.each(context.environ, _facts)
     if not any(gpu.get("links") or gpu.get("fabric") for gpu in facts["gpus"]):
         raise Absent("no NVLink here")
     return facts

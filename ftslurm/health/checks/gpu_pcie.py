@@ -21,7 +21,7 @@ _SEAT = "Have the GPU, its riser and its slot looked at."
 
 def fetch(context: Context) -> Json:
     """Read the state of each GPU's link."""
-    facts = nvml.each(_facts)
+    facts = nvml.each(context.environ, _facts)
     facts["monotonic_s"] = time.monotonic()
     return facts
 

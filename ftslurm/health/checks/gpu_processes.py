@@ -23,7 +23,7 @@ _END = "End it, or ask its owner; `nvidia-smi` shows it."
 
 def fetch(context: Context) -> Json:
     """List the programs on each GPU, with those that are this job's marked."""
-    facts = nvml.each(lambda gpu: _facts(gpu, context))
+    facts = nvml.each(context.environ, lambda gpu: _facts(gpu, context))
     try:
         facts["visible"] = os.readlink("/proc/self/ns/pid") == _INITIAL_PID_NAMESPACE
     except OSError:

@@ -26,7 +26,7 @@ _ACTIONS = {
 
 def fetch(context: Context) -> Json:
     """Read the recovery action of each GPU."""
-    facts = nvml.each(lambda gpu: {"action": gpu.fields(_FIELD)[0]})
+    facts = nvml.each(context.environ, lambda gpu: {"action": gpu.fields(_FIELD)[0]})
     if all(gpu.get("action") is None and not gpu["errors"] for gpu in facts["gpus"]):
         raise Absent("this driver has no recovery action")
     return facts

@@ -18,7 +18,7 @@ _REPLACE = "Have the GPU replaced."
 
 def fetch(context: Context) -> Json:
     """Read what each GPU has remapped or retired."""
-    return nvml.each(_facts)
+    return nvml.each(context.environ, _facts)
 
 
 def _facts(gpu: nvml.Gpu) -> Json:
