@@ -305,7 +305,8 @@ def _event(line: bytes) -> HealthFinding | None:
         status = said["status"]
         if status not in SEVERITY:
             return None
-        where = f"GPU {said['gpu']}" + (f" ({said['bus_id']})" if said.get("bus_id") else "")
+        which = "a GPU" if said["gpu"] is None else f"GPU {said['gpu']}"
+        where = which + (f" ({said['bus_id']})" if said.get("bus_id") else "")
         text, advice = (str(said[name])[:300] for name in ("text", "advice"))
         number = f"Xid {said['xid']}: " if said.get("xid") is not None else ""
         return HealthFinding(XID, status, where, number + text, advice, int(said["time_ns"]))

@@ -128,9 +128,7 @@ def meaning(xid: int, text: str = "") -> Meaning:
     Args:
         text: what stands behind the number in the kernel's log; empty where only the number is known.
     """
-    known = MEANINGS.get(
-        xid, Meaning("unknown to this version of ftslurm", WARN, "Look it up in NVIDIA's Xid catalog.")
-    )
+    known = MEANINGS.get(xid, _UNKNOWN)
     if 144 <= xid <= 150 and (found := _FATAL.search(text)):
         return known if found[1] else Meaning(f"fatal {known.text}", FAIL, RESET)
     if xid == 154 and (action := _ACTION.search(text)):
