@@ -30,8 +30,8 @@ LIMIT_S = 30.0
 """A look as a whole, whose checks have their own limits, in seconds: longer than any of these."""
 
 STUCK = 16
-"""While more processes than so many hang in the kernel, left there by earlier looks, none is begun: every one would leave
-some more, until the node has no process numbers."""
+"""While more processes than so many, left by earlier looks, hang in the kernel, none is begun: each would leave some
+more, until the node has no process numbers."""
 
 _RESULT_LIMIT = 8 << 20
 _LINE_LIMIT = 4096
