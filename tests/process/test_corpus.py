@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from test_run import Started
 
+from ftslurm.report.command import make_report
+
 CORPUS = Path(__file__).parents[1] / "corpus"
 sys.path.insert(0, str(CORPUS))
 
@@ -96,6 +98,22 @@ def _check(case: Case, way: str, run: Started) -> None:
     if where and failure["hang"] is None:
         assert f"{failure['where']['shown']}:{failure['where']['line']}" == where, run.out
     _check_text(case, way, run, node, failure)
+    _check_short_forms(run.run_dir)
+
+
+def _check_short_forms(directory: Path) -> None:
+    """What nodes' files tell in short of error records must not change what is said, only how much is read."""
+    whole = directory.with_name(f"{directory.name}-whole")
+    shutil.copytree(directory, whole)
+    for file in whole.glob("rounds/*/nodes/*.json"):
+        node = json.loads(file.read_text())
+        workers = [{key: value for key, value in worker.items() if key != "error"} for worker in node["workers"]]
+        file.write_text(
+            json.dumps({key: value for key, value in node.items() if key != "errors"} | {"workers": workers})
+        )
+        assert {"errors", "workers"} <= set(node), file
+    made = [json.dumps(make_report(path, now_ns=1)) for path in (directory, whole)]
+    assert made[0] == made[1].replace(str(whole), str(directory))
 
 
 def _check_text(case: Case, way: str, run: Started, node: str, failure: dict[str, Any]) -> None:
