@@ -43,7 +43,7 @@ from ftslurm.agent.machine import AgentMachine
 from ftslurm.agent.narrate import narrate
 from ftslurm.agent.output import Console
 from ftslurm.agent.ports import ReservedPort
-from ftslurm.agent.preparation import REACH, Preparation, Reached, reach_master
+from ftslurm.agent.preparation import REACH, Preparation, Tried, reach_master
 from ftslurm.agent.rank_monitor import RankMonitor
 from ftslurm.agent.rank_watch import SIZES, Hung, RankWatch, Shown, Told
 from ftslurm.agent.settings import AgentSettings, plan
@@ -318,7 +318,7 @@ class AgentLoop:
             self._watch.grown(news[1])
         elif isinstance(news, tuple):
             self._on_prepared(self._preparation.made(*news))
-        elif isinstance(news, Reached):
+        elif isinstance(news, Tried):
             self._on_prepared(self._preparation.reached(news))
 
     def _on_prepared(self, done: tuple[int, str | None] | None) -> None:

@@ -27,7 +27,7 @@ the next one, for each of its search domains: that is slow, but ranks would get 
 
 
 @dataclass(frozen=True)
-class Reached:
+class Tried:
     """What came of the connection in that round: a problem, or None."""
 
     round: int
@@ -47,7 +47,7 @@ class Preparation:
 
     Args:
         make: has the directories made; its outcome is told to `made`.
-        bring: brings a `Reached` to the loop, from a thread.
+        bring: brings a `Tried` to the loop, from a thread.
         monotonic: clock, seconds.
         reach: tries to connect; returns a problem, or None. None: nobody tries.
         tell: is told that the master cannot be reached, and the round begins all the same; None: it does not.
@@ -56,7 +56,7 @@ class Preparation:
     def __init__(
         self,
         make: Callable[[Assignment], None],
-        bring: Callable[[Reached], None],
+        bring: Callable[[Tried], None],
         monotonic: Callable[[], float],
         reach: Callable[[Master], str | None] | None,
         tell: Callable[[str], None] | None = None,
@@ -89,7 +89,7 @@ class Preparation:
             self._awaited.problem = f"cannot make the round's directories: {result}"
         return self._done()
 
-    def reached(self, news: Reached) -> tuple[int, str | None] | None:
+    def reached(self, news: Tried) -> tuple[int, str | None] | None:
         """Take the outcome of the connection; return as `made` does."""
         if self._awaited is None or self._awaited.assignment.round != news.round:
             return None
@@ -107,7 +107,7 @@ class Preparation:
             return None
         assignment = self._awaited.assignment
         problem = f"{_name(assignment.master)}: no answer from the name server within {PATIENCE_S:.0f} s"
-        return self.reached(Reached(assignment.round, problem))
+        return self.reached(Tried(assignment.round, problem))
 
     def _done(self) -> tuple[int, str | None] | None:
         awaited = self._awaited
@@ -124,7 +124,7 @@ class Preparation:
         except Exception:
             # What cannot be tried is no proof of anything.
             problem = None
-        self._bring(Reached(assignment.round, problem))
+        self._bring(Tried(assignment.round, problem))
 
 
 def _name(master: Master) -> str:

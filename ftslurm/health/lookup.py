@@ -15,7 +15,7 @@ Resolver = Callable[[str], "list[str]"]
 
 
 @dataclass(frozen=True)
-class Looked:
+class Resolved:
     """What came of one name.
 
     Attributes:
@@ -38,28 +38,28 @@ def system(name: str) -> list[str]:
     return [str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
 
 
-def look_up(names: Iterable[str], limit_s: float, resolver: Resolver = system) -> dict[str, Looked]:
+def look_up(names: Iterable[str], limit_s: float, resolver: Resolver = system) -> dict[str, Resolved]:
     """Look up names, at most so many seconds in all. Look-ups that hang are left to threads that end with us."""
     todo: queue.SimpleQueue[str] = queue.SimpleQueue()
-    done: queue.SimpleQueue[tuple[str, Looked]] = queue.SimpleQueue()
+    done: queue.SimpleQueue[tuple[str, Resolved]] = queue.SimpleQueue()
     wanted = list(dict.fromkeys(names))
     for name in wanted:
         todo.put(name)
     began = time.monotonic()
     for _ in range(min(AT_ONCE, len(wanted))):
         threading.Thread(target=_work, args=(todo, done, resolver), daemon=True).start()
-    found: dict[str, Looked] = {}
+    found: dict[str, Resolved] = {}
     while len(found) < len(wanted):
         try:
-            name, looked = done.get(timeout=max(0.0, began + limit_s - time.monotonic()))
+            name, resolved = done.get(timeout=max(0.0, began + limit_s - time.monotonic()))
         except queue.Empty:
             break
-        found[name] = looked
-    late = Looked(None, limit_s, f"no answer within {limit_s:g} s")
+        found[name] = resolved
+    late = Resolved(None, limit_s, f"no answer within {limit_s:g} s")
     return {name: found.get(name, late) for name in wanted}
 
 
-def _work(todo: queue.SimpleQueue[str], done: queue.SimpleQueue[tuple[str, Looked]], resolver: Resolver) -> None:
+def _work(todo: queue.SimpleQueue[str], done: queue.SimpleQueue[tuple[str, Resolved]], resolver: Resolver) -> None:
     while True:
         try:
             name = todo.get_nowait()
@@ -67,8 +67,8 @@ def _work(todo: queue.SimpleQueue[str], done: queue.SimpleQueue[tuple[str, Looke
             return
         began = time.monotonic()
         try:
-            looked = Looked(tuple(sorted(set(resolver(name)))), time.monotonic() - began)
+            resolved = Resolved(tuple(sorted(set(resolver(name)))), time.monotonic() - began)
         except (OSError, UnicodeError) as error:
             words = str(getattr(error, "strerror", None) or error)
-            looked = Looked((), time.monotonic() - began, words)
-        done.put((name, looked))
+            resolved = Resolved((), time.monotonic() - began, words)
+        done.put((name, resolved))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ftslurm.agent.actions import Assignment
-from ftslurm.agent.preparation import PATIENCE_S, Preparation, Reached, reach_master
+from ftslurm.agent.preparation import PATIENCE_S, Preparation, Tried, reach_master
 from ftslurm.rendezvous.state import Master
 
 
@@ -24,7 +24,7 @@ class Story:
         self.made: list[int] = []
         self.go = threading.Event()
         self.problem: str | None = None
-        self.brought: list[Reached] = []
+        self.brought: list[Tried] = []
         self.came = threading.Event()
         make = lambda part: self.made.append(part.round)  # noqa: E731
         self.preparation = Preparation(make, self._bring, lambda: self.now, self._reach)
@@ -33,7 +33,7 @@ class Story:
         assert self.go.wait(10)
         return self.problem
 
-    def _bring(self, news: Reached) -> None:
+    def _bring(self, news: Tried) -> None:
         self.brought.append(news)
         self.came.set()
 
@@ -116,7 +116,7 @@ def test_what_belongs_to_an_earlier_round_counts_for_nothing() -> None:
     story.preparation.begin(assignment(1))
     story.preparation.begin(assignment(2, group_rank=0))
     assert story.preparation.made(1, None) is None
-    assert story.preparation.reached(Reached(1, "x")) is None
+    assert story.preparation.reached(Tried(1, "x")) is None
     assert story.preparation.made(2, None) == (2, None)
 
 
