@@ -1,12 +1,15 @@
 """Sets nodes aside for later jobs: those that failed first again and again, and those whose hardware is broken.
 
-The coordinator writes down the former, each node itself the latter. Only files are written, which templates, requeues
-and people read; draining a node is opt-in.
+The coordinator writes down the former, each node itself the latter, on a thread of its own: the directory may be on a
+filesystem that hangs, and Slurm may take its time. Only files are written, which templates, requeues and people read;
+draining a node is opt-in, and done for its hardware alone: a guess from two failures is enough to prefer others, not to
+take a node from everybody.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -16,6 +19,8 @@ from ftslurm.health.word import HealthFinding
 from ftslurm.nodes.exclude import Exclusions, as_line, lemon
 from ftslurm.rendezvous.set_aside import lemons
 from ftslurm.rendezvous.state import BY_NODE, Failure, NodeWord, State
+from ftslurm.sharedfs.publish import BadFile
+from ftslurm.sharedfs.rundir import RunDirectoryError
 
 HARDWARE = ("gpu-", "amd-", "nic-")
 """Checks of what breaks on one node. A full /scratch is everybody's trouble, and no node is to be avoided for it."""
@@ -42,10 +47,11 @@ class Aside:
     """What the coordinator of a run does about its failing nodes.
 
     Args:
-        exclusions: where it is written down; used by errands alone, on the courier's thread.
+        exclusions: where it is written down; used by this one's thread alone.
         run_id: of this run.
         now_ns: wall clock, nanoseconds since the epoch.
         tell: tells the user a line, from any thread.
+        start: has a function run elsewhere, while nothing waits for it.
     """
 
     def __init__(
@@ -55,6 +61,7 @@ class Aside:
         run_id: str,
         now_ns: Callable[[], int],
         tell: Callable[[str], None],
+        start: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         self._settings = settings
         self._exclusions = exclusions
@@ -64,9 +71,48 @@ class Aside:
         self._known: dict[str, str] = {}
         self._struck: set[tuple[int, str]] = set()
         self._broken: HealthFinding | None = None
+        self._errands: deque[Callable[[], None]] = deque()
+        self._working = threading.Lock()
+        self._start = start or _on_a_thread
 
-    def errands(self, state: State) -> list[Callable[[], None]]:
-        """Return what is to be written because of the newest state, each once."""
+    def on_state(self, state: State) -> None:
+        """Have written down what follows from the newest state; the coordinator calls this."""
+        self._send(self._of_state(state))
+
+    def on_health(self, word: NodeWord) -> None:
+        """Have written down what follows from this node's own health."""
+        self._send(self._of_health(word))
+
+    def finish(self, timeout_s: float) -> bool:
+        """Wait until all is written; False when that took longer than `timeout_s` seconds."""
+        done = self._working.acquire(timeout=timeout_s)
+        if done:
+            self._working.release()
+        return done
+
+    def _send(self, errands: Iterable[Callable[[], None]]) -> None:
+        self._errands += errands
+        if self._errands and self._working.acquire(blocking=False):
+            self._start(self._work)
+
+    def _work(self) -> None:
+        while True:
+            try:
+                while self._errands:
+                    self._run(self._errands.popleft())
+            finally:
+                self._working.release()
+            # One that came just before the release found nobody to start.
+            if not self._errands or not self._working.acquire(blocking=False):
+                return
+
+    def _run(self, errand: Callable[[], None]) -> None:
+        try:
+            errand()
+        except (OSError, BadFile, RunDirectoryError) as error:
+            self._tell(f"what is known of a node cannot be noted in {self._exclusions.directory}: {error}")
+
+    def _of_state(self, state: State) -> list[Callable[[], None]]:
         if not self._settings.after:
             return []
         found: list[Callable[[], None]] = []
@@ -91,14 +137,13 @@ class Aside:
             found.append(lambda node=node, reason=reason: self._take_back(node, reason))  # type: ignore[misc]
         return found
 
-    def own_errands(self, word: NodeWord) -> list[Callable[[], None]]:
-        """Return what is to be written because of this node's own health: broken hardware, or that it is well again."""
+    def _of_health(self, word: NodeWord) -> list[Callable[[], None]]:
         if not self._settings.after:
             return []
         node, broken = word.node, _broken(word)
         if broken is not None and self._broken is None:
             self._broken = broken
-            return [lambda: self._exclude(node, broken.line())]
+            return [lambda: self._exclude(node, broken.line(), drain=True)]
         if broken is None and self._broken is not None and word.unfit is None:
             over, self._broken = self._broken, None
             # That a GPU is well while it idles does not undo what it said of itself under load.
@@ -118,9 +163,9 @@ class Aside:
         known = self._exclusions.strike(failure.node, self._run_id, failure.message, failure.time_ns)
         reason = lemon(known, self._now_ns())
         if reason is not None and not known.holds(self._now_ns()):
-            self._exclude(failure.node, reason)
+            self._exclude(failure.node, reason, drain=True)
 
-    def _exclude(self, node: str, reason: str) -> None:
+    def _exclude(self, node: str, reason: str, drain: bool = False) -> None:
         if self._is_ours(node, reason):
             # The coordinator before this one has done so.
             return
@@ -128,14 +173,13 @@ class Aside:
         until_ns = now_ns + round(self._settings.for_s * 1e9)
         self._exclusions.exclude(node, reason, f"run {self._run_id}", until_ns, now_ns)
         self._tell(f"{node} is set aside for {_span(self._settings.for_s)}: {reason} (`ftslurm nodes allow {node}`)")
-        if self._settings.drain is not None:
-            # Slurm may take its time, and this thread is the one that says that the node lives.
-            threading.Thread(target=self._drain, args=(node, reason), name="drain", daemon=True).start()
+        if drain and self._settings.drain is not None:
+            problem = self._settings.drain(node, f"ftslurm: {reason}")
+            self._tell(f"{node} could not be drained: {problem}" if problem else f"{node} is drained")
 
-    def _drain(self, node: str, reason: str) -> None:
-        assert self._settings.drain is not None
-        problem = self._settings.drain(node, f"ftslurm: {reason}")
-        self._tell(f"{node} could not be drained: {problem}" if problem else f"{node} is drained")
+
+def _on_a_thread(work: Callable[[], None]) -> None:
+    threading.Thread(target=work, name="aside", daemon=True).start()
 
 
 def _broken(word: NodeWord) -> HealthFinding | None:

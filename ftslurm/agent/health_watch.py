@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from ftslurm.agent.fitness import OFF, XID, Fitness
 from ftslurm.agent.kernel import kill_descendants, parent_of
-from ftslurm.health.check import Context
+from ftslurm.health.check import Context, Peer
 from ftslurm.health.look import decode
 from ftslurm.health.run import Looked
 from ftslurm.health.verdict import SEVERITY
@@ -24,7 +24,7 @@ from ftslurm.rendezvous.state import NodeWord
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ftslurm.rendezvous.state import Failure
+    from ftslurm.rendezvous.state import Failure, State
 
 LIMIT_S = 30.0
 """A look as a whole, whose checks have their own limits, in seconds: longer than any of these."""
@@ -105,6 +105,7 @@ class HealthWatch:
         self._sentinel: _Process | None = None
         self._busy = False
         self._present: tuple[str, ...] = ()
+        self._peers: tuple[Peer, ...] = ()
         self.fd = self._poll.fileno()
 
     @property
@@ -116,6 +117,12 @@ class HealthWatch:
         """Start the first look."""
         self._fitness.begin()
         self._start_wanted()
+
+    def on_state(self, state: State) -> None:
+        """The newest state was read: looks try to reach the master of its round, where that is another node."""
+        first = next((one.node for one in state.participants if one.group_rank == 0), None)
+        if state.master is not None and first is not None and first != self._settings.context.node:
+            self._peers = (Peer(first, state.master.address, state.master.port),)
 
     def say(self, word: NodeWord) -> NodeWord:
         """Return the word with what there is to say of this node's health."""
@@ -174,7 +181,7 @@ class HealthWatch:
         settings = self._settings
         request = {
             "set": self._set,
-            "context": replace(settings.context, busy=self._busy).to_json(),
+            "context": replace(settings.context, busy=self._busy, peers=self._peers).to_json(),
             "facts": os.path.join(settings.local_dir, "health-facts.json"),
         }
         path = os.path.join(settings.local_dir, "health-request.json")

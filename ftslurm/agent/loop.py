@@ -61,6 +61,7 @@ HANDLED = (*FORWARDED, signal.SIGCHLD)
 SWEEP_RETRY_S, QUICK_S = 0.02, 1.0
 UNKILLABLE_S = 10.0
 FINISH_S = 6.0
+ASIDE_S = 2.0
 OVERSLEPT_S = 5.0
 TROUBLE_LOOK_S = 1.0
 
@@ -172,6 +173,8 @@ class AgentLoop:
         while self._courier.news:
             # A coordinator's last look may have closed the run.
             self._tell(self._courier.news.popleft())
+        if not self._aside.finish(ASIDE_S):
+            self._console.log("not all that is known of the nodes could be noted for later jobs in time")
         if not finished:
             self._console.log(f"the shared directory has not answered for {FINISH_S:.0f} s: leaving all the same")
         if kept := self._journal.leave():
@@ -273,8 +276,7 @@ class AgentLoop:
         if word != self._word:
             self._word = word
             self._courier.say(word)
-            for errand in self._aside.own_errands(word):
-                self._courier.send(errand)
+            self._aside.on_health(word)
 
     # What happened
 
@@ -329,10 +331,10 @@ class AgentLoop:
         """Tell the user what the coordinator has decided; only the coordinator does."""
         if isinstance(news, View) and news.state is not None:
             if news.coordinating:
-                for errand in self._aside.errands(news.state):
-                    self._courier.send(errand)
+                self._aside.on_state(news.state)
                 for line in narrate(self._told, news.state):
                     self._console.log(line)
+            self._health.on_state(news.state)
             self._told = news.state
 
     def _on_trouble(self, problem: str | None) -> None:

@@ -138,7 +138,8 @@ class AgentMachine:
         if self._leaving is not None or (self._state is not None and not self._is_current(self._state)):
             return self._sweep()
         if problem is not None:
-            return self._fail_to_start(0, problem, now)
+            # It may as well be the master's node that is cut off, or the shared directory: nobody is to blame yet.
+            return self._fail_to_start(0, problem, now, blame=None)
         self.phase = RUNNING
         self._round.alive = set(range(self._slots))
         # Said first: starting may fail, and what is said of that must be the last word.
@@ -370,7 +371,7 @@ class AgentMachine:
         current.showing = True
         return [Show(tuple(sorted(current.alive)))]
 
-    def _fail_to_start(self, local_rank: int, problem: str, now: Moment) -> list[Action]:
+    def _fail_to_start(self, local_rank: int, problem: str, now: Moment, blame: str | None = PERHAPS) -> list[Action]:
         current = self._round
         assert current is not None
         rank = current.assignment.first_rank + local_rank
@@ -385,7 +386,7 @@ class AgentMachine:
             None,
             problem[:500],
             None,
-            blame=PERHAPS,
+            blame=blame,
         )
         self.phase = RUNNING
         actions = self._note_failure(current, failure)

@@ -91,6 +91,8 @@ class Check:
         fetch: gets the facts, in a process of its own that is killed when the time is over; `Absent` when there is
             nothing to look at. What it raises otherwise makes the verdict UNKNOWN.
         judge: from the facts, those of the look before (None: the first look) and the context to the judgement; pure.
+        lasting: as long as it fails, it is compared with the last look at which it did not: a counter that grew too
+            fast is not well because it rests for a moment. False: its facts say themselves for how long they count.
         late: the status when the fetch does not come back in time.
         late_text, late_advice: what that means: "the driver hangs".
     """
@@ -101,6 +103,7 @@ class Check:
     limit_s: float
     fetch: Fetch
     judge: Judge
+    lasting: bool = True
     late: str = FAIL
     late_text: str = "it hangs"
     late_advice: str = "Look at the node's kernel log."

@@ -10,13 +10,13 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
 from ftslurm.agent.kernel import become_subreaper, descendants, die_with_parent, kill_descendants
 from ftslurm.health import nvml
 from ftslurm.health.catalog import all_checks, chosen
-from ftslurm.health.check import SETS, Context
+from ftslurm.health.check import SETS, Check, Context
 from ftslurm.health.run import Looked, run
 from ftslurm.health.verdict import FAIL, Finding, Json, Verdict, without_facts
 
@@ -35,8 +35,9 @@ def main() -> int:
         raise ValueError(f"unknown set of checks {request['set']!r}")
     before = read_facts(request["facts"])
     nvml.preload()
-    looked = run(chosen(all_checks(), request["set"], context.skip), context, before)
-    write_facts(request["facts"], facts_to_keep(before, looked))
+    checks = chosen(all_checks(), request["set"], context.skip)
+    looked = run(checks, context, before)
+    write_facts(request["facts"], facts_to_keep(checks, before, looked))
     sys.stdout.write(encode(replace(looked, stuck=leave_nothing())))
     sys.stdout.flush()
     return 0
@@ -56,14 +57,15 @@ def leave_nothing() -> tuple[int, ...]:
         time.sleep(0.005)
 
 
-def facts_to_keep(before: Mapping[str, Json], looked: Looked) -> dict[str, Json]:
-    """Return the facts that the next look is compared with.
-
-    Of a check that fails the earlier ones stay: a counter that grew too fast is not well because it rests for a moment.
-    """
-    new = {v.check: v.facts for v in looked.verdicts if v.facts is not None and v.status != FAIL}
-    failed = {v.check: v.facts for v in looked.verdicts if v.facts is not None and v.status == FAIL}
-    return {**failed, **before, **new}
+def facts_to_keep(checks: Sequence[Check], before: Mapping[str, Json], looked: Looked) -> dict[str, Json]:
+    """Return the facts that the next look is compared with: the new ones, but for what `Check.lasting` keeps."""
+    lasting = {check.name for check in checks if check.lasting}
+    kept = dict(before)
+    for one in looked.verdicts:
+        stays = one.status == FAIL and one.check in lasting and one.check in before
+        if one.facts is not None and not stays:
+            kept[one.check] = one.facts
+    return kept
 
 
 def encode(looked: Looked) -> str:

@@ -29,7 +29,7 @@ class Coordinator:
             return problem
 
         settings = AsideSettings(after, 86_400.0, drain if drained is not None else None)
-        self.aside = Aside(settings, self.exclusions, "job-7", lambda: self.now_ns, self._tell)
+        self.aside = Aside(settings, self.exclusions, "job-7", lambda: self.now_ns, self._tell, lambda work: work())
 
     def _tell(self, text: str) -> None:
         self.told.append(text)
@@ -37,15 +37,13 @@ class Coordinator:
             self.heard.set()
 
     def see(self, story: Story) -> int:
-        errands = self.aside.errands(story.state)
-        for errand in errands:
-            errand()
+        errands = self.aside._of_state(story.state)
+        self.aside._send(errands)
         return len(errands)
 
     def hear(self, word: NodeWord) -> int:
-        errands = self.aside.own_errands(word)
-        for errand in errands:
-            errand()
+        errands = self.aside._of_health(word)
+        self.aside._send(errands)
         return len(errands)
 
 
@@ -192,3 +190,37 @@ def test_draining_is_asked_for_and_its_outcome_told() -> None:
     refused.hear(unfit("gpu-count"))
     assert refused.heard.wait(10)
     assert refused.told[-1] == "n1 could not be drained: this user may not"
+
+
+def test_a_guess_from_two_failures_drains_nobody() -> None:
+    drained: list[str] = []
+    coordinator, story = Coordinator(drained=drained), Story(2)
+    story.join()
+    for _ in range(2):
+        fail_first(story, 2, "perhaps")
+        coordinator.see(story)
+    assert coordinator.exclusions.of("n2", coordinator.now_ns) is not None and drained == []
+
+
+def test_a_directory_that_hangs_holds_up_nobody_and_the_next_word_is_written_too() -> None:
+    go, written = threading.Event(), []
+    coordinator = Coordinator()
+    aside = Aside(AsideSettings(2, 60.0), coordinator.exclusions, "r", lambda: 0, print)
+    aside._send([lambda: written.append(go.wait(10))])
+    aside._send([lambda: written.append("next")])
+    assert not aside.finish(0.01)
+    go.set()
+    assert aside.finish(10)
+    assert written == [True, "next"]
+
+
+def test_a_directory_that_cannot_be_written_is_named() -> None:
+    coordinator = Coordinator()
+
+    def fail() -> None:
+        raise OSError(13, "Permission denied")
+
+    coordinator.aside._send([fail])
+    assert coordinator.told == [
+        "what is known of a node cannot be noted in /runs/excluded: [Errno 13] Permission denied"
+    ]

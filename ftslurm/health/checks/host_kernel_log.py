@@ -100,6 +100,7 @@ CHECK = Check(
     limit_s=3.0,
     fetch=fetch,
     judge=judge,
+    lasting=False,
     late="unknown",
     late_text="/dev/kmsg does not answer",
 )
