@@ -9,15 +9,14 @@ import re
 
 LIMIT = 200
 _TAIL = 16 * 1024
-_THROWN = re.compile(
+_THROWN = (
     r"^terminate called after throwing an instance of '(?P<type>[^'\n]{1,200})'(?:\n *what\(\): +(?P<what>[^\n]*))?"
     r"|^(?:libc\+\+abi(?:\.dylib)?: )terminating (?:due to|with) uncaught exception of type (?P<clang>[^\n]{1,300})"
     r"|^(?P<plain>terminate called (?:without an active exception|recursively))$"
     r"|^(?P<assertion>[^\n:]{1,200}: [^\n]{1,300}: Assertion `[^\n]{1,300}' failed\.)$"
     r"|^(?P<libc>(?:free|malloc|realloc|munmap_chunk|malloc_consolidate|calloc)\(\): [a-z][^\n]{1,100}"
     r"|double free or corruption[^\n]{0,40}|corrupted (?:size vs\. prev_size|double-linked list)[^\n]{0,60}"
-    r"|\*\*\* (?:stack smashing|buffer overflow) detected \*\*\*: terminated)$",
-    re.MULTILINE,
+    r"|\*\*\* (?:stack smashing|buffer overflow) detected \*\*\*: terminated)$"
 )
 
 
@@ -27,7 +26,7 @@ def last_words(tail: str) -> str:
     Args:
         tail: the end of its stderr.
     """
-    all_of_them = list(_THROWN.finditer(tail[-_TAIL:].replace("\r\n", "\n")))
+    all_of_them = list(re.finditer(_THROWN, tail[-_TAIL:].replace("\r\n", "\n"), re.MULTILINE))
     if not all_of_them:
         return ""
     found = all_of_them[-1]

@@ -42,7 +42,7 @@ from ftslurm.report.facts import (
     Snapshot,
     State,
 )
-from ftslurm.report.hang import culprits, hang_of
+from ftslurm.report.hung import hang_of
 from ftslurm.report.overlap import overlapped
 from ftslurm.report.reading import list_directory, open_folder, parse_json, read_file, read_tail
 from ftslurm.report.scheduler import scheduler_from
@@ -360,9 +360,12 @@ class _Reader:
             folder = self.log_folder(snapshot, files)
             tails = {s.rank: tuple(self.tails(folder, s, first=s is found[0])) for s in wanted}
             hang = hang_of(snapshot, files.number)
-            for rank in culprits(files, hang) if hang is not None and budget > 0 else ():
-                tails[rank] = tuple(self.logs(folder / f"{rank:05d}", ("stderr", "stdout")))
-                budget -= 1
+            if hang is not None and budget > 0:
+                from ftslurm.report.hang import culprits
+
+                for rank in culprits(files, hang):
+                    tails[rank] = tuple(self.logs(folder / f"{rank:05d}", ("stderr", "stdout")))
+                    budget -= 1
             if self.rank is not None and files.number == chosen:
                 tails[self.rank] = tuple(self.all_of(folder, self.rank))
             done.append(replace(files, tails=tails))

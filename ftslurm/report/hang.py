@@ -22,13 +22,11 @@ from ftslurm.monitor.triage import (
     tree,
     triage,
 )
-from ftslurm.report import blame
 from ftslurm.report.evidence import FAILURE_KEYS, VARIABLE, log_end, place_of
-from ftslurm.report.facts import Failure, LogTail, RoundFiles, Snapshot, Worker
-from ftslurm.report.suspect import Suspect
+from ftslurm.report.facts import Failure, LogTail, RoundFiles, Worker
+from ftslurm.report.hung import HANG
 from ftslurm.report.words import ranges
 
-HANG = "hang"
 GROUPS_KEPT, BRANCHES_FROM = 64, 6
 NATIVE_LINES = 60
 _ADVICE = {
@@ -43,31 +41,6 @@ _ADVICE = {
 _NOBODY = "All wait, and Python's stacks do not tell for what: look at the network and the devices of all nodes."
 
 Dict = dict[str, Any]
-
-
-def hang_of(snapshot: Snapshot, number: int) -> Failure | None:
-    """Return the hang that ended a round; None if it was something else."""
-    entry = blame.history_of(snapshot, number)
-    if entry is not None and entry.failure is not None:
-        return entry.failure if entry.failure.kind == HANG else None
-    return next((f for f in blame.summaries(snapshot, number).values() if f.kind == HANG), None)
-
-
-def is_first(hang: Failure, found: Sequence[Suspect]) -> bool:
-    """Whether the hang was the round's first failure: nothing primary was seen before its time-out expired.
-
-    A rank that raised an exception and then did not end makes the others hang.
-    """
-    time_ns = hang.time_ns
-    return not any(
-        s.cause.role == "primary" and s.time_ns is not None and time_ns is not None and s.time_ns < time_ns
-        for s in found
-    )
-
-
-def without_hung(hang: Failure, found: Sequence[Suspect]) -> list[Suspect]:
-    """Return the failed workers without the hung one, whose own end was our doing."""
-    return [s for s in found if s.rank != hang.rank or s.kind == "exception"]
 
 
 def culprits(files: RoundFiles, hang: Failure) -> list[int]:
@@ -202,4 +175,4 @@ def _seen(files: RoundFiles, rank: int) -> tuple[str | None, Worker | None]:
     return next(((n.node, w) for n in files.nodes for w in n.workers if w.rank == rank), (None, None))
 
 
-__all__ = ["HANG", "culprits", "hang_failure", "hang_of", "is_first", "whereabouts", "without_hung"]
+__all__ = ["culprits", "hang_failure", "whereabouts"]

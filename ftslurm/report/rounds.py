@@ -6,13 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ftslurm.monitor.pace import Histogram, slow_ranks
-from ftslurm.monitor.triage import Triage, triage
 from ftslurm.report import blame, health
 from ftslurm.report.clocks import Doubt
 from ftslurm.report.evidence import short, signature, worker_failure
-from ftslurm.report.facts import History, RoundFiles, Snapshot, Worker
-from ftslurm.report.hang import hang_failure, hang_of, is_first, whereabouts, without_hung
+from ftslurm.report.facts import Failure, History, RoundFiles, Snapshot, Worker
+from ftslurm.report.hung import hang_of, is_first, without_hung
 from ftslurm.report.lost import WORLD_LIMIT, lost_failure, lost_first
 from ftslurm.report.suspect import Suspect
 from ftslurm.report.words import ranges
@@ -58,6 +56,10 @@ def round_report(snapshot: Snapshot, number: int, *, newest: bool) -> Dict:
 
 def _slow(files: RoundFiles) -> list[Dict]:
     homes = {worker.rank: (node.node, worker.pace) for node in files.nodes for worker in node.workers if worker.pace}
+    if not homes:
+        return []
+    from ftslurm.monitor.pace import Histogram, slow_ranks
+
     found = slow_ranks({rank: Histogram.from_pairs(pace) for rank, (_, pace) in homes.items()})
     return [
         {"rank": each.rank, "node": homes[each.rank][0], "median_s": each.median_s, "others_s": each.others_s}
@@ -84,8 +86,7 @@ def _first(
 ) -> tuple[Dict | None, list[Suspect], Dict | None]:
     """Choose the first failure of the round; return it with the suspects that remain and where the ranks were."""
     hung = hang_of(snapshot, files.number)
-    verdict = triage(files.stacks.values())
-    where = whereabouts(files, verdict, _world_size(files, entry))
+    where = _whereabouts(files, entry) if files.stacks else None
     if outcome in ("stopped", "succeeded", "running"):
         return None, found, where
     name = _attempt_name(files, entry)
@@ -93,8 +94,7 @@ def _first(
     if hung is not None:
         found = without_hung(hung, found)
     if hung is not None and is_first(hung, found):
-        tails = next((files.tails[rank] for rank in (*_accused(verdict), hung.rank) if rank in files.tails), ())
-        first = hang_failure(files, hung, verdict, tails, _steps(files)["last_step"], cwd)
+        first = _hang(files, hung, cwd)
         return _with_proofs(snapshot, files.number, first), found, where
     lost = lost_first(snapshot, files, entry, found)
     if lost is not None:
@@ -110,8 +110,21 @@ def _with_proofs(snapshot: Snapshot, number: int, first: Dict) -> Dict:
     return first | {"evidence_lines": [*health.proofs(snapshot, number, first), *(first["evidence_lines"] or ())]}
 
 
-def _accused(verdict: Triage) -> list[int]:
-    return [group.ranks[0] for group in verdict.suspects[:1]]
+def _whereabouts(files: RoundFiles, entry: History | None) -> Dict | None:
+    from ftslurm.monitor.triage import triage
+    from ftslurm.report.hang import whereabouts
+
+    return whereabouts(files, triage(files.stacks.values()), _world_size(files, entry))
+
+
+def _hang(files: RoundFiles, hung: Failure, cwd: str | None) -> Dict:
+    from ftslurm.monitor.triage import triage
+    from ftslurm.report.hang import hang_failure
+
+    verdict = triage(files.stacks.values())
+    accused = [group.ranks[0] for group in verdict.suspects[:1]]
+    tails = next((files.tails[rank] for rank in (*accused, hung.rank) if rank in files.tails), ())
+    return hang_failure(files, hung, verdict, tails, _steps(files)["last_step"], cwd)
 
 
 def _ranks(following: Following) -> Iterable[int]:
