@@ -21,7 +21,7 @@ AFTERWARDS_S = 300.0
 """A look after a failure finds what may have caused it; what is found later than this is another story."""
 PROOFS_KEPT = 4
 OF_THE_FAILURE = "failure"
-"""A finding that the agent made of the failure itself (`ftslurm.agent.fitness`) proves nothing about it."""
+"""A finding that the agent made of the failure itself (`ftslurm.agent.fitness`): it proves nothing, and is told as it."""
 
 _GPU, _NIC = ("gpu-", "amd-"), ("nic-",)
 _GPU_NUMBER = re.compile(r"GPU (\d{1,3})(?![\d:])")
@@ -59,6 +59,8 @@ def findings(snapshot: Snapshot, number: int | None = None) -> list[Found]:
     kept: dict[tuple[str, str, str], Found] = {}
     for node, health, where in told:
         for finding in health.findings:
+            if finding.check == OF_THE_FAILURE:
+                continue
             key = node, finding.check, finding.subject
             known = kept.get(key)
             if known is not None:
@@ -97,7 +99,7 @@ def proofs(snapshot: Snapshot, number: int, failure: Dict) -> list[str]:
 
 def _failed_checks(snapshot: Snapshot, number: int, node: str, time_ns: int | None) -> list[HealthFinding]:
     own = (each.finding for each in findings(snapshot, number) if each.node == node)
-    bad = [each for each in own if each.status == FAIL and each.check != OF_THE_FAILURE]
+    bad = [each for each in own if each.status == FAIL]
     return [each for each in bad if time_ns is None or each.since_ns <= time_ns + AFTERWARDS_S * 1e9]
 
 

@@ -111,6 +111,7 @@ def test_a_failed_check_does_not_explain(
     assert (report["cause"]["cause"], report["cause"]["rank"]) == (cause, 7)
     proofs = "\n".join(report["cause"]["evidence_lines"])
     assert ("health: " in proofs) == (check != "failure"), "but people should know of it"
+    assert len(report["health"]["findings"]) == (check != "failure"), "the failure itself is no finding about it"
 
 
 def test_a_warning_explains_nothing(tmp_path: Path) -> None:
