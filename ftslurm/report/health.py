@@ -21,7 +21,7 @@ AFTERWARDS_S = 300.0
 """A look after a failure finds what may have caused it; what is found later than this is another story."""
 PROOFS_KEPT = 4
 OF_THE_FAILURE = "failure"
-"""A finding that the agent made of the failure itself (`ftslurm.agent.fitness`): it proves nothing, and is told as it."""
+"""A finding that the agent made of the failure itself (`ftslurm.agent.fitness`): it proves nothing new."""
 
 _GPU, _NIC = ("gpu-", "amd-"), ("nic-",)
 _GPU_NUMBER = re.compile(r"GPU (\d{1,3})(?![\d:])")
