@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from ftslurm.agent.fitness import HAPPENED
 from ftslurm.health.verdict import FAIL
 from ftslurm.health.word import HealthFinding
-from ftslurm.nodes.exclude import Exclusions, as_line, lemon
+from ftslurm.nodes.exclude import Exclusions, lemon
+from ftslurm.nodes.record import as_line
 from ftslurm.rendezvous.set_aside import lemons
 from ftslurm.rendezvous.state import BY_NODE, Failure, NodeWord, State
 from ftslurm.sharedfs.publish import BadFile

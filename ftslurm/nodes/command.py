@@ -25,7 +25,7 @@ which works with an empty list too, and takes the place of an --exclude in the s
 which ftsrun does by itself when its job is requeued while it runs.
 
 Each node's word is a file of its own, DIR/excluded/NODE.json: people may read, edit and remove it (rm allows the
-node again).
+node again). The failures that began on it are in DIR/excluded/strikes/NODE.json; `allow` removes both.
 
 Exit codes: 0 done, 1 the files cannot be read or written, or Slurm refused, 2 wrong usage.
 """

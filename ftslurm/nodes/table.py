@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 
-from ftslurm.nodes.exclude import SCHEMA, Exclusion
+from ftslurm.nodes.record import SCHEMA, Exclusion
 from ftslurm.slurm.nodelist import NodeListError, compress
 
 LIST_SCHEMA, LIST_VERSION = f"{SCHEMA}-list", 1

@@ -12,8 +12,8 @@ import pytest
 from ftslurm.nodes import command, table
 from ftslurm.nodes.command import directory_of, main, names
 from ftslurm.nodes.drain import drain
-from ftslurm.nodes.exclude import Exclusion, Strike
 from ftslurm.nodes.pass_on import Plan, pass_on, plan
+from ftslurm.nodes.record import Exclusion, Strike
 from ftslurm.slurm.errors import SlurmError, SlurmRefused, SlurmTimeout
 from ftslurm.slurm.facts import JobFacts
 from ftslurm.testing.slurm import FakeSlurm

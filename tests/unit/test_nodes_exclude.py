@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 
-from ftslurm.nodes.exclude import (
-    KEPT_STRIKES,
-    LEMON_WINDOW_NS,
-    SCHEMA,
-    Exclusion,
-    Exclusions,
-    Strike,
-    folder,
-    lemon,
-    strikes_within,
-)
+from ftslurm.nodes.exclude import LEMON_WINDOW_NS, Exclusions, folder, lemon, strikes_within
+from ftslurm.nodes.record import KEPT_STRIKES, SCHEMA, STRIKES_SCHEMA, Exclusion, Strike
 from ftslurm.sharedfs.rundir import RunDirectoryError
 from ftslurm.testing.memoryfs import AFTER, BEFORE, MemoryFileSystem, Operation
 
@@ -37,12 +29,23 @@ def files(fs: MemoryFileSystem) -> Exclusions:
 
 
 def put(fs: MemoryFileSystem, name: str, content: str) -> None:
-    fs.makedirs(DIRECTORY)
+    fs.makedirs(f"{DIRECTORY}/strikes")
     fs.create(f"{DIRECTORY}/{name}", content.encode(), durable=False)
 
 
-def edited(**fields: object) -> str:
-    return json.dumps({"schema": SCHEMA, "version": 1, **fields})
+def edited(schema: str = SCHEMA, **fields: object) -> str:
+    return json.dumps({"schema": schema, "version": 1, **fields})
+
+
+def between(fs: MemoryFileSystem, path: str, meanwhile: Callable[[], object]) -> Exclusions:
+    """Return files whose owner is overtaken, once: just before it puts its new content in place under that path."""
+    todo = [meanwhile]
+
+    def hook(when: str, operation: Operation) -> None:
+        if when == BEFORE and operation.name == "rename" and operation.path == f"{DIRECTORY}/{path}" and todo:
+            todo.pop()()
+
+    return Exclusions(fs.client(hook), DIRECTORY)
 
 
 def test_where_nothing_was_set_aside_yet_no_directory_is_needed(files: Exclusions, fs: MemoryFileSystem) -> None:
@@ -110,6 +113,111 @@ def test_a_strike_does_not_end_or_begin_an_exclusion_of_people(files: Exclusions
     assert files.of("n17", NOW + HOUR) == known
 
 
+def test_a_node_set_aside_while_a_strike_is_noted_keeps_both(fs: MemoryFileSystem, files: Exclusions) -> None:
+    coordinator = between(fs, "strikes/n17.json", lambda: files.exclude("n17", "smells", "ada", None, NOW))
+    coordinator.strike("n17", "job-7", "signal 7", NOW)
+    known = files.of("n17", NOW)
+    assert known is not None and (known.reason, [strike.run for strike in known.strikes]) == ("smells", ["job-7"])
+
+
+def test_a_strike_noted_while_a_node_is_set_aside_or_taken_back_stays(fs: MemoryFileSystem, files: Exclusions) -> None:
+    people = between(fs, "n17.json", lambda: files.strike("n17", "job-7", "signal 7", NOW))
+    people.exclude("n17", "smells", "ada", None, NOW)
+    known = files.of("n17", NOW)
+    assert known is not None and (known.reason, [strike.run for strike in known.strikes]) == ("smells", ["job-7"])
+    node = between(fs, "n17.json", lambda: files.strike("n17", "job-8", "signal 7", NOW + HOUR))
+    node.end("n17", NOW + DAY)
+    left = files.read()["n17"]
+    assert not left.holds(NOW + DAY) and [strike.run for strike in left.strikes] == ["job-7", "job-8"]
+
+
+def test_of_two_strikes_at_the_same_instant_one_may_be_lost_and_nothing_else_is(
+    fs: MemoryFileSystem, files: Exclusions
+) -> None:
+    files.strike("n17", "job-6", "signal 7", NOW - HOUR)
+    files.exclude("n17", "smells", "ada", None, NOW - HOUR)
+    one = between(fs, "strikes/n17.json", lambda: files.strike("n17", "job-7", "signal 7", NOW))
+    one.strike("n17", "job-8", "CUDA error", NOW)
+    known = files.of("n17", NOW)
+    assert known is not None and known.reason == "smells"
+    assert [strike.run for strike in known.strikes] == ["job-6", "job-8"]
+
+
+def test_to_allow_a_node_forgets_its_strikes_too(fs: MemoryFileSystem, files: Exclusions) -> None:
+    files.strike("n17", "job-7", "signal 7", NOW)
+    files.exclude("n17", "smells", "ada", None, NOW)
+    assert sorted(fs.files()) == [f"{DIRECTORY}/n17.json", f"{DIRECTORY}/strikes/n17.json"]
+    assert files.allow("n17") is True and fs.files() == {}
+    files.strike("n17", "job-7", "signal 7", NOW)
+    assert files.allow("n17") is True and files.allow("n17") is False
+
+
+OLD = edited(
+    node="n17",
+    reason="smells",
+    by="ada",
+    since_ns=NOW,
+    until_ns=None,
+    strikes=[{"time_ns": NOW - HOUR, "run": "job-6", "reason": "signal 7"}],
+)
+
+
+def test_strikes_in_a_file_of_an_earlier_version_count_with_the_new_ones(
+    fs: MemoryFileSystem, files: Exclusions
+) -> None:
+    put(fs, "n17.json", OLD)
+    both = files.strike("n17", "job-7", "CUDA error", NOW)
+    assert [strike.run for strike in both.strikes] == ["job-6", "job-7"] and both.reason == "smells"
+    assert lemon(both, NOW) is not None
+    assert files.known("n17") == files.read()["n17"] == files.of("n17", NOW) == both
+    assert files.strike("n17", "job-6", "signal 7", NOW - HOUR) == both, "told again"
+    anew = files.exclude("n17", "worse", "ada", NOW + DAY, NOW)
+    assert (anew.reason, anew.strikes) == ("worse", both.strikes) and files.read() == {"n17": anew}
+    files.end("n17", NOW + 1)
+    assert files.read()["n17"].strikes == both.strikes and files.of("n17", NOW + 1) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "it is empty"),
+        (edited(), "expected a JSON object of ftslurm/strikes"),
+        (edited(STRIKES_SCHEMA, version=2), "made by a newer ftslurm"),
+        (edited(STRIKES_SCHEMA, strikes=7), "its strikes are 7, expected a list of objects"),
+        (edited(STRIKES_SCHEMA, strikes=[{"reason": 7}]), "its reason is 7"),
+    ],
+)
+def test_broken_strikes_are_told_and_leave_alone_whether_the_node_is_set_aside(
+    content: str, said: str, files: Exclusions, fs: MemoryFileSystem
+) -> None:
+    put(fs, "strikes/n17.json", content)
+    put(fs, "n17.json", edited(reason="smells"))
+    known = files.read()["n17"]
+    assert (known.reason, known.strikes) == ("smells", ())
+    (problem,) = files.problems
+    assert said in problem and problem.startswith(f"{DIRECTORY}/strikes/n17.json: ")
+    assert problem.endswith("n17 counts as one without strikes")
+    assert [strike.run for strike in files.strike("n17", "job-7", "x", NOW).strikes] == ["job-7"], "begun anew"
+    assert files.read()["n17"].holds(NOW) and files.problems == ()
+
+
+def test_a_folder_of_strikes_that_cannot_be_read_hides_no_exclusion(fs: MemoryFileSystem, files: Exclusions) -> None:
+    files.strike("n17", "job-7", "signal 7", NOW)
+    files.exclude("n17", "smells", "ada", None, NOW)
+
+    def fail(when: str, operation: Operation) -> None:
+        if when == BEFORE and operation.path.startswith(f"{DIRECTORY}/strikes"):
+            raise OSError(5, "Input/output error", operation.path)
+
+    hurt = Exclusions(fs.client(fail), DIRECTORY)
+    assert [known.reason for known in hurt.read().values()] == ["smells"]
+    assert hurt.problems == (f"{DIRECTORY}/strikes: Input/output error",)
+    assert hurt.of("n17", NOW) is not None
+    hurt.exclude("n17", "worse", "ada", None, NOW)
+    known = files.of("n17", NOW)
+    assert known is not None and (known.reason, len(known.strikes)) == ("worse", 1)
+
+
 def test_only_the_newest_strikes_are_kept(files: Exclusions) -> None:
     for i in range(KEPT_STRIKES + 4):
         files.strike("n17", f"job-{i}", "x", NOW + i)
@@ -168,6 +276,7 @@ def test_a_file_copied_by_hand_counts_for_the_node_of_its_name_and_says_so(
 def test_what_editors_leave_and_other_files_are_not_looked_at(files: Exclusions, fs: MemoryFileSystem) -> None:
     for name in (".n17.json.swp", "n17.json~", "notes.txt", ".n17.json.0123.tmp", ".json"):
         put(fs, name, "{")
+        put(fs, f"strikes/{name}", "{")
     assert files.read() == {} and files.problems == ()
 
 

@@ -1,0 +1,171 @@
+"""What is known of a node, and the two files that say it: whether it is set aside, and its strikes (pure).
+
+People open and edit these files: nothing in them is believed unseen.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ftslurm.sharedfs.publish import BadFile, decode
+
+SCHEMA, VERSION = "ftslurm/excluded", 1
+STRIKES_SCHEMA, STRIKES_VERSION = "ftslurm/strikes", 1
+KEPT_STRIKES = 16
+"""Strikes that a file keeps, the newest; years of them help nobody."""
+_TEXT = 400
+_SHOWN = 60
+
+
+@dataclass(frozen=True)
+class Strike:
+    """A failure that began on the node.
+
+    Attributes:
+        time_ns: when, nanoseconds since the epoch.
+        run: the run's id.
+        reason: what happened, one line.
+    """
+
+    time_ns: int
+    run: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """What is known of one node.
+
+    Attributes:
+        reason: why the node is set aside, one line.
+        by: who did it: a user's name, or "run <id>".
+        since_ns: since when, nanoseconds since the epoch.
+        until_ns: when it ends by itself; None: when somebody allows the node again. Not after `since_ns`: the node was
+            never set aside, there are strikes alone.
+        strikes: oldest first.
+    """
+
+    node: str
+    reason: str
+    by: str
+    since_ns: int
+    until_ns: int | None
+    strikes: tuple[Strike, ...] = ()
+
+    def holds(self, now_ns: int) -> bool:
+        """Tell whether the node is set aside at that time."""
+        return self.until_ns is None or now_ns < self.until_ns
+
+    def with_strikes(self, strikes: Iterable[Strike]) -> Exclusion:
+        """Return it with the strikes of the node's other file."""
+        return replace(self, strikes=merged(self.strikes, strikes))
+
+
+def never_set_aside(node: str, strike: Strike) -> Exclusion:
+    """Return what is known of a node that was not set aside when it had its first strike."""
+    return Exclusion(node, "", f"run {strike.run}", strike.time_ns, strike.time_ns)
+
+
+def merged(*groups: Iterable[Strike]) -> tuple[Strike, ...]:
+    """Return the strikes of several files, each once, oldest first, the newest `KEPT_STRIKES`."""
+    every = dict.fromkeys(strike for group in groups for strike in group)
+    return tuple(sorted(every, key=lambda strike: strike.time_ns)[-KEPT_STRIKES:])
+
+
+def encode_exclusion(known: Exclusion) -> bytes:
+    """Return the file that sets a node aside."""
+    fields: dict[str, Any] = {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "node": known.node,
+        "reason": known.reason,
+        "by": known.by,
+        "since_ns": known.since_ns,
+        "until_ns": known.until_ns,
+    }
+    if known.strikes:
+        fields["strikes"] = _strikes_to_json(known.strikes)
+    return _json(fields)
+
+
+def encode_strikes(node: str, strikes: Iterable[Strike]) -> bytes:
+    """Return the file of a node's strikes."""
+    fields = {"schema": STRIKES_SCHEMA, "version": STRIKES_VERSION, "node": node}
+    return _json({**fields, "strikes": _strikes_to_json(strikes)})
+
+
+def decode_exclusion(data: bytes, path: str) -> Exclusion:
+    """Return what a file says; those of earlier versions hold strikes too.
+
+    What may well be left out by hand is: a node (empty then), a reason, an author; no end is until allowed.
+
+    Raises:
+        BadFile: it is no such file; the text says why.
+    """
+    fields = decode(data, path, SCHEMA, VERSION)
+    since_ns = _time(fields, "since_ns", path)
+    until_ns = None if fields.get("until_ns") is None else _time(fields, "until_ns", path)
+    never = until_ns is not None and until_ns <= since_ns
+    return Exclusion(
+        node=_text(fields, "node", path),
+        reason=_text(fields, "reason", path) or ("" if never else "no reason given"),
+        by=_text(fields, "by", path),
+        since_ns=since_ns,
+        until_ns=until_ns,
+        strikes=_strikes(fields, path),
+    )
+
+
+def decode_strikes(data: bytes, path: str) -> tuple[Strike, ...]:
+    """Return the strikes that a file tells, oldest first.
+
+    Raises:
+        BadFile: it is no such file; the text says why.
+    """
+    return _strikes(decode(data, path, STRIKES_SCHEMA, STRIKES_VERSION), path)
+
+
+def as_line(text: str) -> str:
+    """Return a text as these files keep it."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:_TEXT]
+
+
+def shown(value: object) -> str:
+    """Return a wrong value as a problem shows it."""
+    return ascii(value)[:_SHOWN]
+
+
+def _json(fields: Mapping[str, Any]) -> bytes:
+    # Indented: people open these.
+    return json.dumps(fields, indent=2).encode("ascii") + b"\n"
+
+
+def _strikes_to_json(strikes: Iterable[Strike]) -> list[dict[str, Any]]:
+    return [{"time_ns": one.time_ns, "run": one.run, "reason": one.reason} for one in strikes]
+
+
+def _strikes(fields: Mapping[str, Any], path: str) -> tuple[Strike, ...]:
+    strikes = fields.get("strikes", [])
+    if not isinstance(strikes, list) or not all(isinstance(strike, dict) for strike in strikes):
+        raise BadFile(f"{path}: its strikes are {shown(strikes)}, expected a list of objects")
+    return tuple(
+        Strike(_time(strike, "time_ns", path), _text(strike, "run", path), _text(strike, "reason", path))
+        for strike in strikes[-KEPT_STRIKES:]
+    )
+
+
+def _text(fields: Mapping[str, Any], name: str, path: str) -> str:
+    value = fields.get(name, "")
+    if not isinstance(value, str):
+        raise BadFile(f"{path}: its {name} is {shown(value)}, expected a text")
+    return as_line(value)
+
+
+def _time(fields: Mapping[str, Any], name: str, path: str) -> int:
+    value = fields.get(name, 0)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
+        raise BadFile(f"{path}: its {name} is {shown(value)}, expected nanoseconds since the epoch")
+    return value
