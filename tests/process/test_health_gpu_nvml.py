@@ -227,8 +227,24 @@ FAULTS: list[tuple[str, list[str], dict[str, str], list[tuple[str, str, str, str
         {},
         [("gpu-nvlink", "warn", "GPU 3", f"the NVLink fabric is not ready: in progress{AT}")],
     ),
-    ("width-half", ["3 width 8"], {}, [("gpu-pcie", "warn", "GPU 3", f"PCIe link x8, x16 is possible{AT}")]),
-    ("width-quarter", ["3 width 4"], {}, [("gpu-pcie", "fail", "GPU 3", f"PCIe link x4, x16 is possible{AT}")]),
+    (
+        "width-half",
+        ["3 width 8", "3 reasons 0"],
+        {},
+        [("gpu-pcie", "warn", "GPU 3", f"PCIe link x8 at work, x16 is possible{AT}")],
+    ),
+    (
+        "width-quarter",
+        ["3 width 4", "3 reasons 0"],
+        {},
+        [("gpu-pcie", "fail", "GPU 3", f"PCIe link x4 at work, x16 is possible{AT}")],
+    ),
+    (
+        "width-idle",
+        ["3 width 4"],
+        {},
+        [("gpu-pcie", "warn", "GPU 3", f"PCIe link x4 while idle, x16 on 7 of the 7 others just as idle{AT}")],
+    ),
     (
         "generation-at-work",
         ["3 generation 3", "3 reasons 0"],

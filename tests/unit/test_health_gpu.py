@@ -37,6 +37,11 @@ def gpus(*some: Facts, **more: Any) -> Facts:
     return {"gpus": list(some), **more}
 
 
+def linked(*others: Facts) -> Facts:
+    """Return links of GPUs that are all well and at work, but for what is said of GPU 3 and those after it."""
+    return gpus(*(gpu(3 + number, **{**PCIE, **link}) for number, link in enumerate(others)), monotonic_s=1.0)
+
+
 def context(**fields: Any) -> Context:
     environ = fields.pop("environ", {})
     return Context("n17", environ, **fields)
@@ -65,6 +70,8 @@ PCIE = {
     "reasons": 0,
     "replays": 7,
 }
+NARROW = {"width": 4}
+SAVING = {"performance": 8, "reasons": 1, "used_percent": 0}
 LINKED = {"name": "H100", "counters": {"crc": 0, "replays": 0, "recoveries": 0}, "fabric": None}
 UP = [1] * 18
 ONE_DOWN = [1] * 5 + [0] + [1] * 12
@@ -236,6 +243,46 @@ FAULTS: list[tuple[str, Check, Facts, Facts | None, dict[str, Any], str, str, st
         "5000 PCIe packets repeated since the look before, 1000 a minute (0000:1b:00.0, serial 1322)",
     ),
     (
+        "pcie-quarter-at-work",
+        gpu_pcie.CHECK,
+        linked(NARROW),
+        None,
+        {},
+        FAIL,
+        "GPU 3",
+        "PCIe link x4 at work, x16 is possible (0000:1b:00.0, serial 1322)",
+    ),
+    (
+        "pcie-one-lane-at-work-by-utilization",
+        gpu_pcie.CHECK,
+        linked({"width": 1, "reasons": None, "used_percent": 30}),
+        None,
+        {},
+        FAIL,
+        "GPU 3",
+        "PCIe link x1 at work, x16 is possible (0000:1b:00.0, serial 1322)",
+    ),
+    (
+        "pcie-half-at-work",
+        gpu_pcie.CHECK,
+        linked({"width": 8}, {}, {}),
+        None,
+        {},
+        WARN,
+        "GPU 3",
+        "PCIe link x8 at work, x16 is possible (0000:1b:00.0, serial 1322)",
+    ),
+    (
+        "pcie-narrow-among-others-just-as-idle",
+        gpu_pcie.CHECK,
+        linked({**SAVING, **NARROW}, SAVING, SAVING, {}),
+        None,
+        {},
+        WARN,
+        "GPU 3",
+        "PCIe link x4 while idle, x16 on 2 of the 2 others just as idle (0000:1b:00.0, serial 1322)",
+    ),
+    (
         "nvlink-went-down",
         gpu_nvlink.CHECK,
         gpus(gpu(links=ONE_DOWN, **LINKED)),
@@ -361,6 +408,31 @@ FINE: list[tuple[str, Check, Facts, Facts | None, dict[str, Any]]] = [
         gpus(gpu(**{**PCIE, "generation": 1, "performance": 8, "reasons": 1}), monotonic_s=1.0),
         None,
         {},
+    ),
+    ("width-drops-when-idle", gpu_pcie.CHECK, linked({**SAVING, **NARROW}), None, {"busy": True}),
+    ("width-drops-on-all-idle-gpus", gpu_pcie.CHECK, linked(*[{**SAVING, **NARROW}] * 3, SAVING), None, {"busy": True}),
+    ("width-of-others-at-work", gpu_pcie.CHECK, linked({**SAVING, **NARROW}, {}, {}, {}), None, {"busy": True}),
+    (
+        "width-of-others-less-idle",
+        gpu_pcie.CHECK,
+        linked({**SAVING, **NARROW}, *[{**SAVING, "performance": 0}] * 3),
+        None,
+        {"busy": True},
+    ),
+    ("width-of-a-gpu-with-mere-memory-in-use", gpu_pcie.CHECK, linked({**NARROW, "reasons": 1}), None, {"busy": True}),
+    (
+        "width-of-a-gpu-that-tells-nothing-of-its-work",
+        gpu_pcie.CHECK,
+        linked({**NARROW, "reasons": None, "used_percent": None}),
+        None,
+        {"busy": True},
+    ),
+    (
+        "width-of-a-gpu-without-a-performance-state",
+        gpu_pcie.CHECK,
+        linked({**NARROW, "performance": None}),
+        None,
+        {"busy": True},
     ),
     (
         "a-few-replays",

@@ -1,7 +1,8 @@
 """The GPUs' PCIe links: width and generation against what GPU and slot can do together, and repeated packets.
 
-A link that is not used drops to a lower generation to save power; its width stays. So the generation is judged only of
-a GPU that is not idle.
+To save power a link drops to a lower generation while it is not used, and may drop lanes too: nvidia-smi says of both
+that they "may be reduced when the GPU is not in use". So both are judged of a GPU at work. The width of an idle one is
+only compared with those of the node's other GPUs, and never enough to leave the node out.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
 
 REPLAYS_PER_MINUTE = 8.0
 """More are worth a warning; DCGM's health watch has the same bound."""
+FEW = 4
+"""A GPU at work with a quarter (one part in so many) of its lanes, or fewer, is not to be used: all that it exchanges with
+its node takes four times as long, and all other ranks wait for it. Half of them cost little where they matter at all."""
 _IDLE = 0x1
 _FATAL = 180  # NVML_FI_DEV_PCIE_COUNT_FATAL_ERROR
 _SEAT = "Have the GPU, its riser and its slot looked at."
@@ -34,6 +38,7 @@ def _facts(gpu: nvml.Gpu) -> Json:
         "max_generation": gpu.ask("generation", "MaxPcieLinkGeneration"),
         "performance": gpu.ask("performance", "PerformanceState PowerState"),
         "reasons": gpu.ask("clocks", "CurrentClocksEventReasons CurrentClocksThrottleReasons"),
+        "used_percent": getattr(gpu.ask("utilization", "UtilizationRates"), "gpu", None),
         "replays": gpu.ask("replays", "PcieReplayCounter"),
         "fatal": gpu.fields(_FATAL)[0],
     }
@@ -42,23 +47,18 @@ def _facts(gpu: nvml.Gpu) -> Json:
 def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
     """Compare with the maximum, and with the look before."""
     minutes = max(1.0, facts["monotonic_s"] - (before or facts)["monotonic_s"]) / 60
-    findings = [finding for gpu in facts["gpus"] for finding in _judge(gpu, nvml.earlier(gpu, before), minutes)]
-    widths = sorted({f"x{gpu['width']}" for gpu in facts["gpus"] if gpu.get("width")})
-    summary = nvml.counted(len(facts["gpus"]), "GPU") + (f", PCIe {' and '.join(widths)}" if widths else "")
+    gpus = facts["gpus"]
+    findings = [finding for gpu in gpus for finding in _judge(gpu, gpus, nvml.earlier(gpu, before), minutes)]
+    widths = sorted({f"x{gpu['width']}" for gpu in gpus if gpu.get("width")})
+    summary = nvml.counted(len(gpus), "GPU") + (f", PCIe {' and '.join(widths)}" if widths else "")
     return Judgement(summary, (*findings, *nvml.unread(facts)))
 
 
-def _judge(gpu: Json, earlier: Json | None, minutes: float) -> list[Finding]:
-    who, at, findings = nvml.subject(gpu), nvml.where(gpu), []
-    width, widest = gpu.get("width"), gpu.get("max_width")
-    if width and widest and width < widest:
-        text = f"PCIe link x{width}, x{widest} is possible{at}"
-        findings.append(Finding(FAIL if width * 4 <= widest else WARN, who, text, _SEAT))
+def _judge(gpu: Json, gpus: list[Json], earlier: Json | None, minutes: float) -> list[Finding]:
+    who, at = nvml.subject(gpu), nvml.where(gpu)
+    findings = [] if (narrow := _narrow(gpu, gpus)) is None else [narrow]
     generation, newest = gpu.get("generation"), gpu.get("max_generation")
-    # Without knowing whether it is idle, a low generation says nothing.
-    performance, reasons = gpu.get("performance"), gpu.get("reasons")
-    working = performance is not None and performance <= 2 and reasons is not None and not reasons & _IDLE
-    if generation and newest and generation < newest and working:
+    if generation and newest and generation < newest and _working(gpu):
         text = f"PCIe generation {generation} at work, {newest} is possible{at}"
         findings.append(Finding(WARN, who, text, _SEAT))
     replays = nvml.growth(gpu.get("replays"), (earlier or {}).get("replays"))
@@ -69,6 +69,34 @@ def _judge(gpu: Json, earlier: Json | None, minutes: float) -> list[Finding]:
         text = f"{nvml.counted(fatal, 'fatal PCIe error')} since the look before{at}"
         findings.append(Finding(WARN, who, text, _SEAT))
     return findings
+
+
+def _working(gpu: Json) -> bool:
+    """Tell whether the GPU is known to be in use now; a clock held up by mere memory in use is no work."""
+    performance, reasons = gpu.get("performance"), gpu.get("reasons")
+    if performance is None or performance > 2:
+        return False
+    return not reasons & _IDLE if reasons is not None else (gpu.get("used_percent") or 0) > 0
+
+
+def _narrow(gpu: Json, gpus: list[Json]) -> Finding | None:
+    width, widest = gpu.get("width"), gpu.get("max_width")
+    if not width or not widest or width >= widest:
+        return None
+    who, at = nvml.subject(gpu), nvml.where(gpu)
+    if _working(gpu):
+        text = f"PCIe link x{width} at work, x{widest} is possible{at}"
+        return Finding(FAIL if width * FEW <= widest else WARN, who, text, _SEAT)
+    same = [one["width"] for one in gpus if one is not gpu and one.get("width") and _as_idle(one, gpu)]
+    full = sum(other >= widest for other in same)
+    if full * 2 <= len(same):
+        return None
+    text = f"PCIe link x{width} while idle, x{widest} on {full} of the {len(same)} others just as idle{at}"
+    return Finding(WARN, who, text, _SEAT)
+
+
+def _as_idle(one: Json, other: Json) -> bool:
+    return not _working(one) and (one.get("performance") or 0) >= (other.get("performance") or 0)
 
 
 CHECK = Check(
