@@ -16,8 +16,8 @@ from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
 REPLAYS_PER_MINUTE = 8.0
 """More are worth a warning; DCGM's health watch has the same bound."""
 FEW = 4
-"""A GPU at work with a quarter (one part in so many) of its lanes, or fewer, is not to be used: all that it exchanges with
-its node takes four times as long, and all other ranks wait for it. Half of them cost little where they matter at all."""
+"""A GPU at work with a quarter (one part in so many) of its lanes, or fewer, is not to be used: all that it exchanges
+with its node takes four times as long, and all other ranks wait for it. Half of them cost little, if anything."""
 _IDLE = 0x1
 _FATAL = 180  # NVML_FI_DEV_PCIE_COUNT_FATAL_ERROR
 _SEAT = "Have the GPU, its riser and its slot looked at."
