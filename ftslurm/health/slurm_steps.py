@@ -29,7 +29,7 @@ def live_steps(root: str, table: Mapping[int, Process]) -> list[str]:
 
 def belonging(root: str, one: Process, table: Mapping[int, Process]) -> Json | None:
     """Return what a process says of the job and the run that it is of; None: it is of none."""
-    environ = _environ(root, one.pid)
+    environ = said_environ(root, one.pid)
     in_cgroup = _CGROUP.search(text(f"{root}/proc/{one.pid}/cgroup") or "")
     job = in_cgroup[1] if in_cgroup else environ.get("SLURM_JOB_ID")
     step = in_cgroup[2] if in_cgroup else environ.get("SLURM_STEP_ID")
@@ -46,10 +46,27 @@ def belonging(root: str, one: Process, table: Mapping[int, Process]) -> Json | N
     }
 
 
-def _environ(root: str, pid: int) -> dict[str, str]:
+def said_environ(root: str, pid: int) -> dict[str, str]:
+    """Return what a process was started with of Slurm's and our environment; empty: it may not be read."""
     # Large environments are cut; Slurm's and ours are among the first where it matters, and are missed at worst.
     words = (text(f"{root}/proc/{pid}/environ") or "").split("\0")
     return dict(word.partition("=")[::2] for word in words if word.startswith(("SLURM_", "FTSLURM_", "RANK=")))
+
+
+def of_this_job(said: Mapping[str, str], environ: Mapping[str, str]) -> str | None:
+    """Return which step of the job that looks a process is of, in words; None: it is of another, or does not say.
+
+    One from before the job was requeued is of another: it is left over.
+
+    Args:
+        said: the process's environment.
+        environ: of the job that looks.
+    """
+    job = environ.get("SLURM_JOB_ID")
+    if job is None or said.get("SLURM_JOB_ID") != job or _restarts(said) < _restarts(environ):
+        return None
+    step = whole(said.get("SLURM_STEP_ID"))
+    return "this job" if step is None or step >= _SPECIAL else f"step {step} of this job"
 
 
 def _is_agent(root: str, pid: int) -> bool:

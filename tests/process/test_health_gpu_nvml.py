@@ -444,6 +444,22 @@ def test_a_rank_of_this_job_is_no_stranger(node: Standin) -> None:
     assert f"user {os.getuid()}) is on it and holds 46.6 of 80.0 GiB" in text
 
 
+def test_a_process_of_another_step_of_this_job_does_not_cost_it_the_node(node: Standin) -> None:
+    if not _sees_pids():
+        pytest.skip("processes are not judged within a PID namespace")
+    step = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "2"}
+    other = subprocess.Popen(["sleep", "60"], env={**os.environ, **step})
+    try:
+        node.say([f"3 process {other.pid} 50000000000", "3 used 50000000000"])
+        looks = [node.look(["gpu-processes"], environ={**SLURM, "SLURM_JOB_ID": job}) for job in ("77", "78")]
+    finally:
+        other.kill()
+        other.wait()
+    ((_, status, _, text),), ((_, of_another_job, _, _),) = (look.findings() for look in looks)
+    assert (status, of_another_job) == ("warn", "fail")
+    assert f"user {os.getuid()}, step 2 of this job) is on it" in text
+
+
 @pytest.mark.parametrize("function", ["nvmlInitWithFlags", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetCount_v2"])
 def test_a_wedged_driver_is_found_in_time_and_leaves_nothing(node: Standin, function: str) -> None:
     node.say([f"* hang {function}"])

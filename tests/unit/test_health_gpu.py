@@ -23,6 +23,7 @@ from ftslurm.health.checks import (
     gpu_recovery,
     gpu_rows,
 )
+from ftslurm.health.slurm_steps import of_this_job
 from ftslurm.health.verdict import FAIL, OK, UNKNOWN, WARN, Finding, Json, verdict
 
 BUS = "0000:1b:00.0"
@@ -77,7 +78,7 @@ UP = [1] * 18
 ONE_DOWN = [1] * 5 + [0] + [1] * 12
 GIB = 1 << 30
 HELD = {"uuid": "GPU-1", "mig": False, "total": 80 * GIB, "used": 40 * GIB}
-LEFT = {"pid": 4242, "bytes": 40 * GIB, "name": "python", "uid": 1001, "own": False}
+LEFT = {"pid": 4242, "bytes": 40 * GIB, "name": "python", "uid": 1001, "step": None, "own": False}
 COUNTED = {"SLURM_GPUS_ON_NODE": "4"}
 
 FAULTS: list[tuple[str, Check, Facts, Facts | None, dict[str, Any], str, str, str]] = [
@@ -343,6 +344,17 @@ FAULTS: list[tuple[str, Check, Facts, Facts | None, dict[str, Any], str, str, st
         "pid 4242 (python, user 1001) is on it and holds 40.0 of 80.0 GiB (0000:1b:00.0, serial 1322)",
     ),
     (
+        "processes-of-another-step-of-this-job",
+        gpu_processes.CHECK,
+        gpus(gpu(processes=[{**LEFT, "step": "step 2 of this job"}], **HELD), visible=True),
+        None,
+        {"environ": COUNTED},
+        WARN,
+        "GPU 3",
+        "pid 4242 (python, user 1001, step 2 of this job) is on it and holds 40.0 of 80.0 GiB "
+        "(0000:1b:00.0, serial 1322)",
+    ),
+    (
         "processes-hidden-memory",
         gpu_processes.CHECK,
         gpus(gpu(processes=[], **HELD), visible=False),
@@ -511,6 +523,25 @@ def test_what_is_normal_is_no_finding(check: Check, facts: Facts, before: Facts 
 def test_a_gpu_that_cannot_be_told_to_be_ours_is_no_reason_to_fail() -> None:
     facts = gpus(gpu(0, processes=[], **{**HELD, "used": 0}), gpu(3, processes=[LEFT], **HELD), visible=True)
     assert [one.status for one in judged(gpu_processes.CHECK, facts, environ={"SLURM_GPUS_ON_NODE": "1"})] == [WARN]
+
+
+HERE = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_RESTART_COUNT": "1"}
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({**HERE, "SLURM_STEP_ID": "2"}, "step 2 of this job"),
+        ({**HERE, "SLURM_STEP_ID": "4294967291"}, "this job"),  # the batch script
+        ({"SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": "1"}, "this job"),
+        ({**HERE, "SLURM_JOB_ID": "78"}, None),
+        ({**HERE, "SLURM_RESTART_COUNT": "0"}, None),  # from before the job was requeued
+        ({}, None),  # it may not be read
+    ],
+)
+def test_a_process_is_of_this_job_when_its_environment_says_so(said: dict[str, str], words: str | None) -> None:
+    assert of_this_job(said, HERE) == words
+    assert of_this_job(said, {}) is None, "no job looks"
 
 
 def test_a_broken_gpu_of_another_job_does_not_cost_this_one_the_node() -> None:

@@ -1,7 +1,8 @@
 """Who else is on this job's GPUs: leftovers of an earlier job, somebody else's program.
 
 NVML tells processes by their number outside of any container. From within one they cannot be told apart, and then only
-memory in use is judged, before a round. With MIG, and where GPUs are shared on purpose, others are expected.
+memory in use is judged, before a round. With MIG, and where GPUs are shared on purpose, others are expected. What
+another step of the same job does there is that job's own affair, and told.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 
 from ftslurm.health import nvml, procfs
 from ftslurm.health.check import QUICK, THOROUGH, Check, Context
+from ftslurm.health.slurm_steps import of_this_job, said_environ
 from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
 
 MUCH = 0.1
@@ -19,6 +21,7 @@ LITTLE_BYTES = 1 << 30
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel's proc_ns.h
 _TOLERATED = ("nvidia-cuda-mps", "nv-hostengine", "dcgm")
 _END = "End it, or ask its owner; `nvidia-smi` shows it."
+_MOVE = "Give the job's steps GPUs of their own, or end it."
 
 
 def fetch(context: Context) -> Json:
@@ -53,6 +56,7 @@ def _who(context: Context, pid: int) -> Json:
     return {
         "name": process.name if process else None,
         "uid": process.uid if process else None,
+        "step": of_this_job(said_environ(context.root, pid), context.environ),
         "own": context.own_pid is not None and _below(context.root, process, context.own_pid),
     }
 
@@ -89,8 +93,9 @@ def _judge(gpu: Json, visible: bool, certain: bool, context: Context) -> list[Fi
         held = process["bytes"] or 0
         text = f"pid {process['pid']} ({_name(process)}) is on it and holds {_size(held, total)}{at}"
         much = total and held >= MUCH * total
-        status = FAIL if much and certain and not context.busy else WARN
-        findings.append(Finding(status, who, text, _END))
+        others = process["step"] is None
+        status = FAIL if much and certain and others and not context.busy else WARN
+        findings.append(Finding(status, who, text, _END if others else _MOVE))
     used = gpu["used"] or 0
     if not context.busy and not gpu["processes"] and used > max(LITTLE_BYTES, MUCH * total):
         text = f"{_size(used, total)} of memory is in use, by no process that can be seen{at}"
@@ -101,7 +106,8 @@ def _judge(gpu: Json, visible: bool, certain: bool, context: Context) -> list[Fi
 def _name(process: Json) -> str:
     if process["name"] is None:
         return "it has ended or is hidden"
-    return f"{process['name']}, user {process['uid']}"
+    step = f", {process['step']}" if process["step"] else ""
+    return f"{process['name']}, user {process['uid']}{step}"
 
 
 def _size(held: int, total: int) -> str:
