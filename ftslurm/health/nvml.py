@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from ftslurm.health import sysfs
-from ftslurm.health.check import Absent
-from ftslurm.health.verdict import UNKNOWN, Finding, Json
+from ftslurm.health.check import Absent, Check, Fetch, Judge
+from ftslurm.health.verdict import UNKNOWN, WARN, Finding, Json
 from ftslurm.health.xid_words import bus_key
 
 LIMIT_S = 10.0
 """For one check. A driver without its persistence daemon first wakes up the GPUs, one after the other."""
-LATE_TEXT = "the NVIDIA driver hangs"
 LATE_ADVICE = "Look at the kernel log; the node needs a restart where nvidia-smi hangs too."
 NVIDIA = "0x10de"
 
@@ -56,6 +55,19 @@ WORDS = {
     "LIB_RM_VERSION_MISMATCH": "driver/library version mismatch",
     "DRIVER_NOT_LOADED": "the driver is not loaded",
 }
+
+
+def check(name: str, about: str, sets: Iterable[str], fetch: Fetch, judge: Judge, late: str = WARN) -> Check:
+    """Return a check that asks NVML; see `Check`.
+
+    Args:
+        late: the status when NVML does not answer; that the driver hangs is told as a fault by those checks alone that
+            are there to find that.
+    """
+    text = "the NVIDIA driver hangs"
+    return Check(
+        name, about, frozenset(sets), LIMIT_S, fetch, judge, late=late, late_text=text, late_advice=LATE_ADVICE
+    )
 
 
 class Problem(Exception):

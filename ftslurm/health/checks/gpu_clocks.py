@@ -6,7 +6,7 @@ A software power cap is how a GPU at full load normally runs, and an idle one is
 from __future__ import annotations
 
 from ftslurm.health import nvml
-from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Check, Context
+from ftslurm.health.check import SETS, Context
 from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
 
 IDLE, HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, POWER_BRAKE = 0x1, 0x8, 0x20, 0x40, 0x80
@@ -84,14 +84,4 @@ def _judge(gpu: Json, earlier: Json) -> list[Finding]:
     return findings
 
 
-CHECK = Check(
-    "gpu-clocks",
-    "GPUs slowed down by heat, power or their limits",
-    frozenset((QUICK, BACKGROUND, THOROUGH)),
-    nvml.LIMIT_S,
-    fetch,
-    judge,
-    late=WARN,
-    late_text=nvml.LATE_TEXT,
-    late_advice=nvml.LATE_ADVICE,
-)
+CHECK = nvml.check("gpu-clocks", "GPUs slowed down by heat, power or their limits", SETS, fetch, judge)

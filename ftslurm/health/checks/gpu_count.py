@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from ftslurm.health import nvml
-from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Absent, Check, Context
+from ftslurm.health.check import SETS, Absent, Context
 from ftslurm.health.verdict import FAIL, UNKNOWN, WARN, Finding, Json, Judgement
 
 _RESTART = "Have the node drained and restarted; look for Xid 79 in the kernel log."
@@ -138,13 +138,4 @@ def _visible(value: str | None, facts: Json) -> list[Finding]:
     return findings
 
 
-CHECK = Check(
-    "gpu-count",
-    "each GPU that Slurm gave is there and can be reached",
-    frozenset((QUICK, BACKGROUND, THOROUGH)),
-    nvml.LIMIT_S,
-    fetch,
-    judge,
-    late_text=nvml.LATE_TEXT,
-    late_advice=nvml.LATE_ADVICE,
-)
+CHECK = nvml.check("gpu-count", "each GPU that Slurm gave is there and can be reached", SETS, fetch, judge, late=FAIL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ftslurm.health import nvml
-from ftslurm.health.check import QUICK, THOROUGH, Absent, Check, Context
+from ftslurm.health.check import QUICK, THOROUGH, Absent, Context
 from ftslurm.health.verdict import FAIL, UNKNOWN, WARN, Finding, Json, Judgement
 
 _ADVICE = {
@@ -77,13 +77,6 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
     return Judgement(text.replace(" ()", ""), (Finding(status, "", text.replace(" ()", ""), advice),))
 
 
-CHECK = Check(
-    "gpu-driver",
-    "NVIDIA's driver is loaded, fits its library, and answers",
-    frozenset((QUICK, THOROUGH)),
-    nvml.LIMIT_S,
-    fetch,
-    judge,
-    late_text=nvml.LATE_TEXT,
-    late_advice=nvml.LATE_ADVICE,
+CHECK = nvml.check(
+    "gpu-driver", "NVIDIA's driver is loaded, fits its library, and answers", (QUICK, THOROUGH), fetch, judge, late=FAIL
 )

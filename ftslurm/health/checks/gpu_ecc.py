@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ftslurm.health import nvml
-from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Check, Context
+from ftslurm.health.check import SETS, Context
 from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
 
 _UNCORRECTED, _CORRECTED = 1, 0
@@ -91,14 +91,4 @@ def _judge(gpu: Json, earlier: Json | None) -> list[Finding]:
     return findings
 
 
-CHECK = Check(
-    "gpu-ecc",
-    "uncorrected memory errors of the GPUs",
-    frozenset((QUICK, BACKGROUND, THOROUGH)),
-    nvml.LIMIT_S,
-    fetch,
-    judge,
-    late=WARN,
-    late_text=nvml.LATE_TEXT,
-    late_advice=nvml.LATE_ADVICE,
-)
+CHECK = nvml.check("gpu-ecc", "uncorrected memory errors of the GPUs", SETS, fetch, judge)

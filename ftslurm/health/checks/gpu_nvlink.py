@@ -10,7 +10,7 @@ from collections import Counter
 from typing import Any
 
 from ftslurm.health import nvml
-from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Absent, Check, Context
+from ftslurm.health.check import SETS, Absent, Context
 from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
 
 ERRORS = 100
@@ -134,14 +134,4 @@ def _numbers(links: list[int]) -> str:
     return shown + (f" and {len(links) - 4} more" if len(links) > 4 else "")
 
 
-CHECK = Check(
-    "gpu-nvlink",
-    "NVLinks that are down, their errors, and the fabric's state",
-    frozenset((QUICK, BACKGROUND, THOROUGH)),
-    nvml.LIMIT_S,
-    fetch,
-    judge,
-    late=WARN,
-    late_text=nvml.LATE_TEXT,
-    late_advice=nvml.LATE_ADVICE,
-)
+CHECK = nvml.check("gpu-nvlink", "NVLinks that are down, their errors, and the fabric's state", SETS, fetch, judge)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 
 from ftslurm.health import nvml
-from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Check, Context
+from ftslurm.health.check import SETS, Context
 from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
 
 REPLAYS_PER_MINUTE = 8.0
@@ -99,14 +99,4 @@ def _as_idle(one: Json, other: Json) -> bool:
     return not _working(one) and (one.get("performance") or 0) >= (other.get("performance") or 0)
 
 
-CHECK = Check(
-    "gpu-pcie",
-    "width, generation and errors of the GPUs' PCIe links",
-    frozenset((QUICK, BACKGROUND, THOROUGH)),
-    nvml.LIMIT_S,
-    fetch,
-    judge,
-    late=WARN,
-    late_text=nvml.LATE_TEXT,
-    late_advice=nvml.LATE_ADVICE,
-)
+CHECK = nvml.check("gpu-pcie", "width, generation and errors of the GPUs' PCIe links", SETS, fetch, judge)

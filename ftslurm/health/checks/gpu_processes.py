@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 from ftslurm.health import nvml, procfs
-from ftslurm.health.check import QUICK, THOROUGH, Check, Context
+from ftslurm.health.check import QUICK, THOROUGH, Context
 from ftslurm.health.slurm_steps import of_this_job, said_environ
 from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
 
@@ -114,14 +114,6 @@ def _size(held: int, total: int) -> str:
     return f"{held / (1 << 30):.1f} of {total / (1 << 30):.1f} GiB" if total else f"{held / (1 << 30):.1f} GiB"
 
 
-CHECK = Check(
-    "gpu-processes",
-    "programs of others, and leftovers, on this job's GPUs",
-    frozenset((QUICK, THOROUGH)),
-    nvml.LIMIT_S,
-    fetch,
-    judge,
-    late=WARN,
-    late_text=nvml.LATE_TEXT,
-    late_advice=nvml.LATE_ADVICE,
+CHECK = nvml.check(
+    "gpu-processes", "programs of others, and leftovers, on this job's GPUs", (QUICK, THOROUGH), fetch, judge
 )

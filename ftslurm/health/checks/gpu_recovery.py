@@ -7,7 +7,7 @@ to be started on the GPU: NVIDIA's own device plugin and resiliency extension ta
 from __future__ import annotations
 
 from ftslurm.health import nvml
-from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Absent, Check, Context
+from ftslurm.health.check import SETS, Absent, Context
 from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
 
 _FIELD = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
@@ -44,14 +44,4 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
     return Judgement(summary, (*findings, *nvml.unread(facts)))
 
 
-CHECK = Check(
-    "gpu-recovery",
-    "what the driver wants done with a GPU: reset, restart",
-    frozenset((QUICK, BACKGROUND, THOROUGH)),
-    nvml.LIMIT_S,
-    fetch,
-    judge,
-    late=WARN,
-    late_text=nvml.LATE_TEXT,
-    late_advice=nvml.LATE_ADVICE,
-)
+CHECK = nvml.check("gpu-recovery", "what the driver wants done with a GPU: reset, restart", SETS, fetch, judge)

@@ -7,7 +7,7 @@ next reset; one that failed means that a bank has no spare rows left: the GPU is
 from __future__ import annotations
 
 from ftslurm.health import nvml
-from ftslurm.health.check import QUICK, THOROUGH, Check, Context
+from ftslurm.health.check import QUICK, THOROUGH, Context
 from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
 
 PAGES = 60
@@ -63,14 +63,4 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
     return Judgement(summary, (*findings, *nvml.unread(facts)))
 
 
-CHECK = Check(
-    "gpu-rows",
-    "remapped memory rows and retired pages of the GPUs",
-    frozenset((QUICK, THOROUGH)),
-    nvml.LIMIT_S,
-    fetch,
-    judge,
-    late=WARN,
-    late_text=nvml.LATE_TEXT,
-    late_advice=nvml.LATE_ADVICE,
-)
+CHECK = nvml.check("gpu-rows", "remapped memory rows and retired pages of the GPUs", (QUICK, THOROUGH), fetch, judge)

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ftslurm.health import infiniband, sysfs
-from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Absent, Check, Context
+from ftslurm.health.check import SETS, Absent, Context
 from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
 
 _MINUTE_S, _HOUR_S = 60.0, 3600.0
@@ -127,13 +127,6 @@ def _ago(seconds: float) -> str:
     return f"{seconds / _MINUTE_S:.0f} min" if seconds < 2 * _HOUR_S else f"{seconds / _HOUR_S:.0f} h"
 
 
-CHECK = Check(
-    name="nic-errors",
-    about="the error counters of InfiniBand and RoCE ports do not grow",
-    sets=frozenset({QUICK, BACKGROUND, THOROUGH}),
-    limit_s=5.0,
-    fetch=fetch,
-    judge=judge,
-    late_text="a NIC's driver or firmware hangs",
-    late_advice="Look at the node's kernel log for mlx5 or the NIC's driver.",
+CHECK = infiniband.check(
+    "nic-errors", "the error counters of InfiniBand and RoCE ports do not grow", SETS, fetch, judge
 )

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ftslurm.health import infiniband, pci
-from ftslurm.health.check import QUICK, THOROUGH, Absent, Check, Context
+from ftslurm.health.check import QUICK, THOROUGH, Absent, Context
 from ftslurm.health.checks.nic_ports import USED
 from ftslurm.health.infiniband import Port
 from ftslurm.health.pci import NEARNESS, PIX, PXB, Slot
@@ -75,13 +75,4 @@ def _far(gpu: Json) -> Finding:
     return Finding(WARN, f"GPU {gpu['number']} ({gpu['pci']})", text, advice)
 
 
-CHECK = Check(
-    name="nic-nearest",
-    about="the NIC next to each GPU is up",
-    sets=frozenset({QUICK, THOROUGH}),
-    limit_s=5.0,
-    fetch=fetch,
-    judge=judge,
-    late_text="a NIC's driver or firmware hangs",
-    late_advice="Look at the node's kernel log for mlx5 or the NIC's driver.",
-)
+CHECK = infiniband.check("nic-nearest", "the NIC next to each GPU is up", (QUICK, THOROUGH), fetch, judge)

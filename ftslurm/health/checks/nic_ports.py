@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ftslurm.health import infiniband
-from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Check, Context
+from ftslurm.health.check import SETS, Context
 from ftslurm.health.infiniband import INFINIBAND, Port
 from ftslurm.health.verdict import FAIL, UNKNOWN, WARN, Finding, Json, Judgement
 
@@ -156,13 +156,4 @@ def _size(port: Port) -> str:
     return f"{size:.1f} {unit}"
 
 
-CHECK = Check(
-    name="nic-ports",
-    about="InfiniBand and RoCE ports are up, at their speed",
-    sets=frozenset({QUICK, BACKGROUND, THOROUGH}),
-    limit_s=5.0,
-    fetch=fetch,
-    judge=judge,
-    late_text="a NIC's driver or firmware hangs",
-    late_advice="Look at the node's kernel log for mlx5 or the NIC's driver.",
-)
+CHECK = infiniband.check("nic-ports", "InfiniBand and RoCE ports are up, at their speed", SETS, fetch, judge)
