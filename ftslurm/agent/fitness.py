@@ -7,7 +7,7 @@ it is being looked at, and keeps its place. Looks while ranks run only tell; wha
 from __future__ import annotations
 
 from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH
-from ftslurm.health.run import Looked
+from ftslurm.health.result import Looked
 from ftslurm.health.verdict import FAIL
 from ftslurm.health.word import Health, HealthFinding, health_of
 from ftslurm.rendezvous.state import BY_NODE, Failure

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field, replace
 from ftslurm.agent.fitness import OFF, XID, Fitness
 from ftslurm.agent.kernel import kill_descendants, parent_of
 from ftslurm.health.check import Context, Peer
-from ftslurm.health.look import decode
-from ftslurm.health.run import Looked
+from ftslurm.health.result import Looked, decode
 from ftslurm.health.verdict import SEVERITY
 from ftslurm.health.word import HealthFinding
 from ftslurm.rendezvous.state import NodeWord

@@ -11,14 +11,15 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from ftslurm.agent.kernel import become_subreaper, descendants, die_with_parent, kill_descendants
 from ftslurm.health import nvml
 from ftslurm.health.catalog import all_checks, chosen
 from ftslurm.health.check import SETS, Check, Context
-from ftslurm.health.run import Looked, run
-from ftslurm.health.verdict import FAIL, Finding, Json, Verdict, without_facts
+from ftslurm.health.result import Looked, encode
+from ftslurm.health.run import run
+from ftslurm.health.verdict import FAIL, Json
 
 KILL_S = 0.3
 
@@ -66,29 +67,6 @@ def facts_to_keep(checks: Sequence[Check], before: Mapping[str, Json], looked: L
         if one.facts is not None and not stays:
             kept[one.check] = one.facts
     return kept
-
-
-def encode(looked: Looked) -> str:
-    """Return a look's result as text; without the facts, which are for the next look alone."""
-    verdicts = [asdict(one) for one in without_facts(looked.verdicts)]
-    return json.dumps({**asdict(replace(looked, verdicts=())), "verdicts": verdicts})
-
-
-def decode(data: bytes) -> Looked:
-    """Read it back.
-
-    Raises:
-        ValueError: that is no result; the process was killed, say.
-    """
-    try:
-        said = json.loads(data)
-        verdicts = tuple(
-            Verdict(**{**one, "findings": tuple(Finding(**finding) for finding in one["findings"])})
-            for one in said["verdicts"]
-        )
-        return Looked(verdicts, tuple(said["stuck"]), said["took_s"], tuple(said["present"]))
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"no result of a look ({type(error).__name__}: {error})") from None
 
 
 def read_facts(path: str) -> dict[str, Json]:

@@ -13,31 +13,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from ftslurm.health.check import Absent, Check, Context
+from ftslurm.health.result import Looked
 from ftslurm.health.verdict import OK, UNKNOWN, Finding, Json, Judgement, Verdict, verdict
 
 REAP_S = 0.2
 _LIMIT = 4 << 20
 """Bytes of facts that are read of one check; more is taken to be broken."""
-
-
-@dataclass(frozen=True)
-class Looked:
-    """What came of some checks.
-
-    Attributes:
-        verdicts: one of each check, in their order.
-        stuck: pids of killed processes that are still there: they hang in the kernel.
-        took_s: seconds in all.
-        present: the checks that found something to look at.
-    """
-
-    verdicts: tuple[Verdict, ...]
-    stuck: tuple[int, ...]
-    took_s: float
-    present: tuple[str, ...] = ()
 
 
 def run(

@@ -183,7 +183,5 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"{arguments.runs} runs; {facts['system']}, {facts['cores']} cores, load {facts['load']}\n")
     print("\n".join(table.lines(MEASUREMENTS, results, [NVRX, OURS] if found else [OURS], OURS)))
     if found:
-        print(
-            f"\n{NVRX} asks for the recovery action alone, inside its launcher; ours are all checks, in processes of their own"
-        )
+        print(f"\n{NVRX} asks for the recovery action alone, in its launcher; ours are all checks, in processes")
     return 0

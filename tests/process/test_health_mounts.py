@@ -22,7 +22,8 @@ from test_hanging_directory import SERVER, Directory
 
 from ftslurm.health.check import Context, Place
 from ftslurm.health.checks import storage_paths, storage_round_trip
-from ftslurm.health.run import Looked, run
+from ftslurm.health.result import Looked
+from ftslurm.health.run import run
 from ftslurm.health.verdict import FAIL, OK, WARN, Verdict
 
 EXT4_IOC_SHUTDOWN = 0x8004587D

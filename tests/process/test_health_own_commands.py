@@ -12,7 +12,8 @@ import pytest
 
 from ftslurm.health.check import Context
 from ftslurm.health.checks import own_commands
-from ftslurm.health.run import Looked, run
+from ftslurm.health.result import Looked
+from ftslurm.health.run import run
 from ftslurm.health.verdict import FAIL, OK, UNKNOWN, WARN, Verdict
 
 MARK = "FTSLURM_TEST_MARK"

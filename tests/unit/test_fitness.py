@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ftslurm.agent.fitness import ACT, AGAIN_S, FRESH_S, HOLD_S, OFF, WATCH, XID, Fitness
 from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH
-from ftslurm.health.run import Looked
+from ftslurm.health.result import Looked
 from ftslurm.health.verdict import FAIL, WARN, Finding, Judgement, verdict
 from ftslurm.health.word import HealthFinding
 from ftslurm.rendezvous.state import Failure

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ftslurm.health.check import SETS, Check
-from ftslurm.health.look import decode, encode, facts_to_keep, read_facts, write_facts
-from ftslurm.health.run import Looked
+from ftslurm.health.look import facts_to_keep, read_facts, write_facts
+from ftslurm.health.result import Looked, decode, encode
 from ftslurm.health.verdict import FAIL, OK, Finding, Json, Judgement, Verdict
 
 

@@ -10,7 +10,7 @@ import pytest
 from ftslurm.health import catalog, run, slurm_program
 from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Check, Context
 from ftslurm.health.command import main
-from ftslurm.health.run import Looked
+from ftslurm.health.result import Looked
 from ftslurm.health.verdict import FAIL, OK, UNKNOWN, WARN, Finding, Json, Judgement, Verdict
 from ftslurm.nodes import drain as drain_module
 
