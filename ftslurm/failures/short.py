@@ -59,7 +59,7 @@ def in_table(shorts: Mapping[int, Mapping[str, Any]]) -> tuple[list[dict[str, An
 
     Returns:
         The file's ``errors``: ``kind``, ``type``, ``module``, ``where`` and ``like``; and each worker's ``error``: the
-        place of its own in that list, ``of``, with its ``message``, ``step`` and ``time_ns``.
+        place of its own in that list, ``of``, with its ``message``, ``time_ns`` and, if known, ``step``.
     """
     table: list[dict[str, Any]] = []
     entries: dict[int, dict[str, Any]] = {}
@@ -67,7 +67,7 @@ def in_table(shorts: Mapping[int, Mapping[str, Any]]) -> tuple[list[dict[str, An
         common = {name: said[name] for name in COMMON}
         if common not in table:
             table.append(common)
-        entries[rank] = {"of": table.index(common), **{name: said[name] for name in OWN}}
+        entries[rank] = {"of": table.index(common), **{name: said[name] for name in OWN if said[name] is not None}}
     return table, entries
 
 

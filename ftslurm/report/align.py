@@ -89,14 +89,13 @@ def _shifted_node(node: RoundNode, ns: int) -> RoundNode:
     for worker in node.workers:
         progress = worker.progress
         if progress is not None:
-            progress = replace(progress, first_ns=_plus(progress.first_ns, ns), last_ns=_plus(progress.last_ns, ns))
+            progress = progress._replace(first_ns=_plus(progress.first_ns, ns), last_ns=_plus(progress.last_ns, ns))
         started_ns, ended_ns = _plus(worker.started_ns, ns), _plus(worker.ended_ns, ns)
         error = worker.error
         if error is not None:
-            error = replace(error, time_ns=_plus(error.time_ns, ns))
-        workers.append(replace(worker, started_ns=started_ns, ended_ns=ended_ns, progress=progress, error=error))
-    return replace(
-        node,
+            error = error._replace(time_ns=_plus(error.time_ns, ns))
+        workers.append(worker._replace(started_ns=started_ns, ended_ns=ended_ns, progress=progress, error=error))
+    return node._replace(
         started_ns=_plus(node.started_ns, ns),
         ended_ns=_plus(node.ended_ns, ns),
         stop_ns=_plus(node.stop_ns, ns),
@@ -114,7 +113,7 @@ def _shifted_health(health: Health | None, ns: int) -> Health | None:
 
 def _shifted_word(word: NodeWord, ns: int) -> NodeWord:
     failure = _shifted_failure(word.failure, {word.node: ns})
-    return replace(word, time_ns=_plus(word.time_ns, ns), failure=failure, health=_shifted_health(word.health, ns))
+    return word._replace(time_ns=_plus(word.time_ns, ns), failure=failure, health=_shifted_health(word.health, ns))
 
 
 def _shifted_failure(failure: Failure | None, far: Mapping[str, int]) -> Failure | None:

@@ -8,6 +8,7 @@ silently when they have the wrong type: a bad ``step`` must not cost the traceba
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from operator import itemgetter
 from typing import Any
 
@@ -48,6 +49,8 @@ from ftslurm.report.fields import (
     texts,
 )
 
+_Part = tuple[str, "str | None", str, "str | None", str]  # kind, type, module, where and like of `Short`
+
 KNOWN_VERSION = 1
 MAX_CHAIN = 10
 _YEAR_NS = 366 * 86_400 * 10**9
@@ -57,20 +60,25 @@ MAX_SHORTS = 4096  # ranks of a node
 _FRAME_VALUES = itemgetter("file", "line", "function", "source")
 _FRAMES_KEPT = 4096
 _frames: dict[tuple[object, ...], Frame] = {}
-_WORKER_KEYS = (
-    "rank", "local_rank", "pid", "started_ns", "ended_ns", "exit_code", "signal", "core_dumped", "stopped_by_ftslurm",
-    "stop_signal", "failed",
-)  # fmt: skip
-_WORKER_VALUES = itemgetter(*_WORKER_KEYS)
-_SHORT_VALUES = itemgetter("of", "message", "step", "time_ns")
+_WORKER: Json = {
+    "rank": None, "local_rank": None, "pid": None, "started_ns": None, "ended_ns": None, "exit_code": None,
+    "signal": None, "core_dumped": False, "stopped_by_ftslurm": False, "stop_signal": None, "progress": None,
+    "failed": False, "pace": (), "error": None,
+}  # fmt: skip
+"""What a worker's entry says where it says nothing; in the order of `Worker`."""
+_INT, _TEXT, _TRUTH, _OBJECT = (int, type(None)), (str, type(None)), (bool,), (dict, type(None))
+_USUAL_TYPES = frozenset(
+    product(
+        *((int,), (int,), (int,), (int,), _INT, _INT),
+        *(_TEXT, _TRUTH, _TRUTH, _TEXT, _OBJECT),
+        *(_TRUTH, (list, tuple), _OBJECT),
+    )
+)
+_SHORT_VALUES = itemgetter("of", "message", "time_ns")
 _PROGRESS_VALUES = itemgetter("first_step", "first_ns", "last_step", "last_ns")
 _FOUR_NUMBERS = (int, int, int, int)
-_USUAL_TYPES = {
-    (int, int, int, int, int, exit_code, signal, bool, bool, stop_signal, bool)
-    for exit_code in (int, type(None))
-    for signal in (str, type(None))
-    for stop_signal in (str, type(None))
-}
+# For 16,384 of them, without the classes' own in between.
+_make: Any = tuple.__new__
 
 __all__ = ["Json", "Malformed", "attempt_from", "check_schema", "node_word_from", "rank_error_from", "round_node_from"]
 __all__ += ["run_from", "state_from"]
@@ -287,31 +295,24 @@ def _frame_from(o: Json) -> Frame:
     return Frame(text(o, "file") or "?", integer(o, "line") or 0, text(o, "function") or "?", text(o, "source"))
 
 
-def _worker(o: Json, parts: Sequence[Json]) -> Worker:
-    # Of 16,384 ranks nearly all have what they should: looked at in one go, and made without calling __init__.
-    try:
-        values = _WORKER_VALUES(o)
-    except KeyError:
+def _worker(o: Json, parts: Sequence[_Part | None]) -> Worker:
+    # Of 16,384 ranks nearly all have what they should: looked at in one go.
+    values = {**_WORKER, **o}.values()
+    if tuple(map(type, values)) not in _USUAL_TYPES:
         return _worker_from(o, parts)
-    others = ("progress" in o) + ("pace" in o) + ("error" in o)
-    if tuple(map(type, values)) not in _USUAL_TYPES or len(o) != len(values) + others:
-        return _worker_from(o, parts)
-    rank, local_rank, pid, started_ns, ended_ns, exit_code, *_ = values
+    rank, local_rank, pid, started_ns, ended_ns, exit_code, *ends, progress, failed, pace, error = values
     # One of them is negative, or too large, exactly if all their bits together are.
-    if not 0 <= rank | local_rank | pid | started_ns | ended_ns | (exit_code or 0) < INT_LIMIT:
+    if not 0 <= rank | local_rank | pid | started_ns | (ended_ns or 0) | (exit_code or 0) < INT_LIMIT:
         return _worker_from(o, parts)
-    worker = object.__new__(Worker)
-    fields = worker.__dict__
-    fields.update(o)
-    progress, pace, error = o.get("progress"), o.get("pace"), o.get("error")
-    fields["progress"] = _progress(progress) if isinstance(progress, dict) else None
-    fields["pace"] = _pace(pace) if pace else ()
-    fields["error"] = short = _short(error, parts) if error is not None else None
-    fields["told"] = short is not None if error is not None else "error" in o
+    steps = None if progress is None else _progress(progress)
+    short = None if error is None else _short(error, parts)
+    told = "error" in o if error is None else short is not None
+    numbers = (rank, local_rank, pid, started_ns, ended_ns, exit_code)
+    worker: Worker = _make(Worker, (*numbers, *ends, steps, failed, _pace(pace) if pace else (), short, told))
     return worker
 
 
-def _worker_from(o: Json, parts: Sequence[Json]) -> Worker:
+def _worker_from(o: Json, parts: Sequence[_Part | None]) -> Worker:
     progress = o.get("progress")
     short = _short(o.get("error"), parts)
     return Worker(
@@ -333,34 +334,34 @@ def _worker_from(o: Json, parts: Sequence[Json]) -> Worker:
     )
 
 
-def _shorts(value: object) -> list[Json]:
+def _shorts(value: object) -> list[_Part | None]:
     """Read what a node's failed ranks have in common: for each place in the list a part of `Short`, or nothing."""
     return [_short_part(part) for part in value[:MAX_SHORTS]] if isinstance(value, list) else []
 
 
-def _short_part(value: object) -> Json:
-    kind, like = (text(value, "kind"), text(value, "like")) if isinstance(value, dict) else (None, None)
-    if kind is None or like is None or not isinstance(value, dict):
-        return {}
-    names = {"type": text(value, "type"), "module": text(value, "module") or "", "where": text(value, "where")}
-    return {"kind": kind, "like": like, **names}
+def _short_part(value: object) -> _Part | None:
+    if not isinstance(value, dict):
+        return None
+    kind, like = text(value, "kind"), text(value, "like")
+    if kind is None or like is None:
+        return None
+    return kind, text(value, "type"), text(value, "module") or "", text(value, "where"), like
 
 
-def _short(value: Any, parts: Sequence[Json]) -> Short | None:
+def _short(value: Any, parts: Sequence[_Part | None]) -> Short | None:
     try:
-        of, message, step, time_ns = _SHORT_VALUES(value)
+        of, message, time_ns = _SHORT_VALUES(value)
     except (KeyError, TypeError):
         return None
-    if type(of) is not int or not 0 <= of < len(parts) or not parts[of] or type(message) is not str:
+    step = value.get("step")
+    numbers = type(of) is type(time_ns) is int and (step is None or type(step) is int)
+    if not numbers or type(message) is not str or not 0 <= time_ns | (step or 0) < INT_LIMIT:
         return None
-    if (
-        type(time_ns) is not int
-        or not (step is None or type(step) is int)
-        or not 0 <= time_ns | (step or 0) < INT_LIMIT
-    ):
+    part = parts[of] if 0 <= of < len(parts) else None
+    if part is None:
         return None
-    short = object.__new__(Short)
-    short.__dict__.update(parts[of], message=message, step=step, time_ns=time_ns)
+    kind, name, module, where, like = part
+    short: Short = _make(Short, (kind, name, module, message, where, step, time_ns, like))
     return short
 
 
@@ -374,14 +375,18 @@ def _pace(value: object) -> tuple[tuple[int, int], ...]:
 def _progress(o: Json) -> Progress | None:
     try:
         values = _PROGRESS_VALUES(o)
-        if tuple(map(type, values)) == _FOUR_NUMBERS and len(o) == len(values):
-            first, first_ns, last, last_ns = values
-            if 0 <= first | first_ns | last | last_ns < INT_LIMIT:
-                progress = object.__new__(Progress)
-                progress.__dict__.update(o)
-                return progress
     except KeyError:
-        pass
+        return _progress_from(o)
+    if tuple(map(type, values)) != _FOUR_NUMBERS:
+        return _progress_from(o)
+    first, first_ns, last, last_ns = values
+    if not 0 <= first | first_ns | last | last_ns < INT_LIMIT:
+        return _progress_from(o)
+    progress: Progress = _make(Progress, values)
+    return progress
+
+
+def _progress_from(o: Json) -> Progress | None:
     first, last = integer(o, "first_step"), integer(o, "last_step")
     if first is None or last is None:
         return None

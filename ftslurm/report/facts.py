@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ftslurm.failures.causes import ROWS, Cause, Surroundings
 from ftslurm.health.word import Health
@@ -90,8 +90,7 @@ class RankError:
     whole: bool = True
 
 
-@dataclass(frozen=True)
-class Progress:
+class Progress(NamedTuple):
     """First and last training step that a worker reported in a round."""
 
     first_step: int
@@ -100,8 +99,7 @@ class Progress:
     last_ns: int | None
 
 
-@dataclass(frozen=True)
-class Short:
+class Short(NamedTuple):
     """An error record in short (`ftslurm.failures.short`); ``like``: the signature of what it does not say."""
 
     kind: str
@@ -114,8 +112,7 @@ class Short:
     like: str
 
 
-@dataclass(frozen=True)
-class Worker:
+class Worker(NamedTuple):
     """What an agent saw of one worker in one round.
 
     ``error``: the error record that it published, in short; ``told``: whether it says if it published one.
@@ -147,8 +144,7 @@ class Clock:
     at_ns: int
 
 
-@dataclass(frozen=True)
-class RoundNode:
+class RoundNode(NamedTuple):
     """What one node's agent saw of one round."""
 
     round: int
@@ -166,8 +162,7 @@ class RoundNode:
     health: Health | None = None
 
 
-@dataclass(frozen=True)
-class NodeWord:
+class NodeWord(NamedTuple):
     """A node's last word on itself; ``unfit`` and ``excluded``: why it may take part in no round, or should not."""
 
     node: str

@@ -169,7 +169,7 @@ def _round(
         first += len(group)
     world = len(everybody)
     whole = sorted(w.rank for n in nodes for w in n.workers) == list(range(world))
-    nodes = [replace(node, world_size=world if whole else None) for node in nodes]
+    nodes = [node._replace(world_size=world if whole else None) for node in nodes]
     return RoundFiles(attempt + 1, tuple(nodes), errors, tails)
 
 

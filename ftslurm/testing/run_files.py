@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ftslurm.agent.round_record import brief
 from ftslurm.failures.short import in_table, short
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ def _with_shorts(run: RunBuilder, number: int, node: Dict) -> Dict:
     except (AttributeError, KeyError, TypeError):
         # A test has made one what no agent would.
         return node
-    return node | {"errors": table, "workers": [{**w, "error": entries.get(w["rank"])} for w in node["workers"]]}
+    workers = [{**brief(worker), "error": entries.get(worker["rank"])} for worker in node["workers"]]
+    return node | {"errors": table, "workers": workers}
 
 
 def _by_clock_of(run: RunBuilder, name: str, value: Dict) -> Dict:

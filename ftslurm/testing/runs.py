@@ -36,7 +36,8 @@ class RunBuilder:
         run_id: the run's name.
         job_id: the Slurm job id; the first attempt is ``<job_id>.0``.
         max_restarts: the restart budget.
-        shorts: whether the nodes' files tell of the error records in short.
+        shorts: whether the nodes' files tell of the error records in short and leave out what is null; an older
+            ftslurm's do not.
     """
 
     def __init__(
