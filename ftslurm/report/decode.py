@@ -76,7 +76,6 @@ _USUAL_TYPES = frozenset(
 )
 _SHORT_VALUES = itemgetter("of", "message", "time_ns")
 _PROGRESS_VALUES = itemgetter("first_step", "first_ns", "last_step", "last_ns")
-_FOUR_NUMBERS = (int, int, int, int)
 # For 16,384 of them, without the classes' own in between.
 _make: Any = tuple.__new__
 
@@ -374,19 +373,13 @@ def _pace(value: object) -> tuple[tuple[int, int], ...]:
 
 def _progress(o: Json) -> Progress | None:
     try:
-        values = _PROGRESS_VALUES(o)
+        first, first_ns, last, last_ns = values = _PROGRESS_VALUES(o)
+        numbers = type(first) is type(first_ns) is type(last) is type(last_ns) is int
+        if numbers and 0 <= first | first_ns | last | last_ns < INT_LIMIT:
+            progress: Progress = _make(Progress, values)
+            return progress
     except KeyError:
-        return _progress_from(o)
-    if tuple(map(type, values)) != _FOUR_NUMBERS:
-        return _progress_from(o)
-    first, first_ns, last, last_ns = values
-    if not 0 <= first | first_ns | last | last_ns < INT_LIMIT:
-        return _progress_from(o)
-    progress: Progress = _make(Progress, values)
-    return progress
-
-
-def _progress_from(o: Json) -> Progress | None:
+        pass
     first, last = integer(o, "first_step"), integer(o, "last_step")
     if first is None or last is None:
         return None
