@@ -240,6 +240,22 @@ def test_a_short_form_that_is_broken_costs_nothing(damage: Any, tmp_path: Path) 
         assert report["missing"], "the file says that there is no record"
 
 
+def test_an_older_ftslurms_files_which_leave_nothing_out_say_the_same(tmp_path: Path) -> None:
+    run = cascade(tmp_path).stop().close("failed", "x")
+    path = run.write()
+    brief = make_report(path, now_ns=NOW_NS)
+    for file in (path / "rounds/000001/nodes").iterdir():
+        node = json.loads(file.read_text())
+        whole = {worker["rank"]: worker for worker in run.round_nodes[1, node["node"]]["workers"]}
+        for worker in node["workers"]:
+            assert set(worker) < {*whole[worker["rank"]], "error"}
+            worker |= {"pace": [], **whole[worker["rank"]]}
+            if worker["error"] is not None:
+                worker["error"] = {"step": None, **worker["error"]}
+        file.write_text(json.dumps(node))
+    assert make_report(path, now_ns=NOW_NS) == brief
+
+
 def test_what_a_short_form_says_stands_in_one_line() -> None:
     frames = [{"file": "/w/train.py", "line": 4, "function": "step", "source": "f()"}]
     frames.append({"file": TORCH[0], "line": 9, "function": "all_reduce", "source": None})
