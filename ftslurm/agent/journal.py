@@ -6,7 +6,6 @@ left on this node, with a word to the user, when the agent has to go before that
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -24,6 +23,7 @@ from ftslurm.monitor import mark
 from ftslurm.rendezvous.state import HANG, NodeWord
 from ftslurm.sharedfs.clock import ClockOffset
 from ftslurm.sharedfs.filesystem import FileSystem
+from ftslurm.sharedfs.publish import encode as as_json
 from ftslurm.sharedfs.publish import publish
 from ftslurm.sharedfs.rundir import RunDirectory
 
@@ -114,7 +114,8 @@ class Journal:
         clock = self._clock()
         content["clock"] = None if clock is None else asdict(clock)
         path = self._run.round_node_file(record.assignment.round, word.node)
-        self._publish(path, json.dumps(content, indent=1).encode() + b"\n", durable=record.over)
+        # Compact: a report of two thousand nodes reads them all.
+        self._publish(path, as_json(content), durable=record.over)
 
     def again(self) -> None:
         """Have what did not get there tried again."""

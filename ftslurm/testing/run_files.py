@@ -165,4 +165,4 @@ def _log_path(run: RunBuilder, number: int, rank: int) -> Path:
 
 def _put(path: Path, value: Dict) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value))
+    path.write_text(json.dumps(value, separators=(",", ":")))
