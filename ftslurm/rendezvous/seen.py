@@ -88,9 +88,7 @@ def waiting(state: State, words: Mapping[str, NodeWord]) -> list[NodeWord]:
     return [
         word
         for word in words.values()
-        if word.attempt == state.attempt
-        and may_join(word)
-        and state.participant(word.node, word.incarnation) is None
+        if word.attempt == state.attempt and may_join(word) and state.participant(word.node, word.incarnation) is None
     ]
 
 
