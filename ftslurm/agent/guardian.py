@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from ftslurm.agent.kernel import become_subreaper, die_with_parent, kill_descendants, signal_name
+from ftslurm.kernel import become_subreaper, die_with_parent, kill_descendants, signal_name
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 FORWARDED = (*STOPPING, signal.SIGUSR1, signal.SIGUSR2)

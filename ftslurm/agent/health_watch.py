@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from ftslurm.agent.fitness import OFF, XID, Fitness
-from ftslurm.agent.kernel import kill_descendants, parent_of
 from ftslurm.health.check import Context, Peer
 from ftslurm.health.result import Looked, decode
 from ftslurm.health.verdict import SEVERITY
 from ftslurm.health.word import HealthFinding
+from ftslurm.kernel import kill_descendants, parent_of
 from ftslurm.rendezvous.state import NodeWord
 
 TYPE_CHECKING = False

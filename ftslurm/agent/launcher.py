@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from ftslurm import __version__
 from ftslurm.agent.aftercare import print_report
 from ftslurm.agent.guardian import FORWARDED, Ward
-from ftslurm.agent.kernel import die_with_parent
 from ftslurm.agent.options import RunOptions, UsageError, parse_run
 from ftslurm.agent.placement import LOCAL_ATTEMPT, LOCAL_NODE
 from ftslurm.agent.preflight import check, unique_name, user_name
+from ftslurm.kernel import die_with_parent
 from ftslurm.rendezvous.state import EXIT_FAILED
 from ftslurm.sharedfs.rundir import open_run
 

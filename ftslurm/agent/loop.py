@@ -38,7 +38,6 @@ from ftslurm.agent.fitness import OFF, WATCH
 from ftslurm.agent.guardian import FORWARDED, STOPPING
 from ftslurm.agent.health_watch import HealthSettings, HealthWatch
 from ftslurm.agent.journal import Journal
-from ftslurm.agent.kernel import descendants
 from ftslurm.agent.machine import AgentMachine
 from ftslurm.agent.narrate import narrate
 from ftslurm.agent.output import Console
@@ -51,6 +50,7 @@ from ftslurm.agent.surroundings import Surroundings
 from ftslurm.agent.workers import Worker, Workers
 from ftslurm.failures.outlook import outlook
 from ftslurm.failures.record import summary
+from ftslurm.kernel import descendants
 from ftslurm.monitor.guard import Guard
 from ftslurm.rendezvous.member import View
 from ftslurm.rendezvous.state import EXIT_FAILED, Failure, NodeWord, State

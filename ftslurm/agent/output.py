@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from dataclasses import dataclass
 
-from ftslurm.agent.kernel import FileWatch
+from ftslurm.kernel import FileWatch
 
 MAX_WAITING = 10_000
 CHUNK = 1 << 16

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 
-from ftslurm.agent.kernel import parent_of
 from ftslurm.agent.workers import Worker, Workers
+from ftslurm.kernel import parent_of
 from ftslurm.monitor import mark
 from ftslurm.monitor.pipe import Pipe
 from ftslurm.monitor.timeouts import Learned, Timeouts, effective, to_env

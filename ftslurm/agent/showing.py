@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ftslurm.agent.kernel import descendants
 from ftslurm.agent.workers import Worker
+from ftslurm.kernel import descendants
 from ftslurm.monitor.stacks import Collector, Target, encode
 
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ftslurm.agent.environment import standby_environment, worker_command
-from ftslurm.agent.kernel import signal_name
 from ftslurm.agent.settings import AgentSettings
 from ftslurm.agent.workers import Launch, spawn
+from ftslurm.kernel import signal_name
 
 CHUNK = 1 << 16
 ORDER_BYTES = 1 << 20

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ftslurm.agent.guardian import remove_tree
-from ftslurm.agent.kernel import kill_descendants, signal_name
+from ftslurm.kernel import kill_descendants, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,17 +6,18 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from ftslurm.health.asked import FIT, UNFIT, USAGE, UsageError, choose, context_of
 
 if TYPE_CHECKING:
     import argparse
 
     from ftslurm.doctor.command import Stand
-    from ftslurm.health.check import Check, Context, Place
+    from ftslurm.health.check import Check, Place
     from ftslurm.health.sight import Sight
 
-FIT, UNFIT, USAGE = 0, 1, 2
 INTERRUPTED = 130
 RESULTS_S = 10.0
 """How much longer than the slowest check may take the first node waits for the others' results."""
@@ -28,10 +29,6 @@ Of an allocation that runs a program already, add to srun: --overlap, and to hea
 Exit codes: 0 fit (warnings and what could not be found out included), 1 a check failed, or there is no word of a node,
 2 wrong usage. As Slurm's HealthCheckProgram, Prolog or Epilog: see ftslurm health --slurm help.
 """
-
-
-class UsageError(ValueError):
-    """Wrong arguments; one line."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -58,67 +55,6 @@ def main(argv: Sequence[str]) -> int:
     except UsageError as error:
         sys.stderr.write(f"ftslurm health: {error}\n")
         return USAGE
-
-
-def choose(options: argparse.Namespace, default: str | None = None) -> list[Check]:
-    """Return the checks that are meant.
-
-    Args:
-        options: the arguments.
-        default: the set if nothing is said; None: all of them.
-
-    Raises:
-        UsageError: there is no such check.
-    """
-    from ftslurm.health.catalog import all_checks
-    from ftslurm.health.check import QUICK
-
-    known = all_checks()
-    skip = [name for text in options.skip for name in text.split(",") if name]
-    unknown = [name for name in (*options.names, *skip) if not any(_means(name, check) for check in known)]
-    if unknown:
-        raise UsageError(f"{unknown[0]}: there is no such check; see ftslurm health --list")
-    skip += _listed(os.environ, "FTSLURM_HEALTH_SKIP")
-    known = [check for check in known if not any(_means(name, check) for name in skip)]
-    if options.names:
-        return [check for check in known if any(_means(name, check) for name in options.names)]
-    set_ = QUICK if options.quick else None if options.all else default
-    return [check for check in known if set_ is None or set_ in check.sets]
-
-
-def _means(name: str, check: Check) -> bool:
-    """A check by its name, or all of a group by what is in front of the hyphen."""
-    return name in (check.name, check.name.partition("-")[0])
-
-
-def context_of(
-    options: argparse.Namespace, node: str, environ: Mapping[str, str], places: Sequence[Place], busy: bool
-) -> Context:
-    """Return what the checks are told.
-
-    Args:
-        options: the arguments.
-        node: this node's name.
-        environ: the environment.
-        places: paths that are looked at anyway.
-        busy: ranks may be running.
-    """
-    from ftslurm.health.check import Context, Place
-
-    named = [*options.path, *_listed(environ, "FTSLURM_HEALTH_PATHS")]
-    own = environ.get("FTSLURM_HEALTH_COMMAND")
-    return Context(
-        node,
-        dict(environ),
-        paths=tuple(dict.fromkeys((*places, *(Place(os.path.abspath(path), "--path") for path in named)))),
-        commands=tuple(dict.fromkeys((*options.command, *([own] if own else [])))),
-        busy=busy,
-        own_pid=os.getpid(),
-    )
-
-
-def _listed(environ: Mapping[str, str], name: str) -> list[str]:
-    return [part.strip() for part in environ.get(name, "").split(",") if part.strip()]
 
 
 def _look(options: argparse.Namespace, checks: Sequence[Check]) -> int:

@@ -13,13 +13,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ftslurm.agent.kernel import become_subreaper, descendants, die_with_parent, kill_descendants
 from ftslurm.health import nvml
 from ftslurm.health.catalog import all_checks, chosen
 from ftslurm.health.check import SETS, Check, Context
 from ftslurm.health.result import Looked, encode
 from ftslurm.health.run import run
 from ftslurm.health.verdict import FAIL, Json
+from ftslurm.kernel import become_subreaper, descendants, die_with_parent, kill_descendants
 
 KILL_S = 0.3
 

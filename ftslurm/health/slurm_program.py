@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ftslurm.health.command import FIT, UNFIT, UsageError, choose, context_of
+from ftslurm.health.asked import FIT, UNFIT, UsageError, choose, context_of
 from ftslurm.health.verdict import FAIL, Json, Verdict, worst
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ftslurm.agent import kernel
+from ftslurm import kernel
 from ftslurm.health import nvml
 from ftslurm.health.check import Absent
 from ftslurm.health.verdict import FAIL, Json

@@ -15,7 +15,8 @@ import pytest
 import test_run
 from test_run import FOREVER, RUN, Start, Started, up
 
-from ftslurm.agent import guardian, kernel
+from ftslurm import kernel
+from ftslurm.agent import guardian
 from ftslurm.rendezvous.member import first_word
 from ftslurm.rendezvous.state import LEFT, NodeWord
 

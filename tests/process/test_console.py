@@ -12,8 +12,8 @@ import test_run
 from test_run import Start
 
 from ftslurm.agent import output
-from ftslurm.agent.kernel import FileWatch
 from ftslurm.agent.output import Console
+from ftslurm.kernel import FileWatch
 
 start = test_run.start
 

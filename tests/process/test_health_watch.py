@@ -10,9 +10,9 @@ from pathlib import Path
 
 from ftslurm.agent.fitness import ACT
 from ftslurm.agent.health_watch import STUCK, HealthSettings, HealthWatch
-from ftslurm.agent.kernel import descendants
 from ftslurm.health.catalog import builtin
 from ftslurm.health.check import Context
+from ftslurm.kernel import descendants
 
 OTHERS = tuple(check.name for check in builtin() if check.name != "own-commands")
 

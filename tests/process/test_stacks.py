@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from worker_process import WorkerProcess
 
-from ftslurm.agent.kernel import descendants
+from ftslurm.kernel import descendants
 from ftslurm.monitor import stacks
 from ftslurm.monitor.stacks import DUMP_SIGNAL, Collector, Stacks, Target
 

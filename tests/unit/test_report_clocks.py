@@ -94,7 +94,7 @@ def test_a_filesystem_whose_clients_stamp_is_found_out_by_the_rounds_start(tmp_p
     run = two_failures(tmp_path, 1.0).clock("n1").clock("n2", 90.0).clock("n3")
     path = run.close("failed", "x").write()
     for file in (*path.glob("nodes/*.json"), *path.glob("rounds/*/nodes/*.json")):
-        file.write_text(file.read_text().replace('"offset_ns": -90000000000', '"offset_ns": 0'))
+        file.write_text(file.read_text().replace('"offset_ns":-90000000000', '"offset_ns":0'))
     (other,) = analyse(gather(path, now_ns=run.now_ns))["rounds"][0]["same_time"]
     assert other["clock"] == "assumed"
 

@@ -29,7 +29,7 @@ def fetch(context: Context) -> Json:
     """Run them all, and kill whatever descends from this process in the end: it must be the check's own."""
     if not context.commands:
         raise Absent("no commands of your own")
-    from ftslurm.agent.kernel import become_subreaper
+    from ftslurm.kernel import become_subreaper
 
     # What its parent left becomes this process's child, and can be found.
     become_subreaper()
@@ -62,7 +62,7 @@ def _wait(commands: Sequence[_Command], deadline: float) -> None:
 
 def _kill_all() -> None:
     """Kill and collect all that descends from this process; what cannot be killed is left to the caller's parent."""
-    from ftslurm.agent.kernel import kill_descendants
+    from ftslurm.kernel import kill_descendants
 
     deadline = time.monotonic() + _REAP_S
     while kill_descendants(os.getpid(), signal.SIGKILL) and time.monotonic() < deadline:
