@@ -188,7 +188,8 @@ class Courier:
                 result = error
             break
         if answer is None and isinstance(result, Exception):
-            self._complain(str(result) if isinstance(result, (OSError, BadFile)) else _bug(result))
+            text = str(result) if isinstance(result, (OSError, BadFile)) else _bug(result)
+            self._complain(text, kind=getattr(result, "errno", None))
         if answer is not None:
             self._bring((answer, result))
 
@@ -203,7 +204,7 @@ class Courier:
             self._bring(Lost(f"{error}; choose another --rdzv-id"))
             return 3600.0
         except (OSError, BadFile) as error:
-            self._complain(str(error))
+            self._complain(str(error), kind=getattr(error, "errno", None))
             return 0.5
         except Exception as error:
             # Without this thread the agent would look alive to itself and dead to all others.
@@ -224,9 +225,11 @@ class Courier:
             self._last = (view.token, view.coordinating)
             self._bring(view)
 
-    def _complain(self, problem: str | None) -> None:
-        if problem != self._trouble:
-            self._trouble = problem
+    def _complain(self, problem: str | None, kind: int | None = None) -> None:
+        # The same error of another file, a temporary one's say, is no news.
+        trouble = problem if kind is None else str(kind)
+        if trouble != self._trouble:
+            self._trouble = trouble
             self._bring(Trouble(problem))
 
     def _bring(self, news: object) -> None:

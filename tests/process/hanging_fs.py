@@ -72,10 +72,17 @@ class HangingFS:
                 waiting, self.held = self.held, []
                 for _, request in waiting:
                     self.answer(request)
-            soft = self.held and hanging and os.path.getsize(self.control) == 0
+            soft = self.held and hanging and self.is_soft()
             for held in [h for h in self.held if soft and _dying(h[0])]:
                 self.held.remove(held)
                 self.reply(held[1], -errno.EINTR, b"")
+
+    def is_soft(self) -> bool:
+        try:
+            return os.path.getsize(self.control) == 0
+        except FileNotFoundError:
+            # It has just been taken away: everybody is answered at the next turn.
+            return False
 
     def take(self, request: bytes, hanging: bool) -> None:
         _, opcode, _, node, _, _, thread, _, _ = GENERIC.unpack_from(request)

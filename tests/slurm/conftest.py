@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-NODES = 5
+NODES = 3
 PREFIX = "t"
 
 
@@ -62,9 +62,9 @@ class Job:
 class Lab:
     """The cluster."""
 
-    def __init__(self, environment: dict[str, str]) -> None:
+    def __init__(self, environment: dict[str, str], prefix: str, nodes: int) -> None:
         self.environment = environment
-        self.nodes = [f"{PREFIX}{i}" for i in range(1, NODES + 1)]
+        self.nodes = [f"{prefix}{i}" for i in range(1, nodes + 1)]
 
     def command(self, *words: str, cwd: Path | None = None, check: bool = False) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -108,14 +108,19 @@ class Lab:
 @pytest.fixture(scope="session")
 def lab() -> Iterator[Lab]:
     """Bring the cluster up, once."""
+    yield from cluster_of(PREFIX, NODES)
+
+
+def cluster_of(prefix: str, nodes: int) -> Iterator[Lab]:
+    """Bring a cluster up, and down at the end."""
     if os.geteuid() != 0:
         pytest.skip("a real Slurm of several nodes on one machine needs root")
     base = Path(tempfile.mkdtemp(prefix="ftslab-", dir="/tmp"))
     path = f"{ROOT / 'scripts'}:{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin:/sbin"
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "FTSLURM"))}
-    environment.update(PATH=path, SLURMLAB_DIR=str(base / "lab"), SLURMLAB_PREFIX=PREFIX, PYTHONUNBUFFERED="1")
-    cluster = Lab(environment)
-    up = cluster.lab("up", str(NODES))
+    environment.update(PATH=path, SLURMLAB_DIR=str(base / "lab"), SLURMLAB_PREFIX=prefix, PYTHONUNBUFFERED="1")
+    cluster = Lab(environment, prefix, nodes)
+    up = cluster.lab("up", str(nodes))
     if up.returncode == 2:
         pytest.skip(f"no Slurm here: {up.stderr.strip()}")
     assert up.returncode == 0, up.stderr
@@ -130,9 +135,16 @@ def lab() -> Iterator[Lab]:
 @pytest.fixture
 def work(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A directory that all nodes share, and nodes that are all idle."""
+    yield from work_on(lab)
+
+
+def work_on(lab: Lab) -> Iterator[Path]:
+    """Make that directory for one test, and leave nothing."""
     directory = Path(tempfile.mkdtemp(prefix="ftsjob-", dir="/tmp"))
     idle = ("sinfo", "-h", "-N", "-t", "idle", "-o", "%N")
-    lab.until(lambda: len(lab.command(*idle).stdout.split()) == NODES, 60, lambda: lab.command("sinfo", "-N").stdout)
+    lab.until(
+        lambda: len(lab.command(*idle).stdout.split()) == len(lab.nodes), 60, lambda: lab.command("sinfo", "-N").stdout
+    )
     yield directory
     lab.command("scancel", "--user=root")
     shutil.rmtree(directory, ignore_errors=True)

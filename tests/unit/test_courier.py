@@ -62,6 +62,14 @@ def test_the_last_word_is_said_again_when_the_directory_failed() -> None:
     assert [news for news in courier.news if isinstance(news, Trouble)] == [Trouble(str(EIO)), Trouble(None)]
 
 
+def test_the_same_error_of_one_temporary_file_after_the_other_is_told_once() -> None:
+    errors = [
+        OSError(errno.ENOTCONN, "Transport endpoint is not connected", f"/runs/.n1.json.{i}.tmp") for i in range(3)
+    ]
+    courier = run(FakeMember(*errors))
+    assert [news for news in courier.news if isinstance(news, Trouble)] == [Trouble(str(errors[0])), Trouble(None)]
+
+
 def test_a_directory_that_fails_for_good_does_not_keep_the_courier() -> None:
     assert not run(FakeMember(*[EIO] * 100)).published
 
