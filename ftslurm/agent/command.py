@@ -195,10 +195,7 @@ def _health(options: RunOptions, placement: Placement, run: RunDirectory, logs: 
     )
     # Not all nodes of a job at the same moment.
     spread_s = options.health_every_s * (placement.position % 64) / 64
-    environment = dict(os.environ)
-    return HealthSettings(
-        options.health, options.health_every_s, sys.executable, ward.local_dir, context, environment, spread_s
-    )
+    return HealthSettings(options.health, options.health_every_s, sys.executable, ward.local_dir, context, spread_s)
 
 
 def _drain(options: RunOptions, placement: Placement) -> Callable[[str, str], str | None] | None:

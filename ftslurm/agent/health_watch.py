@@ -10,7 +10,7 @@ import json
 import os
 import select
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from ftslurm.agent.fitness import OFF, XID, Fitness
@@ -50,8 +50,8 @@ class HealthSettings:
         mode, every_s: see `Fitness`.
         python: the interpreter.
         local_dir: node-local directory of this agent.
-        context: of this node's checks, as while no rank runs.
-        environment: that the processes get.
+        context: of this node's checks, as while no rank runs; its environment is the processes' own, too.
+        spread_s: see `Fitness`.
     """
 
     mode: str
@@ -59,7 +59,6 @@ class HealthSettings:
     python: str
     local_dir: str
     context: Context
-    environment: Mapping[str, str]
     spread_s: float = 0.0
 
 
@@ -256,7 +255,7 @@ class HealthWatch:
         command = [self._settings.python, "-c", _PROGRAM.format(root=_ROOT, module=module)]
         try:
             pid = os.posix_spawn(
-                command[0], command, self._settings.environment, file_actions=actions, setsid=True, setsigmask=[]
+                command[0], command, self._settings.context.environ, file_actions=actions, setsid=True, setsigmask=[]
             )
             pidfd = os.pidfd_open(pid)
         except OSError:

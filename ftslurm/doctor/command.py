@@ -129,13 +129,14 @@ def _parser() -> argparse.ArgumentParser:
         "directory", nargs="?", metavar="DIR", help="default: where runs are, ./ftslurm-runs or its parent"
     )
     parser.add_argument("--json", action="store_true", help="print all that was found as JSON")
-    parser.add_argument("--seconds", type=_seconds, default=10.0, metavar="N", help="measure for about that long (10)")
-    parser.add_argument("--wait", type=_seconds, default=30.0, metavar="N", help="wait that long for all nodes (30)")
+    parser.add_argument("--seconds", type=seconds, default=10.0, metavar="N", help="measure for about that long (10)")
+    parser.add_argument("--wait", type=seconds, default=30.0, metavar="N", help="wait that long for all nodes (30)")
     parser.add_argument("--local-nodes", type=_count, metavar="N", help="simulate N nodes on this machine")
     return parser
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
+    """Read an option's seconds, as argparse wants it done."""
     import argparse
 
     try:

@@ -178,6 +178,8 @@ def _print(options: argparse.Namespace, sight: Sight, took_s: float, note: str) 
 def _parser() -> argparse.ArgumentParser:
     import argparse
 
+    from ftslurm.doctor.command import seconds
+
     parser = argparse.ArgumentParser(
         prog="ftslurm health",
         allow_abbrev=False,
@@ -214,7 +216,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--shared-dir", metavar="DIR", help="where nodes meet (default: $FTSLURM_SHARED_DIR, ./ftslurm-runs, or .)"
     )
-    parser.add_argument("--wait", type=_seconds, default=30.0, metavar="S", help="wait that long for all nodes (30)")
+    parser.add_argument("--wait", type=seconds, default=30.0, metavar="S", help="wait that long for all nodes (30)")
     parser.add_argument(
         "--slurm",
         choices=("health-check", "prolog", "epilog", "help"),
@@ -223,15 +225,3 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--drain", action="store_true", help="with --slurm: drain a node of which a check failed")
     parser.add_argument("--act", action="store_true", help="with --slurm prolog|epilog: end with 1 when a check failed")
     return parser
-
-
-def _seconds(text: str) -> float:
-    import argparse
-
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0.5 <= value <= 3600:
-        raise argparse.ArgumentTypeError(f"expected seconds from 0.5 to 3600, found {text!r}")
-    return value

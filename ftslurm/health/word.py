@@ -72,9 +72,9 @@ def health_of(
         )
         for one in verdicts
         for finding in one.findings
-        if finding.status in (WARN, FAIL)
     ]
-    kept = sorted([*more, *found], key=lambda one: -SEVERITY.index(one.status))[:KEPT]
+    wrong = [one for one in (*more, *found) if one.status in (WARN, FAIL)]
+    kept = sorted(wrong, key=lambda one: -SEVERITY.index(one.status))[:KEPT]
     return Health(worst(one.status for one in kept), now_ns, set_, tuple(kept))
 
 

@@ -138,11 +138,6 @@ def meaning(xid: int, text: str = "") -> Meaning:
     return known
 
 
-def describe_xid(xid: int, text: str = "") -> str:
-    """Return "Xid 79: the GPU has fallen off the bus"."""
-    return f"Xid {xid}: {meaning(xid, text).text}"
-
-
 @dataclass(frozen=True)
 class XidLine:
     """One Xid in the kernel's log.

@@ -19,7 +19,7 @@ OTHERS = tuple(check.name for check in builtin() if check.name != "own-commands"
 
 def watch(tmp_path: Path, command: str, spared: set[int]) -> HealthWatch:
     context = Context("n1", dict(os.environ), commands=(command,), skip=OTHERS)
-    settings = HealthSettings(ACT, 300.0, sys.executable, str(tmp_path), context, dict(os.environ))
+    settings = HealthSettings(ACT, 300.0, sys.executable, str(tmp_path), context)
     return HealthWatch(settings, time.monotonic, time.time_ns, spared)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ftslurm.agent.fitness import ACT, AGAIN_S, FRESH_S, HOLD_S, OFF, WATCH, XID, Fitness
 from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH
 from ftslurm.health.result import Looked
-from ftslurm.health.verdict import FAIL, WARN, Finding, Judgement, verdict
+from ftslurm.health.verdict import FAIL, OK, WARN, Finding, Judgement, verdict
 from ftslurm.health.word import HealthFinding
 from ftslurm.rendezvous.state import Failure
 
@@ -198,3 +198,12 @@ def test_switched_off_it_does_nothing() -> None:
 
 def test_without_looks_in_between_a_spare_is_left_in_peace() -> None:
     assert fit(every_s=0.0).deadline is None
+
+
+def test_what_a_program_did_to_its_gpu_is_told_once_and_is_nothing_against_the_node() -> None:
+    fitness = fit()
+    fitness.on_round(1.0)
+    fault = HealthFinding(XID, OK, "GPU 2", "Xid 31: MMU fault of the program", "", 44)
+    assert fitness.on_event(fault, 5.0, 9) and not fitness.on_event(fault, 6.0, 10)
+    assert fitness.unfit is None
+    assert fitness.health is not None and (fitness.health.status, fitness.health.findings) == (OK, ())
