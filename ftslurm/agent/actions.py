@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ftslurm.rendezvous.state import Failure, Hang, Master, NodeWord
+from ftslurm.rendezvous.node_word import NodeWord
+from ftslurm.rendezvous.state import Failure, Hang, Master
 
 
 @dataclass(frozen=True)

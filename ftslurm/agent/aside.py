@@ -18,8 +18,9 @@ from ftslurm.health.verdict import FAIL
 from ftslurm.health.word import HealthFinding
 from ftslurm.nodes.exclude import Exclusions, lemon
 from ftslurm.nodes.record import as_line
+from ftslurm.rendezvous.node_word import NodeWord
 from ftslurm.rendezvous.set_aside import lemons
-from ftslurm.rendezvous.state import BY_NODE, Failure, NodeWord, State
+from ftslurm.rendezvous.state import BY_NODE, Failure, State
 from ftslurm.sharedfs.publish import BadFile
 from ftslurm.sharedfs.rundir import RunDirectoryError
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ftslurm.rendezvous.member import Member, Refused, RunInUse, Superseded, View
-from ftslurm.rendezvous.state import NodeWord, Vitals
+from ftslurm.rendezvous.node_word import NodeWord, Vitals
 from ftslurm.sharedfs.clock import ClockOffset
 from ftslurm.sharedfs.publish import BadFile
 

@@ -12,7 +12,7 @@ import socket
 import threading
 from collections.abc import Iterable
 
-from ftslurm.rendezvous.state import NodeWord
+from ftslurm.rendezvous.node_word import NodeWord
 
 GREETING = b"ftslurm look "
 LONGEST = 128

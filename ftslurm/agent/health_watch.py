@@ -19,7 +19,7 @@ from ftslurm.health.result import Looked, decode
 from ftslurm.health.verdict import SEVERITY
 from ftslurm.health.word import HealthFinding
 from ftslurm.kernel import kill_descendants, parent_of
-from ftslurm.rendezvous.state import NodeWord
+from ftslurm.rendezvous.node_word import NodeWord
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from ftslurm.failures.record import STACKS, complete, compose, encode
 from ftslurm.failures.short import short
 from ftslurm.failures.witness import open_sections
 from ftslurm.monitor import mark
-from ftslurm.rendezvous.state import HANG, NodeWord
+from ftslurm.rendezvous.node_word import NodeWord
+from ftslurm.rendezvous.state import HANG
 from ftslurm.sharedfs.clock import ClockOffset
 from ftslurm.sharedfs.filesystem import FileSystem
 from ftslurm.sharedfs.publish import encode as as_json

@@ -53,7 +53,8 @@ from ftslurm.failures.record import summary
 from ftslurm.kernel import descendants
 from ftslurm.monitor.guard import Guard
 from ftslurm.rendezvous.member import View
-from ftslurm.rendezvous.state import EXIT_FAILED, Failure, NodeWord, State
+from ftslurm.rendezvous.node_word import NodeWord
+from ftslurm.rendezvous.state import EXIT_FAILED, Failure, State
 from ftslurm.sharedfs.filesystem import FileSystem
 from ftslurm.sharedfs.rundir import RunDirectory, rank_directory
 

@@ -11,7 +11,7 @@ from ftslurm.monitor import mark
 from ftslurm.monitor.pipe import Pipe
 from ftslurm.monitor.timeouts import Learned, Timeouts, effective, to_env
 from ftslurm.monitor.watch import Expiry, Watch
-from ftslurm.rendezvous.state import RankVitals, Vitals
+from ftslurm.rendezvous.node_word import RankVitals, Vitals
 
 ANCESTORS = 64
 """So far up a process's ancestors are followed to find the worker that it belongs to."""

@@ -15,7 +15,7 @@ from ftslurm.agent.surroundings import Surroundings
 from ftslurm.agent.workers import Worker
 from ftslurm.monitor.guard import Guard
 from ftslurm.monitor.watch import TIMER, Expiry
-from ftslurm.rendezvous.state import NodeWord, Vitals
+from ftslurm.rendezvous.node_word import NodeWord, Vitals
 
 SIZES = "sizes"
 SIZES_EVERY_S, SIZES_SHARE = 0.1, 0.2

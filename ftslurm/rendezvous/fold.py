@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from ftslurm.rendezvous.ending import close, end_round, stop_code
 from ftslurm.rendezvous.forming import fold_forming
+from ftslurm.rendezvous.node_word import NodeWord
 from ftslurm.rendezvous.running import all_succeeded, fold_running, succeed
 from ftslurm.rendezvous.seen import Seen, Shape, Timing, alive
 from ftslurm.rendezvous.state import (
@@ -21,7 +22,6 @@ from ftslurm.rendezvous.state import (
     RUNNING,
     STOPPED,
     Lease,
-    NodeWord,
     RoundHistory,
     State,
     with_history,

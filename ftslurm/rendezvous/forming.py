@@ -6,6 +6,7 @@ from collections.abc import Container, Sequence
 from dataclasses import replace
 
 from ftslurm.rendezvous.ending import close, count
+from ftslurm.rendezvous.node_word import NodeWord
 from ftslurm.rendezvous.running import refuse_restart
 from ftslurm.rendezvous.seen import NEVER, Seen, Timing, alive, may_join
 from ftslurm.rendezvous.set_aside import preferred, shunned
@@ -17,7 +18,6 @@ from ftslurm.rendezvous.state import (
     READY,
     RUNNING,
     Master,
-    NodeWord,
     Participant,
     RoundHistory,
     State,

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 
 from ftslurm.rendezvous.ending import finish
 from ftslurm.rendezvous.fold import begin, fold, hand_over, take_lease
+from ftslurm.rendezvous.node_word import NodeWord, Vitals
 from ftslurm.rendezvous.observer import Observer
 from ftslurm.rendezvous.seen import Shape, Timing
-from ftslurm.rendezvous.state import CLOSED, FORMING, LEFT, READY, RUNNING, Failure, NodeWord, State, Vitals
+from ftslurm.rendezvous.state import CLOSED, FORMING, LEFT, READY, RUNNING, Failure, State
 from ftslurm.sharedfs.cell import KEPT, FencedCell, Versioned
 from ftslurm.sharedfs.clock import ServerClock
 from ftslurm.sharedfs.filesystem import FileSystem

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from ftslurm.rendezvous.ending import close, count, describe, end_round
 from ftslurm.rendezvous.hopeless import agreed, disagreeing, hopeless, repeated
+from ftslurm.rendezvous.node_word import NodeWord
 from ftslurm.rendezvous.seen import AT_ONCE, Seen, Timing, alive, replaced, waiting, word_of
 from ftslurm.rendezvous.set_aside import lemons, shunned
 from ftslurm.rendezvous.state import (
@@ -23,7 +24,6 @@ from ftslurm.rendezvous.state import (
     Failure,
     Hang,
     LostNode,
-    NodeWord,
     Participant,
     State,
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ftslurm.rendezvous.state import READY, NodeWord, Participant, State
+from ftslurm.rendezvous.node_word import NodeWord
+from ftslurm.rendezvous.state import READY, Participant, State
 
 AT_ONCE, NEXT_ROUND, NEVER = "at-once", "next-round", "never"
 REJOIN = (AT_ONCE, NEXT_ROUND, NEVER)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ftslurm.rendezvous.ending import describe
-from ftslurm.rendezvous.state import Failure, NodeWord, State
+from ftslurm.rendezvous.node_word import NodeWord
+from ftslurm.rendezvous.state import Failure, State
 
 
 def lemons(state: State, after: int) -> dict[str, str]:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ftslurm.rendezvous.state import LEFT, READY, RUNNING, LostNode, NodeWord, State
+from ftslurm.rendezvous.node_word import NodeWord
+from ftslurm.rendezvous.state import LEFT, READY, RUNNING, LostNode, State
 from ftslurm.status.ranks import Rank, rank_of
 from ftslurm.status.snapshot import Heard, Snapshot
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ftslurm.monitor.timeouts import Timeouts, read_timeouts
-from ftslurm.rendezvous.state import NodeWord, State
+from ftslurm.rendezvous.node_word import NodeWord
+from ftslurm.rendezvous.state import State
 from ftslurm.report.decode import Malformed, check_schema
 from ftslurm.report.facts import Problem
 from ftslurm.report.reading import list_directory, parse_json, read_file

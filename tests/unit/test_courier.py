@@ -13,7 +13,7 @@ import pytest
 from ftslurm.agent import courier as module
 from ftslurm.agent.courier import Courier, Lost, Trouble
 from ftslurm.rendezvous.member import View, first_word
-from ftslurm.rendezvous.state import NodeWord
+from ftslurm.rendezvous.node_word import NodeWord
 from ftslurm.testing.clock import VirtualClock
 
 WORD = first_word("n1", "i1", "12.0", 0, 2)

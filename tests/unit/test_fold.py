@@ -12,6 +12,7 @@ from ftslurm.rendezvous.ending import describe, finish, stop_code
 from ftslurm.rendezvous.fold import begin, fold, take_lease
 from ftslurm.rendezvous.forming import choose
 from ftslurm.rendezvous.member import first_word
+from ftslurm.rendezvous.node_word import NodeWord, Vitals
 from ftslurm.rendezvous.seen import AT_ONCE, Seen, Shape, Timing
 from ftslurm.rendezvous.state import (
     CLOSED,
@@ -26,10 +27,8 @@ from ftslurm.rendezvous.state import (
     SUCCEEDED,
     Failure,
     Hang,
-    NodeWord,
     Participant,
     State,
-    Vitals,
 )
 
 TIMING = Timing(node_timeout_s=8, join_timeout_s=600, last_call_s=30, stop_spread_s=2)

@@ -12,6 +12,7 @@ import pytest
 from ftslurm.health.verdict import worst
 from ftslurm.health.word import Health, HealthFinding
 from ftslurm.monitor.timeouts import Learned, Longest, Spans, Timeouts
+from ftslurm.rendezvous.node_word import NodeWord, RankVitals, Vitals
 from ftslurm.rendezvous.state import (
     Closed,
     Failure,
@@ -19,12 +20,9 @@ from ftslurm.rendezvous.state import (
     Lease,
     LostNode,
     Master,
-    NodeWord,
     Participant,
-    RankVitals,
     RoundHistory,
     State,
-    Vitals,
 )
 from ftslurm.status.look import look
 from ftslurm.status.snapshot import Asked, Heard, Snapshot

@@ -16,18 +16,8 @@ import pytest
 
 from ftslurm import cli
 from ftslurm.monitor.timeouts import Learned, Longest, Spans
-from ftslurm.rendezvous.state import (
-    Closed,
-    Hang,
-    Lease,
-    LostNode,
-    NodeWord,
-    Participant,
-    RankVitals,
-    RoundHistory,
-    State,
-    Vitals,
-)
+from ftslurm.rendezvous.node_word import NodeWord, RankVitals, Vitals
+from ftslurm.rendezvous.state import Closed, Hang, Lease, LostNode, Participant, RoundHistory, State
 from ftslurm.status.command import main
 from ftslurm.status.look import look
 from ftslurm.status.snapshot import read

@@ -29,7 +29,8 @@ from ftslurm.agent.actions import (
 )
 from ftslurm.agent.machine import AgentMachine
 from ftslurm.rendezvous.member import Member, Refused, RunInUse, Superseded, View
-from ftslurm.rendezvous.state import EXIT_FAILED, LEFT, Failure, NodeWord, State
+from ftslurm.rendezvous.node_word import NodeWord
+from ftslurm.rendezvous.state import EXIT_FAILED, LEFT, Failure, State
 from ftslurm.sharedfs.publish import BadFile
 from ftslurm.sharedfs.rundir import RunDirectory
 from ftslurm.testing.clock import START_NS

@@ -13,8 +13,9 @@ from functools import partial
 from ftslurm.agent.actions import Assignment
 from ftslurm.agent.machine import AgentMachine
 from ftslurm.rendezvous.member import Member, Pace, first_word
+from ftslurm.rendezvous.node_word import NodeWord
 from ftslurm.rendezvous.seen import AT_ONCE, NEVER, NEXT_ROUND, Shape, Timing
-from ftslurm.rendezvous.state import LEFT, NodeWord, State
+from ftslurm.rendezvous.state import LEFT, State
 from ftslurm.sharedfs.publish import publish
 from ftslurm.sharedfs.rundir import RunDirectory
 from ftslurm.testing.memoryfs import AFTER, BEFORE, MemoryFileSystem, Operation
