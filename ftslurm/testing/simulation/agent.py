@@ -307,12 +307,16 @@ class VirtualAgent:
             if self._trouble_since is None:
                 self._trouble_since = now()
                 self.host.after(TROUBLE_S + 1.0, lambda: self._deliver(self._give_up))
+            self._show(self.member.view())
             return now() + RETRY_S
         self._trouble_since = None
+        self._show(view)
+        return now() + self.member.next_look_s()
+
+    def _show(self, view: View) -> None:
         if view.state is not None and (view.token, view.coordinating) != self._last:
             self._last = (view.token, view.coordinating)
             self._news.append(partial(self._on_view, view))
-        return now() + self.member.next_look_s()
 
     def _worked(self) -> None:
         self._busy = False

@@ -21,7 +21,7 @@ from ftslurm.sharedfs.rundir import RunDirectory
 from ftslurm.testing.memoryfs import AFTER, BEFORE, MemoryFileSystem, Operation
 from ftslurm.testing.simulation import faults
 from ftslurm.testing.simulation.agent import Host, VirtualAgent, VirtualWorker
-from ftslurm.testing.simulation.faults import Armed
+from ftslurm.testing.simulation.faults import Armed, Outage
 from ftslurm.testing.simulation.filesystem import CachingClient, ClientCache
 from ftslurm.testing.simulation.invariants import Ledger, Witness, check
 
@@ -72,6 +72,7 @@ class Node:
         self.up = True
         self.stalled_until = 0.0
         self.slow_until = 0.0
+        self.outage: Outage | None = None
 
 
 class Attempt:
@@ -119,6 +120,8 @@ class SimulatedAgent(VirtualAgent):
         """Hook of this agent's client: stalls, then what is armed."""
         if when == AFTER and operation.name in CHANGES:
             self._cluster.on_changed(self, operation)
+        if when == BEFORE:
+            self._refuse(operation)
         if not self.armed and self.strand is None:
             return
         if self.strand is not None:
@@ -129,6 +132,12 @@ class SimulatedAgent(VirtualAgent):
             self._cluster.struck(fault.kind, self.node, operation.name)
             self.bumps.append(self._cluster.now())
             fault.strike(self, operation)
+
+    def _refuse(self, operation: Operation) -> None:
+        now = self._cluster.now()
+        for outage in (self._cluster.outage, self.home.outage):
+            if outage is not None and outage.refuses(now, operation):
+                faults.fail(outage.number, operation)
 
     def _hang(self, when: str) -> None:
         cluster = self._cluster
@@ -169,6 +178,7 @@ class Cluster(Host):
         gentle: whether workers succeed soon and nobody is late.
         last: the attempt after which none begins, once there is one.
         stalled_until: until when the filesystem hangs for everybody.
+        outage: what the filesystem refuses to everybody, and until when.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -180,6 +190,7 @@ class Cluster(Host):
         self.gentle = False
         self.last: Attempt | None = None
         self.stalled_until = 0.0
+        self.outage: Outage | None = None
         self.server = MemoryFileSystem()
         self.timing = replace(TIMING, rejoin=self.rng.choice([NEXT_ROUND, AT_ONCE, NEVER]))
         self.attempts: list[Attempt] = []
