@@ -23,41 +23,57 @@ from ftslurm.rendezvous.state import (
     State,
     with_history,
 )
+from ftslurm.rendezvous.unreachable import reachable_first, wait_s, with_another_master
 
 
 def fold_forming(state: State, seen: Seen, timing: Timing) -> State:
     """Form the next round, or close when it cannot be; `state` itself while it waits."""
     if refused := refuse_restart(state, seen):
         return refused
-    staying = [
-        word for word in alive(state, seen, timing) if word.reason is None and _may_take_part(state, word, timing)
-    ]
+    living = alive(state, seen, timing)
+    staying = [word for word in living if word.reason is None and _may_take_part(state, word, timing)]
     shunned_nodes = shunned(state, seen.words, timing.set_aside_after)
-    ready = preferred([word for word in staying if may_join(word)], shunned_nodes, state.min_nodes)
+    joining = [word for word in staying if may_join(word)]
+    # Only the attempt's first round waits for the unknown: a node that never came must not delay every restart.
+    first = not any(past.attempt == state.attempt for past in state.history)
+    # After that, a place is for who lives: a record that never changes may be that of an agent which died as a spare.
+    proven = [word for word in joining if first or word.node not in seen.unproven]
+    ready = reachable_first(state, preferred(proven, shunned_nodes, state.min_nodes))
     # One that leaves may still be stopping workers; what they do to a checkpoint must come before the next round. And
     # one that is being looked at keeps its place.
-    busy = len([word for word in alive(state, seen, timing) if _is_busy(word, shunned_nodes)])
+    busy = any(_is_busy(word, shunned_nodes) for word in living)
+    unproven = len(proven) < len(joining) and len(proven) < state.max_nodes
     heard = {word.node for word in seen.words.values() if word.attempt == state.attempt}
     unheard = [node for node in state.expected if node not in heard]
     enough = len(ready) >= state.min_nodes
     overdue = seen.forming_for_s >= timing.join_timeout_s
     # Without a node list nobody knows who may still come; with one, the last missing node ends the wait.
     complete = bool(state.expected) and not unheard
-    # Only the attempt's first round waits for the unknown: a node that never came must not delay every restart.
-    first = not any(past.attempt == state.attempt for past in state.history)
     patience_s = timing.last_call_s
     if len(ready) >= state.max_nodes:
         patience_s = timing.settle_s if _out_of_order(state, ready, unheard) else 0.0
     awaited = first and not complete and seen.forming_for_s < patience_s
+    hopes = [word for word in seen.words.values() if _may_return(state, word, seen, timing)]
+    if seen.forming_for_s < wait_s(state):
+        return state
     # A busy node is about to be ready, unless a worker of its cannot be killed: it is not waited for without end.
-    if enough and ((not busy and not awaited) or overdue):
+    if enough and ((not busy and not awaited and not unproven) or overdue):
         return _form(state, ready, seen, staying)
-    if complete and len(staying) < state.min_nodes:
+    if complete and len(staying) + len(hopes) < state.min_nodes:
         return _too_few(state, seen, len(staying), "and nothing can replace it")
     if overdue and not enough:
         fit = [word for word in staying if word.unfit is None]
         return _too_few(state, seen, len(fit), f"after waiting {seen.forming_for_s:.0f} s")
     return state
+
+
+def _may_return(state: State, word: NodeWord, seen: Seen, timing: Timing) -> bool:
+    """Tell whether a silent node may be heard again: frozen or cut off, as far as anybody knows.
+
+    Of one whose agent has ended its guardian says so.
+    """
+    silent = seen.silent_s.get(word.node, 0.0) >= timing.node_timeout_s
+    return word.attempt == state.attempt and silent and word.status != LEFT and word.reason is None
 
 
 def _is_busy(word: NodeWord, shunned_nodes: Container[str]) -> bool:
@@ -102,7 +118,7 @@ def _too_few(state: State, seen: Seen, staying: int, why: str) -> State:
 
 
 def _form(state: State, ready: Sequence[NodeWord], seen: Seen, staying: Sequence[NodeWord]) -> State:
-    chosen = choose(ready, state.participants, state.max_nodes)
+    chosen = with_another_master(state, choose(ready, state.participants, state.max_nodes))
     participants: list[Participant] = []
     first_rank = 0
     for group_rank, word in enumerate(chosen):

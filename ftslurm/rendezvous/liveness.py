@@ -70,16 +70,25 @@ class _Seen:
 
 
 class Liveness:
-    """Silence of each node, in seconds of one observer's `Attention`."""
+    """Silence of each node, in seconds of one observer's `Attention`.
+
+    Attributes:
+        unproven: the nodes that have not changed since this observer first knew of them.
+    """
 
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}
+        self.unproven: set[str] = set()
 
     def look(self, node: str, incarnation: str, counter: int, now: float) -> float:
         """Note what was read of `node` at `now` (attentive seconds); return for how many of them it has been silent."""
         seen = self._seen.get(node)
         if seen is None or (seen.incarnation, seen.counter) != (incarnation, counter):
             self._seen[node] = _Seen(incarnation, counter, now)
+            if seen is None:
+                self.unproven.add(node)
+            else:
+                self.unproven.discard(node)
             return 0.0
         return now - seen.since
 

@@ -122,9 +122,7 @@ class Member:
         self._clock = clock
         self._cell = FencedCell(fs, run.state, nonce)
         self._notes: list[str] = []
-        self._observer = Observer(
-            fs, run, shape.expected, timing, pace.follow_s, pace.heartbeat_s, now, self._notes
-        )
+        self._observer = Observer(fs, run, shape.expected, timing, pace.follow_s, pace.heartbeat_s, now, self._notes)
         self._state: State | None = None
         self._token = 0
         self._published_at = float("-inf")

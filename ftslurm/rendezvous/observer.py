@@ -155,6 +155,7 @@ class Observer:
             self._joining.seconds(waiting(state, self.words), now),
             self._hanging_for(state, now),
             self._failing_for(state, now),
+            frozenset(self._liveness.unproven - {own.node}),
         )
 
     def _forming_for(self, state: State, now: float) -> float:

@@ -73,6 +73,7 @@ class Node:
         self.stalled_until = 0.0
         self.slow_until = 0.0
         self.outage: Outage | None = None
+        self.cut_until = 0.0
 
 
 class Attempt:
@@ -333,6 +334,16 @@ class Cluster(Host):
         ends_at = self._time + duration + rng.uniform(0.0, 2.0)
         return VirtualWorker(local_rank, ends_at, 0, None, rng.uniform(0.02, 0.5), 0.02)
 
+    def reaches_master(self, agent: VirtualAgent, assignment: Assignment) -> bool:
+        """See `Host`."""
+        world = self.ledger.world(assignment.attempt, assignment.round)
+        master = next(
+            (node for node in self.nodes if world is not None and node.name == world.participants[0].node), None
+        )
+        assert isinstance(agent, SimulatedAgent)
+        ends = [agent.home] if master is None else [agent.home, master]
+        return ends[0] is ends[-1] or all(node.cut_until <= self._time for node in ends)
+
     def on_spawned(self, agent: VirtualAgent, assignment: Assignment) -> None:
         """See `Host`."""
         self.note(f"{agent.word.incarnation} runs round {assignment.round}")
@@ -393,7 +404,8 @@ class Cluster(Host):
         if not agent.alive or agent.assignment is not assignment or not agent.workers:
             return
         slow = any(worker.kill_s > 1.0 for worker in agent.workers.values())
-        blind = max(self.stalled_until, agent.home.slow_until) >= self._time - OBEY_S
+        unread = [one.until for one in (self.outage, agent.home.outage) if one is not None and not one.calls]
+        blind = max(self.stalled_until, agent.home.slow_until, *unread) >= self._time - OBEY_S
         if slow or blind or agent.unwell(OBEY_S):
             self._expect_obedience(agent, assignment, OBEY_S if agent.leaving or slow or blind else 2.0)
             return

@@ -168,6 +168,7 @@ WEIGHTS = {
     "all stall": 4,
     "node refused": 3,
     "all refused": 4,
+    "network cut": 3,
     "agent frozen": 6,
     "agent killed": 5,
     "node dies": 4,

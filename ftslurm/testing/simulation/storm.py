@@ -52,6 +52,7 @@ class Storm:
             "all stall": self._all_stall,
             "node refused": self._node_refused,
             "all refused": self._all_refused,
+            "network cut": self._network_cut,
             "agent frozen": self._agent_frozen,
             "agent killed": self._agent_killed,
             "node dies": self._node_dies,
@@ -195,6 +196,13 @@ class Storm:
             other.sleep_through(outage.until - cluster.now())
         cluster.struck("all refused", f"for {outage.until - cluster.now():.1f} s", errno.errorcode[outage.number])
 
+    def _network_cut(self, agent: SimulatedAgent) -> None:
+        """Break a node's connections to the other nodes, but not to the filesystem: its ranks fail, or a peer's do."""
+        agent.home.cut_until = self._cluster.now() + self._length()
+        self._cluster.struck("network cut", agent.node)
+        for worker in list(agent.workers.values()):
+            agent.end_worker(worker, self._rng.uniform(0.0, 3.0), 1, None)
+
     def _agent_frozen(self, agent: SimulatedAgent) -> None:
         seconds = self._length()
 
@@ -335,7 +343,7 @@ class Storm:
         for agent in cluster.living():
             agent.armed.clear()
             agent.cannot_start = agent.slow_in = 0
-            agent.home.slow_until = 0.0
+            agent.home.slow_until = agent.home.cut_until = 0.0
             agent.home.outage = None
             settled = max(settled, agent.home.stalled_until, agent.frozen_until)
             for worker in agent.workers.values():
@@ -381,7 +389,7 @@ class Storm:
         if self.had_to_succeed is not None:
             self._must_have_succeeded(self.had_to_succeed, "enough nodes were well")
         for node in cluster.nodes:
-            node.up, node.stalled_until, node.slow_until, node.outage = True, 0.0, 0.0, None
+            node.up, node.stalled_until, node.slow_until, node.cut_until, node.outage = True, 0.0, 0.0, 0.0, None
         cluster.stalled_until, cluster.outage = 0.0, None
         cluster.note("the finale")
         self._finale = cluster.last = self._renew_as(self._rng.random() < 0.5)
