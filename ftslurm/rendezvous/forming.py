@@ -17,6 +17,7 @@ from ftslurm.rendezvous.state import (
     NODE_LOST,
     READY,
     RUNNING,
+    SUCCEEDED,
     Master,
     Participant,
     RoundHistory,
@@ -62,8 +63,8 @@ def fold_forming(state: State, seen: Seen, timing: Timing) -> State:
     if complete and len(staying) + len(hopes) < state.min_nodes:
         return _too_few(state, seen, len(staying), "and nothing can replace it")
     if overdue and not enough:
-        fit = [word for word in staying if word.unfit is None]
-        return _too_few(state, seen, len(fit), f"after waiting {seen.forming_for_s:.0f} s")
+        stuck = [word for word in staying if word.status in (RUNNING, SUCCEEDED, FAILED)]
+        return _too_few(state, seen, len(staying), f"after waiting {seen.forming_for_s:.0f} s", stuck)
     return state
 
 
@@ -93,7 +94,7 @@ def _out_of_order(state: State, ready: Sequence[NodeWord], unheard: Sequence[str
     return bool(places) and any(node in unheard for node in state.expected[: places[-1]])
 
 
-def _too_few(state: State, seen: Seen, staying: int, why: str) -> State:
+def _too_few(state: State, seen: Seen, staying: int, why: str, stuck: Sequence[NodeWord] = ()) -> State:
     heard = {word.node for word in seen.words.values() if word.attempt == state.attempt}
     never = [node for node in state.expected if node not in heard]
     left = [
@@ -106,14 +107,16 @@ def _too_few(state: State, seen: Seen, staying: int, why: str) -> State:
         for word in seen.words.values()
         if word.attempt == state.attempt and word.reason is None and word.unfit is not None
     ]
+    busy = [f"{word.node} still has workers of round {word.round}, which cannot be killed" for word in stuck]
     last = state.past(state.round)
     # A round that lost a node has said so already, with the better words.
     told = last.reason if last and last.attempt == state.attempt and last.outcome == NODE_LOST else None
-    parts = [*([told] if told else left), *unfit]
+    parts = [*([told] if told else left), *unfit, *busy]
     if never:
         more = f" and {len(never) - 8} more" if len(never) > 8 else ""
         parts.append(f"never heard of {', '.join(never[:8])}{more}")
-    number = f"{count(staying, 'node')} {'fit' if unfit else 'left'}, at least {state.min_nodes} needed, {why}"
+    able = staying - len(unfit) - len(busy)
+    number = f"{count(able, 'node')} {'fit' if unfit else 'ready' if busy else 'left'}, at least {state.min_nodes} needed, {why}"
     return close(state, FAILED, "; ".join([*(p for p in parts if p), number]), EXIT_FAILED, seen.now_ns)
 
 

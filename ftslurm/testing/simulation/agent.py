@@ -497,7 +497,9 @@ class VirtualAgent:
         self._deliver(lambda: self._do(self.machine.on_worker_ended(end, self._moment())))
 
     def hang_worker(self, worker: VirtualWorker) -> None:
-        """Let a worker move no more, and its watch notice."""
+        """Let a worker move no more, and its watch notice; one that is being killed ends all the same."""
+        if worker.signal is not None:
+            return
         worker.turn += 1
         what = "no heartbeat for 30.0 s (time-out 30.0 s)"
         self._deliver(
