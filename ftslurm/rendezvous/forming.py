@@ -60,11 +60,8 @@ def fold_forming(state: State, seen: Seen, timing: Timing) -> State:
     # A busy node is about to be ready, unless a worker of its cannot be killed: it is not waited for without end.
     if enough and ((not busy and not awaited and not unproven) or overdue):
         return _form(state, ready, seen, staying)
-    if complete and len(staying) + len(hopes) < state.min_nodes:
-        return _too_few(state, seen, len(staying), "and nothing can replace it")
-    if overdue and not enough:
-        stuck = [word for word in staying if word.status in (RUNNING, SUCCEEDED, FAILED)]
-        return _too_few(state, seen, len(staying), f"after waiting {seen.forming_for_s:.0f} s", stuck)
+    if (complete and len(staying) + len(hopes) < state.min_nodes) or (overdue and not enough):
+        return _too_few(state, seen, staying, overdue)
     return state
 
 
@@ -94,30 +91,28 @@ def _out_of_order(state: State, ready: Sequence[NodeWord], unheard: Sequence[str
     return bool(places) and any(node in unheard for node in state.expected[: places[-1]])
 
 
-def _too_few(state: State, seen: Seen, staying: int, why: str, stuck: Sequence[NodeWord] = ()) -> State:
-    heard = {word.node for word in seen.words.values() if word.attempt == state.attempt}
-    never = [node for node in state.expected if node not in heard]
-    left = [
-        f"{word.node} left: {word.reason}"
-        for word in seen.words.values()
-        if word.attempt == state.attempt and word.reason is not None
+def _too_few(state: State, seen: Seen, staying: Sequence[NodeWord], overdue: bool) -> State:
+    heard = [word for word in seen.words.values() if word.attempt == state.attempt]
+    never = [node for node in state.expected if node not in {word.node for word in heard}]
+    left = [f"{word.node} left: {word.reason}" for word in heard if word.reason is not None]
+    unfit = [f"{word.node} is unfit: {word.unfit}" for word in staying if word.unfit is not None]
+    stuck = [
+        f"{word.node} still has workers of round {word.round}, which cannot be killed"
+        for word in staying
+        if overdue and word.status in (RUNNING, SUCCEEDED, FAILED)
     ]
-    unfit = [
-        f"{word.node} is unfit: {word.unfit}"
-        for word in seen.words.values()
-        if word.attempt == state.attempt and word.reason is None and word.unfit is not None
-    ]
-    busy = [f"{word.node} still has workers of round {word.round}, which cannot be killed" for word in stuck]
     last = state.past(state.round)
     # A round that lost a node has said so already, with the better words.
     told = last.reason if last and last.attempt == state.attempt and last.outcome == NODE_LOST else None
-    parts = [*([told] if told else left), *unfit, *busy]
+    parts = [*([told] if told else left), *unfit, *stuck]
     if never:
         more = f" and {len(never) - 8} more" if len(never) > 8 else ""
         parts.append(f"never heard of {', '.join(never[:8])}{more}")
-    able = staying - len(unfit) - len(busy)
-    number = f"{count(able, 'node')} {'fit' if unfit else 'ready' if busy else 'left'}, at least {state.min_nodes} needed, {why}"
-    return close(state, FAILED, "; ".join([*(p for p in parts if p), number]), EXIT_FAILED, seen.now_ns)
+    able = count(len(staying) - len(unfit) - len(stuck), "node")
+    why = f"after waiting {seen.forming_for_s:.0f} s" if overdue else "and nothing can replace it"
+    how = "fit" if unfit else "ready" if stuck else "left"
+    parts.append(f"{able} {how}, at least {state.min_nodes} needed, {why}")
+    return close(state, FAILED, "; ".join(parts), EXIT_FAILED, seen.now_ns)
 
 
 def _form(state: State, ready: Sequence[NodeWord], seen: Seen, staying: Sequence[NodeWord]) -> State:
