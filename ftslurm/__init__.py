@@ -7,9 +7,9 @@ __version__ = "0.1.0"
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ftslurm.failures.decorator import record as record
-    from ftslurm.fence import RoundIsOver as RoundIsOver
-    from ftslurm.fence import commit as commit
-    from ftslurm.fence import fence as fence
+    from ftslurm.fencing import RoundIsOver as RoundIsOver
+    from ftslurm.fencing import commit as commit
+    from ftslurm.fencing import fence as fence
     from ftslurm.monitor.client import end_all_sections as end_all_sections
     from ftslurm.monitor.client import end_section as end_section
     from ftslurm.monitor.client import heartbeat as heartbeat
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from ftslurm.monitor.client import workload_finished as workload_finished
 
 _HOMES = {
-    "RoundIsOver": "ftslurm.fence",
-    "commit": "ftslurm.fence",
-    "fence": "ftslurm.fence",
+    "RoundIsOver": "ftslurm.fencing",
+    "commit": "ftslurm.fencing",
+    "fence": "ftslurm.fencing",
     "end_all_sections": "ftslurm.monitor.client",
     "end_section": "ftslurm.monitor.client",
     "heartbeat": "ftslurm.monitor.client",

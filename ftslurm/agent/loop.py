@@ -10,6 +10,7 @@ import os
 import resource
 import selectors
 import signal
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -43,9 +44,10 @@ from ftslurm.agent.machine import AgentMachine
 from ftslurm.agent.narrate import narrate
 from ftslurm.agent.output import Console
 from ftslurm.agent.ports import ReservedPort
-from ftslurm.agent.preparation import REACH, Preparation, Tried, reach_master
+from ftslurm.agent.preparation import REACH, Preparation, StepDone, reach_master
 from ftslurm.agent.rank_monitor import RankMonitor
 from ftslurm.agent.rank_watch import SIZES, Hung, RankWatch, Shown, Told
+from ftslurm.agent.revocation import Revocation
 from ftslurm.agent.settings import AgentSettings, plan
 from ftslurm.agent.surroundings import Surroundings
 from ftslurm.agent.workers import Worker, Workers
@@ -56,6 +58,7 @@ from ftslurm.monitor.guard import Guard
 from ftslurm.rendezvous.member import View
 from ftslurm.rendezvous.node_word import NodeWord
 from ftslurm.rendezvous.state import EXIT_FAILED, Failure, State
+from ftslurm.sharedfs.commits import Commits
 from ftslurm.sharedfs.filesystem import FileSystem
 from ftslurm.sharedfs.rundir import RunDirectory, rank_directory
 
@@ -66,6 +69,7 @@ FINISH_S = 6.0
 ASIDE_S = 2.0
 OVERSLEPT_S = 5.0
 TROUBLE_LOOK_S = 1.0
+LEFT_COMMITS = "left-commits"
 
 
 class AgentLoop:
@@ -127,7 +131,11 @@ class AgentLoop:
         # Not all programs talk to the master: who switches this check off must get his round.
         reach = None if health.mode == OFF or REACH in health.context.skip else reach_master
         tell = console.log if health.mode == WATCH else None
-        self._preparation = Preparation(self._make, courier.bring, monotonic, settings.trouble_s, reach, tell)
+        self._commits = Commits(fs, run)
+        self._revocation = Revocation(self._commits, word.node, monotonic, time.sleep)
+        self._preparation = Preparation(
+            self._make, self._revocation.start, courier.bring, monotonic, settings.trouble_s, reach, tell
+        )
         self._guard = Guard(monotonic=monotonic)
         self._watch = RankWatch(
             settings, self._monitor, self._journal, self._guard, self._surroundings, courier.send, monotonic
@@ -320,10 +328,13 @@ class AgentLoop:
             self._console.log(news.text)
         elif isinstance(news, tuple) and news[0] == SIZES:
             self._watch.grown(news[1])
+        elif isinstance(news, tuple) and news[0] == LEFT_COMMITS:
+            if isinstance(news[1], int):
+                self._revocation.start_own(news[1])
         elif isinstance(news, tuple):
             self._on_prepared(self._preparation.made(*news))
-        elif isinstance(news, Tried):
-            self._on_prepared(self._preparation.reached(news))
+        elif isinstance(news, StepDone):
+            self._on_prepared(self._preparation.step_done(news))
 
     def _on_prepared(self, prepared: Prepared | None) -> None:
         if prepared is not None:
@@ -404,13 +415,15 @@ class AgentLoop:
     def _make(self, assignment: Assignment) -> None:
         self._courier.send(lambda: self._make_directories(assignment), assignment.round)
 
-    def _make_directories(self, assignment: Assignment) -> None:
+    def _make_directories(self, assignment: Assignment) -> int:
+        """Make a round's directories; return how many commits of past rounds are registered."""
         for local_rank in range(assignment.slots):
             rank = assignment.first_rank + local_rank
             self._fs.makedirs(self._run.rank(assignment.round, rank))
             if self._settings.logs != self._run.root:
                 self._fs.makedirs(rank_directory(self._settings.logs, assignment.round, rank))
         self._fs.makedirs(os.path.dirname(self._run.round_node_file(assignment.round, self._word.node)))
+        return len(self._commits.past(assignment.round))
 
     def _spawn(self, assignment: Assignment) -> None:
         self._round_started_ns = self._now_ns()
@@ -467,10 +480,17 @@ class AgentLoop:
         self._watch.over(self._word)
         hang = self._word.hang
         self._health.on_swept(self._word.failure or (hang.failure() if hang is not None else None))
+        self._look_for_left_commits(self._word.round)
         self._do(self._machine.on_swept(self._moment()))
         self._console.forget()
         self._workers.clear()
         self._watch.clear()
+
+    def _look_for_left_commits(self, round_: int) -> None:
+        """Have what this node's ranks left unfinished removed, if there is something: they have all ended."""
+        node = self._word.node
+        look = lambda: round_ if self._commits.left_by(node, round_) else None  # noqa: E731
+        self._courier.send(look, LEFT_COMMITS)
 
 
 def _failed_ns(worker: Worker, record: dict[str, Any] | None) -> int:

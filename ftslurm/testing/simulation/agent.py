@@ -33,6 +33,7 @@ from ftslurm.agent.preparation import REACH_S
 from ftslurm.rendezvous.member import Member, Refused, RunInUse, Superseded, View
 from ftslurm.rendezvous.node_word import NodeWord
 from ftslurm.rendezvous.state import EXIT_FAILED, LEFT, Failure, State
+from ftslurm.sharedfs.commits import Commits
 from ftslurm.sharedfs.publish import BadFile
 from ftslurm.sharedfs.rundir import RunDirectory
 from ftslurm.testing.clock import START_NS
@@ -89,6 +90,10 @@ class Host:
 
     def reaches_master(self, agent: VirtualAgent, assignment: Assignment) -> bool:
         """Tell whether a connection from the agent's node to the round's master comes about now."""
+        raise NotImplementedError
+
+    def commits(self, agent: VirtualAgent) -> Commits:
+        """Return the registrations of commits, as that agent's client sees them."""
         raise NotImplementedError
 
     def on_spawned(self, agent: VirtualAgent, assignment: Assignment) -> None:
@@ -411,6 +416,7 @@ class VirtualAgent:
         def make() -> None:
             for local_rank in range(assignment.slots):
                 self.fs.makedirs(self.run.rank(assignment.round, assignment.first_rank + local_rank))
+            self.host.commits(self).revoke(assignment.round, lambda node: True)
 
         self._errands.append((assignment, make))
         self._turn_at(self.host.now())
