@@ -58,13 +58,13 @@ class Revocation:
             OSError: not all could be revoked.
         """
         end = self._monotonic() + OTHERS_S
-        found: list[Revoked] = []
+        found: dict[str, Revoked] = {}
         while True:
             nodes = None if self._monotonic() >= end else assignment
             revoked, others = self._commits.revoke(assignment.round, partial(self._is_mine, nodes))
-            found += revoked
+            found.update((one.registration, one) for one in revoked)
             if not others:
-                return found
+                return list(found.values())
             self._sleep(LOOK_AGAIN_S)
 
     def _is_mine(self, assignment: Assignment | None, node: str) -> bool:
