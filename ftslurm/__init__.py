@@ -40,11 +40,20 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name when it is first asked for, so that ``import ftslurm`` costs nothing (PEP 562)."""
+    """Load the public names when one is first asked for, so that ``import ftslurm`` costs nothing (PEP 562).
+
+    All of them, and without interruption: a handler for SIGTERM that saves by ``commit`` must find it loaded, not half
+    imported.
+    """
     if name not in _HOMES:
         raise AttributeError(f"module 'ftslurm' has no attribute {name!r}")
+    import signal
     from importlib import import_module
 
-    value = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        for public, home in _HOMES.items():
+            globals()[public] = getattr(import_module(home), public)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return globals()[name]

@@ -23,10 +23,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ftslurm.sharedfs.commits import Commits, PendingCommit
-    from ftslurm.sharedfs.filesystem import FileSystem
+# None of them later: what a signal handler calls must not have to be imported, see `ftslurm.__getattr__`.
+from ftslurm.rendezvous.state import State
+from ftslurm.sharedfs.cell import FencedCell
+from ftslurm.sharedfs.commits import Commits, PendingCommit, temporary_of
+from ftslurm.sharedfs.filesystem import FileSystem, PosixFileSystem
+from ftslurm.sharedfs.publish import random_nonce
+from ftslurm.sharedfs.rundir import RunDirectory
 
 _T = TypeVar("_T")
 
@@ -74,10 +77,6 @@ class Fence:
 
 def check(fs: FileSystem, fence: Fence) -> None:
     """Do what `Fence.check` says, on a filesystem of the caller's choice."""
-    from ftslurm.rendezvous.state import State
-    from ftslurm.sharedfs.cell import FencedCell
-    from ftslurm.sharedfs.rundir import RunDirectory
-
     path = RunDirectory(fence.run_dir).state
     newest = FencedCell(fs, path).get()
     if newest is None:
@@ -121,10 +120,6 @@ def commit(path: str | os.PathLike[str]) -> Iterator[str]:
         RoundIsOver: a newer round exists; `path` is as that round left it.
         OSError: it could not be written or renamed; `path` is untouched.
     """
-    from ftslurm.sharedfs.commits import Commits, PendingCommit, temporary_of
-    from ftslurm.sharedfs.publish import random_nonce
-    from ftslurm.sharedfs.rundir import RunDirectory
-
     guard = fence()
     target = os.path.abspath(os.fspath(path))
     temporary = temporary_of(target, guard.token, random_nonce())
@@ -178,8 +173,6 @@ def _patiently(call: Callable[[], _T]) -> _T:
 
 
 def _filesystem() -> FileSystem:
-    from ftslurm.sharedfs.filesystem import PosixFileSystem
-
     return PosixFileSystem(owner=os.geteuid())
 
 

@@ -67,9 +67,9 @@ SWEEP_RETRY_S, QUICK_S = 0.02, 1.0
 UNKILLABLE_S = 10.0
 FINISH_S = 6.0
 ASIDE_S = 2.0
+CLEAN_UP_S = 2.0
 OVERSLEPT_S = 5.0
 TROUBLE_LOOK_S = 1.0
-LEFT_COMMITS = "left-commits"
 
 
 class AgentLoop:
@@ -183,6 +183,7 @@ class AgentLoop:
         while self._courier.news:
             # A coordinator's last look may have closed the run.
             self._tell(self._courier.news.popleft())
+        self._revocation.finish(CLEAN_UP_S)
         if not self._aside.finish(ASIDE_S):
             self._console.log("not all that is known of the nodes could be noted for later jobs in time")
         if not finished:
@@ -328,9 +329,6 @@ class AgentLoop:
             self._console.log(news.text)
         elif isinstance(news, tuple) and news[0] == SIZES:
             self._watch.grown(news[1])
-        elif isinstance(news, tuple) and news[0] == LEFT_COMMITS:
-            if isinstance(news[1], int):
-                self._revocation.start_own(news[1])
         elif isinstance(news, tuple):
             self._on_prepared(self._preparation.made(*news))
         elif isinstance(news, StepDone):
@@ -480,17 +478,12 @@ class AgentLoop:
         self._watch.over(self._word)
         hang = self._word.hang
         self._health.on_swept(self._word.failure or (hang.failure() if hang is not None else None))
-        self._look_for_left_commits(self._word.round)
+        round_ = self._word.round
+        self._courier.send(lambda: self._revocation.clean_up(round_))
         self._do(self._machine.on_swept(self._moment()))
         self._console.forget()
         self._workers.clear()
         self._watch.clear()
-
-    def _look_for_left_commits(self, round_: int) -> None:
-        """Have what this node's ranks left unfinished removed, if there is something: they have all ended."""
-        node = self._word.node
-        look = lambda: round_ if self._commits.left_by(node, round_) else None  # noqa: E731
-        self._courier.send(look, LEFT_COMMITS)
 
 
 def _failed_ns(worker: Worker, record: dict[str, Any] | None) -> int:

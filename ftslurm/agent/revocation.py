@@ -38,6 +38,7 @@ class Revocation:
         self._node = node
         self._monotonic = monotonic
         self._sleep = sleep
+        self._threads: list[threading.Thread] = []
 
     def start(self, assignment: Assignment, report: Callable[[str | None], None]) -> None:
         """Revoke all commits of rounds before this one.
@@ -47,9 +48,21 @@ class Revocation:
         """
         self._run(lambda: self.revoke(assignment), report)
 
-    def start_own(self, round_: int) -> None:
-        """Revoke what this node's ranks of a round have left; all of them have ended."""
-        self._run(lambda: self._commits.revoke(round_ + 1, lambda node: node == self._node)[0], lambda problem: None)
+    def clean_up(self, round_: int) -> None:
+        """Revoke what this node's ranks of a round have left unfinished, if anything; all of them have ended.
+
+        Raises:
+            OSError: the run directory does not tell.
+        """
+        if self._commits.left_by(self._node, round_):
+            own = lambda node: node == self._node  # noqa: E731
+            self._run(lambda: self._commits.revoke(round_ + 1, own)[0], lambda problem: None)
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait so long at most until what was revoked is deleted; the next attempt deletes what is left."""
+        end = self._monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, end - self._monotonic()))
 
     def revoke(self, assignment: Assignment) -> list[Revoked]:
         """Revoke all commits of rounds before this one; return what is left to delete.
@@ -85,7 +98,9 @@ class Revocation:
                 _delete(one.path)
                 self._commits.finished(one.registration)
 
-        threading.Thread(target=run, name="revocation", daemon=True).start()
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        self._threads.append(threading.Thread(target=run, name="revocation", daemon=True))
+        self._threads[-1].start()
 
 
 def _delete(path: str) -> None:
