@@ -383,8 +383,8 @@ class Member:
         One whose record cannot be read now may be alive, and so may those that only a dead coordinator knew of.
         """
         left = {(word.node, word.incarnation) for word in words if word.status == LEFT}
-        agents = (old.coordinator, *old.participants)
-        needed = {(agent.node, agent.incarnation) for agent in agents}
+        needed = {(participant.node, participant.incarnation) for participant in old.participants}
+        needed.add((old.coordinator.node, old.coordinator.incarnation))
         return needed <= left and all(word.status == LEFT for word in words)
 
     # The lease
