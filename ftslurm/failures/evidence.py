@@ -99,6 +99,7 @@ class Evidence:
         message: the exception's text, or what the agent wrote about the end.
         files: the files of its traceback's frames, outermost first.
         exit_code: the exit status, if the worker ended by itself.
+        exit_message: the text with which the program ended itself because of the exception; empty: none.
         signal: the name of the signal that ended it ("SIGKILL").
         step: the last training step it reported; None before the first.
         tail: the end of its stderr; only trusted by rows that need a runtime's own last words.
@@ -132,6 +133,7 @@ class Evidence:
     health: str = ""
     sections: tuple[tuple[str, float], ...] = ()
     cuda: tuple[tuple[str, int], ...] = ()
+    exit_message: str = ""
 
     @property
     def early(self) -> bool:
