@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ftslurm.failures.reason import EXIT, links, reason, refuses_arguments
+from ftslurm.failures.sameness import signature
 
 HOPELESS_S = 600.0
 """An import or a syntax error counts as one at start so long after the worker's start; modules may come over NFS."""
@@ -52,8 +53,9 @@ def outlook(record: Mapping[str, Any], life_s: float) -> dict[str, Any]:
         "at_start": it failed as it started, by itself. "again": why it would fail again, in words, or None.
         "everywhere": it would on any node, for the script or its arguments are wrong, not what a node lacks.
         "blame": "node": its words name the node's hardware; "perhaps": the node may be to blame; None: hardly.
+        "signature": what another round's failure is compared by, see `ftslurm.failures.sameness`; or None.
     """
-    return {**_prospect(record, life_s), "blame": blame(record)}
+    return {**_prospect(record, life_s), "blame": blame(record), "signature": signature(record)}
 
 
 def blame(record: Mapping[str, Any]) -> str | None:

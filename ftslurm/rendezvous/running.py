@@ -141,12 +141,17 @@ def _give_up(state: State, seen: Seen, timing: Timing, failures: Sequence[Failur
         # An environment may be broken on some nodes only; another allocation may do better then.
         code = EXIT_DO_NOT_REQUEUE if agreed(state, failures) else EXIT_FAILED
         return close(state, FAILED, f"{what}; it would fail again: {why}", code, seen.now_ns)
-    rounds = repeated(state)
-    if rounds and state.restarts_used < state.max_restarts and not _may_do_better_elsewhere(state, seen, timing):
-        listed = f"{', '.join(map(str, rounds[:-1]))} and {rounds[-1]}"
-        why = f"it would fail again: the same at start in rounds {listed}"
-        return close(state, FAILED, f"{what}; {why}", EXIT_FAILED, seen.now_ns)
-    return None
+    return refuse_repetition(state, seen, timing) if state.restarts_used < state.max_restarts else None
+
+
+def refuse_repetition(state: State, seen: Seen, timing: Timing) -> State | None:
+    """Close when the newest round has failed at start as those before it did, and so would the next one."""
+    rounds, last = repeated(state), state.past(state.round)
+    if not rounds or last is None or last.failure is None or _may_do_better_elsewhere(state, seen, timing):
+        return None
+    listed = f"{', '.join(map(str, rounds[:-1]))} and {rounds[-1]}"
+    why = f"it would fail again: the same at start in rounds {listed}"
+    return close(state, FAILED, f"{describe(last.failure)}; {why}", EXIT_FAILED, seen.now_ns)
 
 
 def _may_do_better_elsewhere(state: State, seen: Seen, timing: Timing) -> bool:
