@@ -112,9 +112,14 @@ def _by_itself(ours: Mapping[str, Any], exception: Mapping[str, Any]) -> bool:
     """Whether it was neither killed from outside nor let down by another rank, a server or the network."""
     if ours.get("signal") is not None and ours["kind"] == "signal":
         return ours["signal"] in _CRASHES
-    if _UNREACHABLE.search(reason(exception).get("type") or ""):
+    if unanswered(reason(exception).get("type") or ""):
         return False
     return not any(map(_by_peers, links(exception)))
+
+
+def unanswered(name: str) -> bool:
+    """Tell whether an exception of that type says that something outside of the program did not answer, or went."""
+    return _UNREACHABLE.search(name) is not None
 
 
 def _by_peers(exception: Mapping[str, Any]) -> bool:

@@ -122,9 +122,8 @@ KINDS = (
     # Ranks and nodes that are not there any more, or hang
     Case("sleeper.py", "hang", ("fetch",), options=BEATS),
     Case("stopped.py", "hang", ("stopped (SIGSTOP)",), options=BEATS, here=False, rank=3),
-    Case("lost.py", "node-lost", ("local1", "lost"), ("node",), QUICKLY, None, "local1", here=False, ways=(ALONE,)),
-    Case("lost.py", "agent-lost", ("agent was killed",), ("agent",), QUICKLY, None, "local1", here=False,
-         ways=(ALONE,)),
+    Case("lost.py", "node-lost", ("local1", "lost"), ("node",), QUICKLY, None, "local1", here=False),
+    Case("lost.py", "agent-lost", ("agent was killed",), ("agent",), QUICKLY, None, "local1", here=False),
     # torch
     Case("gloo.py", "exception", ("ValueError: row 4711 has no label",), ("exception",), needs=("torch",),
          ways=(ALONE,)),
@@ -136,6 +135,11 @@ KINDS = (
     Case("constructed.py", "cuda-assert", ("device-side assert",), ("assert",), here=False, needs=("torch",),
          ways=(ALONE,)),
 )  # fmt: skip
+
+SOCKETS = tuple(
+    Case("lost.py", f"{what}-lost", ("local1", "lost"), (what, "sockets"), QUICKLY, None, "local1", here=False)
+    for what in ("agent", "node")
+)
 
 LABEL = ("ValueError: row 4711 has no label",)
 DECOYS = (

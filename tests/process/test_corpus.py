@@ -21,7 +21,7 @@ from ftslurm.report.command import make_report
 CORPUS = Path(__file__).parents[1] / "corpus"
 sys.path.insert(0, str(CORPUS))
 
-from cases import ALL, CASCADE, DECOYS, KINDS, RECOVERED, Case  # noqa: E402
+from cases import ALL, ALONE, CASCADE, DECOYS, KINDS, RECOVERED, SOCKETS, Case  # noqa: E402
 
 WORLD, PER_NODE = 4, 2
 OOM_LIMIT = 400 << 20  # bytes; four ranks and two agents need a third of it
@@ -40,6 +40,16 @@ def test_the_report_names_rank_node_and_cause_of(case: Case, way: str, tmp_path:
 @pytest.mark.parametrize(("case", "way"), _ways(DECOYS))
 def test_the_report_does_not_fall_for(case: Case, way: str, tmp_path: Path) -> None:
     _check(case, way, _happen(case, way, tmp_path))
+
+
+@pytest.mark.parametrize("case", SOCKETS, ids=lambda case: case.name)
+def test_a_rank_whose_own_connection_broke_is_not_blamed_for(case: Case, tmp_path: Path) -> None:
+    run = _happen(case, ALONE, tmp_path)
+    entry = json.loads((run.run_dir / "report.json").read_text())["rounds"][0]
+    assert (entry["first_failure"]["cause"], entry["first_failure"]["node"]) == (case.cause, case.node), run.out
+    assert [group["what"] for group in entry["groups"]] == [
+        "ConnectionResetError: [Errno 104] Connection reset by peer"
+    ]
 
 
 def _happen(case: Case, way: str, directory: Path) -> Started:

@@ -160,6 +160,40 @@ def test_a_killed_agent_is_named_though_the_state_only_saw_its_peers_break(tmp_p
     assert (cause["kind"], cause["node"]) == ("node-lost", "n2")
 
 
+@pytest.mark.parametrize(
+    ("error", "after_s", "blamed"),
+    [
+        (reset(), 0.01, None),
+        (ConnectionResetError(104, "Connection reset by peer"), 0.01, None),
+        (ConnectionResetError(104, "Connection reset by peer"), -0.01, None),
+        (ValueError("boom"), 0.01, None),
+        (ValueError("boom"), -0.01, 0),
+        (None, -0.01, 0),
+    ],
+    ids=["torch's connection", "an own one", "before its guardian told", "follows", "fails before", "is killed before"],
+)
+def test_an_agent_whose_guardian_told_of_its_end_is_blamed_for_what_follows(
+    tmp_path: Path, error: BaseException | None, after_s: float, blamed: int | None
+) -> None:
+    run = RunBuilder(tmp_path).round().steps(1, 9).wait(10)
+    fails = {"signal": "SIGSEGV"} if error is None else {}
+    if after_s < 0:
+        run.fail(0, error, **fails)
+        run.kill_agent("n2", after_s=-after_s)
+    else:
+        run.kill_agent("n2").fail(0, error, after_s=after_s, **fails)
+    cause = report(run.stop().close("failed", "x"))["cause"]
+    assert cause["rank"] == blamed
+    assert blamed is not None or (cause["cause"], cause["node"]) == ("agent-lost", "n2")
+
+
+def test_an_agent_that_left_in_good_order_without_a_record_of_its_end_is_not_blamed(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path).round().fail(0, reset())
+    run.round_nodes[1, "n2"]["outcome"] = "gone"
+    run.stop().leave("n2", "SIGTERM from outside").close("failed", "x")
+    assert report(run)["cause"]["rank"] == 0
+
+
 def test_a_node_lost_in_an_earlier_attempt_is_still_told(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path).round().lose("n2").attempt().round().succeed().close("succeeded", "all")
     run.lost.clear()
