@@ -91,12 +91,17 @@ def _hung(state: State, seen: Seen) -> Hang | None:
 def _after_hang(state: State, hang: Hang, seen: Seen, timing: Timing) -> State:
     """End the round when all who can have shown where their ranks are, for the ranks are killed then.
 
-    What fails meanwhile is an effect of the hang, or unlucky.
+    What fails meanwhile is an effect of the hang, or unlucky. But ranks wait for those of a dead node, too, and their
+    time-out may be shorter than the node's: where a node that has shown nothing is silent, its silence is judged first.
     """
     shown = {word.node for word in _words(state, seen) if word.shown == state.round or word.reason is not None}
-    silent = {p.node for p in state.participants if seen.silent_s.get(p.node, 0.0) >= timing.node_timeout_s}
-    waited = all(p.node in shown | silent or replaced(state, p, seen) for p in state.participants)
-    if not waited and seen.hanging_for_s < timing.show_s:
+    missing = [p for p in state.participants if p.node not in shown]
+    silent_s = {p.node: seen.silent_s.get(p.node, 0.0) for p in missing}
+    lost = [p for p in missing if silent_s[p.node] >= timing.node_timeout_s or replaced(state, p, seen)]
+    if lost:
+        return _after_loss(state, seen, lost, ())
+    quiet_s = min(seen.hanging_for_s, timing.node_timeout_s / 2)
+    if missing and (seen.hanging_for_s < timing.show_s or any(s >= quiet_s for s in silent_s.values())):
         return state
     return _after_failure(state, seen, timing, [hang.failure()])
 
