@@ -9,7 +9,7 @@ from typing import Any
 from ftslurm.failures.causes import PRIMARY, Evidence, classify, describe
 from ftslurm.failures.outlook import unanswered
 from ftslurm.report.evidence import FAILURE_KEYS
-from ftslurm.report.facts import History, Lost, NodeWord, RoundFiles, Snapshot
+from ftslurm.report.facts import Failure, History, Lost, NodeWord, RoundFiles, Snapshot
 from ftslurm.report.suspect import Suspect
 from ftslurm.report.words import ranges
 
@@ -41,6 +41,23 @@ def lost_first(
     # What failed by itself after a guardian had told of its agent's end may follow from that, too.
     told = [replace(x, time_ns=word.time_ns) for x in gone if (word := words.get(x.node)) and _told_by_guardian(word)]
     return told if told and found and not _before(found, told) else None
+
+
+def silent_before(snapshot: Snapshot, files: RoundFiles, entry: History | None, hang: Failure) -> list[Lost]:
+    """Return the nodes that fell silent before a rank hung: it waited for theirs, whatever the state says of it.
+
+    They gave no sign of life in the second half of the time in which that rank did not move, nor recorded an end.
+    """
+    if hang.time_ns is None or hang.since_ns is None:
+        return []
+    words = {word.node: word for word in snapshot.nodes}
+    found = []
+    for lost in _without_end(files, entry):
+        word = words.get(lost.node)
+        time_ns = word.time_ns if word is not None and not _moved_on(word, files.number) else None
+        if time_ns is not None and 2 * time_ns < hang.since_ns + hang.time_ns:
+            found.append(replace(lost, time_ns=time_ns))
+    return found
 
 
 def lost_failure(
