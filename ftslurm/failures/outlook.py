@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ftslurm.failures.memory import HOST, ran_out
 from ftslurm.failures.reason import EXIT, links, reason, refuses_arguments
 from ftslurm.failures.sameness import signature
 
@@ -61,8 +62,9 @@ def outlook(record: Mapping[str, Any], life_s: float) -> dict[str, Any]:
 def blame(record: Mapping[str, Any]) -> str | None:
     """Tell whether a failure may be its node's; what a program says of itself (a ValueError) is not.
 
-    Connections that break are a peer's doing far more often than the node's. An out-of-memory kill counts: on a node
-    that somebody else's leftovers fill it comes again.
+    Connections that break are a peer's doing far more often than the node's. An out-of-memory kill counts where the
+    host's memory ran out: on a node that somebody else's leftovers fill it comes again. One at the job's own limit
+    would come on any node.
     """
     ours = record["ftslurm"]
     chain = [*links(ours["exception"])] if ours.get("exception") else []
@@ -71,7 +73,17 @@ def blame(record: Mapping[str, Any]) -> str | None:
         return "node"
     if chain:
         return "perhaps" if any(map(_may_be_nodes, chain, said)) else None
-    return "perhaps" if ours["kind"] in ("spawn", "hang") or ours.get("signal") in _NODE_SIGNALS else None
+    by_signal = ours.get("signal") in _NODE_SIGNALS and not _killed_for_its_own_memory(ours)
+    return "perhaps" if ours["kind"] in ("spawn", "hang") or by_signal else None
+
+
+def _killed_for_its_own_memory(ours: Mapping[str, Any]) -> bool:
+    """Whether the kernel killed for memory, and nothing shows that it was the host's that ran out."""
+    around = ours.get("surroundings") or {}
+    oom = around.get("oom") or {}
+    if ours["signal"] != "SIGKILL" or not oom.get("recent"):
+        return False
+    return ran_out(oom.get("at_limit"), *(around.get("memory") or (None, None))) != HOST
 
 
 def _may_be_nodes(link: Mapping[str, Any], said: str) -> bool:

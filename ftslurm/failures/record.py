@@ -42,7 +42,7 @@ _MEANING = {
     "SIGILL": "illegal instruction",
     "SIGSEGV": "segmentation fault",
 }
-_WITNESSED = ("sections", "cuda", "shm")  # see `witness`
+_WITNESSED = ("sections", "cuda", "shm", "memory_limit")  # see `witness`
 _IDENTITY = ("run_id", "attempt", "round", "node", "host", "rank", "local_rank", "world_size", "pid")
 
 

@@ -132,10 +132,10 @@ def _raised(exception: Mapping[str, Any], *, alike: bool) -> list[Any]:
     ]
 
 
-def _proofs(ours: Mapping[str, Any]) -> list[bool]:
-    """What else causes look at: whether the kernel killed for memory, and whether /dev/shm was full."""
+def _proofs(ours: Mapping[str, Any]) -> list[object]:
+    """What else causes look at: for whose memory the kernel killed, whether it has a limit, if /dev/shm was full."""
     from ftslurm.failures.evidence import Evidence
     from ftslurm.report.around import surroundings_from
 
-    seen = Evidence("", surroundings=surroundings_from(ours.get("surroundings"), ours.get("shm")))
-    return [seen.oom_kills > 0, seen.shm_full]
+    seen = Evidence("", surroundings=surroundings_from(ours))
+    return [seen.killed_for, seen.own_limit is not None, seen.shm_full]

@@ -244,7 +244,7 @@ def rank_error_from(value: object, rank: int) -> RankError:
         traceback=text(extra, "py_callstack") or None,
         exception=_exc(exception, MAX_CHAIN),
         stacks=text(ours, "stacks") or None,
-        surroundings=surroundings_from(ours.get("surroundings"), ours.get("shm")),
+        surroundings=surroundings_from(ours),
         sections=sections_from(ours.get("sections")),
         cuda=cuda_from(ours.get("cuda")),
         exit_message=exit_message,

@@ -52,6 +52,27 @@ def test_a_rank_whose_own_connection_broke_is_not_blamed_for(case: Case, tmp_pat
     ]
 
 
+TAKES_ALL = """
+import os, time, ftslurm
+ftslurm.progress(1)
+kept = []
+while os.environ["RANK"] == "1":
+    kept.append(b"x" * (8 << 20))
+time.sleep(600)
+"""
+
+
+def test_a_node_is_not_set_aside_for_kills_at_the_memory_limit_of_its_job(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TAKES_ALL)
+    options = ("--local-nodes", "2", "--nproc-per-node", "1", "--max-restarts", "1", "--health", "watch")
+    with _within(Case("", "", needs=("cgroup",))) as before:
+        run = Started(tmp_path, *options, "train.py", before=before)
+        assert run.wait(90) == 1, run.err
+    rounds = json.loads((run.run_dir / "report.json").read_text())["rounds"]
+    assert [entry["first_failure"]["cause"] for entry in rounds] == ["memory-limit", "memory-limit"], run.out
+    assert "set aside" not in run.err
+
+
 def _happen(case: Case, way: str, directory: Path) -> Started:
     """Let it happen."""
     for need in case.needs:

@@ -259,6 +259,30 @@ def test_a_node_is_blamed_for_what_its_hardware_or_the_kernel_says_and_not_for_t
     assert outlook(found, 5000.0)["blame"] == expected
 
 
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("recent", "at_limit", "least_available", "blame"),
+    [
+        (0, None, 60 * GIB, "perhaps"),
+        (1, True, 60 * GIB, None),
+        (1, True, GIB, None),
+        (1, False, GIB, "perhaps"),
+        (1, False, 60 * GIB, None),
+        (1, None, None, None),
+    ],
+    ids=["by somebody", "limit", "limit of a full host", "full host", "a limit that is not seen", "unknown"],
+)
+def test_a_node_is_blamed_for_a_kill_for_memory_only_where_its_own_ran_out(
+    recent: int, at_limit: bool | None, least_available: int | None, blame: str | None
+) -> None:
+    found = record(None, "killed", signal="SIGKILL", kind="signal")
+    oom = {"recent": recent, "at_limit": at_limit}
+    found["ftslurm"]["surroundings"] = {"oom": oom, "memory": [64 * GIB, least_available]}
+    assert outlook(found, 5000.0)["blame"] == blame
+
+
 def as_evidence(found: dict[str, Any]) -> Evidence:
     ours, exception = found["ftslurm"], found["ftslurm"]["exception"] or {}
     text, files = found["message"]["message"], tuple(frame["file"] for frame in exception.get("frames", ()))
