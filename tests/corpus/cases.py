@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 ALONE, CASCADE, ALL, RECOVERED = "alone", "cascade", "all", "recovered"
-LOSSES = ("host-oom-kill", "cuda-oom", "host-memory", "nccl", "nccl-timeout", "nccl-abort", "disk-full")
+MEMORY = ("memory-limit", "host-oom-kill", "oom-kill", "address-space", "host-memory")
+LOSSES = (*MEMORY, "cuda-oom", "nccl", "nccl-timeout", "nccl-abort", "disk-full")
 
 
 @dataclass(frozen=True)
@@ -146,14 +147,14 @@ SOCKETS = tuple(
 LABEL = ("ValueError: row 4711 has no label",)
 DECOYS = (
     Case("decoy_oom_word.py", "exception", LABEL, never=LOSSES),
-    Case("decoy_caught.py", "exception", LABEL, never=("cuda-oom", "host-memory")),
+    Case("decoy_caught.py", "exception", LABEL, never=("cuda-oom", *MEMORY)),
     Case("decoy_caught_crash.py", "segfault", ("SIGSEGV",), never=("missing-file",), ways=(ALONE,)),
     Case("decoy_fallback.py", "system-exit", ("exit code 3",), never=("import-error",), ways=(ALONE,)),
     Case("decoy_handled.py", "exception", ("TypeError: unsupported label type",), never=("nan",), ways=(ALONE,)),
     Case("decoy_sibling.py", "exception", LABEL, never=("cuda-assert",)),
     Case("decoy_nccl.py", "system-exit", ("exit code 3",), never=("nccl", "nccl-timeout", "nccl-abort"), ways=(ALONE,)),
     Case("decoy_nccl_message.py", "exception", ("ValueError: option backend",), never=LOSSES, ways=(ALONE,)),
-    Case("decoy_killed.py", "system-exit", ("exit code 1",), never=("host-oom-kill", "sigkill"), ways=(ALONE,)),
+    Case("decoy_killed.py", "system-exit", ("exit code 1",), never=(*MEMORY, "sigkill"), ways=(ALONE,)),
     Case("decoy_no_space.py", "exception", LABEL, never=("disk-full", "shm-space"), ways=(ALONE,)),
     Case("decoy_child.py", "exception", LABEL, never=("segfault", "shell-crashed"), ways=(ALONE,)),
     Case("decoy_nan.py", "exception", ("KeyError: 'nan'",), never=("nan",), ways=(ALONE,)),
