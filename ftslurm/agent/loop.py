@@ -19,6 +19,7 @@ from typing import Any
 from ftslurm.agent.actions import (
     Action,
     Assignment,
+    Compare,
     Log,
     Moment,
     Prepare,
@@ -34,6 +35,7 @@ from ftslurm.agent.actions import (
     spoken,
 )
 from ftslurm.agent.aside import Aside
+from ftslurm.agent.comparing import signature_of
 from ftslurm.agent.courier import Courier, Lost, Note, Trouble
 from ftslurm.agent.doorbell import Doorbell
 from ftslurm.agent.fitness import OFF, WATCH
@@ -329,6 +331,9 @@ class AgentLoop:
             self._console.log(news.text)
         elif isinstance(news, tuple) and news[0] == SIZES:
             self._watch.grown(news[1])
+        elif isinstance(news, tuple) and isinstance(news[0], Failure):
+            signature = news[1] if isinstance(news[1], str) else None
+            self._do(self._machine.on_compared(news[0], signature, self._moment()))
         elif isinstance(news, tuple):
             self._on_prepared(self._preparation.made(*news))
         elif isinstance(news, StepDone):
@@ -378,6 +383,8 @@ class AgentLoop:
                 self._spawn(action.assignment)
             elif isinstance(action, Show):
                 self._watch.show(self._word.round, action.local_ranks)
+            elif isinstance(action, Compare):
+                self._compare(action.failure)
             elif isinstance(action, Warm):
                 self._warm(action.local_ranks)
             elif isinstance(action, Prepare):
@@ -409,6 +416,13 @@ class AgentLoop:
         if action.number == signal.SIGKILL and alive <= set(action.local_ranks):
             # Not for a hung rank alone: the others still have their grace.
             self._killed_at = self._monotonic()
+
+    def _compare(self, failure: Failure) -> None:
+        path = next((one.stderr for one in self._workers.all if one.local_rank == failure.local_rank), None)
+        if path is None:
+            self._do(self._machine.on_compared(failure, None, self._moment()))
+        else:
+            self._courier.send(lambda: signature_of(path), failure)
 
     def _make(self, assignment: Assignment) -> None:
         self._courier.send(lambda: self._make_directories(assignment), assignment.round)
