@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ftslurm.agent.machine import short
-from ftslurm.rendezvous.state import CLOSED, RUNNING, State
+from ftslurm.rendezvous.state import CLOSED, FORMING, RUNNING, State
+from ftslurm.rendezvous.unreachable import wait_s
 
 
 def narrate(old: State | None, new: State) -> list[str]:
@@ -13,8 +14,10 @@ def narrate(old: State | None, new: State) -> list[str]:
         # One step may end a round and begin the next.
         past = new.past(old.round)
         if past is not None and past.outcome != RUNNING:
-            budget = f"restart {new.restarts_used} of {new.max_restarts}"
-            lines.append(f"round {past.round} ended: {short(past.reason or past.outcome)}; {budget}")
+            then = f"restart {new.restarts_used} of {new.max_restarts}"
+            if new.phase == FORMING and (seconds := wait_s(new)):
+                then = f"trying again in {seconds:g} s"
+            lines.append(f"round {past.round} ended: {short(past.reason or past.outcome)}; {then}")
     if new.phase == RUNNING and (old is None or old.round != new.round) and new.master is not None:
         nodes = len(new.participants)
         lines.append(

@@ -74,6 +74,10 @@ _WITHOUT_A_WORKER: tuple[Cause, ...] = (
     Cause("spawn", "could not be started", PRIMARY, kind("spawn"),
           "Check that the program and its interpreter exist on this node and are executable.",
           not_for="a script that starts and then fails", restart=OTHER_NODE),
+    Cause("unreachable", "the round's master could not be reached", PRIMARY, kind("unreachable"),
+          "Look at the network between the two nodes: links, routes, firewall, and what the names resolve to "
+          "(ftslurm doctor).",
+          not_for="a connection that breaks while ranks run", restart=OTHER_NODE),
     Cause("health", "the node's device failed a health check", PRIMARY, kind("health"),
           "Drain the node, or exclude it; ask the administrators.",
           proof=lambda e: bool(e.health or e.message),

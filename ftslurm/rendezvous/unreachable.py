@@ -17,8 +17,6 @@ from ftslurm.rendezvous.state import EXIT_FAILED, FAILED, UNREACHABLE, RoundHist
 
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
-ATTEMPT_S = 4.0
-"""A connection that nobody answers takes about so long (`agent.preparation.REACH_S`)."""
 PROVEN = 2
 """A node that was involved so often in a row is left out although the round could be larger with it."""
 
@@ -46,7 +44,7 @@ def _wait_s(count: int) -> float:
 def give_up(state: State, seen: Seen, timing: Timing) -> State | None:
     """Close the attempt when this has gone on for the join time-out; None: try again."""
     rounds = unreachable_rounds(state)
-    spent_s = sum(_wait_s(count) + ATTEMPT_S for count in range(1, len(rounds) + 1))
+    spent_s = sum(_wait_s(count) for count in range(1, len(rounds) + 1))
     if not rounds or spent_s < timing.join_timeout_s:
         return None
     last = rounds[0].failure

@@ -81,7 +81,7 @@ def lost_failure(
         "cause": cause.name,
         "title": cause.title,
         "role": cause.role,
-        "advice": cause.advice,
+        "advice": f"{cause.advice}{_spare(snapshot)}",
         "what": describe(evidence, cause),
         "signature": "node-lost|" + ",".join(names[:8]),
         "same_as_rounds": [],
@@ -91,6 +91,20 @@ def lost_failure(
         "evidence_lines": [],
         "restart": cause.restart,
     }
+
+
+def _spare(snapshot: Snapshot) -> str:
+    """Advise to ask for a spare where the job ended for want of a node."""
+    state = snapshot.state
+    closed = state.closed if state is not None else None
+    if (
+        state is None
+        or closed is None
+        or closed.outcome != "failed"
+        or f"at least {state.min_nodes} needed" not in closed.reason
+    ):
+        return ""
+    return f" A spare would have taken its place: ask Slurm for one node more and say --nnodes {state.min_nodes}."
 
 
 def _before(found: Sequence[Suspect], lost: Sequence[Lost]) -> bool:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ftslurm.rendezvous.state import UNREACHABLE
 from ftslurm.report import blame, health
 from ftslurm.report.clocks import Doubt
 from ftslurm.report.evidence import short, signature, worker_failure
@@ -13,6 +14,7 @@ from ftslurm.report.facts import Failure, History, Lost, RoundFiles, Snapshot, W
 from ftslurm.report.hung import hang_of, is_first, without_hung
 from ftslurm.report.lost import WORLD_LIMIT, lost_failure, lost_first, silent_before
 from ftslurm.report.suspect import Suspect
+from ftslurm.report.unreachable import is_unreachable, unreachable_failure
 from ftslurm.report.words import ranges
 
 SLOW_KEPT = 64
@@ -89,6 +91,9 @@ def _first(
     where = _whereabouts(files, entry) if files.stacks else None
     if outcome in ("stopped", "succeeded", "running"):
         return None, found, where
+    if entry is not None and entry.failure is not None and is_unreachable(entry):
+        others = [suspect for suspect in found if suspect.kind != UNREACHABLE]
+        return unreachable_failure(entry, entry.failure), others, where
     name = _attempt_name(files, entry)
     cwd = next((a.cwd for a in snapshot.attempts if a.attempt == name), None)
     if hung is not None:

@@ -148,7 +148,7 @@ def what(failure: Json) -> str:
 
 def verdict(failure: Json) -> str:
     """``rank 3 on n2: ValueError: boom``, ``node n2 was lost ...``."""
-    if failure["rank"] is None and failure.get("kind") in JOB_KINDS:
+    if failure["rank"] is None and failure.get("kind") in (*JOB_KINDS, "unreachable"):
         return what(failure)
     return f"{who(failure)}{' ' if failure['rank'] is None else ': '}{what(failure)}"
 

@@ -79,6 +79,7 @@ def chained(outer: Evidence, how: str, *inner: Evidence) -> Evidence:
 
 POSITIVE = [
     ("spawn", Evidence("spawn", message="cannot start /opt/python")),
+    ("unreachable", Evidence("unreachable", message="the master of the round (n1:29400) cannot be reached from n2")),
     ("health", Evidence("health", health="GPU 3: 2 uncorrectable ECC errors")),
     ("health-check", Evidence("health-check", message="n3 refused: /dev/shm is full")),
     ("agent-lost", Evidence("agent-lost", message="its agent was killed by SIGKILL")),

@@ -10,7 +10,9 @@ from ftslurm.rendezvous.state import (
     FAILED,
     FORMING,
     RUNNING,
+    UNREACHABLE,
     Closed,
+    Failure,
     Lease,
     Master,
     Participant,
@@ -49,6 +51,13 @@ def test_the_end_of_the_run_is_told_once() -> None:
     assert narrate(RUNS, OVER) == ["failed: all is lost"]
     assert narrate(None, OVER) == ["failed: all is lost"]
     assert narrate(OVER, replace(OVER, coordinator=Lease("n2", "i", 2))) == []
+
+
+def test_a_round_that_waits_for_the_network_is_told_to_be_tried_again() -> None:
+    text = "the master of the round (n1:1) cannot be reached from n2"
+    cut = replace(ENDED, reason=text, failure=Failure(1, "n2", 2, 0, 5, UNREACHABLE, None, None, text, None))
+    forms = replace(FORMS, restarts_used=0, history=(cut,))
+    assert narrate(RUNS, forms) == [f"round 1 ended: {text}; trying again in 0.5 s"]
 
 
 def test_an_earlier_attempts_round_is_not_told_again() -> None:
