@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 import test_run
-from test_run import Start
 
-start = test_run.start
 UNSHARE = shutil.which("unshare")
 
 
