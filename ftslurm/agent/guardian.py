@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 
 from ftslurm.kernel import become_subreaper, die_with_parent, kill_descendants, signal_name, supervise
+from ftslurm.localdir import keep_from_cleaners, remove_tree
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 FORWARDED = (*STOPPING, signal.SIGUSR1, signal.SIGUSR2)
@@ -212,28 +213,12 @@ def _make_local_dir() -> str:
     except OSError as error:
         _complain(f"{path}: {error.strerror}; set TMPDIR to a writable directory on this node")
         sys.exit(EXIT_USAGE)
+    keep_from_cleaners(path)
     return path
 
 
 def _complain(problem: str) -> None:
     sys.stderr.write(f"ftslurm: {os.uname().nodename}: {problem}\n")
-
-
-def remove_tree(path: str) -> None:
-    """Remove a node-local directory, as far as it can be removed."""
-    for directory, subdirectories, files in os.walk(path, topdown=False):
-        for name in (*files, *subdirectories):
-            # A link to a directory is listed as one.
-            _try(os.unlink, os.path.join(directory, name)) or _try(os.rmdir, os.path.join(directory, name))
-    _try(os.rmdir, path)
-
-
-def _try(remove: Callable[[str], None], path: str) -> bool:
-    try:
-        remove(path)
-    except OSError:
-        return False
-    return True
 
 
 def _flush() -> None:
@@ -244,4 +229,4 @@ def _flush() -> None:
             pass
 
 
-__all__ = ["Ward", "guard", "leave_nothing", "remove_tree"]
+__all__ = ["Ward", "guard", "leave_nothing"]

@@ -19,6 +19,7 @@ from ftslurm.health.result import Looked, decode
 from ftslurm.health.verdict import SEVERITY
 from ftslurm.health.word import HealthFinding
 from ftslurm.kernel import kill_descendants, parent_of, pidfd_send_signal, spawn
+from ftslurm.localdir import make_private
 from ftslurm.rendezvous.node_word import NodeWord
 
 TYPE_CHECKING = False
@@ -187,6 +188,7 @@ class HealthWatch:
         }
         path = os.path.join(settings.local_dir, "health-request.json")
         try:
+            make_private(settings.local_dir)
             with open(path, "w") as file:
                 json.dump(request, file)
             self._look = self._start("ftslurm.health.look", path)

@@ -116,7 +116,12 @@ class AgentLoop:
         self._workers = Workers(now_ns)
         self._health = HealthWatch(health, monotonic, now_ns, self._workers.spared)
         self._monitor = RankMonitor(
-            settings.timeouts, settings.local_dir, self._workers, monotonic, lambda: now_ns() / 1e9
+            settings.timeouts,
+            settings.inherited,
+            settings.local_dir,
+            self._workers,
+            monotonic,
+            lambda: now_ns() / 1e9,
         )
         local = os.path.dirname(settings.local_dir)
         core_limit = resource.getrlimit(resource.RLIMIT_CORE)[0]
@@ -170,6 +175,7 @@ class AgentLoop:
         self._drop_standbys()
         self._health.close()
         self._journal.again()
+        self._courier.send(self._monitor.timer_file.withdraw)
         finished = self._courier.finish(FINISH_S)
         while self._courier.news:
             # A coordinator's last look may have closed the run.
@@ -409,6 +415,8 @@ class AgentLoop:
             if self._settings.logs != self._run.root:
                 self._fs.makedirs(rank_directory(self._settings.logs, assignment.round, rank))
         self._fs.makedirs(os.path.dirname(self._run.round_node_file(assignment.round, self._word.node)))
+        if problem := self._monitor.timer_file.serve():
+            self._console.log(problem)
 
     def _spawn(self, assignment: Assignment) -> None:
         self._round_started_ns = self._now_ns()
@@ -416,11 +424,13 @@ class AgentLoop:
         self._health.on_round()
         self._port.release()
         for local_rank in range(assignment.slots):
-            planned = plan(self._settings, assignment, local_rank, os.getpid(), self._monitor.environment())
+            planned = plan(self._settings, assignment, local_rank, os.getpid(), self._monitor.environment(local_rank))
             try:
                 worker = self._workers.start(planned.launch)
             except OSError as error:
-                problem = f"cannot start {planned.launch.command[0]}: {error.strerror or error}"
+                # Either the program, or the directory for the worker's records.
+                what = error.filename or planned.launch.command[0]
+                problem = f"cannot start a worker: {what}: {error.strerror or error}"
                 self._do(self._machine.on_spawn_failed(local_rank, problem, self._moment()))
                 return
             self._selector.register(worker.pidfd, selectors.EVENT_READ, worker)

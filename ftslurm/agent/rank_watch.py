@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import select
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -96,9 +95,7 @@ class RankWatch:
         self._vitals_at: float | None = None
         sizes_s = max(SIZES_EVERY_S, SIZES_SHARE * (settings.timeouts.hang_s or math.inf))
         self._vitals_s = min(settings.vitals_s, sizes_s)
-        self._poll = select.epoll()
-        self._poll.register(monitor.pipe.fd, select.EPOLLIN)
-        self.fd = self._poll.fileno()
+        self.fd = monitor.pipe.fd
 
     @property
     def deadline(self) -> float | None:
@@ -186,7 +183,5 @@ class RankWatch:
             yield News(vitals)
         if self._monitor.wants_sizes():
             self._send(self._monitor.look_at_sizes(self._logs), SIZES)
-        old = self._monitor.pipe.fd
-        if self._monitor.pipe.check():
-            self._poll.unregister(old)
-            self._poll.register(self._monitor.pipe.fd, select.EPOLLIN)
+        if problem := self._monitor.keep_pipe():
+            yield Told(problem)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ftslurm import kernel
-from ftslurm.agent.guardian import remove_tree
 from ftslurm.kernel import kill_descendants, signal_name
+from ftslurm.localdir import make_private, remove_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Workers:
         Must be called from the main thread: the kernel sends the parent-death signal when the *thread* that made the
         process ends.
         """
-        os.makedirs(launch.record_dir, 0o700, exist_ok=True)
+        make_private(launch.record_dir)
         started_ns = self._now_ns()
         ahead = self.standbys.take(launch) if self.standbys is not None else None
         pid, pidfd = ahead or spawn(launch.command, launch.environment, NO_INPUT)
