@@ -12,7 +12,7 @@ import selectors
 import signal
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ftslurm.agent.actions import (
@@ -37,7 +37,7 @@ from ftslurm.agent.doorbell import Doorbell
 from ftslurm.agent.fitness import OFF, WATCH
 from ftslurm.agent.guardian import FORWARDED, STOPPING
 from ftslurm.agent.health_watch import HealthSettings, HealthWatch
-from ftslurm.agent.journal import Journal
+from ftslurm.agent.journal import Journal, is_own
 from ftslurm.agent.machine import AgentMachine
 from ftslurm.agent.narrate import narrate
 from ftslurm.agent.output import Console
@@ -65,6 +65,26 @@ FINISH_S = 6.0
 ASIDE_S = 2.0
 OVERSLEPT_S = 5.0
 TROUBLE_LOOK_S = 1.0
+ELSEWHERE_S = 1.0
+"""So long, in seconds, the end of a worker that has left no record on its node waits for one in the run directory."""
+TOLD_TO_END = ("SIGTERM", "SIGKILL")
+"""Who ends by these has not failed by an exception of its own."""
+
+
+@dataclass(frozen=True)
+class _RecordOf:
+    """Names the answer of an errand that looked for the record of the worker with this pid."""
+
+    pid: int
+
+
+@dataclass(frozen=True)
+class _Unexplained:
+    """A worker that has failed and left no record on this node; its end waits for one until `until_s` (monotonic)."""
+
+    worker: Worker
+    record: dict[str, Any]
+    until_s: float
 
 
 class AgentLoop:
@@ -142,6 +162,7 @@ class AgentLoop:
         self._sweeping = False
         self._killed_at: float | None = None
         self._ready: list[Worker] = []
+        self._unexplained: dict[int, _Unexplained] = {}
         self._told: State | None = None
         self._exit: int | None = None
         self._trouble_since: float | None = None
@@ -230,6 +251,8 @@ class AgentLoop:
             self._killed_at = self._monotonic()
             pids = ", ".join(str(pid) for pid, _ in descendants(os.getpid())[:8])
             self._do(self._machine.on_unkillable(f"processes {pids}", self._moment()))
+        for pid in [pid for pid, one in self._unexplained.items() if one.until_s <= self._monotonic()]:
+            self._explained(pid)
         self._on_prepared(self._preparation.on_time())
         self._do(self._machine.on_time(self._moment()))
         self._give_up()
@@ -245,7 +268,7 @@ class AgentLoop:
     def _timeout(self) -> float | None:
         now = self._monotonic()
         watches = (self._watch.deadline, self._health.deadline, self._preparation.deadline)
-        moments = (self._machine.deadline, *watches)
+        moments = (self._machine.deadline, *watches, *(one.until_s for one in self._unexplained.values()))
         waits = [max(0.0, moment - now) for moment in moments if moment is not None]
         if self._killed_at is not None:
             waits.append(UNKILLABLE_S)
@@ -302,10 +325,22 @@ class AgentLoop:
         # Of several that ended since the last turn, the one that failed first: its peers ended because of it.
         for worker in sorted(ended, key=lambda one: _failed_ns(one, records[one.local_rank])):
             self._ready.remove(worker)
-            self._on_worker_ended(worker, records[worker.local_rank])
+            self._watch.end(worker)
+            record = records[worker.local_rank]
+            if record is None or is_own(record) or worker.signal in TOLD_TO_END:
+                self._on_worker_ended(worker, record)
+                continue
+            # Its node may have had no room for its record, which then lies in the run directory.
+            self._unexplained[worker.pid] = _Unexplained(worker, record, self._monotonic() + ELSEWHERE_S)
+            self._courier.send(self._journal.elsewhere(worker, record), _RecordOf(worker.pid))
+
+    def _explained(self, pid: int, found: object = None) -> None:
+        """Go on with the end of a worker for whose record somebody looked elsewhere, whatever came of that."""
+        one = self._unexplained.pop(pid, None)
+        if one is not None:
+            self._on_worker_ended(one.worker, found if isinstance(found, dict) else one.record)
 
     def _on_worker_ended(self, worker: Worker, record: dict[str, Any] | None) -> None:
-        self._watch.end(worker)
         actions = self._machine.on_worker_ended(_end_of(worker, record), self._moment())
         self._do(actions)
         if record is not None:
@@ -325,6 +360,8 @@ class AgentLoop:
             self._console.log(news.text)
         elif isinstance(news, tuple) and news[0] == SIZES:
             self._watch.grown(news[1])
+        elif isinstance(news, tuple) and isinstance(news[0], _RecordOf):
+            self._explained(news[0].pid, news[1])
         elif isinstance(news, tuple):
             self._on_prepared(self._preparation.made(*news))
         elif isinstance(news, Tried):
