@@ -33,6 +33,20 @@ class Assignment:
 
 
 @dataclass(frozen=True)
+class Prepared:
+    """What came of a `Prepare`.
+
+    Attributes:
+        problem: why the round cannot begin here; None: it can.
+        unreachable: the problem is that the round's master cannot be reached.
+    """
+
+    round: int
+    problem: str | None = None
+    unreachable: bool = False
+
+
+@dataclass(frozen=True)
 class WorkerEnd:
     """How a worker ended, as the kernel and its error record have it.
 

@@ -21,6 +21,7 @@ from ftslurm.agent.actions import (
     Log,
     Moment,
     Prepare,
+    Prepared,
     Record,
     Say,
     Show,
@@ -151,7 +152,7 @@ class AgentLoop:
         # Not all programs talk to the master: who switches this check off must get his round.
         reach = None if health.mode == OFF or REACH in health.context.skip else reach_master
         tell = console.log if health.mode == WATCH else None
-        self._preparation = Preparation(self._make, courier.bring, monotonic, reach, tell)
+        self._preparation = Preparation(self._make, courier.bring, monotonic, settings.trouble_s, reach, tell)
         self._guard = Guard(monotonic=monotonic)
         self._watch = RankWatch(
             settings, self._monitor, self._journal, self._guard, self._surroundings, courier.send, monotonic
@@ -367,9 +368,9 @@ class AgentLoop:
         elif isinstance(news, Tried):
             self._on_prepared(self._preparation.reached(news))
 
-    def _on_prepared(self, done: tuple[int, str | None] | None) -> None:
-        if done is not None:
-            self._do(self._machine.on_prepared(*done, self._moment()))
+    def _on_prepared(self, prepared: Prepared | None) -> None:
+        if prepared is not None:
+            self._do(self._machine.on_prepared(prepared, self._moment()))
 
     def _tell(self, news: object) -> None:
         """Tell the user what the coordinator has decided; only the coordinator does."""
@@ -419,6 +420,7 @@ class AgentLoop:
                 survived = self._monitor.counts()
                 self._journal.round(action, self._workers.all, self._word, self._round_started_ns, survived)
             elif isinstance(action, Sweep):
+                self._preparation.drop()
                 self._drop_standbys()
                 self._sweeping = True
                 self._killed_at = self._monotonic()

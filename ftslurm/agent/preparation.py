@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ftslurm.agent.actions import Assignment
+from ftslurm.agent.actions import Assignment, Prepared
 from ftslurm.rendezvous.state import Master
 
+MAKE_AGAIN_S = 0.5
 REACH = "network-reach"
 """The check that this counts as for `--health-skip`."""
 REACH_S = 3.5
@@ -37,9 +38,11 @@ class Tried:
 @dataclass
 class _Awaited:
     assignment: Assignment
+    since_s: float
     directories: bool = True
     reach: bool = True
     problem: str | None = None
+    unreachable: str | None = None
 
 
 class Preparation:
@@ -49,6 +52,7 @@ class Preparation:
         make: has the directories made; its outcome is told to `made`.
         bring: brings a `Tried` to the loop, from a thread.
         monotonic: clock, seconds.
+        patience_s: for so long directories that cannot be made are tried again: a full disk may be over in seconds.
         reach: tries to connect; returns a problem, or None. None: nobody tries.
         tell: is told that the master cannot be reached, and the round begins all the same; None: it does not.
     """
@@ -58,65 +62,87 @@ class Preparation:
         make: Callable[[Assignment], None],
         bring: Callable[[Tried], None],
         monotonic: Callable[[], float],
+        patience_s: float,
         reach: Callable[[Master], str | None] | None,
         tell: Callable[[str], None] | None = None,
     ) -> None:
         self._make = make
         self._bring = bring
         self._monotonic = monotonic
+        self._patience_s = patience_s
         self._reach = reach
         self._tell = tell
         self._awaited: _Awaited | None = None
-        self.deadline: float | None = None
+        self._reach_by: float | None = None
+        self._make_at: float | None = None
+
+    @property
+    def deadline(self) -> float | None:
+        """The monotonic second at which `on_time` wants to be called."""
+        return min((at for at in (self._reach_by, self._make_at) if at is not None), default=None)
 
     def begin(self, assignment: Assignment) -> None:
-        """Begin; what was begun before is of no interest any more."""
-        awaited = self._awaited = _Awaited(assignment)
-        self.deadline = None
+        """Begin; what was begun before is dropped."""
+        self.drop()
+        now = self._monotonic()
+        awaited = self._awaited = _Awaited(assignment, now)
         self._make(assignment)
         if assignment.group_rank == 0 or self._reach is None:
             awaited.reach = False
             return
-        self.deadline = self._monotonic() + PATIENCE_S
+        self._reach_by = now + PATIENCE_S
         threading.Thread(target=self._try, args=(assignment, self._reach), name="reach", daemon=True).start()
 
-    def made(self, round_: int, result: object) -> tuple[int, str | None] | None:
-        """Take the outcome of making the directories; return the round and its problem when all is known."""
-        if self._awaited is None or self._awaited.assignment.round != round_:
-            return None
-        self._awaited.directories = False
-        if isinstance(result, Exception):
-            self._awaited.problem = f"cannot make the round's directories: {result}"
-        return self._done()
+    def drop(self) -> None:
+        """Give up what was begun."""
+        self._awaited = self._reach_by = self._make_at = None
 
-    def reached(self, news: Tried) -> tuple[int, str | None] | None:
-        """Take the outcome of the connection; return as `made` does."""
-        if self._awaited is None or self._awaited.assignment.round != news.round:
+    def made(self, round_: int, result: object) -> Prepared | None:
+        """Take the outcome of making the directories; return what came of it all when all is known."""
+        awaited = self._awaited
+        if awaited is None or awaited.assignment.round != round_:
             return None
-        self._awaited.reach = False
-        self.deadline = None
+        if isinstance(result, OSError) and self._monotonic() - awaited.since_s < self._patience_s:
+            self._make_at = self._monotonic() + MAKE_AGAIN_S
+            return None
+        awaited.directories = False
+        if isinstance(result, Exception):
+            awaited.problem = f"cannot make the round's directories: {result}"
+        return self._done(awaited)
+
+    def reached(self, news: Tried) -> Prepared | None:
+        """Take the outcome of the connection; return as `made` does."""
+        awaited = self._awaited
+        if awaited is None or awaited.assignment.round != news.round or not awaited.reach:
+            return None
+        awaited.reach = False
+        self._reach_by = None
         if news.problem is not None and self._tell is not None:
             self._tell(news.problem)
         else:
-            self._awaited.problem = self._awaited.problem or news.problem
-        return self._done()
+            awaited.unreachable = news.problem
+        return self._done(awaited)
 
-    def on_time(self) -> tuple[int, str | None] | None:
+    def on_time(self) -> Prepared | None:
         """Its deadline may have passed; return as `made` does."""
-        if self._awaited is None or self.deadline is None or self._monotonic() < self.deadline:
+        awaited, now = self._awaited, self._monotonic()
+        if awaited is None:
             return None
-        assignment = self._awaited.assignment
-        problem = f"{_name(assignment.master)}: no answer from the name server within {PATIENCE_S:.0f} s"
-        return self.reached(Tried(assignment.round, problem))
+        if self._make_at is not None and now >= self._make_at:
+            self._make_at = None
+            self._make(awaited.assignment)
+        if self._reach_by is None or now < self._reach_by:
+            return None
+        problem = f"{_name(awaited.assignment.master)}: no answer from the name server within {PATIENCE_S:.0f} s"
+        return self.reached(Tried(awaited.assignment.round, problem))
 
-    def _done(self) -> tuple[int, str | None] | None:
-        awaited = self._awaited
-        assert awaited is not None
-        if awaited.directories or (awaited.reach and awaited.problem is None):
+    def _done(self, awaited: _Awaited) -> Prepared | None:
+        """Return what is known when that is enough: one problem is."""
+        problem = awaited.problem or awaited.unreachable
+        if problem is None and (awaited.directories or awaited.reach):
             return None
-        self._awaited = None
-        self.deadline = None
-        return awaited.assignment.round, awaited.problem
+        self.drop()
+        return Prepared(awaited.assignment.round, problem, unreachable=awaited.problem is None and problem is not None)
 
     def _try(self, assignment: Assignment, reach: Callable[[Master], str | None]) -> None:
         try:

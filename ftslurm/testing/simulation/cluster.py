@@ -21,7 +21,7 @@ from ftslurm.sharedfs.rundir import RunDirectory
 from ftslurm.testing.memoryfs import AFTER, BEFORE, MemoryFileSystem, Operation
 from ftslurm.testing.simulation import faults
 from ftslurm.testing.simulation.agent import Host, VirtualAgent, VirtualWorker
-from ftslurm.testing.simulation.faults import Armed
+from ftslurm.testing.simulation.faults import Armed, Outage
 from ftslurm.testing.simulation.filesystem import CachingClient, ClientCache
 from ftslurm.testing.simulation.invariants import Ledger, Witness, check
 
@@ -72,6 +72,8 @@ class Node:
         self.up = True
         self.stalled_until = 0.0
         self.slow_until = 0.0
+        self.outage: Outage | None = None
+        self.cut_until = 0.0
 
 
 class Attempt:
@@ -119,6 +121,8 @@ class SimulatedAgent(VirtualAgent):
         """Hook of this agent's client: stalls, then what is armed."""
         if when == AFTER and operation.name in CHANGES:
             self._cluster.on_changed(self, operation)
+        if when == BEFORE:
+            self._refuse(operation)
         if not self.armed and self.strand is None:
             return
         if self.strand is not None:
@@ -129,6 +133,12 @@ class SimulatedAgent(VirtualAgent):
             self._cluster.struck(fault.kind, self.node, operation.name)
             self.bumps.append(self._cluster.now())
             fault.strike(self, operation)
+
+    def _refuse(self, operation: Operation) -> None:
+        now = self._cluster.now()
+        for outage in (self._cluster.outage, self.home.outage):
+            if outage is not None and outage.refuses(now, operation):
+                faults.fail(outage.number, operation)
 
     def _hang(self, when: str) -> None:
         cluster = self._cluster
@@ -169,6 +179,7 @@ class Cluster(Host):
         gentle: whether workers succeed soon and nobody is late.
         last: the attempt after which none begins, once there is one.
         stalled_until: until when the filesystem hangs for everybody.
+        outage: what the filesystem refuses to everybody, and until when.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -180,6 +191,7 @@ class Cluster(Host):
         self.gentle = False
         self.last: Attempt | None = None
         self.stalled_until = 0.0
+        self.outage: Outage | None = None
         self.server = MemoryFileSystem()
         self.timing = replace(TIMING, rejoin=self.rng.choice([NEXT_ROUND, AT_ONCE, NEVER]))
         self.attempts: list[Attempt] = []
@@ -322,6 +334,16 @@ class Cluster(Host):
         ends_at = self._time + duration + rng.uniform(0.0, 2.0)
         return VirtualWorker(local_rank, ends_at, 0, None, rng.uniform(0.02, 0.5), 0.02)
 
+    def reaches_master(self, agent: VirtualAgent, assignment: Assignment) -> bool:
+        """See `Host`."""
+        world = self.ledger.world(assignment.attempt, assignment.round)
+        master = next(
+            (node for node in self.nodes if world is not None and node.name == world.participants[0].node), None
+        )
+        assert isinstance(agent, SimulatedAgent)
+        ends = [agent.home] if master is None else [agent.home, master]
+        return ends[0] is ends[-1] or all(node.cut_until <= self._time for node in ends)
+
     def on_spawned(self, agent: VirtualAgent, assignment: Assignment) -> None:
         """See `Host`."""
         self.note(f"{agent.word.incarnation} runs round {assignment.round}")
@@ -382,7 +404,8 @@ class Cluster(Host):
         if not agent.alive or agent.assignment is not assignment or not agent.workers:
             return
         slow = any(worker.kill_s > 1.0 for worker in agent.workers.values())
-        blind = max(self.stalled_until, agent.home.slow_until) >= self._time - OBEY_S
+        unread = [one.until for one in (self.outage, agent.home.outage) if one is not None and not one.calls]
+        blind = max(self.stalled_until, agent.home.slow_until, *unread) >= self._time - OBEY_S
         if slow or blind or agent.unwell(OBEY_S):
             self._expect_obedience(agent, assignment, OBEY_S if agent.leaving or slow or blind else 2.0)
             return
