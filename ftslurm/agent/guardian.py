@@ -22,6 +22,7 @@ FORWARDED = (*STOPPING, signal.SIGUSR1, signal.SIGUSR2)
 EPITAPH_S = 3.0
 CLEANING_S = 10.0
 EXIT_USAGE = 2
+REASON_LIMIT = 300
 NEEDED = "Linux 5.3 or newer, in a container one whose seccomp profile allows prctl, pidfd_open and pidfd_send_signal"
 
 
@@ -41,6 +42,10 @@ class Ward:
     def bequeath(self, node_file: str, incarnation: str) -> None:
         """Have the guardian say in `node_file` that this incarnation is gone, should the agent not say so itself."""
         self._write(f"{incarnation} {node_file}\0".encode("utf-8", "surrogateescape"))
+
+    def explain(self, reason: str) -> None:
+        """Have the guardian give that as the reason, should it come to that."""
+        self._write(f"{reason[:REASON_LIMIT]}\0".replace("\n", " ").encode("utf-8", "surrogateescape"))
 
     def left(self) -> None:
         """There is nothing to be said any more: the agent has said that it left."""
@@ -162,17 +167,19 @@ def _execute(will: int, code: int) -> None:
     In a process of its own, which may be killed: the shared directory may hang, the guardian may not.
     """
     try:
-        words = os.read(will, 1 << 16).decode("utf-8", "surrogateescape").split("\0")
-    except BlockingIOError:
-        # Somebody else holds the other end; the agent at least is dead and has said nothing.
+        first, *more = os.read(will, 1 << 16).decode("utf-8", "surrogateescape").split("\0")[:-1]
+    except (BlockingIOError, ValueError):
+        # Somebody else holds the other end, or the agent is dead and has told nothing.
         return
-    if len(words) != 2:
+    if "" in more:
         return
-    incarnation, _, path = words[0].partition(" ")
+    incarnation, _, path = first.partition(" ")
+    how = f"was killed by {signal_name(code - 128)}" if code > 128 else f"ended with code {code}"
+    how = f"ended by {more[0]}" if more else how
     pid = os.fork()
     if pid == 0:
         try:
-            _epitaph(path, incarnation, code)
+            _epitaph(path, incarnation, how)
         finally:
             os._exit(0)
     end = time.monotonic() + EPITAPH_S
@@ -184,7 +191,7 @@ def _execute(will: int, code: int) -> None:
         signal.sigtimedwait({signal.SIGCHLD}, left_s)
 
 
-def _epitaph(path: str, incarnation: str, code: int) -> None:
+def _epitaph(path: str, incarnation: str, how: str) -> None:
     from dataclasses import replace
 
     from ftslurm.rendezvous.node_word import NodeWord
@@ -192,7 +199,6 @@ def _epitaph(path: str, incarnation: str, code: int) -> None:
     from ftslurm.sharedfs.filesystem import PosixFileSystem
     from ftslurm.sharedfs.publish import BadFile, publish
 
-    how = f"was killed by {signal_name(code - 128)}" if code > 128 else f"ended with code {code}"
     fs = PosixFileSystem(owner=os.geteuid())
     try:
         word = NodeWord.decode(fs.read(path, 1 << 20), path)

@@ -18,6 +18,10 @@ ANCESTORS = 64
 """So far up a process's ancestors are followed to find the worker that it belongs to."""
 
 
+PIPE = "monitor"
+"""The node's pipe lies there, in the agent's node-local directory."""
+
+
 class RankMonitor:
     """Watches the workers of this node.
 
@@ -28,11 +32,11 @@ class RankMonitor:
         workers: the agent's.
         monotonic: clock, seconds.
         wall: clock, seconds since the epoch: torch's timers name its times.
+        stuck: how often the agent's own loop was stuck; goes into the vitals.
 
     Attributes:
         pipe: where workers' messages arrive.
         timer_file: where torch's timers find it.
-        stuck: how often the agent's own loop was stuck; goes into the vitals.
     """
 
     def __init__(
@@ -43,19 +47,20 @@ class RankMonitor:
         workers: Workers,
         monotonic: Callable[[], float],
         wall: Callable[[], float],
+        stuck: Callable[[], int] = lambda: 0,
     ) -> None:
         self._asked = asked
         self._learned: Learned | None = None
         self._workers = workers
         self._monotonic = monotonic
         self._wall = wall
-        self.pipe = Pipe(os.path.join(directory, "monitor"))
+        self.pipe = Pipe(os.path.join(directory, PIPE))
         self.timer_file = TimerFile(inherited, self.pipe.path)
         self._pipe_problem: str | None = None
         self._watch = Watch(effective(asked, None), self._read_mark, self._owner)
         self._sizes: dict[int, int] = {}
         self._looking = False
-        self.stuck = 0
+        self._stuck = stuck
 
     @property
     def deadline(self) -> float | None:
@@ -122,7 +127,7 @@ class RankMonitor:
         if not self._workers.all:
             return None
         ranks = tuple(self._vitals_of(worker) for worker in self._workers.all)
-        return Vitals(round_, self._watch.longest(), ranks, self.stuck)
+        return Vitals(round_, self._watch.longest(), ranks, self._stuck())
 
     def counts(self) -> dict[str, int]:
         """Return what was survived, by kind: garbage, strangers, misuse, over-long lines, a pipe made anew."""

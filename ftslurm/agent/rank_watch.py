@@ -12,7 +12,6 @@ from ftslurm.agent.settings import AgentSettings
 from ftslurm.agent.showing import Showing
 from ftslurm.agent.surroundings import Surroundings
 from ftslurm.agent.workers import Worker
-from ftslurm.monitor.guard import Guard
 from ftslurm.monitor.watch import TIMER, Expiry
 from ftslurm.rendezvous.node_word import NodeWord, Vitals
 
@@ -62,7 +61,6 @@ class RankWatch:
         settings: the agent's.
         monitor: knows who is late.
         journal: writes the stacks down.
-        guard: watches the loop itself.
         surroundings: is looked at as often as the ranks.
         send: has an errand run where the filesystem may hang; its answer is for `grown`.
         monotonic: clock, seconds.
@@ -76,7 +74,6 @@ class RankWatch:
         settings: AgentSettings,
         monitor: RankMonitor,
         journal: Journal,
-        guard: Guard,
         surroundings: Surroundings,
         send: Callable[[Callable[[], object], str], None],
         monotonic: Callable[[], float],
@@ -84,7 +81,6 @@ class RankWatch:
         self._hang_signal = settings.hang_signal
         self._monitor = monitor
         self._journal = journal
-        self._guard = guard
         self._surroundings = surroundings
         self._send = send
         self._monotonic = monotonic
@@ -176,7 +172,6 @@ class RankWatch:
 
     def _look_at_vitals(self, word: NodeWord) -> Iterator[Happening]:
         self._vitals_at = self._monotonic() + self._vitals_s
-        self._monitor.stuck = self._guard.stuck
         self._surroundings.look()
         vitals = self._monitor.vitals(word.round)
         if vitals is not None:

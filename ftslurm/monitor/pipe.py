@@ -113,6 +113,17 @@ class Pipe:
             return False
 
 
+def discard(directory: str) -> None:
+    """Let whatever is written to the pipe in `directory` go nowhere, so that nobody meets a pipe that is not read.
+
+    Raises:
+        OSError: that cannot be done.
+    """
+    path = os.path.join(directory, NAME)
+    _remove(path)
+    os.symlink(os.devnull, path)
+
+
 def _make(directory: str, path: str) -> int:
     make_private(directory)
     found = os.lstat(directory)
