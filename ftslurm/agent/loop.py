@@ -32,8 +32,10 @@ from ftslurm.agent.actions import (
     Warm,
     spoken,
 )
+from ftslurm.agent.ahead import load_ahead
 from ftslurm.agent.aside import Aside
 from ftslurm.agent.containment import (
+    ANALYSIS,
     CONNECTION,
     DOORBELL,
     EXCLUSION,
@@ -204,6 +206,8 @@ class AgentLoop:
         self._courier.say(self._word)
         self._courier.start()
         self._guard.start()
+        # While the courier looks at the shared directory for the first time.
+        self._containment.call(ANALYSIS, None, load_ahead, bool(self._settings.spare_imports))
         return wake_r
 
     def _listen(self, part: Part, fd: int | None) -> None:

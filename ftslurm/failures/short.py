@@ -10,6 +10,12 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
+try:
+    # The very function, without what else hashlib brings: OpenSSL has 3.5 MB.
+    from _blake2 import blake2b
+except ImportError:
+    from hashlib import blake2b
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -90,9 +96,6 @@ def _where(exception: Mapping[str, Any]) -> str | None:
 
 
 def _signature(ours: Mapping[str, Any], exception: Mapping[str, Any], text: str) -> str:
-    # Not before a worker has failed: an agent that lives well needs no OpenSSL in its memory.
-    from hashlib import blake2b
-
     alike = bool(exception) and _by_peers(ours, exception)
     said = VARIES.sub("#", text) if alike else text
     judged = [ours.get("kind"), ours.get("exit_code"), ours.get("signal"), said, _raised(exception, alike=alike)]
