@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import sys
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 TYPE_CHECKING = False
@@ -125,6 +126,52 @@ def spawn(
     except OSError:
         os.kill(pid, signal.SIGKILL)
         raise
+
+
+def spawn_unawaited(
+    command: Sequence[str], environment: Mapping[str, str], file_actions: Iterable[tuple[Any, ...]]
+) -> tuple[int, int]:
+    """As `spawn`, but without waiting until the program has begun, nor for what keeps it from that (exit code 127).
+
+    posix_spawn(3) returns when the program has begun, and all threads of Python stand still until then: while the
+    filesystem that the program lies on hangs, its caller hangs too. A fork takes 2 ms more, and hangs alone.
+
+    Args:
+        file_actions: POSIX_SPAWN_OPEN and POSIX_SPAWN_DUP2, as for `os.posix_spawn`.
+
+    Raises:
+        OSError: there is no process to be had.
+    """
+    pid = _fork()
+    if pid == 0:
+        try:
+            signal.set_wakeup_fd(-1)
+            lead_session()
+            for action, fd, *more in file_actions:
+                if action == os.POSIX_SPAWN_OPEN:
+                    os.dup2(os.open(*more), fd)
+                else:
+                    os.dup2(fd, more[0])
+            signal.pthread_sigmask(signal.SIG_SETMASK, [])
+            os.execve(command[0], list(command), environment)
+        finally:
+            os._exit(127)
+    try:
+        return pid, pidfd_open(pid)
+    except OSError:
+        os.kill(pid, signal.SIGKILL)
+        raise
+
+
+def _fork() -> int:
+    if sys.hexversion < 0x30C00F0:  # 3.12
+        return os.fork()
+    import warnings
+
+    with warnings.catch_warnings():
+        # That other threads hold locks is no matter here: the child does nothing but start a program.
+        warnings.simplefilter("ignore")
+        return os.fork()
 
 
 def lead_session() -> None:

@@ -18,7 +18,7 @@ from ftslurm.health.check import Context, Peer
 from ftslurm.health.result import Looked, decode
 from ftslurm.health.verdict import SEVERITY
 from ftslurm.health.word import HealthFinding
-from ftslurm.kernel import kill_descendants, parent_of, pidfd_send_signal, spawn
+from ftslurm.kernel import kill_descendants, parent_of, pidfd_send_signal, spawn_unawaited
 from ftslurm.localdir import make_private
 from ftslurm.rendezvous.node_word import NodeWord
 
@@ -259,7 +259,7 @@ class HealthWatch:
         actions = [(os.POSIX_SPAWN_OPEN, 0, stdin, os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, write, 1)]
         command = [self._settings.python, "-c", _PROGRAM.format(root=_ROOT, module=module)]
         try:
-            pid, pidfd = spawn(command, self._settings.context.environ, actions)
+            pid, pidfd = spawn_unawaited(command, self._settings.context.environ, actions)
         except OSError:
             os.close(read)
             raise

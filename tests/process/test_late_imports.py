@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -136,3 +140,32 @@ os._exit(3)
     assert run.wait() == 143, run.err
     shared.answer()
     assert run.marked() == []
+
+
+def test_an_agent_whose_python_lies_on_a_filesystem_that_hangs_obeys_its_signals_while_a_check_is_started(
+    start: Start, shared: Directory, tmp_path: Path
+) -> None:
+    python = shared.path / "python"
+    shutil.copy2(Path(sys.executable).resolve(), tmp_path / "backing/python")
+    home = {"PYTHONHOME": sys.base_prefix, "PYTHONPATH": os.pathsep.join(sys.path[1:])}
+    if subprocess.run([python, "-c", "import ftslurm"], env={**os.environ, **home}, check=False).returncode != 0:
+        pytest.skip("this Python does not run from another place")
+    options = ("--grace", "1", "--health-every", "1", "--heartbeat", "0.2")
+    run = start(FOREVER, *options, python=str(python), FTSLURM_REPORT="0", **home)
+    up(run, 1)
+    node = next((run.run_dir / "nodes").glob("*.json"))
+    agent = json.loads(node.read_text())["pid"]
+    known = children(agent)
+    shared.hang()
+    run.until(lambda: bool(children(agent) - known))
+    # Its heart goes on beating: the other threads are not held up either.
+    counter = json.loads(node.read_text())["counter"]
+    run.until(lambda: json.loads(node.read_text())["counter"] > counter + 2)
+    run.process.terminate()
+    assert run.wait() == 143, run.err
+    shared.answer()
+    assert run.marked() == []
+
+
+def children(pid: int) -> set[str]:
+    return set(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
