@@ -18,7 +18,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Assignment:
-    """This node's part in a round."""
+    """This node's part in a round; `nodes` are those that take part, in the order of their group ranks."""
 
     round: int
     attempt: str
@@ -30,6 +30,7 @@ class Assignment:
     master: Master
     restart_count: int
     max_restarts: int
+    nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -49,11 +49,19 @@ NARRATION = Part("progress lines", "what happens to the rounds is not told here 
 DOORBELL = Part("doorbell", "news between this node and others takes up to a second")
 EXCLUSION = Part("exclusion of nodes", "what this run finds of bad nodes is not noted for later jobs")
 STANDBY = Part("standby workers", "workers of this node are not started ahead")
+LEFTOVERS = Part("removal of unfinished commits", "what ranks left half-written stays until the next attempt")
 CONNECTION = Part("connection test", "rounds begin without trying whether their master can be reached")
 GUARD = Part("loop guard", "it is not noticed when this agent is stuck")
 AFTERCARE = Part("end of the Slurm job", "what Slurm says of the job is not in its report")
 
-THREADS = {"console": OUTPUT, "follower": OUTPUT, "doorbell": DOORBELL, "aside": EXCLUSION, "ftslurm-guard": GUARD}
+THREADS = {
+    "console": OUTPUT,
+    "follower": OUTPUT,
+    "doorbell": DOORBELL,
+    "aside": EXCLUSION,
+    "revocation": LEFTOVERS,
+    "ftslurm-guard": GUARD,
+}
 """Which part a thread belongs to, by the thread's name; any other belongs to the core."""
 
 

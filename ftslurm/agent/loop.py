@@ -40,6 +40,7 @@ from ftslurm.agent.containment import (
     DOORBELL,
     EXCLUSION,
     HEALTH,
+    LEFTOVERS,
     MONITOR,
     NARRATION,
     STANDBY,
@@ -60,9 +61,10 @@ from ftslurm.agent.narrate import narrate
 from ftslurm.agent.output import Console
 from ftslurm.agent.parts import make_parts
 from ftslurm.agent.ports import ReservedPort
-from ftslurm.agent.preparation import REACH, Preparation, Tried, reach_master
+from ftslurm.agent.preparation import REACH, Preparation, StepDone, reach_master
 from ftslurm.agent.rank_monitor import PIPE
 from ftslurm.agent.rank_watch import SIZES, Hung, Shown, Told
+from ftslurm.agent.revocation import Revocation
 from ftslurm.agent.settings import AgentSettings, plan
 from ftslurm.agent.workers import Worker, Workers
 from ftslurm.kernel import descendants, kill_descendants
@@ -70,6 +72,7 @@ from ftslurm.monitor.pipe import discard
 from ftslurm.rendezvous.member import View
 from ftslurm.rendezvous.node_word import NodeWord
 from ftslurm.rendezvous.state import EXIT_FAILED, LEFT, State
+from ftslurm.sharedfs.commits import Commits
 from ftslurm.sharedfs.filesystem import FileSystem
 from ftslurm.sharedfs.rundir import RunDirectory, rank_directory
 
@@ -83,6 +86,7 @@ BREAK_OFF_S = 5.0
 LATE = "as this agent leaves"
 BY_DEFECT = "its agent ended by "
 """As the guardian's last word on an agent begins, see `ftslurm.agent.guardian`."""
+CLEAN_UP_S = 2.0
 OVERSLEPT_S = 5.0
 TROUBLE_LOOK_S = 1.0
 NO_LINES: list[str] = []
@@ -155,7 +159,11 @@ class AgentLoop:
         skipped = health.mode == OFF or REACH in health.context.skip
         reach = None if skipped else lambda master: containment.call(CONNECTION, None, reach_master, master)
         tell = console.log if health.mode == WATCH else None
-        self._preparation = Preparation(self._make, courier.bring, monotonic, settings.trouble_s, reach, tell)
+        self._commits = Commits(fs, run)
+        self._revocation = Revocation(self._commits, word.node, monotonic, time.sleep)
+        self._preparation = Preparation(
+            self._make, self._revocation.start, courier.bring, monotonic, settings.trouble_s, reach, tell
+        )
         self._selector = selectors.DefaultSelector()
         self._signals: deque[int] = deque()
         self._round_started_ns = 0
@@ -228,6 +236,7 @@ class AgentLoop:
                 self._on_late_defect(news)
             # A coordinator's last look may have closed the run.
             self._tell(news)
+        self._revocation.finish(CLEAN_UP_S)
         if not self._aside.finish(ASIDE_S) and self._containment.works(EXCLUSION):
             self._console.log("not all that is known of the nodes could be noted for later jobs in time")
         if not finished:
@@ -425,8 +434,8 @@ class AgentLoop:
                 self._on_worker_ended(ended)
         elif isinstance(news, tuple):
             self._on_prepared(self._preparation.made(*news))
-        elif isinstance(news, Tried):
-            self._on_prepared(self._preparation.reached(news))
+        elif isinstance(news, StepDone):
+            self._on_prepared(self._preparation.step_done(news))
 
     def _on_prepared(self, prepared: Prepared | None) -> None:
         if prepared is not None:
@@ -518,7 +527,8 @@ class AgentLoop:
 
         self._courier.send(make, assignment.round)
 
-    def _make_directories(self, assignment: Assignment) -> None:
+    def _make_directories(self, assignment: Assignment) -> int:
+        """Make a round's directories; return how many commits of past rounds are registered."""
         for local_rank in range(assignment.slots):
             rank = assignment.first_rank + local_rank
             self._fs.makedirs(self._run.rank(assignment.round, rank))
@@ -528,6 +538,7 @@ class AgentLoop:
         timer_file = self._monitor.timer_file
         if timer_file is not None and (problem := timer_file.serve()):
             self._console.log(problem)
+        return len(self._commits.past(assignment.round))
 
     def _spawn(self, assignment: Assignment) -> None:
         self._round_started_ns = self._now_ns()
@@ -596,6 +607,8 @@ class AgentLoop:
         self._watch.over(self._word)
         hang = self._word.hang
         self._health.on_swept(self._word.failure or (hang.failure() if hang is not None else None))
+        round_ = self._word.round
+        self._containment.errand(LEFTOVERS, self._courier.send)(lambda: self._revocation.clean_up(round_))
         self._do(self._machine.on_swept(self._moment()))
         self._console.forget()
         self._workers.clear()

@@ -319,6 +319,7 @@ class AgentMachine:
             state.master,
             state.restarts_used,
             state.max_restarts,
+            tuple(participant.node for participant in state.participants),
         )
         self._newest_round = state.round
         self._round = _Round(assignment, set())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import heapq
+import os
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -16,6 +17,7 @@ from ftslurm.rendezvous.member import Member, Pace, first_word
 from ftslurm.rendezvous.node_word import NodeWord
 from ftslurm.rendezvous.seen import AT_ONCE, NEVER, NEXT_ROUND, Shape, Timing
 from ftslurm.rendezvous.state import LEFT, State
+from ftslurm.sharedfs.commits import Commits
 from ftslurm.sharedfs.publish import publish
 from ftslurm.sharedfs.rundir import RunDirectory
 from ftslurm.testing.memoryfs import AFTER, BEFORE, MemoryFileSystem, Operation
@@ -24,6 +26,7 @@ from ftslurm.testing.simulation.agent import Host, VirtualAgent, VirtualWorker
 from ftslurm.testing.simulation.faults import Armed, Outage
 from ftslurm.testing.simulation.filesystem import CachingClient, ClientCache
 from ftslurm.testing.simulation.invariants import Ledger, Witness, check
+from ftslurm.testing.simulation.saver import TARGET, Saver
 
 RUN = RunDirectory("/runs/r")
 TIMING = Timing(node_timeout_s=8.0, join_timeout_s=60.0, last_call_s=4.0, rejoin=NEXT_ROUND)
@@ -121,8 +124,7 @@ class SimulatedAgent(VirtualAgent):
         """Hook of this agent's client: stalls, then what is armed."""
         if when == AFTER and operation.name in CHANGES:
             self._cluster.on_changed(self, operation)
-        if when == BEFORE:
-            self._refuse(operation)
+        self.refuse(when, operation)
         if not self.armed and self.strand is None:
             return
         if self.strand is not None:
@@ -134,7 +136,10 @@ class SimulatedAgent(VirtualAgent):
             self.bumps.append(self._cluster.now())
             fault.strike(self, operation)
 
-    def _refuse(self, operation: Operation) -> None:
+    def refuse(self, when: str, operation: Operation) -> None:
+        """Hook of its ranks' clients, and first of its own: what the filesystem refuses on its node."""
+        if when != BEFORE:
+            return
         now = self._cluster.now()
         for outage in (self._cluster.outage, self.home.outage):
             if outage is not None and outage.refuses(now, operation):
@@ -175,6 +180,7 @@ class Cluster(Host):
     Attributes:
         counts: the faults that struck, by kind.
         stale: the old answers that clients got, by kind.
+        saved: commits of checkpoints by the ranks, by what came of them.
         events: what happened last, for people.
         gentle: whether workers succeed soon and nobody is late.
         last: the attempt after which none begins, once there is one.
@@ -202,7 +208,8 @@ class Cluster(Host):
         self._time = 0.0
         self._nonces = 0
         self._durations: dict[tuple[str, int], float] = {}
-        for directory in (RUN.state, RUN.nodes):
+        self.saved: Counter[str] = Counter()
+        for directory in (RUN.state, RUN.nodes, RUN.commits, os.path.dirname(TARGET)):
             self.server.makedirs(directory)
         self.ledger = Ledger(Witness(self._was_unwell, self._anybody_well))
         self.nodes = [self._make_node(f"n{i + 1}") for i in range(self.rng.randint(*plan.nodes))]
@@ -344,10 +351,19 @@ class Cluster(Host):
         ends = [agent.home] if master is None else [agent.home, master]
         return ends[0] is ends[-1] or all(node.cut_until <= self._time for node in ends)
 
+    def commits(self, agent: VirtualAgent) -> Commits:
+        """See `Host`."""
+        return Commits(agent.fs, RUN, self._nonce)
+
     def on_spawned(self, agent: VirtualAgent, assignment: Assignment) -> None:
         """See `Host`."""
         self.note(f"{agent.word.incarnation} runs round {assignment.round}")
         self.ledger.on_spawned(agent, assignment)
+        if assignment.first_rank == 0 and 0 in agent.workers:
+            assert isinstance(agent, SimulatedAgent)
+            fs = CachingClient(self.server, agent.home.cache, agent.refuse)
+            saver = Saver(self, fs, RUN, agent, agent.workers[0], assignment, self.ledger, self.saved)
+            saver.start(Commits(fs, RUN, self._nonce), self.ledger.rounds)
         if self.ledger.is_over(assignment):
             self._expect_obedience(agent, assignment, OBEY_S)
 

@@ -49,6 +49,7 @@ class Ledger:
         self._runners: dict[tuple[str, int, int], str] = {}
         self._costs: Counter[str] = Counter()
         self.rounds = 0
+        self.committed = 0
 
     # The fenced state
 
@@ -181,6 +182,12 @@ class Ledger:
             or state.phase != RUNNING
             or state.round != assignment.round
         )
+
+    def on_commit(self, round_: int, node: str) -> None:
+        """A rank of that round has made a checkpoint visible."""
+        what = "a past round's checkpoint became visible after a newer one's"
+        check(round_ >= self.committed, what, f"round {round_} on {node}", f"round {self.committed}")
+        self.committed = round_
 
     # The end
 

@@ -339,12 +339,12 @@ class Storm:
         cluster = self._cluster
         self._calm = cluster.gentle = True
         cluster.outage = None
+        for node in cluster.nodes:
+            node.slow_until, node.cut_until, node.outage = 0.0, 0.0, None
         settled = max(cluster.now(), cluster.stalled_until)
         for agent in cluster.living():
             agent.armed.clear()
             agent.cannot_start = agent.slow_in = 0
-            agent.home.slow_until = agent.home.cut_until = 0.0
-            agent.home.outage = None
             settled = max(settled, agent.home.stalled_until, agent.frozen_until)
             for worker in agent.workers.values():
                 if worker.signal is None and worker.ends_at > cluster.now() + CALM_S:
