@@ -55,7 +55,7 @@ def watch(fd: int, *expiries: Expiry) -> RankWatch:
     no: Any = None
     monitor: Any = Monitor(fd, list(expiries))
     journal: Any = SimpleNamespace(showed=lambda showing, word: None)
-    return RankWatch(settings, monitor, journal, no, no, no, lambda: 100.0)
+    return RankWatch(settings, monitor, journal, no, no, lambda: 100.0)
 
 
 def test_all_ranks_that_are_late_at_once_get_their_why(fd: int) -> None:
