@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -13,18 +14,25 @@ from ftslurm.agent.aftercare import care, print_report
 from ftslurm.agent.environment import Program, RunFacts
 from ftslurm.agent.guardian import STOPPING, Ward
 from ftslurm.agent.options import RunOptions, UsageError, parse_run
-from ftslurm.agent.output import Console, complain
+from ftslurm.agent.output import Console, complain, log_at_once
 from ftslurm.agent.placement import LOCAL_NODE, Placement
 from ftslurm.agent.preflight import check, unique_name, user_name, write_attempt
-from ftslurm.rendezvous.state import EXIT_USAGE
+from ftslurm.rendezvous.state import EXIT_FAILED, EXIT_USAGE
 from ftslurm.sharedfs.rundir import RunDirectory, RunDirectoryError, open_run
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ftslurm.agent.containment import Defect
+    from ftslurm.agent.defect_records import DefectRecords
     from ftslurm.agent.health_watch import HealthSettings
+    from ftslurm.agent.settings import AgentSettings
+    from ftslurm.nodes.exclude import Exclusions
 
 DEFAULT_KILL_WAIT_S = 30.0
 TROUBLE_S = 60.0
+DEFECTS_S = 2.0
+"""So long the records of defects may take in the end."""
+NOTHING: list[str] = []
 KILL_WAIT_MARGIN = 0.6
 """Share of Slurm's KillWait that workers get before they are killed; the rest is for the last words."""
 
@@ -46,6 +54,12 @@ def main(arguments: Sequence[str], ward: Ward) -> int:
     except (UsageError, RunDirectoryError) as error:
         complain(str(error))
         return EXIT_USAGE
+    except Exception as error:
+        from ftslurm.agent.containment import defect_of
+
+        defect = defect_of(None, error)
+        complain(f"{defect.text}; please report it:\n{defect.traceback}")
+        return EXIT_FAILED
 
 
 def run_agent(options: RunOptions, ward: Ward) -> int:
@@ -54,16 +68,39 @@ def run_agent(options: RunOptions, ward: Ward) -> int:
     Raises:
         UsageError, RunDirectoryError: with one line; nothing was started.
     """
+    from ftslurm.agent.containment import defect_of
+    from ftslurm.agent.defect_records import DefectRecords
+    from ftslurm.sharedfs.filesystem import PosixFileSystem
+    from ftslurm.sharedfs.publish import random_nonce
+
     placement, program, slots = check(options, unique_name())
     run = open_run(placement.run_dir, user_name(), time.time_ns(), __version__)
     logs = _logs(options, placement)
     write_attempt(run, options, placement, program, logs)
-    code = _supervise(options, placement, program, slots, run, logs or run.root, ward)
+    incarnation = random_nonce()
+    records = DefectRecords(
+        PosixFileSystem(owner=os.geteuid()),
+        run,
+        placement.node,
+        incarnation,
+        placement.attempt,
+        time.time_ns,
+        lambda text: log_at_once(placement.node, text),
+    )
+    try:
+        code = _supervise(options, placement, program, slots, run, logs or run.root, ward, incarnation, records)
+    except Exception as error:
+        # While its parts were put together, or after all of them had done their work.
+        code = _end_by(defect_of(None, error), records, ward)
     if placement.job is None and LOCAL_NODE not in os.environ and os.environ.get("FTSLURM_REPORT") != "0":
         for number in STOPPING:
             # Nobody waits for them any more: a report that cannot be written must not be unkillable.
             signal.signal(number, signal.SIG_DFL)
-        print_report(run.root)
+        try:
+            print_report(run.root)
+        except Exception as error:
+            # It is the job's end that counts, not the report's.
+            _end_by(defect_of(None, error), records, ward)
     return code
 
 
@@ -75,24 +112,24 @@ def _supervise(
     run: RunDirectory,
     logs: str,
     ward: Ward,
+    incarnation: str,
+    defects: DefectRecords,
 ) -> int:
     from dataclasses import replace
 
-    from ftslurm.agent.aside import Aside, AsideSettings, take_part
+    from ftslurm.agent.aside import Aside, AsideSettings
+    from ftslurm.agent.containment import AFTERCARE, DOORBELL, EXCLUSION, OUTPUT, Containment, Defect
     from ftslurm.agent.courier import Courier
     from ftslurm.agent.doorbell import Doorbell
     from ftslurm.agent.loop import AgentLoop
     from ftslurm.agent.machine import AgentMachine
     from ftslurm.agent.ports import ReservedPort, lowest_ephemeral, pick_at_random
-    from ftslurm.agent.settings import AgentSettings
     from ftslurm.nodes.exclude import Exclusions, folder
     from ftslurm.rendezvous.member import Member, Pace, first_word
     from ftslurm.rendezvous.seen import Shape, Timing
     from ftslurm.sharedfs.clock import server_clock
     from ftslurm.sharedfs.filesystem import PosixFileSystem
-    from ftslurm.sharedfs.publish import random_nonce
 
-    incarnation = random_nonce()
     ward.bequeath(run.node_file(placement.node), incarnation)
     shape = Shape(
         placement.run_id,
@@ -105,12 +142,12 @@ def _supervise(
     word = first_word(placement.node, incarnation, placement.attempt, placement.position, slots)
     word = replace(word, host=os.uname().nodename, address=placement.address)
     fs = PosixFileSystem(owner=os.geteuid())
+    containment = Containment()
+    threading.excepthook = containment.on_thread
     exclusions = Exclusions(fs, folder(run.root, options.exclude_dir))
     if options.set_aside:
-        excluded, problems = take_part(exclusions, placement.node, time.time_ns())
-        word = replace(word, excluded=excluded)
-        for line in (*problems, *([f"set aside before: {excluded}"] if excluded else ())):
-            complain(f"{placement.node}: {line}")
+        look = (_look_up, exclusions, placement.node)
+        word = replace(word, excluded=containment.call(EXCLUSION, None, *look))
     pace = Pace(heartbeat_s=options.heartbeat_s, follow_s=min(1.0, options.heartbeat_s))
     timing = Timing(
         options.node_timeout_s,
@@ -119,10 +156,12 @@ def _supervise(
         rejoin=options.rejoin,
         set_aside_after=options.set_aside,
     )
-    bell = Doorbell(placement.address, incarnation)
+    none = {"port": 0, "fileno": lambda: -1}
+    bell = containment.hold(DOORBELL, Doorbell, placement.address, incarnation, answers=none)
     clock = server_clock(run.nodes, time.monotonic)
     member = Member(fs, run, shape, word, timing, pace, time.monotonic, time.time_ns, ring=bell.ring, clock=clock)
     courier = Courier(member, time.monotonic)
+    containment.connect(courier.bring)
     # What --no-python runs imports nothing.
     spare_imports = options.spare_imports if program.kind != "exec" else ()
     machine = AgentMachine(
@@ -135,7 +174,74 @@ def _supervise(
         bool(spare_imports),
     )
     lowest = lowest_ephemeral()
-    settings = AgentSettings(
+    settings = _settings(options, placement, program, run, logs, ward, spare_imports)
+    console = containment.hold(
+        OUTPUT, Console, placement.node, answers={"log": lambda text: log_at_once(placement.node, text)}
+    )
+    asides = AsideSettings(options.set_aside, options.set_aside_for_s, _drain(options, placement))
+    facts = (placement.run_id, time.time_ns, console.log)
+    aside = containment.hold(EXCLUSION, Aside, asides, exclusions, *facts, answers={"finish": lambda _: True})
+    loop = AgentLoop(
+        settings,
+        machine,
+        word,
+        courier,
+        console,
+        fs,
+        run,
+        lambda: ReservedPort(pick_at_random, lowest),
+        bell,
+        _health(options, placement, run, logs, ward),
+        aside,
+        containment,
+        defects,
+        ward.explain,
+        time.monotonic,
+        time.time_ns,
+    )
+    code = loop.run()
+    if courier.published:
+        ward.left()
+    if placement.job is not None and loop.state is not None:
+        job = (placement.job, loop.state, incarnation, run.root)
+        for problem in containment.call(AFTERCARE, NOTHING, care, *job):
+            complain(problem)
+    for defect in courier.news:
+        if isinstance(defect, Defect):
+            complain(defect.told("as this agent leaves", defects.write(defect, 0)))
+    defects.finish(DEFECTS_S)
+    return code
+
+
+def _look_up(exclusions: Exclusions, node: str) -> str | None:
+    """Return why this node was excluded before, None if it was not; tell the user, and what is wrong with the files."""
+    from ftslurm.agent.aside import take_part
+
+    excluded, problems = take_part(exclusions, node, time.time_ns())
+    for line in (*problems, *([f"set aside before: {excluded}"] if excluded else ())):
+        complain(f"{node}: {line}")
+    return excluded
+
+
+def _end_by(defect: Defect, records: DefectRecords, ward: Ward) -> int:
+    ward.explain(defect.text)
+    complain(defect.told("this agent ends", records.write(defect, 0)))
+    records.finish(DEFECTS_S)
+    return EXIT_FAILED
+
+
+def _settings(
+    options: RunOptions,
+    placement: Placement,
+    program: Program,
+    run: RunDirectory,
+    logs: str,
+    ward: Ward,
+    spare_imports: tuple[str, ...],
+) -> AgentSettings:
+    from ftslurm.agent.settings import AgentSettings
+
+    return AgentSettings(
         RunFacts(placement.run_id, run.root, placement.node, options.role),
         program,
         options.redirects,
@@ -150,31 +256,6 @@ def _supervise(
         min(TROUBLE_S, options.join_timeout_s),
         spare_imports,
     )
-    console = Console(placement.node)
-    asides = AsideSettings(options.set_aside, options.set_aside_for_s, _drain(options, placement))
-    aside = Aside(asides, exclusions, placement.run_id, time.time_ns, console.log)
-    loop = AgentLoop(
-        settings,
-        machine,
-        word,
-        courier,
-        console,
-        fs,
-        run,
-        lambda: ReservedPort(pick_at_random, lowest),
-        bell,
-        _health(options, placement, run, logs, ward),
-        aside,
-        time.monotonic,
-        time.time_ns,
-    )
-    code = loop.run()
-    if courier.published:
-        ward.left()
-    if placement.job is not None and loop.state is not None:
-        for problem in care(placement.job, loop.state, incarnation, run.root):
-            complain(problem)
-    return code
 
 
 def _health(options: RunOptions, placement: Placement, run: RunDirectory, logs: str, ward: Ward) -> HealthSettings:

@@ -7,12 +7,12 @@ learns comes back through a queue and one byte in a pipe that the loop selects o
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ftslurm.agent.containment import defect_of
 from ftslurm.rendezvous.member import Member, Refused, RunInUse, Superseded, View
 from ftslurm.rendezvous.node_word import NodeWord, Vitals
 from ftslurm.sharedfs.clock import ClockOffset
@@ -71,7 +71,7 @@ class Courier:
         self._last: tuple[int, bool] | None = None
         self._known_notes: set[str] = set()
         self._trouble: str | None = None
-        self._thread = threading.Thread(target=self._work, name="courier", daemon=True)
+        self._thread = threading.Thread(target=self._live, name="courier", daemon=True)
 
     @property
     def clock(self) -> ClockOffset | None:
@@ -117,10 +117,19 @@ class Courier:
         with self._condition:
             self._stopping = True
             self._condition.notify()
-        self._thread.join(timeout_s)
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     # The thread
+
+    def _live(self) -> None:
+        try:
+            self._work()
+        except BaseException:
+            # What was said last may never have got there; the guardian says that this agent has gone.
+            self.published = False
+            raise
 
     def _work(self) -> None:
         tries = TRIES
@@ -187,9 +196,11 @@ class Courier:
             except Exception as error:
                 result = error
             break
-        if answer is None and isinstance(result, Exception):
-            text = str(result) if isinstance(result, (OSError, BadFile)) else _bug(result)
-            self._complain(text, kind=getattr(result, "errno", None))
+        if answer is None and isinstance(result, (OSError, BadFile)):
+            self._complain(str(result), kind=getattr(result, "errno", None))
+        elif answer is None and isinstance(result, Exception):
+            # Those of helper parts are contained.
+            self._bring(defect_of(None, result))
         if answer is not None:
             self._bring((answer, result))
 
@@ -210,7 +221,7 @@ class Courier:
             return 0.5
         except Exception as error:
             # Without this thread the agent would look alive to itself and dead to all others.
-            self._bring(Lost(_bug(error)))
+            self._bring(defect_of(None, error))
             return 3600.0
         self.published = True
         self._looked_at = self._monotonic()
@@ -240,9 +251,3 @@ class Courier:
             os.write(self._wake_w, b"x")
         except BlockingIOError:
             pass
-
-
-def _bug(error: Exception) -> str:
-    """Show an exception that should not exist to whoever can mend it, and return it in one line."""
-    sys.excepthook(type(error), error, error.__traceback__)
-    return f"internal error: {type(error).__name__}: {error}"

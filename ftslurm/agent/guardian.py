@@ -14,12 +14,16 @@ import sys
 import time
 from collections.abc import Callable
 
-from ftslurm.kernel import become_subreaper, die_with_parent, kill_descendants, signal_name
+from ftslurm.kernel import become_subreaper, die_with_parent, kill_descendants, signal_name, supervise
+from ftslurm.localdir import keep_from_cleaners, remove_tree
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 FORWARDED = (*STOPPING, signal.SIGUSR1, signal.SIGUSR2)
 EPITAPH_S = 3.0
 CLEANING_S = 10.0
+EXIT_USAGE = 2
+REASON_LIMIT = 300
+NEEDED = "Linux 5.3 or newer, in a container one whose seccomp profile allows prctl, pidfd_open and pidfd_send_signal"
 
 
 class Ward:
@@ -38,6 +42,10 @@ class Ward:
     def bequeath(self, node_file: str, incarnation: str) -> None:
         """Have the guardian say in `node_file` that this incarnation is gone, should the agent not say so itself."""
         self._write(f"{incarnation} {node_file}\0".encode("utf-8", "surrogateescape"))
+
+    def explain(self, reason: str) -> None:
+        """Have the guardian give that as the reason, should it come to that."""
+        self._write(f"{reason[:REASON_LIMIT]}\0".replace("\n", " ").encode("utf-8", "surrogateescape"))
 
     def left(self) -> None:
         """There is nothing to be said any more: the agent has said that it left."""
@@ -58,17 +66,20 @@ def guard(agent: Callable[[Ward], int], below_launcher: bool = False) -> int:
     Args:
         below_launcher: the death of whoever started this process is a SIGTERM for the agent.
     """
-    become_subreaper()
     # What was ignored from the start (nohup, a shell's background job) stays ignored.
     watched = {signal.SIGCHLD, *(n for n in FORWARDED if signal.getsignal(n) is not signal.SIG_IGN)}
     # Blocked before the fork: a signal in between waits for sigwait instead of being lost.
     old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
-    if below_launcher:
-        die_with_parent(signal.SIGTERM)
+    try:
+        if below_launcher:
+            die_with_parent(signal.SIGTERM)
+        # A pidfd made before the fork: afterwards the guardian may be dead and its pid somebody else's.
+        myself = supervise()
+    except OSError as error:
+        _complain(f"cannot supervise processes here: {error}; expected {NEEDED}")
+        return EXIT_USAGE
     local_dir = _make_local_dir()
     will, legacy = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    # Opened before the fork: afterwards the guardian may be dead and its pid somebody else's.
-    myself = os.pidfd_open(os.getpid())
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -156,17 +167,19 @@ def _execute(will: int, code: int) -> None:
     In a process of its own, which may be killed: the shared directory may hang, the guardian may not.
     """
     try:
-        words = os.read(will, 1 << 16).decode("utf-8", "surrogateescape").split("\0")
-    except BlockingIOError:
-        # Somebody else holds the other end; the agent at least is dead and has said nothing.
+        first, *more = os.read(will, 1 << 16).decode("utf-8", "surrogateescape").split("\0")[:-1]
+    except (BlockingIOError, ValueError):
+        # Somebody else holds the other end, or the agent is dead and has told nothing.
         return
-    if len(words) != 2:
+    if "" in more:
         return
-    incarnation, _, path = words[0].partition(" ")
+    incarnation, _, path = first.partition(" ")
+    how = f"was killed by {signal_name(code - 128)}" if code > 128 else f"ended with code {code}"
+    how = f"ended by {more[0]}" if more else how
     pid = os.fork()
     if pid == 0:
         try:
-            _epitaph(path, incarnation, code)
+            _epitaph(path, incarnation, how)
         finally:
             os._exit(0)
     end = time.monotonic() + EPITAPH_S
@@ -178,7 +191,7 @@ def _execute(will: int, code: int) -> None:
         signal.sigtimedwait({signal.SIGCHLD}, left_s)
 
 
-def _epitaph(path: str, incarnation: str, code: int) -> None:
+def _epitaph(path: str, incarnation: str, how: str) -> None:
     from dataclasses import replace
 
     from ftslurm.rendezvous.node_word import NodeWord
@@ -186,7 +199,6 @@ def _epitaph(path: str, incarnation: str, code: int) -> None:
     from ftslurm.sharedfs.filesystem import PosixFileSystem
     from ftslurm.sharedfs.publish import BadFile, publish
 
-    how = f"was killed by {signal_name(code - 128)}" if code > 128 else f"ended with code {code}"
     fs = PosixFileSystem(owner=os.geteuid())
     try:
         word = NodeWord.decode(fs.read(path, 1 << 20), path)
@@ -207,26 +219,14 @@ def _make_local_dir() -> str:
         path = os.path.abspath(path)
         os.mkdir(path, 0o700)
     except OSError as error:
-        sys.stderr.write(f"ftslurm: {path}: {error.strerror}; set TMPDIR to a writable directory on this node\n")
-        sys.exit(2)
+        _complain(f"{path}: {error.strerror}; set TMPDIR to a writable directory on this node")
+        sys.exit(EXIT_USAGE)
+    keep_from_cleaners(path)
     return path
 
 
-def remove_tree(path: str) -> None:
-    """Remove a node-local directory, as far as it can be removed."""
-    for directory, subdirectories, files in os.walk(path, topdown=False):
-        for name in (*files, *subdirectories):
-            # A link to a directory is listed as one.
-            _try(os.unlink, os.path.join(directory, name)) or _try(os.rmdir, os.path.join(directory, name))
-    _try(os.rmdir, path)
-
-
-def _try(remove: Callable[[str], None], path: str) -> bool:
-    try:
-        remove(path)
-    except OSError:
-        return False
-    return True
+def _complain(problem: str) -> None:
+    sys.stderr.write(f"ftslurm: {os.uname().nodename}: {problem}\n")
 
 
 def _flush() -> None:
@@ -237,4 +237,4 @@ def _flush() -> None:
             pass
 
 
-__all__ = ["Ward", "guard", "leave_nothing", "remove_tree"]
+__all__ = ["Ward", "guard", "leave_nothing"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ftslurm.agent.actions import Record
@@ -16,7 +16,7 @@ from ftslurm.agent.round_record import round_record
 from ftslurm.agent.showing import Showing
 from ftslurm.agent.surroundings import Surroundings
 from ftslurm.agent.workers import Worker
-from ftslurm.failures.record import STACKS, complete, compose, encode
+from ftslurm.failures.record import STACKS, complete, complete_elsewhere, compose, encode
 from ftslurm.failures.short import short
 from ftslurm.failures.witness import open_sections
 from ftslurm.monitor import mark
@@ -29,6 +29,25 @@ from ftslurm.sharedfs.publish import publish
 from ftslurm.sharedfs.rundir import RunDirectory
 
 AGAIN_S = 2.0
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """Content to be published, or what `better` returns then, on the courier's thread, unless that is None."""
+
+    content: bytes
+    durable: bool
+    better: Callable[[], bytes | None] | None
+
+
+def is_own(record: Mapping[str, Any]) -> bool:
+    """Tell whether an error record holds what the worker itself wrote, rather than only what its agent saw."""
+    return record["ftslurm"].get("recorded_ns") is not None
+
+
+def _flagged(record: dict[str, Any], stopped: bool) -> dict[str, Any]:
+    record["ftslurm"]["stopped_by_ftslurm"] = stopped
+    return record
 
 
 class Journal:
@@ -63,10 +82,11 @@ class Journal:
         self._around = surroundings
         self._before: dict[str, Any] = {}
         self._errors: dict[int, dict[str, Any]] = {}
+        self._seen: dict[int, dict[str, Any]] = {}  # by rank: what was seen of each failure
         self._local = local
         self._clock = clock
         # By path; the loop adds, the courier removes, and each such step is atomic.
-        self._pending: dict[str, tuple[bytes, bool]] = {}
+        self._pending: dict[str, _Pending] = {}
         self._tried_ns = 0
         self._trouble = ""
 
@@ -74,20 +94,43 @@ class Journal:
         """A round begins here."""
         self._before = self._around.begin()
         self._errors.clear()
+        self._seen.clear()
 
     def error_record(self, worker: Worker, word: NodeWord) -> dict[str, Any] | None:
         """Return what is known of how a worker failed; None when it ended well."""
         if worker.exit_code == 0:
             return None
         facts = {**self._facts(worker, word), "surroundings": self._around.at_a_failure()}
+        self._seen[worker.rank] = facts
         return complete(worker.record_dir, facts)
 
+    def elsewhere(self, worker: Worker, record: dict[str, Any]) -> Callable[[], dict[str, Any] | None]:
+        """Return the errand that looks for the worker's own record in the run directory.
+
+        Args:
+            record: what `error_record` returned, in which that is missing; the errand's result takes its place.
+        """
+        facts, stacks = self._seen[worker.rank], record["ftslurm"].get("stacks") or ""
+        directory = self._run.rank(facts["round"], worker.rank)
+        return lambda: complete_elsewhere(directory, stacks, facts)
+
     def failed(self, worker: Worker, record: dict[str, Any], stopped: bool) -> None:
-        """Have an error record published; of a worker that was stopped only what it had to say itself."""
-        if stopped and record["ftslurm"].get("recorded_ns") is None:
+        """Have an error record published; of a worker that was stopped only what it had to say itself.
+
+        A record in the run directory that says more, because the worker wrote it there, is completed instead.
+        """
+        if stopped and (not is_own(record) or worker.rank in self._errors):
+            # What it says of being stopped is less than what is published of how it hung.
             return
-        record["ftslurm"]["stopped_by_ftslurm"] = stopped
-        self._publish_error(worker, record)
+        better: Callable[[], bytes | None] | None = None
+        if not is_own(record):
+            look = self.elsewhere(worker, record)
+
+            def better() -> bytes | None:
+                found = look()
+                return None if found is None else encode(_flagged(found, stopped))
+
+        self._publish_error(worker, _flagged(record, stopped), better)
 
     def showed(self, showing: Showing, word: NodeWord) -> None:
         """Have the collected stacks published, and an error record of each rank that hung."""
@@ -136,22 +179,26 @@ class Journal:
         directory = os.path.join(self._local, f"ftslurm-{os.getuid()}-kept-{os.urandom(4).hex()}")
         try:
             os.mkdir(directory, 0o700)
-            for path, (content, _) in pending.items():
+            for path, one in pending.items():
                 name = os.path.relpath(path, self._run.root).replace(os.sep, "-")
                 with open(os.path.join(directory, name), "xb") as file:
-                    file.write(content)
+                    file.write(one.content)
         except OSError as error:
             return f"{what}{why}, and cannot be kept here either: {error}"
         return f"{what}{why}: kept on this node in {directory}"
 
-    def _publish(self, path: str, content: bytes, durable: bool = False) -> None:
-        self._pending[path] = (content, durable)
+    def _publish(
+        self, path: str, content: bytes, durable: bool = False, better: Callable[[], bytes | None] | None = None
+    ) -> None:
+        self._pending[path] = _Pending(content, durable, better)
         self._send(lambda: self._put(path))
 
-    def _publish_error(self, worker: Worker, record: dict[str, Any]) -> None:
+    def _publish_error(
+        self, worker: Worker, record: dict[str, Any], better: Callable[[], bytes | None] | None = None
+    ) -> None:
         directory = self._run.rank(record["ftslurm"]["round"], worker.rank)
         self._errors[worker.rank] = short(record)
-        self._publish(os.path.join(directory, "error.json"), encode(record), durable=True)
+        self._publish(os.path.join(directory, "error.json"), encode(record), durable=True, better=better)
         if stacks := record["ftslurm"].get("stacks"):
             self._publish(os.path.join(directory, STACKS), stacks.encode("utf-8", "backslashreplace"))
 
@@ -162,7 +209,8 @@ class Journal:
         if found is None:
             return
         try:
-            publish(self._fs, path, found[0], durable=found[1])
+            better = found.better() if found.better is not None else None
+            publish(self._fs, path, better or found.content, durable=found.durable)
         except OSError as error:
             self._trouble = error.strerror or str(error)
             raise

@@ -7,12 +7,12 @@ local is polled and nothing here touches the shared filesystem.
 from __future__ import annotations
 
 import os
-import resource
 import selectors
 import signal
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -31,35 +31,49 @@ from ftslurm.agent.actions import (
     Spawn,
     Sweep,
     Warm,
-    WorkerEnd,
     spoken,
 )
+from ftslurm.agent.ahead import load_ahead
 from ftslurm.agent.aside import Aside
 from ftslurm.agent.comparing import signature_of
+from ftslurm.agent.containment import (
+    ANALYSIS,
+    CONNECTION,
+    DOORBELL,
+    EXCLUSION,
+    HEALTH,
+    LEFTOVERS,
+    MONITOR,
+    NARRATION,
+    STANDBY,
+    Containment,
+    Defect,
+    Part,
+    defect_of,
+)
 from ftslurm.agent.courier import Courier, Lost, Note, Trouble
+from ftslurm.agent.defect_records import DefectRecords
 from ftslurm.agent.doorbell import Doorbell
+from ftslurm.agent.ends import Ended, Ends, RecordOf
 from ftslurm.agent.fitness import OFF, WATCH
 from ftslurm.agent.guardian import FORWARDED, STOPPING
-from ftslurm.agent.health_watch import HealthSettings, HealthWatch
-from ftslurm.agent.journal import Journal
+from ftslurm.agent.health_watch import HealthSettings
 from ftslurm.agent.machine import AgentMachine
 from ftslurm.agent.narrate import narrate
 from ftslurm.agent.output import Console
+from ftslurm.agent.parts import make_parts
 from ftslurm.agent.ports import ReservedPort
 from ftslurm.agent.preparation import REACH, Preparation, StepDone, reach_master
-from ftslurm.agent.rank_monitor import RankMonitor
-from ftslurm.agent.rank_watch import SIZES, Hung, RankWatch, Shown, Told
+from ftslurm.agent.rank_monitor import PIPE
+from ftslurm.agent.rank_watch import SIZES, Hung, Shown, Told
 from ftslurm.agent.revocation import Revocation
 from ftslurm.agent.settings import AgentSettings, plan
-from ftslurm.agent.surroundings import Surroundings
 from ftslurm.agent.workers import Worker, Workers
-from ftslurm.failures.outlook import outlook
-from ftslurm.failures.record import summary
-from ftslurm.kernel import descendants
-from ftslurm.monitor.guard import Guard
+from ftslurm.kernel import descendants, kill_descendants
+from ftslurm.monitor.pipe import discard
 from ftslurm.rendezvous.member import View
 from ftslurm.rendezvous.node_word import NodeWord
-from ftslurm.rendezvous.state import EXIT_FAILED, Failure, State
+from ftslurm.rendezvous.state import EXIT_FAILED, LEFT, Failure, State
 from ftslurm.sharedfs.commits import Commits
 from ftslurm.sharedfs.filesystem import FileSystem
 from ftslurm.sharedfs.rundir import RunDirectory, rank_directory
@@ -69,9 +83,15 @@ SWEEP_RETRY_S, QUICK_S = 0.02, 1.0
 UNKILLABLE_S = 10.0
 FINISH_S = 6.0
 ASIDE_S = 2.0
+DEFECTS_S = 2.0
+BREAK_OFF_S = 5.0
+LATE = "as this agent leaves"
+BY_DEFECT = "its agent ended by "
+"""As the guardian's last word on an agent begins, see `ftslurm.agent.guardian`."""
 CLEAN_UP_S = 2.0
 OVERSLEPT_S = 5.0
 TROUBLE_LOOK_S = 1.0
+NO_LINES: list[str] = []
 
 
 class AgentLoop:
@@ -88,6 +108,9 @@ class AgentLoop:
         bell: by which others say that there is news.
         health: how to look at this node's health.
         aside: notes nodes that fail first again and again.
+        containment: holds the helper parts, those given here and those made here.
+        defects: writes down what is wrong with ftslurm itself.
+        explain: tells the guardian why this agent ends, for the case that it cannot tell the other nodes.
         monotonic, now_ns: the clocks.
     """
 
@@ -104,6 +127,9 @@ class AgentLoop:
         bell: Doorbell,
         health: HealthSettings,
         aside: Aside,
+        containment: Containment,
+        defects: DefectRecords,
+        explain: Callable[[str], None],
         monotonic: Callable[[], float],
         now_ns: Callable[[], int],
     ) -> None:
@@ -120,27 +146,25 @@ class AgentLoop:
         self._aside = aside
         self._monotonic = monotonic
         self._now_ns = now_ns
+        self._containment = containment
+        self._defects = defects
+        self._explain = explain
         self._workers = Workers(now_ns)
-        self._health = HealthWatch(health, monotonic, now_ns, self._workers.spared)
-        self._monitor = RankMonitor(
-            settings.timeouts, settings.local_dir, self._workers, monotonic, lambda: now_ns() / 1e9
-        )
-        local = os.path.dirname(settings.local_dir)
-        core_limit = resource.getrlimit(resource.RLIMIT_CORE)[0]
-        self._surroundings = Surroundings(settings.local_dir, monotonic=monotonic, core_limit=core_limit)
-        facts = (settings.facts.run_id, now_ns, self._surroundings, local, lambda: courier.clock)
-        self._journal = Journal(courier.send, fs, run, *facts)
+        parts = make_parts(containment, settings, self._workers, courier, fs, run, health, monotonic, now_ns)
+        self._health = parts.health
+        self._journal = parts.journal
+        self._guard = parts.guard
+        self._monitor = parts.monitor
+        self._watch = parts.watch
+        self._ends = Ends(parts.journal, containment, courier.send, monotonic)
         # Not all programs talk to the master: who switches this check off must get his round.
-        reach = None if health.mode == OFF or REACH in health.context.skip else reach_master
+        skipped = health.mode == OFF or REACH in health.context.skip
+        reach = None if skipped else lambda master: containment.call(CONNECTION, None, reach_master, master)
         tell = console.log if health.mode == WATCH else None
         self._commits = Commits(fs, run)
         self._revocation = Revocation(self._commits, word.node, monotonic, time.sleep)
         self._preparation = Preparation(
             self._make, self._revocation.start, courier.bring, monotonic, settings.trouble_s, reach, tell
-        )
-        self._guard = Guard(monotonic=monotonic)
-        self._watch = RankWatch(
-            settings, self._monitor, self._journal, self._guard, self._surroundings, courier.send, monotonic
         )
         self._selector = selectors.DefaultSelector()
         self._signals: deque[int] = deque()
@@ -159,6 +183,23 @@ class AgentLoop:
 
     def run(self) -> int:
         """Run until the machine says to leave; return the exit code."""
+        try:
+            wake_r = self._begin()
+            while self._exit is None:
+                self._turn(wake_r)
+        except Exception as error:
+            self._break_off(error)
+        assert self._exit is not None
+        try:
+            self._leave(self._exit)
+        except Exception as error:
+            # Nothing runs any more: the verdict stands, and the guardian says that this agent has left.
+            self._on_late_defect(defect_of(None, error))
+            self._defects.finish(DEFECTS_S)
+            self._console.drain(1.0)
+        return self._exit
+
+    def _begin(self) -> int:
         wake_r, wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
         # The pipe only wakes: when thousands of orphans end at once it may be full.
@@ -167,36 +208,89 @@ class AgentLoop:
         self._selector.register(wake_r, selectors.EVENT_READ, "signal")
         self._selector.register(self._settings.guardian, selectors.EVENT_READ, "guardian")
         self._selector.register(self._courier.wake_r, selectors.EVENT_READ, "courier")
-        self._selector.register(self._watch.fd, selectors.EVENT_READ, "ranks")
-        if self._bell.port:
-            self._selector.register(self._bell, selectors.EVENT_READ, "bell")
-        self._selector.register(self._health.fd, selectors.EVENT_READ, "health")
+        self._listen(MONITOR, self._watch.fd)
+        self._listen(DOORBELL, self._bell.fileno() if self._bell.port else None)
+        self._listen(HEALTH, self._health.fd)
         self._health.begin()
-        self._word = self._health.say(replace(self._word, port=self._port.number, bell=self._bell.port))
+        self._word = self._health.say(replace(self._word, port=self._port.number, bell=self._bell.port or 0))
         self._courier.say(self._word)
         self._courier.start()
         self._guard.start()
-        while self._exit is None:
-            self._turn(wake_r)
+        # While the courier looks at the shared directory for the first time.
+        self._containment.call(ANALYSIS, None, load_ahead, bool(self._settings.spare_imports))
+        return wake_r
+
+    def _listen(self, part: Part, fd: int | None) -> None:
+        """Wait for that descriptor of a helper part, too; None: the part has none, or is disabled."""
+        if fd is not None and fd >= 0:
+            self._selector.register(fd, selectors.EVENT_READ, part)
+
+    def _leave(self, code: int) -> None:
         self._drop_standbys()
         self._health.close()
         self._journal.again()
+        if self._monitor.timer_file is not None:
+            self._courier.send(self._monitor.timer_file.withdraw)
         finished = self._courier.finish(FINISH_S)
         while self._courier.news:
+            news = self._courier.news.popleft()
+            if isinstance(news, Defect):
+                self._on_late_defect(news)
             # A coordinator's last look may have closed the run.
-            self._tell(self._courier.news.popleft())
+            self._tell(news)
         self._revocation.finish(CLEAN_UP_S)
-        if not self._aside.finish(ASIDE_S):
+        if not self._aside.finish(ASIDE_S) and self._containment.works(EXCLUSION):
             self._console.log("not all that is known of the nodes could be noted for later jobs in time")
         if not finished:
             self._console.log(f"the shared directory has not answered for {FINISH_S:.0f} s: leaving all the same")
         if kept := self._journal.leave():
             self._console.log(kept)
+        self._defects.finish(DEFECTS_S if finished else 0.0)
         self._console.drain(1.0)
         if not finished:
             # The courier's thread hangs in the filesystem; a normal exit would wait for it.
-            os._exit(self._exit)
-        return self._exit
+            os._exit(code)
+
+    # Defects of ftslurm itself
+
+    def _on_defect(self, defect: Defect) -> None:
+        path = self._defects.write(defect, self._word.round)
+        if defect.part is None:
+            self._log_defect(defect, "its workers are stopped and this node leaves", path)
+            self._explain(defect.text)
+            self._do(self._machine.on_lost_ground(f"{BY_DEFECT}{defect.text}", EXIT_FAILED, self._moment()))
+            return
+        self._log_defect(defect, f"{defect.part.meaning} ({defect.part.name}); the job goes on", path)
+        for key in [key for key in self._selector.get_map().values() if key.data == defect.part]:
+            self._selector.unregister(key.fd)
+        if defect.part == HEALTH:
+            self._say_health()
+        if defect.part == MONITOR:
+            with suppress(OSError):
+                # A torch timer that cannot write would end its rank.
+                discard(os.path.join(self._settings.local_dir, PIPE))
+            # Others may wait for this node's stacks.
+            self._do(self._machine.on_shown(self._moment()))
+
+    def _break_off(self, error: Exception) -> None:
+        """End, whatever state this agent is in: kill its workers, then say that this node has left and why."""
+        defect = defect_of(None, error)
+        self._exit = EXIT_FAILED
+        path = self._defects.write(defect, self._word.round)
+        self._log_defect(defect, "its workers are killed and this node leaves", path)
+        self._explain(defect.text)
+        end = time.monotonic() + BREAK_OFF_S
+        while kill_descendants(os.getpid(), spared=self._workers.spared) and time.monotonic() < end:
+            time.sleep(SWEEP_RETRY_S)
+            self._workers.collect()
+        self._word = replace(self._word, status=LEFT, reason=f"{BY_DEFECT}{defect.text}")
+        self._courier.say(self._word)
+
+    def _on_late_defect(self, defect: Defect) -> None:
+        self._log_defect(defect, LATE, self._defects.write(defect, self._word.round))
+
+    def _log_defect(self, defect: Defect, what_follows: str, path: str) -> None:
+        self._console.log(defect.told(what_follows, path))
 
     # Waiting
 
@@ -220,22 +314,24 @@ class AgentLoop:
                 self._selector.unregister(source.pidfd)
                 self._ready.append(source)
         self._look_at_workers()
-        if "standbys" in sources:
+        if STANDBY in sources:
             self._look_at_standbys()
         if "courier" in sources:
             _drain(self._courier.wake_r)
             while self._courier.news:
                 self._on_news(self._courier.news.popleft())
-        if "bell" in sources and self._bell.answer():
+        if DOORBELL in sources and self._bell.answer():
             self._courier.rung()
-        self._look_at_health("health" in sources)
-        self._watch_ranks("ranks" in sources)
+        self._look_at_health(HEALTH in sources)
+        self._watch_ranks(MONITOR in sources)
         if self._sweeping:
             self._sweep_on()
         if self._killed_at is not None and self._monotonic() - self._killed_at >= UNKILLABLE_S:
             self._killed_at = self._monotonic()
             pids = ", ".join(str(pid) for pid, _ in descendants(os.getpid())[:8])
             self._do(self._machine.on_unkillable(f"processes {pids}", self._moment()))
+        for ended in self._ends.on_time():
+            self._on_worker_ended(ended)
         self._on_prepared(self._preparation.on_time())
         self._do(self._machine.on_time(self._moment()))
         self._give_up()
@@ -251,7 +347,7 @@ class AgentLoop:
     def _timeout(self) -> float | None:
         now = self._monotonic()
         watches = (self._watch.deadline, self._health.deadline, self._preparation.deadline)
-        moments = (self._machine.deadline, *watches)
+        moments = (self._machine.deadline, self._ends.deadline, *watches)
         waits = [max(0.0, moment - now) for moment in moments if moment is not None]
         if self._killed_at is not None:
             waits.append(UNKILLABLE_S)
@@ -285,6 +381,9 @@ class AgentLoop:
             return
         for line in self._health.look():
             self._console.log(line)
+        self._say_health()
+
+    def _say_health(self) -> None:
         word = self._health.say(self._word)
         if word != self._word:
             self._word = word
@@ -303,19 +402,18 @@ class AgentLoop:
 
     def _look_at_workers(self) -> None:
         # One that a debugger holds stays here until SIGCHLD says that it can be collected.
-        ended = [worker for worker in self._ready if self._workers.reap(worker)]
-        records = {worker.local_rank: self._journal.error_record(worker, self._word) for worker in ended}
-        # Of several that ended since the last turn, the one that failed first: its peers ended because of it.
-        for worker in sorted(ended, key=lambda one: _failed_ns(one, records[one.local_rank])):
+        reaped = [worker for worker in self._ready if self._workers.reap(worker)]
+        for worker in reaped:
             self._ready.remove(worker)
-            self._on_worker_ended(worker, records[worker.local_rank])
+            self._watch.end(worker)
+        for ended in self._ends.take(reaped, self._word):
+            self._on_worker_ended(ended)
 
-    def _on_worker_ended(self, worker: Worker, record: dict[str, Any] | None) -> None:
-        self._watch.end(worker)
-        actions = self._machine.on_worker_ended(_end_of(worker, record), self._moment())
-        self._do(actions)
-        if record is not None:
-            self._journal.failed(worker, record, self._machine.stopped(worker.local_rank))
+    def _on_worker_ended(self, ended: Ended) -> None:
+        self._do(self._machine.on_worker_ended(self._ends.told(ended, self._word), self._moment()))
+        if ended.record is not None:
+            stopped = self._machine.stopped(ended.worker.local_rank)
+            self._journal.failed(ended.worker, ended.record, stopped)
 
     def _on_news(self, news: object) -> None:
         self._tell(news)
@@ -329,11 +427,16 @@ class AgentLoop:
             self._on_trouble(news.problem)
         elif isinstance(news, Note):
             self._console.log(news.text)
+        elif isinstance(news, Defect):
+            self._on_defect(news)
         elif isinstance(news, tuple) and news[0] == SIZES:
             self._watch.grown(news[1])
         elif isinstance(news, tuple) and isinstance(news[0], Failure):
             signature = news[1] if isinstance(news[1], str) else None
             self._do(self._machine.on_compared(news[0], signature, self._moment()))
+        elif isinstance(news, tuple) and isinstance(news[0], RecordOf):
+            if ended := self._ends.found(*news):
+                self._on_worker_ended(ended)
         elif isinstance(news, tuple):
             self._on_prepared(self._preparation.made(*news))
         elif isinstance(news, StepDone):
@@ -348,7 +451,7 @@ class AgentLoop:
         if isinstance(news, View) and news.state is not None:
             if news.coordinating:
                 self._aside.on_state(news.state)
-                for line in narrate(self._told, news.state):
+                for line in self._containment.call(NARRATION, NO_LINES, narrate, self._told, news.state):
                     self._console.log(line)
             self._health.on_state(news.state)
             self._told = news.state
@@ -382,7 +485,7 @@ class AgentLoop:
             elif isinstance(action, Spawn):
                 self._spawn(action.assignment)
             elif isinstance(action, Show):
-                self._watch.show(self._word.round, action.local_ranks)
+                self._show(action.local_ranks)
             elif isinstance(action, Compare):
                 self._compare(action.failure)
             elif isinstance(action, Warm):
@@ -417,6 +520,11 @@ class AgentLoop:
             # Not for a hung rank alone: the others still have their grace.
             self._killed_at = self._monotonic()
 
+    def _show(self, local_ranks: tuple[int, ...]) -> None:
+        self._watch.show(self._word.round, local_ranks)
+        if not self._containment.works(MONITOR):
+            self._do(self._machine.on_shown(self._moment()))
+
     def _compare(self, failure: Failure) -> None:
         path = next((one.stderr for one in self._workers.all if one.local_rank == failure.local_rank), None)
         if path is None:
@@ -425,7 +533,16 @@ class AgentLoop:
             self._courier.send(lambda: signature_of(path), failure)
 
     def _make(self, assignment: Assignment) -> None:
-        self._courier.send(lambda: self._make_directories(assignment), assignment.round)
+        def make() -> int:
+            try:
+                return self._make_directories(assignment)
+            except OSError:
+                raise
+            except Exception as error:
+                self._containment.fail(None, error)
+                raise
+
+        self._courier.send(make, assignment.round)
 
     def _make_directories(self, assignment: Assignment) -> int:
         """Make a round's directories; return how many commits of past rounds are registered."""
@@ -435,6 +552,9 @@ class AgentLoop:
             if self._settings.logs != self._run.root:
                 self._fs.makedirs(rank_directory(self._settings.logs, assignment.round, rank))
         self._fs.makedirs(os.path.dirname(self._run.round_node_file(assignment.round, self._word.node)))
+        timer_file = self._monitor.timer_file
+        if timer_file is not None and (problem := timer_file.serve()):
+            self._console.log(problem)
         return len(self._commits.past(assignment.round))
 
     def _spawn(self, assignment: Assignment) -> None:
@@ -443,11 +563,13 @@ class AgentLoop:
         self._health.on_round()
         self._port.release()
         for local_rank in range(assignment.slots):
-            planned = plan(self._settings, assignment, local_rank, os.getpid(), self._monitor.environment())
+            planned = plan(self._settings, assignment, local_rank, os.getpid(), self._monitor.environment(local_rank))
             try:
                 worker = self._workers.start(planned.launch)
             except OSError as error:
-                problem = f"cannot start {planned.launch.command[0]}: {error.strerror or error}"
+                # Either the program, or the directory for the worker's records.
+                what = error.filename or planned.launch.command[0]
+                problem = f"cannot start a worker: {what}: {error.strerror or error}"
                 self._do(self._machine.on_spawn_failed(local_rank, problem, self._moment()))
                 return
             self._selector.register(worker.pidfd, selectors.EVENT_READ, worker)
@@ -460,11 +582,21 @@ class AgentLoop:
     def _warm(self, local_ranks: Sequence[int]) -> None:
         standbys = self._workers.standbys
         if standbys is None:
-            from ftslurm.agent.standby import Standbys
+            from ftslurm.agent.standby import News, Standbys
 
             collect, slots = self._workers.collect, self._word.slots
-            standbys = self._workers.standbys = Standbys(self._settings, slots, collect, self._monotonic)
-            self._selector.register(standbys.fd, selectors.EVENT_READ, "standbys")
+            standbys = self._workers.standbys = self._containment.hold(
+                STANDBY,
+                Standbys,
+                self._settings,
+                slots,
+                collect,
+                self._monotonic,
+                answers={"all": (), "look": News},
+                passes=(OSError,),
+                close="drop_all",
+            )
+            self._listen(STANDBY, standbys.fd)
         for local_rank in local_ranks:
             try:
                 standbys.start(local_rank)
@@ -493,7 +625,7 @@ class AgentLoop:
         hang = self._word.hang
         self._health.on_swept(self._word.failure or (hang.failure() if hang is not None else None))
         round_ = self._word.round
-        self._courier.send(lambda: self._revocation.clean_up(round_))
+        self._containment.errand(LEFTOVERS, self._courier.send)(lambda: self._revocation.clean_up(round_))
         self._do(self._machine.on_swept(self._moment()))
         self._console.forget()
         self._workers.clear()
@@ -504,15 +636,6 @@ def _failed_ns(worker: Worker, record: dict[str, Any] | None) -> int:
     assert worker.ended_ns is not None
     recorded_ns = record["ftslurm"].get("recorded_ns") if record is not None else None
     return recorded_ns if isinstance(recorded_ns, int) else worker.ended_ns
-
-
-def _end_of(worker: Worker, record: dict[str, Any] | None) -> WorkerEnd:
-    assert worker.ended_ns is not None
-    failure = None
-    if record is not None:
-        failure = Failure(**summary(record), **outlook(record, (worker.ended_ns - worker.started_ns) / 1e9))
-    recorded_ns = record["ftslurm"].get("recorded_ns") if record is not None else None
-    return WorkerEnd(worker.local_rank, worker.exit_code, worker.signal, worker.ended_ns, recorded_ns, failure)
 
 
 def _drain(fd: int) -> bytes:

@@ -244,3 +244,15 @@ def complain(text: str) -> None:
     """Write one line to stderr at once, for what happens before there is a console."""
     sys.stderr.write(f"ftslurm: {text}\n")
     sys.stderr.flush()
+
+
+def log_at_once(node: str, text: str) -> None:
+    """Write lines of this node's agent to stderr, if they are taken at once: where the console itself is broken."""
+    lines = "".join(f"ftslurm: {node}: {line}\n" for line in text.splitlines())
+    ready = select.poll()
+    ready.register(2, select.POLLOUT)
+    try:
+        if ready.poll(0):
+            os.write(2, lines.encode("utf-8", "backslashreplace"))
+    except OSError:
+        pass

@@ -10,6 +10,7 @@ from ftslurm.kernel import parent_of
 from ftslurm.monitor import mark
 from ftslurm.monitor.pipe import Pipe
 from ftslurm.monitor.timeouts import Learned, Timeouts, effective, to_env
+from ftslurm.monitor.timer_file import TimerFile
 from ftslurm.monitor.watch import Expiry, Watch
 from ftslurm.rendezvous.node_word import RankVitals, Vitals
 
@@ -17,53 +18,72 @@ ANCESTORS = 64
 """So far up a process's ancestors are followed to find the worker that it belongs to."""
 
 
+PIPE = "monitor"
+"""The node's pipe lies there, in the agent's node-local directory."""
+
+
 class RankMonitor:
     """Watches the workers of this node.
 
     Args:
         asked: the time-outs that the user asked for.
+        inherited: the environment that workers start from; says what is to become of torch's timers, see `TimerFile`.
         directory: node-local, of this agent alone; the pipe comes into it.
         workers: the agent's.
         monotonic: clock, seconds.
         wall: clock, seconds since the epoch: torch's timers name its times.
+        stuck: how often the agent's own loop was stuck; goes into the vitals.
 
     Attributes:
         pipe: where workers' messages arrive.
-        stuck: how often the agent's own loop was stuck; goes into the vitals.
+        timer_file: where torch's timers find it.
     """
 
     def __init__(
         self,
         asked: Timeouts,
+        inherited: Mapping[str, str],
         directory: str,
         workers: Workers,
         monotonic: Callable[[], float],
         wall: Callable[[], float],
+        stuck: Callable[[], int] = lambda: 0,
     ) -> None:
         self._asked = asked
         self._learned: Learned | None = None
         self._workers = workers
         self._monotonic = monotonic
         self._wall = wall
-        self.pipe = Pipe(os.path.join(directory, "monitor"))
+        self.pipe = Pipe(os.path.join(directory, PIPE))
+        self.timer_file = TimerFile(inherited, self.pipe.path)
+        self._pipe_problem: str | None = None
         self._watch = Watch(effective(asked, None), self._read_mark, self._owner)
         self._sizes: dict[int, int] = {}
         self._looking = False
-        self.stuck = 0
+        self._stuck = stuck
 
     @property
     def deadline(self) -> float | None:
         """The monotonic second of the next look at a rank."""
         return self._watch.deadline
 
-    def environment(self) -> dict[str, str]:
-        """Return what workers get to know; the two names of torch's make its file timer work unmodified."""
+    def environment(self, local_rank: int) -> dict[str, str]:
+        """Return what the worker of that local rank gets to know."""
+        self.pipe.check()
         return {
             "FTSLURM_PIPE": self.pipe.path,
             "FTSLURM_TIMEOUTS": to_env(self._asked, self._learned),
-            "TORCHELASTIC_ENABLE_FILE_TIMER": "1",
-            "TORCHELASTIC_TIMER_FILE": self.pipe.path,
+            **self.timer_file.environment(local_rank),
         }
+
+    def keep_pipe(self) -> str | None:
+        """Make anew what somebody has removed of the pipe and its names; return what the user should be told of it."""
+        self.pipe.check()
+        self.timer_file.restore()
+        before, self._pipe_problem = self._pipe_problem, self.pipe.problem
+        if self.pipe.problem is None or self.pipe.problem == before:
+            return None
+        return f"the ranks' pipe cannot be made anew: {self.pipe.problem}; torch's timers are not heard until it can"
 
     def begin(self, worker: Worker) -> None:
         """A worker has started."""
@@ -107,7 +127,7 @@ class RankMonitor:
         if not self._workers.all:
             return None
         ranks = tuple(self._vitals_of(worker) for worker in self._workers.all)
-        return Vitals(round_, self._watch.longest(), ranks, self.stuck)
+        return Vitals(round_, self._watch.longest(), ranks, self._stuck())
 
     def counts(self) -> dict[str, int]:
         """Return what was survived, by kind: garbage, strangers, misuse, over-long lines, a pipe made anew."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import select
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +12,6 @@ from ftslurm.agent.settings import AgentSettings
 from ftslurm.agent.showing import Showing
 from ftslurm.agent.surroundings import Surroundings
 from ftslurm.agent.workers import Worker
-from ftslurm.monitor.guard import Guard
 from ftslurm.monitor.watch import TIMER, Expiry
 from ftslurm.rendezvous.node_word import NodeWord, Vitals
 
@@ -63,7 +61,6 @@ class RankWatch:
         settings: the agent's.
         monitor: knows who is late.
         journal: writes the stacks down.
-        guard: watches the loop itself.
         surroundings: is looked at as often as the ranks.
         send: has an errand run where the filesystem may hang; its answer is for `grown`.
         monotonic: clock, seconds.
@@ -77,7 +74,6 @@ class RankWatch:
         settings: AgentSettings,
         monitor: RankMonitor,
         journal: Journal,
-        guard: Guard,
         surroundings: Surroundings,
         send: Callable[[Callable[[], object], str], None],
         monotonic: Callable[[], float],
@@ -85,7 +81,6 @@ class RankWatch:
         self._hang_signal = settings.hang_signal
         self._monitor = monitor
         self._journal = journal
-        self._guard = guard
         self._surroundings = surroundings
         self._send = send
         self._monotonic = monotonic
@@ -96,9 +91,7 @@ class RankWatch:
         self._vitals_at: float | None = None
         sizes_s = max(SIZES_EVERY_S, SIZES_SHARE * (settings.timeouts.hang_s or math.inf))
         self._vitals_s = min(settings.vitals_s, sizes_s)
-        self._poll = select.epoll()
-        self._poll.register(monitor.pipe.fd, select.EPOLLIN)
-        self.fd = self._poll.fileno()
+        self.fd = monitor.pipe.fd
 
     @property
     def deadline(self) -> float | None:
@@ -179,14 +172,11 @@ class RankWatch:
 
     def _look_at_vitals(self, word: NodeWord) -> Iterator[Happening]:
         self._vitals_at = self._monotonic() + self._vitals_s
-        self._monitor.stuck = self._guard.stuck
         self._surroundings.look()
         vitals = self._monitor.vitals(word.round)
         if vitals is not None:
             yield News(vitals)
         if self._monitor.wants_sizes():
             self._send(self._monitor.look_at_sizes(self._logs), SIZES)
-        old = self._monitor.pipe.fd
-        if self._monitor.pipe.check():
-            self._poll.unregister(old)
-            self._poll.register(self._monitor.pipe.fd, select.EPOLLIN)
+        if problem := self._monitor.keep_pipe():
+            yield Told(problem)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ftslurm.agent.actions import Assignment
-from ftslurm.agent.guardian import remove_tree
+from ftslurm.localdir import remove_tree
 from ftslurm.sharedfs.commits import Commits, Revoked
 
 LOOK_AGAIN_S = 0.05

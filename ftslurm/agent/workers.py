@@ -7,8 +7,9 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ftslurm.agent.guardian import remove_tree
+from ftslurm import kernel
 from ftslurm.kernel import kill_descendants, signal_name
+from ftslurm.localdir import make_private, remove_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Workers:
         Must be called from the main thread: the kernel sends the parent-death signal when the *thread* that made the
         process ends.
         """
-        os.makedirs(launch.record_dir, 0o700, exist_ok=True)
+        make_private(launch.record_dir)
         started_ns = self._now_ns()
         ahead = self.standbys.take(launch) if self.standbys is not None else None
         pid, pidfd = ahead or spawn(launch.command, launch.environment, NO_INPUT)
@@ -86,9 +87,9 @@ class Workers:
         for worker in self.all:
             if worker.local_rank in local_ranks and worker.ended_ns is None:
                 try:
-                    signal.pidfd_send_signal(worker.pidfd, number)
+                    kernel.pidfd_send_signal(worker.pidfd, number)
                     if number == signal.SIGTERM:
-                        signal.pidfd_send_signal(worker.pidfd, signal.SIGCONT)
+                        kernel.pidfd_send_signal(worker.pidfd, signal.SIGCONT)
                 except ProcessLookupError:
                     pass
 
@@ -135,7 +136,7 @@ class Workers:
 
 
 def spawn(command: Sequence[str], environment: Mapping[str, str], stdin: Any) -> tuple[int, int]:
-    """Start a process in a session of its own; return its pid and pidfd.
+    """Start a worker process in a session of its own; return its pid and pidfd.
 
     Args:
         stdin: what posix_spawn does to its standard input, such as `NO_INPUT`.
@@ -143,18 +144,6 @@ def spawn(command: Sequence[str], environment: Mapping[str, str], stdin: Any) ->
     Raises:
         OSError: it cannot be started.
     """
-    pid = os.posix_spawn(
-        command[0],
-        list(command),
-        environment,
-        file_actions=[stdin],
-        setsid=True,
-        setsigmask=[],
-        # Python ignores the first two, the agent the third; programs expect them to be as a shell leaves them.
-        setsigdef=[signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTTOU],
-    )
-    try:
-        return pid, os.pidfd_open(pid)
-    except OSError:
-        os.kill(pid, signal.SIGKILL)
-        raise
+    # Python ignores the first two, the agent the third; programs expect them to be as a shell leaves them.
+    ignored = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTTOU)
+    return kernel.spawn(command, environment, [stdin], ignored)

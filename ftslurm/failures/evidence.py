@@ -107,7 +107,7 @@ class Evidence:
 
     Attributes:
         kind: "exception", "exit", "signal", "spawn", "hang"; where no worker's end is judged "node-lost", "agent-lost",
-            "time-limit", "preempted", "cancelled", "health", "health-check", "scheduler".
+            "agent-defect", "time-limit", "preempted", "cancelled", "health", "health-check", "scheduler".
         exception: the exception's type name, without its module; None if there was none.
         module: the module of that type.
         message: the exception's text, or what the agent wrote about the end.

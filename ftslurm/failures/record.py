@@ -29,7 +29,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
 
-__all__ = ["STACKS", "Record", "complete", "compose", "encode", "exit_status", "from_exception", "identity"]
+__all__ = [
+    "STACKS",
+    "Record",
+    "complete",
+    "complete_elsewhere",
+    "compose",
+    "encode",
+    "exit_status",
+    "from_exception",
+    "identity",
+]
 __all__ += ["read", "summary", "write"]
 
 STACKS = "stacks.txt"
@@ -42,6 +52,7 @@ _MEANING = {
     "SIGILL": "illegal instruction",
     "SIGSEGV": "segmentation fault",
 }
+_BY_WORKERS = ("exception", "exit")
 _WITNESSED = ("sections", "cuda", "shm", "memory_limit")  # see `witness`
 _IDENTITY = ("run_id", "attempt", "round", "node", "host", "rank", "local_rank", "world_size", "pid")
 
@@ -154,6 +165,27 @@ def complete(record_dir: str | os.PathLike[str], facts: Mapping[str, Any]) -> Re
         # torch tells whole seconds; with those, this rank would look first among ranks that failed together.
         written["ftslurm"] = {"kind": "exception", "time_ns": _modified_ns(record_dir, facts["time_ns"])}
     return merge(written, note, _read_stacks(record_dir) if facts.get("signal") else "", facts)
+
+
+def complete_elsewhere(directory: str | os.PathLike[str], stacks: str, facts: Mapping[str, Any]) -> Record | None:
+    """What `complete` returns, from the record that the worker left in its directory of the run; None: it left none.
+
+    A worker writes there when its node has no room for a record, or its record directory is gone.
+
+    Args:
+        directory: the rank's, in the run directory.
+        stacks: faulthandler's text, or empty.
+        facts: see `complete`. Attempt, round and rank must be those of the record: no other process was ever started
+            with the same. Its pid need not be the worker's, whose children may have written it (`ftslurm.record`).
+    """
+    written, note = read(directory)
+    ours = written.get("ftslurm") if written is not None else None
+    if ours is None or ours["kind"] not in _BY_WORKERS or "stopped_by_ftslurm" in ours:
+        # Nothing, or what an agent has published.
+        return None
+    if any(ours.get(name) != facts.get(name) for name in ("attempt", "round", "rank")):
+        return None
+    return merge(written, note, stacks, facts)
 
 
 def merge(written: Record | None, note: str | None, stacks: str, facts: Mapping[str, Any]) -> Record:

@@ -12,6 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from ftslurm.failures.reason import reason
 
+try:
+    # The very function, without what else hashlib brings: OpenSSL has 3.5 MB.
+    from _blake2 import blake2b
+except ImportError:
+    from hashlib import blake2b
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -93,9 +99,6 @@ def _where(exception: Mapping[str, Any]) -> str | None:
 
 
 def _signature(ours: Mapping[str, Any], whole: Mapping[str, Any], text: str) -> str:
-    # Not before a worker has failed: an agent that lives well needs no OpenSSL in its memory.
-    from hashlib import blake2b
-
     exception = reason(whole)
     alike = bool(exception) and _by_peers(ours, exception)
     said = VARIES.sub("#", text) if alike else text

@@ -8,9 +8,11 @@ a reader, so that a client which opens it without blocking never finds nobody th
 from __future__ import annotations
 
 import os
+import select
 import stat
 from collections import Counter
 
+from ftslurm.localdir import make_private
 from ftslurm.monitor.message import LIMIT
 
 NAME = "pipe"
@@ -18,35 +20,37 @@ READ_BYTES = 65536  # as much as a pipe holds: one read hears all that was writt
 
 
 class Pipe:
-    """Makes and reads the pipe `directory`/pipe, and sees to it that it stays there.
+    """Makes and reads the pipe `directory`/pipe, and makes it anew where somebody has removed or replaced it.
 
     Args:
-        directory: node-local, made if it is missing; nobody but this user may write to it.
+        directory: node-local, of the caller alone, made if it is missing; what lies there under the pipe's name goes.
 
     Attributes:
-        path, fd: the pipe; `fd` is readable (select) when lines have come, and changes when `check` says so.
+        path: of the pipe.
+        fd: an epoll descriptor that is readable when lines have come; the same for this object's whole life.
+        problem: why there is no pipe at `path` now; None while there is one.
         counts: "lines" and "bytes" that came, lines that were "overlong", how often the pipe was "remade" and could
             not be ("failed").
-
-    Raises:
-        ValueError: somebody else's, or something else, lies there.
-        OSError: it cannot be made.
     """
 
     def __init__(self, directory: str) -> None:
         self.path = os.path.join(directory, NAME)
+        self.problem: str | None = None
         self.counts: Counter[str] = Counter()
         self._directory = directory
         self._rest = b""  # the beginning of a line, at most LIMIT bytes
         self._skipping = False  # ... or of one that is too long
         self._kept: list[bytes] = []
-        self.fd = _make(directory, self.path)
+        self._poll = select.epoll()
+        self._fifo = -1
+        self.fd = self._poll.fileno()
+        self.check()
 
     def read(self) -> list[bytes]:
         """Return the lines that have come, without their newlines; never blocks, reads a bounded amount."""
         kept, self._kept = self._kept, []
         try:
-            data = os.read(self.fd, READ_BYTES)
+            data = os.read(self._fifo, READ_BYTES) if self._fifo >= 0 else b""
         except BlockingIOError:
             return kept
         self.counts["bytes"] += len(data)
@@ -66,41 +70,62 @@ class Pipe:
         self.counts["lines"] += len(lines)
         return kept + lines
 
-    def check(self) -> bool:
-        """Make the pipe anew if somebody has removed it; True if `fd` is another one now.
+    def check(self) -> None:
+        """Make the pipe if there is none, or not this one any more.
 
-        What the old one still held is returned by the next `read`. If it cannot be made, that is counted, and the old
-        one stays.
+        What the old one still held is returned by the next `read`. Where it cannot be made, `problem` says why, and the
+        old one is read on: a client may have it open.
         """
+        if self._is_there():
+            self.problem = None
+            return
         try:
-            if os.path.samestat(os.lstat(self.path), os.fstat(self.fd)):
-                return False
-        except OSError:
-            pass
-        try:
-            fd = _make(self._directory, self.path)
-        except (OSError, ValueError):
+            fifo = _make(self._directory, self.path)
+        except (OSError, ValueError) as error:
             self.counts["failed"] += 1
-            return False
+            self.problem = str(error)
+            return
+        self.problem = None
         self._kept = self.read()
         self._rest, self._skipping = b"", False
-        os.close(self.fd)
-        self.fd = fd
-        self.counts["remade"] += 1
-        return True
+        self._poll.register(fifo, select.EPOLLIN)
+        if self._fifo >= 0:
+            self._poll.unregister(self._fifo)
+            os.close(self._fifo)
+            self.counts["remade"] += 1
+        self._fifo = fifo
 
     def close(self) -> None:
         """Close and remove it."""
-        try:
-            if os.path.samestat(os.lstat(self.path), os.fstat(self.fd)):
+        if self._is_there():
+            try:
                 os.unlink(self.path)
+            except OSError:
+                pass
+        if self._fifo >= 0:
+            os.close(self._fifo)
+        self._poll.close()
+
+    def _is_there(self) -> bool:
+        try:
+            return self._fifo >= 0 and os.path.samestat(os.lstat(self.path), os.fstat(self._fifo))
         except OSError:
-            pass
-        os.close(self.fd)
+            return False
+
+
+def discard(directory: str) -> None:
+    """Let whatever is written to the pipe in `directory` go nowhere, so that nobody meets a pipe that is not read.
+
+    Raises:
+        OSError: that cannot be done.
+    """
+    path = os.path.join(directory, NAME)
+    _remove(path)
+    os.symlink(os.devnull, path)
 
 
 def _make(directory: str, path: str) -> int:
-    os.makedirs(directory, mode=0o700, exist_ok=True)
+    make_private(directory)
     found = os.lstat(directory)
     if not stat.S_ISDIR(found.st_mode):
         raise ValueError(f"{directory}: expected a directory for the node's pipe, found {_kind(found.st_mode)}")
@@ -109,7 +134,7 @@ def _make(directory: str, path: str) -> int:
     if found.st_mode & 0o022:
         mode = stat.S_IMODE(found.st_mode)
         raise ValueError(f"{directory}: others may write to it (mode {mode:o}), so they could replace the node's pipe")
-    _remove_own(path)
+    _remove(path)
     os.mkfifo(path, 0o600)
     fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     opened = os.fstat(fd)
@@ -120,18 +145,18 @@ def _make(directory: str, path: str) -> int:
     return fd
 
 
-def _remove_own(path: str) -> None:
-    """Remove a pipe that an earlier agent left; refuse anything else."""
+def _remove(path: str) -> None:
+    """Remove what lies there: a pipe that an earlier agent left, or what somebody has put in place of this one's.
+
+    A pipe is not opened: what an earlier round's processes still write goes nowhere.
+    """
     try:
-        found = os.lstat(path)
+        if stat.S_ISDIR(os.lstat(path).st_mode):
+            os.rmdir(path)  # noqa: PTH106
+        else:
+            os.unlink(path)
     except FileNotFoundError:
-        return
-    if not stat.S_ISFIFO(found.st_mode):
-        raise ValueError(f"{path}: expected a named pipe, found {_kind(found.st_mode)}; remove it")
-    if found.st_uid != os.geteuid():
-        raise ValueError(f"{path}: is a pipe of user {found.st_uid}, who is not to be trusted")
-    # Not opened: what an earlier round's processes still write goes nowhere.
-    os.unlink(path)
+        pass
 
 
 def _kind(mode: int) -> str:

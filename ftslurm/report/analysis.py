@@ -6,6 +6,7 @@ from typing import Any
 
 from ftslurm.report.accounting import account
 from ftslurm.report.clocks import far_off
+from ftslurm.report.defects import defects_report
 from ftslurm.report.facts import Snapshot
 from ftslurm.report.health import health_report, refused
 from ftslurm.report.missing import missing
@@ -123,6 +124,9 @@ def analyse(
           A check that failed on the first failure's node is among its ``evidence_lines``; where it explains a crash,
           a CUDA error or a failure of communication, ``cause`` is "health". If too few nodes were fit for a first
           round, the run's ``cause`` is "health-check", of no rank
+        - ``defects``: defects of ftslurm itself: ``part`` that each disabled and ``meaning`` of that for the job, both
+          null where it ended the agent; ``error``, ``place`` in ftslurm, ``nodes`` (at most 8), ``node_count``,
+          ``round``, ``time_ns``, ``file`` of the record in the run directory
         - ``clocks``: nodes whose clocks are far off the others', their times here corrected: ``node``, ``ahead_s``
         - ``rank``: all that is known of the rank asked for, see `ftslurm.report.ranks.rank_report`; null if none was
           asked for, or nothing is known of it
@@ -180,6 +184,7 @@ def analyse(
         "scheduler": scheduler_report(snapshot, attempt),
         "repeats": repeats(rounds),
         "health": health_report(snapshot, rounds, focus),
+        "defects": defects_report(snapshot.defects),
         "clocks": list(far_off(snapshot.clocks)),
         "rank": rank_report(snapshot, looked_at, rank) if rank is not None and looked_at is not None else None,
         "failed": failed_ranks(snapshot, focus) if every and focus is not None else None,

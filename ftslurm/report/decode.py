@@ -21,6 +21,7 @@ from ftslurm.report.facts import (
     Attempt,
     Clock,
     Closed,
+    Defect,
     Exc,
     Failure,
     Frame,
@@ -80,7 +81,16 @@ _PROGRESS_VALUES = itemgetter("first_step", "first_ns", "last_step", "last_ns")
 # For 16,384 of them, without the classes' own in between.
 _make: Any = tuple.__new__
 
-__all__ = ["Json", "Malformed", "attempt_from", "check_schema", "node_word_from", "rank_error_from", "round_node_from"]
+__all__ = [
+    "Json",
+    "Malformed",
+    "attempt_from",
+    "check_schema",
+    "defect_from",
+    "node_word_from",
+    "rank_error_from",
+    "round_node_from",
+]
 __all__ += ["run_from", "state_from"]
 
 
@@ -114,6 +124,20 @@ def attempt_from(o: Json) -> Attempt:
         command=texts(o, "command"),
         logs=text(o, "logs"),
         nproc=text(options, "nproc_per_node") if isinstance(options, dict) else None,
+    )
+
+
+def defect_from(o: Json) -> Defect:
+    """``defects/<name>.json``."""
+    return Defect(
+        "",
+        need_text(o, "node"),
+        integer(o, "round") or None,
+        integer(o, "time_ns"),
+        text(o, "part"),
+        text(o, "meaning"),
+        need_text(o, "error"),
+        text(o, "place"),
     )
 
 

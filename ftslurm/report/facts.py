@@ -295,6 +295,24 @@ class Scheduler:
 
 
 @dataclass(frozen=True)
+class Defect:
+    """A defect of ftslurm itself, as an agent recorded it in ``file``.
+
+    ``part``: the helper part that it disabled, and ``meaning``, what that meant for the job; None: it ended the agent.
+    ``place``: where in ftslurm.
+    """
+
+    file: str
+    node: str
+    round: int | None
+    time_ns: int | None
+    part: str | None
+    meaning: str | None
+    error: str
+    place: str | None
+
+
+@dataclass(frozen=True)
 class LogTail:
     """The end of a rank's output; ``size`` is the whole file's, in bytes."""
 
@@ -339,5 +357,6 @@ class Snapshot:
     causes: tuple[Cause, ...] = ROWS
     clocks: Clocks = field(default_factory=Clocks)
     scheduler: tuple[Scheduler, ...] = ()
+    defects: tuple[Defect, ...] = ()
     source: str = "ftslurm"
     judged: dict[tuple[int, int | None], tuple[Any, ...]] = field(default_factory=dict, compare=False, repr=False)

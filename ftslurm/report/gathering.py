@@ -25,6 +25,7 @@ from ftslurm.report.decode import (
     Malformed,
     attempt_from,
     check_schema,
+    defect_from,
     node_word_from,
     round_node_from,
     run_from,
@@ -32,6 +33,7 @@ from ftslurm.report.decode import (
 )
 from ftslurm.report.facts import (
     Attempt,
+    Defect,
     LogTail,
     NodeWord,
     Problem,
@@ -67,6 +69,7 @@ STACKS_ROUNDS = 8
 SHOWN_TRIES = 4
 STACKS_IN_ALL = 256 * 1024 * KIB
 PROBLEMS_KEPT = 1000
+DEFECTS_READ = 200
 
 Fact = TypeVar("Fact")
 
@@ -138,6 +141,7 @@ class _Reader:
             skipped_rounds=len(numbers) - len(chosen),
             causes=causes,
             scheduler=tuple(self.scheduler()),
+            defects=tuple(self.defects()),
         )
         # Before anything is judged: which output ends are read depends on who failed first.
         snapshot = self.with_shown(aligned(snapshot))
@@ -218,6 +222,13 @@ class _Reader:
             said = self.record(parent / name / "scheduler.json", "ftslurm/scheduler", SMALL_LIMIT, scheduler_from)
             if said is not None and said.attempt == name:
                 yield said
+
+    def defects(self) -> Iterable[Defect]:
+        parent = self.directory / "defects"
+        for name in _published(self.listing(parent)[0])[:DEFECTS_READ]:
+            found = self.record(parent / name, "ftslurm/defect", RECORD_LIMIT, defect_from)
+            if found is not None:
+                yield replace(found, file=f"defects/{name}")
 
     def state(self) -> State | None:
         parent = self.directory / "state"

@@ -15,6 +15,7 @@ from typing import Any
 
 from ftslurm.failures.short import is_library
 from ftslurm.report.accounting import hours, percent
+from ftslurm.report.defects import defect_lines
 from ftslurm.report.finding import nodes_of
 from ftslurm.report.hang_sections import ranks
 from ftslurm.report.headline import cost_of, headline
@@ -63,7 +64,7 @@ def render(report: Json, *, page_directory: str | None = None, zone: Callable[[f
     style = Style(False, LINE_WIDTH, zone)
     page = _Page(report, style, page_directory)
     focus = next((r for r in report["rounds"] if r["round"] == report["focus"]), None)
-    parts = [page.head(), page.rank(), page.tiles(), page.timeline()]
+    parts = [page.head(), page.defects(), page.rank(), page.tiles(), page.timeline()]
     if focus is not None:
         parts += [page.evidence(focus), page.whereabouts(focus), page.failed(), page.others(focus)]
     parts += [page.health(), page.slow()]
@@ -293,6 +294,13 @@ class _Page:
             + "".join(tag("td", cell, class_="nowrap") for cell in cells),
             id_=f"round-{entry['round']}",
         )
+
+    def defects(self) -> str:
+        """Defects of ftslurm itself."""
+        found = defect_lines(self.report)[:PROBLEMS_SHOWN]
+        inner = "".join(tag("li", "; ".join(esc(clip(line, LINE_WIDTH)) for line in lines)) for lines in found)
+        title = "Defects of ftslurm itself, neither your program's nor a node's"
+        return tag("section", tag("h2", title) + tag("ul", inner, class_="proofs")) if inner else ""
 
     def problems(self) -> str:
         """The files that could not be used, and why."""

@@ -18,6 +18,7 @@ WORLD_LIMIT = 1_000_000
 # The last word on a node whose guardian has outlived its agent begins so, see `ftslurm.agent.guardian`.
 AGENT_GONE = "its agent "
 AGENT_KILLED = "its agent was killed"
+AGENT_DEFECT = "its agent ended by a defect of ftslurm"
 
 
 def lost_first(
@@ -67,7 +68,8 @@ def lost_failure(
     names = [x.node for x in lost]
     what = _what(snapshot, entry, lost)
     killed = len(lost) == 1 and AGENT_KILLED in what
-    evidence = Evidence(kind="agent-lost" if killed else "node-lost", message=what)
+    kind = "agent-lost" if killed else "agent-defect" if AGENT_DEFECT in what else "node-lost"
+    evidence = Evidence(kind=kind, message=what)
     cause = classify(evidence)
     failure: dict[str, Any] = dict.fromkeys(FAILURE_KEYS)
     return failure | {

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from ftslurm.report.defects import defects
 from ftslurm.report.finding import finding
 from ftslurm.report.hang_sections import stacks, whereabouts
 from ftslurm.report.headline import headline
@@ -58,7 +59,9 @@ def render(report: Json, *, zone: Callable[[float], Any] = time.localtime) -> st
         Text below GitHub's limit of 65,536 characters for a comment.
     """
     style = Style(False, LINE_WIDTH, zone)
-    blocks = [_headline(report, style)] + [_quoted(block) for block in _asked_for(report, style)]
+    blocks = [_headline(report, style), _quoted(defects(report, style))] + [
+        _quoted(block) for block in _asked_for(report, style)
+    ]
     focus = next((r for r in report["rounds"] if r["round"] == report["focus"]), None)
     if focus is not None:
         blocks += [_proofs(focus), _quoted(traceback(focus, style)), _quoted(whereabouts(focus, style), LONG)]

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ftslurm.report.defects import defects
 from ftslurm.report.hang_sections import stacks, whereabouts
 from ftslurm.report.headline import headline
 from ftslurm.report.rank_text import failed, rank_page
@@ -39,7 +40,7 @@ def render(
 
 
 def _whole(report: Json, style: Style) -> list[list[str]]:
-    blocks = [headline(report, style)]
+    blocks = [headline(report, style), defects(report, style)]
     focus = next((r for r in report["rounds"] if r["round"] == report["focus"]), None)
     if focus is not None:
         blocks += [evidence(focus, style), traceback(focus, style), whereabouts(focus, style), stacks(focus, style)]

@@ -65,6 +65,15 @@ class RunDirectory:
         """What that node's agent saw in that round."""
         return os.path.join(self.root, "rounds", f"{round_:06d}", "nodes", f"{node}.json")
 
+    @property
+    def defects(self) -> str:
+        """The directory of the agents' records of defects of ftslurm itself; there is none without any."""
+        return os.path.join(self.root, "defects")
+
+    def defect_file(self, name: str) -> str:
+        """The record of that name among them."""
+        return os.path.join(self.defects, f"{name}.json")
+
     def rank(self, round_: int, rank: int) -> str:
         """The directory of one rank's logs and error file in one round."""
         return rank_directory(self.root, round_, rank)

@@ -19,12 +19,23 @@ RUN = [sys.executable, "-m", "ftslurm.cli", "run"]
 class Started:
     """An `ftslurm run` in the background."""
 
-    def __init__(self, directory: Path, *arguments: str, before: tuple[str, ...] = (), **environment: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *arguments: str,
+        before: tuple[str, ...] = (),
+        python: str = sys.executable,
+        **environment: str,
+    ) -> None:
         self.directory = directory
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "FTSLURM"))}
         with (directory / "out").open("w") as out, (directory / "err").open("w") as err:
             self.process = subprocess.Popen(
-                [*before, *RUN, *arguments], cwd=directory, env={**clean, **environment}, stdout=out, stderr=err
+                [*before, python, *RUN[1:], *arguments],
+                cwd=directory,
+                env={**clean, **environment},
+                stdout=out,
+                stderr=err,
             )
 
     def wait(self, seconds: float = 60) -> int:

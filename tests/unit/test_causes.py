@@ -83,6 +83,7 @@ POSITIVE = [
     ("health", Evidence("health", health="GPU 3: 2 uncorrectable ECC errors")),
     ("health-check", Evidence("health-check", message="n3 refused: /dev/shm is full")),
     ("agent-lost", Evidence("agent-lost", message="its agent was killed by SIGKILL")),
+    ("agent-defect", Evidence("agent-defect", message="its agent ended by a defect of ftslurm: KeyError: 3")),
     ("node-lost", Evidence("node-lost", message="no sign of life for 30.0 s")),
     ("hang", Evidence("hang", message="no heartbeat for 30.0 s")),
     ("time-limit", Evidence("time-limit")),

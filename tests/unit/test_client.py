@@ -288,7 +288,7 @@ def test_what_did_not_get_into_the_pipe_is_counted_and_told_later(agent: Agent) 
     with ftslurm.section("data", timeout=5):
         pass
     assert agent.mark.dropped == 1
-    assert agent.pipe.check()
+    agent.pipe.check()
     with ftslurm.section("data"):
         pass
     assert agent.heard() == [("timeouts", "", "")]

@@ -94,8 +94,7 @@ def test_a_standby_has_of_the_workers_environment_what_no_round_can_change() -> 
     assert known.items() <= whole.items()
     later = {name for name in whole if name not in known}
     ours = {"FTSLURM_ATTEMPT", "FTSLURM_ROUND", "FTSLURM_RECORD_DIR"}
-    monitors = {"TORCHELASTIC_ENABLE_FILE_TIMER", "TORCHELASTIC_TIMER_FILE"}
-    assert later == (OF_THE_ROUND - monitors) | ours
+    assert later == OF_THE_ROUND | ours
 
 
 def test_a_standby_is_told_what_to_import_and_what_it_will_run() -> None:

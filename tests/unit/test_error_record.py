@@ -16,6 +16,7 @@ from ftslurm.failures import exceptions, recordfile
 from ftslurm.failures.record import (
     Record,
     complete,
+    complete_elsewhere,
     compose,
     encode,
     exit_status,
@@ -385,3 +386,33 @@ def test_a_summary_is_one_printable_line() -> None:
     assert one_line("a\n\tb\x1b[31mred\x1b[0m\x07\u202ec\x00 ") == "a bred c"
     assert len(one_line("word " * 1000)) <= 500
     assert one_line("x" * 501).endswith(" ...")
+
+
+# A record that the worker could not leave on its node
+
+RUN_FACTS = {**FACTS, "attempt": "7.0", "exit_code": 1}
+
+
+def test_a_record_in_the_run_directory_is_completed_by_what_the_agent_saw(tmp_path: Path) -> None:
+    write(compose("ValueError: x", "T", {**RUN_FACTS, "kind": "exception", "time_ns": 4, "pid": 12}), [str(tmp_path)])
+    record = complete_elsewhere(tmp_path, "", {**RUN_FACTS, "pid": 11, "surroundings": {"oom": None}})
+    assert record is not None
+    assert record["message"]["message"] == "ValueError: x"
+    assert (record["ftslurm"]["recorded_ns"], record["ftslurm"]["surroundings"]) == (4, {"oom": None})
+
+
+@pytest.mark.parametrize(
+    "other", [{"round": 9}, {"attempt": "7.1"}, {"rank": 4}, {"kind": "hang"}, {"stopped_by_ftslurm": False}]
+)
+def test_a_record_of_another_worker_or_of_an_agent_is_not_taken_for_this_ones(
+    tmp_path: Path, other: dict[str, object]
+) -> None:
+    write(compose("ValueError: x", "T", {**RUN_FACTS, "kind": "exception", **other}), [str(tmp_path)])
+    assert complete_elsewhere(tmp_path, "", RUN_FACTS) is None
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{}", b'{"message": "torch wrote this"}'])
+def test_where_there_is_none_what_the_agent_saw_stands(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "error.json").write_bytes(content)
+    assert complete_elsewhere(tmp_path, "", RUN_FACTS) is None

@@ -16,7 +16,7 @@ from ftslurm.agent.actions import Assignment, Record
 from ftslurm.agent.journal import Journal
 from ftslurm.agent.surroundings import Surroundings
 from ftslurm.agent.workers import Worker
-from ftslurm.failures.record import from_exception
+from ftslurm.failures.record import compose, from_exception, write
 from ftslurm.rendezvous.member import first_word
 from ftslurm.rendezvous.state import Master
 from ftslurm.sharedfs.filesystem import PosixFileSystem
@@ -203,3 +203,17 @@ def test_the_short_forms_of_a_round_are_forgotten_when_the_next_begins(desk: Des
     assert told(desk, ended(desk, 0, signal="SIGSEGV"))["errors"][0]["kind"] == "signal"
     desk.journal.begin()
     assert told(desk, ended(desk, 1, exit_code=0))["errors"] == []
+
+
+def test_what_the_worker_wrote_there_itself_is_completed_and_not_overwritten_by_less(desk: Desk) -> None:
+    desk.fail(0)
+    # The directory did not answer until now, so nobody knows of it.
+    facts = {"attempt": "7.0", "round": 0, "rank": 0, "kind": "exception", "time_ns": 5, "pid": 100}
+    Path(desk.run.rank(0, 0)).mkdir(parents=True)
+    written = compose("ValueError: x", "", facts)
+    write(written, [desk.run.rank(0, 0)])
+    desk.carry()
+    found = desk.published(0)
+    assert found is not None
+    assert (found["recorded_ns"], found["signal"], found["stopped_by_ftslurm"]) == (5, "SIGKILL", False)
+    assert found["surroundings"]["spaces"]

@@ -17,7 +17,7 @@ class Monitor:
     """Finds some ranks late, all in one turn."""
 
     def __init__(self, fd: int, late: list[Expiry]) -> None:
-        self.pipe = SimpleNamespace(fd=fd, check=lambda: False)
+        self.pipe = SimpleNamespace(fd=fd)
         self.deadline: float | None = None
         self._late = late
 
@@ -55,7 +55,7 @@ def watch(fd: int, *expiries: Expiry) -> RankWatch:
     no: Any = None
     monitor: Any = Monitor(fd, list(expiries))
     journal: Any = SimpleNamespace(showed=lambda showing, word: None)
-    return RankWatch(settings, monitor, journal, no, no, no, lambda: 100.0)
+    return RankWatch(settings, monitor, journal, no, no, lambda: 100.0)
 
 
 def test_all_ranks_that_are_late_at_once_get_their_why(fd: int) -> None:

@@ -1,0 +1,356 @@
+"""Defects of ftslurm itself: an exception in any part of an agent, injected into a real job.
+
+In a helper part it disables that part, and the job goes on; in the core the agent stops its workers and leaves, and
+says why. Either is in the log, in the run directory, and in the report.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import test_run
+from hang_story import history
+from test_run import Start, Started
+
+from ftslurm.agent import containment
+from ftslurm.agent.containment import Part
+
+start = test_run.start
+
+INJECTOR = """
+import os, sys
+where = os.environ.get("INJECT_INTO")
+only = os.environ.get("INJECT_NODE")
+if where and "ftslurm.cli" in sys.orig_argv and only in (None, os.environ.get("FTSLURM__LOCAL_NODE")):
+    import importlib, threading
+    module, owner, name, how = where.split(":")
+    holder = importlib.import_module(module)
+    if owner:
+        holder = getattr(holder, owner)
+    original = vars(holder)[name]
+    lock = threading.Lock()
+    def hit():
+        with lock:
+            first = not os.path.exists(os.environ["INJECTED"])
+            if first:
+                open(os.environ["INJECTED"], "w").close()
+        if first or how == "always":
+            raise KeyError("injected")
+    def raising(*arguments, **named):
+        hit()
+        return original(*arguments, **named)
+    get = lambda self: (hit(), original.fget(self))[1]
+    setattr(holder, name, property(get) if isinstance(original, property) else raising)
+"""
+
+# Jobs that get an agent to do all that it can
+
+FAILS = """
+import os
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "0":
+    raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+"""
+# Until the agent has got there; a look at the node takes longer than this job.
+CHECKS = (
+    FAILS
+    + """
+import time
+end = time.monotonic() + 30
+while not os.path.exists(os.environ["INJECTED"]) and time.monotonic() < end:
+    time.sleep(0.05)
+"""
+)
+EXITS = """
+import os
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    os._exit(1)
+"""
+HANGS = """
+import json, os, time
+import ftslurm
+ftslurm.progress(1)
+ftslurm.heartbeat()
+with open(os.open(os.environ["TORCHELASTIC_TIMER_FILE"], os.O_WRONLY | os.O_NONBLOCK), "w") as file:
+    request = dict(version=1, pid=os.getpid(), scope_id="all", expiration_time=time.time() + 60, signal=9)
+    file.write(json.dumps(request) + "\\n")
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "0":
+    # Long enough for the agent's looks at what goes on, also where it does not notice that this hangs.
+    end = time.monotonic() + 2
+    while time.monotonic() < end:
+        time.sleep(0.05)
+    raise ValueError("nobody noticed")
+for _ in range(10):
+    time.sleep(0.05)
+    ftslurm.heartbeat()
+"""
+TWO = ("--nproc-per-node", "2", "--health", "off")
+CHECKED = ("--nproc-per-node", "2", "--health", "watch", "--health-every", "1")
+OFTEN = ("--heartbeat", "0.2", "--heartbeat-timeout", "0.5", "--hang-timeout", "30")
+SCENARIOS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "fails": (FAILS, TWO),
+    "checked": (CHECKS, CHECKED),
+    "exits": (EXITS, ("--health", "off")),
+    "hangs": (HANGS, (*TWO, *OFTEN)),
+}
+
+Inject = Callable[..., Started]
+
+
+@pytest.fixture
+def inject(start: Start, tmp_path: Path) -> Inject:
+    """Start a script with an exception injected into a target, "module:class:method", once or always."""
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(INJECTOR)
+
+    def begin(script: str, target: str, *options: str, how: str = "once", **environment: str) -> Started:
+        return start(
+            script, *options, "--max-restarts", "1", PYTHONPATH=str(site), INJECT_INTO=f"{target}:{how}",
+            INJECTED=str(tmp_path / "injected"), **{"FTSLURM_REPORT": "0", **environment},
+        )  # fmt: skip
+
+    return begin
+
+
+def records(run: Started) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(run.run_dir.glob("defects/*.json"))]
+
+
+def own_lines(run: Started) -> list[str]:
+    """Return what the agents said themselves, not their ranks."""
+    return [line for line in run.err.splitlines() if not line.startswith("[rank")]
+
+
+def told_and_recorded(run: Started, part: Part | None) -> None:
+    assert (run.directory / "injected").exists(), "the scenario does not get there"
+    found = records(run)
+    assert [one["part"] for one in found if "injected" in one["error"]] == [part and part.name]
+    first = found[0]
+    assert first["error"] == "KeyError: 'injected'"
+    assert first["traceback"].startswith("Traceback") and first["traceback"].endswith("KeyError: 'injected'\n")
+    lines = [line for line in own_lines(run) if "a defect of ftslurm: KeyError: 'injected'" in line]
+    (said,) = [line for line in lines if "Please report it with" in line]
+    assert part is None or part.meaning in said or "as this agent leaves" in said
+    assert not any(line.startswith("Traceback") for line in own_lines(run)), run.err
+
+
+# Helper parts
+
+METHODS: dict[Part, dict[str, str]] = {
+    containment.HEALTH: {
+        "ftslurm.agent.health_watch:HealthWatch": "checked: __init__ begin say look on_state on_round on_swept close "
+        "deadline _start _receive _finish",
+    },
+    containment.MONITOR: {
+        "ftslurm.agent.rank_monitor:RankMonitor": "hangs: __init__ environment begin end clear learn hear due step "
+        "vitals counts wants_sizes look_at_sizes grown keep_pipe deadline _owner _read_mark",
+        "ftslurm.agent.rank_watch:RankWatch": "hangs: __init__ begin end show grown turn over clear deadline _expired "
+        "_look_at_vitals",
+        "ftslurm.agent.showing:Showing": "hangs: __init__ poll",
+        "ftslurm.monitor.timer_file:TimerFile": "fails: __init__ environment",
+        "ftslurm.monitor.pipe:Pipe": "hangs: __init__ check read",
+    },
+    containment.RECORDS: {
+        "ftslurm.agent.journal:Journal": "fails: __init__ begin error_record failed round again leave _put",
+        "ftslurm.agent.journal:Journal ": "hangs: showed",
+        "ftslurm.agent.journal:Journal  ": "exits: elsewhere",
+    },
+    containment.SURROUNDINGS: {
+        "ftslurm.agent.surroundings:Surroundings": "hangs: __init__ begin look at_a_failure",
+    },
+    containment.ANALYSIS: {"ftslurm.agent.ends:": "fails: summary outlook"},
+    containment.OUTPUT: {
+        "ftslurm.agent.output:Console": "fails: __init__ log follow forget drain _work",
+        "ftslurm.agent.output:_Follower": "fails: __init__ send _work _wait _obey _copy",
+        "ftslurm.agent.output:_Terminal": "fails: __init__ write",
+    },
+    containment.NARRATION: {"ftslurm.agent.loop:": "fails: narrate"},
+    containment.DOORBELL: {"ftslurm.agent.doorbell:Doorbell": "fails: __init__ fileno ring"},
+    containment.EXCLUSION: {
+        "ftslurm.agent.aside:Aside": "fails: __init__ on_state finish _work _strike",
+        "ftslurm.agent.aside:Aside ": "checked: on_health",
+        "ftslurm.agent.aside:": "fails: take_part",
+    },
+    containment.LEFTOVERS: {"ftslurm.agent.revocation:Revocation": "fails: clean_up"},
+    containment.GUARD: {"ftslurm.monitor.guard:Guard": "fails: __init__ start working waiting"},
+}
+
+
+def targets(methods: dict[str, str]) -> list[tuple[str, str]]:
+    """Return each target with its scenario."""
+    found = []
+    for place, names in methods.items():
+        scenario, _, listed = names.partition(": ")
+        found += [(scenario, f"{place.strip()}:{name}") for name in listed.split()]
+    return found
+
+
+HELPERS = [(part, *one) for part, methods in METHODS.items() for one in targets(methods)]
+
+
+@pytest.mark.parametrize(("part", "scenario", "target"), HELPERS, ids=[one[2] for one in HELPERS])
+def test_a_defect_in_a_helper_part_disables_it_and_the_job_goes_on(
+    inject: Inject, part: Part, scenario: str, target: str
+) -> None:
+    script, options = SCENARIOS[scenario]
+    run = inject(script, target, *options)
+    assert run.wait() == 0, run.err
+    told_and_recorded(run, part)
+    assert [one["outcome"] for one in history(run)] == ["failed", "succeeded"]
+    assert run.marked() == []
+
+
+NOT_CALLED = {
+    "forgive",  # Only after this process was stopped for a while.
+    "stop",  # The loop guard's, for tests.
+    "look",  # The loop guard's thread's, every five seconds; what goes wrong there is suppressed there.
+}
+
+
+def test_every_public_method_of_a_helper_part_is_tried() -> None:
+    tried = {one[2] for one in HELPERS} | {one[1] for one in ON_A_SPARE} | {"ftslurm.agent.doorbell:Doorbell:answer"}
+    for place in {target.rpartition(":")[0] for target in tried}:
+        module, _, name = place.partition(":")
+        if not name or name.startswith("_") or name in ("Showing", "TimerFile", "Pipe", "Revocation"):
+            continue
+        kinds = vars(getattr(importlib.import_module(module), name)).items()
+        public = {key for key, value in kinds if inspect.isfunction(value) or isinstance(value, property)}
+        public = {key for key in public if not key.startswith("_")} - (NOT_CALLED if name != "HealthWatch" else set())
+        assert {key for key in public if f"{place}:{key}" not in tried} == set(), place
+
+
+# With another node
+
+SPARE_LEADS = """
+import json, os, signal, time
+import ftslurm
+if os.environ["FTSLURM_ROUND"] == "1":
+    while not os.path.exists("go"):
+        time.sleep(0.02)
+    os.kill(os.getppid(), signal.SIGKILL)
+"""
+ON_A_SPARE = [
+    (containment.STANDBY, "ftslurm.agent.standby:Standbys:" + name)
+    for name in ("__init__", "start", "look", "take", "drop_all")
+]
+
+
+@pytest.mark.parametrize(("part", "target"), ON_A_SPARE, ids=[one[1] for one in ON_A_SPARE])
+def test_a_defect_in_a_helper_part_of_a_spare_lets_it_take_its_place_all_the_same(
+    inject: Inject, part: Part, target: str
+) -> None:
+    run = inject(
+        SPARE_LEADS, target, "--local-nodes", "2", "--nnodes", "1", "--spare-imports", "decimal", "--health", "off",
+        "--node-timeout", "4", INJECT_NODE="1/2",
+    )  # fmt: skip
+    run.until(lambda: "standby workers are ready" in run.err or (run.directory / "injected").exists())
+    (run.directory / "go").touch()
+    assert run.wait() == 0, run.err
+    told_and_recorded(run, part)
+    assert len(history(run)) == 2
+    assert run.marked() == []
+    assert "defects of ftslurm itself, neither your program's nor a node's" in run.out
+    assert part.meaning in " ".join(run.out.split())
+
+
+@pytest.mark.parametrize("name", ["answer", "ring"])
+def test_a_doorbell_that_fails_costs_its_node_nothing_but_time(inject: Inject, name: str) -> None:
+    run = inject(FAILS, f"ftslurm.agent.doorbell:Doorbell:{name}", "--local-nodes", "2", "--health", "off")
+    assert run.wait() == 0, run.err
+    told_and_recorded(run, containment.DOORBELL)
+    assert [one["nodes"] for one in history(run)] == [["local0", "local1"]] * 2
+
+
+def test_a_connection_test_that_fails_keeps_no_round_from_beginning(inject: Inject) -> None:
+    run = inject(FAILS, "ftslurm.agent.loop::reach_master", "--local-nodes", "2", "--health", "watch")
+    assert run.wait() == 0, run.err
+    told_and_recorded(run, containment.CONNECTION)
+    assert len(history(run)) == 2
+
+
+# The core
+
+CORE = [
+    *(f"ftslurm.agent.machine:AgentMachine:{name}" for name in (
+        "on_state", "on_prepared", "on_worker_ended", "on_swept", "on_time", "deadline", "stopped",
+    )),
+    *(f"ftslurm.agent.workers:Workers:{name}" for name in ("start", "collect", "reap", "sweep", "clear")),
+    *(f"ftslurm.agent.courier:Courier:{name}" for name in (
+        "start", "send", "say", "_work", "_wait", "_speak", "_run", "_tick", "_tell",
+    )),
+    *(f"ftslurm.rendezvous.member:Member:{name}" for name in ("tick", "say", "next_look_s", "_publish_word", "_lead")),
+    *(f"ftslurm.agent.preparation:Preparation:{name}" for name in ("begin", "made", "on_time", "deadline")),
+    *(f"ftslurm.agent.loop:AgentLoop:{name}" for name in (
+        "_begin", "_turn", "_wait", "_timeout", "_moment", "_on_news", "_on_prepared", "_tell", "_do", "_say", "_spawn",
+        "_make", "_look_at_workers", "_on_worker_ended", "_sweep_on", "_on_signal", "_give_up",
+        "_watch_ranks", "_look_at_health", "_listen", "_make_directories",
+    )),
+    "ftslurm.agent.loop::plan", "ftslurm.agent.loop::spoken",
+    "ftslurm.agent.ports:ReservedPort:__init__",
+    *(f"ftslurm.agent.ends:Ends:{name}" for name in ("__init__", "take", "told", "on_time", "deadline")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("target", "how"),
+    [(target, "once") for target in CORE] + [(target, "always") for target in CORE if "AgentLoop" not in target],
+)
+def test_a_defect_in_the_core_stops_the_workers_and_the_agent_leaves_with_that_reason(
+    inject: Inject, target: str, how: str
+) -> None:
+    script, options = SCENARIOS["fails"]
+    run = inject(script, target, *options, how=how)
+    assert run.wait() == 1, run.err
+    assert any("a defect of ftslurm: KeyError: 'injected'" in line for line in own_lines(run)), run.err
+    assert not any(line.startswith("Traceback") for line in own_lines(run)), run.err
+    assert any(one["part"] is None and "injected" in one["traceback"] for one in records(run))
+    for path in (run.run_dir / "nodes").glob("*.json"):
+        # There is none where the agent came to nothing before it said its first word.
+        word = json.loads(path.read_text())
+        assert word["status"] == "left"
+        assert word["reason"].startswith("its agent ended by a defect of ftslurm: KeyError: 'injected'")
+    assert run.marked() == []
+
+
+WAITS = """
+import os, time
+while not os.path.exists("go"):
+    time.sleep(0.02)
+"""
+
+
+@pytest.mark.parametrize("target", ["machine:AgentMachine:on_worker_ended", "courier:Courier:_run"])
+def test_a_node_whose_agent_has_a_defect_is_replaced_and_the_report_blames_nobody_else(
+    inject: Inject, target: str
+) -> None:
+    run = inject(
+        WAITS, f"ftslurm.agent.{target}", "--local-nodes", "3", "--nnodes", "2", "--health", "off",
+        "--node-timeout", "4", INJECT_NODE="0/3",
+    )  # fmt: skip
+    run.until(lambda: len(list((run.directory / "ftslurm-runs").glob("*/nodes/*.json"))) == 3)
+    (run.directory / "go").touch()
+    assert run.wait() == 0, run.err
+    assert [one["outcome"] for one in history(run)][-1] == "succeeded"
+    assert history(run)[-1]["nodes"] != history(run)[0]["nodes"] or len(history(run)) == 1
+    out = " ".join(run.out.split())
+    assert "defects of ftslurm itself, neither your program's nor a node's local0: the agent ended: KeyError" in out
+    report = json.loads((run.run_dir / "report.json").read_text())
+    failures = [entry["first_failure"] for entry in report["rounds"][:-1]]
+    assert all((each["cause"], each["node"]) == ("agent-defect", "local0") for each in failures)
+    assert run.marked() == []
+
+
+def test_a_lone_agents_defect_is_the_cause_in_the_report(inject: Inject) -> None:
+    target = "ftslurm.agent.machine:AgentMachine:on_worker_ended"
+    run = inject(FAILS, target, *TWO, FTSLURM_REPORT="1")
+    assert run.wait() == 1, run.err
+    report = json.loads((run.run_dir / "report.json").read_text())
+    assert report["cause"]["cause"] == "agent-defect"
+    assert report["defects"][0]["error"] == "KeyError: 'injected'" and report["defects"][0]["part"] is None
+    assert "Neither your program nor the node is to blame" in " ".join(run.out.split())
