@@ -69,6 +69,7 @@ def test_no_command_prints_the_usage_as_an_error(lab: Lab) -> None:
         (["up", "--cpus"], "--cpus needs a number"),
         (["up", "--gpus", "two"], "'two'"),
         (["up", "--set", "KillWait"], "KEY=VALUE"),
+        (["up", "--boot"], "--boot needs a COMMAND"),
         (["down", "now"], "'now'"),
         (["kill-node"], "NAME"),
         (["thaw-node", "n1", "n2"], "'n1 n2'"),
@@ -121,7 +122,7 @@ def test_a_directory_with_something_else_in_it_is_left_alone(lab: Lab) -> None:
 
 @needs_slurm
 def test_a_lab_runs_jobs_loses_and_regains_its_node_and_leaves_nothing(lab: Lab) -> None:
-    result = lab("up", "1", "--set", "KillWait=7")
+    result = lab("up", "1", "--set", "KillWait=7", "--boot", "mkdir -p /dev/shm/$SLURMLAB_NODE")
     if "could not install" in result.stderr:
         pytest.skip("Slurm could not be installed: " + result.stderr.splitlines()[-1])
     assert result.returncode == 0, result.stderr
@@ -142,6 +143,7 @@ def test_a_lab_runs_jobs_loses_and_regains_its_node_and_leaves_nothing(lab: Lab)
     assert "already up" in refused(lab("up", "1"))
     assert f"only {node}" in refused(lab("kill-node", node + "1"))
     assert lab("exec", node, "hostname").stdout.strip() == node
+    assert lab("exec", node, "ls", "/dev/shm").stdout.strip() == node
     assert lab("freeze-node", node).returncode == 0
     states = [line.split()[2] for line in lab("procs", node).stdout.splitlines()[1:]]
     assert states
@@ -157,6 +159,7 @@ def test_a_lab_runs_jobs_loses_and_regains_its_node_and_leaves_nothing(lab: Lab)
     assert f"{node} is dead" in lab("freeze-node", node).stderr
     revived = lab("revive-node", node)
     assert revived.returncode == 0, revived.stderr
+    assert lab("exec", node, "ls", "/dev/shm").stdout.strip() == node
     assert slurm("srun", "hostname") == node
     assert "--network" in refused(lab("cut-link", node))
 
