@@ -16,12 +16,13 @@ Without the file CONTROL, or while it is empty, all is well; its first word is a
 ``hold-renames PATTERN`` holds only those whose new name, below BACKING, matches. Nothing is cached, neither names nor
 attributes nor bytes, so a fault is met by the next call.
 
-Several mounts of one BACKING are as many clients of one file server: each has its own faults, and what one of them holds
-up does not hold up the others, as it would within one mount (the kernel locks a directory while a name in it changes).
+Several mounts of one BACKING are as many clients of one file server: each has its own faults, and what one of them
+holds up does not hold up the others, as it would within one mount (the kernel locks a directory while a name in it
+changes).
 
 ``--journal FILE PATTERN...`` writes down each file that was renamed or linked to a path below BACKING that matches: a
-JSON object per line with ``what`` ("renamed", or "held" when a rename is put off), ``path``, ``text`` (its first 4 KiB),
-and ``began_ns`` and ``done_ns``, between which it happened. Several mounts may share the file.
+JSON object per line with ``what`` ("renamed", or "held" when a rename is put off), ``path``, ``text`` (the file's first
+64 KiB), and ``began_ns`` and ``done_ns``, between which it happened. Several mounts may share the file.
 
 Needs /dev/fuse and root.
 """
@@ -40,7 +41,6 @@ import struct
 import sys
 import time
 from dataclasses import dataclass
-from typing import TextIO
 
 from ftslurm.testing.fuse import (
     BATCH_FORGET,
@@ -68,7 +68,7 @@ from ftslurm.testing.fuse import (
 
 SIGKILL_BIT = 1 << 8
 GENERIC = struct.Struct("<IIQQIIIHH")
-JOURNALED_BYTES = 4096
+JOURNALED_BYTES = 1 << 16
 
 HANG, FULL, WRITE_ERRORS, ERRORS, READ_ONLY = "hang", "full", "write-errors", "errors", "read-only"
 HOLD_RENAMES = "hold-renames"
@@ -120,7 +120,7 @@ class Fault:
 class FaultyMount:
     """Serves one mount, one request after the other."""
 
-    def __init__(self, backing: str, device: int, control: str, journal: TextIO, patterns: list[str]) -> None:
+    def __init__(self, backing: str, device: int, control: str, journal: int, patterns: list[str]) -> None:
         self.root = os.path.realpath(backing)
         self.backing = Backing(backing, self.renamed)
         self.device, self.control = device, control
@@ -231,7 +231,7 @@ class FaultyMount:
         path = self.below(path)
         if any(fnmatch.fnmatch(path, pattern) for pattern in self.patterns):
             line = {"began_ns": began_ns, "done_ns": time.time_ns(), "what": what, "path": path, "text": text}
-            self.journal.write(json.dumps(line) + "\n")
+            os.write(self.journal, f"{json.dumps(line)}\n".encode())
 
 
 def _opcode(request: bytes) -> int:
@@ -277,13 +277,14 @@ def main() -> None:
     device = os.open("/dev/fuse", os.O_RDWR)
     options = f"fd={device},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()},allow_other"
     mount = os.fsencode(asked.mount)
-    with open(journal_path, "a", buffering=1, encoding="utf-8") as journal:
-        if libc.mount(b"faulty", mount, b"fuse.faulty", 0, options.encode()):
-            sys.exit(f"cannot mount {asked.mount}: {os.strerror(ctypes.get_errno())}")
-        # MNT_DETACH; with the end of this process the kernel lets everybody go who still waits.
-        signal.signal(signal.SIGTERM, lambda *_: (libc.umount2(mount, 2), os._exit(0)))
-        print("mounted", flush=True)
-        FaultyMount(asked.backing, device, asked.control, journal, patterns).serve()
+    # One write for each line, at the end of the file: those of several mounts do not mix.
+    journal = os.open(journal_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if libc.mount(b"faulty", mount, b"fuse.faulty", 0, options.encode()):
+        sys.exit(f"cannot mount {asked.mount}: {os.strerror(ctypes.get_errno())}")
+    # MNT_DETACH; with the end of this process the kernel lets everybody go who still waits.
+    signal.signal(signal.SIGTERM, lambda *_: (libc.umount2(mount, 2), os._exit(0)))
+    print("mounted", flush=True)
+    FaultyMount(asked.backing, device, asked.control, journal, patterns).serve()
 
 
 if __name__ == "__main__":
