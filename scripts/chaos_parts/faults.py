@@ -205,11 +205,14 @@ _UNABLE = (_because(*_STORAGE, blames=ANYWHERE),)
 _RANKS = (
     Fault("rank-killed", 10, RANK, _send(signal.SIGKILL), reasons=(_because("sigkill", blames=THIS_RANK),)),
     Fault("rank-segfault", 4, RANK, _send(signal.SIGSEGV), reasons=(_because("segfault", blames=THIS_RANK),)),
-    Fault("rank-raises", 4, RANK, _send(signal.SIGUSR2), reasons=(_because("exception", blames=THIS_RANK),)),
-    Fault("rank-exits", 4, RANK, _send(signal.SIGUSR1), reasons=(_because("exit", blames=THIS_RANK),)),
+    # A rank that has just begun does not know these signals yet: it dies by them.
+    Fault("rank-raises", 4, RANK, _send(signal.SIGUSR2), reasons=(_because("exception", "signal", blames=THIS_RANK),)),
+    Fault("rank-exits", 4, RANK, _send(signal.SIGUSR1), reasons=(_because("exit", "signal", blames=THIS_RANK),)),
     Fault("rank-stopped", 4, RANK, _pause, last_s=(1.0, 8.0)),
-    Fault("rank-hung", 2, RANK, _send(signal.SIGSTOP), reasons=(_because("hang", blames=THIS_RANK),), window_s=60.0),
-)
+    # Before its first heartbeat no time-out is on; the others then give up waiting for it.
+    Fault("rank-hung", 2, RANK, _send(signal.SIGSTOP), window_s=90.0, spares_start=True,
+          reasons=(_because("hang", blames=THIS_RANK), _because("collective-timeout", blames=ANYWHERE))),
+)  # fmt: skip
 _AGENTS = (
     Fault("agent-killed", 5, AGENT, _send(signal.SIGKILL), reasons=_LOST, takes_node=True),
     Fault("agent-stopped", 3, AGENT, _send(signal.SIGSTOP)),

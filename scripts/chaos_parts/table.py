@@ -58,7 +58,7 @@ def summary(verdicts: Sequence[Verdict]) -> list[str]:
             row["times"] += times
             row[SUCCEEDED if outcome(verdict.history) == SUCCEEDED else "ended"] += 1
             row["MISSED"] += bool(verdict.misses)
-    cells = [["fault", "times", "jobs that succeeded", "ended otherwise", "MISSED"]]
+    cells = [["fault", "times", "succeeded", "ended otherwise", "MISSED"]]
     for kind in sorted(rows):
         row = rows[kind]
         cells.append([kind, *(str(row[key] or "-") for key in ("times", SUCCEEDED, "ended", "MISSED"))])
@@ -66,10 +66,15 @@ def summary(verdicts: Sequence[Verdict]) -> list[str]:
     lines = [_aligned(row, widths) for row in cells]
     missed = sum(bool(verdict.misses) for verdict in verdicts)
     times = sum(len(verdict.history.injections) for verdict in verdicts)
-    lines += ["", f"{len(verdicts)} jobs, {times} faults: {f'{missed} jobs MISSED something' if missed else 'no miss'}"]
+    counts = f"{_counted(len(verdicts), 'job')}, {_counted(times, 'fault')}"
+    lines += ["", f"{counts}: {f'{missed} of the jobs MISSED something' if missed else 'no miss'}"]
     return lines
 
 
 def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
     numbers = (cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))
     return "  ".join([row[0].ljust(widths[0]), *numbers])
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
