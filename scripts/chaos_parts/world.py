@@ -148,12 +148,24 @@ class World:
     def namespaces(self) -> dict[int, str]:
         """Return the living nodes' names by the inode numbers of their PID namespaces."""
         found = {}
+        for node, pid in self._living().items():
+            try:
+                found[os.stat(f"/proc/{pid}/ns/pid").st_ino] = node
+            except OSError:
+                # It has died just now.
+                continue
+        return found
+
+    def _living(self) -> dict[str, int]:
+        """Return the pids of the living nodes' inits, as seen from outside."""
+        found = {}
         for node in self.nodes:
             try:
                 pid, started = (self.base / "lab" / "pid" / node).read_text().split()
                 if stat_of(int(pid))[2] == int(started):
-                    found[os.stat(f"/proc/{pid}/ns/pid_for_children").st_ino] = node
-            except (OSError, ValueError):
+                    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+                    found[node] = int(children[0])
+            except (OSError, ValueError, IndexError):
                 continue
         return found
 
@@ -261,8 +273,11 @@ class World:
     # The nodes' disks
 
     def leftovers(self) -> list[tuple[str, Path]]:
-        """Return what ftslurm has left on the nodes' disks: the node and the path."""
-        return sorted((path.parent.name, path) for path in self._tmp.glob("*/ftslurm-*"))
+        """Return what ftslurm has left on the nodes' disks and in their /dev/shm: the node and the path."""
+        found = [(path.parent.name, path) for path in self._tmp.glob("*/ftslurm-*")]
+        for node, pid in self._living().items():
+            found += [(node, path) for path in Path(f"/proc/{pid}/root/dev/shm").glob("ftslurm*")]
+        return sorted(found)
 
     @staticmethod
     def remove(path: Path) -> None:
