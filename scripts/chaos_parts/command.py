@@ -90,10 +90,18 @@ def _refusal(asked: argparse.Namespace) -> str:
     if unknown:
         return f"--only {','.join(unknown)}: no such fault (--list shows them)"
     if asked.slurm:
-        found = subprocess.run(["sinfo", "--version"], capture_output=True, text=True, check=False).stdout.split()
-        if not found or not f"{found[-1]}.".startswith(f"{asked.slurm}."):
-            return f"--slurm {asked.slurm}: expected that version on PATH, found {found[-1] if found else 'none'}"
+        found = _slurm_version()
+        if not f"{found}.".startswith(f"{asked.slurm}."):
+            return f"--slurm {asked.slurm}: expected that version on PATH, found {found or 'none'}"
     return ""
+
+
+def _slurm_version() -> str:
+    program = shutil.which("slurmctld", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    if program is None:
+        return ""
+    # "slurm-wlm 22.05.8"; sinfo would ask for a configuration first.
+    return subprocess.run([program, "-V"], capture_output=True, text=True, check=False).stdout.split()[-1]
 
 
 def _names(asked: argparse.Namespace) -> list[str]:

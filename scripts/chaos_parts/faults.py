@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 RANK, AGENT, GUARDIAN, STEPD, SRUN, FTSRUN = "rank", "agent", "guardian", "slurmstepd", "srun", "ftsrun"
 GUARDIAN_AND_AGENT, NODE, NOWHERE = "guardian and agent", "node", "nowhere"
-PROCESSES = (RANK, AGENT, GUARDIAN, GUARDIAN_AND_AGENT, STEPD, SRUN, FTSRUN)
+DIRECTORY = "directory"
 
 THIS_RANK, THIS_NODE, ANYWHERE = "this rank", "this node", "anywhere"
 STOPPED = "stopped"
@@ -233,7 +233,7 @@ _NODES = (
     Fault("node-frozen", 5, NODE, _freeze_node, last_s=(10.0, 30.0), reasons=_LOST, window_s=30.0, takes_node=True,
           leaves_files=True),
     Fault("commit-held", 3, NODE, _hold_a_commit, last_s=(12.0, 25.0), reasons=_LOST, window_s=30.0, takes_node=True,
-          leaves_files=True, spares_start=True, shared="directory"),
+          leaves_files=True, spares_start=True, shared=DIRECTORY),
 )  # fmt: skip
 _NETWORK = (
     Fault("link-cut-briefly", 5, NODE, _cut_link, last_s=(1.0, 7.0), reasons=_CUT, window_s=30.0),
@@ -242,16 +242,16 @@ _NETWORK = (
     Fault("datagrams-blocked", 2, NOWHERE, _block_datagrams, last_s=(10.0, 60.0), shared="datagrams"),
 )  # fmt: skip
 _DIRECTORY = (
-    Fault("directory-full", 4, NOWHERE, _let("full"), (6.0, 24.0), _UNABLE, shared="directory"),
-    Fault("directory-refuses-writes", 4, NOWHERE, _let("write-errors"), (6.0, 24.0), _UNABLE, shared="directory"),
-    Fault("directory-fails", 3, NOWHERE, _let("errors"), (3.0, 24.0), _UNABLE, shared="directory"),
-    Fault("directory-read-only", 3, NOWHERE, _let("read-only"), (6.0, 24.0), _UNABLE, shared="directory"),
-    Fault("directory-hung", 4, NOWHERE, _let("hang"), (5.0, 20.0), _UNABLE, shared="directory"),
-    Fault("directory-renamed", 4, NOWHERE, _rename, (2.0, 15.0), _UNABLE, shared="directory"),
+    Fault("directory-full", 4, NOWHERE, _let("full"), (6.0, 24.0), _UNABLE, shared=DIRECTORY),
+    Fault("directory-refuses-writes", 4, NOWHERE, _let("write-errors"), (6.0, 24.0), _UNABLE, shared=DIRECTORY),
+    Fault("directory-fails", 3, NOWHERE, _let("errors"), (3.0, 24.0), _UNABLE, shared=DIRECTORY),
+    Fault("directory-read-only", 3, NOWHERE, _let("read-only"), (6.0, 24.0), _UNABLE, shared=DIRECTORY),
+    Fault("directory-hung", 4, NOWHERE, _let("hang"), (5.0, 20.0), _UNABLE, shared=DIRECTORY),
+    Fault("directory-renamed", 4, NOWHERE, _rename, (2.0, 15.0), _UNABLE, shared=DIRECTORY),
     Fault("directory-hung-on-a-node", 3, NODE, _let("hang"), (3.0, 20.0), (*_LOST, *_UNABLE), 30.0,
-          shared="directory"),
+          shared=DIRECTORY),
     Fault("directory-fails-on-a-node", 3, NODE, _let("errors"), (3.0, 20.0), (*_LOST, *_UNABLE), 30.0,
-          shared="directory"),
+          shared=DIRECTORY),
 )  # fmt: skip
 _SLURM = (
     Fault("slurmctld-killed", 3, NOWHERE, _restart_daemon("slurmctld"), last_s=(3.0, 15.0), spares_start=True,

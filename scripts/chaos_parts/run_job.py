@@ -12,8 +12,19 @@ from pathlib import Path
 from shlex import join
 from typing import TypeVar
 
-from chaos_parts.collect import RunState, read_state
-from chaos_parts.faults import AGENT, BY_NAME, GUARDIAN, GUARDIAN_AND_AGENT, NODE, NOWHERE, RANK, Fault, Target
+from chaos_parts.collect import RunState, read_state, run_directory
+from chaos_parts.faults import (
+    AGENT,
+    BY_NAME,
+    DIRECTORY,
+    GUARDIAN,
+    GUARDIAN_AND_AGENT,
+    NODE,
+    NOWHERE,
+    RANK,
+    Fault,
+    Target,
+)
 from chaos_parts.history import Injection
 from chaos_parts.processes import Process, left_of_past_rounds, roles
 from chaos_parts.schedule import BEFORE, STEP_S, TRAINING, Blow, Plan
@@ -240,10 +251,10 @@ class JobRun:
                 self.stale[line] = self.stale.get(line, 0) + 1 if line in seen else 0
 
     def _hurry(self) -> None:
-        """Have a requeued job start as soon as it can: Slurm would wait, and dead nodes would keep it waiting."""
+        """Have a requeued job start as soon as it can: it needs all nodes and its directory, and Slurm would wait."""
         self._restarts = self.facts.get("Restarts", "0")
         self.note("requeued", restarts=self._restarts)
-        self._undo_all(NODE)
+        self._undo_all(lambda fault: fault.hits == NODE or fault.shared == DIRECTORY)
         self.world.slurm("scontrol", "update", f"jobid={self.job}", "starttime=now")
 
     # Its faults
@@ -276,6 +287,9 @@ class JobRun:
             self._at(blow.last_s, partial(self._undo, active))
 
     def _target(self, fault: Fault, choice: float) -> Target | None:
+        if fault.shared == DIRECTORY and not self._has_begun():
+            # A job that finds its directory failing is refused, and rightly so.
+            return None
         if fault.hits == NOWHERE:
             return Target(self.job)
         if fault.hits == NODE:
@@ -293,6 +307,12 @@ class JobRun:
             return Target(self.job, main.node, (main,))
         return Target(self.job, main.node, (main, *(one for one in self._parts[AGENT] if one.node == main.node)))
 
+    def _has_begun(self) -> bool:
+        """Tell whether all living nodes have published their records."""
+        run = run_directory(self.beneath)
+        joined = {path.stem for path in run.glob("nodes/*.json")} if run is not None else set()
+        return set(self.world.nodes) - set(self.world.down) <= joined
+
     def _undo(self, active: _Active) -> None:
         if active in self._active:
             self._active.remove(active)
@@ -300,9 +320,9 @@ class JobRun:
             self.injections[active.index] = replace(self.injections[active.index], end_ns=time.time_ns())
             self.note("undone", fault=active.fault.name, node=self.injections[active.index].node)
 
-    def _undo_all(self, hits: str | None = None) -> None:
+    def _undo_all(self, these: Callable[[Fault], bool] = lambda fault: True) -> None:
         for active in list(self._active):
-            if hits is None or active.fault.hits == hits:
+            if these(active.fault):
                 self._undo(active)
 
     # Its end
