@@ -67,13 +67,18 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the lab is taken down
     base = Path(tempfile.mkdtemp(prefix="ftschaos-", dir="/tmp"))
+    kept = False
     try:
         return _session(asked, base)
     except LabError as error:
+        kept = True
         print(f"chaos: the lab failed: {error}; its logs are in {base}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    finally:
+        if not kept:
+            shutil.rmtree(base, ignore_errors=True)
 
 
 def _refusal(asked: argparse.Namespace) -> str:
@@ -121,7 +126,6 @@ def _session(asked: argparse.Namespace, base: Path) -> int:
             print("\n".join(job_lines(verdicts[-1])), flush=True)
     finally:
         world.take_down()
-    shutil.rmtree(base, ignore_errors=True)
     print("\n" + "\n".join(summary(verdicts)))
     print(f"again: scripts/chaos --nodes {asked.nodes} --spares {asked.spares} --seed {asked.seed} --job K")
     return 1 if any(verdict.misses for verdict in verdicts) else 0
@@ -146,6 +150,7 @@ def _one(world: World, planned: Plan, asked: argparse.Namespace, log: Log, keep:
         world.heal()
     except LabError as error:
         log.note("lab anew", why=str(error))
+        print(f"a new lab, for the old one did not recover: {error}", flush=True)
         world.take_down()
         world.up()
     log.note("plan", seed=asked.seed, plan=asdict(planned))

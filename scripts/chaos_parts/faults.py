@@ -241,14 +241,15 @@ _NETWORK = (
           leaves_files=True),
     Fault("datagrams-blocked", 2, NOWHERE, _block_datagrams, last_s=(10.0, 60.0), shared="datagrams"),
 )  # fmt: skip
+# Told to stop while the directory hangs, agents may still wait for it when Slurm kills them.
 _DIRECTORY = (
     Fault("directory-full", 4, NOWHERE, _let("full"), (6.0, 24.0), _UNABLE, shared=DIRECTORY),
     Fault("directory-refuses-writes", 4, NOWHERE, _let("write-errors"), (6.0, 24.0), _UNABLE, shared=DIRECTORY),
     Fault("directory-fails", 3, NOWHERE, _let("errors"), (3.0, 24.0), _UNABLE, shared=DIRECTORY),
     Fault("directory-read-only", 3, NOWHERE, _let("read-only"), (6.0, 24.0), _UNABLE, shared=DIRECTORY),
-    Fault("directory-hung", 4, NOWHERE, _let("hang"), (5.0, 20.0), _UNABLE, shared=DIRECTORY),
+    Fault("directory-hung", 4, NOWHERE, _let("hang"), (5.0, 20.0), _UNABLE, leaves_files=True, shared=DIRECTORY),
     Fault("directory-renamed", 4, NOWHERE, _rename, (2.0, 15.0), _UNABLE, shared=DIRECTORY),
-    Fault("directory-hung-on-a-node", 3, NODE, _let("hang"), (3.0, 20.0), (*_LOST, *_UNABLE), 30.0,
+    Fault("directory-hung-on-a-node", 3, NODE, _let("hang"), (3.0, 20.0), (*_LOST, *_UNABLE), 30.0, leaves_files=True,
           shared=DIRECTORY),
     Fault("directory-fails-on-a-node", 3, NODE, _let("errors"), (3.0, 20.0), (*_LOST, *_UNABLE), 30.0,
           shared=DIRECTORY),

@@ -163,7 +163,7 @@ def left_clean(history: History) -> list[str]:
     leaving = [each for each in history.injections if BY_NAME[each.kind].leaves_files]
     nodes = {each.node for each in leaving}
     # Where nothing closed the run, all agents were killed; `persisted` and `ended` say whether that may be.
-    everywhere = history.closed is None or any(BY_NAME[each.kind].ends_job for each in leaving)
+    everywhere = history.closed is None or any(BY_NAME[each.kind].ends_job or each.node is None for each in leaving)
     since = " of an earlier job, although an agent has started there since"
     return [
         f"{leftover.path} on {leftover.node}{since if leftover.earlier else ''}"
