@@ -18,7 +18,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Assignment:
-    """This node's part in a round."""
+    """This node's part in a round; `nodes` are those that take part, in the order of their group ranks."""
 
     round: int
     attempt: str
@@ -30,6 +30,21 @@ class Assignment:
     master: Master
     restart_count: int
     max_restarts: int
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What came of a `Prepare`.
+
+    Attributes:
+        problem: why the round cannot begin here; None: it can.
+        unreachable: the problem is that the round's master cannot be reached.
+    """
+
+    round: int
+    problem: str | None = None
+    unreachable: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,6 +95,13 @@ class Show:
     """Collect the stacks of these workers; answer with `on_shown` when that is done, or has taken too long."""
 
     local_ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Find what this failure is compared by with later ones; answer with `on_compared`."""
+
+    failure: Failure
 
 
 @dataclass(frozen=True)
@@ -151,4 +173,4 @@ def spoken(word: NodeWord, said: Say) -> NodeWord:
     )
 
 
-Action = Prepare | Spawn | Warm | Signal | Show | Sweep | Say | Record | Log | Exit
+Action = Prepare | Spawn | Warm | Signal | Show | Compare | Sweep | Say | Record | Log | Exit

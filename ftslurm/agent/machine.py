@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ftslurm.agent.actions import (
     Action,
     Assignment,
+    Compare,
     Exit,
     Log,
     Moment,
     Prepare,
+    Prepared,
     Record,
     Say,
     Show,
@@ -34,8 +36,10 @@ from ftslurm.rendezvous.state import (
     PERHAPS,
     READY,
     RUNNING,
+    SPAWN,
     STOPPED,
     SUCCEEDED,
+    UNREACHABLE,
     Failure,
     Hang,
     State,
@@ -67,6 +71,8 @@ class _Round:
     hang: Hang | None = None
     showing: bool = False
     shown: bool = False
+    comparing: bool = False
+    swept: bool = False
     stop_reason: str | None = None
     stop_ns: int | None = None
 
@@ -125,21 +131,24 @@ class AgentMachine:
     def on_state(self, state: State, now: Moment) -> list[Action]:
         """The newest state was read."""
         self._state = state
+        if self.phase == SWEEPING and self._round is not None and self._round.swept:
+            return self._finish_round(now)
         if self.phase != RUNNING:
             return self._advance(now)
         if not self._is_current(state):
             return self._stop(self._why_over(state), now)
         return self._show() if state.hang is not None else self._advance(now)
 
-    def on_prepared(self, round_: int, problem: str | None, now: Moment) -> list[Action]:
-        """The directories of the round are there, or `problem` says why not."""
-        if self.phase != PREPARING or self._round is None or self._round.assignment.round != round_:
+    def on_prepared(self, prepared: Prepared, now: Moment) -> list[Action]:
+        """A round was prepared here, or cannot be."""
+        if self.phase != PREPARING or self._round is None or self._round.assignment.round != prepared.round:
             return []
         if self._leaving is not None or (self._state is not None and not self._is_current(self._state)):
             return self._sweep()
-        if problem is not None:
+        if prepared.problem is not None:
             # It may as well be the master's node that is cut off, or the shared directory: nobody is to blame yet.
-            return self._fail_to_start(0, problem, now, blame=None)
+            kind = UNREACHABLE if prepared.unreachable else SPAWN
+            return self._fail_to_start(0, prepared.problem, now, kind, blame=None)
         self.phase = RUNNING
         self._round.alive = set(range(self._slots))
         # Said first: starting may fail, and what is said of that must be the last word.
@@ -150,7 +159,7 @@ class AgentMachine:
         if self._round is None:
             return []
         self._round.alive -= set(range(local_rank, self._slots))
-        return self._fail_to_start(local_rank, problem, now)
+        return self._fail_to_start(local_rank, problem, now, SPAWN, PERHAPS)
 
     def on_worker_ended(self, end: WorkerEnd, now: Moment) -> list[Action]:
         """A worker's main process has ended."""
@@ -221,13 +230,21 @@ class AgentMachine:
         """Nothing that the workers started is left."""
         if self.phase != SWEEPING:
             return []
-        actions: list[Action] = []
         if self._round is not None:
-            actions.append(self._record(over=True))
-        self._round = None
-        self.phase = IDLE
-        self._deadline = None
-        return [*actions, *self._say(READY, new_port=True), *self._advance(now)]
+            self._round.swept = True
+        return self._finish_round(now)
+
+    def on_compared(self, failure: Failure, signature: str | None, now: Moment) -> list[Action]:
+        """What a failure is compared by is found: `signature`, or nothing."""
+        current = self._round
+        if current is None or self._failure != failure:
+            return []
+        current.comparing = False
+        if signature is not None:
+            self._failure = current.first = replace(failure, signature=signature)
+        if self.phase == SWEEPING and current.swept:
+            return self._finish_round(now)
+        return self._say(self._status) if signature is not None else []
 
     def on_signal(self, number: int, now: Moment) -> list[Action]:
         """A signal from outside arrived at the agent."""
@@ -278,15 +295,31 @@ class AgentMachine:
 
     # Deciding
 
+    def _finish_round(self, now: Moment) -> list[Action]:
+        current = self._round
+        # The next round must not form before it is known whether it would fail as this one did. An agent that leaves
+        # anyway does not wait for a file that may hang.
+        if current is not None and current.comparing and self._leaving is None and not self._is_closed():
+            return []
+        actions: list[Action] = [] if current is None else [self._record(over=True)]
+        self._round = None
+        self.phase = IDLE
+        self._deadline = None
+        return [*actions, *self._say(READY, new_port=True), *self._advance(now)]
+
     def _advance(self, now: Moment) -> list[Action]:
         state = self._state
         if state is None:
             return []
-        if state.phase == CLOSED and state.attempt == self._attempt and state.closed is not None:
+        if self._is_closed() and state.closed is not None:
             return self._follow_the_end(state.closed.exit_code)
         if self.phase != IDLE or self._leaving is not None:
             return self._depart(now) if self.phase == IDLE else []
         return self._take_part(state)
+
+    def _is_closed(self) -> bool:
+        state = self._state
+        return state is not None and state.attempt == self._attempt and state.phase == CLOSED
 
     def _follow_the_end(self, code: int) -> list[Action]:
         if self.phase not in (IDLE, GONE):
@@ -315,6 +348,7 @@ class AgentMachine:
             state.master,
             state.restarts_used,
             state.max_restarts,
+            tuple(participant.node for participant in state.participants),
         )
         self._newest_round = state.round
         self._round = _Round(assignment, set())
@@ -358,9 +392,12 @@ class AgentMachine:
             return []
         current.first = self._failure = failure
         step = "" if failure.step is None else f" at step {failure.step}"
+        what = f"rank {failure.rank} failed{step}" if failure.kind != UNREACHABLE else "cannot begin"
+        current.comparing = failure.at_start and failure.signature is None
         return [
             *self._say(FAILED),
-            Log(f"round {failure.round}: rank {failure.rank} failed{step}: {short(failure.message)}"),
+            Log(f"round {failure.round}: {what}: {short(failure.message)}"),
+            *([Compare(failure)] if current.comparing else []),
         ]
 
     def _show(self) -> list[Action]:
@@ -371,7 +408,7 @@ class AgentMachine:
         current.showing = True
         return [Show(tuple(sorted(current.alive)))]
 
-    def _fail_to_start(self, local_rank: int, problem: str, now: Moment, blame: str | None = PERHAPS) -> list[Action]:
+    def _fail_to_start(self, local_rank: int, problem: str, now: Moment, kind: str, blame: str | None) -> list[Action]:
         current = self._round
         assert current is not None
         rank = current.assignment.first_rank + local_rank
@@ -381,7 +418,7 @@ class AgentMachine:
             rank,
             local_rank,
             now.ns,
-            "spawn",
+            kind,
             None,
             None,
             problem[:500],
@@ -438,6 +475,8 @@ class AgentMachine:
             return [*said, *self._sweep()]
         if self.phase == IDLE:
             return [*said, *self._depart(now)]
+        if self.phase == SWEEPING and self._round is not None and self._round.swept:
+            return [*said, *self._finish_round(now)]
         return said
 
     def _depart(self, now: Moment) -> list[Action]:
@@ -481,6 +520,8 @@ def short(text: str, length: int = 160) -> str:
 
 
 def _of_rank(failure: Failure) -> str:
+    if failure.kind == UNREACHABLE:
+        return failure.message
     return f"rank {failure.rank} on {failure.node} {'hung' if failure.kind == HANG else 'failed'}"
 
 

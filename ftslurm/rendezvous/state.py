@@ -21,6 +21,8 @@ PHASES = (FORMING, RUNNING, CLOSED)
 
 NODE_LOST, STOPPED = "node-lost", "stopped"
 HANG = "hang"
+SPAWN = "spawn"
+UNREACHABLE = "unreachable"
 BY_NODE, PERHAPS = "node", "perhaps"
 HISTORY_KEPT = 100
 
@@ -39,12 +41,14 @@ class Failure:
     """One worker's failure, in short.
 
     Attributes:
-        kind: "exception", "exit", "signal", "spawn" or "hang".
+        kind: "exception", "exit", "signal", SPAWN, UNREACHABLE (the round's master, before the worker was started) or
+            HANG.
         message: one line.
         step: the last step that the script reported by `ftslurm.progress`, if it did.
         at_start, again, everywhere: what a restart would bring, see `ftslurm.failures.outlook`.
         blame: BY_NODE: its own words name the node's hardware; PERHAPS: the node may be to blame; None: hardly.
         since_ns: of a hang, when the rank had last moved, by its node's clock.
+        signature: by what it is compared with another round's, see `ftslurm.failures.sameness`; None: by nothing.
     """
 
     round: int
@@ -62,6 +66,7 @@ class Failure:
     everywhere: bool = False
     blame: str | None = None
     since_ns: int | None = None
+    signature: str | None = None
 
     @staticmethod
     def read(fields: Fields) -> Failure:
@@ -82,6 +87,7 @@ class Failure:
             fields.flag("everywhere"),
             fields.maybe_text("blame"),
             fields.maybe_number("since_ns"),
+            fields.maybe_text("signature"),
         )
 
 

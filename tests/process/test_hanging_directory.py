@@ -47,6 +47,10 @@ class Directory:
     def hang(self, how: str = "") -> None:
         self._control.write_text(f"hang {how}")
 
+    def fault(self, kind: str) -> None:
+        """Begin a fault of `ftslurm.testing.faulty_mount`."""
+        self._control.write_text(kind)
+
     def answer(self) -> None:
         self._control.unlink(missing_ok=True)
 
