@@ -54,7 +54,7 @@ OVER = (
     "PREEMPTED",
     "DEADLINE",
 )
-JOIN_TIMEOUT_S, HEARTBEAT_TIMEOUT_S, MAX_RESTARTS = 30, 30, 6
+JOIN_TIMEOUT_S, HEARTBEAT_TIMEOUT_S, INITIAL_TIMEOUT_S, MAX_RESTARTS = 30, 30, 75, 6
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,8 @@ class JobRun:
         ours = [
             *("--nnodes", str(self.min_nodes), "--nproc-per-node", str(plan.per_node)),
             *("--max-restarts", str(MAX_RESTARTS), "--join-timeout", str(JOIN_TIMEOUT_S)),
-            *("--heartbeat-timeout", str(HEARTBEAT_TIMEOUT_S), *plan.options),
+            *("--heartbeat-timeout", str(HEARTBEAT_TIMEOUT_S)),
+            *("--initial-heartbeat-timeout", str(INITIAL_TIMEOUT_S), *plan.options),
         ]
         program = [
             *(str(COUNT), "--steps", str(plan.steps), "--step-s", str(STEP_S), "--link", plan.link),
