@@ -14,6 +14,7 @@
 | `processes` | who is who among the processes of the nodes | reads /proc |
 | `shared` | the shared directory that fails on command | a FUSE mount |
 | `world` | the lab: its nodes, its Slurm, its shared directory | processes |
+| `strikes` | the faults of a job: when they are done, to what, and undone | through `world` |
 | `run_job` | one job: submitted, hit, watched until it ends | through `world` |
 | `collect` | a job's history, from its files and from Slurm | reads |
 | `command` | options, one job after the other, what is kept | through `world` |

@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-import heapq
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import count
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import join
-from typing import TypeVar
 
 from chaos_parts.collect import RunState, read_state, run_directory
-from chaos_parts.faults import (
-    AGENT,
-    BY_NAME,
-    DIRECTORY,
-    GUARDIAN,
-    GUARDIAN_AND_AGENT,
-    NODE,
-    NOWHERE,
-    RANK,
-    Fault,
-    Target,
-)
+from chaos_parts.faults import AGENT, DIRECTORY, GUARDIAN, NODE
 from chaos_parts.history import Injection
 from chaos_parts.processes import Process, left_of_past_rounds, roles
-from chaos_parts.schedule import BEFORE, STEP_S, TRAINING, Blow, Plan
+from chaos_parts.schedule import BEFORE, STEP_S, TRAINING, Plan
+from chaos_parts.strikes import Scene, Strikes
 from chaos_parts.world import World
 
-T = TypeVar("T")
 COUNT = Path(__file__).with_name("count.py")
 TICK_S, LOOK_S = 0.1, 1.0
-TARGET_S = 15.0
-"""So long a fault waits for something that it can hit."""
 ALONE_S = 45.0
 """A job that is RUNNING without what keeps it alive is stuck after this: longer than KillWait, than Slurm takes to
 notice that a node is down (SlurmdTimeout), and than its batch script may take for the report."""
@@ -116,15 +99,6 @@ def stuck(sight: Sight) -> str:
 
 
 @dataclass
-class _Active:
-    """A fault that goes on."""
-
-    index: int
-    fault: Fault
-    undo: Callable[[], None]
-
-
-@dataclass
 class JobRun:
     """See `run`."""
 
@@ -134,16 +108,13 @@ class JobRun:
     note: Callable[..., None]
     job: str = ""
     facts: dict[str, str] = field(default_factory=dict)
-    injections: list[Injection] = field(default_factory=list)
-    stale: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.name = f"job-{self.plan.number}"
         self.directory = self.world.shared.path / self.name
         self.events = self.world.events / f"{self.name}.jsonl"
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = count()
-        self._active: list[_Active] = []
+        self.strikes = Strikes(self.world, self._scene, self.note)
+        self._stale: dict[tuple[int, int], tuple[int, str]] = {}
         self._training = False
         self._restarts = "0"
         self._state: RunState | None = None
@@ -165,12 +136,13 @@ class JobRun:
         self._submit()
         why = self._watch() if self.job else ""
         end_ns = time.time_ns()
-        self._undo_all()
+        self.strikes.undo_all()
         if why:
             self.note("given up", why=why)
         running = self._settle(bool(why)) if self.job else ()
-        lasting = tuple(line for line, looks in self.stale.items() if looks >= STALE_LOOKS)
-        return Watched(self.job, self.name, begin_ns, end_ns, self.facts, tuple(self.injections), why, running, lasting)
+        stale = tuple(line for looks, line in self._stale.values() if looks >= STALE_LOOKS)
+        done = tuple(self.strikes.injections)
+        return Watched(self.job, self.name, begin_ns, end_ns, self.facts, done, why, running, stale)
 
     # The job
 
@@ -199,16 +171,12 @@ class JobRun:
     def _plan(self, since: str) -> None:
         for blow in self.plan.blows:
             if blow.since == since:
-                self._at(blow.at_s, partial(self._strike, blow, TARGET_S))
-
-    def _at(self, after_s: float, act: Callable[[], None]) -> None:
-        heapq.heappush(self._due, (time.monotonic() + after_s, next(self._order), act))
+                self.strikes.plan(blow)
 
     def _watch(self) -> str:
         look_at = 0.0
         while True:
-            while self._due and self._due[0][0] <= time.monotonic():
-                heapq.heappop(self._due)[2]()
+            self.strikes.act()
             if time.monotonic() >= look_at:
                 look_at = time.monotonic() + LOOK_S
                 why = self._look()
@@ -233,8 +201,7 @@ class JobRun:
         has_any, agents = any(self._parts.values()), bool(self._parts[AGENT] or self._parts[GUARDIAN])
         self._processes_at = now if has_any or state != "RUNNING" else self._processes_at
         self._agents_at = now if agents or state != "RUNNING" else self._agents_at
-        busy = bool(self._active or self._due)
-        self._quiet_at = now if busy else self._quiet_at
+        self._quiet_at = now if self.strikes.busy else self._quiet_at
         closed = self._state is not None and self._state.closed is not None
         sight = Sight(
             now, state, self._quiet_at + planned_s, has_any, agents, closed, self._processes_at, self._agents_at
@@ -245,86 +212,27 @@ class JobRun:
         """See the job's processes, and what its run's state says."""
         self._parts = roles(self.world.processes(), self.job)
         self._state = read_state(self.beneath) or self._state
-        hurt = {self.injections[active.index].node for active in self._active} | set(self.world.down)
-        seen = {one.text for one in left_of_past_rounds(self._parts) if one.node not in hurt}
-        for line in seen | set(self.stale):
-            if self.stale.get(line, 0) < STALE_LOOKS:
-                self.stale[line] = self.stale.get(line, 0) + 1 if line in seen else 0
+        hurt = self.strikes.hurt | set(self.world.down)
+        seen = {(one.pid, one.started): one for one in left_of_past_rounds(self._parts) if one.node not in hurt}
+        for key in {*seen, *self._stale}:
+            looks, line = self._stale.get(key, (0, ""))
+            if looks < STALE_LOOKS:
+                self._stale[key] = (looks + 1, seen[key].text) if key in seen else (0, line)
+
+    def _scene(self) -> Scene:
+        """Return what there is to hit now."""
+        self._see()
+        nodes = [node for node in self.world.nodes if node not in self.world.down]
+        run = run_directory(self.beneath)
+        joined = {path.stem for path in run.glob("nodes/*.json")} if run is not None else set()
+        return Scene(self.job, self._parts, nodes, joined >= set(nodes), self._state.round if self._state else 0)
 
     def _hurry(self) -> None:
         """Have a requeued job start as soon as it can: it needs all nodes and its directory, and Slurm would wait."""
         self._restarts = self.facts.get("Restarts", "0")
         self.note("requeued", restarts=self._restarts)
-        self._undo_all(lambda fault: fault.hits == NODE or fault.shared == DIRECTORY)
+        self.strikes.undo_all(lambda fault: fault.hits == NODE or fault.shared == DIRECTORY)
         self.world.slurm("scontrol", "update", f"jobid={self.job}", "starttime=now")
-
-    # Its faults
-
-    def _strike(self, blow: Blow, patience_s: float) -> None:
-        fault = BY_NAME[blow.fault]
-        going_on = {active.fault.shared for active in self._active}
-        if fault.shared and fault.shared in going_on:
-            self.note("skipped", fault=fault.name, why=f"another fault of {fault.shared} goes on")
-            return
-        self._see()
-        target = self._target(fault, blow.choice)
-        if target is None:
-            if patience_s > 0:
-                self._at(0.3, partial(self._strike, blow, patience_s - 0.3))
-            else:
-                self.note("skipped", fault=fault.name, why="there was nothing to hit")
-            return
-        main = target.processes[0] if target.processes else None
-        rank = main.rank if main is not None and fault.hits == RANK else None
-        number = main.round if main is not None and main.round else self._state.round if self._state else 0
-        begin_ns = time.time_ns()
-        undo = fault.inject(self.world, target)
-        injection = Injection(fault.name, begin_ns, None, target.node, rank, number)
-        self.injections.append(injection)
-        self.note("injected", fault=fault.name, node=target.node, rank=rank, round=number, last_s=blow.last_s)
-        if undo is not None:
-            active = _Active(len(self.injections) - 1, fault, undo)
-            self._active.append(active)
-            self._at(blow.last_s, partial(self._undo, active))
-
-    def _target(self, fault: Fault, choice: float) -> Target | None:
-        if fault.shared == DIRECTORY and not self._has_begun():
-            # A job that finds its directory failing is refused, and rightly so.
-            return None
-        if fault.hits == NOWHERE:
-            return Target(self.job)
-        if fault.hits == NODE:
-            nodes = [node for node in self.world.nodes if node not in self.world.down]
-            return Target(self.job, _choose(nodes, choice)) if nodes else None
-        part = GUARDIAN if fault.hits == GUARDIAN_AND_AGENT else fault.hits
-        candidates = [one for one in self._parts[part] if one.node not in self.world.down]
-        if part == RANK:
-            newest = max((one.round for one in candidates), default=0)
-            candidates = [one for one in candidates if one.round == newest]
-        if not candidates:
-            return None
-        main = _choose(candidates, choice)
-        if fault.hits != GUARDIAN_AND_AGENT:
-            return Target(self.job, main.node, (main,))
-        return Target(self.job, main.node, (main, *(one for one in self._parts[AGENT] if one.node == main.node)))
-
-    def _has_begun(self) -> bool:
-        """Tell whether all living nodes have published their records."""
-        run = run_directory(self.beneath)
-        joined = {path.stem for path in run.glob("nodes/*.json")} if run is not None else set()
-        return set(self.world.nodes) - set(self.world.down) <= joined
-
-    def _undo(self, active: _Active) -> None:
-        if active in self._active:
-            self._active.remove(active)
-            active.undo()
-            self.injections[active.index] = replace(self.injections[active.index], end_ns=time.time_ns())
-            self.note("undone", fault=active.fault.name, node=self.injections[active.index].node)
-
-    def _undo_all(self, these: Callable[[Fault], bool] = lambda fault: True) -> None:
-        for active in list(self._active):
-            if these(active.fault):
-                self._undo(active)
 
     # Its end
 
@@ -348,7 +256,3 @@ class JobRun:
             for one in self.world.processes()
             if one.state not in "ZX" and (one.job == self.job or (one.name == "slurmstepd" and mine in one.command))
         ]
-
-
-def _choose(candidates: Sequence[T], choice: float) -> T:
-    return candidates[min(int(choice * len(candidates)), len(candidates) - 1)]

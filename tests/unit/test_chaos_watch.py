@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from chaos_histories import good
 from chaos_parts.collect import commits, events, read_report, read_state
-from chaos_parts.faults import AGENT, FTSRUN, GUARDIAN, RANK, SRUN, STEPD
+from chaos_parts.faults import AGENT, BY_NAME, FTSRUN, GUARDIAN, RANK, SRUN, STEPD
 from chaos_parts.history import Closed, Commit, FirstFailure
 from chaos_parts.judge import Miss
 from chaos_parts.processes import LEFT_BEHIND, Process, left_of_past_rounds, roles
 from chaos_parts.run_job import ALONE_S, END_S, Sight, stuck
+from chaos_parts.strikes import Scene, target_of
 from chaos_parts.table import Verdict, job_lines, summary
 
 from ftslurm.report import make_report
@@ -77,6 +78,49 @@ def test_what_is_left_of_a_past_round_is_stale_only_beside_a_newer_rank_of_its_n
     assert sorted(one.pid for one in left) == [104, 105, 106]
     elsewhere = replace(new, node="n3")
     assert left_of_past_rounds(roles([*a_node(), elsewhere], "7")) == []
+
+
+NODES = ("n1", "n2", "n3")
+
+
+def scene(*processes: Process, nodes: tuple[str, ...] = NODES, begun: bool = True) -> Scene:
+    return Scene("7", roles(processes, "7"), nodes, begun, 2)
+
+
+def hit(fault: str, choice: float, scene: Scene) -> tuple[str | None, list[int]] | None:
+    """Return the node and the processes that a fault would hit."""
+    target = target_of(BY_NAME[fault], choice, scene)
+    return None if target is None else (target.node, [one.pid for one in target.processes])
+
+
+def test_the_choice_picks_one_of_those_that_could_be_hit() -> None:
+    both = scene(*a_node("n1", 100), *a_node("n2", 200))
+    assert [hit("agent-killed", choice, both) for choice in (0.0, 0.49, 0.5, 1.0)] == [
+        *(("n1", [102]), ("n1", [102]), ("n2", [202]), ("n2", [202]))
+    ]
+    assert hit("node-killed", 0.99, both) == ("n3", [])
+    assert hit("scancel", 0.5, both) == (None, [])
+
+
+def test_a_guardian_and_its_own_agent_are_hit_together() -> None:
+    assert hit("guardian-and-agent-killed", 0.9, scene(*a_node("n1", 100), *a_node("n2", 200))) == ("n2", [201, 202])
+
+
+def test_a_rank_of_a_past_round_is_not_hit() -> None:
+    assert hit("rank-killed", 0.0, scene(*a_node("n1", 100, round_=1), *a_node("n2", 200, round_=2))) == ("n2", [204])
+
+
+def test_nothing_is_hit_on_a_node_that_is_down_and_where_nothing_runs() -> None:
+    assert hit("agent-killed", 0.0, scene(*a_node("n1", 100), nodes=("n2",))) is None
+    assert hit("srun-killed", 0.0, scene(*a_node("n1", 100))) is None
+    assert hit("node-killed", 0.0, scene(nodes=())) is None
+
+
+def test_the_directory_does_not_fail_before_all_nodes_have_published_their_records() -> None:
+    for fault in ("directory-full", "directory-hung-on-a-node"):
+        assert hit(fault, 0.0, scene(begun=False)) is None
+        assert hit(fault, 0.0, scene()) is not None
+    assert hit("node-killed", 0.0, scene(begun=False)) is not None
 
 
 LOOK = Sight(1000.0, "RUNNING", 1500.0, True, True, False, 1000.0, 1000.0)
