@@ -6,6 +6,7 @@
 | `ftslurm.testing.clock` | the clock |
 | `ftslurm.testing.memoryfs` | the shared filesystem, with faults between any two calls |
 | `ftslurm.testing.slurm` | Slurm's commands |
+| `ftslurm.testing.faulty_mount` | a file server that fails on command: a real mount, by FUSE |
 
-None of them starts a process, waits, or needs a cluster.
+None of them starts a process, waits, or needs a cluster, but for the last one, a process of its own.
 """

@@ -11,14 +11,18 @@ Without the file CONTROL, or while it is empty, all is well; its first word is a
 | ``write-errors`` | EIO for all that would change something; what is there can be read |
 | ``errors`` | EIO for everything |
 | ``read-only`` | EROFS for all that would change something |
+| ``hold-renames`` | a rename has arrived and is done when the fault is over, whatever became of who asked for it |
 
-``only=NUMBER`` after it spares all processes but those of the PID namespace with that inode number (``stat -L
-/proc/PID/ns/pid``): of several nodes on one machine, one alone. Nothing is cached: neither names nor attributes nor
-bytes, so a fault is met by the next call.
+``hold-renames PATTERN`` holds only those whose new name, below BACKING, matches. Nothing is cached, neither names nor
+attributes nor bytes, so a fault is met by the next call.
 
-``--journal FILE PATTERN...`` writes down, in the order in which it happened, each file that was renamed or linked to a
-path below BACKING that matches: a JSON object per line with ``time_ns``, ``path``, ``old`` (the name before) and
-``text`` (its first 4 KiB).
+Several mounts of one BACKING are as many clients of one file server: each has its own faults, and what one of them
+holds up does not hold up the others, as it would within one mount (the kernel locks a directory while a name in it
+changes).
+
+``--journal FILE PATTERN...`` writes down each file that was renamed or linked to a path below BACKING that matches: a
+JSON object per line with ``what`` ("renamed", or "held" when a rename is put off), ``path``, ``text`` (the file's first
+64 KiB), and ``began_ns`` and ``done_ns``, between which it happened. Several mounts may share the file.
 
 Needs /dev/fuse and root.
 """
@@ -37,7 +41,6 @@ import struct
 import sys
 import time
 from dataclasses import dataclass
-from typing import TextIO
 
 from ftslurm.testing.fuse import (
     BATCH_FORGET,
@@ -65,9 +68,11 @@ from ftslurm.testing.fuse import (
 
 SIGKILL_BIT = 1 << 8
 GENERIC = struct.Struct("<IIQQIIIHH")
-JOURNALED_BYTES = 4096
+JOURNALED_BYTES = 1 << 16
 
 HANG, FULL, WRITE_ERRORS, ERRORS, READ_ONLY = "hang", "full", "write-errors", "errors", "read-only"
+HOLD_RENAMES = "hold-renames"
+RENAMED, HELD = "renamed", "held"
 ENDING = frozenset({RELEASE, FLUSH, RELEASEDIR, INIT})
 """Never faulty: the end of something that was opened before."""
 GROWING = frozenset({MKDIR, LINK, WRITE, CREATE})
@@ -79,21 +84,20 @@ class Fault:
     """What is wrong with the directory now.
 
     Attributes:
-        kind: HANG, FULL, WRITE_ERRORS, ERRORS, READ_ONLY; empty: nothing is.
+        kind: HANG, FULL, WRITE_ERRORS, ERRORS, READ_ONLY, HOLD_RENAMES; empty: nothing is.
         hard: who waits cannot even be killed.
-        namespace: only processes of this PID namespace meet the fault; None: all.
+        pattern: of the new names whose renames are held.
     """
 
     kind: str = ""
     hard: bool = False
-    namespace: int | None = None
+    pattern: str = "*"
 
     @staticmethod
     def read(text: str) -> Fault:
         """Read it from the control file's text."""
         kind, *rest = text.split() or [""]
-        only = [int(word.removeprefix("only=")) for word in rest if word.startswith("only=")]
-        return Fault(kind, "hard" in rest, only[0] if only else None)
+        return Fault(kind, kind == HANG and rest == ["hard"], rest[0] if kind == HOLD_RENAMES and rest else "*")
 
     def error(self, opcode: int, writes: bool) -> int:
         """Return the error number that a request gets, 0 for none.
@@ -116,9 +120,9 @@ class Fault:
 class FaultyMount:
     """Serves one mount, one request after the other."""
 
-    def __init__(self, backing: str, device: int, control: str, journal: TextIO, patterns: list[str]) -> None:
+    def __init__(self, backing: str, device: int, control: str, journal: int, patterns: list[str]) -> None:
         self.root = os.path.realpath(backing)
-        self.backing = Backing(backing, self.note)
+        self.backing = Backing(backing, self.renamed)
         self.device, self.control = device, control
         self.journal, self.patterns = journal, patterns
         self.held: list[bytes] = []
@@ -142,7 +146,7 @@ class FaultyMount:
                 if not self.hangs(held, fault):
                     self.held.remove(held)
                     self.answer(held, fault)
-                elif not fault.hard and _dying(_thread(held)):
+                elif fault.kind == HANG and not fault.hard and _dying(_thread(held)):
                     self.held.remove(held)
                     self.reply(held, -errno.EINTR, b"")
 
@@ -154,10 +158,19 @@ class FaultyMount:
         except FileNotFoundError:
             return Fault()
 
-    @staticmethod
-    def hangs(request: bytes, fault: Fault) -> bool:
+    def hangs(self, request: bytes, fault: Fault) -> bool:
         """Tell whether a request is to wait."""
-        return fault.kind == HANG and _opcode(request) not in ENDING and _meets(request, fault)
+        if request in self.held and fault.kind == HOLD_RENAMES:
+            # Its process may be gone by now, which changes nothing.
+            return True
+        if fault.kind == HOLD_RENAMES:
+            path = self.backing.new_name(_opcode(request), _node(request), request[40:])
+            return path is not None and fnmatch.fnmatch(self.below(path), fault.pattern)
+        return fault.kind == HANG and _opcode(request) not in ENDING
+
+    def below(self, path: str) -> str:
+        """Return a path of the directory beneath, relative to that."""
+        return os.path.relpath(path, self.root)
 
     def take(self, request: bytes, fault: Fault) -> None:
         """Answer a request, or keep it."""
@@ -171,6 +184,9 @@ class FaultyMount:
             pass
         elif self.hangs(request, fault):
             self.held.append(request)
+            path = self.backing.new_name(opcode, node, request[40:])
+            if path is not None:
+                self.note(HELD, path, "", time.time_ns())
         else:
             self.answer(request, fault)
 
@@ -180,7 +196,7 @@ class FaultyMount:
         call, body = self.backing.calls.get(opcode), request[40 : GENERIC.unpack_from(request)[0]]
         writes = opcode == OPEN and bool(struct.unpack_from("<I", body)[0] & (os.O_WRONLY | os.O_RDWR))
         refusal = fault.error(opcode, writes)
-        if refusal and _meets(request, fault):
+        if refusal:
             self.reply(request, -refusal, b"")
             return
         if call is None:
@@ -194,7 +210,7 @@ class FaultyMount:
             # A node or handle that is not known here: what a server says that has forgotten it.
             self.reply(request, -errno.ESTALE, b"")
         else:
-            if opcode == STATFS and fault.kind == FULL and _meets(request, fault):
+            if opcode == STATFS and fault.kind == FULL:
                 out = out[:8] + bytes(16) + out[24:]
             self.reply(request, 0, out)
 
@@ -206,13 +222,16 @@ class FaultyMount:
             # Nobody waits for it any more.
             pass
 
-    def note(self, old: bytes, directory: str, fd: int, name: bytes) -> None:
+    def renamed(self, directory: str, fd: int, name: bytes, began_ns: int) -> None:
         """Write down that a file got this name."""
-        path = os.path.relpath(os.path.join(directory, os.fsdecode(name)), self.root)
-        if not any(fnmatch.fnmatch(path, pattern) for pattern in self.patterns):
-            return
-        line = {"time_ns": time.time_ns(), "path": path, "old": os.fsdecode(old), "text": _beginning(name, fd)}
-        self.journal.write(json.dumps(line) + "\n")
+        self.note(RENAMED, os.path.join(directory, os.fsdecode(name)), _beginning(name, fd), began_ns)
+
+    def note(self, what: str, path: str, text: str, began_ns: int) -> None:
+        """Write down what happened to a path that is of interest."""
+        path = self.below(path)
+        if any(fnmatch.fnmatch(path, pattern) for pattern in self.patterns):
+            line = {"began_ns": began_ns, "done_ns": time.time_ns(), "what": what, "path": path, "text": text}
+            os.write(self.journal, f"{json.dumps(line)}\n".encode())
 
 
 def _opcode(request: bytes) -> int:
@@ -225,17 +244,6 @@ def _node(request: bytes) -> int:
 
 def _thread(request: bytes) -> int:
     return int(GENERIC.unpack_from(request)[6])
-
-
-def _meets(request: bytes, fault: Fault) -> bool:
-    """Tell whether the process that asks is one that the fault is for."""
-    if fault.namespace is None:
-        return True
-    try:
-        return os.stat(f"/proc/{_thread(request)}/ns/pid").st_ino == fault.namespace
-    except OSError:
-        # It is gone.
-        return False
 
 
 def _beginning(name: bytes, directory: int) -> str:
@@ -269,13 +277,14 @@ def main() -> None:
     device = os.open("/dev/fuse", os.O_RDWR)
     options = f"fd={device},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()},allow_other"
     mount = os.fsencode(asked.mount)
-    with open(journal_path, "a", buffering=1, encoding="utf-8") as journal:
-        if libc.mount(b"faulty", mount, b"fuse.faulty", 0, options.encode()):
-            sys.exit(f"cannot mount {asked.mount}: {os.strerror(ctypes.get_errno())}")
-        # MNT_DETACH; with the end of this process the kernel lets everybody go who still waits.
-        signal.signal(signal.SIGTERM, lambda *_: (libc.umount2(mount, 2), os._exit(0)))
-        print("mounted", flush=True)
-        FaultyMount(asked.backing, device, asked.control, journal, patterns).serve()
+    # One write for each line, at the end of the file: those of several mounts do not mix.
+    journal = os.open(journal_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if libc.mount(b"faulty", mount, b"fuse.faulty", 0, options.encode()):
+        sys.exit(f"cannot mount {asked.mount}: {os.strerror(ctypes.get_errno())}")
+    # MNT_DETACH; with the end of this process the kernel lets everybody go who still waits.
+    signal.signal(signal.SIGTERM, lambda *_: (libc.umount2(mount, 2), os._exit(0)))
+    print("mounted", flush=True)
+    FaultyMount(asked.backing, device, asked.control, journal, patterns).serve()
 
 
 if __name__ == "__main__":

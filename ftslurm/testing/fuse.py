@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
+import time
 from collections.abc import Callable
 
 OPEN_DIRECT_IO = 1
@@ -22,15 +23,15 @@ class Backing:
 
     Args:
         path: the directory.
-        renamed: told of each file that got a name by rename(2) or link(2), right after: the old name, the directory's
-            path and its descriptor, the new name.
+        renamed: told of each file that got a name by rename(2) or link(2), right after: the directory's path and its
+            descriptor, the name, and the time just before, in nanoseconds since the epoch.
 
     Attributes:
         calls: by the request's number, what answers it: given the node and the request's body, it returns the answer's
             body, or raises `OSError`.
     """
 
-    def __init__(self, path: str, renamed: Callable[[bytes, str, int, bytes], None]) -> None:
+    def __init__(self, path: str, renamed: Callable[[str, int, bytes, int], None]) -> None:
         self._renamed = renamed
         self._nodes = {1: os.open(path, os.O_PATH)}
         self._counts = {1: 1}
@@ -106,8 +107,18 @@ class Backing:
     def _nothing(self, node: int, body: bytes) -> bytes:
         return b""
 
-    def _tell(self, old: bytes, directory: int, new: bytes) -> None:
-        self._renamed(old, os.readlink(self._path(directory)), self._nodes[directory], new)
+    def new_name(self, opcode: int, node: int, body: bytes) -> str | None:
+        """Return the path that a request would give a file by rename or link; None: it is no such request."""
+        if opcode == LINK:
+            directory, name = node, body[8:].split(b"\0")[0]
+        elif opcode in (RENAME, RENAME2):
+            directory, name = struct.unpack_from("<Q", body)[0], body[8 if opcode == RENAME else 16 :].split(b"\0")[1]
+        else:
+            return None
+        return os.path.join(os.readlink(self._path(directory)), os.fsdecode(name))
+
+    def _tell(self, directory: int, new: bytes, began_ns: int) -> None:
+        self._renamed(os.readlink(self._path(directory)), self._nodes[directory], new, began_ns)
 
     # Requests
 
@@ -145,8 +156,9 @@ class Backing:
     def _rename(self, node: int, body: bytes, offset: int = 8) -> bytes:
         old, new = body[offset:].split(b"\0")[:2]
         directory = struct.unpack_from("<Q", body)[0]
+        began_ns = time.time_ns()
         os.rename(old, new, src_dir_fd=self._nodes[node], dst_dir_fd=self._nodes[directory])
-        self._tell(old, directory, new)
+        self._tell(directory, new, began_ns)
         return b""
 
     def _rename2(self, node: int, body: bytes) -> bytes:
@@ -155,8 +167,9 @@ class Backing:
     def _link(self, node: int, body: bytes) -> bytes:
         name = body[8:].split(b"\0")[0]
         linked = self._path(struct.unpack_from("<Q", body)[0])
+        began_ns = time.time_ns()
         os.link(linked, name, dst_dir_fd=self._nodes[node])
-        self._tell(os.fsencode(os.path.basename(os.readlink(linked))), node, name)
+        self._tell(node, name, began_ns)
         return self._entry(node, name)
 
     def _open(self, node: int, body: bytes) -> bytes:

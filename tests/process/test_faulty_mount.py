@@ -8,7 +8,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,11 +19,11 @@ from test_hanging_directory import SERVER
 class Mount:
     """A mounted directory and its control file."""
 
-    def __init__(self, base: Path) -> None:
-        self.path, self.backing, self.journal = base / "shared", base / "backing", base / "journal"
-        self._control = base / "control"
+    def __init__(self, base: Path, name: str = "shared") -> None:
+        self.path, self.backing, self.journal = base / name, base / "backing", base / "journal"
+        self._control = base / f"control-{name}"
         self.path.mkdir()
-        self.backing.mkdir()
+        self.backing.mkdir(exist_ok=True)
         paths = [str(path) for path in (self.backing, self.path, self._control)]
         command = [sys.executable, *SERVER, *paths, "--journal", str(self.journal), "*/last.json"]
         self._server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -118,14 +119,6 @@ def test_a_file_that_was_open_before_meets_the_fault_too(mount: Mount) -> None:
         os.close(fd)
 
 
-def test_a_fault_for_one_pid_namespace_spares_all_others(mount: Mount) -> None:
-    ours = os.stat("/proc/self/ns/pid").st_ino
-    mount.let(f"errors only={ours}")
-    assert outcome("read", mount.path / "run") == "EIO"
-    mount.let(f"errors only={ours + 1}")
-    assert outcome("read", mount.path / "run") == ""
-
-
 def test_who_meets_a_hanging_directory_goes_on_when_it_answers_again(mount: Mount) -> None:
     mount.let("hang")
     said: list[str] = []
@@ -148,8 +141,39 @@ def test_the_journal_has_each_renamed_and_linked_file_of_the_pattern_in_order(mo
     os.unlink(run / "last.json")
     os.link(run / "old", run / "last.json")
     lines = [json.loads(line) for line in mount.journal.read_text().splitlines()]
-    assert [(line["path"], line["old"], line["text"]) for line in lines] == [
-        *[("run/last.json", "temporary", f"commit {number}") for number in range(3)],
-        ("run/last.json", "old", "old"),
+    assert [(line["what"], line["path"], line["text"]) for line in lines] == [
+        *[("renamed", "run/last.json", f"commit {number}") for number in range(3)],
+        ("renamed", "run/last.json", "old"),
     ]
-    assert lines == sorted(lines, key=lambda line: line["time_ns"])
+    assert lines == sorted(lines, key=lambda line: line["began_ns"])
+    assert all(line["began_ns"] <= line["done_ns"] for line in lines)
+
+
+def test_a_held_rename_is_done_late_over_what_another_client_has_renamed_meanwhile(
+    mount: Mount, tmp_path: Path
+) -> None:
+    other = Mount(tmp_path, "other")
+    try:
+        (mount.path / "run" / "old-round").write_text("stale")
+        mount.let("hold-renames run/last.*")
+        asking = f"import os; os.chdir({str(mount.path / 'run')!r}); os.rename('old-round', 'last.json')"
+        with subprocess.Popen([sys.executable, "-c", asking]) as process:
+            wait_for(lambda: '"held"' in mount.journal.read_text())
+            process.kill()
+            (other.path / "run" / "new-round").write_text("new")
+            os.rename(other.path / "run" / "new-round", other.path / "run" / "last.json")
+            assert (other.path / "run" / "last.json").read_text() == "new"
+            mount.let("")
+        wait_for(lambda: (other.path / "run" / "last.json").read_text() == "stale")
+    finally:
+        other.close()
+    lines = [json.loads(line) for line in mount.journal.read_text().splitlines()]
+    assert [(line["what"], line["text"]) for line in lines] == [("held", ""), ("renamed", "new"), ("renamed", "stale")]
+    assert lines[1]["done_ns"] < lines[2]["began_ns"]
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)

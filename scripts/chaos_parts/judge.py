@@ -1,0 +1,282 @@
+"""What was broken, from a job's history (pure): for each promise a function that returns a line for each breach."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from chaos_parts.counting import total
+from chaos_parts.faults import BY_NAME, NODE, RANK, STOPPED
+from chaos_parts.history import Commit, Event, History, Injection
+from chaos_parts.reasons import SECOND_NS, explanations, tell
+
+SUCCEEDED = "succeeded"
+QUIET_NS = 30 * SECOND_NS
+"""A save on SIGTERM is asked for only where no other fault was on its way for so long."""
+OWN_TRACEBACK = re.compile(r'File "[^"]*/ftslurm/(agent|report|slurm|status)/[^"]*"')
+"""A traceback of ftslurm's own processes; ranks may be stopped anywhere in what they call."""
+
+
+@dataclass(frozen=True)
+class Miss:
+    """A promise that was not kept."""
+
+    check: str
+    text: str
+
+
+def judge(history: History) -> list[Miss]:
+    """Return all promises that were not kept."""
+    return [Miss(name, text) for name, check in CHECKS.items() for text in check(history)]
+
+
+def ended(history: History) -> list[str]:
+    """The job ends: no hang, no job that is left RUNNING without processes."""
+    return [history.stuck] if history.stuck else []
+
+
+def counted(history: History) -> list[str]:
+    """The sum is right: in the result, and in each checkpoint that became visible."""
+    wrong = [
+        f"{commit.name} of round {commit.round}: step {commit.step} has {commit.total}, expected {total(commit.step)}"
+        for commit in history.commits
+        if commit.total != total(commit.step)
+    ]
+    if _succeeded(history) and history.result is None:
+        wrong.append("the run succeeded without a result")
+    elif _succeeded(history) and history.result != (history.steps, total(history.steps)):
+        expected = history.steps, total(history.steps)
+        wrong.append(f"the result is {history.result}, an undisturbed run has {expected}")
+    return wrong
+
+
+def in_order(history: History) -> list[str]:
+    """Nothing stale is committed: of a past round nothing, once a newer one has committed; of a round no older step."""
+    wrong = []
+    newest: Commit | None = None
+    last: dict[str, Commit] = {}
+    for commit in sorted(history.commits, key=lambda commit: commit.began_ns):
+        if newest is not None and commit.round < newest.round and commit.began_ns > newest.done_ns:
+            wrong.append(f"{_told(commit)} became visible after {_told(newest)}")
+        before = last.get(commit.name)
+        if before is not None and before.round == commit.round and commit.step < before.step:
+            wrong.append(f"{_told(commit)} became visible after {_told(before)}")
+        last[commit.name] = commit
+        if newest is None or commit.round > newest.round:
+            newest = commit
+    return wrong
+
+
+def _told(commit: Commit) -> str:
+    return f"{commit.name} of round {commit.round}, step {commit.step},"
+
+
+def restored(history: History) -> list[str]:
+    """A round goes on from the newest checkpoint: what was committed is not lost."""
+    wrong = []
+    for event in history.events:
+        if event.what != "restored":
+            continue
+        reading = _before(history, event, "reading")
+        begin_ns = reading.time_ns if reading is not None else event.time_ns
+        visible = [
+            commit for commit in history.commits if commit.name == "last.json" and commit.began_ns < event.time_ns
+        ]
+        settled = [commit for commit in visible if commit.done_ns < begin_ns]
+        steps = {commit.step for commit in visible if commit not in settled}
+        steps.add(max(settled, key=lambda commit: commit.done_ns).step if settled else 0)
+        if event.step not in steps:
+            wrong.append(f"round {event.round} went on from step {event.step}, the newest checkpoint had {max(steps)}")
+    return wrong
+
+
+def _before(history: History, event: Event, what: str) -> Event | None:
+    same = [
+        each
+        for each in history.events
+        if (each.what, each.round, each.rank, each.attempt) == (what, event.round, event.rank, event.attempt)
+        and each.time_ns <= event.time_ns
+    ]
+    return max(same, key=lambda each: each.time_ns, default=None)
+
+
+def saved(history: History) -> list[str]:
+    """A save on SIGTERM is committed when the whole job was told to stop."""
+    wrong = []
+    for injection in history.injections:
+        if injection.kind not in ("scancel", "requeue") or not _alone(history, injection):
+            continue
+        for event in _asked_to_stop(history, injection):
+            done = _after(history, event, "saved", "refused", "not-saved")
+            if event.step > _saved_step(history, event) and (done is None or done.what != "saved"):
+                how = f"{done.what}: {done.why}" if done is not None else "its rank was killed before that"
+                wrong.append(f"what was counted up to step {event.step} was not saved on {injection.kind}: {how}")
+    return wrong
+
+
+def _asked_to_stop(history: History, injection: Injection) -> list[Event]:
+    end_ns = injection.begin_ns + 10 * SECOND_NS
+    return [
+        event
+        for event in history.events
+        if event.what == "asked-to-stop" and event.rank == 0 and injection.begin_ns - SECOND_NS < event.time_ns < end_ns
+    ]
+
+
+def _after(history: History, event: Event, *whats: str) -> Event | None:
+    same = [
+        each
+        for each in history.events
+        if (each.round, each.rank) == (event.round, event.rank) and each.what in whats and each.time_ns > event.time_ns
+    ]
+    return min(same, key=lambda each: each.time_ns, default=None)
+
+
+def _saved_step(history: History, event: Event) -> int:
+    steps = [
+        each.step
+        for each in history.events
+        if each.what in ("saved", "restored") and each.name in ("", "last.json") and each.time_ns < event.time_ns
+    ]
+    return max(steps, default=0)
+
+
+def _alone(history: History, injection: Injection) -> bool:
+    return all(
+        each is injection
+        or each.over_ns < injection.begin_ns - QUIET_NS
+        or each.begin_ns > injection.begin_ns + SECOND_NS
+        for each in history.injections
+    )
+
+
+def left_nothing(history: History) -> list[str]:
+    """Nothing is left running on any node: neither when the job is over, nor of a past round beside a newer one."""
+    return [f"left running: {line}" for line in history.running] + [
+        f"left of a past round beside a newer one: {line}" for line in history.stale
+    ]
+
+
+def left_clean(history: History) -> list[str]:
+    """Nothing is left on the nodes' disks, but by what was killed so that it could not clean up."""
+    leaving = [each for each in history.injections if BY_NAME[each.kind].leaves_files]
+    nodes = {each.node for each in leaving}
+    # Where nothing closed the run, all agents were killed; `persisted` and `ended` say whether that may be.
+    everywhere = history.closed is None or any(BY_NAME[each.kind].ends_job or each.node is None for each in leaving)
+    since = " of an earlier job, although an agent has started there since"
+    return [
+        f"{leftover.path} on {leftover.node}{since if leftover.earlier else ''}"
+        for leftover in history.leftovers
+        if leftover.earlier or not (everywhere or leftover.node in nodes)
+    ]
+
+
+def explained(history: History) -> list[str]:
+    """Each round that ended, ended by what was done to it, and the report names that."""
+    if history.report is None:
+        return []
+    return [
+        f"no fault explains {tell(past)}"
+        for past in history.report.rounds
+        if past.outcome not in (SUCCEEDED, "running") and not explanations(history, past)
+    ]
+
+
+def noticed(history: History) -> list[str]:
+    """A rank that was made to fail did not count as one that succeeded."""
+    if history.report is None:
+        return []
+    good = {past.number for past in history.report.rounds if past.outcome == SUCCEEDED}
+    done = {(event.round, event.rank) for event in history.events if event.what == "done"}
+    return [
+        f"{each.text} in round {each.round}, which succeeded all the same"
+        for each in history.injections
+        if BY_NAME[each.kind].hits == RANK
+        and any(reason.blames == "this rank" for reason in BY_NAME[each.kind].reasons)
+        and each.round in good
+        and (each.round, each.rank) not in done
+    ]
+
+
+def persisted(history: History) -> list[str]:
+    """A job does not end as long as restarts and enough nodes are left."""
+    closed = history.closed
+    if history.stuck or _succeeded(history) or any(BY_NAME[each.kind].ends_job for each in history.injections):
+        return []
+    taken = {each.node for each in history.injections if BY_NAME[each.kind].takes_node}
+    if len(history.nodes) - len(taken) < history.min_nodes:
+        return []
+    if closed is None:
+        return [f"the job ended ({history.state}) and nothing closed its run"]
+    used = history.report.restarts_used if history.report is not None else 0
+    if used >= history.max_restarts:
+        return []
+    left = (
+        f"{history.max_restarts - used} of {history.max_restarts} restarts and {len(history.nodes) - len(taken)} nodes"
+    )
+    return [f"it ended with {left} left, {history.min_nodes} needed: {closed.outcome}: {closed.reason}"]
+
+
+def coded(history: History) -> list[str]:
+    """Slurm's state of the job and its exit code are those of the run."""
+    closed = history.closed
+    if history.stuck or closed is None or _slurm_may_say_anything(history):
+        return []
+    said = f"the run {closed.outcome} with code {closed.exit_code}, Slurm says {history.state} {history.exit_code}"
+    if closed.outcome == SUCCEEDED:
+        lost = any(BY_NAME[each.kind].takes_node for each in history.injections)
+        return [] if history.state == "COMPLETED" or (lost and history.state == "NODE_FAIL") else [said]
+    if closed.outcome == STOPPED:
+        return []
+    good = history.state == "FAILED" and history.exit_code.partition(":")[0] == str(closed.exit_code)
+    return [] if good else [said]
+
+
+def _slurm_may_say_anything(history: History) -> bool:
+    return any(
+        BY_NAME[each.kind].ends_job or (each.node == history.batch_host and _ends_batch_script(each))
+        for each in history.injections
+    )
+
+
+def _ends_batch_script(injection: Injection) -> bool:
+    fault = BY_NAME[injection.kind]
+    return fault.hits == NODE and fault.takes_node
+
+
+def reported(history: History) -> list[str]:
+    """The report is there, says how the run ended, and ftslurm has met no error of its own."""
+    wrong = []
+    closed, report = history.closed, history.report
+    if report is None:
+        wrong.append("there is no report")
+    elif closed is not None and report.status != closed.outcome:
+        wrong.append(f"the report says {report.status}, the run's state {closed.outcome}")
+    elif report.status == "running" and not history.stuck:
+        wrong.append("the report says that the run is still running")
+    for line in history.output.splitlines():
+        if "internal error" in line or OWN_TRACEBACK.search(line):
+            wrong.append(f"ftslurm met an error of its own: {line.strip()}")
+            break
+    return wrong
+
+
+def _succeeded(history: History) -> bool:
+    return history.closed is not None and history.closed.outcome == SUCCEEDED
+
+
+CHECKS: dict[str, Callable[[History], list[str]]] = {
+    "ended": ended,
+    "counted": counted,
+    "in order": in_order,
+    "restored": restored,
+    "saved": saved,
+    "left nothing": left_nothing,
+    "left clean": left_clean,
+    "explained": explained,
+    "noticed": noticed,
+    "persisted": persisted,
+    "coded": coded,
+    "reported": reported,
+}

@@ -1,0 +1,96 @@
+"""Which faults each job of a seed meets, and when (pure): the same seed and number give the same plan, always."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from chaos_parts.faults import FAULTS, Fault
+
+STEP_S = 0.1
+BEFORE, TRAINING = "after submission", "after training began"
+
+
+@dataclass(frozen=True)
+class Blow:
+    """A fault that is to be done.
+
+    Attributes:
+        fault: its name in the registry.
+        since: what its time is counted from: BEFORE or TRAINING.
+        at_s: its time, in seconds.
+        last_s: how long until it is undone, in seconds.
+        choice: from 0 to 1: which of those that it could hit.
+    """
+
+    fault: str
+    since: str
+    at_s: float
+    last_s: float
+    choice: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One job.
+
+    Attributes:
+        number: which of the seed's jobs, from 1 on.
+        link: "star" or "gloo", see `chaos_parts.links`.
+        per_node: ranks on each node.
+        options: more options for ftslurm.
+        slow_stop_s: how long a rank takes to save when it is told to stop, in seconds.
+    """
+
+    number: int
+    steps: int
+    link: str
+    per_node: int
+    options: tuple[str, ...]
+    slow_stop_s: float
+    blows: tuple[Blow, ...]
+
+
+def plan(seed: int, number: int, faults: Sequence[Fault] = FAULTS, gloo: bool = False) -> Plan:
+    """Return the plan of one job.
+
+    Args:
+        seed, number: of which everything follows.
+        faults: those to choose from.
+        gloo: some jobs may use torch.
+    """
+    rng = random.Random(f"{seed}/{number}")
+    # Drawn in any case, so that the rest is the same with torch and without.
+    with_gloo = rng.random() < 0.12
+    per_node = rng.choice((1, 2, 2, 2))
+    standby = rng.random() < 0.25
+    slow_stop_s = rng.choice((0.0, 0.0, 1.5))
+    steps = rng.randint(12, 20) * 10
+    blows: list[Blow] = []
+    at_s = rng.uniform(0.5, 8.0)
+    for _ in range(rng.choice((1, 1, 2, 2, 3))):
+        blows.append(_blow(rng, faults, at_s))
+        at_s += rng.uniform(0.0, 0.6) if rng.random() < 0.3 else rng.uniform(0.6, 12.0)
+    return Plan(
+        number,
+        steps,
+        "gloo" if gloo and with_gloo else "star",
+        1 if gloo and with_gloo else per_node,
+        ("--spare-imports", "json") if standby else (),
+        slow_stop_s,
+        tuple(sorted(blows, key=lambda blow: (blow.since, blow.at_s))),
+    )
+
+
+def _blow(rng: random.Random, faults: Sequence[Fault], at_s: float) -> Blow:
+    fault = rng.choices(faults, [fault.weight for fault in faults])[0]
+    early = rng.random() < 0.2 and not fault.spares_start
+    start_s = rng.uniform(0.3, 4.0)
+    return Blow(
+        fault.name,
+        BEFORE if early else TRAINING,
+        round(start_s if early else at_s, 2),
+        round(rng.uniform(*fault.last_s), 2),
+        rng.random(),
+    )

@@ -1,0 +1,126 @@
+"""The shared directory of the lab's nodes: each node has a mount of its own over one directory, and each can fail.
+
+What chaos itself reads or writes there it does beneath, where nothing fails; only sbatch sees it as the nodes do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from shlex import join, quote
+from typing import Any
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+HELD_S = 4.0
+"""So long a rename is waited for that the file server may hold; a rank commits more often than that."""
+LOGIN = "login"
+PATTERNS = ("*/checkpoints/*.json", "*/state/0*.json")
+
+
+class SharedDirectory:
+    """Where the jobs run, as seen by all nodes at the same path.
+
+    Args:
+        base: a directory of this machine's own disk.
+        nodes: the nodes' names.
+
+    Attributes:
+        path: the directory as the nodes see it.
+        beneath: the same directory, beneath the mounts.
+    """
+
+    def __init__(self, base: Path, nodes: Iterable[str]) -> None:
+        self._mount, self._backing, self._control = base / "mnt", base / "backing", base / "control"
+        self._journal = base / "journal.jsonl"
+        self._nodes = tuple(nodes)
+        self._own: subprocess.Popen[bytes] | None = None
+        for directory in (self._mount, self._backing, self._control, self._backing / "work"):
+            directory.mkdir()
+        self.path = self._mount / "work"
+        self.mend()
+
+    @property
+    def beneath(self) -> Path:
+        """Also while the directory is renamed."""
+        away = self._away
+        return away if away.exists() else self._backing / "work"
+
+    @property
+    def _away(self) -> Path:
+        return self._backing / "work.away"
+
+    def boot_command(self, log: Path) -> str:
+        """Return what a node does when it boots, for bash: mount the directory."""
+        words = join(self._server("node")).replace(str(self._control / "node"), f'{self._control}/"$SLURMLAB_NODE"')
+        return (
+            f"exec 3< <(exec env PYTHONPATH={quote(str(CHECKOUT))} {words} 2>>{quote(str(log))}); "
+            "read -r -u 3 said; [[ $said == mounted ]]"
+        )
+
+    def mount(self, log: Path) -> None:
+        """Mount it on this machine too, which is the cluster's login node.
+
+        Raises:
+            OSError: it cannot be mounted.
+        """
+        with log.open("ab") as errors:
+            environment = os.environ | {"PYTHONPATH": str(CHECKOUT)}
+            server = subprocess.Popen(self._server(LOGIN), env=environment, stdout=subprocess.PIPE, stderr=errors)
+        self._own = server
+        assert server.stdout is not None
+        if server.stdout.readline() != b"mounted\n":
+            raise OSError(f"the shared directory cannot be mounted: {log.read_text().strip()[-300:]}")
+
+    def unmount(self) -> None:
+        """Take this machine's mount away."""
+        if self._own is not None:
+            self._own.terminate()
+            self._own.wait()
+
+    def _server(self, name: str) -> list[str]:
+        paths = (self._backing, self._mount, self._control / name)
+        words = [sys.executable, "-m", "ftslurm.testing.faulty_mount", *map(str, paths)]
+        return [*words, "--journal", str(self._journal), *PATTERNS]
+
+    def let(self, fault: str, node: str | None = None) -> None:
+        """Let the directory fail, see `ftslurm.testing.faulty_mount`; on that node alone, if one is named."""
+        for name in self._nodes if node is None else (node,):
+            (self._control / name).write_text(fault)
+
+    def mend(self) -> None:
+        """Let it work again, everywhere."""
+        self.let("")
+
+    def move_away(self) -> None:
+        """Give it another name."""
+        (self._backing / "work").rename(self._away)
+
+    def move_back(self) -> None:
+        """Give it its name back, if it has not got it."""
+        if self._away.exists():
+            self._away.rename(self._backing / "work")
+
+    def hold_a_commit(self, node: str) -> bool:
+        """Let the node's next commit be done only when the directory works again; tell whether there is one."""
+        before = len(list(self.journal()))
+        self.let("hold-renames */checkpoints/*.json", node)
+        deadline = time.monotonic() + HELD_S
+        while time.monotonic() < deadline:
+            if any(line["what"] == "held" for line in list(self.journal())[before:]):
+                return True
+            time.sleep(0.05)
+        return False
+
+    def journal(self) -> Iterator[dict[str, Any]]:
+        """Return what got its name, in order."""
+        if not self._journal.exists():
+            return
+        with self._journal.open() as lines:
+            for line in lines:
+                if line.endswith("\n"):
+                    yield json.loads(line)

@@ -1,0 +1,171 @@
+"""The faults of one job: each is done when it is due, to something that it can hit, and undone when its time is up."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+from typing import TypeVar
+
+from chaos_parts.faults import (
+    AGENT,
+    BY_NAME,
+    DIRECTORY,
+    GUARDIAN,
+    GUARDIAN_AND_AGENT,
+    NODE,
+    NOWHERE,
+    RANK,
+    Fault,
+    Target,
+)
+from chaos_parts.history import Injection
+from chaos_parts.processes import Process
+from chaos_parts.schedule import Blow
+from chaos_parts.world import World
+
+T = TypeVar("T")
+TARGET_S, RETRY_S = 15.0, 0.3
+"""So long a fault waits for something that it can hit, and so often it looks."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What there is to hit.
+
+    Attributes:
+        job: Slurm's number of it.
+        parts: its processes, by their part in it.
+        nodes: the nodes that live and can be reached.
+        begun: all of these nodes have published their records.
+        round: the newest round, 0 before the first.
+    """
+
+    job: str
+    parts: Mapping[str, Sequence[Process]]
+    nodes: Sequence[str]
+    begun: bool
+    round: int
+
+
+def target_of(fault: Fault, choice: float, scene: Scene) -> Target | None:
+    """Return what a fault hits, None while there is nothing that it can hit.
+
+    Args:
+        choice: from 0 to 1, which of those that it could hit.
+    """
+    if fault.shared == DIRECTORY and not scene.begun:
+        # A job that finds its directory failing is refused, and rightly so.
+        return None
+    if fault.hits == NOWHERE:
+        return Target(scene.job)
+    if fault.hits == NODE:
+        return Target(scene.job, _choose(scene.nodes, choice)) if scene.nodes else None
+    part = GUARDIAN if fault.hits == GUARDIAN_AND_AGENT else fault.hits
+    candidates = [one for one in scene.parts[part] if one.node in scene.nodes]
+    if part == RANK:
+        newest = max((one.round for one in candidates), default=0)
+        candidates = [one for one in candidates if one.round == newest]
+    if not candidates:
+        return None
+    main = _choose(candidates, choice)
+    agents = [one for one in scene.parts[AGENT] if one.node == main.node and fault.hits == GUARDIAN_AND_AGENT]
+    return Target(scene.job, main.node, (main, *agents))
+
+
+def _choose(candidates: Sequence[T], choice: float) -> T:
+    return candidates[min(int(choice * len(candidates)), len(candidates) - 1)]
+
+
+@dataclass(frozen=True)
+class _Active:
+    """A fault that goes on."""
+
+    index: int
+    fault: Fault
+    undo: Callable[[], None]
+
+
+class Strikes:
+    """Does and undoes the faults of a job.
+
+    Args:
+        world: where.
+        scene: returns what there is to hit now.
+        note: writes down what is done.
+
+    Attributes:
+        injections: what was done so far.
+    """
+
+    def __init__(self, world: World, scene: Callable[[], Scene], note: Callable[..., None]) -> None:
+        self._world, self._scene, self._note = world, scene, note
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
+        self._active: list[_Active] = []
+        self.injections: list[Injection] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether a fault goes on, or is to come."""
+        return bool(self._active or self._due)
+
+    @property
+    def hurt(self) -> set[str | None]:
+        """The nodes on which a fault goes on."""
+        return {self.injections[active.index].node for active in self._active}
+
+    def plan(self, blow: Blow) -> None:
+        """Have a fault done when its time, counted from now, has come."""
+        self._at(blow.at_s, partial(self._strike, blow, TARGET_S))
+
+    def act(self) -> None:
+        """Do and undo what is due."""
+        while self._due and self._due[0][0] <= time.monotonic():
+            heapq.heappop(self._due)[2]()
+
+    def undo_all(self, these: Callable[[Fault], bool] = lambda fault: True) -> None:
+        """Undo now what goes on; `these` tells which."""
+        for active in list(self._active):
+            if these(active.fault):
+                self._undo(active)
+
+    def _at(self, after_s: float, act: Callable[[], None]) -> None:
+        heapq.heappush(self._due, (time.monotonic() + after_s, next(self._order), act))
+
+    def _strike(self, blow: Blow, patience_s: float) -> None:
+        fault = BY_NAME[blow.fault]
+        if fault.shared and fault.shared in {active.fault.shared for active in self._active}:
+            self._note("skipped", fault=fault.name, why=f"another fault of {fault.shared} goes on")
+            return
+        scene = self._scene()
+        target = target_of(fault, blow.choice, scene)
+        if target is not None:
+            self._inject(fault, target, scene, blow.last_s)
+        elif patience_s > 0:
+            self._at(RETRY_S, partial(self._strike, blow, patience_s - RETRY_S))
+        else:
+            self._note("skipped", fault=fault.name, why="there was nothing to hit")
+
+    def _inject(self, fault: Fault, target: Target, scene: Scene, last_s: float) -> None:
+        main = target.processes[0] if target.processes else None
+        rank = main.rank if main is not None and fault.hits == RANK else None
+        number = main.round if main is not None and main.round else scene.round
+        begin_ns = time.time_ns()
+        undo = fault.inject(self._world, target)
+        self.injections.append(Injection(fault.name, begin_ns, None, target.node, rank, number))
+        self._note("injected", fault=fault.name, node=target.node, rank=rank, round=number, last_s=last_s)
+        if undo is not None:
+            active = _Active(len(self.injections) - 1, fault, undo)
+            self._active.append(active)
+            self._at(last_s, partial(self._undo, active))
+
+    def _undo(self, active: _Active) -> None:
+        if active in self._active:
+            self._active.remove(active)
+            active.undo()
+            done = self.injections[active.index] = replace(self.injections[active.index], end_ns=time.time_ns())
+            self._note("undone", fault=done.kind, node=done.node)
