@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 
 from ftslurm import __version__
-from ftslurm.agent.aftercare import care, print_report
 from ftslurm.agent.environment import Program, RunFacts
 from ftslurm.agent.guardian import STOPPING, Ward
 from ftslurm.agent.options import RunOptions, UsageError, parse_run
@@ -22,6 +21,8 @@ from ftslurm.sharedfs.rundir import RunDirectory, RunDirectoryError, open_run
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ftslurm.agent.health_watch import HealthSettings
+    from ftslurm.rendezvous.node_word import NodeWord
+    from ftslurm.rendezvous.state import State
 
 DEFAULT_KILL_WAIT_S = 30.0
 TROUBLE_S = 60.0
@@ -63,7 +64,9 @@ def run_agent(options: RunOptions, ward: Ward) -> int:
         for number in STOPPING:
             # Nobody waits for them any more: a report that cannot be written must not be unkillable.
             signal.signal(number, signal.SIG_DFL)
-        print_report(run.root)
+        from ftslurm.job_end.conclude import conclude
+
+        conclude(run.root, placement.attempt)
     return code
 
 
@@ -85,6 +88,7 @@ def _supervise(
     from ftslurm.agent.machine import AgentMachine
     from ftslurm.agent.ports import ReservedPort, lowest_ephemeral, pick_at_random
     from ftslurm.agent.settings import AgentSettings
+    from ftslurm.job_end.after_run import after_run
     from ftslurm.nodes.exclude import Exclusions, folder
     from ftslurm.rendezvous.member import Member, Pace, first_word
     from ftslurm.rendezvous.seen import Shape, Timing
@@ -171,10 +175,22 @@ def _supervise(
     code = loop.run()
     if courier.published:
         ward.left()
+    if loop.kept is not None and loop.state is not None and not os.path.isdir(run.root):
+        _tell_all(loop.kept, loop.state, loop.word)
     if placement.job is not None and loop.state is not None:
-        for problem in care(placement.job, loop.state, incarnation, run.root):
+        whom = (placement.node, incarnation, run)
+        for problem in after_run(placement.job, loop.state, *whom, options.node_timeout_s):
             complain(problem)
     return code
+
+
+def _tell_all(kept: str, state: State, word: NodeWord) -> None:
+    """Print what this node knows of a run whose directory has vanished, if it led the run or saw a failure."""
+    from ftslurm.job_end.last_report import last_report
+
+    if word.failure is not None or state.coordinator.incarnation == word.incarnation:
+        sys.stderr.write(last_report(kept, state, word) or "")
+        sys.stderr.flush()
 
 
 def _health(options: RunOptions, placement: Placement, run: RunDirectory, logs: str, ward: Ward) -> HealthSettings:

@@ -42,6 +42,9 @@ class Journal:
         surroundings: what else to look at when a worker fails.
         local: node-local directory in which a directory for the records is made that cannot be published.
         clock: this node's clock against the filesystem server's, as last measured; for each round's file.
+
+    Attributes:
+        kept: the directory that `leave` has left on this node; None: there was nothing to leave.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Journal:
         self._pending: dict[str, tuple[bytes, bool]] = {}
         self._tried_ns = 0
         self._trouble = ""
+        self.kept: str | None = None
 
     def begin(self) -> None:
         """A round begins here."""
@@ -126,7 +130,7 @@ class Journal:
     def leave(self) -> str | None:
         """Leave on this node what did not get into the run directory; return what to tell the user, None for nothing.
 
-        To be called when the courier works no more.
+        It lies under `kept`, laid out as in a run directory. To be called when the courier works no more.
         """
         pending = dict(self._pending)
         if not pending:
@@ -137,9 +141,11 @@ class Journal:
         try:
             os.mkdir(directory, 0o700)
             for path, (content, _) in pending.items():
-                name = os.path.relpath(path, self._run.root).replace(os.sep, "-")
-                with open(os.path.join(directory, name), "xb") as file:
+                place = os.path.join(directory, os.path.relpath(path, self._run.root))
+                os.makedirs(os.path.dirname(place), 0o700, exist_ok=True)
+                with open(place, "xb") as file:
                     file.write(content)
+            self.kept = directory
         except OSError as error:
             return f"{what}{why}, and cannot be kept here either: {error}"
         return f"{what}{why}: kept on this node in {directory}"

@@ -33,6 +33,7 @@ from ftslurm.report.facts import (
     Run,
     Short,
     State,
+    StepEnd,
     Worker,
 )
 from ftslurm.report.fields import (
@@ -113,7 +114,13 @@ def attempt_from(o: Json) -> Attempt:
         command=texts(o, "command"),
         logs=text(o, "logs"),
         nproc=text(options, "nproc_per_node") if isinstance(options, dict) else None,
+        start=text(o, "start"),
     )
+
+
+def step_from(o: Json) -> StepEnd:
+    """``attempts/<attempt>/step.json``."""
+    return StepEnd(need_text(o, "attempt"), integer(o, "ended_ns"), integer(o, "exit_code"), text(o, "signal"))
 
 
 def node_word_from(o: Json) -> NodeWord:

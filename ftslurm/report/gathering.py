@@ -29,6 +29,7 @@ from ftslurm.report.decode import (
     round_node_from,
     run_from,
     state_from,
+    step_from,
 )
 from ftslurm.report.facts import (
     Attempt,
@@ -41,6 +42,7 @@ from ftslurm.report.facts import (
     Scheduler,
     Snapshot,
     State,
+    StepEnd,
 )
 from ftslurm.report.hung import hang_of
 from ftslurm.report.overlap import overlapped
@@ -138,6 +140,7 @@ class _Reader:
             skipped_rounds=len(numbers) - len(chosen),
             causes=causes,
             scheduler=tuple(self.scheduler()),
+            steps=tuple(self.steps()),
         )
         # Before anything is judged: which output ends are read depends on who failed first.
         snapshot = self.with_shown(aligned(snapshot))
@@ -218,6 +221,13 @@ class _Reader:
             said = self.record(parent / name / "scheduler.json", "ftslurm/scheduler", SMALL_LIMIT, scheduler_from)
             if said is not None and said.attempt == name:
                 yield said
+
+    def steps(self) -> Iterable[StepEnd]:
+        parent = self.directory / "attempts"
+        for name in self.listing(parent)[1]:
+            end = self.record(parent / name / "step.json", "ftslurm/step", SMALL_LIMIT, step_from)
+            if end is not None and end.attempt == name:
+                yield end
 
     def state(self) -> State | None:
         parent = self.directory / "state"

@@ -136,7 +136,9 @@ def _unfinished(report: Json, style: Style) -> list[str]:
         lines.append(style.line(f"it was in round {last['round']}{outcome}, {_world(last)}{_step(last)}"))
     else:
         lines.append("  no round is recorded")
-    why = _slurm(report, style) or style.wrapped(_ask(report))
+    step = report["step"]
+    why = style.wrapped(step["line"]) if step is not None else []
+    why += _slurm(report, style) or ([] if step is not None else style.wrapped(_ask(report)))
     return [*lines, *why, *_survived(report, style)]
 
 

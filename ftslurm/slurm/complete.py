@@ -3,7 +3,7 @@
 No command of Slurm's does that. Measured on 22.05 and 24.11 with a job whose batch host is down (sbatch and srun both
 with --no-kill; its other nodes still run the step):
 
-- The job stays RUNNING when all its tasks have ended, also when the batch host is up again; scancel --batch does nothing.
+- The job stays RUNNING when all its tasks have ended, also when the batch host is back. scancel --batch does nothing.
 - scancel, with any --signal=KILL or --full, makes it CANCELLED; a new time limit TIMEOUT; scontrol requeue starts it
   again; scontrol update takes no change of its nodes.
 - slurm_complete_job makes it COMPLETED, with an exit code FAILED, or requeues it where RequeueExit says so. Its owner
@@ -103,7 +103,7 @@ def main(arguments: list[str]) -> int:
     except LibraryMissing as error:
         return _complain(f"Slurm's library cannot be used: {error}")
     except OSError as error:
-        return _complain(error.strerror)
+        return _complain(str(error.strerror))
     return 0
 
 

@@ -84,11 +84,17 @@ class JobFacts:
     num_nodes: int | None = None
     """How many nodes it needs at least (only scontrol tells)."""
     batch_host: str | None = None
-    """The node of the batch script; None for a job without one, as salloc's, or before it runs (only scontrol tells)."""
+    """The node of the batch script, once it runs; None for a job without one, as salloc's (only scontrol tells)."""
     excluded: tuple[str, ...] = ()
     """ExcNodeList: nodes that it must not get (only scontrol tells)."""
     source: str = "scontrol"
     """Which command said so: "scontrol" or "sacct"."""
+
+    @property
+    def scontrol_id(self) -> str:
+        """What to call it towards Slurm's commands: `123`, or `123_4` for a task of an array."""
+        task = self.array_task_id
+        return f"{self.array_job_id}_{task}" if self.array_job_id and task and task.isdecimal() else self.job_id
 
     @property
     def ended(self) -> bool:
