@@ -8,6 +8,7 @@ from ftslurm.report.accounting import account
 from ftslurm.report.clocks import far_off
 from ftslurm.report.facts import Snapshot
 from ftslurm.report.health import health_report, refused
+from ftslurm.report.job_only import job_report
 from ftslurm.report.missing import missing
 from ftslurm.report.ranks import failed_ranks, rank_report
 from ftslurm.report.repeats import repeats
@@ -115,6 +116,8 @@ def analyse(
         - ``step``: the end of the newest attempt's Slurm step, as ftsrun recorded it: nothing of the run runs any more:
           ``attempt``, ``ended_ns``, ``exit_code`` (srun's), ``signal`` (that told ftsrun to stop), ``line`` (in words);
           null while something may be running
+        - ``job``: of a job that has no run, made from what Slurm says (``source`` "Slurm"): ``note`` (why there is
+          none), ``line`` (what Slurm says), ``output`` (its output file), ``last_lines`` of that; else null
         - ``repeats``: failures that come back, see `ftslurm.report.repeats.repeats`
         - ``health``: what checks found (`ftslurm.health`): ``nodes``: how many were looked at; ``findings``, those of
           the first failure's node first, then the worst: ``node``, ``nodes`` (at most 8) and ``node_count`` of those
@@ -184,6 +187,7 @@ def analyse(
         "rounds": rounds,
         "scheduler": scheduler_report(snapshot, attempt),
         "step": step_report(snapshot),
+        "job": job_report(snapshot),
         "repeats": repeats(rounds),
         "health": health_report(snapshot, rounds, focus),
         "clocks": list(far_off(snapshot.clocks)),

@@ -304,6 +304,15 @@ class Scheduler:
 
 
 @dataclass(frozen=True)
+class Job:
+    """A Slurm job that has no run: ``note`` is why, ``last_lines`` are those of its output file."""
+
+    note: str
+    output: str | None
+    last_lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class LogTail:
     """The end of a rank's output; ``size`` is the whole file's, in bytes."""
 
@@ -350,6 +359,7 @@ class Snapshot:
     scheduler: tuple[Scheduler, ...] = ()
     steps: tuple[StepEnd, ...] = ()
     source: str = "ftslurm"
+    job: Job | None = None
     judged: dict[tuple[int, int | None], tuple[Any, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
