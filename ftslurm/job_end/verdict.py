@@ -42,8 +42,8 @@ def judge(
         # All agents follow the state, and so does srun's code.
         return Verdict(by_step, False, f"{run_dir} cannot be read any more: what is known stands in the agents' lines")
     if attempt is None:
-        what = "" if step_code is None else f" (srun ended with code {step_code})"
-        return Verdict(by_step or EXIT_FAILED, False, f"nothing was started{what}: no agent reached {run_dir}")
+        what = "no rank was started" + ("" if step_code is None else f" (srun ended with code {step_code})")
+        return Verdict(by_step or EXIT_FAILED, False, f"{what}: this start has no record in {run_dir}")
     owners: list[str] = report["run"]["attempts"]
     if attempt not in owners:
         holder = f"attempt {owners[-1]} holds it" if owners else "no attempt holds it"

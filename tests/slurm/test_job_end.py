@@ -18,6 +18,8 @@ import ftslurm
 open(f"up.{os.environ['FTSLURM_ROUND']}.{os.environ['RANK']}.{os.environ['SLURMD_NODENAME']}", "w").close()
 for step in range(4000):
     ftslurm.progress(step)
+    with open(f"step.{os.environ['RANK']}", "w") as file:
+        file.write(str(step))
     time.sleep(0.05)
     if os.path.exists("finish"):
         break
@@ -28,7 +30,6 @@ import os, socket, time
 import ftslurm
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-open(f"up.{os.environ['FTSLURM_ROUND']}.{rank}.{os.environ['SLURMD_NODENAME']}", "w").close()
 if rank == 0:
     listener = socket.create_server(("", address[1]))
     peers = [listener.accept()[0] for _ in range(world - 1)]
@@ -39,6 +40,7 @@ else:
             break
         except OSError:
             time.sleep(0.1)
+open(f"up.{os.environ['FTSLURM_ROUND']}.{rank}.{os.environ['SLURMD_NODENAME']}", "w").close()
 for step in range(4000):
     ftslurm.progress(step)
     last = rank == 0 and os.path.exists("finish")
@@ -68,6 +70,12 @@ def state(job: Job) -> dict[str, Any]:
     newest = max((job.run_dir / "state").glob("0*.json"))
     value: dict[str, Any] = json.loads(newest.read_text().partition("\n")[2])
     return value
+
+
+def trained(work: Path, steps: int) -> bool:
+    """Tell whether both ranks have made so many steps."""
+    found = [path.read_text() for path in work.glob("step.*")]
+    return len(found) == 2 and all(int(text or 0) >= steps for text in found)
 
 
 def ended(job: Job, seconds: float = 90) -> str:
@@ -163,16 +171,18 @@ def test_a_batch_host_that_reboots_before_slurm_notices_does_not_hold_up_the_end
 def test_a_step_daemon_that_is_killed_does_not_hold_up_the_end(lab: Lab, work: Path) -> None:
     (work / "train.py").write_text(TRAIN)
     job = lab.submit(work, f"exec ftsrun {QUICK} train.py", nodes=2)
-    lab.until(lambda: len(ranks(work, 1)) == 2, 30, job.explain)
+    # Of a step that has just begun, Slurm notices the death.
+    lab.until(lambda: trained(work, 20), 40, job.explain)
     for line in lab.lab("procs", lab.nodes[1]).stdout.splitlines():
         if f"slurmstepd: [{job.id}.0" in line:
             os.kill(int(line.split()[0]), signal.SIGKILL)
             break
     else:
         pytest.fail(lab.lab("procs", lab.nodes[1]).stdout)
+    lab.until(lambda: trained(work, 80), 40, job.explain)
     (work / "finish").touch()
-    ended(job)
-    assert job.output.count(f"job-{job.id} ") == 1, job.output
+    assert ended(job) == "COMPLETED 0:0", job.explain()
+    assert job.output.count(f"job-{job.id} succeeded") == 1, job.output
 
 
 def test_scancel_with_a_lost_node_prints_the_report_before_slurm_kills_the_script(lab: Lab, work: Path) -> None:
