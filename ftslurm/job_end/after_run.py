@@ -11,7 +11,7 @@ from ftslurm.agent.guardian import STOPPING
 from ftslurm.job_end.attempts import StepEnd, publish_end
 from ftslurm.job_end.batch_host import BATCH_HOST, BATCH_STARTED, Survivor, await_loss, end_job
 from ftslurm.job_end.departures import Departures
-from ftslurm.rendezvous.state import State
+from ftslurm.rendezvous.state import STOPPED, State
 from ftslurm.sharedfs.filesystem import FileSystem, PosixFileSystem
 from ftslurm.sharedfs.publish import BadFile, encode, publish
 from ftslurm.sharedfs.rundir import RunDirectory
@@ -41,7 +41,8 @@ def after_run(
     if coordinating and worth_asking(state):
         keep_account(job, state, run)
     batch_host, started_ns = os.environ.get(BATCH_HOST), os.environ.get(BATCH_STARTED, "")
-    if state.closed is None or not batch_host or batch_host == node or not started_ns.isdecimal():
+    # A batch host that the step leaves out (FTSRUN_SRUN_ARGS) has no agent whose silence could tell of it.
+    if batch_host not in job.node_list or batch_host == node or state.closed is None or not started_ns.isdecimal():
         return []
     survivor = Survivor(job, node, batch_host, int(started_ns), coordinating, node_timeout_s)
     return _outlast(survivor, state, run)
@@ -49,7 +50,7 @@ def after_run(
 
 def worth_asking(state: State) -> bool:
     """Tell whether Slurm may know why the run ended: it was stopped from outside, or lost a node."""
-    return state.closed is not None and (state.closed.outcome == "stopped" or bool(state.lost))
+    return state.closed is not None and (state.closed.outcome == STOPPED or bool(state.lost))
 
 
 def keep_account(job: SlurmJob, state: State, run: RunDirectory) -> None:
@@ -68,10 +69,11 @@ def keep_account(job: SlurmJob, state: State, run: RunDirectory) -> None:
 
 def _outlast(survivor: Survivor, state: State, run: RunDirectory) -> list[str]:
     assert state.closed is not None
-    code = state.closed.exit_code
+    code, stopped = state.closed.exit_code, state.closed.outcome == STOPPED
     for number in STOPPING:
-        # It has left the run: nothing is to be said or stopped any more.
-        signal.signal(number, lambda *_: os._exit(code))
+        # It has left the run, and whoever sends a signal now ends the job. Of a run that was stopped it is the same
+        # signal again, which Slurm repeats, and there are some seconds left until KillWait is over.
+        signal.signal(number, signal.SIG_IGN if stopped else lambda *_: os._exit(code))
     fs = PosixFileSystem(owner=os.geteuid())
     departures = Departures(fs, run, state.attempt, survivor.node_timeout_s / 2, time.monotonic)
     job = await_loss(survivor, departures, _slurm, time.monotonic, time.sleep)

@@ -67,7 +67,8 @@ def await_end(
                 return
         except OSError:
             pass
-        sleep(DEPARTURE_S)
+        # Time between looks that are further apart than half of the time-out would not count as silence.
+        sleep(min(DEPARTURE_S, node_timeout_s / 4))
 
 
 def _await_close(fs: FileSystem, run: RunDirectory, start: str, sleep: Callable[[float], None]) -> str:

@@ -121,7 +121,8 @@ def await_loss(
             # The shared directory or Slurm's controller is away: neither proves anything.
             pass
         sleep(pause_s)
-        pause_s = min(2 * pause_s, LAST_LOOK_S)
+        # Time between looks that are further apart would not count as silence.
+        pause_s = min(2 * pause_s, LAST_LOOK_S, survivor.node_timeout_s / 4)
     return None
 
 

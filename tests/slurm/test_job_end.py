@@ -113,11 +113,11 @@ def test_a_job_that_succeeds_after_its_batch_host_died_is_completed(lab: Lab, wo
         lab.lab("revive-node", lab.nodes[0])
 
 
-def test_a_batch_host_that_is_a_spare_may_die(lab: Lab, work: Path) -> None:
+def test_a_batch_host_that_takes_no_part_in_the_round_may_die(lab: Lab, work: Path) -> None:
     (work / "train.py").write_text(TRAIN)
-    runs = str(work / "ftslurm-runs")
-    lab.command("ftslurm", "nodes", "exclude", lab.nodes[0], "--shared-dir", runs, "--reason", "test", check=True)
-    job = lab.submit(work, f"exec ftsrun --nnodes 2 {QUICK} train.py", nodes=3)
+    check = f"test $SLURMD_NODENAME != {lab.nodes[0]}"
+    options = f"--nnodes 2 --node-timeout 3 --heartbeat 0.5 --health-command '{check}'"
+    job = lab.submit(work, f"exec ftsrun {options} train.py", nodes=3)
     lab.until(lambda: len(ranks(work, 1)) == 2, 30, job.explain)
     assert set(ranks(work, 1).values()) == set(lab.nodes[1:])
     lab.lab("kill-node", lab.nodes[0])
@@ -185,6 +185,20 @@ def test_a_step_daemon_that_is_killed_does_not_hold_up_the_end(lab: Lab, work: P
     assert job.output.count(f"job-{job.id} succeeded") == 1, job.output
 
 
+def test_a_stop_after_the_batch_host_died_ends_the_job_with_its_report(lab: Lab, work: Path) -> None:
+    (work / "train.py").write_text(TRAIN)
+    job = lab.submit(work, f"exec ftsrun --nnodes 2 {QUICK} train.py", nodes=3)
+    lab.until(lambda: len(ranks(work, 1)) == 2, 30, job.explain)
+    lab.lab("kill-node", lab.nodes[0])
+    try:
+        lab.until(lambda: len(ranks(work, 2)) == 2, 60, job.explain)
+        lab.command("scancel", "--signal=TERM", job.id, check=True)
+        assert job.wait(60) == "CANCELLED", job.explain()
+        assert job.output.count(f"job-{job.id} was stopped: SIGTERM from outside") == 1, job.output
+    finally:
+        lab.lab("revive-node", lab.nodes[0])
+
+
 def test_scancel_with_a_lost_node_prints_the_report_before_slurm_kills_the_script(lab: Lab, work: Path) -> None:
     (work / "train.py").write_text(TRAIN)
     job = lab.submit(work, "exec ftsrun --nnodes 2 --node-timeout 2 --heartbeat 0.5 --health off train.py", nodes=3)
@@ -194,6 +208,6 @@ def test_scancel_with_a_lost_node_prints_the_report_before_slurm_kills_the_scrip
         lab.until(lambda: len(ranks(work, 2)) == 2, 60, job.explain)
         lab.command("scancel", job.id, check=True)
         assert job.wait(40) == "CANCELLED", job.explain()
-        assert f"job-{job.id} was stopped" in job.output, job.output
+        assert f"files: {job.run_dir}" in job.output, job.output
     finally:
         lab.lab("revive-node", lab.nodes[1])

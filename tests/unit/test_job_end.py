@@ -59,6 +59,7 @@ class World:
         self.counter = 0
         self.stories: list[tuple[float, Callable[[], None]]] = []
         self.asked_at: list[float] = []
+        self.node_timeout_s = 4.0
 
     def say(self, node: str = "n1", status: str = RUNNING, attempt: str = "7.0") -> None:
         """Let a node's agent publish its record."""
@@ -82,10 +83,10 @@ class World:
         return self.slurm
 
     def departures(self) -> Departures:
-        return Departures(self.fs, self.run, "7.0", 2.0, self.clock.now)
+        return Departures(self.fs, self.run, "7.0", self.node_timeout_s / 2, self.clock.now)
 
     def survivor(self, node: str = "n2", first: bool = True) -> Survivor:
-        return Survivor(slurm_job(), node, "n1", 100 * S, first, 4.0)
+        return Survivor(slurm_job(), node, "n1", 100 * S, first, self.node_timeout_s)
 
     def await_loss(self, node: str = "n2", first: bool = True) -> JobFacts | None:
         survivor = self.survivor(node, first)
@@ -115,6 +116,14 @@ def test_a_batch_host_that_is_silent_and_down_to_slurm_is_lost(world: World) -> 
     found = world.await_loss()
     assert found is not None and found.job_id == "7"
     assert 4.0 <= world.asked_at[0] < 6.0
+
+
+def test_it_is_lost_as_soon_where_nodes_are_soon_given_up(world: World) -> None:
+    world.node_timeout_s = 0.5
+    world.say()
+    world.slurm.nodes["n1"] = "DOWN"
+    assert world.await_loss() is not None
+    assert world.asked_at[0] < 1.0
 
 
 def test_one_that_never_published_in_this_attempt_is_lost_alike(world: World) -> None:
@@ -258,7 +267,7 @@ def closed(world: World, state: State = DONE) -> None:
 
 
 def wait(world: World, start: str = "s1") -> float:
-    await_end(world.fs, world.run, start, 4.0, world.clock.now, world.sleep)
+    await_end(world.fs, world.run, start, world.node_timeout_s, world.clock.now, world.sleep)
     return world.clock.now()
 
 
@@ -282,6 +291,14 @@ def test_an_agent_that_fell_silent_is_waited_for_no_longer_than_the_node_time_ou
     closed(world)
     world.at(1.0, lambda: world.say("n1", LEFT))
     assert 4.0 <= wait(world) < 7.0
+
+
+def test_so_it_is_where_nodes_are_soon_given_up(world: World) -> None:
+    world.node_timeout_s = 0.25
+    world.say("n1")
+    started(world)
+    closed(world)
+    assert wait(world) < 3.0
 
 
 def test_an_earlier_attempt_that_is_closed_does_not_end_this_one(world: World) -> None:
