@@ -115,7 +115,7 @@ def test_a_job_that_succeeds_after_its_batch_host_died_is_completed(lab: Lab, wo
 
 def test_a_batch_host_that_takes_no_part_in_the_round_may_die(lab: Lab, work: Path) -> None:
     (work / "train.py").write_text(TRAIN)
-    check = f"test $SLURMD_NODENAME != {lab.nodes[0]}"
+    check = f"test $SLURMD_NODENAME != {lab.nodes[0]} || exit 2"
     options = f"--nnodes 2 --node-timeout 3 --heartbeat 0.5 --health-command '{check}'"
     job = lab.submit(work, f"exec ftsrun {options} train.py", nodes=3)
     lab.until(lambda: len(ranks(work, 1)) == 2, 30, job.explain)
@@ -132,7 +132,7 @@ def test_a_batch_host_that_takes_no_part_in_the_round_may_die(lab: Lab, work: Pa
 def test_a_batch_host_may_die_while_a_round_forms(lab: Lab, work: Path) -> None:
     (work / "train.py").write_text(TRAIN)
     # The last node is unfit, so that the first round waits for it.
-    check = f"test $SLURMD_NODENAME != {lab.nodes[2]}"
+    check = f"test $SLURMD_NODENAME != {lab.nodes[2]} || exit 2"
     options = "--node-timeout 3 --heartbeat 0.5"
     job = lab.submit(work, f"exec ftsrun {options} --health-command '{check}' train.py", nodes=3)
     nodes = job.run_dir / "nodes"
