@@ -117,13 +117,15 @@ def _of_job(options: argparse.Namespace, ask: Callable[[str], JobFacts | None], 
 
 
 def _took_no_part(report: dict[str, Any], directory: Path, argument: str | None) -> str:
-    """Say so if a job is asked for that has found the run held by another one; else return an empty text."""
-    if argument is None or not argument.isdecimal():
-        return ""
-    attempts = directory / "attempts"
-    ours = {path.name for path in attempts.iterdir()} if attempts.is_dir() else set()
-    ours = {name for name in ours if name.split(".")[0] == argument}
+    """Say so if a job is asked for that started no agent, or found the run held by another job; else return ""."""
+    from ftslurm.report.locating import is_job_id
+
     owners = report["run"]["attempts"]
+    attempts = directory / "attempts"
+    names = {path.name for path in attempts.iterdir()} if attempts.is_dir() else set()
+    if argument is not None and is_job_id(argument) and not names and not owners:
+        return f"none of its agents has started: {directory}"
+    ours = {name for name in names if name.split(".")[0] == argument}
     if not ours or not owners or ours & set(owners):
         return ""
     return f"it took no part in its run, which attempt {owners[-1]} held: {directory}"

@@ -75,6 +75,17 @@ def test_offline_slurm_is_not_asked() -> None:
     assert main(["123", "--offline"], ask=never) == 2
 
 
+def test_a_run_directory_that_no_agent_has_written_to_is_no_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "ftslurm-runs" / "job-123"
+    for name in ("attempts", "nodes", "rounds", "state"):
+        (run / name).mkdir(parents=True)
+    assert main(["123"], ask=known()) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "none of its agents has started" in told and "job 123 FAILED" in told, told
+
+
 def test_a_job_that_found_its_run_held_by_another_one_does_not_get_that_ones_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
