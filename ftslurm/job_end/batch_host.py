@@ -17,9 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ftslurm.job_end.departures import GONE, Departures
-from ftslurm.rendezvous.state import STOPPED, State
+from ftslurm.rendezvous.state import STOPPED, Closed, State
 from ftslurm.slurm.environment import SlurmJob
-from ftslurm.slurm.errors import SlurmError
+from ftslurm.slurm.errors import SlurmError, SlurmTimeout, SlurmUnreachable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def end_job(
         # Slurm has been asked already, by whoever cancelled or requeued it.
         return problems
     try:
-        _end(survivor.job, state.closed.outcome == STOPPED, state.closed.exit_code, slurm)
+        _end(survivor.job, state.closed, slurm, sleep)
     except SlurmError as error:
         problems.append(
             f"the batch script died with {survivor.batch_host}, and the job cannot be ended from here: {error}; "
@@ -170,11 +170,31 @@ def end_job(
     return problems
 
 
-def _end(job: SlurmJob, stopped: bool, exit_code: int, slurm: SlurmControl) -> None:
-    if not stopped:
+def _end(job: SlurmJob, closed: Closed, slurm: SlurmControl, sleep: Callable[[float], None]) -> None:
+    """End the job, as soon as Slurm's controller answers.
+
+    Raises:
+        SlurmError: Slurm refuses, or has not answered for PATIENCE_S.
+    """
+    waited_s = 0.0
+    while True:
         try:
-            slurm.complete(job.job_id, exit_code)
+            _end_once(job, closed, slurm)
             return
+        except (SlurmUnreachable, SlurmTimeout):
+            if waited_s >= PATIENCE_S:
+                raise
+        sleep(ASK_AGAIN_S)
+        waited_s += ASK_AGAIN_S
+
+
+def _end_once(job: SlurmJob, closed: Closed, slurm: SlurmControl) -> None:
+    if closed.outcome != STOPPED:
+        try:
+            slurm.complete(job.job_id, closed.exit_code)
+            return
+        except (SlurmUnreachable, SlurmTimeout):
+            raise
         except SlurmError:
             # Without Slurm's library, as in some containers: CANCELLED is better than RUNNING for days.
             pass

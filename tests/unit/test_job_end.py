@@ -238,6 +238,19 @@ def test_without_slurms_library_the_job_is_cancelled(world: World) -> None:
     assert world.slurm.jobs["7"].state == "CANCELLED"
 
 
+def test_a_controller_that_is_down_is_waited_for(world: World) -> None:
+    world.slurm.fail("complete", SlurmUnreachable("down"), times=5)
+    assert finish(world, DONE) == []
+    assert world.slurm.jobs["7"].state == "COMPLETED"
+
+
+def test_one_that_stays_down_is_given_up_with_words(world: World) -> None:
+    world.slurm.fail("complete", SlurmUnreachable("down"), times=None)
+    (problem,) = finish(world, DONE)
+    assert "down; scancel 7" in problem
+    assert world.slurm.jobs["7"].state == "RUNNING"
+
+
 def test_an_output_file_that_is_gone_or_a_refusal_of_slurms_is_said_and_does_no_harm(world: World) -> None:
     world.out.unlink()
     world.slurm.fail("complete", SlurmRefused("no libslurm"))
