@@ -32,6 +32,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from ftslurm.agent.preflight import prepare
 
         return prepare(rest)
+    if command == "await-end":
+        from ftslurm.job_end.await_end import main as await_end
+
+        return await_end(rest)
+    if command == "conclude":
+        from ftslurm.job_end.conclude import main as conclude
+
+        return conclude(rest)
     if command == "template":
         from ftslurm.templates import main as template
 
@@ -95,7 +103,7 @@ def _run(arguments: Sequence[str]) -> int:
 def console() -> None:
     """Run the command as a process of its own, and end that."""
     code = main()
-    if sys.argv[1:2] == ["report"]:
+    if sys.argv[1:2] in (["report"], ["conclude"]):
         # A large run is a million objects: to take them apart one by one is a tenth of the time, and for nothing.
         for stream in (sys.stdout, sys.stderr):
             try:

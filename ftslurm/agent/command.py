@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 
 from ftslurm import __version__
-from ftslurm.agent.aftercare import care, print_report
 from ftslurm.agent.environment import Program, RunFacts
 from ftslurm.agent.guardian import STOPPING, Ward
 from ftslurm.agent.options import RunOptions, UsageError, parse_run
@@ -22,11 +21,14 @@ from ftslurm.sharedfs.rundir import RunDirectory, RunDirectoryError, open_run
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ftslurm.agent.containment import Defect
+    from ftslurm.agent.containment import Containment, Defect
     from ftslurm.agent.defect_records import DefectRecords
     from ftslurm.agent.health_watch import HealthSettings
+    from ftslurm.agent.loop import AgentLoop
     from ftslurm.agent.settings import AgentSettings
     from ftslurm.nodes.exclude import Exclusions
+    from ftslurm.rendezvous.node_word import NodeWord
+    from ftslurm.rendezvous.state import State
 
 DEFAULT_KILL_WAIT_S = 30.0
 TROUBLE_S = 60.0
@@ -96,8 +98,10 @@ def run_agent(options: RunOptions, ward: Ward) -> int:
         for number in STOPPING:
             # Nobody waits for them any more: a report that cannot be written must not be unkillable.
             signal.signal(number, signal.SIG_DFL)
+        from ftslurm.job_end.conclude import conclude
+
         try:
-            print_report(run.root)
+            conclude(run.root, placement.attempt)
         except Exception as error:
             # It is the job's end that counts, not the report's.
             _end_by(defect_of(None, error), records, ward)
@@ -118,7 +122,7 @@ def _supervise(
     from dataclasses import replace
 
     from ftslurm.agent.aside import Aside, AsideSettings
-    from ftslurm.agent.containment import AFTERCARE, DOORBELL, EXCLUSION, OUTPUT, Containment, Defect
+    from ftslurm.agent.containment import DOORBELL, EXCLUSION, OUTPUT, Containment, Defect
     from ftslurm.agent.courier import Courier
     from ftslurm.agent.doorbell import Doorbell
     from ftslurm.agent.loop import AgentLoop
@@ -202,15 +206,35 @@ def _supervise(
     code = loop.run()
     if courier.published:
         ward.left()
-    if placement.job is not None and loop.state is not None:
-        job = (placement.job, loop.state, incarnation, run.root)
-        for problem in containment.call(AFTERCARE, NOTHING, care, *job):
-            complain(problem)
+    _after(loop, placement, incarnation, run, options.node_timeout_s, containment)
     for defect in courier.news:
         if isinstance(defect, Defect):
             complain(defect.told("as this agent leaves", defects.write(defect, 0)))
     defects.finish(DEFECTS_S)
     return code
+
+
+def _after(
+    loop: AgentLoop,
+    placement: Placement,
+    incarnation: str,
+    run: RunDirectory,
+    node_timeout_s: float,
+    containment: Containment,
+) -> None:
+    """Do what is left to do after this agent has left the run."""
+    from ftslurm.agent.containment import AFTERCARE
+    from ftslurm.job_end.after_run import after_run
+
+    state = loop.state
+    if state is None:
+        return
+    if loop.kept is not None and not os.path.isdir(run.root):
+        containment.call(AFTERCARE, None, _tell_all, loop.kept, state, loop.word)
+    if placement.job is not None:
+        facts = (placement.job, state, placement.node, incarnation, run, node_timeout_s)
+        for problem in containment.call(AFTERCARE, NOTHING, after_run, *facts):
+            complain(problem)
 
 
 def _look_up(exclusions: Exclusions, node: str) -> str | None:
@@ -256,6 +280,15 @@ def _settings(
         min(TROUBLE_S, options.join_timeout_s),
         spare_imports,
     )
+
+
+def _tell_all(kept: str, state: State, word: NodeWord) -> None:
+    """Print what this node knows of a run whose directory has vanished, if it led the run or saw a failure."""
+    from ftslurm.job_end.last_report import last_report
+
+    if word.failure is not None or state.coordinator.incarnation == word.incarnation:
+        sys.stderr.write(last_report(kept, state, word) or "")
+        sys.stderr.flush()
 
 
 def _health(options: RunOptions, placement: Placement, run: RunDirectory, logs: str, ward: Ward) -> HealthSettings:

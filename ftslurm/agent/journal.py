@@ -61,6 +61,9 @@ class Journal:
         surroundings: what else to look at when a worker fails.
         local: node-local directory in which a directory for the records is made that cannot be published.
         clock: this node's clock against the filesystem server's, as last measured; for each round's file.
+
+    Attributes:
+        kept: the directory that `leave` has left on this node; None: there was nothing to leave.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class Journal:
         self._pending: dict[str, _Pending] = {}
         self._tried_ns = 0
         self._trouble = ""
+        self.kept: str | None = None
 
     def begin(self) -> None:
         """A round begins here."""
@@ -169,7 +173,7 @@ class Journal:
     def leave(self) -> str | None:
         """Leave on this node what did not get into the run directory; return what to tell the user, None for nothing.
 
-        To be called when the courier works no more.
+        It lies under `kept`, laid out as in a run directory. To be called when the courier works no more.
         """
         pending = dict(self._pending)
         if not pending:
@@ -180,9 +184,11 @@ class Journal:
         try:
             os.mkdir(directory, 0o700)
             for path, one in pending.items():
-                name = os.path.relpath(path, self._run.root).replace(os.sep, "-")
-                with open(os.path.join(directory, name), "xb") as file:
+                place = os.path.join(directory, os.path.relpath(path, self._run.root))
+                os.makedirs(os.path.dirname(place), 0o700, exist_ok=True)
+                with open(place, "xb") as file:
                     file.write(one.content)
+            self.kept = directory
         except OSError as error:
             return f"{what}{why}, and cannot be kept here either: {error}"
         return f"{what}{why}: kept on this node in {directory}"

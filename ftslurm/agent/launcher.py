@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 
 from ftslurm import __version__
-from ftslurm.agent.aftercare import print_report
 from ftslurm.agent.guardian import FORWARDED, Ward
 from ftslurm.agent.options import RunOptions, UsageError, parse_run
 from ftslurm.agent.placement import LOCAL_ATTEMPT, LOCAL_NODE
@@ -46,7 +45,9 @@ def launch(options: RunOptions, arguments: Sequence[str], ward: Ward) -> int:
     while signal.sigtimedwait(watched, 0) is not None:
         pass
     signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
-    return print_report(run.root)
+    from ftslurm.job_end.conclude import conclude
+
+    return conclude(run.root, os.environ[LOCAL_ATTEMPT])
 
 
 def _start(index: int, count: int, arguments: Sequence[str]) -> int:

@@ -181,6 +181,16 @@ class AgentLoop:
         """The newest state that this agent has seen."""
         return self._told
 
+    @property
+    def word(self) -> NodeWord:
+        """What this agent said last of its node."""
+        return self._word
+
+    @property
+    def kept(self) -> str | None:
+        """Where it has left on this node what did not get into the run directory."""
+        return self._journal.kept
+
     def run(self) -> int:
         """Run until the machine says to leave; return the exit code."""
         try:
@@ -247,6 +257,7 @@ class AgentLoop:
             self._console.log(kept)
         self._defects.finish(DEFECTS_S if finished else 0.0)
         self._console.drain(1.0)
+        self._guard.stop()
         if not finished:
             # The courier's thread hangs in the filesystem; a normal exit would wait for it.
             os._exit(code)

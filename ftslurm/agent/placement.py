@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ftslurm.agent.options import RunOptions, UsageError
 from ftslurm.nodes.exclude import FOLDER
-from ftslurm.sharedfs.rundir import RunDirectoryError, check_name
+from ftslurm.sharedfs.rundir import RUNS_FOLDER, RunDirectoryError, check_name
 from ftslurm.slurm.environment import SlurmEnvironmentError, SlurmJob, from_environ
 
 LOCAL_NODE, LOCAL_ATTEMPT = "FTSLURM__LOCAL_NODE", "FTSLURM__LOCAL_ATTEMPT"
@@ -71,7 +71,7 @@ def place(
 def shared_directory(chosen: str | None, job: SlurmJob | None, cwd: str) -> str:
     """Return where run directories lie: as chosen, else `ftslurm-runs` where the job was submitted."""
     base = job.submit_dir if job and job.submit_dir else cwd
-    return os.path.abspath(os.path.join(base, chosen or "ftslurm-runs"))
+    return os.path.abspath(os.path.join(base, chosen or RUNS_FOLDER))
 
 
 def _local(options: RunOptions, environment: Mapping[str, str], run_id: str, run_dir: str) -> Placement:

@@ -14,24 +14,31 @@ from ftslurm.agent.environment import Program, program_argv
 from ftslurm.agent.options import RunOptions, UsageError, find_program, parse_run
 from ftslurm.agent.output import complain
 from ftslurm.agent.placement import Placement, place
+from ftslurm.job_end.attempts import ATTEMPT_SCHEMA, ATTEMPT_VERSION, START
 from ftslurm.rendezvous.state import EXIT_USAGE
-from ftslurm.sharedfs.rundir import RunDirectory, RunDirectoryError, open_run
+from ftslurm.sharedfs.rundir import RUNS_FOLDER, RunDirectory, RunDirectoryError, open_run
 
-ATTEMPT_SCHEMA, ATTEMPT_VERSION = "ftslurm/attempt", 1
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ftslurm.slurm.facts import JobFacts
 
 
 def prepare(arguments: Sequence[str]) -> int:
     """Run `ftslurm prepare`, ftsrun's look before srun: check everything that can be checked on the batch host.
 
-    Takes the arguments of `ftslurm run`. Prints the run directory, the site's KillWait, and the directory of the nodes
-    that are set aside, a line each.
+    Takes the arguments of `ftslurm run`. Prints, a line each: the run directory; a random name for this start; the
+    time, in nanoseconds since the epoch; the batch script's node, empty without one; the node time-out in seconds; the
+    site's KillWait in seconds, empty if Slurm does not say; the directory of the nodes that are set aside.
     """
+    started_ns = time.time_ns()
     from ftslurm.nodes.exclude import folder
+    from ftslurm.sharedfs.publish import random_nonce
     from ftslurm.slurm.control import CommandSlurm
     from ftslurm.slurm.errors import SlurmError
 
     slurm = CommandSlurm()
     kill_wait: int | None = None
+    facts: JobFacts | None = None
     try:
         options = parse_run(arguments, os.environ)
         placement, _, _ = check(options, unique_name(), batch=True)
@@ -49,8 +56,27 @@ def prepare(arguments: Sequence[str]) -> int:
     except (UsageError, RunDirectoryError) as error:
         complain(str(error))
         return EXIT_USAGE
-    print(f"{run.root}\n{'' if kill_wait is None else kill_wait}\n{folder(run.root, options.exclude_dir)}")
+    if facts is not None:
+        _point_to(run.root, facts)
+    batch_host = facts.batch_host if facts is not None else None
+    exclude_dir = folder(run.root, options.exclude_dir)
+    lines = (run.root, random_nonce(), started_ns, batch_host, f"{options.node_timeout_s:g}", kill_wait, exclude_dir)
+    print("\n".join("" if line is None else str(line) for line in lines))
     return 0
+
+
+def _point_to(run_dir: str, job: JobFacts) -> None:
+    """Leave a link beside the job's output to a run directory that `ftslurm report JOB` would not find."""
+    from pathlib import Path
+
+    from ftslurm.sharedfs.pointer import leave_pointer
+
+    work_dir = Path(job.work_dir or os.getcwd())
+    if os.path.realpath(os.path.dirname(run_dir)) == os.path.realpath(work_dir / RUNS_FOLDER):
+        return
+    # Not into /dev, where --output=/dev/null is; and salloc has no output.
+    beside = Path(job.std_out).parent if job.std_out and os.path.isfile(job.std_out) else work_dir
+    leave_pointer(beside, job.scontrol_id, run_dir)
 
 
 def check(options: RunOptions, unique: str, batch: bool = False) -> tuple[Placement, Program, int]:
@@ -108,6 +134,7 @@ def write_attempt(
         "version": ATTEMPT_VERSION,
         "attempt": placement.attempt,
         "created_ns": time.time_ns(),
+        "start": os.environ.get(START),
         "job_id": job.job_id if job else None,
         "restart_count": job.restart_count if job else 0,
         "node_list": list(placement.expected),

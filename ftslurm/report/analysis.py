@@ -9,11 +9,13 @@ from ftslurm.report.clocks import far_off
 from ftslurm.report.defects import defects_report
 from ftslurm.report.facts import Snapshot
 from ftslurm.report.health import health_report, refused
+from ftslurm.report.job_only import job_report
 from ftslurm.report.missing import missing
 from ftslurm.report.ranks import failed_ranks, rank_report
 from ftslurm.report.repeats import repeats
 from ftslurm.report.rounds import round_report
 from ftslurm.report.scheduler import explain_rounds, job_failure, scheduler_report
+from ftslurm.report.step import step_end, step_report
 from ftslurm.report.words import summary
 
 SCHEMA = "ftslurm/report"
@@ -112,6 +114,11 @@ def analyse(
           ``failed_node``, ``cancelled_by`` (uid), ``nodes`` (lost ones and their states); ``text``: what it did to the
           job, in words, and ``verdict`` ("time-limit", "preempted", "cancelled", "scheduler"), null if nothing of the
           kind. Such an end is the ``cause`` of a stopped or unfinished run too, then of no rank and no node
+        - ``step``: the end of the newest attempt's Slurm step, as ftsrun recorded it: nothing of the run runs any more:
+          ``attempt``, ``ended_ns``, ``exit_code`` (srun's), ``signal`` (that told ftsrun to stop), ``line`` (in words);
+          null while something may be running
+        - ``job``: of a job that has no run, made from what Slurm says (``source`` "Slurm"): ``note`` (why there is
+          none), ``line`` (what Slurm says), ``output`` (its output file), ``last_lines`` of that; else null
         - ``repeats``: failures that come back, see `ftslurm.report.repeats.repeats`
         - ``health``: what checks found (`ftslurm.health`): ``nodes``: how many were looked at; ``findings``, those of
           the first failure's node first, then the worst: ``node``, ``nodes`` (at most 8) and ``node_count`` of those
@@ -151,7 +158,8 @@ def analyse(
     ended = closed.time_ns if closed else None
     last = ended if ended is not None else (alive["time_ns"] if alive else None)
     focus = _focus(cause, rounds, round_number)
-    attempt = _newest(snapshot)
+    newest = snapshot.attempt
+    attempt = newest.attempt if newest is not None else None
     if cause is None and status in ("stopped", "unfinished"):
         cause = job_failure(snapshot, attempt, rounds[-1] if rounds else None)
     if cause is None and status == "failed":
@@ -182,6 +190,8 @@ def analyse(
         "accounting": account(snapshot, rounds),
         "rounds": rounds,
         "scheduler": scheduler_report(snapshot, attempt),
+        "step": step_report(snapshot),
+        "job": job_report(snapshot),
         "repeats": repeats(rounds),
         "health": health_report(snapshot, rounds, focus),
         "defects": defects_report(snapshot.defects),
@@ -196,16 +206,11 @@ def analyse(
     return report
 
 
-def _newest(snapshot: Snapshot) -> str | None:
-    attempt = max(snapshot.attempts, key=lambda a: a.created_ns or 0, default=None)
-    return attempt.attempt if attempt is not None else None
-
-
 def _run(snapshot: Snapshot) -> Dict:
     run, state = snapshot.run, snapshot.state
     names = list(state.attempts) if state and state.attempts else [a.attempt for a in snapshot.attempts]
     folder = snapshot.directory.rstrip("/").rsplit("/", 1)[-1]
-    newest = max(snapshot.attempts, key=lambda a: a.created_ns or 0, default=None)
+    newest = snapshot.attempt
     return {
         "id": (run.run_id if run else None) or (state.run_id if state else None) or folder,
         "directory": snapshot.directory,
@@ -230,7 +235,8 @@ def _alive(snapshot: Snapshot) -> Dict | None:
 
 
 def _open_status(snapshot: Snapshot, alive: Dict | None) -> str:
-    gone = bool(snapshot.nodes) and all(w.status == "left" for w in snapshot.nodes)
+    gone = step_end(snapshot) is not None
+    gone = gone or (bool(snapshot.nodes) and all(w.status == "left" for w in snapshot.nodes))
     return "running" if alive is not None and alive["age_s"] <= ALIVE_S and not gone else "unfinished"
 
 

@@ -7,15 +7,19 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftslurm.report.formats import FORMATS, format_of, rendered
-from ftslurm.slurm.workdir import workdir_of
+from ftslurm.slurm.lookup import job_facts
 from ftslurm.terminal import is_terminal, show, wants_colour
 
 if TYPE_CHECKING:
     import argparse
+
+    from ftslurm.report.locating import NotFound
+    from ftslurm.slurm.facts import JobFacts
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -25,13 +29,13 @@ class CannotWrite(Exception):
     """The report cannot be written where it was asked for; the text is for the user."""
 
 
-def main(argv: Sequence[str], *, job_workdir: Callable[[str], str | None] | None = None) -> int:
+def main(argv: Sequence[str], *, ask: Callable[[str], JobFacts | None] | None = None) -> int:
     """Run ``ftslurm report`` and return its exit status.
 
     Args:
         argv: the arguments after ``report``.
-        job_workdir: asks for a job's working directory; used only when a job id is given and the run was
-            not found by other means. Default: Slurm is asked.
+        ask: asks for a job; used only when a job id is given, and either the run was not found by other means or the
+            job took no part in it. Default: Slurm is asked.
 
     Returns:
         0; with ``--exit-code`` the job's own exit status (1 if no end was recorded); 2 on wrong usage and
@@ -51,7 +55,7 @@ def main(argv: Sequence[str], *, job_workdir: Callable[[str], str | None] | None
     if collecting:
         gc.disable()
     try:
-        return _report(options, job_workdir or workdir_of)
+        return _report(options, cache(ask or job_facts))
     except (NotFound, CannotWrite) as error:
         return _complain(str(error))
     except OSError as error:
@@ -63,8 +67,8 @@ def main(argv: Sequence[str], *, job_workdir: Callable[[str], str | None] | None
             gc.enable()
 
 
-def _report(options: argparse.Namespace, job_workdir: Callable[[str], str | None]) -> int:
-    from ftslurm.report.locating import locate
+def _report(options: argparse.Namespace, ask: Callable[[str], JobFacts | None]) -> int:
+    from ftslurm.report.locating import NotFound, locate
 
     if options.logs is not None:
         directory = Path.cwd() / options.logs
@@ -73,7 +77,10 @@ def _report(options: argparse.Namespace, job_workdir: Callable[[str], str | None
             return report_of_logs(directory, round_number=options.round, rank=options.rank, every=options.all)
     else:
         where = {"environ": os.environ, "cwd": Path.cwd(), "shared_dir": options.shared_dir}
-        directory = locate(options.run, job_workdir=job_workdir, **where)
+        try:
+            directory = locate(options.run, job_facts=None if options.offline else ask, **where)
+        except NotFound as error:
+            return _of_job(options, ask, f"no run directory of it is in {error.looked}", error)
 
         def make() -> dict[str, Any]:
             chosen = {"round_number": options.round, "rank": options.rank, "every": options.all}
@@ -82,14 +89,51 @@ def _report(options: argparse.Namespace, job_workdir: Callable[[str], str | None
     if options.follow:
         report = _follow(options, make, directory)
     else:
-        report = _checked(make(), options, directory)
-        _put(report, options)
+        report = make()
+        if note := _took_no_part(report, directory, options.run):
+            return _of_job(options, ask, note, NotFound(f"job {options.run}: {note}"))
+        _put(_checked(report, options, directory), options)
     if options.save:
         save(report, directory)
-    if options.exit_code:
-        code: int | None = report["exit_code"]
-        return 1 if code is None else code
-    return 0
+    return _exit_code(report) if options.exit_code else 0
+
+
+def _of_job(options: argparse.Namespace, ask: Callable[[str], JobFacts | None], note: str, otherwise: NotFound) -> int:
+    """Tell what Slurm knows of a job that has no run.
+
+    Raises:
+        NotFound: `otherwise`, if no job was asked for, or Slurm knows none or is not to be asked.
+    """
+    from ftslurm.report.locating import is_job_id
+
+    facts = ask(options.run) if options.run and is_job_id(options.run) and not options.offline else None
+    if facts is None:
+        raise otherwise
+    from ftslurm.report.job_only import report_of_job
+
+    report = report_of_job(facts, note)
+    _put(report, options)
+    return _exit_code(report) if options.exit_code else 0
+
+
+def _took_no_part(report: dict[str, Any], directory: Path, argument: str | None) -> str:
+    """Say so if a job is asked for that started no agent, or found the run held by another job; else return ""."""
+    from ftslurm.report.locating import is_job_id
+
+    owners = report["run"]["attempts"]
+    attempts = directory / "attempts"
+    names = {path.name for path in attempts.iterdir()} if attempts.is_dir() else set()
+    if argument is not None and is_job_id(argument) and not names and not owners:
+        return f"none of its agents has started: {directory}"
+    ours = {name for name in names if name.split(".")[0] == argument}
+    if not ours or not owners or ours & set(owners):
+        return ""
+    return f"it took no part in its run, which attempt {owners[-1]} held: {directory}"
+
+
+def _exit_code(report: dict[str, Any]) -> int:
+    code: int | None = report["exit_code"]
+    return 1 if code is None else code
 
 
 def _follow(options: argparse.Namespace, make: Callable[[], dict[str, Any]], directory: Path) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from ftslurm.report.facts import (
     Run,
     Short,
     State,
+    StepEnd,
     Worker,
 )
 from ftslurm.report.fields import (
@@ -124,6 +125,7 @@ def attempt_from(o: Json) -> Attempt:
         command=texts(o, "command"),
         logs=text(o, "logs"),
         nproc=text(options, "nproc_per_node") if isinstance(options, dict) else None,
+        start=text(o, "start"),
     )
 
 
@@ -139,6 +141,11 @@ def defect_from(o: Json) -> Defect:
         need_text(o, "error"),
         text(o, "place"),
     )
+
+
+def step_from(o: Json) -> StepEnd:
+    """``attempts/<attempt>/step.json``."""
+    return StepEnd(need_text(o, "attempt"), integer(o, "ended_ns"), integer(o, "exit_code"), text(o, "signal"))
 
 
 def node_word_from(o: Json) -> NodeWord:

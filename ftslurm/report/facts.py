@@ -260,7 +260,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One Slurm (re)start of the job."""
+    """One Slurm (re)start of the job; ``start`` is the random name of the start of ftsrun that it came from."""
 
     attempt: str
     job_id: str | None
@@ -269,6 +269,20 @@ class Attempt:
     command: tuple[str, ...]
     logs: str | None
     nproc: str | None = None
+    start: str | None = None
+
+
+@dataclass(frozen=True)
+class StepEnd:
+    """The end of an attempt's agents as their launcher saw it: nothing of the attempt runs any more.
+
+    ``exit_code``: srun's, None if it did not end; ``signal``: what told the launcher to stop, if anything did.
+    """
+
+    attempt: str
+    ended_ns: int | None
+    exit_code: int | None
+    signal: str | None
 
 
 @dataclass(frozen=True)
@@ -310,6 +324,15 @@ class Defect:
     meaning: str | None
     error: str
     place: str | None
+
+
+@dataclass(frozen=True)
+class Job:
+    """A Slurm job that has no run: ``note`` is why, ``last_lines`` are those of its output file."""
+
+    note: str
+    output: str | None
+    last_lines: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -358,5 +381,17 @@ class Snapshot:
     clocks: Clocks = field(default_factory=Clocks)
     scheduler: tuple[Scheduler, ...] = ()
     defects: tuple[Defect, ...] = ()
+    steps: tuple[StepEnd, ...] = ()
     source: str = "ftslurm"
+    job: Job | None = None
     judged: dict[tuple[int, int | None], tuple[Any, ...]] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def attempt(self) -> Attempt | None:
+        """The attempt that the state is of; the newest one where there is no state.
+
+        A job that was refused, because another one holds the run, has a newer attempt that never had a part in it.
+        """
+        if self.state is not None and self.state.attempt is not None:
+            return next((each for each in self.attempts if each.attempt == self.state.attempt), None)
+        return max(self.attempts, key=lambda each: each.created_ns or 0, default=None)

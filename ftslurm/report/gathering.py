@@ -30,6 +30,7 @@ from ftslurm.report.decode import (
     round_node_from,
     run_from,
     state_from,
+    step_from,
 )
 from ftslurm.report.facts import (
     Attempt,
@@ -43,6 +44,7 @@ from ftslurm.report.facts import (
     Scheduler,
     Snapshot,
     State,
+    StepEnd,
 )
 from ftslurm.report.hung import hang_of
 from ftslurm.report.overlap import overlapped
@@ -142,6 +144,7 @@ class _Reader:
             causes=causes,
             scheduler=tuple(self.scheduler()),
             defects=tuple(self.defects()),
+            steps=tuple(self.steps()),
         )
         # Before anything is judged: which output ends are read depends on who failed first.
         snapshot = self.with_shown(aligned(snapshot))
@@ -229,6 +232,13 @@ class _Reader:
             found = self.record(parent / name, "ftslurm/defect", RECORD_LIMIT, defect_from)
             if found is not None:
                 yield replace(found, file=f"defects/{name}")
+
+    def steps(self) -> Iterable[StepEnd]:
+        parent = self.directory / "attempts"
+        for name in self.listing(parent)[1]:
+            end = self.record(parent / name / "step.json", "ftslurm/step", SMALL_LIMIT, step_from)
+            if end is not None and end.attempt == name:
+                yield end
 
     def state(self) -> State | None:
         parent = self.directory / "state"

@@ -123,6 +123,8 @@ def _running(report: Json, style: Style) -> list[str]:
 
 def _unfinished(report: Json, style: Style) -> list[str]:
     rounds, cause = report["rounds"], report["cause"]
+    if report["job"] is not None:
+        return _without_run(report["job"], _id(report), style)
     if report["source"] != "ftslurm":
         said = f": no failure shows in these {safe(report['source'])}"
         return [*style.title(_id(report), said, "yellow"), *_survived(report, style)]
@@ -136,8 +138,17 @@ def _unfinished(report: Json, style: Style) -> list[str]:
         lines.append(style.line(f"it was in round {last['round']}{outcome}, {_world(last)}{_step(last)}"))
     else:
         lines.append("  no round is recorded")
-    why = _slurm(report, style) or style.wrapped(_ask(report))
+    step = report["step"]
+    why = style.wrapped(step["line"]) if step is not None else []
+    why += _slurm(report, style) or ([] if step is not None else style.wrapped(_ask(report)))
     return [*lines, *why, *_survived(report, style)]
+
+
+def _without_run(job: Json, name: str, style: Style) -> list[str]:
+    lines = [*style.title(name, f": {first_line(job['note'])}", "yellow"), *style.wrapped(job["line"])]
+    if job["output"]:
+        lines.append(f"  its output: {safe(job['output'])}{', which ends' if job['last_lines'] else ''}")
+    return [*lines, *(f"    {safe(text)}" for text in job["last_lines"])]
 
 
 def _ask(report: Json) -> str:

@@ -8,14 +8,27 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from ftslurm.report.reading import MAX_ENTRIES
+from ftslurm.sharedfs.pointer import pointer_name
+from ftslurm.sharedfs.rundir import RUNS_FOLDER
 
-RUNS_FOLDER = "ftslurm-runs"
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ftslurm.slurm.facts import JobFacts
+
 _JOB_ID = re.compile(r"(\d{1,20})(?:_(\d{1,20}))?")
 _MARKS = ("run.json", "state", "rounds", "nodes", "attempts")
 
 
 class NotFound(LookupError):
-    """No run directory fits; the text is for the user and says where was looked."""
+    """No run directory fits; the text is for the user and says where was looked.
+
+    Attributes:
+        looked: those places, in words; empty where the argument alone was wrong.
+    """
+
+    def __init__(self, text: str, looked: str = "") -> None:
+        super().__init__(text)
+        self.looked = looked
 
 
 def locate(
@@ -24,7 +37,7 @@ def locate(
     environ: Mapping[str, str],
     cwd: Path,
     shared_dir: str | None = None,
-    job_workdir: Callable[[str], str | None] | None = None,
+    job_facts: Callable[[str], JobFacts | None] | None = None,
 ) -> Path:
     """Return the run directory that is meant.
 
@@ -33,7 +46,7 @@ def locate(
         environ: the environment; ``FTSLURM_SHARED_DIR`` is used.
         cwd: the current directory.
         shared_dir: the only shared directory to look in, if given.
-        job_workdir: asks Slurm for a job's working directory; None, or an answer of None: not known.
+        job_facts: asks Slurm for a job; None, or an answer of None: not known.
 
     Raises:
         NotFound: there is none.
@@ -50,15 +63,29 @@ def locate(
         found = _in_parent(parent, argument, job)
         if found is not None:
             return found
-    if job is not None and argument is not None and job_workdir is not None and shared_dir is None:
+    if job is not None and argument is not None and shared_dir is None:
+        found = _pointed_to(cwd, argument)
         # Asked last: with slurmctld down the answer takes many seconds.
-        workdir = job_workdir(argument)
-        if workdir:
-            parents.append(Path(workdir) / RUNS_FOLDER)
-            found = _in_parent(parents[-1], argument, job)
-            if found is not None:
-                return found
-    raise NotFound(_nothing(argument, cwd, parents))
+        facts = job_facts(argument) if found is None and job_facts is not None else None
+        if facts is not None and facts.work_dir:
+            parents.append(Path(facts.work_dir) / RUNS_FOLDER)
+            found = _in_parent(parents[-1], argument, job) or _pointed_to(Path(facts.work_dir), argument)
+        if facts is not None and facts.std_out:
+            found = found or _pointed_to(Path(facts.std_out).parent, argument)
+        if found is not None:
+            return found
+    raise _nothing(argument, cwd, parents)
+
+
+def _pointed_to(directory: Path, job_id: str) -> Path | None:
+    """Return the run directory that ftsrun's link leads to."""
+    path = directory / pointer_name(job_id)
+    return Path(os.path.realpath(path)) if _is_run(path) else None
+
+
+def is_job_id(argument: str) -> bool:
+    """Tell whether this may be a Slurm job: `123`, or `123_4` for a task of an array."""
+    return _JOB_ID.fullmatch(argument) is not None
 
 
 def _parents(environ: Mapping[str, str], cwd: Path, shared_dir: str | None) -> list[Path]:
@@ -148,8 +175,9 @@ def _not_a_run(path: Path) -> str:
     return f"expected a run directory, but {path} {found}; give the directory that the job's output names"
 
 
-def _nothing(argument: str | None, cwd: Path, parents: list[Path]) -> str:
-    looked = ", ".join(str(p) + ("" if p.is_dir() else " (not there)") for p in parents)
+def _nothing(argument: str | None, cwd: Path, parents: list[Path]) -> NotFound:
+    looked = ", ".join(str(p) + ("" if p.is_dir() else " (not there)") for p in dict.fromkeys(parents))
     wanted = "run" if argument is None else f"run directory or job {argument!r}"
     here = "" if argument is None else f"{cwd}, "
-    return f"found no {wanted} in {here}{looked}; give the run directory itself, or --shared-dir"
+    text = f"found no {wanted} in {here}{looked}; give the run directory itself, or --shared-dir"
+    return NotFound(text, f"{here}{looked}")

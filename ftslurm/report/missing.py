@@ -19,6 +19,8 @@ _FOREIGN = (
 
 def missing(snapshot: Snapshot) -> list[str]:
     """Return a line for each kind of record that is not there, for the run and its newest round that has files."""
+    if snapshot.job is not None:
+        return []
     if snapshot.source != "ftslurm":
         return list(_FOREIGN)
     lines: list[str] = []

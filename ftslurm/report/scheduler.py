@@ -48,7 +48,7 @@ def scheduler_from(o: Mapping[str, Any]) -> Scheduler:
 
 def job_to_ask(snapshot: Snapshot, status: str, cause: Dict | None) -> Attempt | None:
     """Return the attempt of which Slurm should be asked: its end is not explained by what is recorded."""
-    newest = max(snapshot.attempts, key=lambda a: a.created_ns or 0, default=None)
+    newest = snapshot.attempt
     if newest is None or not (newest.job_id or "").isdecimal():
         return None
     killed = status == "failed" and cause is not None and cause["cause"] in ("sigkill", "shell-killed")

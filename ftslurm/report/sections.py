@@ -171,7 +171,8 @@ def problems(report: Json, style: Style) -> list[str]:
 
 def files(report: Json) -> list[str]:
     """Where everything is."""
-    return [f"  files: {safe(report['run']['directory'])}"]
+    # A job without a run has none.
+    return [f"  files: {safe(report['run']['directory'])}"] if report["job"] is None else []
 
 
 def _end_of(group: Json) -> str:

@@ -201,6 +201,6 @@ def summary(report: Json) -> str:
     if status == "failed" and cause is None:
         return f"{run} failed: {first_line(report['reason'] or 'why is not recorded')}"
     word = {"failed": "failed", "running": "is still running"}.get(status, "has no recorded end")
-    if cause is None:
-        return f"{run} {word}"
-    return f"{run} {word}: {verdict(cause)}"
+    if report["job"] is not None:
+        return f"{run} has no run: {first_line(report['job']['note'])}"
+    return f"{run} {word}" if cause is None else f"{run} {word}: {verdict(cause)}"

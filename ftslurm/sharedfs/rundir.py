@@ -12,6 +12,8 @@ from ftslurm.sharedfs.filesystem import FileSystem, PosixFileSystem
 from ftslurm.sharedfs.publish import BadFile, NewerFormat, encode, publish_once, read_object
 
 RUN_SCHEMA, RUN_VERSION = "ftslurm/run", 1
+RUNS_FOLDER = "ftslurm-runs"
+"""The folder of run directories, where the job was submitted."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=@-]{0,127}")
 
 
@@ -60,6 +62,10 @@ class RunDirectory:
     def scheduler_file(self, attempt: str) -> str:
         """What Slurm said of that attempt's job at its end."""
         return os.path.join(self.attempt(attempt), "scheduler.json")
+
+    def step_file(self, attempt: str) -> str:
+        """How that attempt's agents ended, as their launcher saw it."""
+        return os.path.join(self.attempt(attempt), "step.json")
 
     def round_node_file(self, round_: int, node: str) -> str:
         """What that node's agent saw in that round."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -18,6 +19,7 @@ from ftslurm.slurm.errors import (
 from ftslurm.slurm.facts import (
     SACCT_DELIMITER,
     JobFacts,
+    NodeFacts,
     check_job_id,
     parse_job_records,
     parse_kill_wait_s,
@@ -87,6 +89,24 @@ class SlurmControl(Protocol):
         Raises:
             ValueError: `job_id` is neither `123` nor `123_4`.
             SlurmRefused: not allowed, or there is no such job.
+        """
+
+    def complete(self, job_id: str, exit_code: int) -> None:
+        """Ask Slurm to end a job as if its batch script had ended with `exit_code`; one that has ended already is fine.
+
+        Args:
+            job_id: a number; of an array's task its own, not `123_4`.
+
+        Raises:
+            ValueError: `job_id` is no number.
+            SlurmRefused: not allowed, there is no such job, or Slurm's library is not here.
+        """
+
+    def node(self, name: str) -> NodeFacts | None:
+        """Return the facts of a node; None: Slurm knows no such node.
+
+        Raises:
+            ValueError: that is no node name.
         """
 
     def node_states(self, names: Iterable[str]) -> dict[str, str]:
@@ -245,6 +265,24 @@ class CommandSlurm:
         if answer.status not in (0, -_SIGTERM, 128 + _SIGTERM):
             raise failure(command, answer)
 
+    def complete(self, job_id: str, exit_code: int) -> None:
+        """See SlurmControl."""
+        if not check_job_id(job_id).isdecimal():
+            raise ValueError(f"expected a job's own number, found {job_id!a}")
+        command = (sys.executable, "-m", "ftslurm.slurm.complete", job_id, str(exit_code))
+        answer = self._ask(*command)
+        if answer.status not in (0, -_SIGTERM):
+            raise failure(command[2:], answer)
+
+    def node(self, name: str) -> NodeFacts | None:
+        """See SlurmControl."""
+        (plain,) = expand(compress([name]))
+        command = ("scontrol", "show", "node", "-o", plain)
+        answer = self._ask(*command)
+        if answer.status != 0 and " not found" not in answer.stdout:
+            raise failure(command, answer)
+        return parse_node(answer.stdout, plain)
+
     def node_states(self, names: Iterable[str]) -> dict[str, str]:
         """See SlurmControl."""
         nodes = compress(names)
@@ -268,14 +306,10 @@ class CommandSlurm:
 
     def drain(self, node: str, reason: str) -> str | None:
         """See SlurmControl. Slurm itself would put the new reason over the old one (22.05)."""
-        (name,) = expand(compress([node]))
-        show = ("scontrol", "show", "node", "-o", name)
-        answer = self._ask(*show)
-        if answer.status != 0 and " not found" not in answer.stdout:
-            raise failure(show, answer)
-        known = parse_node(answer.stdout, name)
+        known = self.node(node)
         if known is None:
-            raise SlurmRefused(f"Slurm knows no node {name}: it goes by NodeName, which need not be the host's name")
+            raise SlurmRefused(f"Slurm knows no node {node}: it goes by NodeName, which need not be the host's name")
+        name = known.name
         if known.is_out:
             return f"{name} is {known.state} already" + (f": {known.reason}" if known.reason else "")
         text = " ".join(reason.split())[:_REASON]

@@ -83,10 +83,18 @@ class JobFacts:
     """Where it runs; of a pending job a list of them, if it may choose (only scontrol tells)."""
     num_nodes: int | None = None
     """How many nodes it needs at least (only scontrol tells)."""
+    batch_host: str | None = None
+    """The node of the batch script, once it runs; None for a job without one, as salloc's (only scontrol tells)."""
     excluded: tuple[str, ...] = ()
     """ExcNodeList: nodes that it must not get (only scontrol tells)."""
     source: str = "scontrol"
     """Which command said so: "scontrol" or "sacct"."""
+
+    @property
+    def scontrol_id(self) -> str:
+        """What to call it towards Slurm's commands: `123`, or `123_4` for a task of an array."""
+        task = self.array_task_id
+        return f"{self.array_job_id}_{task}" if self.array_job_id and task and task.isdecimal() else self.job_id
 
     @property
     def ended(self) -> bool:
@@ -101,17 +109,27 @@ class NodeFacts:
     Attributes:
         state: as Slurm spells it: `IDLE+DRAIN`.
         reason: what an administrator or Slurm wrote about it, without who and when.
+        boot_ns: when it was booted, nanoseconds since the epoch by its own clock; None: Slurm does not say.
     """
 
     name: str
     state: str
     reason: str | None
+    boot_ns: int | None = None
 
     @property
     def is_out(self) -> bool:
         """Whether Slurm gives it to no new job, for a reason that somebody has to see to."""
-        flags = {flag.rstrip("*~#!%$@^-") for flag in self.state.split("+")}
-        return not flags.isdisjoint({"DRAIN", "DRAINED", "DRAINING", "DOWN", "FAIL", "FAILING", "ERROR"})
+        return not self._flags.isdisjoint({"DRAIN", "DRAINED", "DRAINING", "DOWN", "FAIL", "FAILING", "ERROR"})
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it does not answer Slurm, or Slurm has given it up."""
+        return "*" in self.state or not self._flags.isdisjoint({"DOWN", "NOT_RESPONDING", "POWERED_DOWN"})
+
+    @property
+    def _flags(self) -> set[str]:
+        return {flag.rstrip("*~#!%$@^-") for flag in self.state.split("+")}
 
 
 def check_job_id(job_id: str) -> str:
@@ -168,8 +186,14 @@ def _job_record(lines: Mapping[str, str]) -> JobFacts:
         preempted_ns=_time_ns(_value(lines.get("PreemptEligibleTime", ""), "PreemptTime")),
         partition=_value(lines.get("Partition", ""), "Partition"),
         num_nodes=_num_nodes(lines),
+        batch_host=_batch_host(lines),
         excluded=_nodes(_value(lines.get("ReqNodeList", ""), "ExcNodeList")),
     )
+
+
+def _batch_host(lines: Mapping[str, str]) -> str | None:
+    # salloc's jobs have a BatchHost too.
+    return _rest(lines, "BatchHost") if _value(lines.get("Requeue", ""), "BatchFlag") == "1" else None
 
 
 def _num_nodes(lines: Mapping[str, str]) -> int | None:
@@ -280,7 +304,8 @@ def parse_node(text: str, name: str) -> NodeFacts | None:
     # Whatever an administrator wrote, up to [who@when].
     match = re.search(r"\sReason=(.*?) \[[^\[\]\s]*@[^\[\]\s]*\]", text) or re.search(r"\sReason=(.*)", text)
     reason = match.group(1).strip() if match else ""
-    return NodeFacts(name, state, None if reason in _NOTHING else reason)
+    boot_ns = _time_ns(_value(text, "BootTime"))
+    return NodeFacts(name, state, None if reason in _NOTHING else reason, boot_ns)
 
 
 def parse_partition_nodes(text: str) -> dict[str, str]:

@@ -9,11 +9,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ftslurm.slurm.workdir import workdir_of
+from ftslurm.slurm.lookup import job_facts
 from ftslurm.terminal import is_terminal, show, wants_colour
 
 if TYPE_CHECKING:
     import argparse
+
+    from ftslurm.slurm.facts import JobFacts
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -25,15 +27,15 @@ CLEAR = "\x1b[H\x1b[2J"
 def main(
     argv: Sequence[str],
     *,
-    job_workdir: Callable[[str], str | None] | None = None,
+    ask: Callable[[str], JobFacts | None] | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
     """Run ``ftslurm status`` and return its exit status.
 
     Args:
         argv: the arguments after ``status``.
-        job_workdir: asks for a job's working directory; used only when a job id is given and the run was
-            not found by other means. Default: Slurm is asked.
+        ask: asks for a job; used only when a job id is given and the run was not found by other means. Default:
+            Slurm is asked.
         sleep: waits so many seconds, for ``--watch``.
 
     Returns:
@@ -46,7 +48,7 @@ def main(
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else EXIT_USAGE
     try:
-        directory = _locate(options, job_workdir)
+        directory = _locate(options, ask)
         status = make_status(directory)
         while show(_form(status, options)) and options.watch is not None and status["status"] != "closed":
             sleep(options.watch)
@@ -86,7 +88,7 @@ def _time(directory: Path, status: dict[str, Any]) -> str | None:
     return sentence(make_report(directory)) or None
 
 
-def _locate(options: argparse.Namespace, job_workdir: Callable[[str], str | None] | None) -> Path:
+def _locate(options: argparse.Namespace, ask: Callable[[str], JobFacts | None] | None) -> Path:
     from ftslurm.report.locating import NotFound, locate
 
     if options.latest and options.run is not None:
@@ -97,7 +99,7 @@ def _locate(options: argparse.Namespace, job_workdir: Callable[[str], str | None
             environ=os.environ,
             cwd=Path.cwd(),
             shared_dir=options.shared_dir,
-            job_workdir=job_workdir or workdir_of,
+            job_facts=ask or job_facts,
         )
     except NotFound:
         path = Path.cwd() / (options.run or ".")

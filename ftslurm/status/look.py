@@ -9,7 +9,8 @@ schema, version "ftslurm/status", 1
 run, directory  the run's name and where it is
 made_ns         when this was read, by this machine's clock
 status          "running", "hanging" (a rank hangs, its round is about to end), "ending" (a rank failed, the same),
-                "forming" (the next round), "closed", "silent" (not closed, but no agent has said anything for long),
+                "forming" (the next round), "closed", "silent" (not closed, but no agent has said anything for long, or
+                their launcher says that they have ended),
                 "unknown" (no state can be read)
 phase, round    what the state says: "forming", "running" or "closed"; the newest formed round, 0 for none
 token           the generation of the state; ``newest_token``: the newest there is, larger when that one cannot be used
@@ -133,7 +134,11 @@ def _status(snapshot: Snapshot, newest_s: float | None, hang: Dict | None, failu
     if state.phase == CLOSED:
         return "closed"
     # Two clocks are compared here, so that it takes more than a node's time-out.
-    if newest_s is None or newest_s > max(DEAD_LEAST_S, DEAD_TIMEOUTS * snapshot.asked.node_timeout_s):
+    if (
+        snapshot.ended
+        or newest_s is None
+        or newest_s > max(DEAD_LEAST_S, DEAD_TIMEOUTS * snapshot.asked.node_timeout_s)
+    ):
         return "silent"
     if state.phase == FORMING:
         return "forming"

@@ -57,6 +57,7 @@ class Snapshot:
         token: which it is.
         newest_token: the newest that has a name, 0 for none; beyond `token` when that one is damaged.
         nodes: the nodes' words.
+        ended: the launcher of the state's attempt has recorded that its agents have ended.
         problems: the files that cannot be used, and why.
     """
 
@@ -69,6 +70,7 @@ class Snapshot:
     token: int = 0
     newest_token: int = 0
     nodes: tuple[Heard, ...] = ()
+    ended: bool = False
     problems: tuple[Problem, ...] = ()
 
 
@@ -113,6 +115,7 @@ class _Reader:
             token=token,
             newest_token=newest,
             nodes=nodes,
+            ended=state is not None and self.ended(state.attempt),
             problems=tuple(self.problems),
         )
 
@@ -144,9 +147,17 @@ class _Reader:
         return None, 0, tokens[0] if tokens else 0
 
     def asked(self, attempt: str) -> Asked:
+        path = self.of_attempt(attempt, "attempt.json")
+        return (path and self.record(path, STATE_LIMIT, _asked)) or Asked()
+
+    def ended(self, attempt: str) -> bool:
+        path = self.of_attempt(attempt, "step.json")
+        return path is not None and self.record(path, RECORD_LIMIT, _step) is not None
+
+    def of_attempt(self, attempt: str, name: str) -> Path | None:
         if "/" in attempt or "\0" in attempt or attempt in ("", ".", ".."):
-            return Asked()
-        return self.record(self.directory / "attempts" / attempt / "attempt.json", STATE_LIMIT, _asked) or Asked()
+            return None
+        return self.directory / "attempts" / attempt / name
 
     def record(self, path: Path, limit: int, build: Callable[[bytes], Fact]) -> Fact | None:
         try:
@@ -192,6 +203,10 @@ def _generation(data: bytes, token: int) -> State:
     if cell.get("retired") is True:
         raise Malformed("an old generation whose value was taken out")
     return State.decode(value, "it")
+
+
+def _step(data: bytes) -> object:
+    return check_schema(parse_json(data), "ftslurm/step")
 
 
 def _asked(data: bytes) -> Asked:

@@ -15,7 +15,8 @@ __all__ = ["FakeSlurm"]
 class FakeSlurm:
     """A SlurmControl for tests.
 
-    Put jobs into it with `put`, change `kill_wait` and `nodes` at will, make operations fail with `fail`.
+    Put jobs into it with `put`, change `kill_wait` and `nodes` at will, make operations fail with `fail`;
+    `boots` says when nodes were booted (nanoseconds since the epoch).
     `calls` has every call in order, as (operation, argument), failed ones too.
 
     Args:
@@ -32,6 +33,7 @@ class FakeSlurm:
         self.kill_wait = kill_wait
         self.nodes = dict(nodes or {})
         self.reasons: dict[str, str] = {}
+        self.boots: dict[str, int] = {}
         self.calls: list[tuple[str, str]] = []
         self._failures: dict[str, list[SlurmError]] = {}
         self._broken: dict[str, SlurmError] = {}
@@ -79,6 +81,22 @@ class FakeSlurm:
             raise SlurmUnknownJob(f"`scancel {job_id}` failed (exit 1): Invalid job id specified")
         if not facts.ended:
             self.put(replace(facts, state="CANCELLED"))
+
+    def complete(self, job_id: str, exit_code: int) -> None:
+        """See SlurmControl. The job is then COMPLETED, or FAILED with that exit code."""
+        self._called("complete", f"{check_job_id(job_id)} {exit_code}")
+        facts = self._find(job_id)
+        if facts is None:
+            raise SlurmRefused("`-m ftslurm.slurm.complete` failed (exit 1): Invalid job id specified")
+        if not facts.ended:
+            self.put(replace(facts, state="FAILED" if exit_code else "COMPLETED", exit_code=(exit_code, 0)))
+
+    def node(self, name: str) -> NodeFacts | None:
+        """See SlurmControl."""
+        self._called("node", name)
+        if name not in self.nodes:
+            return None
+        return NodeFacts(name, self.nodes[name], self.reasons.get(name), self.boots.get(name))
 
     def requeue(self, job_id: str) -> None:
         """See SlurmControl. The job is then pending, with one restart more and no nodes, as in Slurm."""

@@ -50,7 +50,7 @@ def test_what_does_not_get_there_before_the_agent_leaves_is_kept_on_its_node_and
     assert "No space left on device" in said
     kept = Path(said.rpartition(" in ")[2])
     try:
-        record = json.loads((kept / "rounds-000001-ranks-00000-error.json").read_text())
+        record = json.loads((kept / "rounds/000001/ranks/00000/error.json").read_text())
         assert record["message"]["message"] == "ValueError: boom"
         assert record["ftslurm"]["step"] == 5
     finally:

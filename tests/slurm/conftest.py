@@ -16,7 +16,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 NODES = 3
-PREFIX = "t"
+PREFIX = os.environ.get("FTSLURM_TEST_LAB_PREFIX", "t")
+"""Two checkouts that are tested at the same time need two."""
 
 
 class Job:

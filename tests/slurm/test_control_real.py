@@ -92,3 +92,28 @@ def test_the_nodes_of_a_job_have_states_and_an_unknown_node_has_none(submit: Cal
     states = CommandSlurm().node_states([*job.node_list, "no-such-node"])
     assert set(states) == set(job.node_list)
     assert all(state.partition("+")[0] in {"MIXED", "ALLOCATED"} for state in states.values())
+
+
+@pytest.mark.parametrize(("code", "state"), [(0, "COMPLETED"), (3, "FAILED")])
+def test_a_job_ends_with_an_exit_code_as_if_its_batch_script_had(
+    submit: Callable[..., str], code: int, state: str
+) -> None:
+    job_id = submit("sleep 300")
+    wait_for(job_id, lambda job: job.state == "RUNNING" and job.batch_host is not None)
+    CommandSlurm().complete(job_id, code)
+    facts = wait_for(job_id, lambda job: job.ended)
+    assert facts.state == state
+    assert code == 0 or facts.exit_code == (code, 0)
+    CommandSlurm().complete(job_id, code)
+
+
+def test_a_job_that_slurm_does_not_know_cannot_be_completed() -> None:
+    with pytest.raises(SlurmUnknownJob):
+        CommandSlurm().complete("99999999", 0)
+
+
+def test_when_a_node_was_booted_is_known(lab: Lab) -> None:
+    node = CommandSlurm().node(lab.nodes[0])
+    assert node is not None and not node.is_dead
+    assert node.boot_ns is not None and 0 < time.time_ns() - node.boot_ns < 86_400 * 10**9
+    assert CommandSlurm().node("nothere") is None

@@ -127,12 +127,14 @@ def test_what_never_got_there_is_left_on_the_node_and_said(desk: Desk) -> None:
     assert "2 records of this node did not get into" in said
     assert "(No space left on device): kept on this node in" in said
     kept = Path(re.split(" in ", said)[-1])
-    assert sorted(path.name for path in kept.iterdir()) == [
-        "rounds-000001-ranks-00000-error.json",
-        "rounds-000001-ranks-00001-error.json",
+    assert str(kept) == desk.journal.kept
+    records = sorted(path for path in kept.rglob("*") if path.is_file())
+    assert [str(path.relative_to(kept)) for path in records] == [
+        "rounds/000001/ranks/00000/error.json",
+        "rounds/000001/ranks/00001/error.json",
     ]
     assert kept.stat().st_mode & 0o777 == 0o700
-    for path in kept.iterdir():
+    for path in records:
         assert json.loads(path.read_text())["ftslurm"]["signal"] == "SIGKILL"
 
 

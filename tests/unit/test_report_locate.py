@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from ftslurm.report.locating import NotFound, locate
+from ftslurm.sharedfs.pointer import leave_pointer
+from ftslurm.slurm.facts import JobFacts
 from ftslurm.testing.runs import RunBuilder
 
 
@@ -58,21 +60,46 @@ def test_the_shared_directory_comes_from_the_environment_before_the_current_dire
 def test_a_given_shared_directory_is_the_only_one_looked_in(tmp_path: Path) -> None:
     RunBuilder(runs(tmp_path)).write()
     with pytest.raises(NotFound):
-        locate("123", environ={}, cwd=tmp_path, shared_dir="other", job_workdir=lambda job: str(tmp_path))
+        locate(
+            "123",
+            environ={},
+            cwd=tmp_path,
+            shared_dir="other",
+            job_facts=lambda job: JobFacts("123", "FAILED", work_dir=str(tmp_path)),
+        )
 
 
 def test_slurm_is_asked_for_the_jobs_directory_only_when_nothing_else_fits(tmp_path: Path) -> None:
     path = RunBuilder(tmp_path / "work" / "ftslurm-runs").write()
     asked: list[str] = []
 
-    def workdir(job: str) -> str | None:
+    def ask(job: str) -> JobFacts | None:
         asked.append(job)
-        return str(tmp_path / "work")
+        return JobFacts(job, "COMPLETED", work_dir=str(tmp_path / "work"))
 
-    assert locate("123", environ={}, cwd=tmp_path, job_workdir=workdir) == path
+    assert locate("123", environ={}, cwd=tmp_path, job_facts=ask) == path
     RunBuilder(runs(tmp_path)).write()
-    assert locate("123", environ={}, cwd=tmp_path, job_workdir=workdir) == runs(tmp_path) / "job-123"
+    assert locate("123", environ={}, cwd=tmp_path, job_facts=ask) == runs(tmp_path) / "job-123"
     assert asked == ["123"]
+
+
+@pytest.mark.parametrize("place", ["cwd", "work", "logs"])
+def test_a_link_that_ftsrun_left_beside_the_output_leads_to_a_run_that_is_elsewhere(tmp_path: Path, place: str) -> None:
+    run = RunBuilder(tmp_path / "scratch", run_id="exp1").write()
+    for folder in ("cwd", "work", "logs"):
+        (tmp_path / folder).mkdir()
+    assert leave_pointer(tmp_path / place, "123", str(run))
+    facts = JobFacts("123", "FAILED", work_dir=str(tmp_path / "work"), std_out=str(tmp_path / "logs" / "out.txt"))
+    assert locate("123", environ={}, cwd=tmp_path / "cwd", job_facts=lambda job: facts) == run
+
+
+def test_a_link_is_replaced_by_a_later_one_and_a_file_in_its_place_is_left_alone(tmp_path: Path) -> None:
+    assert leave_pointer(tmp_path, "7", "/a") and leave_pointer(tmp_path, "7", "/b")
+    assert (tmp_path / "slurm-7.ftslurm").readlink() == Path("/b")
+    (tmp_path / "slurm-8.ftslurm").write_text("mine")
+    assert not leave_pointer(tmp_path, "8", "/a")
+    assert not leave_pointer(tmp_path / "nothere", "9", "/a")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["slurm-7.ftslurm", "slurm-8.ftslurm"]
 
 
 def test_without_an_argument_the_run_written_last_is_meant(tmp_path: Path) -> None:
@@ -90,6 +117,6 @@ def test_without_an_argument_the_run_written_last_is_meant(tmp_path: Path) -> No
 def test_nothing_found_is_one_line_that_says_where_it_looked(tmp_path: Path, argument: str | None) -> None:
     (tmp_path / "ftslurm-runs" / "empty").mkdir(parents=True)
     with pytest.raises(NotFound) as caught:
-        locate(argument, environ={}, cwd=tmp_path, job_workdir=lambda job: None)
+        locate(argument, environ={}, cwd=tmp_path, job_facts=lambda job: None)
     assert str(tmp_path) in str(caught.value)
     assert "\n" not in str(caught.value)

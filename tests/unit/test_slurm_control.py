@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ftslurm.slurm import facts as slurm_facts
+from ftslurm.slurm.complete import libraries, wait_status
 from ftslurm.slurm.control import Answer, CommandSlurm, SlurmControl, failure
 from ftslurm.slurm.errors import (
     SlurmError,
@@ -54,6 +55,43 @@ VARIOUS = """\
 12|12|RUNNING|0:0|1795229616|1795229616|Unknown|UNLIMITED|c1|/home/ada/run|None
 19|19|CANCELLED by 0|0:0|1795230103|1795230103|1795230104||c1||None
 """
+
+
+class Scripted:
+    """Answers every command alike and remembers the last one."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.command: Sequence[str] = ()
+
+    def __call__(self, command: Sequence[str], env: Mapping[str, str], timeout_s: float) -> Answer:
+        self.command = command
+        return self.answer
+
+
+def test_a_job_is_completed_in_a_process_of_its_own_because_slurms_library_may_end_that() -> None:
+    run = Scripted(Answer(0, "", ""))
+    CommandSlurm({}, run=run).complete("7", 3)
+    assert tuple(run.command[1:]) == ("-m", "ftslurm.slurm.complete", "7", "3")
+    refused = Scripted(Answer(1, "", "Slurm's library cannot be used: no libslurm.so\n"))
+    with pytest.raises(SlurmRefused, match="library cannot be used"):
+        CommandSlurm({}, run=refused).complete("7", 0)
+    with pytest.raises(ValueError, match="own number"):
+        CommandSlurm({}, run=refused).complete("7_1", 0)
+
+
+def test_slurms_library_is_looked_for_where_scontrol_has_it_and_below_its_prefix(tmp_path: Path) -> None:
+    for place in ("bin/scontrol", "lib64/slurm/libslurmfull.so", "lib/x86_64-linux-gnu/libslurm.so.38"):
+        path = tmp_path / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    linked = "\tlibslurmfull.so => /opt/slurm/lib/slurm/libslurmfull.so (0x7f)\n\tlibc.so.6 => /lib/libc.so.6 (0x0)\n"
+    assert list(libraries(str(tmp_path / "bin/scontrol"), linked)) == [
+        "/opt/slurm/lib/slurm/libslurmfull.so",
+        str(tmp_path / "lib/x86_64-linux-gnu/libslurm.so.38"),
+        str(tmp_path / "lib64/slurm/libslurmfull.so"),
+    ]
+    assert [wait_status(code) for code in (0, 1, 143)] == [0, 256, 143 << 8]
 
 
 def captured(name: str) -> str:

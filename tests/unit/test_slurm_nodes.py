@@ -58,6 +58,30 @@ def test_a_note_on_a_node_in_use_is_not_lost(state: str) -> None:
     assert run.commands[1][-1] == "Reason=ours (before: watch [its] fan)"
 
 
+def test_when_a_node_was_booted_is_known_from_slurm() -> None:
+    text = NODE.format("ALLOCATED", " BootTime=1795301809 SlurmdStartTime=1795301999")
+    assert CommandSlurm({}, run=Scripted(Answer(0, text, ""))).node("c3") == NodeFacts(
+        "c3", "ALLOCATED", None, 1795301809 * 10**9
+    )
+    assert CommandSlurm({}, run=Scripted(Answer(1, "Node c3 not found\n", ""))).node("c3") is None
+
+
+@pytest.mark.parametrize(
+    ("state", "dead"),
+    [
+        ("ALLOCATED", False),
+        ("MIXED+DRAIN", False),
+        ("DOWN", True),
+        ("DOWN+NOT_RESPONDING", True),
+        ("ALLOCATED+NOT_RESPONDING", True),
+        ("ALLOCATED*", True),
+        ("IDLE+CLOUD+POWERED_DOWN", True),
+    ],
+)
+def test_a_node_is_dead_that_slurm_has_given_up_or_cannot_reach(state: str, dead: bool) -> None:
+    assert NodeFacts("c3", state, None).is_dead is dead
+
+
 def test_who_may_not_drain_is_told_who_may() -> None:
     run = Scripted(node("IDLE"), Answer(1, "", "slurm_update error: Invalid user id\n"))
     with pytest.raises(SlurmRefused, match="may not drain c3: expected root, SlurmUser or an operator of Slurm"):

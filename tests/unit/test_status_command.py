@@ -102,7 +102,7 @@ def test_bad_input_is_one_clear_line_and_exit_code_2(
     arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(arguments, job_workdir=lambda job: None) == 2
+    assert main(arguments, ask=lambda job: None) == 2
     assert said in capsys.readouterr().err.splitlines()[-1]
 
 

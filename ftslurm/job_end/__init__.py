@@ -1,0 +1,1 @@
+"""The end of a job: who notices that the run is over, prints the report, and ends what Slurm would keep running."""

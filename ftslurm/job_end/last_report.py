@@ -1,0 +1,43 @@
+"""What an agent tells of a run whose directory has vanished: a report of what this one node knows."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+
+from ftslurm import __version__
+from ftslurm.rendezvous.node_word import NodeWord
+from ftslurm.rendezvous.state import LEFT, State
+from ftslurm.sharedfs.cell import FencedCell
+from ftslurm.sharedfs.filesystem import PosixFileSystem
+from ftslurm.sharedfs.publish import BadFile, encode, publish
+from ftslurm.sharedfs.rundir import RUN_SCHEMA, RUN_VERSION, RunDirectory
+
+
+def last_report(directory: str, state: State, record: NodeWord) -> str | None:
+    """Return the report as text; None if it cannot be made.
+
+    Args:
+        directory: where the node's records of the newest round lie, laid out as in a run directory; what else the
+            report needs is added.
+        state: the newest state that the agent knows.
+        record: its node record.
+    """
+    from pathlib import Path
+
+    from ftslurm.report.command import make_report
+    from ftslurm.report.text import render
+
+    run, fs = RunDirectory(directory), PosixFileSystem(owner=os.geteuid())
+    gone = replace(record, status=LEFT, reason="the run directory has vanished", time_ns=time.time_ns())
+    identity = {"schema": RUN_SCHEMA, "version": RUN_VERSION, "run_id": state.run_id, "ftslurm": __version__}
+    try:
+        for folder in (run.state, run.nodes):
+            fs.makedirs(folder)
+        FencedCell(fs, run.state).set(state.encode(), None)
+        publish(fs, run.node_file(record.node), gone.encode())
+        publish(fs, run.run_file, encode(identity))
+        return render(make_report(Path(directory)))
+    except (OSError, BadFile):
+        return None

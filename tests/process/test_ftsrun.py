@@ -1,0 +1,238 @@
+"""ftsrun with stand-ins for Slurm's commands: what it asks of srun, whom it waits for, and its exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SRUN = """\
+#!/bin/bash
+[ "$1" = --help ] && {{ printf '%s\\n' {help}; exit; }}
+echo "$@" >>srun.log
+while [[ $1 == -* ]]; do shift; done
+export SLURM_STEP_ID=$(($(grep -c . srun.log) - 1)) SLURM_STEP_NODELIST=n1 SLURM_NNODES=1
+export SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0
+# A shell ignores SIGINT for what it starts in the background; Slurm's tasks do not.
+task() {{ exec env --default-signal "$@"; }}
+{body}
+"""
+STUBBORN = """\
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open("up", "w").close()
+time.sleep(600)
+"""
+SCONTROL = """\
+#!/bin/bash
+case "$*" in
+  "show config"*) echo "KillWait = 4 sec"; echo "TaskPlugin = task/none" ;;
+  "show job"*) echo "JobId=7 JobName=x"; echo "   JobState=RUNNING Reason=None"; echo "   WorkDir=$PWD" ;;
+esac
+"""
+
+
+class Job:
+    """A directory with a Slurm of one node in it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.bin = directory / "bin"
+        self.bin.mkdir()
+        self.script = ROOT / "scripts" / "ftsrun"
+        self.started: list[subprocess.Popen[str]] = []
+        self.command("ftslurm", f'#!/bin/sh\nexec {sys.executable} -m ftslurm.cli "$@"\n')
+        self.command("scontrol", SCONTROL)
+        self.command("squeue", "#!/bin/sh\necho 7.0; echo 7.batch; echo 7.interactive\n")
+        self.command("scancel", '#!/bin/sh\necho "$@" >>scancel.log\n')
+        self.srun('task "$@"')
+        (directory / "train.py").write_text("import os; print('rank', os.environ['RANK'], 'ran', flush=True)\n")
+
+    def command(self, name: str, text: str) -> None:
+        path = self.bin / name
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def srun(self, body: str, help_text: str = "--no-kill") -> None:
+        """Let srun do this with its program in "$@"; it is one task of step 0, 1, ..."""
+        self.command("srun", SRUN.format(body=body, help=f"'{help_text}'"))
+
+    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "FTSLURM"))}
+        slurm = {
+            "SLURM_JOB_ID": "7",
+            "SLURM_JOB_NODELIST": "n1",
+            "SLURM_JOB_NUM_NODES": "1",
+            "SLURMD_NODENAME": "n1",
+            "SLURM_SUBMIT_DIR": str(self.directory),
+            "PYTHONPATH": str(ROOT),
+            "PATH": f"{self.bin}:{os.environ['PATH']}",
+        }
+        process = subprocess.Popen(
+            [str(self.script), "--health", "off", *(arguments or ("train.py",))],
+            cwd=self.directory,
+            env={**clean, **slurm, **environment},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self.started.append(process)
+        return process
+
+    def run(self, *arguments: str, **environment: str) -> tuple[int, str]:
+        """Run ftsrun to its end; return its exit code and all that was printed."""
+        process = self.start(*arguments, **environment)
+        output, _ = process.communicate(timeout=90)
+        return process.returncode, output
+
+    def until(self, path: str) -> None:
+        end = time.monotonic() + 60
+        while not (self.directory / path).exists():
+            assert time.monotonic() < end, f"no {path}"
+            time.sleep(0.02)
+
+    def close(self) -> None:
+        """Kill what is left: everything of it has the directory in its environment."""
+        mark = f"SLURM_SUBMIT_DIR={self.directory}".encode()
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and mark in (entry / "environ").read_bytes():
+                    os.kill(int(entry.name), signal.SIGKILL)
+            except (OSError, ProcessLookupError):
+                continue
+        for process in self.started:
+            process.wait()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    job = Job(tmp_path)
+    yield job
+    job.close()
+
+
+def test_a_run_that_succeeds_is_exit_code_0_with_the_report_after_the_output(job: Job) -> None:
+    code, output = job.run()
+    assert code == 0, output
+    assert output.index("rank 0 ran") < output.index("job-7 succeeded"), output
+    assert "Killed" not in output, output
+
+
+@pytest.mark.parametrize(("code", "expected"), [(1, 1), (0, 1), (213, 213)])
+def test_an_earlier_success_in_the_same_job_is_no_success_of_a_start_that_srun_refused(
+    job: Job, code: int, expected: int
+) -> None:
+    assert job.run()[0] == 0
+    job.srun(f"echo 'srun: error: Unable to create step' >&2; exit {code}")
+    found, output = job.run()
+    assert found == expected, output
+    assert "no rank was started" in output and "succeeded" not in output, output
+
+
+def test_nor_is_it_one_where_no_agent_could_start(job: Job) -> None:
+    assert job.run()[0] == 0
+    job.srun('TMPDIR=/proc/nothere task "$@"')
+    code, output = job.run()
+    assert code == 2, output
+    assert "set TMPDIR" in output and "succeeded" not in output, output
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_one_ranks_lack_of_memory_must_not_end_the_step_where_srun_can_be_told_so(job: Job, knows: bool) -> None:
+    job.srun('task "$@"', "--oom-kill-step[=0|1]" if knows else "--no-kill")
+    assert job.run()[0] == 0
+    assert ("--oom-kill-step=0" in (job.directory / "srun.log").read_text()) is knows
+
+
+def test_an_srun_that_never_ends_holds_up_neither_the_report_nor_the_end(job: Job) -> None:
+    job.srun('(task "$@"); echo the agent has left; exec sleep 600')
+    code, output = job.run()
+    assert code == 0, output
+    assert output.index("the agent has left") < output.index("job-7 succeeded"), output
+
+
+def test_a_signal_for_the_script_alone_is_passed_on_to_the_steps_and_not_to_the_shell_it_came_from(job: Job) -> None:
+    job.command("scancel", '#!/bin/sh\necho "$@" >>scancel.log\nkill -TERM $(cat step.pid)\n')
+    job.srun('echo $BASHPID >step.pid; task "$@"')
+    (job.directory / "train.py").write_text("import time; open('up', 'w').close(); time.sleep(600)\n")
+    process = job.start()
+    job.until("up")
+    process.terminate()
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 143, output
+    assert "job-7 was stopped: SIGTERM from outside" in output, output
+    assert (job.directory / "scancel.log").read_text() == "--signal=TERM 7.0\n"
+
+
+def test_a_step_that_does_not_stop_is_reported_before_slurm_kills_the_script(job: Job) -> None:
+    (job.directory / "train.py").write_text("import time; open('up', 'w').close(); time.sleep(600)\n")
+    process = job.start()
+    job.until("up")
+    process.terminate()  # scancel does nothing here, as when slurmctld is down
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 143, output
+    assert "its agents have ended, after SIGTERM from outside" in " ".join(output.split()), output
+
+
+def test_ctrl_c_is_code_130_and_a_second_one_brings_no_traceback(job: Job) -> None:
+    job.command("scancel", '#!/bin/sh\nkill -INT $(cat step.pid)\ntouch "told$1.$(ls told* 2>/dev/null | wc -l)"\n')
+    job.srun('echo $BASHPID >step.pid; task "$@"')
+    (job.directory / "train.py").write_text(STUBBORN)
+    process = job.start("--grace", "60", "train.py")
+    job.until("up")
+    for number in range(2):
+        os.killpg(process.pid, signal.SIGINT)
+        job.until(f"told--signal=INT.{number}")
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "Traceback" not in output and "job-7 was stopped: SIGINT from outside" in output, output
+
+
+def test_a_third_ctrl_c_waits_for_nothing_any_more(job: Job) -> None:
+    job.command("scontrol", SCONTROL.replace("4 sec", "600 sec"))
+    job.command("scancel", '#!/bin/sh\ntouch "told.$(ls told.* 2>/dev/null | wc -l)"\n')
+    (job.directory / "train.py").write_text(STUBBORN)
+    process = job.start()
+    job.until("up")
+    for number in range(3):
+        os.killpg(process.pid, signal.SIGINT)
+        job.until(f"told.{number}")
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "Traceback" not in output and "after SIGINT from outside" in " ".join(output.split()), output
+
+
+def test_a_shared_directory_that_hangs_at_the_start_can_be_left_by_ctrl_c(job: Job) -> None:
+    job.command("ftslurm", "#!/bin/sh\ntouch preparing\nexec sleep 600\n")
+    process = job.start()
+    job.until("preparing")
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert (process.returncode, output) == (130, "")
+    assert not (job.directory / "srun.log").exists()
+
+
+def test_a_report_that_cannot_be_made_in_time_leaves_sruns_exit_code(job: Job) -> None:
+    text = (job.bin / "ftslurm").read_text()
+    job.command("ftslurm", text.replace("exec", '[ "$1" = conclude ] && exec sleep 600\nexec', 1))
+    script = job.script.read_text()
+    assert "REPORT_S=120" in script
+    job.command("ftsrun", script.replace("REPORT_S=120", "REPORT_S=1"))
+    job.script = job.bin / "ftsrun"
+    code, output = job.run()
+    assert code == 0, output
+    assert "no report could be made in 1 s" in output and "ftslurm report /" in output, output
+
+
+def test_a_heterogeneous_job_is_told_in_one_line_that_its_first_component_is_used(job: Job) -> None:
+    code, output = job.run(SLURM_HET_SIZE="3")
+    assert code == 0, output
+    assert output.count("a heterogeneous job of 3 components: only the first one (n1) is used") == 1
