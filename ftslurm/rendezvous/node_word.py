@@ -98,6 +98,7 @@ class NodeWord:
         health: what the last look at it found; None before the first.
         unfit: why it cannot take part in a round, in words; None: it can.
         looking: it is being looked at, and will say soon whether it can.
+        to_be_replaced: its agent was killed, and its guardian starts a new one; of a record that says LEFT.
         excluded: why it was set aside, by people or in an earlier run: it takes part only where others do not suffice.
     """
 
@@ -127,6 +128,7 @@ class NodeWord:
     unfit: str | None = None
     looking: bool = False
     excluded: str | None = None
+    to_be_replaced: bool = False
 
     def encode(self) -> bytes:
         """Return it as a file's content."""
@@ -166,4 +168,5 @@ class NodeWord:
             fields.maybe_text("unfit"),
             fields.flag("looking"),
             fields.maybe_text("excluded"),
+            fields.flag("to_be_replaced"),
         )
