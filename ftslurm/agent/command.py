@@ -130,6 +130,7 @@ def _supervise(
     from ftslurm.agent.ports import ReservedPort, lowest_ephemeral, pick_at_random
     from ftslurm.nodes.exclude import Exclusions, folder
     from ftslurm.rendezvous.member import Member, Pace, first_word
+    from ftslurm.rendezvous.node_word import Predecessor
     from ftslurm.rendezvous.seen import Shape, Timing
     from ftslurm.sharedfs.clock import server_clock
     from ftslurm.sharedfs.filesystem import PosixFileSystem
@@ -144,7 +145,8 @@ def _supervise(
         options.max_restarts,
     )
     word = first_word(placement.node, incarnation, placement.attempt, placement.position, slots)
-    word = replace(word, host=os.uname().nodename, address=placement.address)
+    before = Predecessor(*ward.predecessor) if ward.predecessor is not None else None
+    word = replace(word, host=os.uname().nodename, address=placement.address, predecessor=before)
     fs = PosixFileSystem(owner=os.geteuid())
     containment = Containment()
     threading.excepthook = containment.on_thread

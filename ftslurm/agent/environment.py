@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ftslurm.agent.actions import Assignment
+from ftslurm.leftovers import SUPERVISOR
 
 # What one worker must not inherit: the agent's own place in Slurm's step stays visible, ftslurm's options do not.
-_OURS_KEPT = frozenset({"FTSLURM_SHARED_DIR"})
+_OURS_KEPT = frozenset({"FTSLURM_SHARED_DIR", SUPERVISOR})
 # What only the round says: a standby worker must not take what its agent inherited for it.
 OF_THE_ROUND = frozenset(
     (

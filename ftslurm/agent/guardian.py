@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 
 from ftslurm.kernel import become_subreaper, die_with_parent, kill_descendants, signal_name, supervise
+from ftslurm.leftovers import SUPERVISOR, identity, sweep_leftovers
 from ftslurm.localdir import keep_from_cleaners, remove_tree
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -22,8 +23,14 @@ FORWARDED = (*STOPPING, signal.SIGUSR1, signal.SIGUSR2)
 EPITAPH_S = 3.0
 CLEANING_S = 10.0
 EXIT_USAGE = 2
+REPLACEMENTS, REPLACED_WITHIN_S = 3, 3600.0
+START_NAME = "FTSLURM__START"
+"""Names this start of `ftslurm run` outside Slurm, so that an agent that replaces a killed one joins the same run."""
 REASON_LIMIT = 300
 NEEDED = "Linux 5.3 or newer, in a container one whose seccomp profile allows prctl, pidfd_open and pidfd_send_signal"
+
+
+Predecessor = tuple[str, str, int]
 
 
 class Ward:
@@ -32,11 +39,13 @@ class Ward:
     Attributes:
         local_dir: a new node-local directory for this agent alone.
         guardian: a pidfd of the guardian, whose end is the agent's.
+        predecessor: incarnation, end and time (nanoseconds since the epoch) of the killed agent that this one replaces.
     """
 
-    def __init__(self, local_dir: str, guardian: int, will: int) -> None:
+    def __init__(self, local_dir: str, guardian: int, will: int, predecessor: Predecessor | None) -> None:
         self.local_dir = local_dir
         self.guardian = guardian
+        self.predecessor = predecessor
         self._will = will
 
     def bequeath(self, node_file: str, incarnation: str) -> None:
@@ -60,8 +69,73 @@ class Ward:
             pass
 
 
+class _Agent:
+    """One agent below this guardian.
+
+    Attributes:
+        ended_with: its exit code, 128 + n when signal n killed it.
+        killed: a signal ended it.
+        told: what it has told the guardian: first its incarnation and its node file.
+        clean: nothing that descends from it is left.
+    """
+
+    def __init__(
+        self,
+        agent: Callable[[Ward], int],
+        myself: int,
+        mask: set[int | signal.Signals],
+        predecessor: Predecessor | None,
+    ) -> None:
+        self.local_dir = _make_local_dir()
+        self._will, legacy = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self.ended_with, self.killed, self.clean = 1, False, False
+        self.told: tuple[str, ...] = ()
+        self.pid = os.fork()
+        if self.pid == 0:
+            code = 1
+            try:
+                os.close(self._will)
+                code = _be_agent(agent, Ward(self.local_dir, myself, legacy, predecessor), mask)
+            except SystemExit as request:
+                code = request.code if isinstance(request.code, int) else 1
+            except BaseException:
+                sys.excepthook(*sys.exc_info())
+            finally:
+                _flush()
+                os._exit(code)
+        os.close(legacy)
+
+    @property
+    def has_registered(self) -> bool:
+        """Whether it got so far that other nodes know it."""
+        return bool(self.told)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it has published by itself that it left."""
+        return "" in self.told[1:]
+
+    def wait(self, watched: set[signal.Signals]) -> bool:
+        """Pass signals on to it until it ends, and kill what it leaves; tell whether one of them was to stop it."""
+        status, stop_requested = _watch(self.pid, watched)
+        self.killed = os.WIFSIGNALED(status)
+        self.ended_with = 128 + os.WTERMSIG(status) if self.killed else os.WEXITSTATUS(status)
+        self.clean = leave_nothing()
+        try:
+            self.told = tuple(os.read(self._will, 1 << 16).decode("utf-8", "surrogateescape").split("\0")[:-1])
+        except BlockingIOError:
+            # Somebody else holds the other end; the agent at least is dead and has told nothing.
+            pass
+        os.close(self._will)
+        return stop_requested
+
+
 def guard(agent: Callable[[Ward], int], below_launcher: bool = False) -> int:
     """Run `agent` in a child process and clean up behind it; return its exit code, 128 + n when signal n killed it.
+
+    An agent that is killed after it has registered is replaced by a new one, which joins the run as a new incarnation
+    of its node: at most `REPLACEMENTS` times in `REPLACED_WITHIN_S`, never once a stop was requested, and not while
+    something of the dead one cannot be killed: two ranks of one number would run.
 
     Args:
         below_launcher: the death of whoever started this process is a SIGTERM for the agent.
@@ -78,27 +152,29 @@ def guard(agent: Callable[[Ward], int], below_launcher: bool = False) -> int:
     except OSError as error:
         _complain(f"cannot supervise processes here: {error}; expected {NEEDED}")
         return EXIT_USAGE
-    local_dir = _make_local_dir()
-    will, legacy = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            os.close(will)
-            code = _be_agent(agent, Ward(local_dir, myself, legacy), old_mask)
-        except SystemExit as request:
-            code = request.code if isinstance(request.code, int) else 1
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-        finally:
-            _flush()
-            os._exit(code)
-    os.close(legacy)
-    code = _watch(pid, watched)
-    leave_nothing()
-    _execute(will, code)
-    remove_tree(local_dir)
-    return code
+    os.environ[START_NAME] = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    os.environ[SUPERVISOR] = identity(os.getpid())
+    deaths: list[float] = []
+    predecessor: Predecessor | None = None
+    swept = False
+    while True:
+        ward = _Agent(agent, myself, old_mask, predecessor)
+        if not swept:
+            # While the agent starts; its workers come later.
+            sweep_leftovers(ward.local_dir, _complain)
+            swept = True
+        stop_requested = ward.wait(watched)
+        now = time.monotonic()
+        deaths = [at for at in deaths if now - at < REPLACED_WITHIN_S]
+        replaced = ward.killed and ward.has_registered and not ward.has_left and not stop_requested
+        replaced = replaced and ward.clean and len(deaths) < REPLACEMENTS
+        if ward.has_registered and not ward.has_left:
+            predecessor = _publish_death(ward, replaced)
+        remove_tree(ward.local_dir)
+        if not replaced:
+            return ward.ended_with
+        deaths.append(now)
+        _complain(f"the agent {_how(ward)}: a new one starts")
 
 
 def _be_agent(agent: Callable[[Ward], int], ward: Ward, mask: set[int | signal.Signals]) -> int:
@@ -118,11 +194,17 @@ def _be_agent(agent: Callable[[Ward], int], ward: Ward, mask: set[int | signal.S
     return agent(ward)
 
 
-def _watch(pid: int, watched: set[signal.Signals]) -> int:
-    """Pass signals on to the agent until it ends; collect orphans meanwhile."""
+def _watch(pid: int, watched: set[signal.Signals]) -> tuple[int, bool]:
+    """Pass signals on to the agent until it ends; collect orphans meanwhile.
+
+    Returns:
+        The agent's wait status, and whether a signal was passed on that stops the job.
+    """
+    stop_requested = False
     while True:
         number = signal.sigwait(watched)
         if number != signal.SIGCHLD:
+            stop_requested = stop_requested or number in STOPPING
             try:
                 os.kill(pid, number)
             except ProcessLookupError:
@@ -132,25 +214,28 @@ def _watch(pid: int, watched: set[signal.Signals]) -> int:
             try:
                 ended, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
             except ChildProcessError:
-                return 1
+                return 1 << 8, stop_requested
             if ended == pid and os.WIFSTOPPED(status):
                 # An agent that is stopped alone would be replaced while its workers go on: two of the same rank. Who
                 # suspends a job stops the guardian, too.
                 os.kill(pid, signal.SIGCONT)
             elif ended == pid:
-                return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+                return status, stop_requested
             if ended == 0:
                 break
 
 
-def leave_nothing() -> None:
-    """Kill and collect every descendant of this process, as far as that succeeds within 10 seconds."""
+def leave_nothing() -> bool:
+    """Kill and collect every descendant of this process, as far as that succeeds within 10 seconds; tell if it did."""
     end = time.monotonic() + CLEANING_S
     _collect()
-    while kill_descendants(os.getpid()) and time.monotonic() < end:
+    while left := kill_descendants(os.getpid()):
+        if time.monotonic() >= end:
+            break
         # Killed ones take a moment to become zombies; SIGCHLD is blocked and says when.
         signal.sigtimedwait({signal.SIGCHLD}, 0.02)
         _collect()
+    return not left
 
 
 def _collect() -> None:
@@ -161,25 +246,25 @@ def _collect() -> None:
         pass
 
 
-def _execute(will: int, code: int) -> None:
-    """Say in the dead agent's node file that it is gone: nobody needs to wait for its silence to be noticed.
+def _how(ward: _Agent) -> str:
+    if len(ward.told) > 1:
+        return f"ended by {ward.told[1]}"
+    return (
+        f"was killed by {signal_name(ward.ended_with - 128)}" if ward.killed else f"ended with code {ward.ended_with}"
+    )
+
+
+def _publish_death(ward: _Agent, replaced: bool) -> Predecessor:
+    """Publish in the dead agent's node file that it is gone: nobody needs to wait for its silence to be noticed.
 
     In a process of its own, which may be killed: the shared directory may hang, the guardian may not.
     """
-    try:
-        first, *more = os.read(will, 1 << 16).decode("utf-8", "surrogateescape").split("\0")[:-1]
-    except (BlockingIOError, ValueError):
-        # Somebody else holds the other end, or the agent is dead and has told nothing.
-        return
-    if "" in more:
-        return
-    incarnation, _, path = first.partition(" ")
-    how = f"was killed by {signal_name(code - 128)}" if code > 128 else f"ended with code {code}"
-    how = f"ended by {more[0]}" if more else how
+    incarnation, _, path = ward.told[0].partition(" ")
+    death = (incarnation, f"its agent {_how(ward)}", time.time_ns())
     pid = os.fork()
     if pid == 0:
         try:
-            _epitaph(path, incarnation, how)
+            _write_death(path, death, replaced)
         finally:
             os._exit(0)
     end = time.monotonic() + EPITAPH_S
@@ -187,11 +272,12 @@ def _execute(will: int, code: int) -> None:
         left_s = end - time.monotonic()
         if left_s <= 0:
             os.kill(pid, signal.SIGKILL)
-            return
+            break
         signal.sigtimedwait({signal.SIGCHLD}, left_s)
+    return death
 
 
-def _epitaph(path: str, incarnation: str, how: str) -> None:
+def _write_death(path: str, death: Predecessor, replaced: bool) -> None:
     from dataclasses import replace
 
     from ftslurm.rendezvous.node_word import NodeWord
@@ -200,12 +286,18 @@ def _epitaph(path: str, incarnation: str, how: str) -> None:
     from ftslurm.sharedfs.publish import BadFile, publish
 
     fs = PosixFileSystem(owner=os.geteuid())
+    incarnation, reason, time_ns = death
     try:
         word = NodeWord.decode(fs.read(path, 1 << 20), path)
         # The file may speak for another agent by now, or still.
         if word.incarnation == incarnation and word.status != LEFT:
             gone = replace(
-                word, counter=word.counter + 1, status=LEFT, reason=f"its agent {how}", time_ns=time.time_ns()
+                word,
+                counter=word.counter + 1,
+                status=LEFT,
+                reason=reason,
+                time_ns=time_ns,
+                to_be_replaced=replaced,
             )
             publish(fs, path, gone.encode())
     except (OSError, BadFile):

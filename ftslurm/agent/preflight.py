@@ -11,6 +11,7 @@ from dataclasses import asdict
 from ftslurm import __version__
 from ftslurm.agent.devices import count_gpus, resolve_slots
 from ftslurm.agent.environment import Program, program_argv
+from ftslurm.agent.guardian import START_NAME
 from ftslurm.agent.options import RunOptions, UsageError, find_program, parse_run
 from ftslurm.agent.output import complain
 from ftslurm.agent.placement import Placement, place
@@ -111,8 +112,8 @@ def _current_directory() -> str:
 
 
 def unique_name() -> str:
-    """Return a name that no other start outside Slurm has: the time and this process."""
-    return time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}"
+    """Return a name that no other start outside Slurm has: as the guardian says, else the time and this process."""
+    return os.environ.get(START_NAME) or time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}"
 
 
 def write_attempt(

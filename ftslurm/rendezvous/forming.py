@@ -73,10 +73,12 @@ def fold_forming(state: State, seen: Seen, timing: Timing) -> State:
 
 
 def _may_return(state: State, word: NodeWord, seen: Seen, timing: Timing) -> bool:
-    """Tell whether a silent node may be heard again: frozen or cut off, as far as anybody knows.
+    """Tell whether a node may be heard again: silent as one that is frozen or cut off, or with a new agent to come.
 
-    Of one whose agent has ended its guardian says so.
+    Of one whose agent has ended for good its guardian says so.
     """
+    if word.attempt == state.attempt and word.status == LEFT and word.to_be_replaced:
+        return True
     silent = seen.silent_s.get(word.node, 0.0) >= timing.node_timeout_s
     return word.attempt == state.attempt and silent and word.status != LEFT and word.reason is None
 

@@ -125,6 +125,7 @@ class Member:
         self._observer = Observer(fs, run, shape.expected, timing, pace.follow_s, pace.heartbeat_s, now, self._notes)
         self._state: State | None = None
         self._token = 0
+        self._coordinator_at_start: str | None = None
         self._published_at = float("-inf")
         self._wrote = False
         self._dirty = True
@@ -319,6 +320,8 @@ class Member:
 
     def _learn(self, newest: Versioned) -> None:
         state = State.decode(newest.value, os.path.join(self._run.state, f"{newest.token:012d}.json"))
+        if self._state is None:
+            self._coordinator_at_start = state.coordinator.incarnation
         if self._state is not None and self._state.coordinator != state.coordinator:
             # Who took the lease meanwhile lives, however long it had been silent, and even if its word cannot be read.
             self._observer.heard(state.coordinator.node)
@@ -421,6 +424,9 @@ class Member:
     def _coordinator_is_gone(self, state: State) -> bool:
         if self._word.status == LEFT:
             return False
+        if state.coordinator.node == self._word.node and state.coordinator.incarnation == self._coordinator_at_start:
+            # The agent of this node that its guardian has replaced by this one.
+            return True
         # Two looks must lie closer together than what counts as a stall, or silence is never measured.
         rest_s = min(self._pace.heartbeat_s, self._timing.node_timeout_s / 4)
         word = self._observer.look_at_coordinator(state, at_least_every_s=rest_s)

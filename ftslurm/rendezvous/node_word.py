@@ -59,6 +59,20 @@ class Vitals:
         )
 
 
+@dataclass(frozen=True)
+class Predecessor:
+    """The agent of the same node that was killed before this one: its incarnation, how it ended, and when."""
+
+    incarnation: str
+    reason: str
+    time_ns: int
+
+    @staticmethod
+    def read(fields: Fields) -> Predecessor:
+        """Read it from JSON."""
+        return Predecessor(fields.text("incarnation"), fields.text("reason"), fields.number("time_ns"))
+
+
 def _read_clock(fields: Fields) -> ClockOffset:
     return ClockOffset(fields.number("offset_ns"), fields.number("error_ns"), fields.number("at_ns"))
 
@@ -98,6 +112,8 @@ class NodeWord:
         health: what the last look at it found; None before the first.
         unfit: why it cannot take part in a round, in words; None: it can.
         looking: it is being looked at, and will say soon whether it can.
+        to_be_replaced: its agent was killed, and its guardian starts a new one; of a record that says LEFT.
+        predecessor: the killed agent that this one replaces; None: it is the first one here.
         excluded: why it was set aside, by people or in an earlier run: it takes part only where others do not suffice.
     """
 
@@ -127,6 +143,8 @@ class NodeWord:
     unfit: str | None = None
     looking: bool = False
     excluded: str | None = None
+    to_be_replaced: bool = False
+    predecessor: Predecessor | None = None
 
     def encode(self) -> bytes:
         """Return it as a file's content."""
@@ -166,4 +184,6 @@ class NodeWord:
             fields.maybe_text("unfit"),
             fields.flag("looking"),
             fields.maybe_text("excluded"),
+            fields.flag("to_be_replaced"),
+            fields.maybe_object("predecessor", Predecessor.read),
         )

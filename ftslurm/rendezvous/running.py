@@ -198,12 +198,7 @@ def refuse_restart(state: State, seen: Seen) -> State | None:
 
 def _after_loss(state: State, seen: Seen, lost: Sequence[Participant], leaving: Sequence[NodeWord]) -> State:
     reasons = [f"{word.node} left: {word.reason}" for word in leaving]
-    reasons += [
-        f"{p.node} was lost: its agent gave no sign of life for {seen.silent_s.get(p.node, 0.0):.1f} s"
-        if not replaced(state, p, seen)
-        else f"{p.node} was lost: its agent was started anew"
-        for p in lost
-    ]
+    reasons += [_how_lost(state, p, seen) for p in lost]
     gone = [(word.node, word.incarnation) for word in leaving] + [(p.node, p.incarnation) for p in lost]
     entries = tuple(
         LostNode(node, incarnation, state.round, seen.now_ns, round(seen.silent_s.get(node, 0.0), 3))
@@ -212,6 +207,16 @@ def _after_loss(state: State, seen: Seen, lost: Sequence[Participant], leaving: 
     what = "; ".join(reasons)
     state = end_round(replace(state, lost=state.lost + entries), seen, NODE_LOST, what, None)
     return _restart(state, seen, what)
+
+
+def _how_lost(state: State, participant: Participant, seen: Seen) -> str:
+    node = participant.node
+    if not replaced(state, participant, seen):
+        return f"{node} was lost: its agent gave no sign of life for {seen.silent_s.get(node, 0.0):.1f} s"
+    predecessor = seen.words[node].predecessor
+    if predecessor is not None and predecessor.incarnation == participant.incarnation:
+        return f"{node} left: {predecessor.reason}"
+    return f"{node} was lost: its agent was started anew"
 
 
 def _restart(state: State, seen: Seen, what: str) -> State:

@@ -29,6 +29,7 @@ from ftslurm.report.facts import (
     Lost,
     NodeWord,
     Participant,
+    Predecessor,
     Progress,
     RankError,
     RoundNode,
@@ -163,6 +164,8 @@ def node_word_from(o: Json) -> NodeWord:
         health=_health(o.get("health")),
         unfit=_reason(o, "unfit"),
         excluded=_reason(o, "excluded"),
+        incarnation=text(o, "incarnation"),
+        predecessor=_predecessor(o.get("predecessor")),
     )
 
 
@@ -183,7 +186,14 @@ def round_node_from(o: Json) -> RoundNode:
         workers=tuple([_worker(w, parts) for w in objects(o, "workers")]),
         clock=_clock(o.get("clock")),
         health=_health(o.get("health")),
+        incarnation=text(o, "incarnation"),
     )
+
+
+def _predecessor(value: object) -> Predecessor | None:
+    if not isinstance(value, dict):
+        return None
+    return Predecessor(need_text(value, "incarnation"), need_text(value, "reason"), integer(value, "time_ns"))
 
 
 def _health(value: object) -> Health | None:

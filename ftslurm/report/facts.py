@@ -165,6 +165,15 @@ class RoundNode(NamedTuple):
     workers: tuple[Worker, ...]
     clock: Clock | None = None
     health: Health | None = None
+    incarnation: str | None = None
+
+
+class Predecessor(NamedTuple):
+    """The killed agent of a node whose newest agent has replaced it: how it ended, and when."""
+
+    incarnation: str
+    reason: str
+    time_ns: int | None
 
 
 class NodeWord(NamedTuple):
@@ -182,6 +191,8 @@ class NodeWord(NamedTuple):
     health: Health | None = None
     unfit: str | None = None
     excluded: str | None = None
+    incarnation: str | None = None
+    predecessor: Predecessor | None = None
 
 
 @dataclass(frozen=True)

@@ -35,13 +35,32 @@ def lost_first(
         return None if _before(found, lost) else lost
     # When an agent is killed, its peers' broken connections are noticed long before its silence. Then
     # the state blames a rank that only lost its peer, and the missing end of a node's record tells.
-    words = {word.node: word for word in snapshot.nodes}
+    words = _last_words(snapshot, files)
     gone = [x for x in _without_end(files, entry) if not _moved_on(words.get(x.node), files.number)]
     if gone and found and _let_down(found[0]):
         return gone
     # What failed by itself after a guardian had told of its agent's end may follow from that, too.
     told = [replace(x, time_ns=word.time_ns) for x in gone if (word := words.get(x.node)) and _told_by_guardian(word)]
     return told if told and found and not _before(found, told) else None
+
+
+def _last_words(snapshot: Snapshot, files: RoundFiles) -> dict[str, NodeWord]:
+    """Return by node the last word of the agent that took part in the round, as far as it is known."""
+    took_part = {node.node: node for node in files.nodes}
+    words = {}
+    for word in snapshot.nodes:
+        node = took_part.get(word.node)
+        if (
+            node is None
+            or node.attempt != word.attempt
+            or None in (node.incarnation, word.incarnation)
+            or node.incarnation == word.incarnation
+        ):
+            words[word.node] = word
+        elif word.predecessor is not None and word.predecessor.incarnation == node.incarnation:
+            end = word.predecessor
+            words[word.node] = word._replace(status="left", reason=end.reason, time_ns=end.time_ns, round=files.number)
+    return words
 
 
 def silent_before(snapshot: Snapshot, files: RoundFiles, entry: History | None, hang: Failure) -> list[Lost]:
@@ -51,7 +70,7 @@ def silent_before(snapshot: Snapshot, files: RoundFiles, entry: History | None, 
     """
     if hang.time_ns is None or hang.since_ns is None:
         return []
-    words = {word.node: word for word in snapshot.nodes}
+    words = _last_words(snapshot, files)
     found = []
     for lost in _without_end(files, entry):
         word = words.get(lost.node)
@@ -66,7 +85,7 @@ def lost_failure(
 ) -> dict[str, Any]:
     """Describe lost nodes as a first failure; the same keys as for a worker."""
     names = [x.node for x in lost]
-    what = _what(snapshot, entry, lost)
+    what = _what(snapshot, files, entry, lost)
     killed = len(lost) == 1 and AGENT_KILLED in what
     kind = "agent-lost" if killed else "agent-defect" if AGENT_DEFECT in what else "node-lost"
     evidence = Evidence(kind=kind, message=what)
@@ -151,7 +170,7 @@ def _let_down(suspect: Suspect) -> bool:
     return unanswered(name) or name == "EOFError"
 
 
-def _what(snapshot: Snapshot, entry: History | None, lost: Sequence[Lost]) -> str:
+def _what(snapshot: Snapshot, files: RoundFiles, entry: History | None, lost: Sequence[Lost]) -> str:
     reason = entry.reason if entry is not None and entry.outcome == "node-lost" else None
     if reason and len(lost) == 1:
         # The coordinator's words begin with the node, which the report names itself.
@@ -159,7 +178,8 @@ def _what(snapshot: Snapshot, entry: History | None, lost: Sequence[Lost]) -> st
     text = "was lost" if len(lost) < 2 else "were lost"
     if reason:
         return f"{text}: {reason}"
-    left = next((w.reason for w in snapshot.nodes if w.status == "left" and w.node == lost[0].node), None)
+    word = _last_words(snapshot, files).get(lost[0].node) if lost else None
+    left = word.reason if word is not None and word.status == "left" else None
     silent = max((x.silent_s for x in lost if x.silent_s is not None), default=None)
     if left:
         return f"{text}: {left}"

@@ -423,6 +423,14 @@ class RunBuilder:
         self.last_words[node] = self.now_ns
         return self.leave(node, "its agent was killed by SIGKILL")
 
+    def replace_agent(self, node: str) -> RunBuilder:
+        """Let a killed agent's guardian start a new one, whose record takes the place of what told of the end."""
+        reason, time_ns = self.reasons.pop(node), self.last_words.pop(node)
+        self.status[node] = "ready"
+        predecessor = {"incarnation": f"{node}-1", "reason": reason, "time_ns": time_ns}
+        self.aside.setdefault(node, {}).update(incarnation=f"{node}-2", predecessor=predecessor)
+        return self
+
     def succeed(self, *, after_s: float = 60.0) -> RunBuilder:
         """Let all ranks end well."""
         self.wait(after_s)

@@ -12,7 +12,7 @@ from ftslurm.rendezvous.ending import describe, finish, stop_code
 from ftslurm.rendezvous.fold import begin, fold, take_lease
 from ftslurm.rendezvous.forming import choose
 from ftslurm.rendezvous.member import first_word
-from ftslurm.rendezvous.node_word import NodeWord, Vitals
+from ftslurm.rendezvous.node_word import NodeWord, Predecessor, Vitals
 from ftslurm.rendezvous.seen import AT_ONCE, Seen, Shape, Timing
 from ftslurm.rendezvous.state import (
     CLOSED,
@@ -357,6 +357,23 @@ def test_an_agent_that_was_started_anew_on_its_node_is_lost_and_takes_part_again
     assert story.look().phase == FORMING
     assert "n2 was lost: its agent was started anew" in story.last.reason
     assert story.ready(1).look().participants[1].incarnation == "again"
+
+
+def test_an_agent_that_was_started_for_a_killed_one_says_so_and_takes_part_again() -> None:
+    story = Story(2).join().run()
+    killed = Predecessor(story.words["n2"].incarnation, "its agent was killed by SIGKILL", 1)
+    assert story.say(2, incarnation="again", status=READY, round=0, predecessor=killed).look().phase == FORMING
+    assert story.last.reason == "n2 left: its agent was killed by SIGKILL"
+    assert story.ready(1).look().participants[1].incarnation == "again"
+
+
+def test_a_node_whose_guardian_starts_another_agent_is_waited_for() -> None:
+    story = Story(2).join().run()
+    story.say(2, status=LEFT, reason="its agent was killed by SIGKILL", to_be_replaced=True).look()
+    assert story.ready(1).look(forming_s=TIMING.join_timeout_s - 1).phase == FORMING
+    assert story.last.reason == "n2 left: its agent was killed by SIGKILL"
+    story.look(forming_s=TIMING.join_timeout_s)
+    assert story.closed == (FAILED, 1)
 
 
 def test_an_old_attempts_word_read_late_loses_nobody() -> None:

@@ -195,6 +195,16 @@ def test_an_agent_whose_guardian_told_of_its_end_is_blamed_for_what_follows(
     assert blamed is not None or (cause["cause"], cause["node"]) == ("agent-lost", "n2")
 
 
+def test_a_killed_agent_is_blamed_though_another_one_has_taken_its_place(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path).round().steps(1, 9).wait(10)
+    run.kill_agent("n2").fail(0, ConnectionResetError(104, "Connection reset by peer"), after_s=0.01).stop()
+    run.replace_agent("n2").round().steps(1, 9).succeed()
+    (first, second) = report(run.close("succeeded", "all 4 ranks on 2 nodes succeeded"))["rounds"]
+    assert (first["first_failure"]["cause"], first["first_failure"]["node"]) == ("agent-lost", "n2")
+    assert "its agent was killed by SIGKILL" in first["first_failure"]["what"]
+    assert second["first_failure"] is None
+
+
 def test_an_agent_that_left_in_good_order_without_a_record_of_its_end_is_not_blamed(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path).round().fail(0, reset())
     run.round_nodes[1, "n2"]["outcome"] = "gone"

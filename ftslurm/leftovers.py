@@ -1,0 +1,147 @@
+"""What earlier runs of this user left on this node when guardian and agent were killed together.
+
+Workers die with their agent, but processes that they started live on, and may hold a GPU; directories stay. Inside a
+Slurm step that tracks processes by cgroup Slurm kills them. Elsewhere the next start on the node does: each process
+below a guardian has the guardian's identity in its environment.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import stat
+import time
+from collections.abc import Callable, Iterator
+
+from ftslurm.kernel import pidfd_open, pidfd_send_signal
+from ftslurm.localdir import remove_tree
+
+SUPERVISOR = "FTSLURM_SUPERVISOR"
+"""In the environment of all processes below a guardian: its `identity`."""
+SETTLED_S = 60.0
+"""A directory that is younger, in seconds, may not be locked yet by the guardian that has just made it."""
+SHOWN = 8
+_PROC = "/proc"
+
+
+def identity(pid: int) -> str:
+    """Return what tells the process `pid` from all others, also of other nodes: an environment travels by srun or ssh.
+
+    The kernel's boot, this PID namespace, the pid, and when it started in clock ticks since boot (random(4), proc(5):
+    field 22 of stat), parted by dots.
+
+    Raises:
+        OSError: there is no such process.
+    """
+    return f"{_here()}.{pid}.{_start_of(pid)}"
+
+
+def _here() -> str:
+    with open(f"{_PROC}/sys/kernel/random/boot_id") as file:
+        boot = file.read().strip()
+    return f"{boot}.{os.stat(f'{_PROC}/self/ns/pid').st_ino}"
+
+
+def _start_of(pid: int) -> int:
+    with open(f"{_PROC}/{pid}/stat", "rb") as file:
+        line = file.read()
+    # The command's name is in parentheses and may hold anything.
+    return int(line[line.rindex(b")") + 2 :].split()[19])
+
+
+def sweep_leftovers(own_dir: str, tell: Callable[[str], None]) -> None:
+    """End processes and remove directories that earlier guardians of this user have left, which are dead.
+
+    Args:
+        own_dir: the node-local directory of this start; those beside it, in /tmp and in /dev/shm are looked at.
+        tell: gets a line about ended processes.
+    """
+    ended = _end_orphans()
+    if ended:
+        more = f" and {len(ended) - SHOWN} more" if len(ended) > SHOWN else ""
+        pids = ", ".join(map(str, ended[:SHOWN]))
+        count = f"{len(ended)} process{'es' if len(ended) > 1 else ''}"
+        tell(f"ended {count} that a killed ftslurm run of yours had left on this node: {pids}{more}")
+    for path in _dead_directories({os.path.dirname(own_dir), "/tmp", "/dev/shm"}):
+        remove_tree(path)
+
+
+def _end_orphans() -> list[int]:
+    """Kill the processes of this user whose guardian is dead; return their pids."""
+    try:
+        here, names = _here(), os.listdir(_PROC)
+    except OSError:
+        return []
+    return [pid for pid in map(int, filter(str.isdigit, names)) if _end_if_orphan(pid, here)]
+
+
+def _end_if_orphan(pid: int, here: str) -> bool:
+    try:
+        if os.stat(f"{_PROC}/{pid}").st_uid != os.geteuid():
+            return False
+        # Opened before the look at its environment: the number may be another process's after it.
+        pidfd = pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        with open(f"{_PROC}/{pid}/environ", "rb") as file:
+            environment = file.read().split(b"\0")
+        mark = f"{SUPERVISOR}=".encode()
+        found = next((one[len(mark) :] for one in environment if one.startswith(mark)), b"")
+        if not _is_dead(found.decode("ascii", "replace"), here):
+            return False
+        pidfd_send_signal(pidfd, signal.SIGKILL)
+    except OSError:
+        return False
+    finally:
+        os.close(pidfd)
+    return True
+
+
+def _is_dead(supervisor: str, here: str) -> bool:
+    """Tell whether the guardian of that identity was one of this node, boot and PID namespace, and has ended."""
+    place, _, rest = supervisor.rpartition(".")
+    place, _, pid = place.rpartition(".")
+    if place != here or not pid.isdigit() or not rest.isdigit():
+        return False
+    try:
+        return _start_of(int(pid)) != int(rest)
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    except (OSError, ValueError):
+        return False
+
+
+def _dead_directories(bases: set[str]) -> Iterator[str]:
+    """Give the node-local directories of this user's dead agents: living ones hold a lock on theirs."""
+    for base in bases:
+        try:
+            names = os.listdir(base)
+        except OSError:
+            continue
+        for name in names:
+            # As `ftslurm.agent.guardian` names them: ftslurm-<uid>-<pid>-<random>.
+            parts = name.split("-")
+            path = os.path.join(base, name)
+            ours = len(parts) == 4 and parts[:2] == ["ftslurm", str(os.getuid())] and parts[2].isdigit()
+            if ours and _is_abandoned(path):
+                yield path
+
+
+def _is_abandoned(path: str) -> bool:
+    try:
+        facts = os.lstat(path)
+        young = time.time() - facts.st_mtime < SETTLED_S
+        if facts.st_uid != os.geteuid() or not stat.S_ISDIR(facts.st_mode) or young:
+            return False
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
