@@ -13,7 +13,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+
+from ftslurm.dataclasses import dataclass
 
 
 class RoundIsOver(RuntimeError):

@@ -11,9 +11,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from ftslurm.agent.fitness import HAPPENED
+from ftslurm.dataclasses import dataclass
 from ftslurm.health.verdict import FAIL
 from ftslurm.health.word import HealthFinding
 from ftslurm.nodes.exclude import Exclusions, lemon

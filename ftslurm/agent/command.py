@@ -76,8 +76,6 @@ def _supervise(
     logs: str,
     ward: Ward,
 ) -> int:
-    from dataclasses import replace
-
     from ftslurm.agent.aside import Aside, AsideSettings, take_part
     from ftslurm.agent.courier import Courier
     from ftslurm.agent.doorbell import Doorbell
@@ -85,6 +83,7 @@ def _supervise(
     from ftslurm.agent.machine import AgentMachine
     from ftslurm.agent.ports import ReservedPort, lowest_ephemeral, pick_at_random
     from ftslurm.agent.settings import AgentSettings
+    from ftslurm.dataclasses import replace
     from ftslurm.nodes.exclude import Exclusions, folder
     from ftslurm.rendezvous.member import Member, Pace, first_word
     from ftslurm.rendezvous.seen import Shape, Timing

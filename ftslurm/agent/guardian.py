@@ -179,8 +179,7 @@ def _execute(will: int, code: int) -> None:
 
 
 def _epitaph(path: str, incarnation: str, code: int) -> None:
-    from dataclasses import replace
-
+    from ftslurm.dataclasses import replace
     from ftslurm.rendezvous.node_word import NodeWord
     from ftslurm.rendezvous.state import LEFT
     from ftslurm.sharedfs.filesystem import PosixFileSystem

@@ -11,9 +11,9 @@ import os
 import select
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 
 from ftslurm.agent.fitness import OFF, XID, Fitness
+from ftslurm.dataclasses import dataclass, field, replace
 from ftslurm.health.check import Context, Peer
 from ftslurm.health.result import Looked, decode
 from ftslurm.health.verdict import SEVERITY

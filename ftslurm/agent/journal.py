@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from ftslurm.agent.actions import Record
@@ -16,6 +15,7 @@ from ftslurm.agent.round_record import round_record
 from ftslurm.agent.showing import Showing
 from ftslurm.agent.surroundings import Surroundings
 from ftslurm.agent.workers import Worker
+from ftslurm.dataclasses import asdict
 from ftslurm.failures.record import STACKS, complete, compose, encode
 from ftslurm.failures.short import short
 from ftslurm.failures.witness import open_sections

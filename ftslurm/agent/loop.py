@@ -12,7 +12,6 @@ import selectors
 import signal
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from ftslurm.agent.actions import (
@@ -48,6 +47,7 @@ from ftslurm.agent.rank_watch import SIZES, Hung, RankWatch, Shown, Told
 from ftslurm.agent.settings import AgentSettings, plan
 from ftslurm.agent.surroundings import Surroundings
 from ftslurm.agent.workers import Worker, Workers
+from ftslurm.dataclasses import replace
 from ftslurm.failures.outlook import outlook
 from ftslurm.failures.record import summary
 from ftslurm.kernel import descendants

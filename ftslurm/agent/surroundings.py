@@ -13,8 +13,9 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+from ftslurm.dataclasses import dataclass
 
 WINDOW_S = 10.0
 """Kills in so many seconds before a worker's end are taken to be about it; looks come every few seconds."""

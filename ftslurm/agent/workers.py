@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from ftslurm.agent.guardian import remove_tree
+from ftslurm.dataclasses import dataclass
 from ftslurm.kernel import kill_descendants, signal_name
 
 TYPE_CHECKING = False

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ftslurm.dataclasses import asdict, dataclass, field
 from ftslurm.health.verdict import FAIL, Json, Judgement
 
 QUICK, BACKGROUND, THOROUGH = "quick", "background", "thorough"

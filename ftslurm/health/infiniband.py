@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
 
+from ftslurm.dataclasses import asdict, dataclass
 from ftslurm.health import pci, sysfs
 from ftslurm.health.check import Check, Fetch, Judge
 from ftslurm.health.verdict import Json

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.health.figures import one_line, span
 from ftslurm.health.verdict import FAIL, OK, SEVERITY, WARN, Finding, Json
 from ftslurm.health.xid_words import xids_in

@@ -11,8 +11,8 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
+from ftslurm.dataclasses import replace
 from ftslurm.health import nvml
 from ftslurm.health.catalog import all_checks, chosen
 from ftslurm.health.check import SETS, Check, Context

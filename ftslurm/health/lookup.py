@@ -7,7 +7,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+
+from ftslurm.dataclasses import dataclass
 
 AT_ONCE = 16
 

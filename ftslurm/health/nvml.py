@@ -10,9 +10,9 @@ import importlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
+from ftslurm.dataclasses import dataclass, field
 from ftslurm.health import sysfs
 from ftslurm.health.check import Absent, Check, Fetch, Judge
 from ftslurm.health.verdict import UNKNOWN, WARN, Finding, Json

@@ -17,9 +17,9 @@ import stat
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TypeVar
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.health.verdict import Json
 
 REAP_S = 0.1

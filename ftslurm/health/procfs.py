@@ -6,8 +6,8 @@ What cannot be read is None, and never taken for zero. Source: proc(5).
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.health.sysfs import names, text
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
 
+from ftslurm.dataclasses import asdict, dataclass, replace
 from ftslurm.health.verdict import Finding, Verdict, without_facts
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
+
+from ftslurm.dataclasses import dataclass, field, replace
 
 OK, UNKNOWN, WARN, FAIL = "ok", "unknown", "warn", "fail"
 SEVERITY = (OK, UNKNOWN, WARN, FAIL)

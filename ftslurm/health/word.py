@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.health.verdict import FAIL, SEVERITY, WARN, Verdict, worst
 
 KEPT = 16

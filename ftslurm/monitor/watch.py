@@ -12,8 +12,8 @@ from __future__ import annotations
 import signal
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.monitor import look as looking
 from ftslurm.monitor.deadlines import Deadlines
 from ftslurm.monitor.look import Life

@@ -13,9 +13,9 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TypeVar
 
+from ftslurm.dataclasses import replace
 from ftslurm.nodes.record import (
     Exclusion,
     Strike,

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
+from ftslurm.dataclasses import dataclass, replace
 from ftslurm.sharedfs.publish import BadFile, decode
 
 SCHEMA, VERSION = "ftslurm/excluded", 1

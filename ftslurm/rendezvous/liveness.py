@@ -7,7 +7,8 @@ so a stall of the filesystem makes nobody silent.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from ftslurm.dataclasses import dataclass
 
 
 class Attention:

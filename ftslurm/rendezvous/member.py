@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
 
+from ftslurm.dataclasses import dataclass, replace
 from ftslurm.rendezvous.ending import finish
 from ftslurm.rendezvous.fold import begin, fold, hand_over, take_lease
 from ftslurm.rendezvous.node_word import NodeWord, Vitals

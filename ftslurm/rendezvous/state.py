@@ -5,9 +5,9 @@ Facts only, and their form as JSON; what follows from them is decided in `fold` 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ftslurm.dataclasses import asdict, dataclass, replace
 from ftslurm.monitor.timeouts import Learned, read_learned
 from ftslurm.rendezvous.fields import Fields
 from ftslurm.sharedfs.publish import BadFile, decode, encode

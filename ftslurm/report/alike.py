@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.report.around import cuda_from, sections_from, surroundings_from
 from ftslurm.report.decode import rank_error_from
 from ftslurm.report.facts import Exc, RankError

@@ -12,9 +12,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 # What neither needs while workers run, from 0.3 MB (pathlib with urllib) to hundreds.
 HEAVY = {
-    "argparse", "asyncio", "concurrent", "email", "gettext", "http", "importlib.metadata", "logging",
-    "multiprocessing", "pathlib", "pickle", "random", "shutil", "ssl", "tempfile", "torch", "traceback", "unittest",
-    "urllib",
+    "argparse", "asyncio", "concurrent", "dataclasses", "email", "gettext", "http", "importlib.metadata", "inspect",
+    "logging", "multiprocessing", "pathlib", "pickle", "random", "shutil", "ssl", "tempfile", "torch", "traceback",
+    "unittest", "urllib",
 }  # fmt: skip
 # The guardian does nothing but wait.
 FOR_THE_AGENT = {"json", "queue", "re", "selectors", "socket", "threading", "typing"}

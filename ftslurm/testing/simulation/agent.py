@@ -10,7 +10,6 @@ import random
 import signal
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import partial
 
 from ftslurm.agent.actions import (
@@ -28,6 +27,7 @@ from ftslurm.agent.actions import (
     spoken,
 )
 from ftslurm.agent.machine import AgentMachine
+from ftslurm.dataclasses import dataclass, replace
 from ftslurm.rendezvous.member import Member, Refused, RunInUse, Superseded, View
 from ftslurm.rendezvous.node_word import NodeWord
 from ftslurm.rendezvous.state import EXIT_FAILED, LEFT, Failure, State
