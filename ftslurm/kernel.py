@@ -1,34 +1,140 @@
-"""What the agent asks of the Linux kernel beyond the `os` module: prctl, descendants, inotify.
+"""What the agent asks of the Linux kernel: prctl, pidfds, processes in sessions of their own, descendants, inotify.
 
-Sources: prctl(2), proc(5), inotify(7).
+What Python offers depends on the libc and the kernel headers that it was built with, not on the machine that it runs
+on: conda's Python and older standalone builds have neither pidfds nor ``posix_spawn(setsid=True)``, where the kernel
+has both. So the kernel is asked here, and here alone.
+
+Sources: prctl(2), pidfd_open(2), pidfd_send_signal(2), syscall(2), setsid(2), proc(5), inotify(7).
 """
 
 from __future__ import annotations
 
-import ctypes
+import errno
 import os
 import signal
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+try:
+    import ctypes
+
+    _libc: Any = ctypes.CDLL(None, use_errno=True)
+except (ImportError, OSError):
+    # A Python without ctypes, or a static one: `_call` says so where it matters.
+    _libc = None
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+SYS_PIDFD_SEND_SIGNAL, SYS_PIDFD_OPEN = 424, 434
+"""These numbers are the same on all architectures but alpha (the kernel's scripts/syscall.tbl)."""
 IN_MODIFY = 0x2
 IN_CLOEXEC = os.O_CLOEXEC
 IN_NONBLOCK = os.O_NONBLOCK
 
-_libc = ctypes.CDLL(None, use_errno=True)
+
+def _call(what: str, function: str, *arguments: object) -> int:
+    """Call a function of the C library and return its result; `OSError`, which names `what`, when that is negative."""
+    if _libc is None:
+        raise OSError(errno.ENOSYS, "this Python cannot call the C library: it lacks ctypes", what)
+    result: int = getattr(_libc, function)(*arguments)
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), what)
+    return result
 
 
 def become_subreaper() -> None:
     """Let orphaned descendants become this process's children, so that none escapes it."""
-    if _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+    _call("prctl(PR_SET_CHILD_SUBREAPER)", "prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def die_with_parent(sig: int = signal.SIGKILL) -> None:
     """Ask the kernel for `sig` when the thread that made this process ends."""
-    if _libc.prctl(PR_SET_PDEATHSIG, int(sig), 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    _call("prctl(PR_SET_PDEATHSIG)", "prctl", PR_SET_PDEATHSIG, int(sig), 0, 0, 0)
+
+
+def pidfd_open(pid: int) -> int:
+    """Return a descriptor for the process `pid`, close-on-exec, which becomes readable when it ends.
+
+    Raises:
+        ProcessLookupError: there is none.
+        OSError: the kernel is older than Linux 5.3, or a seccomp filter refuses the call.
+    """
+    if hasattr(os, "pidfd_open"):
+        return os.pidfd_open(pid)
+    return _call("pidfd_open", "syscall", SYS_PIDFD_OPEN, pid, 0)
+
+
+def pidfd_send_signal(pidfd: int, sig: int) -> None:
+    """Send `sig` to the process of `pidfd`; 0 only asks whether that is possible.
+
+    Raises:
+        ProcessLookupError: it has ended and was collected.
+        OSError: the kernel is older than Linux 5.1, or a seccomp filter refuses the call.
+    """
+    if hasattr(signal, "pidfd_send_signal"):
+        signal.pidfd_send_signal(pidfd, sig)
+    else:
+        _call("pidfd_send_signal", "syscall", SYS_PIDFD_SEND_SIGNAL, pidfd, int(sig), None, 0)
+
+
+def supervise() -> int:
+    """Make this process the reaper of all its descendants; return a pidfd of it.
+
+    Raises:
+        OSError: the kernel refuses what supervising processes needs; says what.
+    """
+    become_subreaper()
+    try:
+        pidfd = pidfd_open(os.getpid())
+        pidfd_send_signal(pidfd, 0)
+    except OSError as error:
+        # os.pidfd_open does not name itself.
+        raise OSError(error.errno, error.strerror, error.filename or "pidfd_open") from None
+    return pidfd
+
+
+def spawn(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    file_actions: Iterable[tuple[Any, ...]],
+    setsigdef: Iterable[int] = (),
+) -> tuple[int, int]:
+    """Start a program in a session of its own, no signal blocked; return its pid and a pidfd of it.
+
+    Where Python cannot make the session (posix_spawn(setsid=True), glibc 2.26), the program must: all programs that are
+    started by this call `lead_session` first of all.
+
+    Args:
+        file_actions, setsigdef: as for `os.posix_spawn`.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    arguments = (command[0], list(command), environment)
+    options: dict[str, Any] = {"file_actions": list(file_actions), "setsigmask": [], "setsigdef": list(setsigdef)}
+    try:
+        pid = os.posix_spawn(*arguments, **options, setsid=True)
+    except NotImplementedError:
+        pid = os.posix_spawn(*arguments, **options)
+    try:
+        return pid, pidfd_open(pid)
+    except OSError:
+        os.kill(pid, signal.SIGKILL)
+        raise
+
+
+def lead_session() -> None:
+    """Make this process the leader of a session of its own, unless it is; see `spawn`."""
+    if os.getsid(0) != os.getpid():
+        try:
+            os.setsid()
+        except PermissionError:
+            # The leader of a process group, which `spawn` does not start.
+            pass
 
 
 def descendants(root: int) -> list[tuple[int, int]]:
@@ -106,14 +212,11 @@ class FileWatch:
 
     def __init__(self) -> None:
         """Open it; `OSError` when the kernel has no instance left for this user."""
-        self.fd = _libc.inotify_init1(IN_CLOEXEC | IN_NONBLOCK)
-        if self.fd < 0:
-            raise OSError(ctypes.get_errno(), "inotify_init1")
+        self.fd = _call("inotify_init1", "inotify_init1", IN_CLOEXEC | IN_NONBLOCK)
 
     def add(self, path: str) -> None:
         """Watch the existing file `path`."""
-        if _libc.inotify_add_watch(self.fd, os.fsencode(path), IN_MODIFY) < 0:
-            raise OSError(ctypes.get_errno(), "inotify_add_watch", path)
+        _call(path, "inotify_add_watch", self.fd, os.fsencode(path), IN_MODIFY)
 
     def drain(self) -> None:
         """Forget the events so far."""

@@ -76,6 +76,7 @@ def main(arguments: list[str]) -> None:
         sys.stderr.write(f"ftslurm.worker: {problem}; it is started by the ftslurm agent, not by hand\n")
         sys.exit(USAGE_ERROR)
     _die_with(order.parent)
+    _lead_session()
     standby = None
     if order.standby:
         from ftslurm.boot.standby import Standby
@@ -113,6 +114,15 @@ def _die_with(parent: int) -> None:
         pass  # A Python without ctypes: the agent still kills its workers as long as it can act itself.
     if os.getppid() != parent:
         os._exit(1)  # The agent died in between; nobody reads what would be said here.
+
+
+def _lead_session() -> None:
+    """As `ftslurm.kernel.lead_session`, which brings more modules than a user's program should find loaded."""
+    if os.getsid(0) != os.getpid():
+        try:
+            os.setsid()
+        except PermissionError:
+            pass
 
 
 def _place(order: Order) -> str | None:

@@ -14,12 +14,14 @@ import sys
 import time
 from collections.abc import Callable
 
-from ftslurm.kernel import become_subreaper, die_with_parent, kill_descendants, signal_name
+from ftslurm.kernel import become_subreaper, die_with_parent, kill_descendants, signal_name, supervise
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 FORWARDED = (*STOPPING, signal.SIGUSR1, signal.SIGUSR2)
 EPITAPH_S = 3.0
 CLEANING_S = 10.0
+EXIT_USAGE = 2
+NEEDED = "Linux 5.3 or newer, in a container one whose seccomp profile allows prctl, pidfd_open and pidfd_send_signal"
 
 
 class Ward:
@@ -58,17 +60,20 @@ def guard(agent: Callable[[Ward], int], below_launcher: bool = False) -> int:
     Args:
         below_launcher: the death of whoever started this process is a SIGTERM for the agent.
     """
-    become_subreaper()
     # What was ignored from the start (nohup, a shell's background job) stays ignored.
     watched = {signal.SIGCHLD, *(n for n in FORWARDED if signal.getsignal(n) is not signal.SIG_IGN)}
     # Blocked before the fork: a signal in between waits for sigwait instead of being lost.
     old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
-    if below_launcher:
-        die_with_parent(signal.SIGTERM)
+    try:
+        if below_launcher:
+            die_with_parent(signal.SIGTERM)
+        # A pidfd made before the fork: afterwards the guardian may be dead and its pid somebody else's.
+        myself = supervise()
+    except OSError as error:
+        _complain(f"cannot supervise processes here: {error}; expected {NEEDED}")
+        return EXIT_USAGE
     local_dir = _make_local_dir()
     will, legacy = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    # Opened before the fork: afterwards the guardian may be dead and its pid somebody else's.
-    myself = os.pidfd_open(os.getpid())
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -204,9 +209,13 @@ def _make_local_dir() -> str:
         path = os.path.abspath(path)
         os.mkdir(path, 0o700)
     except OSError as error:
-        sys.stderr.write(f"ftslurm: {path}: {error.strerror}; set TMPDIR to a writable directory on this node\n")
-        sys.exit(2)
+        _complain(f"{path}: {error.strerror}; set TMPDIR to a writable directory on this node")
+        sys.exit(EXIT_USAGE)
     return path
+
+
+def _complain(problem: str) -> None:
+    sys.stderr.write(f"ftslurm: {os.uname().nodename}: {problem}\n")
 
 
 def remove_tree(path: str) -> None:

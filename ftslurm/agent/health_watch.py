@@ -18,7 +18,7 @@ from ftslurm.health.check import Context, Peer
 from ftslurm.health.result import Looked, decode
 from ftslurm.health.verdict import SEVERITY
 from ftslurm.health.word import HealthFinding
-from ftslurm.kernel import kill_descendants, parent_of
+from ftslurm.kernel import kill_descendants, parent_of, pidfd_send_signal, spawn
 from ftslurm.rendezvous.node_word import NodeWord
 
 TYPE_CHECKING = False
@@ -38,7 +38,10 @@ DRIVER = "gpu-driver"
 """The check that finds something to look at where NVIDIA's driver is."""
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-_PROGRAM = "import sys; sys.path[:1] = []; sys.path.append({root!r}); from {module} import main; sys.exit(main())"
+_PROGRAM = (
+    "import sys; sys.path[:1] = []; sys.path.append({root!r}); "
+    "from ftslurm.kernel import lead_session; lead_session(); from {module} import main; sys.exit(main())"
+)
 """Not `-m`, which would find modules in the job's directory before the standard library's."""
 
 
@@ -254,10 +257,7 @@ class HealthWatch:
         actions = [(os.POSIX_SPAWN_OPEN, 0, stdin, os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, write, 1)]
         command = [self._settings.python, "-c", _PROGRAM.format(root=_ROOT, module=module)]
         try:
-            pid = os.posix_spawn(
-                command[0], command, self._settings.context.environ, file_actions=actions, setsid=True, setsigmask=[]
-            )
-            pidfd = os.pidfd_open(pid)
+            pid, pidfd = spawn(command, self._settings.context.environ, actions)
         except OSError:
             os.close(read)
             raise
@@ -285,9 +285,9 @@ class HealthWatch:
         try:
             if not process.over:
                 # A user's command that goes on would be in the ranks' way. Stopped, it starts no other meanwhile.
-                signal.pidfd_send_signal(process.pidfd, signal.SIGSTOP)
+                pidfd_send_signal(process.pidfd, signal.SIGSTOP)
                 kill_descendants(process.pid)
-            signal.pidfd_send_signal(process.pidfd, signal.SIGKILL)
+            pidfd_send_signal(process.pidfd, signal.SIGKILL)
         except ProcessLookupError:
             pass
         os.close(process.pidfd)

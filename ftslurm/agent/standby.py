@@ -16,7 +16,7 @@ from ftslurm.agent.environment import standby_environment, worker_command
 from ftslurm.agent.settings import AgentSettings
 from ftslurm.agent.workers import Launch, spawn
 from ftslurm.dataclasses import dataclass, field
-from ftslurm.kernel import signal_name
+from ftslurm.kernel import pidfd_send_signal, signal_name
 
 CHUNK = 1 << 16
 ORDER_BYTES = 1 << 20
@@ -159,7 +159,7 @@ class Standbys:
 
     def _drop(self, standby: Standby) -> None:
         try:
-            signal.pidfd_send_signal(standby.pidfd, signal.SIGKILL)
+            pidfd_send_signal(standby.pidfd, signal.SIGKILL)
         except ProcessLookupError:
             pass
         self._forget(standby)

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 
+from ftslurm import kernel
 from ftslurm.agent.guardian import remove_tree
 from ftslurm.dataclasses import dataclass
 from ftslurm.kernel import kill_descendants, signal_name
@@ -84,9 +85,9 @@ class Workers:
         for worker in self.all:
             if worker.local_rank in local_ranks and worker.ended_ns is None:
                 try:
-                    signal.pidfd_send_signal(worker.pidfd, number)
+                    kernel.pidfd_send_signal(worker.pidfd, number)
                     if number == signal.SIGTERM:
-                        signal.pidfd_send_signal(worker.pidfd, signal.SIGCONT)
+                        kernel.pidfd_send_signal(worker.pidfd, signal.SIGCONT)
                 except ProcessLookupError:
                     pass
 
@@ -133,7 +134,7 @@ class Workers:
 
 
 def spawn(command: Sequence[str], environment: Mapping[str, str], stdin: Any) -> tuple[int, int]:
-    """Start a process in a session of its own; return its pid and pidfd.
+    """Start a worker process in a session of its own; return its pid and pidfd.
 
     Args:
         stdin: what posix_spawn does to its standard input, such as `NO_INPUT`.
@@ -141,18 +142,6 @@ def spawn(command: Sequence[str], environment: Mapping[str, str], stdin: Any) ->
     Raises:
         OSError: it cannot be started.
     """
-    pid = os.posix_spawn(
-        command[0],
-        list(command),
-        environment,
-        file_actions=[stdin],
-        setsid=True,
-        setsigmask=[],
-        # Python ignores the first two, the agent the third; programs expect them to be as a shell leaves them.
-        setsigdef=[signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTTOU],
-    )
-    try:
-        return pid, os.pidfd_open(pid)
-    except OSError:
-        os.kill(pid, signal.SIGKILL)
-        raise
+    # Python ignores the first two, the agent the third; programs expect them to be as a shell leaves them.
+    ignored = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTTOU)
+    return kernel.spawn(command, environment, [stdin], ignored)

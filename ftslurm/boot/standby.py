@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 LONGEST_PROBLEM = 300
 _FOR_WORKERS = (_signal.SIGUSR1, _signal.SIGUSR2)
+_MFD_CLOEXEC = 1
 _FIRST_FD = 200  # out of the way of what the modules open
 
 
@@ -164,10 +165,22 @@ def _move_up(fd: int) -> int:
 
 
 def _memory_file() -> int:
+    name = "ftslurm-standby-output"
     try:
-        fd = os.memfd_create("ftslurm-standby-output")
+        # A Python built against a libc before 2.27 lacks it, where the machine's libc has it.
+        fd = os.memfd_create(name) if hasattr(os, "memfd_create") else _libc_memfd(name)
     except OSError:
         fd = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     high = _move_up(fd)
     os.close(fd)
     return high
+
+
+def _libc_memfd(name: str) -> int:
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd: int = libc.memfd_create(name.encode(), _MFD_CLOEXEC) if hasattr(libc, "memfd_create") else -1
+    if fd < 0:
+        raise OSError(ctypes.get_errno(), "memfd_create")
+    return fd

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import signal
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from ftslurm.kernel import pidfd_open, pidfd_send_signal
 from ftslurm.monitor import procstate
 from ftslurm.monitor.dumpsignal import DUMP_SIGNAL, FIRST_FD, NAME
 from ftslurm.monitor.stacksfile import Stacks
@@ -124,7 +124,7 @@ class Dump:
             return "does not catch the dump signal, or has closed the file for its stacks"
         self._base = self._size = os.fstat(self._fd).st_size
         try:
-            signal.pidfd_send_signal(self._asked, DUMP_SIGNAL)
+            pidfd_send_signal(self._asked, DUMP_SIGNAL)
         except OSError as problem:
             self.gone = isinstance(problem, ProcessLookupError)
             return "had ended" if self.gone else f"cannot be signalled: {problem.strerror}"
@@ -146,7 +146,7 @@ class Dump:
         for pid, _ in self._descendants(self.target.pid):
             try:
                 # Opened before the look, so that what is signalled is what was looked at.
-                pidfd = os.pidfd_open(pid)
+                pidfd = pidfd_open(pid)
             except OSError:
                 continue
             process = f"/proc/{pid}"

@@ -94,7 +94,9 @@ class _Command:
         self._kept = {self._process.stdout.fileno(): b"", self._process.stderr.fileno(): b""}
         for fd in self._kept:
             os.set_blocking(fd, False)
-        self.pidfd = os.pidfd_open(self._process.pid)
+        from ftslurm.kernel import pidfd_open
+
+        self.pidfd = pidfd_open(self._process.pid)
 
     @property
     def outputs(self) -> tuple[int, ...]:
