@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 
 from ftslurm import __version__
-from ftslurm.agent.aftercare import care, print_report
 from ftslurm.agent.environment import Program, RunFacts
 from ftslurm.agent.guardian import STOPPING, Ward
 from ftslurm.agent.options import RunOptions, UsageError, parse_run
@@ -21,7 +20,7 @@ from ftslurm.sharedfs.rundir import RunDirectory, RunDirectoryError, open_run
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ftslurm.agent.health_watch import HealthSettings
+    from ftslurm.agent.health_watch import HealthWatch
 
 DEFAULT_KILL_WAIT_S = 30.0
 TROUBLE_S = 60.0
@@ -57,12 +56,17 @@ def run_agent(options: RunOptions, ward: Ward) -> int:
     placement, program, slots = check(options, unique_name())
     run = open_run(placement.run_dir, user_name(), time.time_ns(), __version__)
     logs = _logs(options, placement)
+    # As early as can be: it takes as long as all that follows, up to the first round.
+    health = _health(options, placement, run, logs or run.root, ward)
+    health.begin()
     write_attempt(run, options, placement, program, logs)
-    code = _supervise(options, placement, program, slots, run, logs or run.root, ward)
+    code = _supervise(options, placement, program, slots, run, logs or run.root, ward, health)
     if placement.job is None and LOCAL_NODE not in os.environ and os.environ.get("FTSLURM_REPORT") != "0":
         for number in STOPPING:
             # Nobody waits for them any more: a report that cannot be written must not be unkillable.
             signal.signal(number, signal.SIG_DFL)
+        from ftslurm.agent.aftercare import print_report
+
         print_report(run.root)
     return code
 
@@ -75,7 +79,9 @@ def _supervise(
     run: RunDirectory,
     logs: str,
     ward: Ward,
+    health: HealthWatch,
 ) -> int:
+    from ftslurm.agent.aftercare import care
     from ftslurm.agent.aside import Aside, AsideSettings, take_part
     from ftslurm.agent.courier import Courier
     from ftslurm.agent.doorbell import Doorbell
@@ -162,7 +168,7 @@ def _supervise(
         run,
         lambda: ReservedPort(pick_at_random, lowest),
         bell,
-        _health(options, placement, run, logs, ward),
+        health,
         aside,
         time.monotonic,
         time.time_ns,
@@ -176,8 +182,8 @@ def _supervise(
     return code
 
 
-def _health(options: RunOptions, placement: Placement, run: RunDirectory, logs: str, ward: Ward) -> HealthSettings:
-    from ftslurm.agent.health_watch import HealthSettings
+def _health(options: RunOptions, placement: Placement, run: RunDirectory, logs: str, ward: Ward) -> HealthWatch:
+    from ftslurm.agent.health_watch import HealthSettings, HealthWatch
     from ftslurm.health.check import Context, Place
 
     places = [Place(run.root, "run directory")]
@@ -194,7 +200,8 @@ def _health(options: RunOptions, placement: Placement, run: RunDirectory, logs: 
     )
     # Not all nodes of a job at the same moment.
     spread_s = options.health_every_s * (placement.position % 64) / 64
-    return HealthSettings(options.health, options.health_every_s, sys.executable, ward.local_dir, context, spread_s)
+    settings = HealthSettings(options.health, options.health_every_s, sys.executable, ward.local_dir, context, spread_s)
+    return HealthWatch(settings, time.monotonic, time.time_ns)
 
 
 def _drain(options: RunOptions, placement: Placement) -> Callable[[str, str], str | None] | None:

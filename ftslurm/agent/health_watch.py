@@ -1,7 +1,8 @@
 """Looks at this node's health while the agent works: the processes around `Fitness`, and what the node's word says.
 
 A look is a process of its own; what the GPUs' driver tells of by itself (Xid events) is heard by another one, where
-there are such GPUs. Whatever hangs in a driver hangs there.
+there are such GPUs. Whatever hangs in a driver hangs there. The first look is forked, while this process has but one
+thread: the interpreter and half of the modules need not be loaded again, which takes long where processes start slowly.
 """
 
 from __future__ import annotations
@@ -10,23 +11,31 @@ import json
 import os
 import select
 import signal
+import sys
 from collections.abc import Callable
 
 from ftslurm.agent.fitness import OFF, XID, Fitness
 from ftslurm.dataclasses import dataclass, field, replace
-from ftslurm.health.check import Context, Peer
+from ftslurm.health.check import CONFIRM, Context, Peer
 from ftslurm.health.result import Looked, decode
 from ftslurm.health.verdict import SEVERITY
 from ftslurm.health.word import HealthFinding
-from ftslurm.kernel import kill_descendants, parent_of, pidfd_send_signal, spawn
-from ftslurm.rendezvous.node_word import NodeWord
+from ftslurm.kernel import kill_descendants, parent_of, pidfd_open, pidfd_send_signal, spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from ftslurm.health.verdict import Json
+    from ftslurm.rendezvous.node_word import NodeWord
     from ftslurm.rendezvous.state import Failure, State
 
-LIMIT_S = 30.0
-"""A look as a whole, whose checks have their own limits, in seconds: longer than any of these."""
+START_S = 120.0
+"""A look that has not begun with its checks by then is given up: its modules come from a filesystem that hangs."""
+LOADING_S = 5.0
+"""After so many seconds the user is told that they are still being loaded."""
+SLACK_S = 10.0
+"""A look that has begun says how long its checks may take; it gets so much more."""
 
 STUCK = 16
 """While more processes than so many, left by earlier looks, hang in the kernel, none is begun: each would leave some
@@ -34,6 +43,7 @@ more, until the node has no process numbers."""
 
 _RESULT_LIMIT = 8 << 20
 _LINE_LIMIT = 4096
+_DESCRIPTORS = 4096
 DRIVER = "gpu-driver"
 """The check that finds something to look at where NVIDIA's driver is."""
 
@@ -73,6 +83,12 @@ class _Process:
     data: bytearray = field(default_factory=bytearray)
     over: bool = False
 
+    def lines(self) -> list[bytes]:
+        """Take the whole lines that it has written."""
+        *lines, rest = bytes(self.data).split(b"\n")
+        self.data[:] = rest
+        return lines
+
 
 class HealthWatch:
     """This node's health, as the agent's loop uses it.
@@ -80,10 +96,11 @@ class HealthWatch:
     Args:
         settings: what is asked for.
         monotonic, now_ns: the clocks.
-        spared: gets the pids that no sweep is for: who listens to the driver, and checks that were killed but hang in
-            the kernel. Whoever collects a process takes it out.
 
     Attributes:
+        settings: what is asked for.
+        spared: the pids that no sweep is for: who listens to the driver, and checks that were killed but hang in the
+            kernel. Whoever collects a process takes it out.
         fd: becomes readable when `look` has something to do.
     """
 
@@ -92,17 +109,17 @@ class HealthWatch:
         settings: HealthSettings,
         monotonic: Callable[[], float],
         now_ns: Callable[[], int],
-        spared: set[int],
     ) -> None:
-        self._settings = settings
+        self.settings = settings
+        self.spared: set[int] = set()
         self._monotonic = monotonic
         self._now_ns = now_ns
-        self._spared = spared
         self._fitness = Fitness(settings.mode, settings.every_s, settings.spread_s)
         self._poll = select.epoll()
         self._look: _Process | None = None
         self._set = ""
         self._look_by: float | None = None
+        self._loading_told_at: float | None = None
         self._sentinel: _Process | None = None
         self._busy = False
         self._present: tuple[str, ...] = ()
@@ -112,17 +129,18 @@ class HealthWatch:
     @property
     def deadline(self) -> float | None:
         """The monotonic second at which `look` wants to be called."""
-        return min((at for at in (self._fitness.deadline, self._look_by) if at is not None), default=None)
+        moments = (self._fitness.deadline, self._look_by, self._loading_told_at)
+        return min((at for at in moments if at is not None), default=None)
 
     def begin(self) -> None:
-        """Start the first look."""
+        """Start the first look. Call it before this process has other threads."""
         self._fitness.begin()
-        self._start_wanted()
+        self._start_wanted(first=True)
 
     def on_state(self, state: State) -> None:
         """The newest state was read: looks try to reach the master of its round, where that is another node."""
         first = next((one.node for one in state.participants if one.group_rank == 0), None)
-        if state.master is not None and first is not None and first != self._settings.context.node:
+        if state.master is not None and first is not None and first != self.settings.context.node:
             self._peers = (Peer(first, state.master.address, state.master.port),)
 
     def say(self, word: NodeWord) -> NodeWord:
@@ -149,10 +167,13 @@ class HealthWatch:
         """Take what came, start what is due; return lines for the user. `say` may say something new then."""
         lines: list[str] = []
         now = self._monotonic()
-        if self._look is not None and self._receive(self._look):
-            lines += self._finish(_result(self._look.data))
-        elif self._look_by is not None and now >= self._look_by:
-            lines += self._finish(None)
+        if self._look is not None:
+            over = self._receive(self._look)
+            lines += self._follow(self._look, now)
+            if over:
+                lines += self._finish(_result(self._look.data))
+            elif self._look_by is not None and now >= self._look_by:
+                lines += self._finish(None)
         if self._sentinel is not None:
             over = self._receive(self._sentinel)
             lines += self._hear(self._sentinel)
@@ -172,29 +193,52 @@ class HealthWatch:
 
     # Looks
 
-    def _start_wanted(self) -> None:
+    def _start_wanted(self, first: bool = False) -> None:
         if self._fitness.wanted is None or self._look is not None:
             return
+        names = self._fitness.doubtful
         self._set = self._fitness.begun()
-        if len(self._spared) > STUCK:
+        if len(self.spared) > STUCK:
             self._fitness.on_looked(self._set, None, self._monotonic(), self._now_ns())
             return
-        settings = self._settings
+        settings = self.settings
         request = {
             "set": self._set,
+            "names": names,
             "context": replace(settings.context, busy=self._busy, peers=self._peers).to_json(),
             "facts": os.path.join(settings.local_dir, "health-facts.json"),
         }
-        path = os.path.join(settings.local_dir, "health-request.json")
         try:
-            with open(path, "w") as file:
-                json.dump(request, file)
-            self._look = self._start("ftslurm.health.look", path)
+            self._look = self._fork(request) if first else self._start_look(request)
         except OSError:
             # A full /tmp, no process left: what cannot be looked at is not found sick.
             self._fitness.on_looked(self._set, None, self._monotonic(), self._now_ns())
             return
-        self._look_by = self._monotonic() + LIMIT_S
+        now = self._monotonic()
+        self._look_by = now + START_S
+        self._loading_told_at = now + LOADING_S if self._fitness.looking else None
+
+    def _start_look(self, request: Json) -> _Process:
+        path = os.path.join(self.settings.local_dir, "health-request.json")
+        with open(path, "w") as file:
+            json.dump(request, file)
+        return self._start("ftslurm.health.look", path)
+
+    def _follow(self, look: _Process, now: float) -> list[str]:
+        """Take what a look says before its result."""
+        lines: list[str] = []
+        for line in look.lines():
+            said = _object(line)
+            if isinstance(said.get("longest_s"), (int, float)):
+                self._look_by = now + said["longest_s"] + SLACK_S
+                self._loading_told_at = None
+            if isinstance(said.get("waiting"), list) and self._fitness.looking:
+                names = ", ".join(str(name)[:80] for name in said["waiting"])
+                lines.append(f"health: still being checked: no answer yet from {names}")
+        if self._loading_told_at is not None and now >= self._loading_told_at:
+            self._loading_told_at = None
+            lines.append("health: still being checked: the checks are being loaded, from a slow filesystem perhaps")
+        return lines
 
     def _finish(self, looked: Looked | None) -> list[str]:
         assert self._look is not None
@@ -205,8 +249,9 @@ class HealthWatch:
         if looked is not None:
             # Some may have ended since, and be collected: their numbers may be anybody's by now.
             above = {os.getpid(), pid, *looked.stuck}
-            self._spared |= {stuck for stuck in looked.stuck if parent_of(stuck) in above}
-            self._present = looked.present
+            self.spared |= {stuck for stuck in looked.stuck if parent_of(stuck) in above}
+            if self._set != CONFIRM:
+                self._present = looked.present
         # Several checks may say the same of one cause (a driver that hangs): the worst of them says it.
         told = {one.line(): one for one in reversed(new)}
         lines = [f"health: {one.status}: {one.line()}{_advice(one)}" for one in reversed(told.values())]
@@ -219,7 +264,7 @@ class HealthWatch:
         return lines
 
     def _drop_look(self) -> None:
-        self._look_by = None
+        self._look_by = self._loading_told_at = None
         if self._look is not None:
             self._drop(self._look)
             self._look = None
@@ -227,37 +272,59 @@ class HealthWatch:
     # What the driver tells
 
     def _watch_events(self) -> None:
-        if self._sentinel is not None or self._settings.mode == OFF or XID in self._settings.context.skip:
+        if self._sentinel is not None or self.settings.mode == OFF or XID in self.settings.context.skip:
             return
         if DRIVER not in self._present:
             return
         try:
             self._sentinel = self._start("ftslurm.health.xid", os.devnull)
-            self._spared.add(self._sentinel.pid)
+            self.spared.add(self._sentinel.pid)
         except OSError:
             # The kernel's log may tell of them later.
             pass
 
     def _hear(self, process: _Process) -> list[str]:
         lines: list[str] = []
-        *texts, rest = bytes(process.data).split(b"\n")
-        process.data[:] = rest[-_LINE_LIMIT:]
-        for text in texts:
+        for text in process.lines():
             finding = _event(text)
             if finding is not None and self._fitness.on_event(finding, self._monotonic(), self._now_ns()):
                 lines.append(f"health: {finding.status}: {finding.line()}{_advice(finding)}")
+        # A line without end is none.
+        del process.data[:-_LINE_LIMIT]
         return lines
 
     # Processes
+
+    def _fork(self, request: Json) -> _Process:
+        """Make the first look in a copy of this process, in a session of its own as `_start` does."""
+        read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        os.set_blocking(write, True)
+        try:
+            pid = os.fork()
+        except OSError:
+            os.close(read)
+            os.close(write)
+            raise
+        if pid == 0:
+            _be_look(request, write)
+        os.close(write)
+        try:
+            process = _Process(pid, pidfd_open(pid), read)
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            os.close(read)
+            raise
+        self._poll.register(read, select.EPOLLIN)
+        return process
 
     def _start(self, module: str, stdin: str) -> _Process:
         """Start a module of ours in a session of its own; from the main thread, as `Workers.start`."""
         read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(write, True)
         actions = [(os.POSIX_SPAWN_OPEN, 0, stdin, os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, write, 1)]
-        command = [self._settings.python, "-c", _PROGRAM.format(root=_ROOT, module=module)]
+        command = [self.settings.python, "-c", _PROGRAM.format(root=_ROOT, module=module)]
         try:
-            pid, pidfd = spawn(command, self._settings.context.environ, actions)
+            pid, pidfd = spawn(command, self.settings.context.environ, actions)
         except OSError:
             os.close(read)
             raise
@@ -295,6 +362,35 @@ class HealthWatch:
 
 def _advice(finding: HealthFinding) -> str:
     return f" ({finding.advice})" if finding.advice else ""
+
+
+def _be_look(request: Json, write: int) -> NoReturn:
+    code = 1
+    try:
+        os.setsid()
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        os.dup2(write, 1)
+        # The agent's own: what tells the guardian of its end must have no other holder.
+        os.closerange(3, _DESCRIPTORS)
+        from ftslurm.health.look import look
+
+        look(request, 1)
+        code = 0
+    except Exception as error:
+        # A module that is broken or gone. The agent says that the look came to nothing.
+        sys.stderr.write(f"ftslurm: health: {type(error).__name__}: {error}\n")
+    finally:
+        os._exit(code)
+
+
+def _object(line: bytes) -> Json:
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) else {}
 
 
 def _result(data: bytes | bytearray) -> Looked | None:

@@ -35,7 +35,7 @@ from ftslurm.agent.courier import Courier, Lost, Note, Trouble
 from ftslurm.agent.doorbell import Doorbell
 from ftslurm.agent.fitness import OFF, WATCH
 from ftslurm.agent.guardian import FORWARDED, STOPPING
-from ftslurm.agent.health_watch import HealthSettings, HealthWatch
+from ftslurm.agent.health_watch import HealthWatch
 from ftslurm.agent.journal import Journal
 from ftslurm.agent.machine import AgentMachine
 from ftslurm.agent.narrate import narrate
@@ -79,7 +79,7 @@ class AgentLoop:
         fs, run: where errands write.
         reserve: reserves a port for the next round.
         bell: by which others say that there is news.
-        health: how to look at this node's health.
+        health: looks at this node's health, since before this loop was made.
         aside: notes nodes that fail first again and again.
         monotonic, now_ns: the clocks.
     """
@@ -95,7 +95,7 @@ class AgentLoop:
         run: RunDirectory,
         reserve: Callable[[], ReservedPort],
         bell: Doorbell,
-        health: HealthSettings,
+        health: HealthWatch,
         aside: Aside,
         monotonic: Callable[[], float],
         now_ns: Callable[[], int],
@@ -113,8 +113,8 @@ class AgentLoop:
         self._aside = aside
         self._monotonic = monotonic
         self._now_ns = now_ns
-        self._workers = Workers(now_ns)
-        self._health = HealthWatch(health, monotonic, now_ns, self._workers.spared)
+        self._workers = Workers(now_ns, health.spared)
+        self._health = health
         self._monitor = RankMonitor(
             settings.timeouts, settings.local_dir, self._workers, monotonic, lambda: now_ns() / 1e9
         )
@@ -124,8 +124,9 @@ class AgentLoop:
         facts = (settings.facts.run_id, now_ns, self._surroundings, local, lambda: courier.clock)
         self._journal = Journal(courier.send, fs, run, *facts)
         # Not all programs talk to the master: who switches this check off must get his round.
-        reach = None if health.mode == OFF or REACH in health.context.skip else reach_master
-        tell = console.log if health.mode == WATCH else None
+        asked = health.settings
+        reach = None if asked.mode == OFF or REACH in asked.context.skip else reach_master
+        tell = console.log if asked.mode == WATCH else None
         self._preparation = Preparation(self._make, courier.bring, monotonic, reach, tell)
         self._guard = Guard(monotonic=monotonic)
         self._watch = RankWatch(
@@ -160,7 +161,6 @@ class AgentLoop:
         if self._bell.port:
             self._selector.register(self._bell, selectors.EVENT_READ, "bell")
         self._selector.register(self._health.fd, selectors.EVENT_READ, "health")
-        self._health.begin()
         self._word = self._health.say(replace(self._word, port=self._port.number, bell=self._bell.port))
         self._courier.say(self._word)
         self._courier.start()

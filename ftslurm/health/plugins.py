@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 GROUP = "ftslurm.health"
 LONGEST_S = 25.0
-"""An agent gives a look as a whole half a minute: one slow check would cost all the others' findings."""
+"""A round waits for its nodes' looks, and so for the slowest check."""
 
 
 class Broken(Exception):

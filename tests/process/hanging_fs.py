@@ -1,8 +1,8 @@
 """A directory on a file server that can stop answering, as a hard-mounted NFS does: BACKING seen through MOUNT by FUSE.
 
-``python hanging_fs.py BACKING MOUNT CONTROL`` mounts, prints "mounted" and serves; while the file CONTROL exists it
-answers nothing. As with NFS, whoever waits can be killed (SIGKILL, the end of its process) and not be disturbed else;
-with "hard" in the file, as with a driver that hangs, not even that.
+``python hanging_fs.py BACKING MOUNT CONTROL [SECONDS]`` mounts, prints "mounted" and serves, each call in so many
+seconds; while the file CONTROL exists it answers nothing. As with NFS, whoever waits can be killed (SIGKILL, the end of
+its process) and not be disturbed else; with "hard" in the file, as with a driver that hangs, not even that.
 Speaks the protocol itself (linux/fuse.h, version 7.31); needs /dev/fuse and root.
 """
 
@@ -15,6 +15,7 @@ import select
 import signal
 import struct
 import sys
+import time
 from collections.abc import Callable
 
 SIGKILL_BIT = 1 << 8
@@ -25,8 +26,10 @@ OPEN_DIRECT_IO = 1
 class HangingFS:
     """Serves one mount, one request after the other."""
 
-    def __init__(self, backing: str, device: int, control: str) -> None:
-        self.device, self.control = device, control
+    def __init__(self, backing: str, device: int, control: str, seconds: float) -> None:
+        self.device, self.control, self.seconds = device, control, seconds
+        # One that is slow would be slow beyond measure if the kernel remembered nothing.
+        self.valid_s = 60 if seconds else 0
         self.nodes = {1: os.open(backing, os.O_PATH)}
         self.counts = {1: 1}
         self.numbers = {self.identity(self.nodes[1]): 1}
@@ -99,6 +102,7 @@ class HangingFS:
 
     def answer(self, request: bytes) -> None:
         length, opcode, _, node, *_ = GENERIC.unpack_from(request)
+        time.sleep(self.seconds)
         call = self.calls.get(opcode)
         if call is None:
             # Of flush and fsync the kernel takes this for "not needed" and never asks again.
@@ -142,7 +146,7 @@ class HangingFS:
         else:
             os.close(fd)
         self.counts[node] += 1
-        return struct.pack("<QQQQII", node, 0, 0, 0, 0, 0) + self.attributes(node)
+        return struct.pack("<QQQQII", node, 0, self.valid_s, self.valid_s, 0, 0) + self.attributes(node)
 
     def attributes(self, node: int) -> bytes:
         s = os.fstat(self.nodes[node])
@@ -169,7 +173,7 @@ class HangingFS:
         return self.entry(node, body.split(b"\0")[0])
 
     def getattr(self, node: int, body: bytes) -> bytes:
-        return struct.pack("<QII", 0, 0, 0) + self.attributes(node)
+        return struct.pack("<QII", self.valid_s, 0, 0) + self.attributes(node)
 
     def setattr(self, node: int, body: bytes) -> bytes:
         valid, size, mode = struct.unpack_from("<I", body)[0], *struct.unpack_from("<Q48xI", body, 16)
@@ -255,7 +259,7 @@ def _dying(thread: int) -> bool:
         return True
 
 
-def main(backing: str, mount: str, control: str) -> None:
+def main(backing: str, mount: str, control: str, seconds: str = "0") -> None:
     """Mount and serve until SIGTERM."""
     libc = ctypes.CDLL(None, use_errno=True)
     device = os.open("/dev/fuse", os.O_RDWR)
@@ -265,7 +269,7 @@ def main(backing: str, mount: str, control: str) -> None:
     # MNT_DETACH; with the end of this process the kernel lets everybody go who still waits.
     signal.signal(signal.SIGTERM, lambda *_: (libc.umount2(os.fsencode(mount), 2), os._exit(0)))
     print("mounted", flush=True)
-    HangingFS(backing, device, control).serve()
+    HangingFS(backing, device, control, float(seconds)).serve()
 
 
 if __name__ == "__main__":
