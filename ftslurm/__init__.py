@@ -7,9 +7,9 @@ __version__ = "0.1.0"
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ftslurm.failures.decorator import record as record
-    from ftslurm.fence import RoundIsOver as RoundIsOver
-    from ftslurm.fence import commit as commit
-    from ftslurm.fence import fence as fence
+    from ftslurm.fencing import RoundIsOver as RoundIsOver
+    from ftslurm.fencing import commit as commit
+    from ftslurm.fencing import fence as fence
     from ftslurm.monitor.client import end_all_sections as end_all_sections
     from ftslurm.monitor.client import end_section as end_section
     from ftslurm.monitor.client import heartbeat as heartbeat
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from ftslurm.monitor.client import workload_finished as workload_finished
 
 _HOMES = {
-    "RoundIsOver": "ftslurm.fence",
-    "commit": "ftslurm.fence",
-    "fence": "ftslurm.fence",
+    "RoundIsOver": "ftslurm.fencing",
+    "commit": "ftslurm.fencing",
+    "fence": "ftslurm.fencing",
     "end_all_sections": "ftslurm.monitor.client",
     "end_section": "ftslurm.monitor.client",
     "heartbeat": "ftslurm.monitor.client",
@@ -40,11 +40,20 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name when it is first asked for, so that ``import ftslurm`` costs nothing (PEP 562)."""
+    """Load the public names when one is first asked for, so that ``import ftslurm`` costs nothing (PEP 562).
+
+    All of them, and without interruption: a handler for SIGTERM that saves by ``commit`` must find it loaded, not half
+    imported.
+    """
     if name not in _HOMES:
         raise AttributeError(f"module 'ftslurm' has no attribute {name!r}")
+    import signal
     from importlib import import_module
 
-    value = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        for public, home in _HOMES.items():
+            globals()[public] = getattr(import_module(home), public)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return globals()[name]

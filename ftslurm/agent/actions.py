@@ -17,7 +17,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Assignment:
-    """This node's part in a round."""
+    """This node's part in a round; `nodes` are those that take part, in the order of their group ranks."""
 
     round: int
     attempt: str
@@ -29,6 +29,21 @@ class Assignment:
     master: Master
     restart_count: int
     max_restarts: int
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What came of a `Prepare`.
+
+    Attributes:
+        problem: why the round cannot begin here; None: it can.
+        unreachable: the problem is that the round's master cannot be reached.
+    """
+
+    round: int
+    problem: str | None = None
+    unreachable: bool = False
 
 
 @dataclass(frozen=True)

@@ -205,6 +205,8 @@ class Courier:
             return 3600.0
         except (OSError, BadFile) as error:
             self._complain(str(error), kind=getattr(error, "errno", None))
+            # A full disk still tells what the others have decided: this node obeys, although it cannot publish.
+            self._tell(self._member.view())
             return 0.5
         except Exception as error:
             # Without this thread the agent would look alive to itself and dead to all others.

@@ -10,6 +10,7 @@ import os
 import resource
 import selectors
 import signal
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from ftslurm.agent.actions import (
     Log,
     Moment,
     Prepare,
+    Prepared,
     Record,
     Say,
     Show,
@@ -41,9 +43,10 @@ from ftslurm.agent.machine import AgentMachine
 from ftslurm.agent.narrate import narrate
 from ftslurm.agent.output import Console
 from ftslurm.agent.ports import ReservedPort
-from ftslurm.agent.preparation import REACH, Preparation, Tried, reach_master
+from ftslurm.agent.preparation import REACH, Preparation, StepDone, reach_master
 from ftslurm.agent.rank_monitor import RankMonitor
 from ftslurm.agent.rank_watch import SIZES, Hung, RankWatch, Shown, Told
+from ftslurm.agent.revocation import Revocation
 from ftslurm.agent.settings import AgentSettings, plan
 from ftslurm.agent.surroundings import Surroundings
 from ftslurm.agent.workers import Worker, Workers
@@ -55,6 +58,7 @@ from ftslurm.monitor.guard import Guard
 from ftslurm.rendezvous.member import View
 from ftslurm.rendezvous.node_word import NodeWord
 from ftslurm.rendezvous.state import EXIT_FAILED, Failure, State
+from ftslurm.sharedfs.commits import Commits
 from ftslurm.sharedfs.filesystem import FileSystem
 from ftslurm.sharedfs.rundir import RunDirectory, rank_directory
 
@@ -63,6 +67,7 @@ SWEEP_RETRY_S, QUICK_S = 0.02, 1.0
 UNKILLABLE_S = 10.0
 FINISH_S = 6.0
 ASIDE_S = 2.0
+CLEAN_UP_S = 2.0
 OVERSLEPT_S = 5.0
 TROUBLE_LOOK_S = 1.0
 
@@ -127,7 +132,11 @@ class AgentLoop:
         asked = health.settings
         reach = None if asked.mode == OFF or REACH in asked.context.skip else reach_master
         tell = console.log if asked.mode == WATCH else None
-        self._preparation = Preparation(self._make, courier.bring, monotonic, reach, tell)
+        self._commits = Commits(fs, run)
+        self._revocation = Revocation(self._commits, word.node, monotonic, time.sleep)
+        self._preparation = Preparation(
+            self._make, self._revocation.start, courier.bring, monotonic, settings.trouble_s, reach, tell
+        )
         self._guard = Guard(monotonic=monotonic)
         self._watch = RankWatch(
             settings, self._monitor, self._journal, self._guard, self._surroundings, courier.send, monotonic
@@ -174,6 +183,7 @@ class AgentLoop:
         while self._courier.news:
             # A coordinator's last look may have closed the run.
             self._tell(self._courier.news.popleft())
+        self._revocation.finish(CLEAN_UP_S)
         if not self._aside.finish(ASIDE_S):
             self._console.log("not all that is known of the nodes could be noted for later jobs in time")
         if not finished:
@@ -321,12 +331,12 @@ class AgentLoop:
             self._watch.grown(news[1])
         elif isinstance(news, tuple):
             self._on_prepared(self._preparation.made(*news))
-        elif isinstance(news, Tried):
-            self._on_prepared(self._preparation.reached(news))
+        elif isinstance(news, StepDone):
+            self._on_prepared(self._preparation.step_done(news))
 
-    def _on_prepared(self, done: tuple[int, str | None] | None) -> None:
-        if done is not None:
-            self._do(self._machine.on_prepared(*done, self._moment()))
+    def _on_prepared(self, prepared: Prepared | None) -> None:
+        if prepared is not None:
+            self._do(self._machine.on_prepared(prepared, self._moment()))
 
     def _tell(self, news: object) -> None:
         """Tell the user what the coordinator has decided; only the coordinator does."""
@@ -376,6 +386,7 @@ class AgentLoop:
                 survived = self._monitor.counts()
                 self._journal.round(action, self._workers.all, self._word, self._round_started_ns, survived)
             elif isinstance(action, Sweep):
+                self._preparation.drop()
                 self._drop_standbys()
                 self._sweeping = True
                 self._killed_at = self._monotonic()
@@ -402,13 +413,15 @@ class AgentLoop:
     def _make(self, assignment: Assignment) -> None:
         self._courier.send(lambda: self._make_directories(assignment), assignment.round)
 
-    def _make_directories(self, assignment: Assignment) -> None:
+    def _make_directories(self, assignment: Assignment) -> int:
+        """Make a round's directories; return how many commits of past rounds are registered."""
         for local_rank in range(assignment.slots):
             rank = assignment.first_rank + local_rank
             self._fs.makedirs(self._run.rank(assignment.round, rank))
             if self._settings.logs != self._run.root:
                 self._fs.makedirs(rank_directory(self._settings.logs, assignment.round, rank))
         self._fs.makedirs(os.path.dirname(self._run.round_node_file(assignment.round, self._word.node)))
+        return len(self._commits.past(assignment.round))
 
     def _spawn(self, assignment: Assignment) -> None:
         self._round_started_ns = self._now_ns()
@@ -465,6 +478,8 @@ class AgentLoop:
         self._watch.over(self._word)
         hang = self._word.hang
         self._health.on_swept(self._word.failure or (hang.failure() if hang is not None else None))
+        round_ = self._word.round
+        self._courier.send(lambda: self._revocation.clean_up(round_))
         self._do(self._machine.on_swept(self._moment()))
         self._console.forget()
         self._workers.clear()

@@ -16,6 +16,7 @@ from ftslurm.agent.actions import (
     Log,
     Moment,
     Prepare,
+    Prepared,
     Record,
     Say,
     Show,
@@ -34,8 +35,10 @@ from ftslurm.rendezvous.state import (
     PERHAPS,
     READY,
     RUNNING,
+    SPAWN,
     STOPPED,
     SUCCEEDED,
+    UNREACHABLE,
     Failure,
     Hang,
     State,
@@ -131,15 +134,16 @@ class AgentMachine:
             return self._stop(self._why_over(state), now)
         return self._show() if state.hang is not None else self._advance(now)
 
-    def on_prepared(self, round_: int, problem: str | None, now: Moment) -> list[Action]:
-        """The directories of the round are there, or `problem` says why not."""
-        if self.phase != PREPARING or self._round is None or self._round.assignment.round != round_:
+    def on_prepared(self, prepared: Prepared, now: Moment) -> list[Action]:
+        """A round was prepared here, or cannot be."""
+        if self.phase != PREPARING or self._round is None or self._round.assignment.round != prepared.round:
             return []
         if self._leaving is not None or (self._state is not None and not self._is_current(self._state)):
             return self._sweep()
-        if problem is not None:
+        if prepared.problem is not None:
             # It may as well be the master's node that is cut off, or the shared directory: nobody is to blame yet.
-            return self._fail_to_start(0, problem, now, blame=None)
+            kind = UNREACHABLE if prepared.unreachable else SPAWN
+            return self._fail_to_start(0, prepared.problem, now, kind, blame=None)
         self.phase = RUNNING
         self._round.alive = set(range(self._slots))
         # Said first: starting may fail, and what is said of that must be the last word.
@@ -150,7 +154,7 @@ class AgentMachine:
         if self._round is None:
             return []
         self._round.alive -= set(range(local_rank, self._slots))
-        return self._fail_to_start(local_rank, problem, now)
+        return self._fail_to_start(local_rank, problem, now, SPAWN, PERHAPS)
 
     def on_worker_ended(self, end: WorkerEnd, now: Moment) -> list[Action]:
         """A worker's main process has ended."""
@@ -315,6 +319,7 @@ class AgentMachine:
             state.master,
             state.restarts_used,
             state.max_restarts,
+            tuple(participant.node for participant in state.participants),
         )
         self._newest_round = state.round
         self._round = _Round(assignment, set())
@@ -358,10 +363,8 @@ class AgentMachine:
             return []
         current.first = self._failure = failure
         step = "" if failure.step is None else f" at step {failure.step}"
-        return [
-            *self._say(FAILED),
-            Log(f"round {failure.round}: rank {failure.rank} failed{step}: {short(failure.message)}"),
-        ]
+        what = f"rank {failure.rank} failed{step}" if failure.kind != UNREACHABLE else "cannot begin"
+        return [*self._say(FAILED), Log(f"round {failure.round}: {what}: {short(failure.message)}")]
 
     def _show(self) -> list[Action]:
         current = self._round
@@ -371,7 +374,7 @@ class AgentMachine:
         current.showing = True
         return [Show(tuple(sorted(current.alive)))]
 
-    def _fail_to_start(self, local_rank: int, problem: str, now: Moment, blame: str | None = PERHAPS) -> list[Action]:
+    def _fail_to_start(self, local_rank: int, problem: str, now: Moment, kind: str, blame: str | None) -> list[Action]:
         current = self._round
         assert current is not None
         rank = current.assignment.first_rank + local_rank
@@ -381,7 +384,7 @@ class AgentMachine:
             rank,
             local_rank,
             now.ns,
-            "spawn",
+            kind,
             None,
             None,
             problem[:500],
@@ -481,6 +484,8 @@ def short(text: str, length: int = 160) -> str:
 
 
 def _of_rank(failure: Failure) -> str:
+    if failure.kind == UNREACHABLE:
+        return failure.message
     return f"rank {failure.rank} on {failure.node} {'hung' if failure.kind == HANG else 'failed'}"
 
 

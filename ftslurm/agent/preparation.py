@@ -1,4 +1,4 @@
-"""What comes before a round's workers are started here: their directories, and whether rank 0 can be reached.
+"""What comes before a round's workers are started here: directories, the way to rank 0, commits of past rounds.
 
 Workers that cannot reach the master wait for it for half an hour and then say so in many words; a connection tried
 ahead says it at once, and by the node's name. Nobody listens there yet: to be refused is to have reached the machine.
@@ -11,10 +11,11 @@ import threading
 import time
 from collections.abc import Callable
 
-from ftslurm.agent.actions import Assignment
+from ftslurm.agent.actions import Assignment, Prepared
 from ftslurm.dataclasses import dataclass
 from ftslurm.rendezvous.state import Master
 
+MAKE_AGAIN_S = 0.5
 REACH = "network-reach"
 """The check that this counts as for `--health-skip`."""
 REACH_S = 3.5
@@ -26,29 +27,38 @@ PATIENCE_S = 20.0
 the next one, for each of its search domains: that is slow, but ranks would get there."""
 
 
+DIRECTORIES, CONNECTION, COMMITS = "directories", "connection", "commits"
+
+
 @dataclass(frozen=True)
-class Tried:
-    """What came of the connection in that round: a problem, or None."""
+class StepDone:
+    """What came of one step of preparing that round, on a thread: a problem, or None."""
 
     round: int
+    step: str
     problem: str | None
 
 
 @dataclass
 class _Awaited:
     assignment: Assignment
-    directories: bool = True
-    reach: bool = True
+    since_s: float
+    steps: set[str]
+    until: dict[str, float]
     problem: str | None = None
+    unreachable: str | None = None
 
 
 class Preparation:
-    """Prepares one round at a time.
+    """Prepares one round at a time: directories, the way to the master, and no commit of a past round left.
 
     Args:
-        make: has the directories made; its outcome is told to `made`.
-        bring: brings a `Tried` to the loop, from a thread.
+        make: has the directories made; its outcome, the number of registered commits of past rounds, is for `made`.
+        revoke: revokes these commits on a thread, and reports a problem, or None.
+        bring: brings a `StepDone` to the loop, from a thread.
         monotonic: clock, seconds.
+        patience_s: for so long directories that cannot be made are tried again, and the revocation is waited for: a
+            full disk may be over in seconds.
         reach: tries to connect; returns a problem, or None. None: nobody tries.
         tell: is told that the master cannot be reached, and the round begins all the same; None: it does not.
     """
@@ -56,67 +66,102 @@ class Preparation:
     def __init__(
         self,
         make: Callable[[Assignment], None],
-        bring: Callable[[Tried], None],
+        revoke: Callable[[Assignment, Callable[[str | None], None]], None],
+        bring: Callable[[StepDone], None],
         monotonic: Callable[[], float],
+        patience_s: float,
         reach: Callable[[Master], str | None] | None,
         tell: Callable[[str], None] | None = None,
     ) -> None:
         self._make = make
+        self._revoke = revoke
         self._bring = bring
         self._monotonic = monotonic
+        self._patience_s = patience_s
         self._reach = reach
         self._tell = tell
         self._awaited: _Awaited | None = None
-        self.deadline: float | None = None
+        self._make_at: float | None = None
+
+    @property
+    def deadline(self) -> float | None:
+        """The monotonic second at which `on_time` wants to be called."""
+        moments = [*self._awaited.until.values()] if self._awaited is not None else []
+        return min([*moments, *([self._make_at] if self._make_at is not None else [])], default=None)
 
     def begin(self, assignment: Assignment) -> None:
-        """Begin; what was begun before is of no interest any more."""
-        awaited = self._awaited = _Awaited(assignment)
-        self.deadline = None
+        """Begin; what was begun before is dropped."""
+        self.drop()
+        now = self._monotonic()
+        awaited = self._awaited = _Awaited(assignment, now, {DIRECTORIES}, {})
         self._make(assignment)
         if assignment.group_rank == 0 or self._reach is None:
-            awaited.reach = False
             return
-        self.deadline = self._monotonic() + PATIENCE_S
+        awaited.steps.add(CONNECTION)
+        awaited.until[CONNECTION] = now + PATIENCE_S
         threading.Thread(target=self._try, args=(assignment, self._reach), name="reach", daemon=True).start()
 
-    def made(self, round_: int, result: object) -> tuple[int, str | None] | None:
-        """Take the outcome of making the directories; return the round and its problem when all is known."""
-        if self._awaited is None or self._awaited.assignment.round != round_:
+    def drop(self) -> None:
+        """Give up what was begun."""
+        self._awaited = self._make_at = None
+
+    def made(self, round_: int, result: object) -> Prepared | None:
+        """Take the outcome of making the directories; return what came of it all when all is known."""
+        awaited, now = self._awaited, self._monotonic()
+        if awaited is None or awaited.assignment.round != round_:
             return None
-        self._awaited.directories = False
+        if isinstance(result, OSError) and now - awaited.since_s < self._patience_s:
+            self._make_at = now + MAKE_AGAIN_S
+            return None
+        awaited.steps.discard(DIRECTORIES)
         if isinstance(result, Exception):
-            self._awaited.problem = f"cannot make the round's directories: {result}"
-        return self._done()
+            awaited.problem = f"cannot make the round's directories: {result}"
+        elif result:
+            awaited.steps.add(COMMITS)
+            awaited.until[COMMITS] = now + self._patience_s
+            self._revoke(awaited.assignment, lambda problem: self._bring(StepDone(round_, COMMITS, problem)))
+        return self._done(awaited)
 
-    def reached(self, news: Tried) -> tuple[int, str | None] | None:
-        """Take the outcome of the connection; return as `made` does."""
-        if self._awaited is None or self._awaited.assignment.round != news.round:
-            return None
-        self._awaited.reach = False
-        self.deadline = None
-        if news.problem is not None and self._tell is not None:
-            self._tell(news.problem)
-        else:
-            self._awaited.problem = self._awaited.problem or news.problem
-        return self._done()
-
-    def on_time(self) -> tuple[int, str | None] | None:
-        """Its deadline may have passed; return as `made` does."""
-        if self._awaited is None or self.deadline is None or self._monotonic() < self.deadline:
-            return None
-        assignment = self._awaited.assignment
-        problem = f"{_name(assignment.master)}: no answer from the name server within {PATIENCE_S:.0f} s"
-        return self.reached(Tried(assignment.round, problem))
-
-    def _done(self) -> tuple[int, str | None] | None:
+    def step_done(self, done: StepDone) -> Prepared | None:
+        """Take the outcome of a step on a thread; return as `made` does."""
         awaited = self._awaited
-        assert awaited is not None
-        if awaited.directories or (awaited.reach and awaited.problem is None):
+        if awaited is None or awaited.assignment.round != done.round or done.step not in awaited.steps:
             return None
-        self._awaited = None
-        self.deadline = None
-        return awaited.assignment.round, awaited.problem
+        awaited.steps.discard(done.step)
+        awaited.until.pop(done.step, None)
+        if done.step == COMMITS:
+            awaited.problem = awaited.problem or done.problem
+        elif done.problem is not None and self._tell is not None:
+            self._tell(done.problem)
+        else:
+            awaited.unreachable = done.problem
+        return self._done(awaited)
+
+    def on_time(self) -> Prepared | None:
+        """Its deadline may have passed; return as `made` does."""
+        awaited, now = self._awaited, self._monotonic()
+        if awaited is None:
+            return None
+        if self._make_at is not None and now >= self._make_at:
+            self._make_at = None
+            self._make(awaited.assignment)
+        late = next((step for step, until in awaited.until.items() if now >= until), None)
+        if late is None:
+            return None
+        problem = f"{_name(awaited.assignment.master)}: no answer from the name server within {PATIENCE_S:.0f} s"
+        if late == COMMITS:
+            problem = (
+                f"unfinished commits of past rounds: their directory has not answered for {self._patience_s:.0f} s"
+            )
+        return self.step_done(StepDone(awaited.assignment.round, late, problem))
+
+    def _done(self, awaited: _Awaited) -> Prepared | None:
+        """Return what is known when that is enough: one problem is."""
+        problem = awaited.problem or awaited.unreachable
+        if problem is None and awaited.steps:
+            return None
+        self.drop()
+        return Prepared(awaited.assignment.round, problem, unreachable=awaited.problem is None and problem is not None)
 
     def _try(self, assignment: Assignment, reach: Callable[[Master], str | None]) -> None:
         try:
@@ -124,7 +169,7 @@ class Preparation:
         except Exception:
             # What cannot be tried is no proof of anything.
             problem = None
-        self._bring(Tried(assignment.round, problem))
+        self._bring(StepDone(assignment.round, CONNECTION, problem))
 
 
 def _name(master: Master) -> str:

@@ -7,7 +7,17 @@ import signal
 from ftslurm.dataclasses import replace
 from ftslurm.monitor.timeouts import Learned, learn, merge
 from ftslurm.rendezvous.seen import Seen, word_of
-from ftslurm.rendezvous.state import CLOSED, EXIT_FAILED, HANG, RUNNING, Closed, Failure, State, with_history
+from ftslurm.rendezvous.state import (
+    CLOSED,
+    EXIT_FAILED,
+    HANG,
+    RUNNING,
+    UNREACHABLE,
+    Closed,
+    Failure,
+    State,
+    with_history,
+)
 
 
 def end_round(state: State, seen: Seen, outcome: str, reason: str | None, failure: Failure | None) -> State:
@@ -54,6 +64,9 @@ def stop_code(name: str | None) -> int:
 
 def describe(failure: Failure) -> str:
     """Return a failure in one line."""
+    if failure.kind == UNREACHABLE:
+        # It names both nodes; no rank was started.
+        return failure.message
     step = "" if failure.step is None else f" at step {failure.step}"
     happened = "hung" if failure.kind == HANG else "failed"
     return f"rank {failure.rank} on {failure.node} {happened}{step}: {failure.message}"

@@ -14,6 +14,7 @@ from ftslurm.rendezvous.forming import fold_forming
 from ftslurm.rendezvous.node_word import NodeWord
 from ftslurm.rendezvous.running import all_succeeded, fold_running, succeed
 from ftslurm.rendezvous.seen import Seen, Shape, Timing, alive
+from ftslurm.rendezvous.shared_trouble import excuse_shared_trouble
 from ftslurm.rendezvous.state import (
     CLOSED,
     FAILED,
@@ -81,6 +82,7 @@ def fold(state: State, seen: Seen, timing: Timing) -> State:
     """Return the state that follows from `state` and what is seen; `state` itself when nothing does."""
     if state.phase == CLOSED:
         return state
+    seen = excuse_shared_trouble(state, seen, timing)
     if state.phase == RUNNING and all_succeeded(state, seen):
         return succeed(state, seen)
     told = [word for word in seen.words.values() if word.attempt == state.attempt and word.stop_signal]

@@ -17,47 +17,61 @@ from ftslurm.rendezvous.state import (
     NODE_LOST,
     READY,
     RUNNING,
+    SUCCEEDED,
     Master,
     Participant,
     RoundHistory,
     State,
     with_history,
 )
+from ftslurm.rendezvous.unreachable import reachable_first, wait_s, with_another_master
 
 
 def fold_forming(state: State, seen: Seen, timing: Timing) -> State:
     """Form the next round, or close when it cannot be; `state` itself while it waits."""
     if refused := refuse_restart(state, seen):
         return refused
-    staying = [
-        word for word in alive(state, seen, timing) if word.reason is None and _may_take_part(state, word, timing)
-    ]
+    living = alive(state, seen, timing)
+    staying = [word for word in living if word.reason is None and _may_take_part(state, word, timing)]
     shunned_nodes = shunned(state, seen.words, timing.set_aside_after)
-    ready = preferred([word for word in staying if may_join(word)], shunned_nodes, state.min_nodes)
+    joining = [word for word in staying if may_join(word)]
+    # Only the attempt's first round waits for the unknown: a node that never came must not delay every restart.
+    first = not any(past.attempt == state.attempt for past in state.history)
+    # After that, a place is for who lives: a record that never changes may be that of an agent which died as a spare.
+    proven = [word for word in joining if first or word.node not in seen.unproven]
+    ready = reachable_first(state, preferred(proven, shunned_nodes, state.min_nodes))
     # One that leaves may still be stopping workers; what they do to a checkpoint must come before the next round. And
     # one that is being looked at keeps its place.
-    busy = len([word for word in alive(state, seen, timing) if _is_busy(word, shunned_nodes)])
+    busy = any(_is_busy(word, shunned_nodes) for word in living)
+    unproven = len(proven) < len(joining) and len(proven) < state.max_nodes
     heard = {word.node for word in seen.words.values() if word.attempt == state.attempt}
     unheard = [node for node in state.expected if node not in heard]
     enough = len(ready) >= state.min_nodes
     overdue = seen.forming_for_s >= timing.join_timeout_s
     # Without a node list nobody knows who may still come; with one, the last missing node ends the wait.
     complete = bool(state.expected) and not unheard
-    # Only the attempt's first round waits for the unknown: a node that never came must not delay every restart.
-    first = not any(past.attempt == state.attempt for past in state.history)
     patience_s = timing.last_call_s
     if len(ready) >= state.max_nodes:
         patience_s = timing.settle_s if _out_of_order(state, ready, unheard) else 0.0
     awaited = first and not complete and seen.forming_for_s < patience_s
+    hopes = [word for word in seen.words.values() if _may_return(state, word, seen, timing)]
+    if seen.forming_for_s < wait_s(state):
+        return state
     # A busy node is about to be ready, unless a worker of its cannot be killed: it is not waited for without end.
-    if enough and ((not busy and not awaited) or overdue):
+    if enough and ((not busy and not awaited and not unproven) or overdue):
         return _form(state, ready, seen, staying)
-    if complete and len(staying) < state.min_nodes:
-        return _too_few(state, seen, len(staying), "and nothing can replace it")
-    if overdue and not enough:
-        fit = [word for word in staying if word.unfit is None]
-        return _too_few(state, seen, len(fit), f"after waiting {seen.forming_for_s:.0f} s")
+    if (complete and len(staying) + len(hopes) < state.min_nodes) or (overdue and not enough):
+        return _too_few(state, seen, staying, overdue)
     return state
+
+
+def _may_return(state: State, word: NodeWord, seen: Seen, timing: Timing) -> bool:
+    """Tell whether a silent node may be heard again: frozen or cut off, as far as anybody knows.
+
+    Of one whose agent has ended its guardian says so.
+    """
+    silent = seen.silent_s.get(word.node, 0.0) >= timing.node_timeout_s
+    return word.attempt == state.attempt and silent and word.status != LEFT and word.reason is None
 
 
 def _is_busy(word: NodeWord, shunned_nodes: Container[str]) -> bool:
@@ -77,32 +91,32 @@ def _out_of_order(state: State, ready: Sequence[NodeWord], unheard: Sequence[str
     return bool(places) and any(node in unheard for node in state.expected[: places[-1]])
 
 
-def _too_few(state: State, seen: Seen, staying: int, why: str) -> State:
-    heard = {word.node for word in seen.words.values() if word.attempt == state.attempt}
-    never = [node for node in state.expected if node not in heard]
-    left = [
-        f"{word.node} left: {word.reason}"
-        for word in seen.words.values()
-        if word.attempt == state.attempt and word.reason is not None
-    ]
-    unfit = [
-        f"{word.node} is unfit: {word.unfit}"
-        for word in seen.words.values()
-        if word.attempt == state.attempt and word.reason is None and word.unfit is not None
+def _too_few(state: State, seen: Seen, staying: Sequence[NodeWord], overdue: bool) -> State:
+    heard = [word for word in seen.words.values() if word.attempt == state.attempt]
+    never = [node for node in state.expected if node not in {word.node for word in heard}]
+    left = [f"{word.node} left: {word.reason}" for word in heard if word.reason is not None]
+    unfit = [f"{word.node} is unfit: {word.unfit}" for word in staying if word.unfit is not None]
+    stuck = [
+        f"{word.node} still has workers of round {word.round}, which cannot be killed"
+        for word in staying
+        if overdue and word.status in (RUNNING, SUCCEEDED, FAILED)
     ]
     last = state.past(state.round)
     # A round that lost a node has said so already, with the better words.
     told = last.reason if last and last.attempt == state.attempt and last.outcome == NODE_LOST else None
-    parts = [*([told] if told else left), *unfit]
+    parts = [*([told] if told else left), *unfit, *stuck]
     if never:
         more = f" and {len(never) - 8} more" if len(never) > 8 else ""
         parts.append(f"never heard of {', '.join(never[:8])}{more}")
-    number = f"{count(staying, 'node')} {'fit' if unfit else 'left'}, at least {state.min_nodes} needed, {why}"
-    return close(state, FAILED, "; ".join([*(p for p in parts if p), number]), EXIT_FAILED, seen.now_ns)
+    able = count(len(staying) - len(unfit) - len(stuck), "node")
+    why = f"after waiting {seen.forming_for_s:.0f} s" if overdue else "and nothing can replace it"
+    how = "fit" if unfit else "ready" if stuck else "left"
+    parts.append(f"{able} {how}, at least {state.min_nodes} needed, {why}")
+    return close(state, FAILED, "; ".join(parts), EXIT_FAILED, seen.now_ns)
 
 
 def _form(state: State, ready: Sequence[NodeWord], seen: Seen, staying: Sequence[NodeWord]) -> State:
-    chosen = choose(ready, state.participants, state.max_nodes)
+    chosen = with_another_master(state, choose(ready, state.participants, state.max_nodes))
     participants: list[Participant] = []
     first_rank = 0
     for group_rank, word in enumerate(chosen):

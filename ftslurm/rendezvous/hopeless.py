@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ftslurm.rendezvous.state import Failure, RoundHistory, State
+from ftslurm.rendezvous.state import SPAWN, Failure, RoundHistory, State
 
 SAME_RANK, ANY_RANK = 2, 3
 """So many rounds in a row, failed at start in the same way by the same rank, or by any, are enough."""
@@ -45,7 +45,7 @@ def repeated(state: State) -> list[int]:
 
 
 def _at_start(failure: Failure) -> bool:
-    return failure.at_start or failure.kind == "spawn"
+    return failure.at_start or failure.kind == SPAWN
 
 
 def _signature(failure: Failure) -> tuple[str, int | None, str | None, str]:

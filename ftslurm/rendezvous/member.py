@@ -7,7 +7,7 @@ decides when. All deciding is in `fold`; here is the reading and writing around 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from ftslurm.dataclasses import dataclass, replace
 from ftslurm.rendezvous.ending import finish
@@ -19,7 +19,7 @@ from ftslurm.rendezvous.state import CLOSED, FORMING, LEFT, READY, RUNNING, Fail
 from ftslurm.sharedfs.cell import KEPT, FencedCell, Versioned
 from ftslurm.sharedfs.clock import ServerClock
 from ftslurm.sharedfs.filesystem import FileSystem
-from ftslurm.sharedfs.publish import publish, random_nonce
+from ftslurm.sharedfs.publish import BadFile, create_temporary, forget, publish, random_nonce
 from ftslurm.sharedfs.rundir import RunDirectory
 
 CLOSE_TRIES = 20
@@ -122,10 +122,11 @@ class Member:
         self._clock = clock
         self._cell = FencedCell(fs, run.state, nonce)
         self._notes: list[str] = []
-        self._observer = Observer(fs, run, shape.expected, timing, pace.follow_s, now, self._notes)
+        self._observer = Observer(fs, run, shape.expected, timing, pace.follow_s, pace.heartbeat_s, now, self._notes)
         self._state: State | None = None
         self._token = 0
         self._published_at = float("-inf")
+        self._wrote = False
         self._dirty = True
         self._rivals: dict[str, tuple[tuple[str, int], int]] = {}
         self._over: Superseded | RunInUse | Refused | None = None
@@ -150,6 +151,12 @@ class Member:
         """Somebody says that there is news: look soon, past all caches."""
         self._rung_at = self._now()
 
+    def view(self) -> View:
+        """Return what is known by now; after a tick that failed, what it could read before that."""
+        notes = tuple(self._notes)
+        self._notes.clear()
+        return View(self._state, self._token, self._coordinating(), notes)
+
     def tick(self) -> View:
         """Publish, read, and coordinate if it is this node's turn.
 
@@ -161,7 +168,17 @@ class Member:
         """
         if self._over is not None:
             raise self._over
-        self._observer.awake()
+        self._observer.begin_look()
+        self._wrote = False
+        try:
+            self._look()
+        except (OSError, BadFile):
+            self._observer.look_failed()
+            raise
+        self._observer.look_succeeded(self._wrote)
+        return self.view()
+
+    def _look(self) -> None:
         try:
             self._follow()
             if not self._owning():
@@ -176,9 +193,8 @@ class Member:
             self._publish_word()
             self._lead()
             self._tell_followers()
-        notes = tuple(self._notes)
-        self._notes.clear()
-        return View(self._state, self._token, self._coordinating(), notes)
+        else:
+            self._prove_writable()
 
     def close(self, outcome: str, reason: str, exit_code: int, failure: Failure | None = None) -> None:
         """Close the attempt for everybody, whoever coordinates: the fence lets one writer win, the others obey.
@@ -255,6 +271,7 @@ class Member:
             self._dirty = True
             raise
         self._published_at = now
+        self._wrote = True
         if self._clock is not None and self._clock.due():
             # The next word has it: one that is published for this alone would cost more than it is worth.
             self._clock.published(path, before_ns, self._now_ns())
@@ -262,6 +279,15 @@ class Member:
         if said and self._state is not None and not self._coordinating():
             leader = self._observer.coordinators_word(self._state)
             self._ring([leader] if leader is not None else [])
+
+    def _prove_writable(self) -> None:
+        """Write as often as the agents that own the run: while that fails, their silence proves nothing."""
+        now = self._now()
+        if now - self._published_at >= self._pace.heartbeat_s:
+            path = self._run.node_file(self._word.node)
+            forget(self._fs, create_temporary(self._fs, path, b"", durable=False, nonce=self._nonce()))
+            self._published_at = now
+            self._wrote = True
 
     def _tell_followers(self) -> None:
         """Have the coordinator's word name the newest state at once: followers look there first."""
@@ -348,7 +374,14 @@ class Member:
         if changes >= SIGNS_OF_LIFE:
             raise RunInUse(f"job {old.attempt.rpartition('.')[0]} is running in {self._run.root}")
         silent_s = min(self._observer.silent_s(node, sign) for node, sign in signs.items())
-        return (bool(words) and not staying) or silent_s >= self._timing.node_timeout_s
+        return self._all_left(old, words) or silent_s >= self._timing.node_timeout_s
+
+    @staticmethod
+    def _all_left(old: State, words: Sequence[NodeWord]) -> bool:
+        """Tell whether all agents of that attempt have left; one whose record cannot be read now may be alive."""
+        left = {word.node for word in words if word.status == LEFT}
+        needed = {old.coordinator.node, *(participant.node for participant in old.participants)}
+        return needed <= left and all(word.status == LEFT for word in words)
 
     # The lease
 

@@ -42,6 +42,7 @@ class Observer:
         expected: nodes that are looked for by name even when the directory's listing lacks them.
         timing: when others count as lost.
         by_name_s: how often to look for those.
+        outage_s: after so many seconds without a look that succeeded, the nodes' silence begins anew.
         now: monotonic clock, seconds.
         notes: gets what people should know: a word that cannot be read.
 
@@ -57,6 +58,7 @@ class Observer:
         expected: Sequence[str],
         timing: Timing,
         by_name_s: float,
+        outage_s: float,
         now: Callable[[], float],
         notes: list[str],
     ) -> None:
@@ -64,6 +66,7 @@ class Observer:
         self._run = run
         self._expected = expected
         self._by_name_s = by_name_s
+        self._outage_s = outage_s
         self._now = now
         self._notes = notes
         self._attention = Attention(now, timing.node_timeout_s / 2)
@@ -78,9 +81,24 @@ class Observer:
         self._told = _Lasting()
         self._joining = _Lasting()
 
-    def awake(self) -> None:
-        """Say that this observer is at work: time without a call between two of these is no time of watching."""
-        self._attention.note()
+    def begin_look(self) -> None:
+        """Begin a look; end it by `look_succeeded` or `look_failed`.
+
+        After an outage of the shared directory every node gets a fresh time-out: the others may see it end later. One
+        as short as a heartbeat interval only does not count, else a directory that fails now and then would hide dead
+        nodes for ever.
+        """
+        seen_s = self._attention.note()
+        if self._attention.outage_s >= self._outage_s:
+            self._liveness.renew(seen_s)
+
+    def look_succeeded(self, wrote: bool) -> None:
+        """End a look that met no error; `wrote`: it has proven that the shared directory can be written."""
+        self._attention.succeeded(wrote)
+
+    def look_failed(self) -> None:
+        """End a look that met an error: it proves no node silent."""
+        self._attention.failed()
 
     def heard(self, node: str) -> None:
         """Note a sign of life other than the node's word."""
@@ -124,7 +142,8 @@ class Observer:
         for node in {*self.words, *(p.node for p in state.participants)}:
             word = self.words.get(node)
             silent_s[node] = self.silent_s(node, (word.incarnation, word.counter) if word else ("", 0))
-        now = self._now()
+        # Waits are counted as silence is: an outage of the shared directory must not use them up.
+        now = self._attention.note()
         told = [word for word in self.words.values() if word.stop_signal and word.attempt == state.attempt]
         return Seen(
             self.words,
@@ -136,6 +155,7 @@ class Observer:
             self._joining.seconds(waiting(state, self.words), now),
             self._hanging_for(state, now),
             self._failing_for(state, now),
+            frozenset(self._liveness.unproven - {own.node}),
         )
 
     def _forming_for(self, state: State, now: float) -> float:
@@ -166,7 +186,7 @@ class Observer:
         """Read the words of all nodes that have one."""
         names = self._fs.listdir(self._run.nodes)
         listed = {name[: -len(".json")] for name in names if name.endswith(".json") and not name.startswith(".")}
-        for node in listed:
+        for node in sorted(listed):
             self.read_word(node)
         now = self._now()
         if now - self._looked_by_name_at >= self._by_name_s:

@@ -21,12 +21,14 @@ from ftslurm.rendezvous.state import (
     READY,
     STOPPED,
     SUCCEEDED,
+    UNREACHABLE,
     Failure,
     Hang,
     LostNode,
     Participant,
     State,
 )
+from ftslurm.rendezvous.unreachable import give_up
 
 
 @dataclass
@@ -128,11 +130,24 @@ def succeed(state: State, seen: Seen) -> State:
 
 
 def _after_failure(state: State, seen: Seen, timing: Timing, failures: Sequence[Failure]) -> State:
-    # What would fail again says more than what follows from it on the other ranks.
-    first = next((failure for failure in failures if failure.again), failures[0])
+    first = _first(failures)
     what = describe(first)
     state = end_round(state, seen, FAILED, what, first)
-    return refuse_restart(state, seen) or _give_up(state, seen, timing, failures, what) or _restart(state, seen, what)
+    if refused := refuse_restart(state, seen):
+        return refused
+    if first.kind == UNREACHABLE:
+        return give_up(state, seen, timing) or replace(state, phase=FORMING)
+    return _give_up(state, seen, timing, failures, what) or _restart(state, seen, what)
+
+
+def _first(failures: Sequence[Failure]) -> Failure:
+    """Return the failure that explains the others, as far as is known so early.
+
+    What would fail again says more than what follows from it on the other ranks, and so does a master that was not
+    reached before the ranks were started.
+    """
+    again = next((failure for failure in failures if failure.again), None)
+    return again or next((failure for failure in failures if failure.kind == UNREACHABLE), failures[0])
 
 
 def _give_up(state: State, seen: Seen, timing: Timing, failures: Sequence[Failure], what: str) -> State | None:

@@ -55,6 +55,7 @@ class Seen:
         joining_for_s: for how long no further node has come to wait for a place.
         hanging_for_s: for how long it has seen that a rank hangs.
         failing_for_s: for how long it has seen a failure in the newest round.
+        unproven: nodes whose record has not changed since this coordinator first read it: perhaps they are dead.
     """
 
     words: Mapping[str, NodeWord]
@@ -65,6 +66,7 @@ class Seen:
     joining_for_s: float = 0.0
     hanging_for_s: float = 0.0
     failing_for_s: float = 0.0
+    unproven: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ PHASES = (FORMING, RUNNING, CLOSED)
 
 NODE_LOST, STOPPED = "node-lost", "stopped"
 HANG = "hang"
+SPAWN = "spawn"
+UNREACHABLE = "unreachable"
 BY_NODE, PERHAPS = "node", "perhaps"
 HISTORY_KEPT = 100
 
@@ -39,7 +41,8 @@ class Failure:
     """One worker's failure, in short.
 
     Attributes:
-        kind: "exception", "exit", "signal", "spawn" or "hang".
+        kind: "exception", "exit", "signal", SPAWN, UNREACHABLE (the round's master, before the worker was started) or
+            HANG.
         message: one line.
         step: the last step that the script reported by `ftslurm.progress`, if it did.
         at_start, again, everywhere: what a restart would bring, see `ftslurm.failures.outlook`.

@@ -40,6 +40,11 @@ class RunDirectory:
         """The directory of the nodes' words on themselves."""
         return os.path.join(self.root, "nodes")
 
+    @property
+    def commits(self) -> str:
+        """The directory of the registrations of commits in progress."""
+        return os.path.join(self.root, "commits")
+
     def node_file(self, node: str) -> str:
         """That node's word on itself."""
         return os.path.join(self.root, "nodes", f"{node}.json")
@@ -100,7 +105,8 @@ def open_run(root: str, user: str, created_ns: int, version: str) -> RunDirector
     try:
         fs.makedirs(root)
         _check_owner(root)
-        for directory in (run.state, run.nodes, os.path.join(root, "rounds"), os.path.join(root, "attempts")):
+        others = (os.path.join(root, "rounds"), os.path.join(root, "attempts"))
+        for directory in (run.state, run.nodes, run.commits, *others):
             fs.makedirs(directory)
         identity = {
             "schema": RUN_SCHEMA,

@@ -16,7 +16,7 @@ from test_run import Start, Started
 
 start = test_run.start
 
-SERVER = Path(__file__).with_name("hanging_fs.py")
+SERVER = ("-m", "ftslurm.testing.faulty_mount")
 STEPPING = """
 import os, signal, time
 signal.signal(signal.SIGTERM, lambda *_: (mark("told to stop"), os._exit(0)))
@@ -38,14 +38,18 @@ class Directory:
         self._control = base / "hang"
         (base / "backing").mkdir()
         self.path.mkdir()
-        command = [sys.executable, str(SERVER), str(base / "backing"), str(self.path), str(self._control)]
+        command = [sys.executable, *SERVER, str(base / "backing"), str(self.path), str(self._control)]
         self._server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert self._server.stdout is not None
         if self._server.stdout.readline() != "mounted\n":
             pytest.skip(f"FUSE cannot be used here: {self._server.communicate()[1].strip().splitlines()[-1]}")
 
     def hang(self, how: str = "") -> None:
-        self._control.write_text(how)
+        self._control.write_text(f"hang {how}")
+
+    def fault(self, kind: str) -> None:
+        """Begin a fault of `ftslurm.testing.faulty_mount`."""
+        self._control.write_text(kind)
 
     def answer(self) -> None:
         self._control.unlink(missing_ok=True)

@@ -211,7 +211,7 @@ def test_a_hanging_path_does_not_hide_the_others(shared: Directory, mount: Mount
     said = {finding.subject: finding for finding in verdict.findings}
     hung = said[f"{run_dir} (run directory)"]
     assert hung.status == FAIL
-    assert hung.text.startswith("no answer within 3 s: its filesystem hangs (fuse.hanging from hanging; in ")
+    assert hung.text.startswith("no answer within 3 s: its filesystem hangs (fuse.faulty from faulty; in ")
     assert hung.text.endswith((f" of {shared.path})", f" of {run_dir})"))
     assert said[f"{full} (checkpoints)"].text.startswith("it is full")
     assert f"{tmp_path} (data)" not in said
@@ -225,7 +225,7 @@ def test_a_link_into_a_hanging_filesystem_names_that(shared: Directory, tmp_path
     link.symlink_to(shared.path)
     shared.hang()
     said = only(look(link))
-    assert "its filesystem hangs (fuse.hanging from hanging; in " in said and said.endswith(f" of {shared.path})")
+    assert "its filesystem hangs (fuse.faulty from faulty; in " in said and said.endswith(f" of {shared.path})")
 
 
 def test_a_path_that_hangs_while_ranks_run_fails_when_it_still_hangs_at_the_next_look(shared: Directory) -> None:
@@ -279,7 +279,7 @@ def test_a_mount_whose_program_has_died_is_found(tmp_path: Path) -> None:
     point = tmp_path / "shared"
     for path in (point, tmp_path / "backing"):
         path.mkdir()
-    command = [sys.executable, str(SERVER), str(tmp_path / "backing"), str(point), str(tmp_path / "hang")]
+    command = [sys.executable, *SERVER, str(tmp_path / "backing"), str(point), str(tmp_path / "hang")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         if server.stdout.readline() != "mounted\n":
@@ -290,7 +290,7 @@ def test_a_mount_whose_program_has_died_is_found(tmp_path: Path) -> None:
         verdict = look(point)
         assert verdict.status == FAIL
         assert only(verdict).startswith("the program behind its mount has died: "), verdict
-        assert f"(fuse.hanging from hanging, mounted at {point})" in only(verdict)
+        assert f"(fuse.faulty from faulty, mounted at {point})" in only(verdict)
     finally:
         subprocess.run(["umount", "-l", str(point)], check=True)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_hanging_directory import SERVER
+from test_hanging_directory import Directory, shared
 from test_run import Start, Started, start
 
 from ftslurm.health.check import QUICK, Check, Context, never
@@ -22,7 +22,7 @@ from ftslurm.health.verdict import FAIL, UNKNOWN, Json, Judgement
 from tests.nvml import standin
 from tests.nvml.standin import Standin
 
-start = start
+start, shared = start, shared
 ROOT = Path(__file__).resolve().parents[2]
 PERIOD_US, QUOTA_US = 100_000, 5_000
 HOGS = 40
@@ -163,29 +163,34 @@ def test_a_time_out_that_hits_a_check_of_nothing_but_the_kernels_memory_too_is_n
     assert run([device(0.2)], Context("n1"), {}).verdicts[0].status == FAIL
 
 
-def test_with_checks_on_a_filesystem_that_takes_50_ms_for_each_call_nothing_is_found(
+def test_with_packages_on_a_filesystem_that_takes_50_ms_for_each_call_nothing_is_found(
     start: Start,
-    tmp_path: Path,
+    shared: Directory,
+    site: str,
 ) -> None:
-    if not os.path.exists("/dev/fuse") or os.geteuid() != 0:
-        pytest.skip("a slow filesystem needs /dev/fuse and root")
-    # The rest of ftslurm would only take longer.
-    code, slow, mount = (tmp_path / name for name in ("code", "slow", "mount"))
-    without_caches = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "ftslurm", code / "ftslurm", ignore=without_caches)
-    slow.mkdir()
-    (code / "ftslurm" / "health").rename(slow / "health")
-    subprocess.run([sys.executable, "-m", "compileall", "-q", str(slow)], check=True)
-    mount.mkdir()
-    (code / "ftslurm" / "health").symlink_to(mount / "health")
-    command = [sys.executable, str(SERVER), str(slow), str(mount), str(tmp_path / "hang"), "0.05"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        assert server.stdout.readline() == "mounted\n"
-        try:
-            job = start("", "--health", "act", PYTHONPATH=str(code))
-            assert job.wait(300) == 0, job.err
-        finally:
-            server.terminate()
+    # Python looks there for each module that it imports.
+    shutil.copytree(site, shared.path / "site")
+    shared.fault("slow 0.05")
+    job = start("", "--health", "act", PYTHONPATH=str(shared.path / "site"))
+    assert job.wait(300) == 0, job.err
     assert_nothing_was_found(job)
-    assert "health: still being checked: the checks are being loaded" in job.err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            "def fetch",
+            "time.sleep(7)\ndef fetch",
+            "health: still being checked: the checks are being loaded, from a slow filesystem perhaps",
+        ),
+        ("    end =", "    time.sleep(7)\n    end =", "health: still being checked: no answer yet from site-device"),
+    ],
+    ids=["loading", "checking"],
+)
+def test_after_5_s_the_node_says_what_it_waits_for(start: Start, site: str, old: str, new: str, said: str) -> None:
+    code = BUSY_DEVICE.replace(old, new, 1).replace("2.0, fetch", "20.0, fetch")
+    Path(site, "site_checks.py").write_text(code)
+    job = start("", "--health", "act", PYTHONPATH=site)
+    job.until(lambda: said in job.err)
+    assert job.wait() == 0, job.err

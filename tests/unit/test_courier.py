@@ -36,6 +36,9 @@ class FakeMember:
             raise problem
         return View(None, 0, False, ())
 
+    def view(self) -> View:
+        return View(None, 0, False, ())
+
     def next_look_s(self) -> float:
         return 3600.0
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import ftslurm
+import ftslurm.fencing
 from ftslurm.rendezvous.ending import close
 from ftslurm.rendezvous.fold import begin
 from ftslurm.rendezvous.seen import Shape
 from ftslurm.rendezvous.state import RUNNING, State
 from ftslurm.sharedfs.cell import FencedCell
+from ftslurm.sharedfs.commits import Commits
 from ftslurm.sharedfs.filesystem import PosixFileSystem
+from ftslurm.sharedfs.rundir import RunDirectory
 
 
 def running(round_: int, attempt: str = "7.0") -> State:
@@ -25,9 +32,11 @@ def running(round_: int, attempt: str = "7.0") -> State:
 def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run in round 3, and this process as one of its workers."""
     (tmp_path / "state").mkdir()
+    (tmp_path / "commits").mkdir()
     monkeypatch.setenv("FTSLURM_RUN_DIR", str(tmp_path))
     monkeypatch.setenv("FTSLURM_ROUND", "3")
     monkeypatch.setenv("FTSLURM_ATTEMPT", "7.0")
+    monkeypatch.setenv("FTSLURM_NODE", "n1")
     publish(tmp_path, running(3))
     return tmp_path
 
@@ -47,17 +56,32 @@ def test_a_fence_lets_the_current_round_pass_and_its_token_is_the_round(run_dir:
 @pytest.mark.parametrize(
     "state",
     [
-        running(4),
-        running(3, "7.1"),
         replace(running(3), phase="forming"),
-        close(running(3), "failed", "why", 1, 0),
+        close(running(3), "stopped", "SIGTERM from outside", 143, 0),
+        close(running(3), "failed", "rank 1 on n1 failed", 1, 0),
     ],
 )
-def test_a_fence_stops_a_rank_whose_round_is_over(run_dir: Path, state: State) -> None:
+def test_a_round_that_is_being_stopped_may_commit_as_long_as_there_is_no_newer_one(
+    run_dir: Path, tmp_path: Path, state: State
+) -> None:
+    publish(run_dir, state)
+    with ftslurm.commit(tmp_path / "last.pt") as temporary:
+        Path(temporary).write_text("the last step")
+    assert (tmp_path / "last.pt").read_text() == "the last step"
+
+
+@pytest.mark.parametrize("state", [running(4), running(3, "7.1"), close(running(4), "stopped", "why", 143, 0)])
+def test_a_fence_stops_a_rank_of_which_a_newer_round_or_attempt_exists(run_dir: Path, state: State) -> None:
     guard = ftslurm.fence()
     publish(run_dir, state)
     with pytest.raises(ftslurm.RoundIsOver, match="round 3 of attempt"):
         guard.check()
+
+
+def test_a_script_may_commit_before_it_asks_for_the_fence(tmp_path: Path) -> None:
+    script = "import ftslurm\nwith ftslurm.commit('x') as temporary:\n    open(temporary, 'w')\nftslurm.fence().check()"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FTSLURM_")}
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, check=True, timeout=60)
 
 
 def test_outside_ftslurm_a_fence_never_stops_anything(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,6 +110,98 @@ def test_a_commit_of_a_round_that_is_over_leaves_the_checkpoint_as_it_was(run_di
     with pytest.raises(ftslurm.RoundIsOver):
         save_late()
     assert target.read_text() == "of round 4"
+    assert leftovers(tmp_path) == []
+
+
+def leftovers(directory: Path) -> list[str]:
+    """Return the temporaries and registrations in a directory that is the run's and the checkpoints'."""
+    hidden = [path.name for path in directory.iterdir() if path.name.startswith(".")]
+    return sorted(hidden + [path.name for path in (directory / "commits").iterdir()])
+
+
+def test_a_rank_that_is_frozen_between_its_look_and_its_rename_is_kept_out(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "last.pt"
+    target.write_text("old")
+    rename = os.rename
+
+    def freeze(source: str, to: str) -> None:
+        if to == str(target):
+            # Meanwhile: the next round forms, and its nodes revoke before they start their ranks.
+            publish(run_dir, running(4))
+            revoke(run_dir, 4)
+            target.write_text("of round 4")
+        rename(source, to)
+
+    def save() -> None:
+        with ftslurm.commit(target) as temporary:
+            Path(temporary).write_text("of round 3")
+            monkeypatch.setattr(os, "rename", freeze)
+
+    with pytest.raises(ftslurm.RoundIsOver, match="round 4"):
+        save()
+    assert target.read_text() == "of round 4"
+
+
+def revoke(run_dir: Path, before_round: int) -> None:
+    Commits(PosixFileSystem(), RunDirectory(str(run_dir))).revoke(before_round, lambda node: True)
+
+
+@pytest.mark.parametrize("kind", ["file", "directory", "nothing"])
+def test_a_script_that_fails_while_it_saves_leaves_nothing_behind(
+    run_dir: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save() -> None:
+        with ftslurm.commit("here/step-7") as temporary:
+            if kind == "directory":
+                Path(temporary).mkdir()
+                (Path(temporary) / "rank0").write_text("half")
+            elif kind == "file":
+                Path(temporary).write_text("half")
+            raise ValueError("the script's own")
+
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="the script's own"):
+        save()
+    assert list((tmp_path / "here").iterdir()) == []
+    assert leftovers(tmp_path) == []
+
+
+def test_a_run_directory_that_refuses_for_a_moment_costs_no_checkpoint(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals = iter([True, True, True])
+    create = PosixFileSystem.create
+
+    def refuse(self: PosixFileSystem, path: str, data: bytes, durable: bool) -> None:
+        if next(refusals, False):
+            raise OSError(errno.ENOSPC, "No space left on device", path)
+        create(self, path, data, durable)
+
+    monkeypatch.setattr(PosixFileSystem, "create", refuse)
+    monkeypatch.setattr(ftslurm.fencing, "RETRY_S", 0.0)
+    with ftslurm.commit(tmp_path / "last.pt") as temporary:
+        Path(temporary).write_text("x")
+    assert (tmp_path / "last.pt").read_text() == "x"
+
+
+def test_a_run_directory_that_goes_on_refusing_is_an_error_of_the_save(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: PosixFileSystem, path: str, data: bytes, durable: bool) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", path)
+
+    def save() -> None:
+        with ftslurm.commit(tmp_path / "last.pt") as temporary:
+            Path(temporary).write_text("x")
+
+    monkeypatch.setattr(PosixFileSystem, "create", refuse)
+    monkeypatch.setattr(ftslurm.fencing, "PATIENCE_S", 0.0)
+    with pytest.raises(OSError, match="No space left"):
+        save()
+    assert not (tmp_path / "last.pt").exists()
 
 
 def test_a_commit_takes_a_directory_too(run_dir: Path, tmp_path: Path) -> None:

@@ -290,17 +290,38 @@ def test_code_78_that_is_seen_while_the_next_round_forms_still_closes_the_run() 
     assert story.last.failure.rank == 0
 
 
-def test_a_node_silent_for_the_timeout_is_lost_and_without_a_replacement_that_is_the_end() -> None:
+def test_a_lost_node_without_a_replacement_is_waited_for_until_the_join_timeout() -> None:
     story = Story(2).join().run()
     story.silent["n2"] = 7.9
     assert story.look().phase == RUNNING
     story.silent["n2"] = 8.0
     story.look()
+    story.ready(1)
+    assert story.look(forming_s=TIMING.join_timeout_s - 1).phase == FORMING
+    story.look(forming_s=TIMING.join_timeout_s)
     assert story.closed == (FAILED, 1)
     assert story.last.outcome == NODE_LOST
     assert [(gone.node, gone.round, gone.silent_s) for gone in story.state.lost] == [("n2", 1, 8.0)]
     assert "n2 was lost: its agent gave no sign of life for 8.0 s" in story.state.closed.reason
     assert "1 node left, at least 2 needed" in story.state.closed.reason
+
+
+def test_a_lost_node_that_thaws_while_it_is_waited_for_takes_part_again() -> None:
+    story = Story(2).join().run()
+    story.silent["n2"] = 8.0
+    story.look()
+    assert story.ready(1).look(forming_s=100.0).phase == FORMING
+    story.silent["n2"] = 0.0
+    assert story.look(forming_s=101.0).phase == FORMING, "its workers of the lost round are still being stopped"
+    state = story.ready(2).look(forming_s=102.0)
+    assert (state.phase, state.round, state.restarts_used) == (RUNNING, 2, 1)
+
+
+def test_a_node_whose_agent_is_known_to_have_ended_is_not_waited_for() -> None:
+    story = Story(2).join().run()
+    story.say(2, status=LEFT, reason="its agent was killed by SIGKILL").look()
+    assert story.closed == (FAILED, 1)
+    assert "1 node left, at least 2 needed, and nothing can replace it" in story.state.closed.reason
 
 
 def test_the_others_go_on_without_a_lost_node_when_they_are_enough() -> None:

@@ -8,7 +8,21 @@ from dataclasses import replace
 
 import pytest
 
-from ftslurm.agent.actions import Action, Exit, Log, Moment, Prepare, Record, Say, Show, Signal, Spawn, Warm, WorkerEnd
+from ftslurm.agent.actions import (
+    Action,
+    Exit,
+    Log,
+    Moment,
+    Prepare,
+    Prepared,
+    Record,
+    Say,
+    Show,
+    Signal,
+    Spawn,
+    Warm,
+    WorkerEnd,
+)
 from ftslurm.agent.machine import (
     FAREWELL_S,
     GONE,
@@ -101,7 +115,7 @@ class Agent:
 
     def prepared(self, round_: int = 1, problem: str | None = None) -> list[Action]:
         self.seconds += 1
-        return self.done(self.machine.on_prepared(round_, problem, self.now()))
+        return self.done(self.machine.on_prepared(Prepared(round_, problem), self.now()))
 
     def ends(
         self,

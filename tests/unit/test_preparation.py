@@ -5,12 +5,13 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from ftslurm.agent.actions import Assignment
-from ftslurm.agent.preparation import PATIENCE_S, Preparation, Tried, reach_master
+from ftslurm.agent.actions import Assignment, Prepared
+from ftslurm.agent.preparation import COMMITS, CONNECTION, PATIENCE_S, Preparation, StepDone, reach_master
 from ftslurm.rendezvous.state import Master
 
 
@@ -24,30 +25,34 @@ class Story:
         self.made: list[int] = []
         self.go = threading.Event()
         self.problem: str | None = None
-        self.brought: list[Tried] = []
+        self.brought: list[StepDone] = []
+        self.revoking: list[Callable[[str | None], None]] = []
         self.came = threading.Event()
         make = lambda part: self.made.append(part.round)  # noqa: E731
-        self.preparation = Preparation(make, self._bring, lambda: self.now, self._reach)
+        self.preparation = Preparation(make, self._revoke, self._bring, lambda: self.now, 60.0, self._reach)
 
     def _reach(self, master: Master) -> str | None:
         assert self.go.wait(10)
         return self.problem
 
-    def _bring(self, news: Tried) -> None:
+    def _revoke(self, part: Assignment, report: Callable[[str | None], None]) -> None:
+        self.revoking.append(report)
+
+    def _bring(self, news: StepDone) -> None:
         self.brought.append(news)
         self.came.set()
 
-    def reached(self) -> tuple[int, str | None] | None:
+    def reached(self) -> Prepared | None:
         self.go.set()
         assert self.came.wait(10)
-        return self.preparation.reached(self.brought[-1])
+        return self.preparation.step_done(self.brought[-1])
 
 
 def test_the_masters_own_node_needs_directories_alone() -> None:
     story = Story()
     story.preparation.begin(assignment(3, group_rank=0))
     assert story.made == [3] and story.preparation.deadline is None
-    assert story.preparation.made(3, None) == (3, None)
+    assert story.preparation.made(3, None) == Prepared(3)
 
 
 @pytest.mark.parametrize("reached_first", [True, False])
@@ -56,10 +61,10 @@ def test_a_round_is_prepared_when_both_are_done(reached_first: bool) -> None:
     story.preparation.begin(assignment(1))
     if reached_first:
         assert story.reached() is None
-        assert story.preparation.made(1, None) == (1, None)
+        assert story.preparation.made(1, None) == Prepared(1)
     else:
         assert story.preparation.made(1, None) is None
-        assert story.reached() == (1, None)
+        assert story.reached() == Prepared(1)
     assert story.preparation.deadline is None
 
 
@@ -68,36 +73,93 @@ def test_a_master_that_cannot_be_reached_is_the_rounds_problem() -> None:
     story.problem = "no route"
     story.preparation.begin(assignment(1))
     story.preparation.made(1, None)
-    assert story.reached() == (1, "no route")
+    assert story.reached() == Prepared(1, "no route", unreachable=True)
 
 
 def test_where_nobody_is_to_try_the_directories_are_enough() -> None:
     made: list[int] = []
-    preparation = Preparation(lambda part: made.append(part.round), lambda news: None, lambda: 100.0, None)
+    preparation = Preparation(
+        lambda part: made.append(part.round), lambda *_: None, lambda news: None, lambda: 100.0, 60.0, None
+    )
     preparation.begin(assignment(1))
     assert made == [1] and preparation.deadline is None
-    assert preparation.made(1, None) == (1, None)
+    assert preparation.made(1, None) == Prepared(1)
 
 
 def test_where_health_only_tells_the_round_begins_all_the_same() -> None:
     told: list[str] = []
     story = Story()
-    story.preparation = Preparation(lambda part: None, story._bring, lambda: story.now, story._reach, told.append)
+    story.preparation = Preparation(
+        lambda part: None, story._revoke, story._bring, lambda: story.now, 60.0, story._reach, told.append
+    )
     story.problem = "no route"
     story.preparation.begin(assignment(1))
     story.preparation.made(1, None)
-    assert story.reached() == (1, None)
+    assert story.reached() == Prepared(1)
     assert told == ["no route"]
 
 
-def test_directories_that_cannot_be_made_are_told_at_once() -> None:
+FULL = OSError(28, "No space left on device")
+
+
+def test_directories_that_cannot_be_made_are_tried_again() -> None:
     story = Story()
-    story.preparation.begin(assignment(1))
-    assert story.preparation.made(1, OSError(28, "No space left on device")) == (
-        1,
-        "cannot make the round's directories: [Errno 28] No space left on device",
-    )
-    assert story.reached() is None
+    story.preparation.begin(assignment(1, group_rank=0))
+    for _ in range(20):
+        assert story.preparation.made(1, FULL) is None
+        story.now += 1.0
+        assert story.preparation.on_time() is None
+    assert len(story.made) == 21
+    assert story.preparation.made(1, None) == Prepared(1)
+    assert story.preparation.deadline is None
+
+
+def test_directories_that_cannot_be_made_for_long_are_the_rounds_problem() -> None:
+    story = Story()
+    story.preparation.begin(assignment(1, group_rank=0))
+    story.now += 60.0
+    problem = "cannot make the round's directories: [Errno 28] No space left on device"
+    assert story.preparation.made(1, FULL) == Prepared(1, problem)
+
+
+def with_commits() -> Story:
+    """A round on the master's node, while three commits of a past round are registered."""
+    story = Story()
+    story.preparation.begin(assignment(5, group_rank=0))
+    assert story.preparation.made(5, 3) is None
+    return story
+
+
+def test_a_round_begins_only_when_the_commits_of_past_rounds_are_revoked() -> None:
+    story = with_commits()
+    story.revoking[0](None)
+    assert story.brought == [StepDone(5, COMMITS, None)]
+    assert story.preparation.step_done(story.brought[0]) == Prepared(5)
+
+
+def test_commits_that_cannot_be_revoked_are_the_rounds_problem_and_no_unreachable_master() -> None:
+    story = with_commits()
+    story.revoking[0]("cannot revoke: Input/output error")
+    assert story.preparation.step_done(story.brought[0]) == Prepared(5, "cannot revoke: Input/output error")
+
+
+def test_a_directory_of_checkpoints_that_hangs_is_not_waited_for_without_end() -> None:
+    story = with_commits()
+    story.now += 60.0
+    done = story.preparation.on_time()
+    assert done is not None and "their directory has not answered for 60 s" in str(done.problem)
+    story.revoking[0](None)
+    assert story.preparation.step_done(story.brought[0]) is None
+
+
+def test_what_was_dropped_is_not_tried_again() -> None:
+    story = Story()
+    story.preparation.begin(assignment(1, group_rank=0))
+    assert story.preparation.made(1, FULL) is None
+    story.preparation.drop()
+    story.now += 5.0
+    assert story.preparation.deadline is None and story.preparation.on_time() is None
+    assert story.made == [1]
 
 
 def test_a_name_server_that_does_not_answer_is_not_waited_for_without_end() -> None:
@@ -108,7 +170,8 @@ def test_a_name_server_that_does_not_answer_is_not_waited_for_without_end() -> N
     assert story.preparation.on_time() is None
     story.now += 0.2
     done = story.preparation.on_time()
-    assert done is not None and done[1] is not None and "no answer from the name server within 20 s" in done[1]
+    assert done is not None and done.unreachable
+    assert "no answer from the name server within 20 s" in str(done.problem)
 
 
 def test_what_belongs_to_an_earlier_round_counts_for_nothing() -> None:
@@ -116,8 +179,8 @@ def test_what_belongs_to_an_earlier_round_counts_for_nothing() -> None:
     story.preparation.begin(assignment(1))
     story.preparation.begin(assignment(2, group_rank=0))
     assert story.preparation.made(1, None) is None
-    assert story.preparation.reached(Tried(1, "x")) is None
-    assert story.preparation.made(2, None) == (2, None)
+    assert story.preparation.step_done(StepDone(1, CONNECTION, "x")) is None
+    assert story.preparation.made(2, None) == Prepared(2)
 
 
 def test_the_patience_with_an_earlier_round_is_not_that_with_this_one() -> None:
@@ -126,7 +189,7 @@ def test_the_patience_with_an_earlier_round_is_not_that_with_this_one() -> None:
     story.preparation.begin(assignment(2, group_rank=0))
     story.now += PATIENCE_S + 1
     assert story.preparation.on_time() is None
-    assert story.preparation.made(2, None) == (2, None)
+    assert story.preparation.made(2, None) == Prepared(2)
 
 
 Answer = list[tuple[Any, ...]]

@@ -71,10 +71,11 @@ def test_a_new_run_directory_is_private_and_says_what_it_is(tmp_path: Path) -> N
         "uid": os.geteuid(),
         "ftslurm": "0.1.0",
     }
-    for directory in ("", "state", "nodes", "rounds", "attempts"):
+    for directory in ("", "state", "nodes", "rounds", "attempts", "commits"):
         assert (Path(run.root) / directory).stat().st_mode & 0o777 == 0o700
     assert sorted(path.name for path in Path(run.root).rglob("*")) == [
         "attempts",
+        "commits",
         "nodes",
         "rounds",
         "run.json",

@@ -10,9 +10,10 @@ import pytest
 
 from ftslurm.agent.machine import AgentMachine
 from ftslurm.rendezvous import member, running
-from ftslurm.rendezvous.liveness import Liveness
+from ftslurm.rendezvous.liveness import Attention, Liveness
 from ftslurm.rendezvous.member import Member
 from ftslurm.sharedfs.cell import FencedCell
+from ftslurm.sharedfs.commits import Commits
 from ftslurm.testing.memoryfs import Crash, MemoryFileSystem
 from ftslurm.testing.simulation.cluster import Plan
 from ftslurm.testing.simulation.faults import WEIGHTS
@@ -74,6 +75,8 @@ BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "a lease without a new term": lambda patch: patch.setattr(
         member, "take_lease", lambda s, n, i: replace(s, coordinator=replace(s.coordinator, node=n, incarnation=i))
     ),
+    "commits of past rounds stay possible": lambda patch: patch.setattr(Commits, "revoke", lambda *_: ([], 0)),
+    "an outage counts as silence": lambda patch: patch.setattr(Attention, "failed", lambda self: None),
     "restarts cost nothing": lambda patch: patch.setattr(
         running, "_restart", lambda state, seen, what: replace(state, phase=running.FORMING)
     ),

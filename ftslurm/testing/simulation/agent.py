@@ -18,6 +18,7 @@ from ftslurm.agent.actions import (
     Exit,
     Moment,
     Prepare,
+    Prepared,
     Say,
     Show,
     Signal,
@@ -27,10 +28,12 @@ from ftslurm.agent.actions import (
     spoken,
 )
 from ftslurm.agent.machine import AgentMachine
+from ftslurm.agent.preparation import REACH_S
 from ftslurm.dataclasses import dataclass, replace
 from ftslurm.rendezvous.member import Member, Refused, RunInUse, Superseded, View
 from ftslurm.rendezvous.node_word import NodeWord
 from ftslurm.rendezvous.state import EXIT_FAILED, LEFT, Failure, State
+from ftslurm.sharedfs.commits import Commits
 from ftslurm.sharedfs.publish import BadFile
 from ftslurm.sharedfs.rundir import RunDirectory
 from ftslurm.testing.clock import START_NS
@@ -85,6 +88,14 @@ class Host:
         """
         raise NotImplementedError
 
+    def reaches_master(self, agent: VirtualAgent, assignment: Assignment) -> bool:
+        """Tell whether a connection from the agent's node to the round's master comes about now."""
+        raise NotImplementedError
+
+    def commits(self, agent: VirtualAgent) -> Commits:
+        """Return the registrations of commits, as that agent's client sees them."""
+        raise NotImplementedError
+
     def on_spawned(self, agent: VirtualAgent, assignment: Assignment) -> None:
         """Note that the agent has started the workers of a round."""
         raise NotImplementedError
@@ -133,7 +144,7 @@ class VirtualAgent:
         self._stopping = False
         self._finished = False
         self._pending: NodeWord | None = None
-        self._errands: deque[tuple[int, Callable[[], None]]] = deque()
+        self._errands: deque[tuple[Assignment, Callable[[], None]]] = deque()
         self._inbox: deque[Callable[[], None]] = deque()
         self._news: deque[Callable[[], None]] = deque()
         self._due = 0.0
@@ -282,13 +293,13 @@ class VirtualAgent:
             self.member.say(word)
         if word is not None or self._stopping or self.host.now() >= self._due:
             self._due = self._tick()
-        for round_, errand in errands:
+        for assignment, errand in errands:
             problem: str | None = None
             try:
                 errand()
             except (OSError, BadFile) as error:
                 problem = str(error)
-            self._news.append(partial(self._on_prepared, round_, problem))
+            self._news.append(partial(self._on_made, assignment, problem))
         if self._stopping and not self._errands:
             self._finished = True
 
@@ -307,12 +318,16 @@ class VirtualAgent:
             if self._trouble_since is None:
                 self._trouble_since = now()
                 self.host.after(TROUBLE_S + 1.0, lambda: self._deliver(self._give_up))
+            self._show(self.member.view())
             return now() + RETRY_S
         self._trouble_since = None
+        self._show(view)
+        return now() + self.member.next_look_s()
+
+    def _show(self, view: View) -> None:
         if view.state is not None and (view.token, view.coordinating) != self._last:
             self._last = (view.token, view.coordinating)
             self._news.append(partial(self._on_view, view))
-        return now() + self.member.next_look_s()
 
     def _worked(self) -> None:
         self._busy = False
@@ -351,8 +366,15 @@ class VirtualAgent:
         self.seen = view.state
         self._do(self.machine.on_state(view.state, self._moment()))
 
-    def _on_prepared(self, round_: int, problem: str | None) -> None:
-        self._do(self.machine.on_prepared(round_, problem, self._moment()))
+    def _on_made(self, assignment: Assignment, problem: str | None) -> None:
+        if problem is not None or self.host.reaches_master(self, assignment):
+            self._on_prepared(Prepared(assignment.round, problem))
+            return
+        prepared = Prepared(assignment.round, "the master cannot be reached", unreachable=True)
+        self._after(REACH_S, partial(self._on_prepared, prepared))
+
+    def _on_prepared(self, prepared: Prepared) -> None:
+        self._do(self.machine.on_prepared(prepared, self._moment()))
 
     def _on_lost_ground(self, reason: str) -> None:
         self.lost_ground = reason
@@ -394,8 +416,9 @@ class VirtualAgent:
         def make() -> None:
             for local_rank in range(assignment.slots):
                 self.fs.makedirs(self.run.rank(assignment.round, assignment.first_rank + local_rank))
+            self.host.commits(self).revoke(assignment.round, lambda node: True)
 
-        self._errands.append((assignment.round, make))
+        self._errands.append((assignment, make))
         self._turn_at(self.host.now())
 
     def _exit(self, code: int) -> None:
@@ -480,7 +503,9 @@ class VirtualAgent:
         self._deliver(lambda: self._do(self.machine.on_worker_ended(end, self._moment())))
 
     def hang_worker(self, worker: VirtualWorker) -> None:
-        """Let a worker move no more, and its watch notice."""
+        """Let a worker move no more, and its watch notice; one that is being killed ends all the same."""
+        if worker.signal is not None:
+            return
         worker.turn += 1
         what = "no heartbeat for 30.0 s (time-out 30.0 s)"
         self._deliver(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import heapq
+import os
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -16,14 +17,16 @@ from ftslurm.rendezvous.member import Member, Pace, first_word
 from ftslurm.rendezvous.node_word import NodeWord
 from ftslurm.rendezvous.seen import AT_ONCE, NEVER, NEXT_ROUND, Shape, Timing
 from ftslurm.rendezvous.state import LEFT, State
+from ftslurm.sharedfs.commits import Commits
 from ftslurm.sharedfs.publish import publish
 from ftslurm.sharedfs.rundir import RunDirectory
 from ftslurm.testing.memoryfs import AFTER, BEFORE, MemoryFileSystem, Operation
 from ftslurm.testing.simulation import faults
 from ftslurm.testing.simulation.agent import Host, VirtualAgent, VirtualWorker
-from ftslurm.testing.simulation.faults import Armed
+from ftslurm.testing.simulation.faults import Armed, Outage
 from ftslurm.testing.simulation.filesystem import CachingClient, ClientCache
 from ftslurm.testing.simulation.invariants import Ledger, Witness, check
+from ftslurm.testing.simulation.saver import TARGET, Saver
 
 RUN = RunDirectory("/runs/r")
 TIMING = Timing(node_timeout_s=8.0, join_timeout_s=60.0, last_call_s=4.0, rejoin=NEXT_ROUND)
@@ -72,6 +75,8 @@ class Node:
         self.up = True
         self.stalled_until = 0.0
         self.slow_until = 0.0
+        self.outage: Outage | None = None
+        self.cut_until = 0.0
 
 
 class Attempt:
@@ -119,6 +124,7 @@ class SimulatedAgent(VirtualAgent):
         """Hook of this agent's client: stalls, then what is armed."""
         if when == AFTER and operation.name in CHANGES:
             self._cluster.on_changed(self, operation)
+        self.refuse(when, operation)
         if not self.armed and self.strand is None:
             return
         if self.strand is not None:
@@ -129,6 +135,15 @@ class SimulatedAgent(VirtualAgent):
             self._cluster.struck(fault.kind, self.node, operation.name)
             self.bumps.append(self._cluster.now())
             fault.strike(self, operation)
+
+    def refuse(self, when: str, operation: Operation) -> None:
+        """Hook of its ranks' clients, and first of its own: what the filesystem refuses on its node."""
+        if when != BEFORE:
+            return
+        now = self._cluster.now()
+        for outage in (self._cluster.outage, self.home.outage):
+            if outage is not None and outage.refuses(now, operation):
+                faults.fail(outage.number, operation)
 
     def _hang(self, when: str) -> None:
         cluster = self._cluster
@@ -165,10 +180,12 @@ class Cluster(Host):
     Attributes:
         counts: the faults that struck, by kind.
         stale: the old answers that clients got, by kind.
+        saved: commits of checkpoints by the ranks, by what came of them.
         events: what happened last, for people.
         gentle: whether workers succeed soon and nobody is late.
         last: the attempt after which none begins, once there is one.
         stalled_until: until when the filesystem hangs for everybody.
+        outage: what the filesystem refuses to everybody, and until when.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -180,6 +197,7 @@ class Cluster(Host):
         self.gentle = False
         self.last: Attempt | None = None
         self.stalled_until = 0.0
+        self.outage: Outage | None = None
         self.server = MemoryFileSystem()
         self.timing = replace(TIMING, rejoin=self.rng.choice([NEXT_ROUND, AT_ONCE, NEVER]))
         self.attempts: list[Attempt] = []
@@ -190,7 +208,8 @@ class Cluster(Host):
         self._time = 0.0
         self._nonces = 0
         self._durations: dict[tuple[str, int], float] = {}
-        for directory in (RUN.state, RUN.nodes):
+        self.saved: Counter[str] = Counter()
+        for directory in (RUN.state, RUN.nodes, RUN.commits, os.path.dirname(TARGET)):
             self.server.makedirs(directory)
         self.ledger = Ledger(Witness(self._was_unwell, self._anybody_well))
         self.nodes = [self._make_node(f"n{i + 1}") for i in range(self.rng.randint(*plan.nodes))]
@@ -322,10 +341,29 @@ class Cluster(Host):
         ends_at = self._time + duration + rng.uniform(0.0, 2.0)
         return VirtualWorker(local_rank, ends_at, 0, None, rng.uniform(0.02, 0.5), 0.02)
 
+    def reaches_master(self, agent: VirtualAgent, assignment: Assignment) -> bool:
+        """See `Host`."""
+        world = self.ledger.world(assignment.attempt, assignment.round)
+        master = next(
+            (node for node in self.nodes if world is not None and node.name == world.participants[0].node), None
+        )
+        assert isinstance(agent, SimulatedAgent)
+        ends = [agent.home] if master is None else [agent.home, master]
+        return ends[0] is ends[-1] or all(node.cut_until <= self._time for node in ends)
+
+    def commits(self, agent: VirtualAgent) -> Commits:
+        """See `Host`."""
+        return Commits(agent.fs, RUN, self._nonce)
+
     def on_spawned(self, agent: VirtualAgent, assignment: Assignment) -> None:
         """See `Host`."""
         self.note(f"{agent.word.incarnation} runs round {assignment.round}")
         self.ledger.on_spawned(agent, assignment)
+        if assignment.first_rank == 0 and 0 in agent.workers:
+            assert isinstance(agent, SimulatedAgent)
+            fs = CachingClient(self.server, agent.home.cache, agent.refuse)
+            saver = Saver(self, fs, RUN, agent, agent.workers[0], assignment, self.ledger, self.saved)
+            saver.start(Commits(fs, RUN, self._nonce), self.ledger.rounds)
         if self.ledger.is_over(assignment):
             self._expect_obedience(agent, assignment, OBEY_S)
 
@@ -382,7 +420,8 @@ class Cluster(Host):
         if not agent.alive or agent.assignment is not assignment or not agent.workers:
             return
         slow = any(worker.kill_s > 1.0 for worker in agent.workers.values())
-        blind = max(self.stalled_until, agent.home.slow_until) >= self._time - OBEY_S
+        unread = [one.until for one in (self.outage, agent.home.outage) if one is not None and not one.calls]
+        blind = max(self.stalled_until, agent.home.slow_until, *unread) >= self._time - OBEY_S
         if slow or blind or agent.unwell(OBEY_S):
             self._expect_obedience(agent, assignment, OBEY_S if agent.leaving or slow or blind else 2.0)
             return

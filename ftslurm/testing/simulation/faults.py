@@ -17,6 +17,28 @@ SMALL_S = 2.0
 
 DAY_NS = 86_400 * 10**9
 
+WRITES = ("create", "link", "rename", "unlink", "makedirs")
+"""The calls that a full or read-only filesystem refuses; it still answers the others."""
+
+
+@dataclass(frozen=True)
+class Outage:
+    """A time in which the filesystem refuses calls instead of hanging.
+
+    Attributes:
+        until: true time of its end, seconds.
+        number: the error.
+        calls: which calls it refuses; empty: all of them.
+    """
+
+    until: float
+    number: int
+    calls: tuple[str, ...]
+
+    def refuses(self, now: float, operation: Operation) -> bool:
+        """Tell whether that call fails at `now`."""
+        return now < self.until and (not self.calls or operation.name in self.calls)
+
 
 @dataclass
 class Armed:
@@ -62,6 +84,15 @@ def refusal(rng: random.Random) -> Armed:
     calls = () if number in (errno.EIO, errno.ETIMEDOUT) else ("create",)
     when = rng.choice([BEFORE, DURING]) if calls else BEFORE
     return Armed("call refused", calls, when, rng.randrange(12), lambda _, operation: fail(number, operation))
+
+
+def outage(rng: random.Random, now: float) -> Outage:
+    """Return a filesystem that is full or read-only for a while, or not there at all (renamed away, unmounted)."""
+    until = now + rng.choice([rng.uniform(1.0, 6.0), rng.uniform(6.0, 40.0)])
+    if rng.random() < 0.2:
+        return Outage(until, errno.ENOENT, ())
+    number = rng.choice([errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
+    return Outage(until, number, ("create",) if number in (errno.ENOSPC, errno.EDQUOT) else WRITES)
 
 
 def stale_handle(rng: random.Random) -> Armed:
@@ -135,6 +166,9 @@ WEIGHTS = {
     "slow node": 3,
     "node stalls": 4,
     "all stall": 4,
+    "node refused": 3,
+    "all refused": 4,
+    "network cut": 3,
     "agent frozen": 6,
     "agent killed": 5,
     "node dies": 4,

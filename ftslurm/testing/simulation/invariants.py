@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from ftslurm.agent.actions import Assignment
 from ftslurm.dataclasses import dataclass
-from ftslurm.rendezvous.state import CLOSED, RUNNING, STOPPED, Closed, Lease, LostNode, State
+from ftslurm.rendezvous.state import CLOSED, RUNNING, STOPPED, UNREACHABLE, Closed, Lease, LostNode, State
 from ftslurm.sharedfs.cell import KEPT
 from ftslurm.testing.simulation.agent import VirtualAgent
 
@@ -49,6 +49,7 @@ class Ledger:
         self._runners: dict[tuple[str, int, int], str] = {}
         self._costs: Counter[str] = Counter()
         self.rounds = 0
+        self.committed = 0
 
     # The fenced state
 
@@ -132,8 +133,10 @@ class Ledger:
         last = new.past(old.round)
         check(last is None or last.ended_ns is not None, "a round began before the last one had ended", old.round)
         if last is not None and last.attempt == new.attempt:
-            # A round that ended only to let late nodes in is no failure.
-            self._costs[new.attempt] += not (last.outcome == STOPPED and str(last.reason).endswith(" joined"))
+            # A round that ended only to let late nodes in is no failure, nor is one that never began.
+            joined = last.outcome == STOPPED and str(last.reason).endswith(" joined")
+            began = last.failure is None or last.failure.kind != UNREACHABLE
+            self._costs[new.attempt] += began and not joined
         cost = self._costs[new.attempt]
         check(cost <= new.restarts_used, "a round that nobody paid for", new.round, cost, new.restarts_used)
         self._worlds[new.attempt, new.round] = new
@@ -145,6 +148,10 @@ class Ledger:
 
     def _lost(self, gone: LostNode) -> None:
         check(self._witness.was_unwell(gone.incarnation), "a healthy node was declared lost", gone)
+
+    def world(self, attempt: str, round_: int) -> State | None:
+        """Return the state that formed that round, None if it was never formed."""
+        return self._worlds.get((attempt, round_))
 
     # The workers
 
@@ -175,6 +182,12 @@ class Ledger:
             or state.phase != RUNNING
             or state.round != assignment.round
         )
+
+    def on_commit(self, round_: int, node: str) -> None:
+        """A rank of that round has made a checkpoint visible."""
+        what = "a past round's checkpoint became visible after a newer one's"
+        check(round_ >= self.committed, what, f"round {round_} on {node}", f"round {self.committed}")
+        self.committed = round_
 
     # The end
 

@@ -23,6 +23,7 @@ class Tally:
         faults: that struck, by kind.
         stale: old answers that clients of the filesystem got, by kind; in addition to the faults.
         virtual_s: seconds that passed in the clusters.
+        saved: commits of checkpoints, by what came of them.
         had_to_succeed: runs in which success was owed after the storm, besides each cluster's last attempt.
     """
 
@@ -34,6 +35,7 @@ class Tally:
     rounds: int = 0
     generations: int = 0
     had_to_succeed: int = 0
+    saved: Counter[str] = field(default_factory=Counter)
     virtual_s: float = 0.0
 
     def add(self, storm: Storm, cluster: Cluster) -> None:
@@ -46,6 +48,7 @@ class Tally:
         self.rounds += cluster.ledger.rounds
         self.generations += cluster.ledger.token
         self.had_to_succeed += storm.had_to_succeed is not None
+        self.saved += cluster.saved
         self.virtual_s += cluster.now()
 
 
@@ -87,6 +90,7 @@ def describe(tally: Tally, wall_s: float, cpu_s: float) -> str:
         f" {tally.generations:,} generations of the state, {tally.virtual_s / 86400:.1f} days of virtual time",
         f"  {tally.clusters + tally.had_to_succeed:,} times nothing stood in the way any more, and the run succeeded",
     ]
+    lines += [f"  {count:9,}  {kind}" for kind, count in sorted(tally.saved.items())]
     lines += [f"  {count:9,}  {kind}" for kind, count in sorted(tally.faults.items())]
     lines += [f"  {count:9,}  {kind} (not counted above)" for kind, count in sorted(tally.stale.items())]
     return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from collections.abc import Callable
 from functools import partial
@@ -49,6 +50,9 @@ class Storm:
             "slow node": self._slow_node,
             "node stalls": self._node_stalls,
             "all stall": self._all_stall,
+            "node refused": self._node_refused,
+            "all refused": self._all_refused,
+            "network cut": self._network_cut,
             "agent frozen": self._agent_frozen,
             "agent killed": self._agent_killed,
             "node dies": self._node_dies,
@@ -175,6 +179,29 @@ class Storm:
             victim.wait_until(cluster.stalled_until)
 
         agent.armed.append(faults.waiting(self._rng, "all stall", strike))
+
+    def _node_refused(self, agent: SimulatedAgent) -> None:
+        now = self._cluster.now()
+        outage = agent.home.outage = faults.outage(self._rng, now)
+        for other in self._cluster.living():
+            if other.home is agent.home:
+                other.excuse(outage.until - now)
+        self._cluster.struck("node refused", agent.node, errno.errorcode[outage.number])
+
+    def _all_refused(self, _: SimulatedAgent) -> None:
+        """Let the filesystem refuse everybody: no excuse for anyone to be silent to the others."""
+        cluster = self._cluster
+        outage = cluster.outage = faults.outage(self._rng, cluster.now())
+        for other in cluster.living():
+            other.sleep_through(outage.until - cluster.now())
+        cluster.struck("all refused", f"for {outage.until - cluster.now():.1f} s", errno.errorcode[outage.number])
+
+    def _network_cut(self, agent: SimulatedAgent) -> None:
+        """Break a node's connections to the other nodes, but not to the filesystem: its ranks fail, or a peer's do."""
+        agent.home.cut_until = self._cluster.now() + self._length()
+        self._cluster.struck("network cut", agent.node)
+        for worker in list(agent.workers.values()):
+            agent.end_worker(worker, self._rng.uniform(0.0, 3.0), 1, None)
 
     def _agent_frozen(self, agent: SimulatedAgent) -> None:
         seconds = self._length()
@@ -311,11 +338,13 @@ class Storm:
     def _calm_down(self) -> None:
         cluster = self._cluster
         self._calm = cluster.gentle = True
+        cluster.outage = None
+        for node in cluster.nodes:
+            node.slow_until, node.cut_until, node.outage = 0.0, 0.0, None
         settled = max(cluster.now(), cluster.stalled_until)
         for agent in cluster.living():
             agent.armed.clear()
             agent.cannot_start = agent.slow_in = 0
-            agent.home.slow_until = 0.0
             settled = max(settled, agent.home.stalled_until, agent.frozen_until)
             for worker in agent.workers.values():
                 if worker.signal is None and worker.ends_at > cluster.now() + CALM_S:
@@ -360,8 +389,8 @@ class Storm:
         if self.had_to_succeed is not None:
             self._must_have_succeeded(self.had_to_succeed, "enough nodes were well")
         for node in cluster.nodes:
-            node.up, node.stalled_until, node.slow_until = True, 0.0, 0.0
-        cluster.stalled_until = 0.0
+            node.up, node.stalled_until, node.slow_until, node.cut_until, node.outage = True, 0.0, 0.0, 0.0, None
+        cluster.stalled_until, cluster.outage = 0.0, None
         cluster.note("the finale")
         self._finale = cluster.last = self._renew_as(self._rng.random() < 0.5)
         cluster.after(END_S, partial(self._nobody_lives, "the beginning of a healthy attempt"))

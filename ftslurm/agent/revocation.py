@@ -1,0 +1,113 @@
+"""Revokes commits of past rounds before the ranks of a new one start, on a thread: their directories may hang.
+
+Each node revokes those of its own ranks, whose paths are its own, and of lost nodes each takes a share; so a thousand
+nodes do not all rename the same files. What was revoked is deleted after that, while the ranks run.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import zlib
+from collections.abc import Callable
+from functools import partial
+
+from ftslurm.agent.actions import Assignment
+from ftslurm.agent.guardian import remove_tree
+from ftslurm.sharedfs.commits import Commits, Revoked
+
+LOOK_AGAIN_S = 0.05
+OTHERS_S = 2.0
+"""For so long the other nodes are waited for; then this one revokes what is left. It is as good if several do."""
+
+
+class Revocation:
+    """Revokes commits.
+
+    Args:
+        commits: of the run.
+        node: this one.
+        monotonic: clock, seconds.
+        sleep: waits, seconds.
+    """
+
+    def __init__(
+        self, commits: Commits, node: str, monotonic: Callable[[], float], sleep: Callable[[float], None]
+    ) -> None:
+        self._commits = commits
+        self._node = node
+        self._monotonic = monotonic
+        self._sleep = sleep
+        self._threads: list[threading.Thread] = []
+
+    def start(self, assignment: Assignment, report: Callable[[str | None], None]) -> None:
+        """Revoke all commits of rounds before this one.
+
+        Args:
+            report: is called, on the thread, with None when no such commit can be finished any more, or with a problem.
+        """
+        self._run(lambda: self.revoke(assignment), report)
+
+    def clean_up(self, round_: int) -> None:
+        """Revoke what this node's ranks of a round have left unfinished, if anything; all of them have ended.
+
+        Raises:
+            OSError: the run directory does not tell.
+        """
+        if self._commits.left_by(self._node, round_):
+            own = lambda node: node == self._node  # noqa: E731
+            self._run(lambda: self._commits.revoke(round_ + 1, own)[0], lambda problem: None)
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait so long at most until what was revoked is deleted; the next attempt deletes what is left."""
+        end = self._monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, end - self._monotonic()))
+
+    def revoke(self, assignment: Assignment) -> list[Revoked]:
+        """Revoke all commits of rounds before this one; return what is left to delete.
+
+        Raises:
+            OSError: not all could be revoked.
+        """
+        end = self._monotonic() + OTHERS_S
+        found: dict[str, Revoked] = {}
+        while True:
+            nodes = None if self._monotonic() >= end else assignment
+            revoked, others = self._commits.revoke(assignment.round, partial(self._is_mine, nodes))
+            found.update((one.registration, one) for one in revoked)
+            if not others:
+                return list(found.values())
+            self._sleep(LOOK_AGAIN_S)
+
+    def _is_mine(self, assignment: Assignment | None, node: str) -> bool:
+        """Tell whether this node is the one for the commits of `node`; None: it has waited for the others."""
+        if assignment is None or node in assignment.nodes:
+            return assignment is None or node == self._node
+        return zlib.crc32(node.encode()) % len(assignment.nodes) == assignment.group_rank
+
+    def _run(self, work: Callable[[], list[Revoked]], report: Callable[[str | None], None]) -> None:
+        def run() -> None:
+            try:
+                revoked = work()
+            except Exception as error:
+                report(f"cannot revoke the unfinished commits of past rounds: {error}")
+                return
+            report(None)
+            for one in revoked:
+                _delete(one.path)
+                self._commits.finished(one.registration)
+
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        self._threads.append(threading.Thread(target=run, name="revocation", daemon=True))
+        self._threads[-1].start()
+
+
+def _delete(path: str) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):
+        remove_tree(path)
+        return
+    try:
+        os.unlink(path)
+    except OSError:
+        pass

@@ -1,0 +1,117 @@
+"""A rank that saves checkpoints by the real protocol of `ftslurm.commit`, frozen now and then between two steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator
+from functools import partial
+
+from ftslurm.agent.actions import Assignment
+from ftslurm.fencing import Fence, RoundIsOver, check
+from ftslurm.sharedfs.commits import Commits, PendingCommit, temporary_of
+from ftslurm.sharedfs.filesystem import FileSystem
+from ftslurm.sharedfs.publish import forget
+from ftslurm.sharedfs.rundir import RunDirectory
+from ftslurm.testing.simulation.agent import Host, VirtualAgent, VirtualWorker
+from ftslurm.testing.simulation.invariants import Ledger
+
+TARGET = "/data/last.pt"
+FROZEN = 0.1
+"""How often a rank is frozen between two steps of a commit."""
+IN_FLIGHT = 0.3
+"""How often a rank that ends had sent its last call: the server carries it out, perhaps much later."""
+
+
+class Saver:
+    """Saves as rank 0 of a round, again and again.
+
+    Args:
+        host: the cluster.
+        fs: a client of the rank's node, without the agent's faults.
+        run: the run.
+        agent, worker, assignment: the rank.
+        ledger: is told of each commit.
+        counts: "commits", and those "kept out" by the fence.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        fs: FileSystem,
+        run: RunDirectory,
+        agent: VirtualAgent,
+        worker: VirtualWorker,
+        assignment: Assignment,
+        ledger: Ledger,
+        counts: Counter[str],
+    ) -> None:
+        self._host = host
+        self._fs = fs
+        self._run = run
+        self._agent = agent
+        self._worker = worker
+        self._round = assignment.round
+        self._fence = Fence(run.root, assignment.attempt, assignment.round, agent.node)
+        self._ledger = ledger
+        self._counts = counts
+
+    def start(self, commits: Commits, number: int) -> None:
+        """Begin; `number` differs for each saver."""
+        self._later(self._save(commits, number))
+
+    def _later(self, steps: Generator[float, None, None]) -> None:
+        try:
+            seconds = next(steps)
+        except StopIteration:
+            return
+        self._host.after(seconds, partial(self._go_on, steps))
+
+    def _go_on(self, steps: Generator[float, None, None]) -> None:
+        worker = self._agent.workers.get(self._worker.local_rank)
+        lives = self._agent.alive and worker is self._worker
+        if lives or self._host.rng.random() < IN_FLIGHT:
+            self._later(steps)
+
+    def _save(self, commits: Commits, number: int) -> Generator[float, None, None]:
+        count = 0
+        while True:
+            yield self._host.rng.expovariate(1 / 15.0)
+            count += 1
+            temporary = temporary_of(TARGET, self._round, f"{number}-{count}")
+            try:
+                yield from self._commit(commits, temporary)
+            except RoundIsOver:
+                self._counts["kept out"] += 1
+                forget(self._fs, temporary)
+                return
+            except OSError:
+                forget(self._fs, temporary)
+
+    def _commit(self, commits: Commits, temporary: str) -> Generator[float, None, None]:
+        registration = commits.register(PendingCommit(self._round, self._agent.node, temporary, TARGET))
+        try:
+            yield self._pause_s()
+            self._fs.create(temporary, b"%d" % self._round, durable=True)
+            yield self._pause_s()
+            check(self._fs, self._fence)
+            yield self._pause_s()
+            self._rename(temporary)
+            yield self._pause_s()
+        except (OSError, RoundIsOver):
+            # Not in a `finally`, which would also run for a rank that was killed.
+            commits.finished(registration)
+            raise
+        commits.finished(registration)
+
+    def _rename(self, temporary: str) -> None:
+        try:
+            self._fs.rename(temporary, TARGET)
+        except FileNotFoundError:
+            self._counts["kept out at the last moment"] += 1
+            raise
+        self._counts["commits"] += 1
+        self._ledger.on_commit(self._round, self._agent.node)
+
+    def _pause_s(self) -> float:
+        rng = self._host.rng
+        return rng.uniform(1.0, 120.0) if rng.random() < FROZEN else rng.uniform(0.0, 0.3)
