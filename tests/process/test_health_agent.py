@@ -96,6 +96,9 @@ def test_without_a_spare_a_sick_node_is_waited_for_and_looked_at_again(start: St
     sick(2, "resting")
     run = look(start, WORK, "--health-every", "0.5")
     run.until(lambda: "it takes no part" in run.err)
+    run.until(lambda: "round 1 waits: 2 of 3 nodes are ready after " in run.err)
+    (line,) = [line for line in run.err.splitlines() if "round 1 waits" in line]
+    assert "; local2: unfit (" in line and line.endswith("resting)"), "one of them says it, for all"
     assert not list(run.directory.glob("up*"))
     sick(2, None)
     assert run.wait() == 0, run.err
