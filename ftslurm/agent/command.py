@@ -20,6 +20,7 @@ from ftslurm.sharedfs.rundir import RunDirectory, RunDirectoryError, open_run
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ftslurm.agent.first_look import FirstLook
     from ftslurm.agent.health_watch import HealthWatch
 
 DEFAULT_KILL_WAIT_S = 30.0
@@ -28,26 +29,31 @@ KILL_WAIT_MARGIN = 0.6
 """Share of Slurm's KillWait that workers get before they are killed; the rest is for the last words."""
 
 
-def main(arguments: Sequence[str], ward: Ward) -> int:
+def main(arguments: Sequence[str], ward: Ward, look: FirstLook | None) -> int:
     """Run `ftslurm run` in the process below the guardian; return its exit code.
 
     Args:
         arguments: of the command line.
         ward: of the guardian above.
+        look: waits to look at this node's health.
     """
     try:
         options = parse_run(arguments, os.environ)
-        if options.local_nodes and LOCAL_NODE not in os.environ:
+        launches = options.local_nodes and LOCAL_NODE not in os.environ
+        if look is not None and (launches or options.health == "off"):
+            look.drop()
+            look = None
+        if launches:
             from ftslurm.agent.launcher import launch
 
             return launch(options, arguments, ward)
-        return run_agent(options, ward)
+        return run_agent(options, ward, look)
     except (UsageError, RunDirectoryError) as error:
         complain(str(error))
         return EXIT_USAGE
 
 
-def run_agent(options: RunOptions, ward: Ward) -> int:
+def run_agent(options: RunOptions, ward: Ward, look: FirstLook | None) -> int:
     """Run this node's agent to its end; return the exit code.
 
     Raises:
@@ -57,7 +63,7 @@ def run_agent(options: RunOptions, ward: Ward) -> int:
     run = open_run(placement.run_dir, user_name(), time.time_ns(), __version__)
     logs = _logs(options, placement)
     # As early as can be: it takes as long as all that follows, up to the first round.
-    health = _health(options, placement, run, logs or run.root, ward)
+    health = _health(options, placement, run, logs or run.root, ward, look)
     health.begin()
     write_attempt(run, options, placement, program, logs)
     code = _supervise(options, placement, program, slots, run, logs or run.root, ward, health)
@@ -182,7 +188,9 @@ def _supervise(
     return code
 
 
-def _health(options: RunOptions, placement: Placement, run: RunDirectory, logs: str, ward: Ward) -> HealthWatch:
+def _health(
+    options: RunOptions, placement: Placement, run: RunDirectory, logs: str, ward: Ward, look: FirstLook | None
+) -> HealthWatch:
     from ftslurm.agent.health_watch import HealthSettings, HealthWatch
     from ftslurm.health.check import Context, Place
 
@@ -201,7 +209,7 @@ def _health(options: RunOptions, placement: Placement, run: RunDirectory, logs: 
     # Not all nodes of a job at the same moment.
     spread_s = options.health_every_s * (placement.position % 64) / 64
     settings = HealthSettings(options.health, options.health_every_s, sys.executable, ward.local_dir, context, spread_s)
-    return HealthWatch(settings, time.monotonic, time.time_ns)
+    return HealthWatch(settings, time.monotonic, time.time_ns, look)
 
 
 def _drain(options: RunOptions, placement: Placement) -> Callable[[str, str], str | None] | None:

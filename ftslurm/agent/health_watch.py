@@ -1,8 +1,7 @@
 """Looks at this node's health while the agent works: the processes around `Fitness`, and what the node's word says.
 
 A look is a process of its own; what the GPUs' driver tells of by itself (Xid events) is heard by another one, where
-there are such GPUs. Whatever hangs in a driver hangs there. The first look is forked, while this process has but one
-thread: the interpreter and half of the modules need not be loaded again, which takes long where processes start slowly.
+there are such GPUs. Whatever hangs in a driver hangs there.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import json
 import os
 import select
 import signal
-import sys
 from collections.abc import Callable
 
 from ftslurm.agent.fitness import OFF, XID, Fitness
@@ -20,12 +18,11 @@ from ftslurm.health.check import CONFIRM, Context, Peer
 from ftslurm.health.result import Looked, decode
 from ftslurm.health.verdict import SEVERITY
 from ftslurm.health.word import HealthFinding
-from ftslurm.kernel import kill_descendants, parent_of, pidfd_open, pidfd_send_signal, spawn
+from ftslurm.kernel import kill_descendants, parent_of, pidfd_send_signal, spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import NoReturn
-
+    from ftslurm.agent.first_look import FirstLook
     from ftslurm.health.verdict import Json
     from ftslurm.rendezvous.node_word import NodeWord
     from ftslurm.rendezvous.state import Failure, State
@@ -37,13 +34,13 @@ LOADING_S = 5.0
 SLACK_S = 10.0
 """A look that has begun says how long its checks may take; it gets so much more."""
 
+REQUEST = "health-request.json"
 STUCK = 16
 """While more processes than so many, left by earlier looks, hang in the kernel, none is begun: each would leave some
 more, until the node has no process numbers."""
 
 _RESULT_LIMIT = 8 << 20
 _LINE_LIMIT = 4096
-_DESCRIPTORS = 4096
 DRIVER = "gpu-driver"
 """The check that finds something to look at where NVIDIA's driver is."""
 
@@ -96,6 +93,7 @@ class HealthWatch:
     Args:
         settings: what is asked for.
         monotonic, now_ns: the clocks.
+        first: a process that is ready to make the first look.
 
     Attributes:
         settings: what is asked for.
@@ -109,8 +107,11 @@ class HealthWatch:
         settings: HealthSettings,
         monotonic: Callable[[], float],
         now_ns: Callable[[], int],
+        first: FirstLook | None = None,
     ) -> None:
         self.settings = settings
+        self._first = first
+        self._request = first.request if first else os.path.join(settings.local_dir, REQUEST)
         self.spared: set[int] = set()
         self._monotonic = monotonic
         self._now_ns = now_ns
@@ -133,9 +134,9 @@ class HealthWatch:
         return min((at for at in moments if at is not None), default=None)
 
     def begin(self) -> None:
-        """Start the first look. Call it before this process has other threads."""
+        """Start the first look."""
         self._fitness.begin()
-        self._start_wanted(first=True)
+        self._start_wanted()
 
     def on_state(self, state: State) -> None:
         """The newest state was read: looks try to reach the master of its round, where that is another node."""
@@ -193,7 +194,7 @@ class HealthWatch:
 
     # Looks
 
-    def _start_wanted(self, first: bool = False) -> None:
+    def _start_wanted(self) -> None:
         if self._fitness.wanted is None or self._look is not None:
             return
         names = self._fitness.doubtful
@@ -209,7 +210,9 @@ class HealthWatch:
             "facts": os.path.join(settings.local_dir, "health-facts.json"),
         }
         try:
-            self._look = self._fork(request) if first else self._start_look(request)
+            with open(self._request, "w") as file:
+                json.dump(request, file)
+            self._look = self._take_first() or self._start("ftslurm.health.look", self._request)
         except OSError:
             # A full /tmp, no process left: what cannot be looked at is not found sick.
             self._fitness.on_looked(self._set, None, self._monotonic(), self._now_ns())
@@ -218,11 +221,14 @@ class HealthWatch:
         self._look_by = now + START_S
         self._loading_told_at = now + LOADING_S if self._fitness.looking else None
 
-    def _start_look(self, request: Json) -> _Process:
-        path = os.path.join(self.settings.local_dir, "health-request.json")
-        with open(path, "w") as file:
-            json.dump(request, file)
-        return self._start("ftslurm.health.look", path)
+    def _take_first(self) -> _Process | None:
+        """Have the process look that has been waiting for this; None: there is none any more."""
+        first, self._first = self._first, None
+        if first is None:
+            return None
+        first.begin()
+        self._poll.register(first.fd, select.EPOLLIN)
+        return _Process(first.pid, first.pidfd, first.fd)
 
     def _follow(self, look: _Process, now: float) -> list[str]:
         """Take what a look says before its result."""
@@ -295,28 +301,6 @@ class HealthWatch:
 
     # Processes
 
-    def _fork(self, request: Json) -> _Process:
-        """Make the first look in a copy of this process, in a session of its own as `_start` does."""
-        read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        os.set_blocking(write, True)
-        try:
-            pid = os.fork()
-        except OSError:
-            os.close(read)
-            os.close(write)
-            raise
-        if pid == 0:
-            _be_look(request, write)
-        os.close(write)
-        try:
-            process = _Process(pid, pidfd_open(pid), read)
-        except OSError:
-            os.kill(pid, signal.SIGKILL)
-            os.close(read)
-            raise
-        self._poll.register(read, select.EPOLLIN)
-        return process
-
     def _start(self, module: str, stdin: str) -> _Process:
         """Start a module of ours in a session of its own; from the main thread, as `Workers.start`."""
         read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -362,27 +346,6 @@ class HealthWatch:
 
 def _advice(finding: HealthFinding) -> str:
     return f" ({finding.advice})" if finding.advice else ""
-
-
-def _be_look(request: Json, write: int) -> NoReturn:
-    code = 1
-    try:
-        os.setsid()
-        signal.pthread_sigmask(signal.SIG_SETMASK, [])
-        null = os.open(os.devnull, os.O_RDWR)
-        os.dup2(null, 0)
-        os.dup2(write, 1)
-        # The agent's own: what tells the guardian of its end must have no other holder.
-        os.closerange(3, _DESCRIPTORS)
-        from ftslurm.health.look import look
-
-        look(request, 1)
-        code = 0
-    except Exception as error:
-        # A module that is broken or gone. The agent says that the look came to nothing.
-        sys.stderr.write(f"ftslurm: health: {type(error).__name__}: {error}\n")
-    finally:
-        os._exit(code)
 
 
 def _object(line: bytes) -> Json:
