@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from ftslurm.agent.actions import Record
 from ftslurm.agent.round_record import round_record
@@ -27,6 +26,10 @@ from ftslurm.sharedfs.filesystem import FileSystem
 from ftslurm.sharedfs.publish import encode as as_json
 from ftslurm.sharedfs.publish import publish
 from ftslurm.sharedfs.rundir import RunDirectory
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 AGAIN_S = 2.0
 

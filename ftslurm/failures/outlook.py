@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 HOPELESS_S = 600.0
 """An import or a syntax error counts as one at start so long after the worker's start; modules may come over NFS."""

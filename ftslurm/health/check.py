@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from ftslurm.dataclasses import asdict, dataclass, field
 from ftslurm.health.verdict import FAIL, Json, Judgement
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 QUICK, BACKGROUND, THOROUGH = "quick", "background", "thorough"
 SETS = (QUICK, BACKGROUND, THOROUGH)

@@ -10,13 +10,16 @@ import importlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 from ftslurm.dataclasses import dataclass, field
 from ftslurm.health import sysfs
 from ftslurm.health.check import Absent, Check, Context, Fetch, Judge
 from ftslurm.health.verdict import UNKNOWN, WARN, Finding, Json
 from ftslurm.health.xid_words import bus_key
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 LIMIT_S = 10.0
 """For one check. A driver without its persistence daemon first wakes up the GPUs, one after the other."""

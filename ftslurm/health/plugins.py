@@ -13,12 +13,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout
-from typing import TYPE_CHECKING
 
 from ftslurm.entry_points import find
 from ftslurm.health.check import SETS, Check, Context
 from ftslurm.health.verdict import SEVERITY, Json, Judgement
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 

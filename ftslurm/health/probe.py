@@ -15,17 +15,20 @@ import stat
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TypeVar
 
 from ftslurm.dataclasses import dataclass
 from ftslurm.health.children import BEGIN, ENDED, LATE, STARVED, Child, collect, send
 from ftslurm.health.device_time import own_clock
 from ftslurm.health.verdict import Json
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    T = TypeVar("T")
+
 _LINKS = 40
 _DESCRIPTORS = 4096
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from ftslurm.dataclasses import dataclass
 from ftslurm.health.check import CONFIRM
 from ftslurm.health.verdict import FAIL, SEVERITY, WARN, Finding, Verdict, worst
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 KEPT = 16
 """Findings that a word carries, the worst first; `ftslurm health` on the node shows them all."""

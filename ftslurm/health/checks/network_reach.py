@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ftslurm.health.addresses import is_number
 from ftslurm.health.check import THOROUGH, Absent, Check, Context, Peer
 from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ftslurm.health.reach import Reached
 
