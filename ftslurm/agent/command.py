@@ -15,13 +15,14 @@ from ftslurm.agent.options import RunOptions, UsageError, parse_run
 from ftslurm.agent.output import Console, complain
 from ftslurm.agent.placement import LOCAL_NODE, Placement
 from ftslurm.agent.preflight import check, unique_name, user_name, write_attempt
+from ftslurm.health.check import QUICK, request_for
 from ftslurm.rendezvous.state import EXIT_USAGE
 from ftslurm.sharedfs.rundir import RunDirectory, RunDirectoryError, open_run
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ftslurm.agent.first_look import FirstLook
-    from ftslurm.agent.health_watch import HealthWatch
+    from ftslurm.agent.health_watch import HealthSettings
 
 DEFAULT_KILL_WAIT_S = 30.0
 TROUBLE_S = 60.0
@@ -63,8 +64,9 @@ def run_agent(options: RunOptions, ward: Ward, look: FirstLook | None) -> int:
     run = open_run(placement.run_dir, user_name(), time.time_ns(), __version__)
     logs = _logs(options, placement)
     # As early as can be: it takes as long as all that follows, up to the first round.
-    health = _health(options, placement, run, logs or run.root, ward, look)
-    health.begin()
+    health = _health(options, placement, run, logs or run.root, ward)
+    if look is not None and look.begin(request_for(QUICK, (), health.context, ward.local_dir)):
+        health.first = look
     write_attempt(run, options, placement, program, logs)
     code = _supervise(options, placement, program, slots, run, logs or run.root, ward, health)
     if placement.job is None and LOCAL_NODE not in os.environ and os.environ.get("FTSLURM_REPORT") != "0":
@@ -85,7 +87,7 @@ def _supervise(
     run: RunDirectory,
     logs: str,
     ward: Ward,
-    health: HealthWatch,
+    health: HealthSettings,
 ) -> int:
     from ftslurm.agent.aftercare import care
     from ftslurm.agent.aside import Aside, AsideSettings, take_part
@@ -188,10 +190,8 @@ def _supervise(
     return code
 
 
-def _health(
-    options: RunOptions, placement: Placement, run: RunDirectory, logs: str, ward: Ward, look: FirstLook | None
-) -> HealthWatch:
-    from ftslurm.agent.health_watch import HealthSettings, HealthWatch
+def _health(options: RunOptions, placement: Placement, run: RunDirectory, logs: str, ward: Ward) -> HealthSettings:
+    from ftslurm.agent.health_watch import HealthSettings
     from ftslurm.health.check import Context, Place
 
     places = [Place(run.root, "run directory")]
@@ -208,8 +208,7 @@ def _health(
     )
     # Not all nodes of a job at the same moment.
     spread_s = options.health_every_s * (placement.position % 64) / 64
-    settings = HealthSettings(options.health, options.health_every_s, sys.executable, ward.local_dir, context, spread_s)
-    return HealthWatch(settings, time.monotonic, time.time_ns, look)
+    return HealthSettings(options.health, options.health_every_s, sys.executable, ward.local_dir, context, spread_s)
 
 
 def _drain(options: RunOptions, placement: Placement) -> Callable[[str, str], str | None] | None:

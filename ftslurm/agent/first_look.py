@@ -5,6 +5,7 @@ Forked before the agent has loaded anything, so that both load at the same time,
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -14,6 +15,8 @@ from ftslurm.kernel import die_with_parent, pidfd_open, pidfd_send_signal
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
+
+    from ftslurm.health.verdict import Json
 
 _DESCRIPTORS = 4096
 
@@ -25,6 +28,7 @@ class FirstLook:
         request: the file that will hold the request, see `ftslurm.health.look`; not on the shared filesystem.
 
     Attributes:
+        pid, pidfd: of the process.
         fd: what it answers can be read here, without waiting.
     """
 
@@ -34,7 +38,7 @@ class FirstLook:
         Raises:
             OSError: that is not possible.
         """
-        self.request = request
+        self._request = request
         self.fd, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         wait, self._go = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(write, True)
@@ -42,15 +46,22 @@ class FirstLook:
             self.pid = os.fork()
             if self.pid == 0:
                 _be_look(request, wait, write)
-            # Its parent is this process's main thread: it cannot be collected meanwhile.
+            # Nobody collects children yet: the number is still its own.
             self.pidfd = pidfd_open(self.pid)
         finally:
             os.close(wait)
             os.close(write)
 
-    def begin(self) -> None:
-        """Tell it that the request is there."""
+    def begin(self, request: Json) -> bool:
+        """Have it look; False, and it is dropped, when the request cannot be written: a full disk, say."""
+        try:
+            with open(self._request, "w") as file:
+                json.dump(request, file)
+        except OSError:
+            self.drop()
+            return False
         os.close(self._go)
+        return True
 
     def drop(self) -> None:
         """It is not needed; whoever collects children collects it."""

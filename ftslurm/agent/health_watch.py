@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from ftslurm.agent.fitness import OFF, XID, Fitness
 from ftslurm.dataclasses import dataclass, field, replace
-from ftslurm.health.check import CONFIRM, Context, Peer
+from ftslurm.health.check import CONFIRM, Context, Peer, request_for
 from ftslurm.health.result import Looked, decode
 from ftslurm.health.verdict import SEVERITY
 from ftslurm.health.word import HealthFinding
@@ -34,7 +34,6 @@ LOADING_S = 5.0
 SLACK_S = 10.0
 """A look that has begun says how long its checks may take; it gets so much more."""
 
-REQUEST = "health-request.json"
 STUCK = 16
 """While more processes than so many, left by earlier looks, hang in the kernel, none is begun: each would leave some
 more, until the node has no process numbers."""
@@ -62,6 +61,7 @@ class HealthSettings:
         local_dir: node-local directory of this agent.
         context: of this node's checks, as while no rank runs; its environment is the processes' own, too.
         spread_s: see `Fitness`.
+        first: the first look, begun before the agent was loaded; None: it has not begun.
     """
 
     mode: str
@@ -70,6 +70,7 @@ class HealthSettings:
     local_dir: str
     context: Context
     spread_s: float = 0.0
+    first: FirstLook | None = None
 
 
 @dataclass
@@ -93,12 +94,10 @@ class HealthWatch:
     Args:
         settings: what is asked for.
         monotonic, now_ns: the clocks.
-        first: a process that is ready to make the first look.
+        spared: gets the pids that no sweep is for: who listens to the driver, and checks that were killed but hang in
+            the kernel. Whoever collects a process takes it out.
 
     Attributes:
-        settings: what is asked for.
-        spared: the pids that no sweep is for: who listens to the driver, and checks that were killed but hang in the
-            kernel. Whoever collects a process takes it out.
         fd: becomes readable when `look` has something to do.
     """
 
@@ -107,12 +106,10 @@ class HealthWatch:
         settings: HealthSettings,
         monotonic: Callable[[], float],
         now_ns: Callable[[], int],
-        first: FirstLook | None = None,
+        spared: set[int],
     ) -> None:
-        self.settings = settings
-        self._first = first
-        self._request = first.request if first else os.path.join(settings.local_dir, REQUEST)
-        self.spared: set[int] = set()
+        self._settings = settings
+        self._spared = spared
         self._monotonic = monotonic
         self._now_ns = now_ns
         self._fitness = Fitness(settings.mode, settings.every_s, settings.spread_s)
@@ -134,14 +131,21 @@ class HealthWatch:
         return min((at for at in moments if at is not None), default=None)
 
     def begin(self) -> None:
-        """Start the first look."""
+        """Start the first look, or take the one that goes on already."""
         self._fitness.begin()
-        self._start_wanted()
+        first = self._settings.first
+        if first is None or self._fitness.wanted is None:
+            self._start_wanted()
+            return
+        self._set = self._fitness.begun()
+        self._look = _Process(first.pid, first.pidfd, first.fd)
+        self._poll.register(first.fd, select.EPOLLIN)
+        self._give_time()
 
     def on_state(self, state: State) -> None:
         """The newest state was read: looks try to reach the master of its round, where that is another node."""
         first = next((one.node for one in state.participants if one.group_rank == 0), None)
-        if state.master is not None and first is not None and first != self.settings.context.node:
+        if state.master is not None and first is not None and first != self._settings.context.node:
             self._peers = (Peer(first, state.master.address, state.master.port),)
 
     def say(self, word: NodeWord) -> NodeWord:
@@ -199,36 +203,27 @@ class HealthWatch:
             return
         names = self._fitness.doubtful
         self._set = self._fitness.begun()
-        if len(self.spared) > STUCK:
+        if len(self._spared) > STUCK:
             self._fitness.on_looked(self._set, None, self._monotonic(), self._now_ns())
             return
-        settings = self.settings
-        request = {
-            "set": self._set,
-            "names": names,
-            "context": replace(settings.context, busy=self._busy, peers=self._peers).to_json(),
-            "facts": os.path.join(settings.local_dir, "health-facts.json"),
-        }
+        settings = self._settings
+        context = replace(settings.context, busy=self._busy, peers=self._peers)
+        request = request_for(self._set, names, context, settings.local_dir)
+        path = os.path.join(settings.local_dir, "health-request.json")
         try:
-            with open(self._request, "w") as file:
+            with open(path, "w") as file:
                 json.dump(request, file)
-            self._look = self._take_first() or self._start("ftslurm.health.look", self._request)
+            self._look = self._start("ftslurm.health.look", path)
         except OSError:
             # A full /tmp, no process left: what cannot be looked at is not found sick.
             self._fitness.on_looked(self._set, None, self._monotonic(), self._now_ns())
             return
+        self._give_time()
+
+    def _give_time(self) -> None:
         now = self._monotonic()
         self._look_by = now + START_S
         self._loading_told_at = now + LOADING_S if self._fitness.looking else None
-
-    def _take_first(self) -> _Process | None:
-        """Have the process look that has been waiting for this; None: there is none any more."""
-        first, self._first = self._first, None
-        if first is None:
-            return None
-        first.begin()
-        self._poll.register(first.fd, select.EPOLLIN)
-        return _Process(first.pid, first.pidfd, first.fd)
 
     def _follow(self, look: _Process, now: float) -> list[str]:
         """Take what a look says before its result."""
@@ -255,7 +250,7 @@ class HealthWatch:
         if looked is not None:
             # Some may have ended since, and be collected: their numbers may be anybody's by now.
             above = {os.getpid(), pid, *looked.stuck}
-            self.spared |= {stuck for stuck in looked.stuck if parent_of(stuck) in above}
+            self._spared |= {stuck for stuck in looked.stuck if parent_of(stuck) in above}
             if self._set != CONFIRM:
                 self._present = looked.present
         # Several checks may say the same of one cause (a driver that hangs): the worst of them says it.
@@ -278,13 +273,13 @@ class HealthWatch:
     # What the driver tells
 
     def _watch_events(self) -> None:
-        if self._sentinel is not None or self.settings.mode == OFF or XID in self.settings.context.skip:
+        if self._sentinel is not None or self._settings.mode == OFF or XID in self._settings.context.skip:
             return
         if DRIVER not in self._present:
             return
         try:
             self._sentinel = self._start("ftslurm.health.xid", os.devnull)
-            self.spared.add(self._sentinel.pid)
+            self._spared.add(self._sentinel.pid)
         except OSError:
             # The kernel's log may tell of them later.
             pass
@@ -306,9 +301,9 @@ class HealthWatch:
         read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(write, True)
         actions = [(os.POSIX_SPAWN_OPEN, 0, stdin, os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, write, 1)]
-        command = [self.settings.python, "-c", _PROGRAM.format(root=_ROOT, module=module)]
+        command = [self._settings.python, "-c", _PROGRAM.format(root=_ROOT, module=module)]
         try:
-            pid, pidfd = spawn(command, self.settings.context.environ, actions)
+            pid, pidfd = spawn(command, self._settings.context.environ, actions)
         except OSError:
             os.close(read)
             raise

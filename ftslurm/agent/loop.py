@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from ftslurm.agent.actions import (
     Action,
     Assignment,
+    Compare,
     Log,
     Moment,
     Prepare,
@@ -32,11 +33,12 @@ from ftslurm.agent.actions import (
     spoken,
 )
 from ftslurm.agent.aside import Aside
+from ftslurm.agent.comparing import signature_of
 from ftslurm.agent.courier import Courier, Lost, Note, Trouble
 from ftslurm.agent.doorbell import Doorbell
 from ftslurm.agent.fitness import OFF, WATCH
 from ftslurm.agent.guardian import FORWARDED, STOPPING
-from ftslurm.agent.health_watch import HealthWatch
+from ftslurm.agent.health_watch import HealthSettings, HealthWatch
 from ftslurm.agent.journal import Journal
 from ftslurm.agent.machine import AgentMachine
 from ftslurm.agent.narrate import narrate
@@ -87,7 +89,7 @@ class AgentLoop:
         fs, run: where errands write.
         reserve: reserves a port for the next round.
         bell: by which others say that there is news.
-        health: looks at this node's health, since before this loop was made.
+        health: how to look at this node's health.
         aside: notes nodes that fail first again and again.
         monotonic, now_ns: the clocks.
     """
@@ -103,7 +105,7 @@ class AgentLoop:
         run: RunDirectory,
         reserve: Callable[[], ReservedPort],
         bell: Doorbell,
-        health: HealthWatch,
+        health: HealthSettings,
         aside: Aside,
         monotonic: Callable[[], float],
         now_ns: Callable[[], int],
@@ -121,8 +123,8 @@ class AgentLoop:
         self._aside = aside
         self._monotonic = monotonic
         self._now_ns = now_ns
-        self._workers = Workers(now_ns, health.spared)
-        self._health = health
+        self._workers = Workers(now_ns)
+        self._health = HealthWatch(health, monotonic, now_ns, self._workers.spared)
         self._monitor = RankMonitor(
             settings.timeouts, settings.local_dir, self._workers, monotonic, lambda: now_ns() / 1e9
         )
@@ -132,9 +134,8 @@ class AgentLoop:
         facts = (settings.facts.run_id, now_ns, self._surroundings, local, lambda: courier.clock)
         self._journal = Journal(courier.send, fs, run, *facts)
         # Not all programs talk to the master: who switches this check off must get his round.
-        asked = health.settings
-        reach = None if asked.mode == OFF or REACH in asked.context.skip else reach_master
-        tell = console.log if asked.mode == WATCH else None
+        reach = None if health.mode == OFF or REACH in health.context.skip else reach_master
+        tell = console.log if health.mode == WATCH else None
         self._commits = Commits(fs, run)
         self._revocation = Revocation(self._commits, word.node, monotonic, time.sleep)
         self._preparation = Preparation(
@@ -173,6 +174,7 @@ class AgentLoop:
         if self._bell.port:
             self._selector.register(self._bell, selectors.EVENT_READ, "bell")
         self._selector.register(self._health.fd, selectors.EVENT_READ, "health")
+        self._health.begin()
         self._word = self._health.say(replace(self._word, port=self._port.number, bell=self._bell.port))
         self._courier.say(self._word)
         self._courier.start()
@@ -332,6 +334,9 @@ class AgentLoop:
             self._console.log(news.text)
         elif isinstance(news, tuple) and news[0] == SIZES:
             self._watch.grown(news[1])
+        elif isinstance(news, tuple) and isinstance(news[0], Failure):
+            signature = news[1] if isinstance(news[1], str) else None
+            self._do(self._machine.on_compared(news[0], signature, self._moment()))
         elif isinstance(news, tuple):
             self._on_prepared(self._preparation.made(*news))
         elif isinstance(news, StepDone):
@@ -381,6 +386,8 @@ class AgentLoop:
                 self._spawn(action.assignment)
             elif isinstance(action, Show):
                 self._watch.show(self._word.round, action.local_ranks)
+            elif isinstance(action, Compare):
+                self._compare(action.failure)
             elif isinstance(action, Warm):
                 self._warm(action.local_ranks)
             elif isinstance(action, Prepare):
@@ -412,6 +419,13 @@ class AgentLoop:
         if action.number == signal.SIGKILL and alive <= set(action.local_ranks):
             # Not for a hung rank alone: the others still have their grace.
             self._killed_at = self._monotonic()
+
+    def _compare(self, failure: Failure) -> None:
+        path = next((one.stderr for one in self._workers.all if one.local_rank == failure.local_rank), None)
+        if path is None:
+            self._do(self._machine.on_compared(failure, None, self._moment()))
+        else:
+            self._courier.send(lambda: signature_of(path), failure)
 
     def _make(self, assignment: Assignment) -> None:
         self._courier.send(lambda: self._make_directories(assignment), assignment.round)

@@ -53,18 +53,18 @@ class Workers:
 
     Args:
         now_ns: wall clock, nanoseconds since the epoch.
-        spared: pids of the agent's own helpers, which no sweep is for; those that end are taken out.
 
     Attributes:
         all: the workers.
         standbys: processes that may become workers; None: there are none.
+        spared: pids of the agent's own helpers, which no sweep is for.
     """
 
-    def __init__(self, now_ns: Callable[[], int], spared: set[int]) -> None:
+    def __init__(self, now_ns: Callable[[], int]) -> None:
         self._now_ns = now_ns
-        self._spared = spared
         self.all: list[Worker] = []
         self.standbys: Standbys | None = None
+        self.spared: set[int] = set()
 
     def start(self, launch: Launch) -> Worker:
         """Start one worker in a session of its own; `OSError` when it cannot be.
@@ -97,7 +97,7 @@ class Workers:
         pids = {process.pid: process for process in awaited if process.status is None}
         try:
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                self._spared.discard(ended[0])
+                self.spared.discard(ended[0])
                 if ended[0] in pids:
                     pids.pop(ended[0]).status = ended[1]
         except ChildProcessError:
@@ -128,7 +128,7 @@ class Workers:
         """Kill and collect whatever descends from this process; True when nothing is left that can be killed."""
         for _ in range(2):
             self.collect()
-            if not kill_descendants(os.getpid(), spared=self._spared):
+            if not kill_descendants(os.getpid(), spared=self.spared):
                 return True
         return False
 

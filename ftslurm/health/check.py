@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 
 from ftslurm.dataclasses import asdict, dataclass, field
 from ftslurm.health.verdict import FAIL, Json, Judgement
@@ -88,6 +89,17 @@ def always(context: Context) -> bool:
 def never(context: Context) -> bool:
     """It asks for nothing but what the kernel has in its memory (/proc, most of /sys)."""
     return False
+
+
+def request_for(set_: str, names: Sequence[str], context: Context, directory: str) -> Json:
+    """Return the request for one look, see `ftslurm.health.look`.
+
+    Args:
+        set_, names: the set, and for CONFIRM the checks.
+        directory: node-local; the facts for the next look are kept there.
+    """
+    facts = os.path.join(directory, "health-facts.json")
+    return {"set": set_, "names": list(names), "context": context.to_json(), "facts": facts}
 
 
 Fetch = Callable[[Context], Json]

@@ -17,10 +17,10 @@ from ftslurm.kernel import descendants
 OTHERS = tuple(check.name for check in builtin() if check.name != "own-commands")
 
 
-def watch(tmp_path: Path, command: str) -> HealthWatch:
+def watch(tmp_path: Path, command: str, spared: set[int] | None = None) -> HealthWatch:
     context = Context("n1", dict(os.environ), commands=(command,), skip=OTHERS)
     settings = HealthSettings(ACT, 300.0, sys.executable, str(tmp_path), context)
-    return HealthWatch(settings, time.monotonic, time.time_ns)
+    return HealthWatch(settings, time.monotonic, time.time_ns, set() if spared is None else spared)
 
 
 def wait_for(true: Callable[[], bool]) -> None:
@@ -50,13 +50,13 @@ def test_a_look_that_ranks_interrupt_takes_its_commands_along(tmp_path: Path) ->
 
 
 def test_no_look_is_begun_while_too_much_of_earlier_ones_hangs_in_the_kernel(tmp_path: Path) -> None:
-    health = watch(tmp_path, f"touch {tmp_path}/looked")
-    health.spared |= set(range(-STUCK, 1))
+    spared = set(range(-STUCK, 1))
+    health = watch(tmp_path, f"touch {tmp_path}/looked", spared)
     earlier = set(descendants(os.getpid()))
     health.begin()
     assert health.deadline is not None, "it is tried again"
     assert set(descendants(os.getpid())) <= earlier
-    health.spared.pop()
+    spared.pop()
     health.on_swept(None)
     wait_for((tmp_path / "looked").exists)
     health.close()

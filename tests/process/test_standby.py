@@ -37,7 +37,7 @@ class Spare:
         self.extra: dict[str, str] = {}
         self.kind, self.name, self.arguments = "script", "script.py", ("a", "--standby", "x", "--")
         self.modules = ("decimal",)
-        self.workers = Workers(time.time_ns, set())
+        self.workers = Workers(time.time_ns)
 
     @property
     def settings(self) -> AgentSettings:
