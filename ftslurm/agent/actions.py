@@ -97,6 +97,13 @@ class Show:
 
 
 @dataclass(frozen=True)
+class Compare:
+    """Find what this failure is compared by with later ones; answer with `on_compared`."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True)
 class Warm:
     """Start standby workers in these slots; answer with `on_standby_ended` for one that ends before it is used."""
 
@@ -165,4 +172,4 @@ def spoken(word: NodeWord, said: Say) -> NodeWord:
     )
 
 
-Action = Prepare | Spawn | Warm | Signal | Show | Sweep | Say | Record | Log | Exit
+Action = Prepare | Spawn | Warm | Signal | Show | Compare | Sweep | Say | Record | Log | Exit

@@ -196,7 +196,9 @@ def _epitaph(path: str, incarnation: str, code: int) -> None:
         word = NodeWord.decode(fs.read(path, 1 << 20), path)
         # The file may speak for another agent by now, or still.
         if word.incarnation == incarnation and word.status != LEFT:
-            gone = replace(word, counter=word.counter + 1, status=LEFT, reason=f"its agent {how}")
+            gone = replace(
+                word, counter=word.counter + 1, status=LEFT, reason=f"its agent {how}", time_ns=time.time_ns()
+            )
             publish(fs, path, gone.encode())
     except (OSError, BadFile):
         pass

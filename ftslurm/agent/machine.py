@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from ftslurm.agent.actions import (
     Action,
     Assignment,
+    Compare,
     Exit,
     Log,
     Moment,
@@ -26,7 +27,7 @@ from ftslurm.agent.actions import (
     Warm,
     WorkerEnd,
 )
-from ftslurm.dataclasses import dataclass, field
+from ftslurm.dataclasses import dataclass, field, replace
 from ftslurm.rendezvous.state import (
     CLOSED,
     FAILED,
@@ -70,6 +71,8 @@ class _Round:
     hang: Hang | None = None
     showing: bool = False
     shown: bool = False
+    comparing: bool = False
+    swept: bool = False
     stop_reason: str | None = None
     stop_ns: int | None = None
 
@@ -128,6 +131,8 @@ class AgentMachine:
     def on_state(self, state: State, now: Moment) -> list[Action]:
         """The newest state was read."""
         self._state = state
+        if self.phase == SWEEPING and self._round is not None and self._round.swept:
+            return self._finish_round(now)
         if self.phase != RUNNING:
             return self._advance(now)
         if not self._is_current(state):
@@ -225,13 +230,21 @@ class AgentMachine:
         """Nothing that the workers started is left."""
         if self.phase != SWEEPING:
             return []
-        actions: list[Action] = []
         if self._round is not None:
-            actions.append(self._record(over=True))
-        self._round = None
-        self.phase = IDLE
-        self._deadline = None
-        return [*actions, *self._say(READY, new_port=True), *self._advance(now)]
+            self._round.swept = True
+        return self._finish_round(now)
+
+    def on_compared(self, failure: Failure, signature: str | None, now: Moment) -> list[Action]:
+        """What a failure is compared by is found: `signature`, or nothing."""
+        current = self._round
+        if current is None or self._failure != failure:
+            return []
+        current.comparing = False
+        if signature is not None:
+            self._failure = current.first = replace(failure, signature=signature)
+        if self.phase == SWEEPING and current.swept:
+            return self._finish_round(now)
+        return self._say(self._status) if signature is not None else []
 
     def on_signal(self, number: int, now: Moment) -> list[Action]:
         """A signal from outside arrived at the agent."""
@@ -282,15 +295,31 @@ class AgentMachine:
 
     # Deciding
 
+    def _finish_round(self, now: Moment) -> list[Action]:
+        current = self._round
+        # The next round must not form before it is known whether it would fail as this one did. An agent that leaves
+        # anyway does not wait for a file that may hang.
+        if current is not None and current.comparing and self._leaving is None and not self._is_closed():
+            return []
+        actions: list[Action] = [] if current is None else [self._record(over=True)]
+        self._round = None
+        self.phase = IDLE
+        self._deadline = None
+        return [*actions, *self._say(READY, new_port=True), *self._advance(now)]
+
     def _advance(self, now: Moment) -> list[Action]:
         state = self._state
         if state is None:
             return []
-        if state.phase == CLOSED and state.attempt == self._attempt and state.closed is not None:
+        if self._is_closed() and state.closed is not None:
             return self._follow_the_end(state.closed.exit_code)
         if self.phase != IDLE or self._leaving is not None:
             return self._depart(now) if self.phase == IDLE else []
         return self._take_part(state)
+
+    def _is_closed(self) -> bool:
+        state = self._state
+        return state is not None and state.attempt == self._attempt and state.phase == CLOSED
 
     def _follow_the_end(self, code: int) -> list[Action]:
         if self.phase not in (IDLE, GONE):
@@ -364,7 +393,12 @@ class AgentMachine:
         current.first = self._failure = failure
         step = "" if failure.step is None else f" at step {failure.step}"
         what = f"rank {failure.rank} failed{step}" if failure.kind != UNREACHABLE else "cannot begin"
-        return [*self._say(FAILED), Log(f"round {failure.round}: {what}: {short(failure.message)}")]
+        current.comparing = failure.at_start and failure.signature is None
+        return [
+            *self._say(FAILED),
+            Log(f"round {failure.round}: {what}: {short(failure.message)}"),
+            *([Compare(failure)] if current.comparing else []),
+        ]
 
     def _show(self) -> list[Action]:
         current = self._round
@@ -441,6 +475,8 @@ class AgentMachine:
             return [*said, *self._sweep()]
         if self.phase == IDLE:
             return [*said, *self._depart(now)]
+        if self.phase == SWEEPING and self._round is not None and self._round.swept:
+            return [*said, *self._finish_round(now)]
         return said
 
     def _depart(self, now: Moment) -> list[Action]:

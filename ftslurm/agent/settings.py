@@ -91,7 +91,7 @@ def plan(
     environment = worker_environment(settings.inherited, settings.facts, assignment, local_rank, record_dir)
     command = worker_command(settings.program, agent_pid, files[0], files[1])
     return Plan(
-        Launch(local_rank, rank, command, {**environment, **monitor}, record_dir),
+        Launch(local_rank, rank, command, {**environment, **monitor}, record_dir, files[1]),
         tuple(path for path in files if path is not None),
         tuple((path, bit) for path, bit in zip(files, (STDOUT, STDERR), strict=True) if path and shown & bit),
     )

@@ -3,8 +3,9 @@
 All reads are of /proc, of the cgroup tree and of node-local filesystems: nothing here can hang with the shared
 directory. What cannot be read is named, and never taken for zero.
 
-Sources: the kernel's admin-guide/cgroup-v2 (memory.events counts in the whole subtree) and cgroup-v1/memory
-(memory.oom_control counts the victims of this very cgroup), proc(5), core(5).
+Sources: the kernel's admin-guide/cgroup-v2 (memory.events counts in the whole subtree, memory.events.local does not;
+"oom": a limit was met and nothing was left to reclaim) and cgroup-v1/memory (memory.oom_control counts the victims of
+this very cgroup, memory.failcnt each time that a limit was met), proc(5), core(5).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 
 from ftslurm.dataclasses import dataclass
+from ftslurm.failures.memory import ran_out
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,7 +52,9 @@ class Counter:
 class _Look:
     at_s: float
     kills: int | None
+    at_limit: int | None
     node_kills: int | None
+    available: int | None
     free: tuple[int, ...]
 
 
@@ -107,6 +111,7 @@ class Surroundings:
         newest, oldest = self._looks[-1], self._looks[0]
         if newest.node_kills is not None and oldest.node_kills is not None:
             found["node_oom_kills"] = max(0, newest.node_kills - oldest.node_kills)
+        found["memory"] = [_kib(f"{self._root}/proc/meminfo", "MemTotal"), self._least_available()]
         found["core_pattern"] = _read(f"{self._root}/proc/sys/kernel/core_pattern").strip()[:200]
         found["unread"] = [*self.unread, *unread]
         return found
@@ -121,17 +126,30 @@ class Surroundings:
             "recent": max(0, now.kills - before.kills),
             "in_round": max(0, now.kills - self._first.kills),
             "window_s": round(now.at_s - before.at_s, 3),
+            "at_limit": self._at_limit(counter, before.at_limit, now.at_limit),
             "source": f"{counter.file} of {counter.level}",
             "limit": limit,
             "peak": peak,
             "limit_hits": None if hits is None or self._hits is None else max(0, hits - self._hits),
         }
 
+    def _at_limit(self, counter: Counter, before: int | None, now: int | None) -> bool | None:
+        if before is None or now is None:
+            return None
+        # Version 1 counts each time that a limit was met, also where dropping caches was enough.
+        total = _kib(f"{self._root}/proc/meminfo", "MemTotal")
+        return now > before and (counter.version == 2 or ran_out(None, total, self._least_available()) is None)
+
+    def _least_available(self) -> int | None:
+        return min((look.available for look in self._looks if look.available is not None), default=None)
+
     def _look(self) -> _Look:
         return _Look(
             self._monotonic(),
             None if self.counter is None else kills(self.counter),
+            None if self.counter is None else times_at_limit(self.counter),
             _field(_read(f"{self._root}/proc/vmstat"), "oom_kill"),
+            _kib(f"{self._root}/proc/meminfo", "MemAvailable"),
             tuple(self._free(path) for _, path in self._places),
         )
 
@@ -219,6 +237,22 @@ def kills(counter: Counter) -> int | None:
     return _field(_read(f"{counter.directory}/{counter.file}"), "oom_kill")
 
 
+def times_at_limit(counter: Counter) -> int | None:
+    """Return how often a limit of that cgroup, of one below or above it, left no memory; None: nothing says so.
+
+    In version 2 the own file counts for those below too; of those above only what they met themselves is of interest.
+    """
+    names = ("memory.events", "memory.events.local") if counter.version == 2 else ("memory.failcnt",) * 2
+    counts: list[int] = []
+    directory = counter.directory
+    while directory and (text := _read(f"{directory}/{names[1 if counts else 0]}")):
+        count = _field(text, "oom") if counter.version == 2 else _number(text)
+        if count is not None:
+            counts.append(count)
+        directory = directory.rpartition("/")[0]
+    return sum(counts) if counts else None
+
+
 def _limits(counter: Counter) -> tuple[int | None, int | None]:
     """The smallest limit that holds for the cgroup, and the most memory that it had."""
     names = ("memory.max", "memory.peak") if counter.version == 2 else _V1
@@ -254,6 +288,16 @@ def _field(text: str, name: str) -> int | None:
         key, _, value = line.partition(" ")
         if key == name:
             return _number(value)
+    return None
+
+
+def _kib(path: str, name: str) -> int | None:
+    """A field of /proc/meminfo, in bytes."""
+    for line in _read(path).splitlines():
+        key, _, value = line.partition(":")
+        if key == name:
+            kib = _number(value.removesuffix("kB"))
+            return None if kib is None else kib * 1024
     return None
 
 

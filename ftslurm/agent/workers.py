@@ -22,13 +22,14 @@ NO_INPUT = (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)
 
 @dataclass(frozen=True)
 class Launch:
-    """One worker to start."""
+    """One worker to start; ``stderr``: the file that its stderr goes to, None: it has none of its own."""
 
     local_rank: int
     rank: int
     command: Sequence[str]
     environment: Mapping[str, str]
     record_dir: str
+    stderr: str | None = None
 
 
 @dataclass
@@ -41,6 +42,7 @@ class Worker:
     pidfd: int
     record_dir: str
     started_ns: int
+    stderr: str | None = None
     status: int | None = None
     ended_ns: int | None = None
     exit_code: int | None = None
@@ -76,7 +78,7 @@ class Workers:
         started_ns = self._now_ns()
         ahead = self.standbys.take(launch) if self.standbys is not None else None
         pid, pidfd = ahead or spawn(launch.command, launch.environment, NO_INPUT)
-        worker = Worker(launch.local_rank, launch.rank, pid, pidfd, launch.record_dir, started_ns)
+        worker = Worker(launch.local_rank, launch.rank, pid, pidfd, launch.record_dir, started_ns, launch.stderr)
         self.all.append(worker)
         return worker
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from ftslurm.failures.evidence import CONTEXT, MEMBER, Evidence, OomKills, Space, Surroundings
 from ftslurm.failures.lastwords import last_words
+from ftslurm.failures.reason import is_code
 from ftslurm.failures.rows import CASCADE, OTHER_NODE, POINTLESS, PRIMARY, RESTARTS, ROWS, SAME_NODE, Cause
 
 __all__ = ["CASCADE", "OTHER_NODE", "POINTLESS", "PRIMARY", "RESTARTS", "ROWS", "SAME_NODE", "Cause", "Evidence"]
@@ -69,10 +70,6 @@ def _with_port(message: str) -> str:
     return f"port {port[1]} is in use (EADDRINUSE): {message}" if port else message
 
 
-def _is_number(text: str) -> bool:
-    return not text or text.removeprefix("-").isdigit()
-
-
 def describe(evidence: Evidence, cause: Cause, found: Evidence | None = None) -> str:
     """Say in one line what happened, as the middle of "rank 3 on n2: ...". Never empty.
 
@@ -81,6 +78,21 @@ def describe(evidence: Evidence, cause: Cause, found: Evidence | None = None) ->
         cause: the row for it.
         found: the link of the chain that the row was found by, if not the end's own exception.
     """
+    return _with_exit(_with_found(evidence, cause, found), evidence)
+
+
+def _with_exit(text: str, evidence: Evidence) -> str:
+    """Add how the program ended itself because of the exception, where that says more than Python's own exit code."""
+    if evidence.exception in (None, "SystemExit"):
+        return text
+    code, (first, newline, rest) = evidence.exit_code, text.partition("\n")
+    if evidence.exit_message:
+        parting = evidence.exit_message.strip().split("\n", 1)[0]
+        return f"{'sys.exit' if code is None else f'exit code {code}'}: {parting} (from {first[:_INNER_LIMIT]})"
+    return text if code in (None, 1) else f"{first}; exit code {code}{newline}{rest}"
+
+
+def _with_found(evidence: Evidence, cause: Cause, found: Evidence | None) -> str:
     text = _describe(evidence, cause)
     if found is None or found is evidence or found.exception is None:
         return text
@@ -94,17 +106,17 @@ def describe(evidence: Evidence, cause: Cause, found: Evidence | None = None) ->
 def _describe(evidence: Evidence, cause: Cause) -> str:
     if evidence.exception == "SystemExit":
         number = evidence.exit_code
-        if number is None and _is_number(evidence.message):
+        if number is None and is_code(evidence.message):
             # A signal came before the process was down: the script's own word is all there is.
             return f"exit code {evidence.message}" if evidence.message else "sys.exit"
         code = "sys.exit" if number is None else f"exit code {number}"
         if cause.name == "wrong-usage":
             return f"{cause.title} ({code})"
-        return code if _is_number(evidence.message) else f"{code}: {evidence.message}"
+        return code if is_code(evidence.message) else f"{code}: {evidence.message}"
     if evidence.exception is not None:
         message = _with_port(evidence.message) if cause.name == "port-in-use" else evidence.message
         text = f"{evidence.exception}: {message}" if message else evidence.exception
-        silent = cause.name == "dataloader-worker" and "DataLoader" not in text
+        silent = cause.name == "address-space" or (cause.name == "dataloader-worker" and "DataLoader" not in text)
         return f"{cause.title} ({text})" if silent else text
     if evidence.kind == "signal":
         name = evidence.signal or "a signal"

@@ -6,8 +6,10 @@ import re
 from functools import cached_property
 
 from ftslurm.dataclasses import dataclass, replace
+from ftslurm.failures.memory import ran_out
 from ftslurm.failures.outlook import HOPELESS_S
 
+UNKNOWN = "unknown"
 CAUSE, CONTEXT, MEMBER = "cause", "context", "member"
 _RUNTIME_WORDS = re.compile(r"gloo[/:]|TCPStore|ProcessGroup|c10d::|\bNCCL (error|version|WARN)|c10::")
 FULL = 0.02  # of a filesystem's size: with no more than this left, it is taken to be full
@@ -48,6 +50,7 @@ class OomKills:
         recent: kills counted between `window_s` seconds before the worker's end and the end.
         in_round: kills counted since its round began.
         source: the counter's file, in words.
+        at_limit: whether a limit of its cgroups was met in those seconds; None: not known.
         limit, peak: of the cgroup's memory, in bytes.
         limit_hits: how often the limit was hit in the round.
     """
@@ -59,6 +62,7 @@ class OomKills:
     limit: int | None = None
     peak: int | None = None
     limit_hits: int | None = None
+    at_limit: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,8 @@ class Surroundings:
         core_limit: bytes that a core file may have; -1: no limit.
         core_pattern: where the kernel puts core files.
         unread: what could not be looked at, and why.
+        memory_total, least_available: the host's memory, and the least that was available of it, in bytes.
+        own_limit: of the worker's address space or data (ulimit -v, -d), in bytes; None: it has none.
     """
 
     oom: OomKills | None = None
@@ -80,6 +86,14 @@ class Surroundings:
     core_limit: int | None = None
     core_pattern: str = ""
     unread: tuple[str, ...] = ()
+    memory_total: int | None = None
+    least_available: int | None = None
+    own_limit: int | None = None
+
+    @property
+    def ran_out(self) -> str | None:
+        """Whose memory ran out, if the kernel killed for that; see `ftslurm.failures.memory`."""
+        return ran_out(self.oom.at_limit if self.oom else None, self.memory_total, self.least_available)
 
     @property
     def shm(self) -> Space | None:
@@ -99,6 +113,7 @@ class Evidence:
         message: the exception's text, or what the agent wrote about the end.
         files: the files of its traceback's frames, outermost first.
         exit_code: the exit status, if the worker ended by itself.
+        exit_message: the text with which the program ended itself because of the exception; empty: none.
         signal: the name of the signal that ended it ("SIGKILL").
         step: the last training step it reported; None before the first.
         tail: the end of its stderr; only trusted by rows that need a runtime's own last words.
@@ -132,6 +147,7 @@ class Evidence:
     health: str = ""
     sections: tuple[tuple[str, float], ...] = ()
     cuda: tuple[tuple[str, int], ...] = ()
+    exit_message: str = ""
 
     @property
     def early(self) -> bool:
@@ -143,6 +159,18 @@ class Evidence:
         """OOM kills in its cgroup shortly before its end; 0 where nobody could count."""
         oom = self.surroundings.oom if self.surroundings else None
         return oom.recent if oom else 0
+
+    @property
+    def killed_for(self) -> str:
+        """Whose memory ran out where the kernel killed for that: LIMIT, HOST, UNKNOWN; empty: nobody counted a kill."""
+        if not self.oom_kills and self.scheduler != "OUT_OF_MEMORY":
+            return ""
+        return (self.surroundings.ran_out if self.surroundings and self.oom_kills else None) or UNKNOWN
+
+    @property
+    def own_limit(self) -> int | None:
+        """The limit of its own address space or data, in bytes."""
+        return self.surroundings.own_limit if self.surroundings else None
 
     @property
     def shm_full(self) -> bool:

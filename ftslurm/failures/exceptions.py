@@ -83,12 +83,17 @@ def _describe(error: BaseException, trace: TracebackType | None, links: int, see
         "notes": _notes(error),
         "frames": frames + _syntax_error_place(error),
         "cause": follow(error.__cause__),
-        "context": None if error.__suppress_context__ else follow(error.__context__),
+        "context": follow(error.__context__) if _shows_context(error) else None,
         "exceptions": [m for m in map(follow, _members(error)) if m is not None],
     }
     if left_out:
         described["frames_left_out"] = left_out
     return described
+
+
+def _shows_context(error: BaseException) -> bool:
+    # A SystemExit prints no traceback that ``from None`` could shorten; what it hides is why the program ended.
+    return isinstance(error, SystemExit) or not error.__suppress_context__
 
 
 def _frames(trace: TracebackType | None) -> tuple[list[dict[str, Any]], int]:

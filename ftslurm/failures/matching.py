@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 
 from ftslurm.failures.evidence import Evidence
+from ftslurm.failures.reason import PARSERS
 
 Match = Callable[[Evidence], bool]
 
@@ -109,7 +110,7 @@ def wrong_usage(e: Evidence) -> bool:
     """Match a script that refused its arguments: exit code 2 raised by a parser of command lines, not by the script."""
     if e.exception != "SystemExit" or e.exit_code != 2 or not e.files:
         return False
-    return re.search(r"/(argparse|optparse)\.py$|/(click|typer|absl)/", e.files[-1]) is not None
+    return PARSERS.search(e.files[-1]) is not None
 
 
 _QUANTITY = r"\b(loss|losses|gradients?|grads?|grad[_ ]norm|weights?|logits?|activations?|perplexity)\b"

@@ -6,7 +6,8 @@ from ftslurm.failures.causes import CASCADE, Cause, Evidence, OomKills, Space, S
 from ftslurm.failures.evidence import CAUSE, CONTEXT
 
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE")
-_MEMORY_ROWS = ("host-oom-kill", "sigkill", "host-memory", "shell-killed", "dataloader-worker", "terminated")
+_OUT_OF_MEMORY = ("memory-limit", "host-oom-kill", "oom-kill", "address-space", "host-memory")
+_MEMORY_ROWS = (*_OUT_OF_MEMORY, "sigkill", "shell-killed", "dataloader-worker", "terminated")
 _SPACE_ROWS = ("disk-full", "quota", "shm-full", "shm-space", "bus-error", "dataloader-worker", "write-failed")
 _UNKNOWN = "so an out-of-memory kill is neither proved nor excluded"
 _NOTES, _NOTE_LIMIT, _SECTIONS = 4, 300, 4
@@ -82,8 +83,15 @@ def _memory(evidence: Evidence, around: Surroundings) -> list[str]:
         said.append(f"cgroup: {oom.in_round} out-of-memory kills in this round, but none near its end ({oom.source})")
     else:
         said.append(f"cgroup: no out-of-memory kill was counted ({oom.source})")
+    if oom is not None and oom.recent and oom.at_limit:
+        said.append("cgroup: a memory limit was reached in those seconds")
     if oom is not None:
         said += _limits(oom)
+    if around.own_limit is not None:
+        said.append(f"ulimit: {size(around.own_limit)} of address space or data")
+    if around.memory_total and around.least_available is not None:
+        free = f"{size(around.least_available)} of {size(around.memory_total)}"
+        said.append(f"host memory: {free} available when least was, in those seconds (MemAvailable)")
     if around.node_oom_kills and not evidence.oom_kills:
         said.append(
             f"node: {around.node_oom_kills} out-of-memory kills in those seconds, not in this cgroup (/proc/vmstat)"

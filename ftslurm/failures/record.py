@@ -12,6 +12,7 @@ import os
 import re
 
 from ftslurm.failures.exceptions import TEXT_LIMIT, clean, describe, headline, traceback_text, where
+from ftslurm.failures.reason import reason
 from ftslurm.failures.recordfile import (
     NAME,
     SCHEMA,
@@ -42,7 +43,7 @@ _MEANING = {
     "SIGILL": "illegal instruction",
     "SIGSEGV": "segmentation fault",
 }
-_WITNESSED = ("sections", "cuda", "shm")  # see `witness`
+_WITNESSED = ("sections", "cuda", "shm", "memory_limit")  # see `witness`
 _IDENTITY = ("run_id", "attempt", "round", "node", "host", "rank", "local_rank", "world_size", "pid")
 
 
@@ -93,7 +94,7 @@ def from_exception(
     """The record of an exception that reached the top level.
 
     Args:
-        error: the exception; SystemExit makes a record of kind "exit".
+        error: the exception; a SystemExit that hides no other one makes a record of kind "exit".
         trace: its traceback from the user's first frame on.
         facts: the other values of the "ftslurm" part; needs "time_ns" (nanoseconds since the epoch).
         previous: what is in the file already: torch's ``@record`` wrote it about this same exception, or
@@ -105,7 +106,12 @@ def from_exception(
     if isinstance(error, SystemExit):
         place = where(exception)
         text += f" (at {place})" if place else ""
-        facts.update(kind="exit", exit_code=exit_status(error))
+        why = reason(exception)
+        if why is exception:
+            facts["kind"] = "exit"
+        else:
+            text = f"{why['type']}: {why['message']}; then {text}" if why["message"] else f"{why['type']}; then {text}"
+        facts["exit_code"] = exit_status(error)
     if previous is None:
         return compose(text, callstack, facts)
     theirs, their_callstack = _torch_part(previous)
@@ -187,7 +193,7 @@ def _wanted_exit(ours: Mapping[str, Any]) -> int | None:
     """The code of a sys.exit that a signal overtook: "do not restart" (78) holds all the same."""
     code = ours.get("exit_code")
     is_code = isinstance(code, int) and not isinstance(code, bool) and 0 < code < 256
-    return code if ours["kind"] == "exit" and ours.get("exception") and is_code else None
+    return code if ours.get("exception") and is_code else None
 
 
 def summary(record: Record) -> dict[str, Any]:
@@ -209,9 +215,14 @@ def _ending(exit_code: int | None, signal: str | None, stacks: str) -> str:
         return f"exit code {exit_code}, no Python exception reached the top level"
     if signal not in _MEANING:
         return f"killed by {signal}"
+    place = crash_place(stacks)
+    return f"{signal} ({_MEANING[signal]}){f' at {place}' if place else ''}"
+
+
+def crash_place(stacks: str) -> str:
+    """``train.py:12 in step`` of the thread that crashed, in faulthandler's text; empty if it names none."""
     place = re.search(r'^Current thread .*\n  File "(.*)", line (\d+) in (.*)$', stacks, re.MULTILINE)
-    at = f" at {place[1].rpartition('/')[2]}:{place[2]} in {place[3]}" if place else ""
-    return f"{signal} ({_MEANING[signal]}){at}"
+    return f"{place[1].rpartition('/')[2]}:{place[2]} in {place[3]}" if place else ""
 
 
 def _modified_ns(record_dir: str | os.PathLike[str], at_most: int) -> int:

@@ -7,7 +7,7 @@ match it must have proof of: a bare SIGKILL is no out-of-memory kill without a c
 from __future__ import annotations
 
 from ftslurm.dataclasses import dataclass
-from ftslurm.failures.evidence import Evidence
+from ftslurm.failures.evidence import UNKNOWN, Evidence
 from ftslurm.failures.matching import (
     Match,
     cuda,
@@ -24,6 +24,7 @@ from ftslurm.failures.matching import (
     tail,
     wrong_usage,
 )
+from ftslurm.failures.memory import HOST, LIMIT
 
 PRIMARY, CASCADE = "primary", "cascade"
 SAME_NODE, OTHER_NODE, POINTLESS = "same-node", "other-node", "pointless"
@@ -67,7 +68,6 @@ class Cause:
 _PEERS = "A rank waited for one that did not come: look for a rank that stopped, hung or went elsewhere."
 _ENV = "It fails the same way every time: fix the script or its environment before submitting again."
 _WATCHDOG = r"(?m)^(\[rank\d+\]:)?\s*\[[EF][^\]\n]*ProcessGroupNCCL\.cpp:\d+\].*([Ww]atchdog|timeout|aborted)"
-_RAN_OUT = "Killed inside its cgroup: more memory for the job (--mem), fewer loader workers, or less per rank."
 
 _WITHOUT_A_WORKER: tuple[Cause, ...] = (
     Cause("spawn", "could not be started", PRIMARY, kind("spawn"),
@@ -166,11 +166,27 @@ _DEVICES: tuple[Cause, ...] = (
           not_for="a message that only mentions CUDA"),
 )  # fmt: skip
 
+_KILLED = either(
+    signal("SIGKILL"),
+    ended(137),
+    exception("RuntimeError", text=r"DataLoader worker \(pid.*killed by signal: Killed"),
+    loader_gone,
+)
+
+_REFUSED = either(
+    exception("MemoryError"), exception("RuntimeError", text="DefaultCPUAllocator: can't alloc"), os_error(12)
+)
+
 _MEMORY: tuple[Cause, ...] = (
-    Cause("host-oom-kill", "killed by the kernel: the host's memory ran out", PRIMARY,
-          either(signal("SIGKILL"), ended(137),
-                 exception("RuntimeError", text=r"DataLoader worker \(pid.*killed by signal: Killed"), loader_gone),
-          _RAN_OUT, proof=lambda e: e.oom_kills > 0 or e.scheduler == "OUT_OF_MEMORY",
+    Cause("memory-limit", "killed by the kernel: its memory limit was reached", PRIMARY, _KILLED,
+          "Ask for more memory (--mem), take fewer loader workers, or less per rank: the node itself has more.",
+          proof=lambda e: e.killed_for == LIMIT, not_for="a host that has no memory left"),
+    Cause("host-oom-kill", "killed by the kernel: the host's memory ran out", PRIMARY, _KILLED,
+          "Look who else takes memory on the node, and for leftovers; fewer loader workers, or less per rank.",
+          proof=lambda e: e.killed_for == HOST, not_for="a kill at the job's or the rank's own limit"),
+    Cause("oom-kill", "killed by the kernel: out of memory", PRIMARY, _KILLED,
+          "More memory for the job (--mem), fewer loader workers, or less per rank.",
+          proof=lambda e: e.killed_for == UNKNOWN,
           not_for='a SIGKILL that nobody counted, or the words "OOM" or "Killed" in some output'),
     Cause("shm-full", "bus error with a full /dev/shm", PRIMARY,
           either(signal("SIGBUS"), exception("RuntimeError", text=r"DataLoader worker \(pid.*signal: Bus error"),
@@ -186,9 +202,10 @@ _MEMORY: tuple[Cause, ...] = (
                  loader_gone),
           "Often too little memory or /dev/shm: fewer workers, smaller batches, or more of either.",
           not_for="an exception that the worker raised, which arrives as itself"),
-    Cause("host-memory", "host memory ran out", PRIMARY,
-          either(exception("MemoryError"), exception("RuntimeError", text="DefaultCPUAllocator: can't alloc"),
-                 os_error(12)),
+    Cause("address-space", "its limit of address space or data was reached", PRIMARY, _REFUSED,
+          "See ulimit -v and -d of the job; the host may have more memory.",
+          proof=lambda e: e.own_limit is not None, not_for="memory that the host does not have", behind=True),
+    Cause("host-memory", "host memory ran out", PRIMARY, _REFUSED,
           "More memory for the job (--mem), or less per rank.",
           not_for="CUDA out of memory, or a kill by the kernel", behind=True),
     Cause("process-limit", "no more processes or threads", PRIMARY,

@@ -9,7 +9,10 @@ from __future__ import annotations
 import json
 import re
 
+from ftslurm.failures.reason import reason
+
 TYPE_CHECKING = False
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
@@ -32,13 +35,14 @@ def short(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the short form of a completed error record.
 
     Returns:
-        ``kind``, ``step`` and ``time_ns`` as there; ``type`` and ``module`` of the exception, None without one;
+        ``kind``, ``step`` and ``time_ns`` as there; ``type`` and ``module`` of the exception that is judged (see
+        `ftslurm.failures.reason`), None without one;
         ``message``: its first line, or the record's; ``where``: "file:line in function" of the innermost frame that is
         no library's, else of the innermost one, or None; ``like``: the signature.
     """
     ours = record["ftslurm"]
-    exception = ours.get("exception") or {}
-    text = _text(record)
+    whole = ours.get("exception") or {}
+    exception, text = reason(whole), _text(record)
     said = exception.get("message") if exception else text
     return {
         "kind": ours.get("kind"),
@@ -48,7 +52,7 @@ def short(record: Mapping[str, Any]) -> dict[str, Any]:
         "where": _where(exception),
         "step": ours.get("step"),
         "time_ns": ours.get("time_ns"),
-        "like": _signature(ours, exception, text),
+        "like": _signature(ours, whole, text),
     }
 
 
@@ -90,13 +94,15 @@ def _where(exception: Mapping[str, Any]) -> str | None:
     return f"{frame['file']}:{frame['line']} in {frame['function']}"
 
 
-def _signature(ours: Mapping[str, Any], exception: Mapping[str, Any], text: str) -> str:
+def _signature(ours: Mapping[str, Any], whole: Mapping[str, Any], text: str) -> str:
     # Not before a worker has failed: an agent that lives well needs no OpenSSL in its memory.
     from hashlib import blake2b
 
+    exception = reason(whole)
     alike = bool(exception) and _by_peers(ours, exception)
     said = VARIES.sub("#", text) if alike else text
     judged = [ours.get("kind"), ours.get("exit_code"), ours.get("signal"), said, _raised(exception, alike=alike)]
+    judged.append(None if exception is whole else whole.get("message"))
     judged.append(_proofs(ours))
     data = json.dumps(judged, sort_keys=True).encode()
     return (ALIKE if alike else SAME) + blake2b(data, digest_size=8).hexdigest()
@@ -128,10 +134,10 @@ def _raised(exception: Mapping[str, Any], *, alike: bool) -> list[Any]:
     ]
 
 
-def _proofs(ours: Mapping[str, Any]) -> list[bool]:
-    """What else causes look at: whether the kernel killed for memory, and whether /dev/shm was full."""
+def _proofs(ours: Mapping[str, Any]) -> list[object]:
+    """What else causes look at: for whose memory the kernel killed, whether it has a limit, if /dev/shm was full."""
     from ftslurm.failures.evidence import Evidence
     from ftslurm.report.around import surroundings_from
 
-    seen = Evidence("", surroundings=surroundings_from(ours.get("surroundings"), ours.get("shm")))
-    return [seen.oom_kills > 0, seen.shm_full]
+    seen = Evidence("", surroundings=surroundings_from(ours))
+    return [seen.killed_for, seen.own_limit is not None, seen.shm_full]

@@ -24,12 +24,13 @@ _FIGURES = (
 
 
 def facts(error: BaseException, record_dir: str | None) -> dict[str, Any]:
-    """Return the values of the error record that only the worker knows; "sections", "cuda" and "shm"."""
+    """Return the values of the error record that only the worker knows: "sections", "cuda", "shm", "memory_limit"."""
     found: dict[str, Any] = {}
     for name, look in (
         ("sections", lambda: sections(error, record_dir)),
         ("cuda", lambda: cuda_memory(error)),
         ("shm", shm),
+        ("memory_limit", memory_limit),
     ):
         try:
             value = look()
@@ -86,6 +87,14 @@ def cuda_memory(error: BaseException) -> dict[str, int]:
         except Exception:
             pass
     return found
+
+
+def memory_limit() -> list[int]:
+    """Return the limit of this process's address space or data in bytes, as a list; empty if it has none."""
+    import resource
+
+    limits = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
+    return sorted(limit for limit in limits if limit != resource.RLIM_INFINITY)[:1]
 
 
 def shm() -> list[int]:

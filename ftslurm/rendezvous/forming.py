@@ -6,8 +6,9 @@ from collections.abc import Container, Sequence
 
 from ftslurm.dataclasses import replace
 from ftslurm.rendezvous.ending import close, count
+from ftslurm.rendezvous.hopeless import compared
 from ftslurm.rendezvous.node_word import NodeWord
-from ftslurm.rendezvous.running import refuse_restart
+from ftslurm.rendezvous.running import refuse_repetition, refuse_restart
 from ftslurm.rendezvous.seen import NEVER, Seen, Timing, alive, may_join
 from ftslurm.rendezvous.set_aside import preferred, shunned
 from ftslurm.rendezvous.state import (
@@ -31,6 +32,12 @@ def fold_forming(state: State, seen: Seen, timing: Timing) -> State:
     """Form the next round, or close when it cannot be; `state` itself while it waits."""
     if refused := refuse_restart(state, seen):
         return refused
+    known = compared(state, [word.failure for word in seen.words.values() if word.failure is not None])
+    if known is not state:
+        # Only now it shows that the restart which this round was to be is none.
+        if refused := refuse_repetition(replace(known, restarts_used=known.restarts_used - 1), seen, timing):
+            return refused
+        state = known
     living = alive(state, seen, timing)
     staying = [word for word in living if word.reason is None and _may_take_part(state, word, timing)]
     shunned_nodes = shunned(state, seen.words, timing.set_aside_after)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ftslurm.rendezvous.state import SPAWN, Failure, RoundHistory, State
+from ftslurm.dataclasses import replace
+from ftslurm.rendezvous.state import SPAWN, Failure, RoundHistory, State, with_history
 
 SAME_RANK, ANY_RANK = 2, 3
 """So many rounds in a row, failed at start in the same way by the same rank, or by any, are enough."""
@@ -19,6 +20,21 @@ def hopeless(failures: Sequence[Failure]) -> str | None:
 def agreed(state: State, failures: Sequence[Failure]) -> bool:
     """Whether the ranks of all nodes of the round have failed so."""
     return {f.node for f in failures if f.again} >= {p.node for p in state.participants}
+
+
+def compared(state: State, failures: Sequence[Failure]) -> State:
+    """Return `state` whose newest round's failure has the signature that its node found after it had published it.
+
+    What a rank wrote to its stderr lies on the shared filesystem; the failure itself is not held up for it.
+    """
+    last = state.past(state.round)
+    if last is None or last.failure is None or last.failure.signature is not None:
+        return state
+    known = last.failure
+    for failure in failures:
+        if failure.signature is not None and replace(failure, signature=None) == known:
+            return with_history(state, replace(last, failure=failure))
+    return state
 
 
 def disagreeing(state: State, failures: Sequence[Failure]) -> bool:
@@ -35,7 +51,7 @@ def repeated(state: State) -> list[int]:
         newest = rounds[0].failure if rounds else entry.failure
         if entry.attempt != state.attempt or entry.failure is None or newest is None:
             break
-        if not _at_start(entry.failure) or _signature(entry.failure) != _signature(newest):
+        if not _at_start(entry.failure) or not _same(entry.failure, newest):
             break
         rounds.append(entry)
     ranks = [entry.failure.rank for entry in rounds[:SAME_RANK] if entry.failure is not None]
@@ -48,7 +64,15 @@ def _at_start(failure: Failure) -> bool:
     return failure.at_start or failure.kind == SPAWN
 
 
-def _signature(failure: Failure) -> tuple[str, int | None, str | None, str]:
-    """What two failures of the same kind have in common: all but the numbers in the message."""
-    text = re.sub(r"0x[0-9a-fA-F]+|\d+", "#", failure.message)
-    return failure.kind, failure.exit_code, failure.signal, text
+def _same(one: Failure, other: Failure) -> bool:
+    """Tell whether two failures are the same one; where there is nothing to compare, an exit code proves nothing."""
+    if (one.kind, one.exit_code, one.signal) != (other.kind, other.exit_code, other.signal):
+        return False
+    if one.kind == SPAWN:
+        # The agent's own words, which name the program and the operating system's error.
+        return _without_numbers(one.message) == _without_numbers(other.message)
+    return one.signature is not None and one.signature == other.signature
+
+
+def _without_numbers(text: str) -> str:
+    return re.sub(r"0x[0-9a-fA-F]+|\d+", "#", text)

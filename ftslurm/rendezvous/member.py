@@ -380,9 +380,13 @@ class Member:
 
     @staticmethod
     def _all_left(old: State, words: Sequence[NodeWord]) -> bool:
-        """Tell whether all agents of that attempt have left; one whose record cannot be read now may be alive."""
-        left = {word.node for word in words if word.status == LEFT}
-        needed = {old.coordinator.node, *(participant.node for participant in old.participants)}
+        """Tell whether all agents of that attempt have left.
+
+        One whose record cannot be read now may be alive, and so may those that only a dead coordinator knew of.
+        """
+        left = {(word.node, word.incarnation) for word in words if word.status == LEFT}
+        needed = {(participant.node, participant.incarnation) for participant in old.participants}
+        needed.add((old.coordinator.node, old.coordinator.incarnation))
         return needed <= left and all(word.status == LEFT for word in words)
 
     # The lease

@@ -93,12 +93,17 @@ def _hung(state: State, seen: Seen) -> Hang | None:
 def _after_hang(state: State, hang: Hang, seen: Seen, timing: Timing) -> State:
     """End the round when all who can have shown where their ranks are, for the ranks are killed then.
 
-    What fails meanwhile is an effect of the hang, or unlucky.
+    What fails meanwhile is an effect of the hang, or unlucky. But ranks wait for those of a dead node, too, and their
+    time-out may be shorter than the node's: where a node that has shown nothing is silent, its silence is judged first.
     """
     shown = {word.node for word in _words(state, seen) if word.shown == state.round or word.reason is not None}
-    silent = {p.node for p in state.participants if seen.silent_s.get(p.node, 0.0) >= timing.node_timeout_s}
-    waited = all(p.node in shown | silent or replaced(state, p, seen) for p in state.participants)
-    if not waited and seen.hanging_for_s < timing.show_s:
+    missing = [p for p in state.participants if p.node not in shown]
+    silent_s = {p.node: seen.silent_s.get(p.node, 0.0) for p in missing}
+    lost = [p for p in missing if silent_s[p.node] >= timing.node_timeout_s or replaced(state, p, seen)]
+    if lost:
+        return _after_loss(state, seen, lost, ())
+    quiet_s = min(seen.hanging_for_s, timing.node_timeout_s / 2)
+    if missing and (seen.hanging_for_s < timing.show_s or any(s >= quiet_s for s in silent_s.values())):
         return state
     return _after_failure(state, seen, timing, [hang.failure()])
 
@@ -156,12 +161,17 @@ def _give_up(state: State, seen: Seen, timing: Timing, failures: Sequence[Failur
         # An environment may be broken on some nodes only; another allocation may do better then.
         code = EXIT_DO_NOT_REQUEUE if agreed(state, failures) else EXIT_FAILED
         return close(state, FAILED, f"{what}; it would fail again: {why}", code, seen.now_ns)
-    rounds = repeated(state)
-    if rounds and state.restarts_used < state.max_restarts and not _may_do_better_elsewhere(state, seen, timing):
-        listed = f"{', '.join(map(str, rounds[:-1]))} and {rounds[-1]}"
-        why = f"it would fail again: the same at start in rounds {listed}"
-        return close(state, FAILED, f"{what}; {why}", EXIT_FAILED, seen.now_ns)
-    return None
+    return refuse_repetition(state, seen, timing) if state.restarts_used < state.max_restarts else None
+
+
+def refuse_repetition(state: State, seen: Seen, timing: Timing) -> State | None:
+    """Close when the newest round has failed at start as those before it did, and so would the next one."""
+    rounds, last = repeated(state), state.past(state.round)
+    if not rounds or last is None or last.failure is None or _may_do_better_elsewhere(state, seen, timing):
+        return None
+    listed = f"{', '.join(map(str, rounds[:-1]))} and {rounds[-1]}"
+    why = f"it would fail again: the same at start in rounds {listed}"
+    return close(state, FAILED, f"{describe(last.failure)}; {why}", EXIT_FAILED, seen.now_ns)
 
 
 def _may_do_better_elsewhere(state: State, seen: Seen, timing: Timing) -> bool:

@@ -50,6 +50,7 @@ class Failure:
         at_start, again, everywhere: what a restart would bring, see `ftslurm.failures.outlook`.
         blame: BY_NODE: its own words name the node's hardware; PERHAPS: the node may be to blame; None: hardly.
         since_ns: of a hang, when the rank had last moved, by its node's clock.
+        signature: by what it is compared with another round's, see `ftslurm.failures.sameness`; None: by nothing.
     """
 
     round: int
@@ -67,6 +68,7 @@ class Failure:
     everywhere: bool = False
     blame: str | None = None
     since_ns: int | None = None
+    signature: str | None = None
 
     @staticmethod
     def read(fields: Fields) -> Failure:
@@ -87,6 +89,7 @@ class Failure:
             fields.flag("everywhere"),
             fields.maybe_text("blame"),
             fields.maybe_number("since_ns"),
+            fields.maybe_text("signature"),
         )
 
 

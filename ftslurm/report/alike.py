@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Container
 
 from ftslurm.dataclasses import dataclass
+from ftslurm.failures.reason import EXIT
 from ftslurm.report.around import cuda_from, sections_from, surroundings_from
-from ftslurm.report.decode import rank_error_from
+from ftslurm.report.decode import judged_path, rank_error_from
 from ftslurm.report.facts import Exc, RankError
 from ftslurm.report.reading import parse_json
 
@@ -32,12 +34,11 @@ _TEXTS: dict[Path, str] = {
     (_OURS, "node"): "node",
     (_OURS, "host"): "host",
 }
-_EXCEPTION: Path = (_OURS, "exception", "message")
 # Not believed or not needed; a rank is known by its folder.
 _UNUSED: set[Path] = {("message", "errorCode"), ("message", "extraInfo", "timestamp")}
 _UNUSED |= {(_OURS, name) for name in ("rank", "round", "world_size", "recorded_ns", "run_id", "attempt")}
-_PARTS: set[Path] = {(_OURS, name) for name in ("surroundings", "shm", "sections", "cuda")}
-_VARYING: set[Path] = {_EXCEPTION, *_NUMBERS, *_TEXTS, *_UNUSED, *_PARTS}
+_PARTS: set[Path] = {(_OURS, name) for name in ("surroundings", "shm", "memory_limit", "sections", "cuda")}
+_VARYING: set[Path] = {*_NUMBERS, *_TEXTS, *_UNUSED, *_PARTS}
 _SKIP, _TEXT, _PART, _CHECKED, _NUMBER = range(5)
 
 
@@ -61,10 +62,20 @@ class Alike:
             found = pattern.error(data, rank)
             if found is not None:
                 return found
-        error = rank_error_from(parse_json(data), rank)
+        value = parse_json(data)
+        error = rank_error_from(value, rank)
         if key not in self._known and len(self._known) < KEPT:
-            self._known[key] = _pattern(data, error)
+            self._known[key] = _pattern(data, error, _judged(value))
         return error
+
+
+def _judged(record: object) -> Path:
+    """Return where the message of the exception is that is judged; nowhere for an exit, whose code decides on that."""
+    ours = record.get(_OURS) if isinstance(record, dict) else None
+    exception = ours.get("exception") if isinstance(ours, dict) else None
+    keys = judged_path(exception)
+    hidden = keys or not isinstance(exception, dict) or exception.get("type") != EXIT
+    return (_OURS, "exception", *keys, "message") if hidden else ()
 
 
 @dataclass(frozen=True)
@@ -114,7 +125,7 @@ class _Pattern:
 
     def _parts(self, data: bytes, changes: dict[str, object]) -> None:
         found = {path[1]: json.loads(data[span]) for path, span in self.parts.items()}
-        changes["surroundings"] = surroundings_from(found.get("surroundings"), found.get("shm"))
+        changes["surroundings"] = surroundings_from(found)
         changes["sections"] = sections_from(found.get("sections"))
         changes["cuda"] = cuda_from(found.get("cuda"))
 
@@ -134,8 +145,13 @@ def _with_message(exception: Exc | None, text: object) -> Exc | None:
     return other
 
 
-def _pattern(data: bytes, error: RankError) -> _Pattern | None:
-    """Find the places of the values that may differ; None for a record that is not as usual."""
+def _pattern(data: bytes, error: RankError, judged: Path) -> _Pattern | None:
+    """Find the places of the values that may differ; None for a record that is not as usual.
+
+    Args:
+        data, error: the record.
+        judged: where its exception's message is.
+    """
     try:
         walk = _Walk(data)
     except (RecursionError, ValueError, IndexError):
@@ -143,9 +159,11 @@ def _pattern(data: bytes, error: RankError) -> _Pattern | None:
     if walk.twice:
         return None
     values = {place.path: place for place in walk.values}
-    places = [place for place in walk.values if place.path in _VARYING and _DIGIT.search(data, place.start, place.end)]
+    varying = _VARYING | {judged}
+    places = [place for place in walk.values if place.path in varying and _DIGIT.search(data, place.start, place.end)]
     stamped = (_OURS, "time_ns") in values and error.time_ns is not None
-    if not all(_as_expected(data[place.start : place.end], place.path, stamped=stamped) for place in places):
+    texts = {judged, *_TEXTS}
+    if not all(_as_expected(data[place.start : place.end], place.path, texts, stamped=stamped) for place in places):
         return None
     fixed, start = [], 0
     for place in places:
@@ -165,11 +183,11 @@ def _meaning(path: Path, begin: int) -> tuple[int, str]:
     return (_NUMBER, _NUMBERS[path]) if path in _NUMBERS else (_TEXT, _TEXTS.get(path, "exception"))
 
 
-def _as_expected(piece: bytes, path: Path, *, stamped: bool) -> bool:
+def _as_expected(piece: bytes, path: Path, texts: Container[Path], *, stamped: bool) -> bool:
     """Whether the value has the type that this path should have, so that its place tells all about it."""
     if path in _PARTS:
         return piece[:1] in (b"{", b"[")
-    if path in _TEXTS or path == _EXCEPTION:
+    if path in texts:
         return piece[:1] == b'"'
     # torch's time counts only where there is none of ours.
     if path in _UNUSED and piece[:1] == b'"':

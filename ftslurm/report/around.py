@@ -10,23 +10,27 @@ _MANY = 16
 _TEXT_LIMIT = 300
 
 
-def surroundings_from(value: object, shm: object = None) -> Surroundings | None:
-    """Return the agent's part of an error record.
+def surroundings_from(ours: Json) -> Surroundings | None:
+    """Return what agent and worker saw around a failure.
 
     Args:
-        value: the record's "surroundings".
-        shm: the free and all bytes of /dev/shm as the worker saw them itself, when it still held its part.
+        ours: the "ftslurm" part of an error record: "surroundings" is the agent's; "shm", the free and all bytes of
+            /dev/shm when the worker still held its part, and "memory_limit" (bytes, in a list) are the worker's.
     """
+    value, limit = ours.get("surroundings"), ours.get("memory_limit")
     o: Json = value if isinstance(value, dict) else {}
     spaces = [space for space in map(_space, objects(o, "spaces")[:_MANY]) if space is not None]
-    seen = _sizes(shm)
+    seen = _sizes(ours.get("shm"))
     if seen is not None:
         known = next((space for space in spaces if space.path == SHM), Space(SHM, *seen))
         least = min(seen[0], known.least)
         own = Space(SHM, known.free, known.total, known.free_inodes, known.total_inodes, least)
         spaces = [own, *(space for space in spaces if space.path != SHM)]
-    if not o and not spaces:
+    own_limit = _count({"n": limit[0]}, "n") if isinstance(limit, list) and len(limit) == 1 else None
+    if not o and not spaces and own_limit is None:
         return None
+    memory = o.get("memory")
+    total, available = memory if isinstance(memory, list) and len(memory) == 2 else (None, None)
     return Surroundings(
         oom=_oom(o.get("oom")),
         node_oom_kills=_count(o, "node_oom_kills"),
@@ -34,6 +38,9 @@ def surroundings_from(value: object, shm: object = None) -> Surroundings | None:
         core_limit=integer(o, "core_limit"),
         core_pattern=(text(o, "core_pattern") or "")[:_TEXT_LIMIT],
         unread=tuple(line[:_TEXT_LIMIT] for line in texts(o, "unread")[:_MANY]),
+        memory_total=_count({"n": total}, "n"),
+        least_available=_count({"n": available}, "n"),
+        own_limit=own_limit,
     )
 
 
@@ -70,6 +77,7 @@ def _oom(value: object) -> OomKills | None:
         _count(value, "limit"),
         _count(value, "peak"),
         _count(value, "limit_hits"),
+        value["at_limit"] if isinstance(value.get("at_limit"), bool) else None,
     )
 
 

@@ -12,6 +12,7 @@ from itertools import product
 from operator import itemgetter
 from typing import Any
 
+from ftslurm.failures.reason import is_bare_exit, reason_path
 from ftslurm.health.verdict import SEVERITY, worst
 from ftslurm.health.word import KEPT, Health, HealthFinding
 from ftslurm.monitor.mark import EDGES_S
@@ -226,6 +227,7 @@ def rank_error_from(value: object, rank: int) -> RankError:
     extra = outer.get("extraInfo") if isinstance(outer, dict) else None
     extra = extra if isinstance(extra, dict) else {}
     time_ns = integer(ours, "time_ns")
+    exception, exit_message = _judged(ours.get("exception"))
     return RankError(
         rank=rank,
         node=text(ours, "node"),
@@ -240,12 +242,29 @@ def rank_error_from(value: object, rank: int) -> RankError:
         argv=texts(ours, "argv"),
         message=message,
         traceback=text(extra, "py_callstack") or None,
-        exception=_exc(ours.get("exception"), MAX_CHAIN),
+        exception=_exc(exception, MAX_CHAIN),
         stacks=text(ours, "stacks") or None,
-        surroundings=surroundings_from(ours.get("surroundings"), ours.get("shm")),
+        surroundings=surroundings_from(ours),
         sections=sections_from(ours.get("sections")),
         cuda=cuda_from(ours.get("cuda")),
+        exit_message=exit_message,
     )
+
+
+def judged_path(value: object) -> tuple[str, ...]:
+    """Return what `reason_path` does of an exception; nothing where that is damaged."""
+    try:
+        return reason_path(value) if isinstance(value, dict) else ()
+    except (TypeError, KeyError, AttributeError):
+        return ()
+
+
+def _judged(value: Any) -> tuple[object, str]:
+    """Return the exception of a chain that is judged, and the text of the exit that hid it."""
+    found = value
+    for key in judged_path(value):
+        found = found[key]
+    return found, "" if found is value or is_bare_exit(value) else text(value, "message") or ""
 
 
 def _torch_time_ns(stamp: object) -> int | None:

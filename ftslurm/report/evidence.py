@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ftslurm.failures.causes import CASCADE
+from ftslurm.failures.reason import is_code
+from ftslurm.failures.sameness import of_output
 from ftslurm.failures.short import is_library
 from ftslurm.report.facts import Frame, LogTail
 from ftslurm.report.suspect import Suspect
@@ -52,7 +54,7 @@ def worker_failure(number: int, suspect: Suspect, tails: Sequence[LogTail], cwd:
         "traceback": _traceback(suspect),
         "stacks": suspect.stacks,
         "log": log_end(tails, suspect.traceback),
-        "signature": signature(suspect),
+        "signature": _compared(number, suspect, tails),
         "same_as_rounds": [],
         "ranks": str(suspect.rank),
         "argv": list(suspect.argv),
@@ -84,6 +86,16 @@ def signature(suspect: Suspect) -> str:
         return suspect.cause.name
     line = suspect.what[:2000].strip().split("\n", 1)[0][:200]
     return f"{suspect.cause.name}|{VARIABLE.sub('#', line)}"
+
+
+def _compared(number: int, suspect: Suspect, tails: Sequence[LogTail]) -> str:
+    """Return what failures of several rounds are compared by: of a bare exit code the end of stderr, too."""
+    kind = signature(suspect)
+    said = suspect.exception is not None and not is_code(suspect.exception.message)
+    if suspect.cause.name not in ("exit", "system-exit") or said:
+        return kind
+    end = next((of_output(tail.text) for tail in tails if tail.stream == "stderr"), None)
+    return f"{kind}|{end or f'round {number}'}"
 
 
 def _traceback(suspect: Suspect) -> str | None:

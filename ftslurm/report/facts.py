@@ -67,7 +67,11 @@ class Failure:
 
 @dataclass(frozen=True)
 class RankError:
-    """The long form of one worker's failure: its ``error.json``; if not ``whole``, what the short form tells of it."""
+    """The long form of one worker's failure: its ``error.json``; if not ``whole``, what the short form tells of it.
+
+    ``exception`` is the one that is judged (`ftslurm.failures.reason`); ``exit_message``: the text with which the
+    program ended itself because of it, empty if it gave none.
+    """
 
     rank: int
     node: str | None
@@ -87,6 +91,7 @@ class RankError:
     surroundings: Surroundings | None = None
     sections: tuple[tuple[str, float], ...] = ()
     cuda: tuple[tuple[str, int], ...] = ()
+    exit_message: str = ""
     whole: bool = True
 
 

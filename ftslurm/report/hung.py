@@ -16,6 +16,9 @@ def hang_of(snapshot: Snapshot, number: int) -> Failure | None:
     entry = blame.history_of(snapshot, number)
     if entry is not None and entry.failure is not None:
         return entry.failure if entry.failure.kind == HANG else None
+    if entry is not None and entry.outcome == "node-lost":
+        # Ranks that waited for those of the lost node may have hung meanwhile.
+        return None
     return next((f for f in blame.summaries(snapshot, number).values() if f.kind == HANG), None)
 
 

@@ -64,6 +64,7 @@ def suspect_of(
         surroundings=error.surroundings if error else None,
         sections=error.sections if error else (),
         cuda=error.cuda if error else (),
+        exit_message=error.exit_message if error else "",
     )
 
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ftslurm.dataclasses import replace
 from ftslurm.failures.causes import PRIMARY, Evidence, classify, describe
+from ftslurm.failures.outlook import unanswered
 from ftslurm.report.evidence import FAILURE_KEYS
-from ftslurm.report.facts import History, Lost, RoundFiles, Snapshot
+from ftslurm.report.facts import Failure, History, Lost, NodeWord, RoundFiles, Snapshot
 from ftslurm.report.suspect import Suspect
 from ftslurm.report.words import ranges
 
 # Ranks are numbers in a file: a hostile world size must not make the report count to 2**60.
 WORLD_LIMIT = 1_000_000
-# The last word on a node whose guardian has outlived its agent, see `ftslurm.agent.guardian`.
-AGENT_GONE = "its agent was killed"
+# The last word on a node whose guardian has outlived its agent begins so, see `ftslurm.agent.guardian`.
+AGENT_GONE = "its agent "
+AGENT_KILLED = "its agent was killed"
 
 
 def lost_first(
@@ -31,10 +34,30 @@ def lost_first(
         return None if _before(found, lost) else lost
     # When an agent is killed, its peers' broken connections are noticed long before its silence. Then
     # the state blames a rank that only lost its peer, and the missing end of a node's record tells.
-    if found and found[0].cause.role != PRIMARY:
-        moved_on = {w.node for w in snapshot.nodes if w.round > files.number or _ended(w.status)}
-        return [x for x in _without_end(files, entry) if x.node not in moved_on] or None
-    return None
+    words = {word.node: word for word in snapshot.nodes}
+    gone = [x for x in _without_end(files, entry) if not _moved_on(words.get(x.node), files.number)]
+    if gone and found and _let_down(found[0]):
+        return gone
+    # What failed by itself after a guardian had told of its agent's end may follow from that, too.
+    told = [replace(x, time_ns=word.time_ns) for x in gone if (word := words.get(x.node)) and _told_by_guardian(word)]
+    return told if told and found and not _before(found, told) else None
+
+
+def silent_before(snapshot: Snapshot, files: RoundFiles, entry: History | None, hang: Failure) -> list[Lost]:
+    """Return the nodes that fell silent before a rank hung: it waited for theirs, whatever the state says of it.
+
+    They gave no sign of life in the second half of the time in which that rank did not move, nor recorded an end.
+    """
+    if hang.time_ns is None or hang.since_ns is None:
+        return []
+    words = {word.node: word for word in snapshot.nodes}
+    found = []
+    for lost in _without_end(files, entry):
+        word = words.get(lost.node)
+        time_ns = word.time_ns if word is not None and not _moved_on(word, files.number) else None
+        if time_ns is not None and 2 * time_ns < hang.since_ns + hang.time_ns:
+            found.append(replace(lost, time_ns=time_ns))
+    return found
 
 
 def lost_failure(
@@ -43,7 +66,7 @@ def lost_failure(
     """Describe lost nodes as a first failure; the same keys as for a worker."""
     names = [x.node for x in lost]
     what = _what(snapshot, entry, lost)
-    killed = len(lost) == 1 and AGENT_GONE in what
+    killed = len(lost) == 1 and AGENT_KILLED in what
     evidence = Evidence(kind="agent-lost" if killed else "node-lost", message=what)
     cause = classify(evidence)
     failure: dict[str, Any] = dict.fromkeys(FAILURE_KEYS)
@@ -93,8 +116,23 @@ def _without_end(files: RoundFiles, entry: History | None) -> list[Lost]:
     return [Lost(node, files.number, time_ns, None) for node in names if node not in ended]
 
 
-def _ended(status: str) -> bool:
-    return status in ("succeeded", "failed", "left")
+def _moved_on(word: NodeWord | None, number: int) -> bool:
+    """Whether the node's agent outlived the round, although its record of it has no end: that was not published."""
+    if word is None or _told_by_guardian(word):
+        return False
+    return word.round > number or word.status in ("succeeded", "failed", "left")
+
+
+def _told_by_guardian(word: NodeWord) -> bool:
+    return word.status == "left" and (word.reason or "").startswith(AGENT_GONE)
+
+
+def _let_down(suspect: Suspect) -> bool:
+    """Whether another rank's end, or a node's, explains the failure: a connection broke, torch's or one of its own."""
+    if suspect.cause.role != PRIMARY:
+        return True
+    name = suspect.exception.type if suspect.exception is not None else ""
+    return unanswered(name) or name == "EOFError"
 
 
 def _what(snapshot: Snapshot, entry: History | None, lost: Sequence[Lost]) -> str:

@@ -9,9 +9,9 @@ from typing import Any
 from ftslurm.report import blame, health
 from ftslurm.report.clocks import Doubt
 from ftslurm.report.evidence import short, signature, worker_failure
-from ftslurm.report.facts import Failure, History, RoundFiles, Snapshot, Worker
+from ftslurm.report.facts import Failure, History, Lost, RoundFiles, Snapshot, Worker
 from ftslurm.report.hung import hang_of, is_first, without_hung
-from ftslurm.report.lost import WORLD_LIMIT, lost_failure, lost_first
+from ftslurm.report.lost import WORLD_LIMIT, lost_failure, lost_first, silent_before
 from ftslurm.report.suspect import Suspect
 from ftslurm.report.words import ranges
 
@@ -93,10 +93,11 @@ def _first(
     cwd = next((a.cwd for a in snapshot.attempts if a.attempt == name), None)
     if hung is not None:
         found = without_hung(hung, found)
-    if hung is not None and is_first(hung, found):
+    lost: Sequence[Lost] | None = silent_before(snapshot, files, entry, hung) if hung is not None else None
+    if hung is not None and not lost and is_first(hung, found):
         first = _hang(files, hung, cwd)
         return _with_proofs(snapshot, files.number, first), found, where
-    lost = lost_first(snapshot, files, entry, found)
+    lost = lost or lost_first(snapshot, files, entry, found)
     if lost is not None:
         first = lost_failure(snapshot, files, entry, lost, _steps(files)["last_step"])
         return _with_proofs(snapshot, files.number, first), found, where

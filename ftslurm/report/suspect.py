@@ -44,6 +44,7 @@ class Suspect:
     cuda: tuple[tuple[str, int], ...] = ()
     lines: tuple[str, ...] = ()
     scheduler: str = ""
+    exit_message: str = ""
 
 
 def judge(suspect: Suspect, tails: Sequence[LogTail], rows: Sequence[Cause]) -> Suspect:
@@ -75,7 +76,9 @@ def _alike(suspect: Suspect) -> tuple[object, ...] | None:
 
 
 def _decided(suspect: Suspect, exception: Exc, cause: Cause) -> Suspect:
-    what = describe(Evidence(suspect.kind, exception.type, exception.module, exception.message), cause)
+    raised = (exception.type, exception.module, exception.message)
+    evidence = Evidence(suspect.kind, *raised, exit_code=suspect.exit_code, exit_message=suspect.exit_message)
+    what = describe(evidence, cause)
     # As `replace` would do it, without calling __init__ for 16,384 ranks.
     decided = object.__new__(Suspect)
     decided.__dict__.update(suspect.__dict__, cause=cause, what=what, lines=())
@@ -110,6 +113,7 @@ def evidence_of(suspect: Suspect, stderr: str) -> Evidence:
         sections=suspect.sections,
         cuda=suspect.cuda,
         scheduler=suspect.scheduler,
+        exit_message=suspect.exit_message,
     )
     return whole if suspect.exception is None else replace(_with(whole, suspect.exception), tail=stderr)
 

@@ -416,6 +416,13 @@ class RunBuilder:
             self.round_nodes[len(self.history), name]["outcome"] = "running"
         return self
 
+    def kill_agent(self, node: str, *, after_s: float = 0.0) -> RunBuilder:
+        """Let a node's agent be killed, and its ranks with it; its guardian tells of it at once."""
+        self.wait(after_s)
+        self.round_nodes[len(self.history), node]["outcome"] = "gone"
+        self.last_words[node] = self.now_ns
+        return self.leave(node, "its agent was killed by SIGKILL")
+
     def succeed(self, *, after_s: float = 60.0) -> RunBuilder:
         """Let all ranks end well."""
         self.wait(after_s)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 ALONE, CASCADE, ALL, RECOVERED = "alone", "cascade", "all", "recovered"
-LOSSES = ("host-oom-kill", "cuda-oom", "host-memory", "nccl", "nccl-timeout", "nccl-abort", "disk-full")
+MEMORY = ("memory-limit", "host-oom-kill", "oom-kill", "address-space", "host-memory")
+LOSSES = (*MEMORY, "cuda-oom", "nccl", "nccl-timeout", "nccl-abort", "disk-full")
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,13 @@ KINDS = (
     Case("exit_code.py", "system-exit", ("exit code 3",), rank=0),
     Case("exit_text.py", "system-exit", ("the tokenizer has no padding token",)),
     Case("exit_silent.py", "exit", ("exit code 5",), here=False, rank=1),
+    # What a program hides that ends itself by an exit code
+    Case("hidden.py", "missing-file", ("RuntimeError: no sample in data/train-00007.parquet",), ("code",)),
+    Case("hidden.py", "missing-file", ("RuntimeError: no sample in",), ("another-code",), ways=(ALONE,)),
+    Case("hidden.py", "missing-file", ("exit code 1: giving up: see the log", "no sample"), ("text",), ways=(ALONE,)),
+    Case("hidden_device.py", "gpu-ecc", ("CUDA error: uncorrectable ECC error",), ("gpu",)),
+    Case("hidden_device.py", "filesystem", ("No route to host",), ("network",), ways=(ALONE,)),
+    Case("hidden_device.py", "filesystem", ("Input/output error",), ("storage",), ways=(ALONE,)),
     Case("exit_78.py", "system-exit", ("exit code 78",), options=("--max-restarts", "3"), exit_code=78),
     Case("shell.sh", "shell-killed", ("SIGKILL", "137"), options=("--no-python",), here=False, step=None,
          ways=(ALONE,)),
@@ -94,9 +102,11 @@ KINDS = (
     Case("port.py", "port-in-use", ("Address already in use",)),
     Case("torch_port.py", "port-in-use", ("DistNetworkError", "in use"), needs=("torch",), ways=(ALONE,)),
     # Memory
-    Case("memory_error.py", "host-memory", ("MemoryError",)),
-    Case("host_oom.py", "host-oom-kill", ("memory ran out",), here=False, needs=("cgroup",),
-         evidence="out-of-memory k"),
+    Case("memory_error.py", "address-space", ("limit of address space or data was reached", "MemoryError"),
+         never=("host-memory",), evidence="ulimit: 1 GiB"),
+    Case("memory_refused.py", "host-memory", ("MemoryError",), never=("address-space",), ways=(ALONE,)),
+    Case("host_oom.py", "memory-limit", ("its memory limit was reached",), here=False, needs=("cgroup",),
+         evidence="out-of-memory k", never=("host-oom-kill", "oom-kill")),
     Case("bus_error.py", "shm-full", ("/dev/shm",), ("/dev/shm",), needs=("root",), small="/dev/shm",
          evidence="/dev/shm"),
     Case("bus_error.py", "bus-error", ("SIGBUS",), ("small",), needs=("root",), small="small"),
@@ -115,9 +125,8 @@ KINDS = (
     # Ranks and nodes that are not there any more, or hang
     Case("sleeper.py", "hang", ("fetch",), options=BEATS),
     Case("stopped.py", "hang", ("stopped (SIGSTOP)",), options=BEATS, here=False, rank=3),
-    Case("lost.py", "node-lost", ("local1", "lost"), ("node",), QUICKLY, None, "local1", here=False, ways=(ALONE,)),
-    Case("lost.py", "agent-lost", ("agent was killed",), ("agent",), QUICKLY, None, "local1", here=False,
-         ways=(ALONE,)),
+    Case("lost.py", "node-lost", ("local1", "lost"), ("node",), QUICKLY, None, "local1", here=False),
+    Case("lost.py", "agent-lost", ("agent was killed",), ("agent",), QUICKLY, None, "local1", here=False),
     # torch
     Case("gloo.py", "exception", ("ValueError: row 4711 has no label",), ("exception",), needs=("torch",),
          ways=(ALONE,)),
@@ -130,16 +139,22 @@ KINDS = (
          ways=(ALONE,)),
 )  # fmt: skip
 
+SOCKETS = tuple(
+    Case("lost.py", f"{what}-lost", ("local1", "lost"), (what, "sockets"), QUICKLY, None, "local1", here=False)
+    for what in ("agent", "node")
+)
+
 LABEL = ("ValueError: row 4711 has no label",)
 DECOYS = (
     Case("decoy_oom_word.py", "exception", LABEL, never=LOSSES),
-    Case("decoy_caught.py", "exception", LABEL, never=("cuda-oom", "host-memory")),
+    Case("decoy_caught.py", "exception", LABEL, never=("cuda-oom", *MEMORY)),
     Case("decoy_caught_crash.py", "segfault", ("SIGSEGV",), never=("missing-file",), ways=(ALONE,)),
+    Case("decoy_fallback.py", "system-exit", ("exit code 3",), never=("import-error",), ways=(ALONE,)),
     Case("decoy_handled.py", "exception", ("TypeError: unsupported label type",), never=("nan",), ways=(ALONE,)),
     Case("decoy_sibling.py", "exception", LABEL, never=("cuda-assert",)),
     Case("decoy_nccl.py", "system-exit", ("exit code 3",), never=("nccl", "nccl-timeout", "nccl-abort"), ways=(ALONE,)),
     Case("decoy_nccl_message.py", "exception", ("ValueError: option backend",), never=LOSSES, ways=(ALONE,)),
-    Case("decoy_killed.py", "system-exit", ("exit code 1",), never=("host-oom-kill", "sigkill"), ways=(ALONE,)),
+    Case("decoy_killed.py", "system-exit", ("exit code 1",), never=(*MEMORY, "sigkill"), ways=(ALONE,)),
     Case("decoy_no_space.py", "exception", LABEL, never=("disk-full", "shm-space"), ways=(ALONE,)),
     Case("decoy_child.py", "exception", LABEL, never=("segfault", "shell-crashed"), ways=(ALONE,)),
     Case("decoy_nan.py", "exception", ("KeyError: 'nan'",), never=("nan",), ways=(ALONE,)),

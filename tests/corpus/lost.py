@@ -1,5 +1,9 @@
-"""A node's agent is killed: alone ("agent"), or with its guardian, as when the whole node dies ("node")."""
+"""A node's agent is killed: alone ("agent"), or with its guardian, as when the whole node dies ("node").
 
+With "sockets" behind it the other ranks have connections of their own to it, and fail by those, not by torch's.
+"""
+
+import errno
 import json
 import os
 import subprocess
@@ -7,10 +11,13 @@ import sys
 import time
 from pathlib import Path
 
-from ranks import train
+from ranks import connect, train
+
+SOCKETS = "sockets" in sys.argv[2:]
 
 
 def die() -> None:
+    links = connect() if SOCKETS else []  # noqa: F841
     word = Path(os.environ["FTSLURM_RUN_DIR"], "nodes", "local1.json")
     agent = json.loads(word.read_text())["pid"]
     guardian = int(Path(f"/proc/{agent}/stat").read_text().rpartition(") ")[2].split()[1])
@@ -20,4 +27,10 @@ def die() -> None:
     time.sleep(60)
 
 
-train(die)
+def wait() -> None:
+    (link,) = connect()
+    if link.recv(1) == b"":
+        raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
+
+
+train(die, wait if SOCKETS else None)

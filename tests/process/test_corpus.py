@@ -21,7 +21,7 @@ from ftslurm.report.command import make_report
 CORPUS = Path(__file__).parents[1] / "corpus"
 sys.path.insert(0, str(CORPUS))
 
-from cases import ALL, CASCADE, DECOYS, KINDS, RECOVERED, Case  # noqa: E402
+from cases import ALL, ALONE, CASCADE, DECOYS, KINDS, RECOVERED, SOCKETS, Case  # noqa: E402
 
 WORLD, PER_NODE = 4, 2
 OOM_LIMIT = 400 << 20  # bytes; four ranks and two agents need a third of it
@@ -40,6 +40,37 @@ def test_the_report_names_rank_node_and_cause_of(case: Case, way: str, tmp_path:
 @pytest.mark.parametrize(("case", "way"), _ways(DECOYS))
 def test_the_report_does_not_fall_for(case: Case, way: str, tmp_path: Path) -> None:
     _check(case, way, _happen(case, way, tmp_path))
+
+
+@pytest.mark.parametrize("case", SOCKETS, ids=lambda case: case.name)
+def test_a_rank_whose_own_connection_broke_is_not_blamed_for(case: Case, tmp_path: Path) -> None:
+    run = _happen(case, ALONE, tmp_path)
+    entry = json.loads((run.run_dir / "report.json").read_text())["rounds"][0]
+    assert (entry["first_failure"]["cause"], entry["first_failure"]["node"]) == (case.cause, case.node), run.out
+    assert [group["what"] for group in entry["groups"]] == [
+        "ConnectionResetError: [Errno 104] Connection reset by peer"
+    ]
+
+
+TAKES_ALL = """
+import os, time, ftslurm
+ftslurm.progress(1)
+kept = []
+while os.environ["RANK"] == "1":
+    kept.append(b"x" * (8 << 20))
+time.sleep(600)
+"""
+
+
+def test_a_node_is_not_set_aside_for_kills_at_the_memory_limit_of_its_job(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TAKES_ALL)
+    options = ("--local-nodes", "2", "--nproc-per-node", "1", "--max-restarts", "1", "--health", "watch")
+    with _within(Case("", "", needs=("cgroup",))) as before:
+        run = Started(tmp_path, *options, "train.py", before=before)
+        assert run.wait(90) == 1, run.err
+    rounds = json.loads((run.run_dir / "report.json").read_text())["rounds"]
+    assert [entry["first_failure"]["cause"] for entry in rounds] == ["memory-limit", "memory-limit"], run.out
+    assert "set aside" not in run.err
 
 
 def _happen(case: Case, way: str, directory: Path) -> Started:

@@ -14,10 +14,10 @@ ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {
     "argparse", "asyncio", "concurrent", "dataclasses", "email", "gettext", "http", "importlib.metadata", "inspect",
     "logging", "multiprocessing", "pathlib", "pickle", "random", "shutil", "ssl", "tempfile", "torch", "traceback",
-    "unittest", "urllib",
+    "subprocess", "typing", "unittest", "urllib",
 }  # fmt: skip
 # The guardian does nothing but wait.
-FOR_THE_AGENT = {"json", "queue", "re", "selectors", "socket", "threading", "typing"}
+FOR_THE_AGENT = {"json", "queue", "re", "selectors", "socket", "threading"}
 # Both leave by way of os._exit or the end of main; without site, which may import for other packages.
 PROBE = """
 import os, sys

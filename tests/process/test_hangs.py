@@ -581,6 +581,45 @@ def test_an_agent_that_is_killed_while_stacks_are_collected_does_not_keep_the_ot
     assert set(other) <= set(stacks(run))
 
 
+@pytest.mark.parametrize(("restarts", "coordinates"), [(0, False), (1, False), (0, True)])
+def test_a_rank_that_waits_for_those_of_a_dead_node_is_not_said_to_hang(
+    start: Start, restarts: int, coordinates: bool
+) -> None:
+    # Its time-out is shorter than the node's: it expires while nobody knows yet that the node is dead.
+    script = """
+import glob
+def meet(step):
+    open(f"met{step}.{rank}", "w").close()
+    while len(glob.glob(f"met{step}.*")) < 4:
+        time.sleep(0.01)
+if round_ == 1:
+    for step in range(100000):
+        ftslurm.heartbeat()
+        ftslurm.progress(step)
+        if step == 3:
+            up()
+        meet(step)
+"""
+    options = ("--nnodes", "1:2", "--heartbeat-timeout", "1", "--node-timeout", "6", "--last-call", "1")
+    run = start(RANK + script, *NODES, *options, "--max-restarts", str(restarts))
+    for rank in range(4):
+        pid_of(run, rank)
+    leader = state(run)["coordinator"]["node"]
+    (dead,) = (node for node in agents(run) if (node == leader) is coordinates)
+    agent = agents(run)[dead]
+    guardian = int(Path(f"/proc/{agent}/stat").read_text().rpartition(") ")[2].split()[1])
+    # Stopped first, so that it cannot tell of its agent's end: all that is left of the node is its silence.
+    for pid, number in ((guardian, signal.SIGSTOP), (agent, signal.SIGKILL), (guardian, signal.SIGKILL)):
+        os.kill(pid, number)
+    run.wait(90)
+    first, *rest = history(run)
+    assert [entry["outcome"] for entry in rest] == ["succeeded"] * restarts, run.err
+    assert (first["outcome"], first["failure"]) == ("node-lost", None), run.err
+    assert f"{dead} was lost: its agent gave no sign of life" in first["reason"]
+    assert "hangs: no heartbeat" in run.err
+    assert (blamed(run)["kind"], blamed(run)["node"], blamed(run)["rank"]) == ("node-lost", dead, None)
+
+
 def test_what_is_no_message_is_survived_and_counted_in_the_rounds_node_file(start: Start) -> None:
     script = """
 if round_ == 1:

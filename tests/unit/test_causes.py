@@ -43,7 +43,13 @@ WATCHDOG = (
     "terminate called after throwing an instance of 'c10::DistBackendError'\n"
 )
 GIB = 1 << 30
-KILLED_FOR_MEMORY = Surroundings(OomKills(1, 1, 12.0, "memory.events of step_0", 4 * GIB, 4 * GIB, 120))
+AT_LIMIT = Surroundings(
+    OomKills(1, 1, 12.0, "memory.events of step_0", 4 * GIB, 4 * GIB, 120, at_limit=True),
+    memory_total=64 * GIB,
+    least_available=50 * GIB,
+)
+HOST_RAN_OUT = replace(AT_LIMIT, oom=OomKills(1, 1, 12.0, at_limit=False), least_available=GIB)
+KILLED_FOR_MEMORY = replace(AT_LIMIT, oom=OomKills(1, 1, 12.0, at_limit=False))
 NOBODY_COUNTED = Surroundings(OomKills(0, 0, 12.0), node_oom_kills=3)
 LONG_AGO = Surroundings(OomKills(0, 2, 12.0))
 FULL_SHM = Surroundings(spaces=(Space("/dev/shm", 60 << 20, 64 << 20, least_free=0),))
@@ -97,11 +103,19 @@ POSITIVE = [
     ("cuda-access", raised("RuntimeError", "CUDA error: an illegal memory access was encountered")),
     ("cuda-launch", raised("RuntimeError", "CUDA error: unspecified launch failure")),
     ("cuda-error", raised("RuntimeError", "CUDA error: unknown error")),
-    ("host-oom-kill", signal("SIGKILL", surroundings=KILLED_FOR_MEMORY)),
-    ("host-oom-kill", signal("SIGKILL", scheduler="OUT_OF_MEMORY")),
-    ("host-oom-kill", ended(137, surroundings=KILLED_FOR_MEMORY)),
+    ("memory-limit", signal("SIGKILL", surroundings=AT_LIMIT)),
+    ("memory-limit", ended(137, surroundings=AT_LIMIT)),
+    ("memory-limit", signal("SIGKILL", surroundings=AT_LIMIT, scheduler="OUT_OF_MEMORY")),
+    ("memory-limit", signal("SIGKILL", surroundings=replace(AT_LIMIT, least_available=0))),
+    ("host-oom-kill", signal("SIGKILL", surroundings=HOST_RAN_OUT)),
+    ("host-oom-kill", ended(137, surroundings=HOST_RAN_OUT)),
+    ("oom-kill", signal("SIGKILL", surroundings=KILLED_FOR_MEMORY)),
+    ("oom-kill", signal("SIGKILL", scheduler="OUT_OF_MEMORY")),
+    ("oom-kill", ended(137, surroundings=Surroundings(OomKills(1, 1, 12.0)))),
+    ("address-space", raised("MemoryError", surroundings=Surroundings(own_limit=4 * GIB))),
+    ("address-space", raised("OSError", "[Errno 12] Cannot allocate memory", surroundings=Surroundings(own_limit=1))),
     (
-        "host-oom-kill",
+        "oom-kill",
         raised(
             "RuntimeError", "DataLoader worker (pid 7) is killed by signal: Killed. ", surroundings=KILLED_FOR_MEMORY
         ),
@@ -340,18 +354,27 @@ def test_a_loader_whose_worker_has_gone_is_said_to_be_one() -> None:
     said = "a DataLoader worker died (ConnectionResetError: [Errno 104] Connection reset by peer)"
     assert describe(reset, *find(reset)) == said
     row = classify(replace(reset, surroundings=KILLED_FOR_MEMORY))
-    assert row.name == "host-oom-kill"
+    assert row.name == "oom-kill"
 
 
 def test_the_proof_of_a_kill_for_memory_names_the_counter_and_the_limit() -> None:
-    killed = signal("SIGKILL", surroundings=KILLED_FOR_MEMORY, sections=(("checkpoint", 3.0),))
+    killed = signal("SIGKILL", surroundings=AT_LIMIT, sections=(("checkpoint", 3.0),))
     row, found = find(killed)
-    assert describe(killed, row, found) == "killed by the kernel: the host's memory ran out (SIGKILL)"
+    assert describe(killed, row, found) == "killed by the kernel: its memory limit was reached (SIGKILL)"
     assert lines(killed, row, found) == [
         "cgroup: 1 out-of-memory kill in the last 12 s before its end (memory.events of step_0)",
+        "cgroup: a memory limit was reached in those seconds",
         "cgroup memory: limit 4 GiB, peak 4 GiB, limit hit 120 times in this round",
+        "host memory: 50 GiB of 64 GiB available when least was, in those seconds (MemAvailable)",
         "open sections: 'checkpoint' for 3.0 s",
     ]
+
+
+def test_the_proof_of_a_refused_request_for_memory_names_the_limit() -> None:
+    refused = raised("MemoryError", surroundings=Surroundings(own_limit=4 * GIB))
+    row, found = find(refused)
+    assert row.title == "its limit of address space or data was reached"
+    assert "ulimit: 4 GiB of address space or data" in lines(refused, row, found)
 
 
 def test_a_bare_sigkill_says_what_was_counted_and_what_could_not_be() -> None:

@@ -43,6 +43,8 @@ def failure(round_: int, node: str, rank: int, code: int | None = 1, signal: str
 class Story:
     """Some nodes and their coordinator; `look` folds what is seen. A node is named by its number."""
 
+    timing = TIMING
+
     def __init__(self, nodes: int, low: int | None = None, high: int | None = None, restarts: int = 3) -> None:
         self.names = [f"n{i + 1}" for i in range(nodes)]
         shape = Shape("r", ATTEMPT, tuple(self.names), low or nodes, high or nodes, restarts)
@@ -66,8 +68,8 @@ class Story:
     def look(self, forming_s: float = 0.0, told_s: float = 0.0, hanging_s: float = 0.0) -> State:
         seen = Seen(self.words, self.silent, forming_s, self.now_ns, told_s, hanging_for_s=hanging_s)
         before = self.state
-        self.state = fold(before, seen, TIMING)
-        again = fold(self.state, seen, TIMING)
+        self.state = fold(before, seen, self.timing)
+        again = fold(self.state, seen, self.timing)
         assert again == self.state, "the same sight changed the state twice"
         assert again is self.state, "nothing changed and yet there is a new state"
         return self.state
@@ -778,9 +780,44 @@ def test_a_node_that_cannot_show_its_ranks_delays_the_stop_by_a_bounded_time() -
 def test_nobody_waits_for_the_stacks_of_a_node_that_is_lost_or_leaving() -> None:
     story = Story(3).join().run().hang(2)
     story.look()
-    story.show(2).say(3, reason="its disk is full", status=LEFT)
+    story.show(1, 2).say(3, reason="its disk is full", status=LEFT)
     story.silent["n1"] = 9.0
     assert story.look().phase != RUNNING
+    assert story.last.failure.kind == "hang", "both nodes were there when the rank hung"
+
+
+def test_a_node_that_is_silent_is_lost_before_a_rank_that_waited_for_it_is_said_to_hang() -> None:
+    story = Story(3).join().run()
+    story.silent["n3"] = 2.0
+    story.hang(1).look()
+    story.silent["n3"] = 7.9
+    assert story.show(1, 2).look(hanging_s=5.9).phase == RUNNING
+    story.silent["n3"] = 8.0
+    story.look(hanging_s=6.0)
+    assert (story.last.outcome, story.last.failure) == (NODE_LOST, None)
+    assert story.last.reason == "n3 was lost: its agent gave no sign of life for 8.0 s"
+    assert [lost.node for lost in story.state.lost] == ["n3"]
+
+
+def test_a_silent_node_is_waited_for_although_the_time_for_showing_is_over() -> None:
+    story = Story(2).join().run().hang(1)
+    story.timing = replace(TIMING, node_timeout_s=60)
+    story.look()
+    story.show(1)
+    for seconds in (TIMING.show_s, 40.0, 57.0):
+        story.silent["n2"] = seconds + 2
+        assert story.look(hanging_s=seconds).phase == RUNNING
+    story.silent["n2"] = 1.0
+    assert story.look(hanging_s=58.0).phase == FORMING, "it has only been slow"
+    assert story.last.failure.kind == "hang"
+
+
+def test_a_node_whose_agent_was_started_anew_before_it_showed_anything_is_lost_first() -> None:
+    story = Story(2).join().run().hang(1)
+    story.look()
+    story.show(1).say(2, incarnation="i9", status=READY, round=0)
+    story.look()
+    assert story.last.outcome == NODE_LOST
 
 
 def test_what_fails_while_stacks_are_collected_is_not_the_first_failure() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -43,7 +44,7 @@ class Job:
 
     def fail(self, rank: int, message: str = "ValueError: row 7", **outlook: Any) -> None:
         node = f"n{rank // 2 + 1}"
-        known = {"at_start": True, **outlook}
+        known = {"at_start": True, "signature": re.sub(r"\d+", "#", message), **outlook}
         failure = Failure(self.state.round, node, rank, rank % 2, 5, "exception", 1, None, message, None, **known)
         self.words[node] = replace(self.words[node], status=FAILED, failure=failure)
 
@@ -124,8 +125,8 @@ def test_of_another_rank_it_takes_three_rounds() -> None:
 
 @pytest.mark.parametrize(
     "second",
-    [{"message": "KeyError: 'x'"}, {"at_start": False}, {"kind": "signal"}],
-    ids=["another message", "later", "another kind"],
+    [{"signature": "KeyError: 'x'"}, {"at_start": False}, {"kind": "signal"}, {"signature": None}],
+    ids=["another one", "later", "another kind", "nothing to compare"],
 )
 def test_another_failure_or_one_after_the_start_is_no_pattern(second: dict[str, Any]) -> None:
     job = Job()
@@ -137,6 +138,49 @@ def test_another_failure_or_one_after_the_start_is_no_pattern(second: dict[str, 
     assert word.failure is not None
     job.words["n2"] = replace(word, failure=replace(word.failure, **second))
     assert job.look().phase != CLOSED
+
+
+def test_two_failures_of_which_nothing_but_the_exit_code_is_known_are_not_the_same() -> None:
+    job = Job()
+    for _ in range(3):
+        job.fail(3, "exit code 1", signature=None)
+        assert job.look().phase == FORMING
+        job.next_round()
+
+
+def signed(job: Job, rank: int, signature: str | None) -> None:
+    """Let the node say what it found of a failure that it has told before."""
+    node = f"n{rank // 2 + 1}"
+    failure = job.words[node].failure
+    assert failure is not None
+    job.words[node] = replace(job.words[node], failure=replace(failure, signature=signature))
+
+
+def test_what_is_found_of_a_failure_after_its_round_has_ended_counts_before_the_next_one_forms() -> None:
+    job = Job()
+    for _ in range(2):
+        assert job.state.phase == RUNNING
+        job.fail(3, "exit code 1", signature=None)
+        assert job.look().phase == FORMING
+        signed(job, 3, "the same")
+        job.words = {node: replace(word, status=READY) for node, word in job.words.items()}
+        job.look()
+        job.words = {node: replace(word, status=RUNNING, round=job.state.round) for node, word in job.words.items()}
+    why = "it would fail again: the same at start in rounds 1 and 2"
+    assert end(job)[0] == f"rank 3 on n2 failed: exit code 1; {why}"
+    assert job.state.restarts_used == 1, "the second restart never was"
+
+
+def test_what_is_found_of_a_failure_too_late_for_its_round_changes_nothing() -> None:
+    job = Job()
+    job.fail(3, "exit code 1", signature=None)
+    job.look()
+    late = job.words["n2"].failure
+    job.next_round()
+    assert late is not None
+    job.words["n2"] = replace(job.words["n2"], failure=replace(late, signature="x"))
+    before = job.state
+    assert job.look() is before
 
 
 def test_a_round_between_that_ended_otherwise_breaks_the_pattern() -> None:
@@ -186,7 +230,7 @@ NOT_HOPELESS = [
 def test_a_script_that_asked_for_no_restart_is_heard_though_it_was_stopped_on_its_way_out() -> None:
     found = record("SystemExit", "78", exit_code=None, signal="SIGTERM", kind="exit", step=9)
     expected = {"at_start": False, "again": "it ended with code 78", "everywhere": True, "blame": None}
-    assert outlook(found, 5000.0) == expected
+    assert outlook(found, 5000.0) == {**expected, "signature": None}
 
 
 @pytest.mark.parametrize(
@@ -213,6 +257,30 @@ def test_a_node_is_blamed_for_what_its_hardware_or_the_kernel_says_and_not_for_t
     found: dict[str, Any], expected: str | None
 ) -> None:
     assert outlook(found, 5000.0)["blame"] == expected
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("recent", "at_limit", "least_available", "blame"),
+    [
+        (0, None, 60 * GIB, "perhaps"),
+        (1, True, 60 * GIB, None),
+        (1, True, GIB, None),
+        (1, False, GIB, "perhaps"),
+        (1, False, 60 * GIB, None),
+        (1, None, None, None),
+    ],
+    ids=["by somebody", "limit", "limit of a full host", "full host", "a limit that is not seen", "unknown"],
+)
+def test_a_node_is_blamed_for_a_kill_for_memory_only_where_its_own_ran_out(
+    recent: int, at_limit: bool | None, least_available: int | None, blame: str | None
+) -> None:
+    found = record(None, "killed", signal="SIGKILL", kind="signal")
+    oom = {"recent": recent, "at_limit": at_limit}
+    found["ftslurm"]["surroundings"] = {"oom": oom, "memory": [64 * GIB, least_available]}
+    assert outlook(found, 5000.0)["blame"] == blame
 
 
 def as_evidence(found: dict[str, Any]) -> Evidence:
@@ -264,8 +332,8 @@ def test_a_nodes_word_carries_the_outlook_and_an_older_one_has_none() -> None:
     word = job.words["n1"]
     assert NodeWord.decode(word.encode(), "x") == word
     old = json.loads(word.encode())
-    for name in ("at_start", "again", "everywhere"):
+    for name in ("at_start", "again", "everywhere", "signature"):
         del old["failure"][name]
     failure = NodeWord.decode(json.dumps(old).encode(), "x").failure
     assert failure is not None
-    assert (failure.at_start, failure.again, failure.everywhere) == (False, None, False)
+    assert (failure.at_start, failure.again, failure.everywhere, failure.signature) == (False, None, False, None)

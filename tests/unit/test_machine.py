@@ -10,6 +10,7 @@ import pytest
 
 from ftslurm.agent.actions import (
     Action,
+    Compare,
     Exit,
     Log,
     Moment,
@@ -124,6 +125,7 @@ class Agent:
         by: int | None = None,
         recorded_ago_s: float | None = None,
         ago_s: float = 0,
+        at_start: bool = False,
     ) -> list[Action]:
         self.seconds += 1
         ended = round((self.seconds - ago_s) * SECOND)
@@ -133,9 +135,15 @@ class Agent:
         if by or code:
             kind = "signal" if by else "exit"
             round_ = self.machine._newest_round
-            failure = Failure(round_, "n2", 2 + local, local, ended, kind, None if by else code, name, "boom", 7)
+            failure = Failure(
+                round_, "n2", 2 + local, local, ended, kind, None if by else code, name, "boom", 7, at_start
+            )
         end = WorkerEnd(local, None if by else code, name, ended, recorded, failure)
         return self.done(self.machine.on_worker_ended(end, self.now()))
+
+    def compared(self, failure: Failure, signature: str | None = "same") -> list[Action]:
+        self.seconds += 1
+        return self.done(self.machine.on_compared(failure, signature, self.now()))
 
     def hangs(self, local: int, number: int = KILL) -> list[Action]:
         self.seconds += 1
@@ -685,6 +693,78 @@ def test_the_next_round_knows_nothing_of_the_last_ones_hang() -> None:
     assert agent.prepared(2)[0].hang is None
 
 
+# What a failure is compared by
+
+
+def failing() -> tuple[Agent, Failure]:
+    """An agent one of whose ranks failed at its start, by nothing but an exit code; all is swept."""
+    agent = running()
+    actions = agent.ends(0, code=1, at_start=True)
+    (failure,) = [action.failure for action in actions if isinstance(action, Compare)]
+    agent.sees(state(phase=FORMING))
+    agent.ends(1, by=TERM)
+    assert agent.swept() == []
+    return agent, failure
+
+
+def test_a_node_is_ready_for_the_next_round_when_it_is_known_what_the_failure_is_compared_by() -> None:
+    agent, failure = failing()
+    assert (agent.word.status, agent.machine.phase) == (FAILED, SWEEPING)
+    agent.compared(failure, "2b1c")
+    assert (agent.word.status, agent.machine.phase) == (READY, IDLE)
+    assert agent.word.failure == replace(failure, signature="2b1c")
+
+
+def test_what_is_found_of_a_failure_while_ranks_are_still_stopping_is_said_at_once() -> None:
+    agent = running()
+    agent.ends(0, code=1, at_start=True)
+    failure = agent.word.failure
+    assert failure is not None
+    assert kinds(agent.compared(failure, "2b1c")) == ["Say"]
+    agent.ends(1, by=TERM)
+    agent.swept()
+    assert agent.word.status == READY
+    assert agent.word.failure == replace(failure, signature="2b1c")
+
+
+def test_nothing_to_compare_is_an_answer_too() -> None:
+    agent, failure = failing()
+    agent.compared(failure, None)
+    assert (agent.word.status, agent.word.failure) == (READY, failure)
+
+
+@pytest.mark.parametrize("code", [None, 1])
+def test_only_a_failure_at_start_that_says_nothing_itself_is_looked_into(code: int | None) -> None:
+    agent = running()
+    actions = agent.ends(0, code=1) if code else agent.ends(0, by=KILL)
+    assert "Compare" not in kinds(actions)
+    agent.ends(1, by=TERM)
+    agent.swept()
+    assert agent.word.status == READY
+
+
+def test_the_answer_about_another_failure_than_the_first_one_is_not_taken() -> None:
+    agent = running()
+    agent.ends(1, code=1, at_start=True)
+    late = agent.word.failure
+    agent.ends(0, code=2, ago_s=5)
+    first = agent.word.failure
+    assert late is not None
+    assert agent.compared(late) == []
+    assert agent.word.failure == first != late
+
+
+@pytest.mark.parametrize("end", ["sigterm", "superseded", "closed"])
+def test_an_agent_that_leaves_does_not_wait_for_a_file_that_hangs(end: str) -> None:
+    agent, _ = failing()
+    if end == "closed":
+        agent.sees(closed(FAILED, "x", 1))
+        assert any(isinstance(action, Exit) for action in agent.log)
+        return
+    agent.signalled(TERM) if end == "sigterm" else agent.lost_ground("superseded")
+    assert (agent.word.status, agent.machine.phase) == (LEFT, GONE)
+
+
 # Anything goes
 
 
@@ -706,7 +786,8 @@ def test_whatever_happens_workers_are_started_only_after_a_sweep_and_an_exit_lea
             elif roll < 0.65 and alive:
                 local = rng.choice(sorted(alive))
                 alive.discard(local)
-                agent.ends(local, code=rng.choice([0, 0, 1]), recorded_ago_s=rng.choice([None, 0.5, 9.0]))
+                recorded_ago_s, at_start = rng.choice([None, 0.5, 9.0]), rng.random() < 0.5
+                agent.ends(local, code=rng.choice([0, 0, 1]), recorded_ago_s=recorded_ago_s, at_start=at_start)
             elif roll < 0.8 and phase == SWEEPING:
                 assert not alive, where
                 dirty = False
@@ -719,6 +800,8 @@ def test_whatever_happens_workers_are_started_only_after_a_sweep_and_an_exit_lea
                 agent.hangs(rng.choice([0, 1]), rng.choice([TERM, KILL]))
             elif roll < 0.9:
                 agent.shown()
+            elif roll < 0.95 and (asked := [action for action in agent.log if isinstance(action, Compare)]):
+                agent.compared(rng.choice(asked).failure, rng.choice([None, "same"]))
             else:
                 agent.tick(rng.choice([0.1, 20.0]))
             for action in agent.log[before:]:

@@ -160,6 +160,63 @@ def test_a_killed_agent_is_named_though_the_state_only_saw_its_peers_break(tmp_p
     assert (cause["kind"], cause["node"]) == ("node-lost", "n2")
 
 
+@pytest.mark.parametrize(
+    ("error", "after_s", "blamed"),
+    [
+        (reset(), 0.01, None),
+        (ConnectionResetError(104, "Connection reset by peer"), 0.01, None),
+        (ConnectionResetError(104, "Connection reset by peer"), -0.01, None),
+        (ValueError("boom"), 0.01, None),
+        (ValueError("boom"), -0.01, 0),
+        (None, -0.01, 0),
+    ],
+    ids=["torch's connection", "an own one", "before its guardian told", "follows", "fails before", "is killed before"],
+)
+def test_an_agent_whose_guardian_told_of_its_end_is_blamed_for_what_follows(
+    tmp_path: Path, error: BaseException | None, after_s: float, blamed: int | None
+) -> None:
+    run = RunBuilder(tmp_path).round().steps(1, 9).wait(10)
+    fails = {"signal": "SIGSEGV"} if error is None else {}
+    if after_s < 0:
+        run.fail(0, error, **fails)
+        run.kill_agent("n2", after_s=-after_s)
+    else:
+        run.kill_agent("n2").fail(0, error, after_s=after_s, **fails)
+    cause = report(run.stop().close("failed", "x"))["cause"]
+    assert cause["rank"] == blamed
+    assert blamed is not None or (cause["cause"], cause["node"]) == ("agent-lost", "n2")
+
+
+def test_an_agent_that_left_in_good_order_without_a_record_of_its_end_is_not_blamed(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path).round().fail(0, reset())
+    run.round_nodes[1, "n2"]["outcome"] = "gone"
+    run.stop().leave("n2", "SIGTERM from outside").close("failed", "x")
+    assert report(run)["cause"]["rank"] == 0
+
+
+@pytest.mark.parametrize(("silent_s", "blamed"), [(40.0, None), (20.0, None), (10.0, 0)])
+def test_a_rank_is_not_blamed_for_waiting_for_those_of_a_node_that_was_silent_before(
+    tmp_path: Path, silent_s: float, blamed: int | None
+) -> None:
+    run = RunBuilder(tmp_path).round().steps(1, 9, over_s=60).hang(0, places={}, silent_s=30)
+    run.round_nodes[1, "n2"]["outcome"] = "gone"
+    run.last_words["n2"] = run.now_ns - int(silent_s * 1e9)
+    run.stop().close("failed", "rank 0 on n1 hung")
+    run.round_nodes[1, "n2"]["outcome"] = "running"
+    cause = report(run)["cause"]
+    assert (cause["kind"], cause["rank"]) == ("hang" if blamed == 0 else "node-lost", blamed)
+    assert blamed == 0 or (cause["node"], cause["ranks"]) == ("n2", "2-3")
+
+
+def test_a_rank_that_hung_while_a_node_was_being_lost_is_not_the_cause(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path).round().steps(1, 9, over_s=60).hang(0, places={}, silent_s=2)
+    hang = run.history[-1]["failure"]
+    run.history[-1]["failure"] = None
+    run.lose("n2", silent_s=8).close("failed", "n2 was lost")
+    run.aside["n1"] = {"failure": hang}
+    assert (report(run)["cause"]["kind"], report(run)["cause"]["node"]) == ("node-lost", "n2")
+
+
 def test_a_node_lost_in_an_earlier_attempt_is_still_told(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path).round().lose("n2").attempt().round().succeed().close("succeeded", "all")
     run.lost.clear()

@@ -27,10 +27,12 @@ KILL = {
     "limit": 400 * MIB,
     "peak": 400 * MIB,
     "limit_hits": 7,
+    "at_limit": True,
 }
 AROUND: dict[str, Any] = {
     "oom": KILL,
     "node_oom_kills": 1,
+    "memory": [64 << 30, 50 << 30],
     "spaces": [
         {"path": "/dev/shm", "free": 60 * MIB, "total": 64 * MIB, "free_inodes": 9, "total_inodes": 10, "least_free": 0}
     ],
@@ -57,10 +59,12 @@ def test_a_kill_that_the_cgroup_counted_is_the_kernels_and_says_by_which_counter
     run = seen(RunBuilder(tmp_path).round().fail(1, signal="SIGKILL"), 1, surroundings=AROUND)
     result = report(run)
     cause = result["cause"]
-    assert (cause["cause"], cause["restart"]) == ("host-oom-kill", "same-node")
+    assert (cause["cause"], cause["restart"]) == ("memory-limit", "same-node")
     assert cause["evidence_lines"] == [
         "cgroup: 1 out-of-memory kill in the last 12 s before its end (memory.events of step_0)",
+        "cgroup: a memory limit was reached in those seconds",
         "cgroup memory: limit 400 MiB, peak 400 MiB, limit hit 7 times in this round",
+        "host memory: 50 GiB of 64 GiB available when least was, in those seconds (MemAvailable)",
         "/dev/shm: 0 bytes of 64 MiB free shortly before, 60 MiB after its end",
     ]
     text = render(result, zone=time.gmtime)
@@ -173,13 +177,13 @@ def test_whatever_stands_there_is_read_or_left_out(tmp_path: Path) -> None:
         return [spoil(each) for each in value] if isinstance(value, list) else value
 
     for _ in range(500):
-        surroundings_from(spoil(AROUND), spoil([5, 10]))
+        surroundings_from({"surroundings": spoil(AROUND), "shm": spoil([5, 10]), "memory_limit": spoil([5])})
         sections_from(spoil([["a", 1.0], ["b", 2]]))
         cuda_from(spoil({"allocated": 5, "reserved": 6}))
     for junk in JUNK:
         assert sections_from(junk) == ()
         assert cuda_from(junk) == ()
-        assert surroundings_from(junk, junk) is None
+        assert surroundings_from({"surroundings": junk, "shm": junk, "memory_limit": junk}) is None
     for number in range(20):
         run = RunBuilder(tmp_path / str(number)).round().fail(1, signal="SIGKILL")
         result = report(seen(run, 1, surroundings=spoil(AROUND), sections=spoil([["a", 1.0]]), cuda=spoil({"x": 1})))

@@ -89,6 +89,7 @@ def failed(chance: random.Random) -> Suspect:
         sections=(("data", 3.0),) if chance.random() < 0.2 else (),
         scheduler=chance.choice([*[""] * 9, "CANCELLED", "OUT_OF_MEMORY"]),
         cuda=(("allocated", 10**9),) if chance.random() < 0.2 else (),
+        exit_message=chance.choice([*[""] * 4, "giving up on rank 3"]),
     )
 
 

@@ -139,7 +139,7 @@ def test_what_slurm_says_of_a_later_start_explains_nothing(tmp_path: Path) -> No
 def test_a_rank_killed_where_slurm_counted_an_out_of_memory_was_killed_for_that(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path).round().fail(1, signal="SIGKILL").stop().round().fail(3, signal="SIGKILL").stop()
     result = report(run.close("failed", "no restarts"), fake(state="OUT_OF_MEMORY"))
-    assert [entry["first_failure"]["cause"] for entry in result["rounds"]] == ["sigkill", "host-oom-kill"]
+    assert [entry["first_failure"]["cause"] for entry in result["rounds"]] == ["sigkill", "oom-kill"]
 
 
 @pytest.mark.parametrize("state", ["CANCELLED", "TIMEOUT", "NODE_FAIL"])

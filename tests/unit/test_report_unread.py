@@ -45,6 +45,12 @@ def _behind(chance: random.Random, rank: int) -> BaseException:
     return outer
 
 
+def _hidden(chance: random.Random, code: object = 1) -> BaseException:
+    outer = SystemExit(code)
+    outer.__cause__ = RuntimeError(f"[/gloo/pair.cc:553] Connection closed by peer [{_address(chance)}")
+    return outer
+
+
 CASCADES: list[Make] = [
     lambda chance, rank: RuntimeError(f"[/gloo/pair.cc:553] Connection closed by peer [{_address(chance)}"),
     lambda chance, rank: RuntimeError(f"[/gloo/pair.cc:543] Connection reset by peer [{_address(chance)}"),
@@ -54,6 +60,8 @@ CASCADES: list[Make] = [
         f"[Rank {rank}] Watchdog caught collective operation timeout: ran for {chance.randrange(9999)} milliseconds"
     ),
     lambda chance, rank: DistStoreError(f"Timed out after {chance.randrange(99)} ms"),
+    lambda chance, rank: _hidden(chance, "giving up"),
+    lambda chance, rank: _hidden(chance),
 ]
 OTHERS: list[Make] = [
     lambda chance, rank: ValueError("boom"),
@@ -152,18 +160,21 @@ def read_records(path: Path, monkeypatch: pytest.MonkeyPatch, **wanted: Any) -> 
     return read
 
 
-def cascade(parent: Path, nodes: int = 16, **how: Any) -> RunBuilder:
+def cascade(parent: Path, nodes: int = 16, way: int = 0, **how: Any) -> RunBuilder:
     """Tell of one rank that failed, and of all others that broke their connections to it."""
     chance = random.Random(1)
     run = RunBuilder(parent, nodes=nodes, nproc=8, **how).round().steps(1, 9).wait(9).fail(77, ValueError("boom"))
     for rank in range(nodes * 8):
         if rank != 77:
-            run.fail(rank, CASCADES[0](chance, rank), frames=(*FRAMES, TORCH), after_s=0.001)
+            run.fail(rank, CASCADES[way](chance, rank), frames=(*FRAMES, TORCH), after_s=0.001)
     return run
 
 
-def test_of_ranks_that_only_follow_a_few_records_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = cascade(tmp_path).stop().close("failed", "x").write()
+@pytest.mark.parametrize("way", [0, -1], ids=["uncaught", "hidden behind an exit"])
+def test_of_ranks_that_only_follow_a_few_records_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: int
+) -> None:
+    path = cascade(tmp_path, way=way).stop().close("failed", "x").write()
     read = read_records(path, monkeypatch)
     assert len(read) == len(set(read))
     assert sorted(read) == [f"{rank:05d}/error.json" for rank in (0, 1, 2, 77)]

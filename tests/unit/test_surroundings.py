@@ -33,10 +33,14 @@ class Tree:
     def vmstat(self, kills: int) -> None:
         self.put("proc/vmstat", f"nr_free_pages 12\noom_kill {kills}\npgfault 3\n")
 
-    def v2(self, kills: int, path: str = V2_PATH, hits: int = 0, mount: str = "sys/fs/cgroup") -> None:
+    def v2(self, kills: int, path: str = V2_PATH, hits: int = 0, mount: str = "sys/fs/cgroup", ooms: int = 0) -> None:
         self.put("proc/self/cgroup", f"0::/{V2_PATH}\n")
         self.put(f"{mount}/cgroup.controllers", "cpu memory\n")
-        self.put(f"{mount}/{path}/memory.events", f"low 0\nhigh 0\nmax {hits}\noom 0\noom_kill {kills}\n")
+        self.put(f"{mount}/{path}/memory.events", f"low 0\nhigh 0\nmax {hits}\noom {ooms}\noom_kill {kills}\n")
+
+    def available(self, mib: int, total: int = 64 << 10) -> None:
+        kib = (f"{name}:{size * 1024:>12} kB" for name, size in (("MemTotal", total), ("MemAvailable", mib)))
+        self.put("proc/meminfo", "\n".join([*kib, "Hugepagesize: 2048 kB", ""]))
 
     def v1(self, kills: int | None, hits: int = 0) -> None:
         self.put("proc/self/cgroup", f"9:pids:/x\n4:cpu,memory:/{V1_PATH}\n0::/\n")
@@ -77,9 +81,10 @@ def test_a_kill_in_the_workers_own_cgroup_is_counted_with_limit_and_peak(tree: T
     around = tree.look(clock)
     around.begin()
     clock.advance(2)
-    tree.v2(4, hits=130)
+    tree.v2(4, hits=130, ooms=1)
     assert around.at_a_failure()["oom"] == {
         "recent": 1,
+        "at_limit": True,
         "in_round": 1,
         "window_s": 2.0,
         "source": "memory.events of task_0",
@@ -102,6 +107,51 @@ def test_version_1_counts_in_memory_oom_control_and_its_largest_number_is_no_lim
     for part in ("slurm", "slurm/uid_1000", "slurm/uid_1000/job_7/step_0"):
         tree.put(f"sys/fs/cgroup/memory/{part}/memory.limit_in_bytes", "9223372036854771712\n")
     assert around.at_a_failure()["oom"]["limit"] == 64 * MIB
+
+
+def test_a_kill_at_the_limit_of_the_job_above_is_told_from_one_for_want_of_the_hosts_memory(
+    tree: Tree, clock: VirtualClock
+) -> None:
+    parts = V2_PATH.split("/")
+
+    def levels(job: int) -> None:
+        for length in range(1, len(parts)):
+            met = job if parts[length - 1] == "job_7" else 0
+            tree.put(f"sys/fs/cgroup/{'/'.join(parts[:length])}/memory.events.local", f"max {met}\noom {met}\n")
+
+    levels(0)
+    tree.v2(0)
+    around = tree.look(clock)
+    around.begin()
+    tree.v2(1)
+    assert around.at_a_failure()["oom"]["at_limit"] is False
+    around.begin()
+    tree.v2(2)
+    levels(1)
+    assert around.at_a_failure()["oom"]["at_limit"] is True
+    clock.advance(WINDOW_S)
+    around.look()
+    clock.advance(WINDOW_S)
+    tree.v2(3)
+    assert around.at_a_failure()["oom"]["at_limit"] is False, "that was long ago"
+
+
+def test_in_version_1_a_limit_that_was_met_explains_a_kill_unless_the_host_had_no_memory_left(
+    tree: Tree, clock: VirtualClock
+) -> None:
+    tree.available(50 << 10)
+    tree.v1(0)
+    around = tree.look(clock)
+    tree.v1(1, hits=7)
+    assert around.at_a_failure()["oom"]["at_limit"] is True
+    around.begin()
+    tree.available(500)
+    around.look()
+    tree.available(40 << 10)
+    tree.v1(2, hits=9)
+    found = around.at_a_failure()
+    assert found["oom"]["at_limit"] is False
+    assert found["memory"] == [64 << 30, 500 * MIB]
 
 
 def test_where_the_task_has_no_counter_the_nearest_cgroup_above_it_counts(tree: Tree) -> None:

@@ -28,7 +28,7 @@ from ftslurm.agent.actions import (
     spoken,
 )
 from ftslurm.agent.machine import AgentMachine
-from ftslurm.agent.preparation import REACH_S
+from ftslurm.agent.preparation import REACH_S, Preparation
 from ftslurm.dataclasses import dataclass, replace
 from ftslurm.rendezvous.member import Member, Refused, RunInUse, Superseded, View
 from ftslurm.rendezvous.node_word import NodeWord
@@ -151,6 +151,8 @@ class VirtualAgent:
         self._last: tuple[int, bool] | None = None
         self._trouble_since: float | None = None
         self._armed_for: float | None = None
+        # Commits are revoked where directories are made, and the master is reached or not as the host says.
+        self._preparation = Preparation(self._send, lambda *_: None, lambda _: None, self.monotonic, TROUBLE_S, None)
 
     def start(self, member: Member, machine: AgentMachine) -> None:
         """Begin."""
@@ -294,12 +296,12 @@ class VirtualAgent:
         if word is not None or self._stopping or self.host.now() >= self._due:
             self._due = self._tick()
         for assignment, errand in errands:
-            problem: str | None = None
+            result: object = None
             try:
                 errand()
             except (OSError, BadFile) as error:
-                problem = str(error)
-            self._news.append(partial(self._on_made, assignment, problem))
+                result = error
+            self._news.append(partial(self._on_made, assignment, result))
         if self._stopping and not self._errands:
             self._finished = True
 
@@ -366,12 +368,20 @@ class VirtualAgent:
         self.seen = view.state
         self._do(self.machine.on_state(view.state, self._moment()))
 
-    def _on_made(self, assignment: Assignment, problem: str | None) -> None:
-        if problem is not None or self.host.reaches_master(self, assignment):
-            self._on_prepared(Prepared(assignment.round, problem))
-            return
-        prepared = Prepared(assignment.round, "the master cannot be reached", unreachable=True)
-        self._after(REACH_S, partial(self._on_prepared, prepared))
+    def _on_made(self, assignment: Assignment, result: object) -> None:
+        prepared = self._preparation.made(assignment.round, result)
+        if prepared is None:
+            if (deadline := self._preparation.deadline) is not None:
+                self._after(max(0.0, deadline - self.monotonic()) + 0.001, self._prepare_again)
+        elif prepared.problem is not None or self.host.reaches_master(self, assignment):
+            self._on_prepared(prepared)
+        else:
+            prepared = Prepared(assignment.round, "the master cannot be reached", unreachable=True)
+            self._after(REACH_S, partial(self._on_prepared, prepared))
+
+    def _prepare_again(self) -> None:
+        prepared = self._preparation.on_time()
+        assert prepared is None, "no step but the directories has a deadline here"
 
     def _on_prepared(self, prepared: Prepared) -> None:
         self._do(self.machine.on_prepared(prepared, self._moment()))
@@ -393,10 +403,11 @@ class VirtualAgent:
             elif isinstance(action, Spawn):
                 self._spawn(action.assignment)
             elif isinstance(action, Prepare):
-                self._send(action.assignment)
+                self._preparation.begin(action.assignment)
             elif isinstance(action, Show):
                 self._after(self.host.rng.uniform(0.05, 3.0), self._shown)
             elif isinstance(action, Sweep):
+                self._preparation.drop()
                 self._after(0.05, self._swept)
             elif isinstance(action, Exit):
                 self._exit(action.code)

@@ -1,0 +1,72 @@
+"""What two failures are compared by: a short signature of the exception, or of the end of stderr (pure).
+
+An exit code is no proof that two failures are the same: a program that logs its exceptions, a shell script, ``uv run``
+or ``apptainer`` ends by the same code for every reason. Where there is nothing to compare there is no signature, and
+such a failure is the same as no other one.
+"""
+
+from __future__ import annotations
+
+import re
+from binascii import crc32
+from collections.abc import Mapping
+
+from ftslurm.failures.reason import is_bare_exit, reason
+from ftslurm.failures.record import crash_place
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+OUTPUT_LIMIT = 16 * 1024
+"""Bytes of stderr that are looked at, from its end."""
+LINES = 20
+"""Lines of stderr that are compared: a traceback of usual length and what was said just before it."""
+
+_VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{6,}\b|\btmp[a-z0-9_]{8}\b|\d+")
+_COLOUR = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+_PEERS = re.compile(
+    r"(\[rank\d+\]: ?)?"
+    r"([\w.]*\.Dist\w*(Error|Exception)\b|[\w.]*(Error|Exception): .*(gloo[/:]|TCPStore|c10d::|\bNCCL\b))"
+)
+"""An exception of torch.distributed: this rank was let down by another one, whose failure it says nothing of."""
+
+
+def signature(record: Mapping[str, Any]) -> str | None:
+    """Return what a failure is compared by as far as its error record tells; None: it tells nothing.
+
+    Args:
+        record: the error record, completed.
+    """
+    ours = record["ftslurm"]
+    exception = reason(ours.get("exception") or {})
+    if exception.get("type") and not is_bare_exit(exception):
+        frames = exception.get("frames") or ()
+        place = f"{frames[-1]['file']}:{frames[-1]['line']} in {frames[-1]['function']}" if frames else ""
+        return _digest(f"{exception['type']}: {_normal(str(exception.get('message')))}", place)
+    crashed = crash_place(ours.get("stacks") or "") if ours.get("signal") else ""
+    return _digest(crashed) if crashed else None
+
+
+def of_output(end: str) -> str | None:
+    """Return what a failure is compared by as far as its output tells; None: it tells nothing.
+
+    Numbers, addresses and names of temporary files do not count.
+
+    Args:
+        end: the last lines of stderr, from the beginning of a line on.
+    """
+    # Of a line that was written again and again (a progress bar) a terminal shows the last state.
+    lines = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in _COLOUR.sub("", end).split("\n")]
+    last = [line for line in lines if line][-LINES:]
+    if not last or any(map(_PEERS.match, last)):
+        return None
+    return _digest(*map(_normal, last))
+
+
+def _normal(text: str) -> str:
+    return _VARIABLE.sub("#", text)
+
+
+def _digest(*lines: str) -> str:
+    return f"{crc32(chr(10).join(lines).encode('utf-8', 'backslashreplace')):08x}"
