@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, TypeAlias
 
-Recorded = Mapping[str, Any]
+Recorded: TypeAlias = "Mapping[str, Any]"
 """An exception as the error record has it, see `ftslurm.failures.exceptions.describe`."""
 
 EXIT = "SystemExit"
