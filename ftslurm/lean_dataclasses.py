@@ -16,11 +16,17 @@ _MISSING: Any = object()
 class _Field:
     """One field: its default or what makes it, and whether `==` and `repr` take it into account."""
 
+    __slots__ = ("compare", "default", "default_factory", "shown")
+
     def __init__(self, default: Any, default_factory: Any, compare: bool, shown: bool) -> None:
         self.default = default
         self.default_factory = default_factory
         self.compare = compare
         self.shown = shown
+
+
+_PLAIN = _Field(_MISSING, _MISSING, True, True)
+"""Most fields: a name and no more."""
 
 
 def field(
@@ -71,6 +77,9 @@ def _make(cls: Any, frozen: bool) -> Any:
     fields: dict[str, _Field] = {}
     for name in cls.__annotations__:
         given = cls.__dict__.get(name, _MISSING)
+        if given is _MISSING:
+            fields[name] = _PLAIN
+            continue
         if type(given).__hash__ is None:
             raise ValueError(f"{cls.__name__}.{name}: a default that can change is shared by all; use default_factory")
         one = given if isinstance(given, _Field) else _Field(given, _MISSING, True, True)
@@ -81,7 +90,7 @@ def _make(cls: Any, frozen: bool) -> Any:
                 setattr(cls, name, one.default)
         fields[name] = one
     setattr(cls, _FIELDS, fields)
-    for name, value in {"__match_args__": tuple(fields), "__dataclass_fields__": _StandardFields()}.items():
+    for name, value in {"__match_args__": tuple(fields), "__dataclass_fields__": _STANDARD_FIELDS}.items():
         setattr(cls, name, value)
     methods: dict[str, Any] = {"__init__": _first_init, "__repr__": _repr, "__eq__": _eq}
     # Equal by value and changeable: no key of a dictionary.
@@ -176,3 +185,6 @@ class _StandardFields:
             fields.append((name, owner.__annotations__[name], about))
         standard: Any = dataclasses.make_dataclass(owner.__name__, fields)
         return standard.__dataclass_fields__
+
+
+_STANDARD_FIELDS = _StandardFields()
