@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 
+from ftslurm.failures.digest import digest
 from ftslurm.failures.reason import reason
 
 TYPE_CHECKING = False
@@ -95,17 +96,13 @@ def _where(exception: Mapping[str, Any]) -> str | None:
 
 
 def _signature(ours: Mapping[str, Any], whole: Mapping[str, Any], text: str) -> str:
-    # Not before a worker has failed: an agent that lives well needs no OpenSSL in its memory.
-    from hashlib import blake2b
-
     exception = reason(whole)
     alike = bool(exception) and _by_peers(ours, exception)
     said = VARIES.sub("#", text) if alike else text
     judged = [ours.get("kind"), ours.get("exit_code"), ours.get("signal"), said, _raised(exception, alike=alike)]
     judged.append(None if exception is whole else whole.get("message"))
     judged.append(_proofs(ours))
-    data = json.dumps(judged, sort_keys=True).encode()
-    return (ALIKE if alike else SAME) + blake2b(data, digest_size=8).hexdigest()
+    return (ALIKE if alike else SAME) + digest(json.dumps(judged, sort_keys=True), 8)
 
 
 def _by_peers(ours: Mapping[str, Any], exception: Mapping[str, Any]) -> bool:
