@@ -15,7 +15,9 @@ from ftslurm.agent.options import RunOptions, UsageError, parse_run
 from ftslurm.agent.output import Console, complain
 from ftslurm.agent.placement import LOCAL_NODE, Placement
 from ftslurm.agent.preflight import check, unique_name, user_name, write_attempt
+from ftslurm.dataclasses import replace
 from ftslurm.health.check import QUICK, request_for
+from ftslurm.kernel import share_heap
 from ftslurm.rendezvous.state import EXIT_USAGE
 from ftslurm.sharedfs.rundir import RunDirectory, RunDirectoryError, open_run
 
@@ -65,7 +67,8 @@ def run_agent(options: RunOptions, ward: Ward, look: FirstLook | None) -> int:
     logs = _logs(options, placement)
     # As early as can be: it takes as long as all that follows, up to the first round.
     health = _health(options, placement, run, logs or run.root, ward)
-    if look is not None and look.begin(request_for(QUICK, (), health.context, ward.local_dir)):
+    context = replace(health.context, hurry=True)
+    if look is not None and look.begin(request_for(QUICK, (), context, ward.local_dir)):
         health.first = look
     write_attempt(run, options, placement, program, logs)
     code = _supervise(options, placement, program, slots, run, logs or run.root, ward, health)
@@ -97,7 +100,6 @@ def _supervise(
     from ftslurm.agent.machine import AgentMachine
     from ftslurm.agent.ports import ReservedPort, lowest_ephemeral, pick_at_random
     from ftslurm.agent.settings import AgentSettings
-    from ftslurm.dataclasses import replace
     from ftslurm.nodes.exclude import Exclusions, folder
     from ftslurm.rendezvous.member import Member, Pace, first_word
     from ftslurm.rendezvous.seen import Shape, Timing
@@ -163,6 +165,7 @@ def _supervise(
         min(TROUBLE_S, options.join_timeout_s),
         spare_imports,
     )
+    share_heap()
     console = Console(placement.node)
     asides = AsideSettings(options.set_aside, options.set_aside_for_s, _drain(options, placement))
     aside = Aside(asides, exclusions, placement.run_id, time.time_ns, console.log)

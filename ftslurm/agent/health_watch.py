@@ -207,7 +207,7 @@ class HealthWatch:
             self._fitness.on_looked(self._set, None, self._monotonic(), self._now_ns())
             return
         settings = self._settings
-        context = replace(settings.context, busy=self._busy, peers=self._peers)
+        context = replace(settings.context, busy=self._busy, hurry=self._fitness.looking, peers=self._peers)
         request = request_for(self._set, names, context, settings.local_dir)
         path = os.path.join(settings.local_dir, "health-request.json")
         try:

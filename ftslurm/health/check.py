@@ -52,6 +52,7 @@ class Context:
         commands: checks of the user's own.
         skip: names of checks that are not to be run.
         busy: ranks are running: what they hold is no leftover, and nothing may get in their way.
+        hurry: a round waits for this look: what is at most a warning is not waited for.
         own_pid: processes below this one are the job's own; None: nobody's are.
         address: this node's, as others are told it; None: unknown.
         peers: other nodes of the job.
@@ -64,6 +65,7 @@ class Context:
     commands: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     busy: bool = False
+    hurry: bool = False
     own_pid: int | None = None
     address: str | None = None
     peers: tuple[Peer, ...] = ()
