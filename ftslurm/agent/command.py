@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from ftslurm import __version__
 from ftslurm.agent.environment import Program, RunFacts
+from ftslurm.agent.fitness import OFF
 from ftslurm.agent.guardian import STOPPING, Ward
 from ftslurm.agent.options import RunOptions, UsageError, parse_run
 from ftslurm.agent.output import Console, complain
@@ -23,7 +24,7 @@ from ftslurm.sharedfs.rundir import RunDirectory, RunDirectoryError, open_run
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ftslurm.agent.first_look import FirstLook
+    from ftslurm.agent.early_check import EarlyCheck
     from ftslurm.agent.health_watch import HealthSettings
 
 DEFAULT_KILL_WAIT_S = 30.0
@@ -32,31 +33,31 @@ KILL_WAIT_MARGIN = 0.6
 """Share of Slurm's KillWait that workers get before they are killed; the rest is for the last words."""
 
 
-def main(arguments: Sequence[str], ward: Ward, look: FirstLook | None) -> int:
+def main(arguments: Sequence[str], ward: Ward, early: EarlyCheck | None) -> int:
     """Run `ftslurm run` in the process below the guardian; return its exit code.
 
     Args:
         arguments: of the command line.
         ward: of the guardian above.
-        look: waits to look at this node's health.
+        early: will run the first health check.
     """
     try:
         options = parse_run(arguments, os.environ)
         launches = options.local_nodes and LOCAL_NODE not in os.environ
-        if look is not None and (launches or options.health == "off"):
-            look.drop()
-            look = None
+        if early is not None and (launches or options.health == OFF):
+            early.drop()
+            early = None
         if launches:
             from ftslurm.agent.launcher import launch
 
             return launch(options, arguments, ward)
-        return run_agent(options, ward, look)
+        return run_agent(options, ward, early)
     except (UsageError, RunDirectoryError) as error:
         complain(str(error))
         return EXIT_USAGE
 
 
-def run_agent(options: RunOptions, ward: Ward, look: FirstLook | None) -> int:
+def run_agent(options: RunOptions, ward: Ward, early: EarlyCheck | None) -> int:
     """Run this node's agent to its end; return the exit code.
 
     Raises:
@@ -65,11 +66,11 @@ def run_agent(options: RunOptions, ward: Ward, look: FirstLook | None) -> int:
     placement, program, slots = check(options, unique_name())
     run = open_run(placement.run_dir, user_name(), time.time_ns(), __version__)
     logs = _logs(options, placement)
-    # As early as can be: it takes as long as all that follows, up to the first round.
+    # As soon as possible: the checks take as long as all that follows until the first round.
     health = _health(options, placement, run, logs or run.root, ward)
     context = replace(health.context, hurry=True)
-    if look is not None and look.begin(request_for(QUICK, (), context, ward.local_dir)):
-        health.first = look
+    if early is not None and early.begin(request_for(QUICK, (), context, ward.local_dir)):
+        health.early = early
     write_attempt(run, options, placement, program, logs)
     code = _supervise(options, placement, program, slots, run, logs or run.root, ward, health)
     if placement.job is None and LOCAL_NODE not in os.environ and os.environ.get("FTSLURM_REPORT") != "0":

@@ -22,7 +22,7 @@ from ftslurm.kernel import kill_descendants, parent_of, pidfd_send_signal, spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ftslurm.agent.first_look import FirstLook
+    from ftslurm.agent.early_check import EarlyCheck
     from ftslurm.health.verdict import Json
     from ftslurm.rendezvous.node_word import NodeWord
     from ftslurm.rendezvous.state import Failure, State
@@ -61,7 +61,7 @@ class HealthSettings:
         local_dir: node-local directory of this agent.
         context: of this node's checks, as while no rank runs; its environment is the processes' own, too.
         spread_s: see `Fitness`.
-        first: the first look, begun before the agent was loaded; None: it has not begun.
+        early: the process of the first look, which has begun already; None: it has not.
     """
 
     mode: str
@@ -70,7 +70,7 @@ class HealthSettings:
     local_dir: str
     context: Context
     spread_s: float = 0.0
-    first: FirstLook | None = None
+    early: EarlyCheck | None = None
 
 
 @dataclass
@@ -133,13 +133,13 @@ class HealthWatch:
     def begin(self) -> None:
         """Start the first look, or take the one that goes on already."""
         self._fitness.begin()
-        first = self._settings.first
-        if first is None or self._fitness.wanted is None:
+        early = self._settings.early
+        if early is None or self._fitness.wanted is None:
             self._start_wanted()
             return
         self._set = self._fitness.begun()
-        self._look = _Process(first.pid, first.pidfd, first.fd)
-        self._poll.register(first.fd, select.EPOLLIN)
+        self._look = _Process(early.pid, early.pidfd, early.fd)
+        self._poll.register(early.fd, select.EPOLLIN)
         self._give_time()
 
     def on_state(self, state: State) -> None:

@@ -1,6 +1,6 @@
-"""Processes that may hang, each with a time-out of its own, and whoever hangs is told from whoever is only slow.
+"""Forked processes that may hang, each with a time-out of its own that distinguishes hanging from being slow.
 
-A time-out begins when the process says that its work begins, not with its fork, and counts device time alone
+A time-out begins when the process reports that its work begins, not with its fork, and counts device time alone
 (`device_time`). A process that is killed but hangs in the kernel is not waited for.
 """
 
@@ -10,7 +10,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from ftslurm.health.device_time import Reading, scheduling, waited_s
 from ftslurm.rendezvous.liveness import Attention
@@ -21,25 +21,26 @@ if TYPE_CHECKING:
 
 ENDED, LATE, STARVED = "ended", "late", "starved"
 TICK_S = 0.1
-"""At least so often a running process is looked at. A longer time between two looks is our own lateness."""
+"""Interval between two checks of the running processes. A longer one is this process's own lateness."""
 SLACK_S = 20.0
-"""A process that gets no CPU is given up when its fork is so many seconds more than its limit ago."""
+"""A process that gets no CPU is given up so many seconds of wall time after its fork and its limit."""
 REAP_S = 0.2
 BEGIN = b"\n"
 
 
 class Child:
-    """A forked process that does one thing and writes what comes of it to a pipe.
+    """A forked process that does one piece of work and writes the result to a pipe.
 
     Args:
         work: does it, given the descriptor to write to; it must write a line, however empty, when its time begins.
-        limit_s: how long that may take, in seconds of device time.
+        limit_s: time-out of the work, in seconds of device time.
+        clock: monotonic, seconds.
 
     Attributes:
-        data: what it has written.
-        outcome: ENDED; LATE: it hangs; STARVED: it got no CPU. None: not known yet.
-        took_s: seconds from its fork to its outcome.
-        reaped: its process is gone.
+        data: the bytes received so far.
+        outcome: ENDED; LATE: it hangs; STARVED: it got too little CPU time. None: it still runs.
+        took_s: seconds from the fork to the outcome.
+        reaped: the process has ended and is collected.
     """
 
     def __init__(self, work: Callable[[int], None], limit_s: float, clock: Callable[[], float]) -> None:
@@ -54,11 +55,16 @@ class Child:
         self.fd, write = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
-            _be(work, write)
+            _run(work, write)
         os.close(write)
 
     def receive(self, attentive_s: float, now: float) -> bool:
-        """Take what it wrote; False at the end."""
+        """Read what it wrote; return False at the end.
+
+        Args:
+            attentive_s: this process's own time, see `device_time.Reading`.
+            now: by the clock.
+        """
         chunk = os.read(self.fd, 1 << 16)
         self.data += chunk
         if self._began is None and BEGIN in chunk:
@@ -67,8 +73,8 @@ class Child:
             self.end(ENDED, now)
         return bool(chunk)
 
-    def look(self, attentive_s: float, now: float) -> None:
-        """Decide whether its time is over."""
+    def check_time(self, attentive_s: float, now: float) -> None:
+        """Set the outcome if its time is over; arguments as for `receive`."""
         due = self._began is not None and now - self._began_at >= self.limit_s
         if due and self._waited_s(attentive_s) >= self.limit_s:
             self.end(LATE, now)
@@ -80,7 +86,7 @@ class Child:
         return waited_s(self._began, Reading(attentive_s, scheduling(self.pid)))
 
     def end(self, outcome: str, now: float) -> None:
-        """Note what became of it."""
+        """Set the outcome."""
         self.outcome = outcome
         self.took_s = now - self._forked_at
 
@@ -99,10 +105,10 @@ def collect(
     slow: Callable[[list[Child]], None] = lambda running: None,
     slow_s: float = float("inf"),
 ) -> None:
-    """Wait until the outcome of each is known; then kill what is left of them.
+    """Wait until each has an outcome, then stop them.
 
     Args:
-        slow: told once, after `slow_s` seconds, which are still running.
+        slow: called once, after `slow_s` seconds, with those that still run.
     """
     began = clock()
     attention = Attention(clock, 2 * TICK_S)
@@ -117,7 +123,7 @@ def collect(
             for fd, _ in ready:
                 running[fd].receive(attentive_s, now)
             for fd, child in list(running.items()):
-                child.look(attentive_s, now)
+                child.check_time(attentive_s, now)
                 if child.outcome is not None:
                     poll.unregister(fd)
                     del running[fd]
@@ -125,14 +131,14 @@ def collect(
                 slow(list(running.values()))
                 slow_s = float("inf")
     finally:
-        for child in children:
-            os.close(child.fd)
-            child.kill()
-        reap(children, clock)
+        stop(children, clock)
 
 
-def reap(children: Iterable[Child], clock: Callable[[], float] = time.monotonic) -> None:
-    """Collect those that have ended; one that hangs in the kernel is left."""
+def stop(children: Sequence[Child], clock: Callable[[], float] = time.monotonic) -> None:
+    """Kill and collect them; one that hangs in the kernel stays uncollected."""
+    for child in children:
+        os.close(child.fd)
+        child.kill()
     deadline = clock() + REAP_S
     while left := [child for child in children if not child.reaped]:
         for child in left:
@@ -143,13 +149,13 @@ def reap(children: Iterable[Child], clock: Callable[[], float] = time.monotonic)
 
 
 def send(fd: int, data: bytes) -> None:
-    """Write all of it."""
+    """Write all of `data`."""
     left = memoryview(data)
     while left:
         left = left[os.write(fd, left) :]
 
 
-def _be(work: Callable[[int], None], write: int) -> NoReturn:
+def _run(work: Callable[[int], None], write: int) -> NoReturn:
     code = 1
     try:
         os.setpgid(0, 0)

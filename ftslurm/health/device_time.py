@@ -1,7 +1,8 @@
-"""The time that a process spent waiting for something else than a CPU: what a time-out for a device may count.
+"""Device time: the time in which a process waited for something else than a CPU, which alone counts for a time-out.
 
 A process that gets no CPU, on a node with a load of 40 or in a cgroup limited to a twentieth of a core, is as late as
-one whose driver hangs. The kernel tells them apart: one waits in a run queue, the other sleeps in the driver.
+one whose driver hangs. The kernel's accounting distinguishes them: one waits in a run queue, the other sleeps in the
+driver.
 
 Sources: the kernel's Documentation/scheduler/sched-stats.rst (schedstat), proc_pid_stat(5) (state).
 """
@@ -15,12 +16,12 @@ from ftslurm.dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Scheduling:
-    """What the kernel's scheduler says of one process; times in seconds since it began.
+    """The kernel's accounting of one process; times in seconds since the process began.
 
     Attributes:
-        state: "R" runs or waits for a CPU, "S" and "D" sleep, "T" is stopped, "Z" has ended.
-        ran_s: on a CPU.
-        queued_s: waited for a CPU, up to the last time that it got one; None: this kernel does not say.
+        state: "R": it runs or waits for a CPU; "S" and "D": it sleeps; "T": it is stopped; "Z": it has ended.
+        ran_s: time on a CPU.
+        queued_s: time in a run queue, up to the last time that it got a CPU; None: this kernel does not account it.
     """
 
     state: str
@@ -30,10 +31,11 @@ class Scheduling:
 
 @dataclass(frozen=True)
 class Reading:
-    """One reading of a process's clocks.
+    """A sample of the time and of one process's accounting.
 
     Attributes:
-        attentive_s: the reader's own time without what it missed itself, see `rendezvous.liveness.Attention`.
+        attentive_s: the observer's time without the intervals in which it did not run itself, see
+            `rendezvous.liveness.Attention`.
         scheduling: None: the process is gone.
     """
 
@@ -42,9 +44,9 @@ class Reading:
 
 
 def waited_s(began: Reading, now: Reading) -> float:
-    """Return for how long the process has waited for something else than a CPU, or has computed.
+    """Return the seconds between two samples in which the process slept or computed, but did not wait for a CPU.
 
-    One that is in the run queue or stopped has nothing to wait for: only what it ran counts until it sleeps.
+    While it is in a run queue, or stopped, its accounting is not up to date: then only its time on a CPU counts.
     """
     passed_s = now.attentive_s - began.attentive_s
     then, here = began.scheduling, now.scheduling
@@ -58,13 +60,13 @@ def waited_s(began: Reading, now: Reading) -> float:
 
 
 def own_clock() -> float:
-    """Return monotonic seconds without those in which this thread has waited for a CPU: a clock for what it calls."""
+    """Return monotonic seconds without the time in which this thread waited for a CPU."""
     now_s = time.monotonic()
     return now_s - (_schedstat("/proc/thread-self") or (0.0, 0.0))[1]
 
 
 def scheduling(pid: int, proc: str = "/proc") -> Scheduling | None:
-    """Read what the scheduler says of a process's first thread; None: it is gone, or may not be read."""
+    """Read the accounting of a process's first thread; None: the process is gone, or may not be read."""
     try:
         with open(f"{proc}/{pid}/stat", "rb") as file:
             line = file.read()
@@ -77,7 +79,7 @@ def scheduling(pid: int, proc: str = "/proc") -> Scheduling | None:
 
 
 def _schedstat(directory: str) -> tuple[float, float] | None:
-    """Return for how long it ran and was queued, in seconds; None on a kernel without CONFIG_SCHED_INFO."""
+    """Return the seconds on a CPU and in a run queue; None on a kernel without CONFIG_SCHED_INFO."""
     try:
         with open(f"{directory}/schedstat", "rb") as file:
             ran, queued, _ = file.read().split()

@@ -1,7 +1,7 @@
-"""Whether the whole node stands still for want of memory or storage, so that its lateness says nothing of a device.
+"""Pressure: whether the whole node stalled for memory or storage, so that a time-out proves nothing about a device.
 
-Source: the kernel's Documentation/accounting/psi.rst; "full": no process could go on. Where the kernel has no pressure
-information (RHEL before `psi=1`), nothing is known, and nothing is said.
+Source: the kernel's Documentation/accounting/psi.rst; "full": no process made progress. A kernel without pressure
+information (RHEL's, unless started with `psi=1`) counts as one without pressure.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 SHARE = 0.2
-"""Of the time that a look waited; a node that works stands still for less than a hundredth."""
-KINDS = ("memory", "io")
-"""Not "cpu": of that the kernel says more precisely, of each process, how long it waited (`device_time`)."""
+"""Of the time of the checks; a node in normal use stalls for less than a hundredth."""
+KINDS = {"memory": "memory", "io": "storage"}
+"""Not "cpu": the time that each process waited for a CPU is known exactly (`device_time`)."""
 
 
 def stalled_s(root: str = "") -> dict[str, float]:
-    """Return for how long the node has stood still since it booted, in seconds, by what it waited for."""
+    """Return the seconds for which the node has stalled since it booted, by kind."""
     found: dict[str, float] = {}
     for kind in KINDS:
         try:
@@ -28,10 +28,10 @@ def stalled_s(root: str = "") -> dict[str, float]:
     return found
 
 
-def standstill(before: Mapping[str, float], after: Mapping[str, float], passed_s: float) -> str | None:
-    """Return what the node stood still for during `passed_s` seconds, in words; None: it did not."""
-    for kind, words in (("memory", "memory"), ("io", "storage")):
+def stalled_for(before: Mapping[str, float], after: Mapping[str, float], passed_s: float) -> str | None:
+    """Return in words what the node stalled for between two readings `passed_s` seconds apart; None: it did not."""
+    for kind, words in KINDS.items():
         stalled = after.get(kind, 0.0) - before.get(kind, 0.0)
         if passed_s > 0 and stalled / passed_s >= SHARE:
-            return f"the node stood still for {words} {stalled / passed_s:.0%} of the time"
+            return f"the node stalled for {words} {stalled / passed_s:.0%} of the time"
     return None

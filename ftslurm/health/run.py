@@ -1,7 +1,7 @@
 """Runs checks: those that may hang each in a process of its own, all at once and each with its own time-out.
 
-A check that hangs is a finding, unless the node as a whole was as slow. It is killed, and what it started; one that
-hangs in the kernel cannot even be killed at once: it is not waited for, and its pid is told.
+A check that hangs is a finding, unless the node as a whole was slow. It is killed, with what it started; a process that
+hangs in the kernel cannot be killed at once: it is not waited for, and its pid is part of the result.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from ftslurm.dataclasses import replace
 from ftslurm.health import pressure
 from ftslurm.health.check import Absent, Check, Context
-from ftslurm.health.children import BEGIN, ENDED, LATE, REAP_S, SLACK_S, STARVED, Child, collect, send
+from ftslurm.health.children import BEGIN, ENDED, LATE, REAP_S, SLACK_S, STARVED, Child, collect, send, stop
 from ftslurm.health.device_time import scheduling
 from ftslurm.health.result import Looked
 from ftslurm.health.verdict import OK, UNKNOWN, Finding, Json, Judgement, Verdict, verdict
 
 UNHURRIED = 3.0
-"""A look that decides over later jobs runs each check alone, and gives it so many times its limit."""
+"""Factor of the time-outs in `run_unhurried`."""
 _LIMIT = 4 << 20
 """Bytes of facts that are read of one check; more is taken to be broken."""
 
@@ -37,16 +37,25 @@ def run(
     """Run the checks and judge what they fetch. Call it from a process without other threads: it forks.
 
     Args:
-        before: the facts of the look before, by check.
-        slow: told once, after `slow_s` seconds, which checks have not answered.
+        before: the facts of the previous run, by check.
+        clock: monotonic, seconds.
+        slow: called once, after `slow_s` seconds, with the names of the checks that still run.
     """
     began, stalled = clock(), pressure.stalled_s(context.root)
-    alone = [_Alone(check, context, clock) for check in checks if check.may_hang(context)]
-    # These need no process of their own; they show meanwhile how fast the node is.
+    alone: list[_Alone] = []
+    try:
+        for check in checks:
+            if check.may_hang(context):
+                alone.append(_Alone(check, context, clock))
+    except OSError:
+        stop(alone, clock)
+        raise
+    # Meanwhile those that need no process of their own; they show how fast the node is.
     names = {one.check.name for one in alone}
     here = [_Here(check, context, clock) for check in checks if check.name not in names]
     collect(alone, clock, lambda left: slow([one.check.name for one in alone if one in left]), slow_s)
-    why_slow = _why_slow(here, pressure.standstill(stalled, pressure.stalled_s(context.root), clock() - began))
+    stall = pressure.stalled_for(stalled, pressure.stalled_s(context.root), clock() - began)
+    why_slow = _why_slow(here, stall)
     by_name: dict[str, _Alone | _Here] = {one.check.name: one for one in alone}
     by_name.update({one.check.name: one for one in here})
     verdicts = tuple(by_name[check.name].verdict(before.get(check.name), context, why_slow) for check in checks)
@@ -61,7 +70,7 @@ def run_unhurried(
     before: Mapping[str, Json],
     clock: Callable[[], float] = time.monotonic,
 ) -> Looked:
-    """Run the checks one after the other, with `UNHURRIED` times their limits; see `run`."""
+    """Run the checks one after the other, with `UNHURRIED` times their time-outs; see `run`."""
     began = clock()
     patient = [replace(check, limit_s=UNHURRIED * check.limit_s) for check in checks]
     looks = [run([check], context, before, clock) for check in patient]
@@ -80,16 +89,16 @@ def longest_s(checks: Sequence[Check], unhurried: bool = False) -> float:
     return max((check.limit_s + SLACK_S + REAP_S for check in checks), default=0.0)
 
 
-def _why_slow(here: Sequence[_Here], standstill: str | None) -> str | None:
-    """Return what shows that the node was too slow for a time-out to say anything of a device; None: nothing."""
+def _why_slow(here: Sequence[_Here], stall: str | None) -> str | None:
+    """Return why a time-out proves nothing about a device: the node was slow as a whole; None: it was not."""
     late = [one for one in here if one.took_s > one.check.limit_s]
     if late:
         return f"{late[0].check.name}, which reads nothing that could hang, took {late[0].took_s:.1f} s"
-    if standstill is not None:
-        return standstill
+    if stall is not None:
+        return stall
     if (own := scheduling(os.getpid())) is None or own.queued_s is not None:
         return None
-    # This kernel does not say how long a process has waited for a CPU.
+    # This kernel does not account how long a process waited for a CPU.
     load, cpus = os.getloadavg()[0], os.cpu_count() or 1
     return f"the load is {load:.0f} on {cpus} CPUs" if load > cpus else None
 
@@ -100,13 +109,12 @@ class _Here:
     def __init__(self, check: Check, context: Context, clock: Callable[[], float]) -> None:
         self.check = check
         began = clock()
-        # As it would come from another process: a number that is a key is a text then.
-        self.said = json.loads(json.dumps(_said(check, context)))
+        self._fetched: Json = json.loads(_fetch(check, context))
         self.took_s = clock() - began
 
     def verdict(self, before: Json | None, context: Context, why_slow: str | None) -> Verdict:
         """Judge what it fetched."""
-        return _judge(self.check, self.said, before, context, self.took_s)
+        return _judge(self.check, self._fetched, before, context, self.took_s)
 
 
 class _Alone(Child):
@@ -117,20 +125,20 @@ class _Alone(Child):
 
         def work(write: int) -> None:
             send(write, BEGIN)
-            send(write, json.dumps(_said(check, context)).encode("utf-8", "backslashreplace"))
+            send(write, _fetch(check, context))
             sys.stderr.flush()
 
         super().__init__(work, check.limit_s, clock)
 
     def receive(self, attentive_s: float, now: float) -> bool:
-        """Take what came; False at the end."""
+        """Read what came; return False at the end, see `Child.receive`."""
         more = super().receive(attentive_s, now)
         if more and len(self.data) > _LIMIT:
             self.end(ENDED, now)
         return more
 
     def verdict(self, before: Json | None, context: Context, why_slow: str | None) -> Verdict:
-        """Judge what it fetched, or that nothing came."""
+        """Judge what it fetched, or its time-out."""
         check = self.check
         if self.outcome == LATE and why_slow is None:
             text = f"{check.late_text}: no answer within {check.limit_s:g} s"
@@ -140,33 +148,34 @@ class _Alone(Child):
             why = why_slow or "it got too little CPU time"
             return _unknown(check, f"no answer within {self.took_s:.0f} s, but {why}", self.took_s)
         try:
-            said = json.loads(self.data)
+            fetched = json.loads(self.data)
         except ValueError:
-            said = None
-        if not isinstance(said, dict):
             return _unknown(check, "its process was killed", self.took_s)
-        return _judge(check, said, before, context, self.took_s)
+        return _judge(check, fetched, before, context, self.took_s)
 
 
-def _said(check: Check, context: Context) -> Json:
-    """Fetch the facts, or why there are none."""
-    said: Json = {"absent": None, "problem": None, "facts": None}
+def _fetch(check: Check, context: Context) -> bytes:
+    """Return the facts as JSON: {"absent": why there are none, "problem": why they could not be fetched, "facts"}."""
     try:
-        said["facts"] = check.fetch(context)
+        return _encode(facts=check.fetch(context))
     except Absent as absent:
-        said["absent"] = str(absent)
+        return _encode(absent=str(absent))
     except Exception as error:  # whatever a driver's library comes up with is a finding, no more
-        said["problem"] = f"{type(error).__name__}: {error}" if not isinstance(error, OSError) else str(error)
-    return said
+        return _encode(problem=f"{type(error).__name__}: {error}" if not isinstance(error, OSError) else str(error))
 
 
-def _judge(check: Check, said: Json, before: Json | None, context: Context, took_s: float) -> Verdict:
-    if said["absent"] is not None:
-        return Verdict(check.name, OK, said["absent"], (), took_s)
-    problem = said["problem"]
+def _encode(absent: str | None = None, problem: str | None = None, facts: Json | None = None) -> bytes:
+    fetched = {"absent": absent, "problem": problem, "facts": facts}
+    return json.dumps(fetched).encode("utf-8", "backslashreplace")
+
+
+def _judge(check: Check, fetched: Json, before: Json | None, context: Context, took_s: float) -> Verdict:
+    if fetched["absent"] is not None:
+        return Verdict(check.name, OK, fetched["absent"], (), took_s)
+    problem = fetched["problem"]
     if problem is None:
         try:
-            return verdict(check.name, check.judge(said["facts"], before, context), took_s, said["facts"])
+            return verdict(check.name, check.judge(fetched["facts"], before, context), took_s, fetched["facts"])
         except Exception as error:  # facts that nobody thought of must not cost the other checks
             problem = f"{type(error).__name__}: {error}"
     return _unknown(check, problem, took_s)

@@ -1,7 +1,7 @@
-"""Which nodes a round that forms waits for, and why, for the user (pure).
+"""Lines for the user: which nodes a forming round waits for, and why (pure).
 
-The coordinator alone tells it, for all nodes: a thousand of them say nothing. What a node itself waits for, such as a
-check that does not answer, it says itself.
+Only the coordinator writes them: of a thousand nodes, one. A node whose own health check does not answer reports that
+itself, see `ftslurm.agent.health_watch`.
 """
 
 from __future__ import annotations
@@ -12,36 +12,36 @@ from ftslurm.rendezvous.seen import Seen, Timing, may_join
 from ftslurm.rendezvous.state import FORMING, LEFT, READY, State
 
 FIRST_S = 5.0
-"""A round that forms for so long is worth a line, and then what changes, not more often than this."""
+"""Time without a round before the first line, and the shortest interval between two lines, in seconds."""
 LONGEST_S = 120.0
-"""What does not change is said again after twice the time, each, but at least so often."""
+"""While nothing changes the interval doubles, up to this."""
 NAMED = 4
 
 
 class WaitingLines:
-    """Says of the rounds of one coordinator what each waits for: after 5 s, and then now and then."""
+    """Writes the lines of the forming rounds of one coordinator."""
 
     def __init__(self) -> None:
         self._begin(0)
 
     def _begin(self, round_: int) -> None:
         self._round = round_
-        self._told_at_s = 0.0
-        self._pause_s = FIRST_S
-        self._told = ""
+        self._line_at_s = 0.0
+        self._interval_s = FIRST_S
+        self._reasons = ""
 
     def line(self, state: State, seen: Seen, timing: Timing) -> str | None:
-        """Return a line when one is due; call it with each look of the coordinator."""
+        """Return a line if one is due, else None; to be called on each tick of the coordinator."""
         if state.phase != FORMING or state.round != self._round:
             self._begin(state.round)
-        since_s = seen.forming_for_s - self._told_at_s
+        since_s = seen.forming_for_s - self._line_at_s
         if state.phase != FORMING or since_s < FIRST_S:
             return None
         reasons = "; ".join(_grouped(state, seen, timing))
-        if since_s < self._pause_s and reasons == self._told:
+        if since_s < self._interval_s and reasons == self._reasons:
             return None
-        self._told, self._told_at_s = reasons, seen.forming_for_s
-        self._pause_s = min(LONGEST_S, 2 * self._pause_s)
+        self._reasons, self._line_at_s = reasons, seen.forming_for_s
+        self._interval_s = min(LONGEST_S, 2 * self._interval_s)
         ready = sum(word.attempt == state.attempt and may_join(word) for word in seen.words.values())
         number = f"{ready} of {state.min_nodes} nodes are ready after {seen.forming_for_s:.0f} s"
         return f"round {state.round + 1} waits: {number}" + (f"; {reasons}" if reasons else "")
@@ -57,11 +57,11 @@ def _grouped(state: State, seen: Seen, timing: Timing) -> Iterator[str]:
 
 
 def _waited_for(state: State, seen: Seen, timing: Timing) -> Iterator[tuple[str, str]]:
-    """Yield each node that could take part and does not, with the reason."""
+    """Yield each node that does not take part yet, with the reason."""
     known = {word.node: word for word in seen.words.values() if word.attempt == state.attempt}
     for node in state.expected:
         if node not in known:
-            yield node, "its agent has not been heard of"
+            yield node, "no record of its agent yet"
     for node, word in sorted(known.items(), key=lambda one: (one[1].position, one[0])):
         if word.status == LEFT or word.reason is not None:
             yield node, f"left ({word.reason})" if word.reason else "left"

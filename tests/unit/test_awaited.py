@@ -29,7 +29,7 @@ def wait() -> Wait:
 def test_nothing_is_said_before_5_s(wait: Wait) -> None:
     assert wait.line(FIRST_S - 0.1) is None
     assert wait.line(FIRST_S) == (
-        "round 1 waits: 1 of 4 nodes are ready after 5 s; n2, n3, n4: its agent has not been heard of"
+        "round 1 waits: 1 of 4 nodes are ready after 5 s; n2, n3, n4: no record of its agent yet"
     )
 
 
@@ -43,7 +43,7 @@ def test_what_changes_is_said_soon_but_not_node_by_node(wait: Wait) -> None:
     wait.story.join(2)
     assert wait.line(7.0) is None
     wait.story.join(3)
-    assert wait.line(10.0) == "round 1 waits: 3 of 4 nodes are ready after 10 s; n4: its agent has not been heard of"
+    assert wait.line(10.0) == "round 1 waits: 3 of 4 nodes are ready after 10 s; n4: no record of its agent yet"
 
 
 def test_each_node_has_its_reason(wait: Wait) -> None:
@@ -64,8 +64,7 @@ def test_of_a_thousand_nodes_a_few_are_named() -> None:
     story = Story(1000).join(1)
     line = WaitingLines().line(story.state, Seen(story.words, {}, 5.0, 0), TIMING)
     assert line == (
-        "round 1 waits: 1 of 1000 nodes are ready after 5 s; "
-        "n2, n3, n4, n5 and 995 more: its agent has not been heard of"
+        "round 1 waits: 1 of 1000 nodes are ready after 5 s; n2, n3, n4, n5 and 995 more: no record of its agent yet"
     )
 
 

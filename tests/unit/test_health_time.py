@@ -21,7 +21,7 @@ from ftslurm.health.checks import (
     storage_lustre,
 )
 from ftslurm.health.device_time import Reading, Scheduling, scheduling, waited_s
-from ftslurm.health.pressure import stalled_s, standstill
+from ftslurm.health.pressure import stalled_for, stalled_s
 from ftslurm.health.run import run
 from ftslurm.health.verdict import FAIL, OK, UNKNOWN, Json, Judgement
 
@@ -65,18 +65,18 @@ def test_a_command_of_any_name_has_its_state(tmp_path: Path) -> None:
     assert scheduling(7, str(tmp_path)) == Scheduling("D", 1.5, 0.25)
 
 
-def test_a_node_that_stands_still_for_memory_or_storage_is_slow_as_a_whole(tmp_path: Path) -> None:
+def test_a_node_that_stalls_for_memory_or_storage_is_slow_as_a_whole(tmp_path: Path) -> None:
     (tmp_path / "proc/pressure").mkdir(parents=True)
     for kind, total in (("memory", 2_000_000), ("io", 5_000_000)):
         some, full = (f"{how} avg10=1.00 avg60=0.00 total={us}\n" for how, us in (("some", 9), ("full", total)))
         (tmp_path / "proc/pressure" / kind).write_text(some + full)
     before = stalled_s(str(tmp_path))
     assert before == {"memory": 2.0, "io": 5.0}
-    assert standstill(before, before, 10.0) is None
-    assert standstill(before, {"memory": 3.9, "io": 5.0}, 10.0) is None
-    assert standstill(before, {"memory": 4.0, "io": 5.0}, 10.0) == "the node stood still for memory 20% of the time"
-    assert standstill(before, {"memory": 2.0, "io": 9.0}, 10.0) == "the node stood still for storage 40% of the time"
-    assert stalled_s(str(tmp_path / "none")) == {} and standstill({}, {}, 10.0) is None
+    assert stalled_for(before, before, 10.0) is None
+    assert stalled_for(before, {"memory": 3.9, "io": 5.0}, 10.0) is None
+    assert stalled_for(before, {"memory": 4.0, "io": 5.0}, 10.0) == "the node stalled for memory 20% of the time"
+    assert stalled_for(before, {"memory": 2.0, "io": 9.0}, 10.0) == "the node stalled for storage 40% of the time"
+    assert stalled_s(str(tmp_path / "none")) == {} and stalled_for({}, {}, 10.0) is None
 
 
 def facts(context: Context) -> Json:
