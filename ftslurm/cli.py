@@ -93,9 +93,12 @@ def _run(arguments: Sequence[str]) -> int:
 
     def agent(ward: Ward) -> int:
         # Imported below the guardian: it stays as small as a Python can be, for it does nothing but wait.
+        from ftslurm.agent.early_check import start_early_check
+
+        early = start_early_check(ward.local_dir)
         from ftslurm.agent.command import main as run
 
-        return run(arguments, ward)
+        return run(arguments, ward, early)
 
     return guard(agent, below_launcher="FTSLURM__LOCAL_NODE" in os.environ)
 

@@ -20,8 +20,9 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TypeVar
+
+from ftslurm.dataclasses import dataclass
 
 # None of them later: what a signal handler calls must not have to be imported, see `ftslurm.__getattr__`.
 from ftslurm.rendezvous.state import State

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
+from ftslurm.dataclasses import dataclass, replace
 from ftslurm.rendezvous.node_word import NodeWord
 from ftslurm.rendezvous.state import Failure, Hang, Master
 

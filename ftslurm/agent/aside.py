@@ -11,9 +11,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from ftslurm.agent.fitness import HAPPENED
+from ftslurm.dataclasses import dataclass
 from ftslurm.health.verdict import FAIL
 from ftslurm.health.word import HealthFinding
 from ftslurm.nodes.exclude import Exclusions, lemon
@@ -186,9 +186,9 @@ def _on_a_thread(work: Callable[[], None]) -> None:
 
 def _broken(word: NodeWord) -> HealthFinding | None:
     found = word.health.findings if word.health is not None and word.unfit is not None else ()
-    return next(
-        (one for one in found if one.status == FAIL and one.check.startswith(HARDWARE) and one.check != LEFTOVERS), None
-    )
+    # What happened was not looked for, and need not be seen twice; a look may be deceived by a node that is busy.
+    sure = [one for one in found if one.status == FAIL and (one.confirmed or one.check in HAPPENED)]
+    return next((one for one in sure if one.check.startswith(HARDWARE) and one.check != LEFTOVERS), None)
 
 
 def take_part(exclusions: Exclusions, node: str, now_ns: int) -> tuple[str | None, Iterable[str]]:

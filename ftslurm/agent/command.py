@@ -11,11 +11,15 @@ from collections.abc import Callable, Sequence
 
 from ftslurm import __version__
 from ftslurm.agent.environment import Program, RunFacts
+from ftslurm.agent.fitness import OFF
 from ftslurm.agent.guardian import STOPPING, Ward
 from ftslurm.agent.options import RunOptions, UsageError, parse_run
 from ftslurm.agent.output import Console, complain, log_at_once
 from ftslurm.agent.placement import LOCAL_NODE, Placement
 from ftslurm.agent.preflight import check, unique_name, user_name, write_attempt
+from ftslurm.dataclasses import replace
+from ftslurm.health.check import QUICK, request_for
+from ftslurm.kernel import share_heap
 from ftslurm.rendezvous.state import EXIT_FAILED, EXIT_USAGE
 from ftslurm.sharedfs.rundir import RunDirectory, RunDirectoryError, open_run
 
@@ -23,6 +27,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ftslurm.agent.containment import Containment, Defect
     from ftslurm.agent.defect_records import DefectRecords
+    from ftslurm.agent.early_check import EarlyCheck
     from ftslurm.agent.health_watch import HealthSettings
     from ftslurm.agent.loop import AgentLoop
     from ftslurm.agent.settings import AgentSettings
@@ -39,20 +44,25 @@ KILL_WAIT_MARGIN = 0.6
 """Share of Slurm's KillWait that workers get before they are killed; the rest is for the last words."""
 
 
-def main(arguments: Sequence[str], ward: Ward) -> int:
+def main(arguments: Sequence[str], ward: Ward, early: EarlyCheck | None) -> int:
     """Run `ftslurm run` in the process below the guardian; return its exit code.
 
     Args:
         arguments: of the command line.
         ward: of the guardian above.
+        early: will run the first health check.
     """
     try:
         options = parse_run(arguments, os.environ)
-        if options.local_nodes and LOCAL_NODE not in os.environ:
+        launches = options.local_nodes and LOCAL_NODE not in os.environ
+        if early is not None and (launches or options.health == OFF):
+            early.drop()
+            early = None
+        if launches:
             from ftslurm.agent.launcher import launch
 
             return launch(options, arguments, ward)
-        return run_agent(options, ward)
+        return run_agent(options, ward, early)
     except (UsageError, RunDirectoryError) as error:
         complain(str(error))
         return EXIT_USAGE
@@ -64,7 +74,7 @@ def main(arguments: Sequence[str], ward: Ward) -> int:
         return EXIT_FAILED
 
 
-def run_agent(options: RunOptions, ward: Ward) -> int:
+def run_agent(options: RunOptions, ward: Ward, early: EarlyCheck | None) -> int:
     """Run this node's agent to its end; return the exit code.
 
     Raises:
@@ -78,6 +88,11 @@ def run_agent(options: RunOptions, ward: Ward) -> int:
     placement, program, slots = check(options, unique_name())
     run = open_run(placement.run_dir, user_name(), time.time_ns(), __version__)
     logs = _logs(options, placement)
+    # As soon as possible: the checks take as long as all that follows until the first round.
+    health = _health(options, placement, run, logs or run.root, ward)
+    context = replace(health.context, hurry=True)
+    if early is not None and early.begin(request_for(QUICK, (), context, ward.local_dir)):
+        health.early = early
     write_attempt(run, options, placement, program, logs)
     incarnation = random_nonce()
     records = DefectRecords(
@@ -90,7 +105,7 @@ def run_agent(options: RunOptions, ward: Ward) -> int:
         lambda text: log_at_once(placement.node, text),
     )
     try:
-        code = _supervise(options, placement, program, slots, run, logs or run.root, ward, incarnation, records)
+        code = _supervise(options, placement, program, slots, run, logs or run.root, ward, health, incarnation, records)
     except Exception as error:
         # While its parts were put together, or after all of them had done their work.
         code = _end_by(defect_of(None, error), records, ward)
@@ -116,11 +131,10 @@ def _supervise(
     run: RunDirectory,
     logs: str,
     ward: Ward,
+    health: HealthSettings,
     incarnation: str,
     defects: DefectRecords,
 ) -> int:
-    from dataclasses import replace
-
     from ftslurm.agent.aside import Aside, AsideSettings
     from ftslurm.agent.containment import DOORBELL, EXCLUSION, OUTPUT, Containment, Defect
     from ftslurm.agent.courier import Courier
@@ -180,6 +194,7 @@ def _supervise(
         bool(spare_imports),
     )
     lowest = lowest_ephemeral()
+    share_heap()
     settings = _settings(options, placement, program, run, logs, ward, spare_imports)
     console = containment.hold(
         OUTPUT, Console, placement.node, answers={"log": lambda text: log_at_once(placement.node, text)}
@@ -197,7 +212,7 @@ def _supervise(
         run,
         lambda: ReservedPort(pick_at_random, lowest),
         bell,
-        _health(options, placement, run, logs, ward),
+        health,
         aside,
         containment,
         defects,

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeVar, cast
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.sharedfs.publish import BadFile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import threading
     from types import TracebackType
+    from typing import Any, TypeVar
 
-T = TypeVar("T")
+    T = TypeVar("T")
 
 CHAINED = 5
 """So many exceptions of a chain are recorded."""
@@ -132,7 +132,8 @@ class Containment:
             close: a method to be called when this object has disabled its part; its exceptions are ignored.
         """
         real = self.call(part, None, lambda: make(*arguments, **named), passes=passes)
-        return cast(T, _Held(self, part, make, real, dict(answers or {}), passes, close))
+        held: Any = _Held(self, part, make, real, dict(answers or {}), passes, close)
+        return held  # type: ignore[no-any-return]
 
     def call(
         self,

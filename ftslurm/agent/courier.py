@@ -10,9 +10,9 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from ftslurm.agent.containment import defect_of
+from ftslurm.dataclasses import dataclass
 from ftslurm.rendezvous.member import Member, Refused, RunInUse, Superseded, View
 from ftslurm.rendezvous.node_word import NodeWord, Vitals
 from ftslurm.sharedfs.clock import ClockOffset

@@ -7,13 +7,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 from ftslurm import __version__
 from ftslurm.agent.containment import Defect
 from ftslurm.sharedfs.filesystem import FileSystem
 from ftslurm.sharedfs.publish import encode, publish
 from ftslurm.sharedfs.rundir import RunDirectory
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 SCHEMA, VERSION = "ftslurm/defect", 1
 KEPT = 50

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
 
 from ftslurm.agent.actions import WorkerEnd
 from ftslurm.agent.containment import ANALYSIS, RECORDS, Containment
 from ftslurm.agent.journal import Journal, is_own
 from ftslurm.agent.workers import Worker
+from ftslurm.dataclasses import dataclass
 from ftslurm.failures.outlook import outlook
 from ftslurm.failures.record import Record, summary
 from ftslurm.rendezvous.node_word import NodeWord
 from ftslurm.rendezvous.state import Failure
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 ELSEWHERE_S = 1.0
 """So long, in seconds, the end of a worker that has left no record on its node waits for one in the run directory."""

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from ftslurm.agent.actions import Assignment
+from ftslurm.dataclasses import dataclass
 from ftslurm.leftovers import SUPERVISOR
 
 # What one worker must not inherit: the agent's own place in Slurm's step stays visible, ftslurm's options do not.

@@ -2,11 +2,13 @@
 
 A look gates: before the first round, and before the next one after a failure that may be the node's, the node says that
 it is being looked at, and keeps its place. Looks while ranks run only tell; what they find counts when the round ends.
+A check that fails makes the node unfit at once, and is made once more, alone and unhurried: that confirms it, for later
+jobs too, or takes it back.
 """
 
 from __future__ import annotations
 
-from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH
+from ftslurm.health.check import BACKGROUND, CONFIRM, QUICK, THOROUGH
 from ftslurm.health.result import Looked
 from ftslurm.health.verdict import FAIL
 from ftslurm.health.word import Health, HealthFinding, health_of
@@ -37,6 +39,7 @@ class Fitness:
 
     Attributes:
         wanted: the set of checks to run now; None: none. The caller takes it by `begun`.
+        doubtful: the checks that have failed without being confirmed: what CONFIRM runs.
         health: what was found last.
         looking: whether the node's place depends on a look that is not done.
         deadline: the monotonic second at which `on_time` wants to be called.
@@ -64,6 +67,13 @@ class Fitness:
             return None
         more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
         return failed[0].line() + more
+
+    @property
+    def doubtful(self) -> tuple[str, ...]:
+        """The checks that have failed, and nobody has looked twice."""
+        found = self.health.findings if self.health is not None else ()
+        failed = [one.check for one in found if one.status == FAIL and not one.confirmed and one.check not in HAPPENED]
+        return tuple(dict.fromkeys(failed))
 
     def begin(self) -> None:
         """The agent starts."""
@@ -133,6 +143,8 @@ class Fitness:
             self.health = health_of(looked.verdicts, set_, now_ns, self.health, [*self._held_findings(), *kept])
         self._plan(now_s)
         found = self.health.findings if self.health else ()
+        if self.doubtful and looked is not None and set_ != CONFIRM and not self._busy and self._mode == ACT:
+            self._want(CONFIRM, gate=False)
         return [one for one in found if (one.check, one.subject, one.text) not in known]
 
     def on_time(self, now_s: float) -> None:

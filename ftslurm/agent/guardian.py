@@ -278,8 +278,7 @@ def _publish_death(ward: _Agent, replaced: bool) -> Predecessor:
 
 
 def _write_death(path: str, death: Predecessor, replaced: bool) -> None:
-    from dataclasses import replace
-
+    from ftslurm.dataclasses import replace
     from ftslurm.rendezvous.node_word import NodeWord
     from ftslurm.rendezvous.state import LEFT
     from ftslurm.sharedfs.filesystem import PosixFileSystem

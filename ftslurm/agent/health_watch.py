@@ -11,10 +11,10 @@ import os
 import select
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 
 from ftslurm.agent.fitness import OFF, XID, Fitness
-from ftslurm.health.check import Context, Peer
+from ftslurm.dataclasses import dataclass, field, replace
+from ftslurm.health.check import CONFIRM, Context, Peer, request_for
 from ftslurm.health.result import Looked, decode
 from ftslurm.health.verdict import SEVERITY
 from ftslurm.health.word import HealthFinding
@@ -24,10 +24,17 @@ from ftslurm.rendezvous.node_word import NodeWord
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ftslurm.agent.early_check import EarlyCheck
+    from ftslurm.health.verdict import Json
+    from ftslurm.rendezvous.node_word import NodeWord
     from ftslurm.rendezvous.state import Failure, State
 
-LIMIT_S = 30.0
-"""A look as a whole, whose checks have their own limits, in seconds: longer than any of these."""
+START_S = 120.0
+"""A look that has not begun with its checks by then is given up: its modules come from a filesystem that hangs."""
+LOADING_S = 5.0
+"""After so many seconds the user is told that they are still being loaded."""
+SLACK_S = 10.0
+"""A look that has begun says how long its checks may take; it gets so much more."""
 
 STUCK = 16
 """While more processes than so many, left by earlier looks, hang in the kernel, none is begun: each would leave some
@@ -56,6 +63,7 @@ class HealthSettings:
         local_dir: node-local directory of this agent.
         context: of this node's checks, as while no rank runs; its environment is the processes' own, too.
         spread_s: see `Fitness`.
+        early: the process of the first look, which has begun already; None: it has not.
     """
 
     mode: str
@@ -64,6 +72,7 @@ class HealthSettings:
     local_dir: str
     context: Context
     spread_s: float = 0.0
+    early: EarlyCheck | None = None
 
 
 @dataclass
@@ -73,6 +82,12 @@ class _Process:
     fd: int
     data: bytearray = field(default_factory=bytearray)
     over: bool = False
+
+    def lines(self) -> list[bytes]:
+        """Take the whole lines that it has written."""
+        *lines, rest = bytes(self.data).split(b"\n")
+        self.data[:] = rest
+        return lines
 
 
 class HealthWatch:
@@ -96,14 +111,15 @@ class HealthWatch:
         spared: set[int],
     ) -> None:
         self._settings = settings
+        self._spared = spared
         self._monotonic = monotonic
         self._now_ns = now_ns
-        self._spared = spared
         self._fitness = Fitness(settings.mode, settings.every_s, settings.spread_s)
         self._poll = select.epoll()
         self._look: _Process | None = None
         self._set = ""
         self._look_by: float | None = None
+        self._loading_told_at: float | None = None
         self._sentinel: _Process | None = None
         self._busy = False
         self._present: tuple[str, ...] = ()
@@ -113,12 +129,20 @@ class HealthWatch:
     @property
     def deadline(self) -> float | None:
         """The monotonic second at which `look` wants to be called."""
-        return min((at for at in (self._fitness.deadline, self._look_by) if at is not None), default=None)
+        moments = (self._fitness.deadline, self._look_by, self._loading_told_at)
+        return min((at for at in moments if at is not None), default=None)
 
     def begin(self) -> None:
-        """Start the first look."""
+        """Start the first look, or take the one that goes on already."""
         self._fitness.begin()
-        self._start_wanted()
+        early = self._settings.early
+        if early is None or self._fitness.wanted is None:
+            self._start_wanted()
+            return
+        self._set = self._fitness.begun()
+        self._look = _Process(early.pid, early.pidfd, early.fd)
+        self._poll.register(early.fd, select.EPOLLIN)
+        self._give_time()
 
     def on_state(self, state: State) -> None:
         """The newest state was read: looks try to reach the master of its round, where that is another node."""
@@ -150,10 +174,13 @@ class HealthWatch:
         """Take what came, start what is due; return lines for the user. `say` may say something new then."""
         lines: list[str] = []
         now = self._monotonic()
-        if self._look is not None and self._receive(self._look):
-            lines += self._finish(_result(self._look.data))
-        elif self._look_by is not None and now >= self._look_by:
-            lines += self._finish(None)
+        if self._look is not None:
+            over = self._receive(self._look)
+            lines += self._follow(self._look, now)
+            if over:
+                lines += self._finish(_result(self._look.data))
+            elif self._look_by is not None and now >= self._look_by:
+                lines += self._finish(None)
         if self._sentinel is not None:
             over = self._receive(self._sentinel)
             lines += self._hear(self._sentinel)
@@ -176,16 +203,14 @@ class HealthWatch:
     def _start_wanted(self) -> None:
         if self._fitness.wanted is None or self._look is not None:
             return
+        names = self._fitness.doubtful
         self._set = self._fitness.begun()
         if len(self._spared) > STUCK:
             self._fitness.on_looked(self._set, None, self._monotonic(), self._now_ns())
             return
         settings = self._settings
-        request = {
-            "set": self._set,
-            "context": replace(settings.context, busy=self._busy, peers=self._peers).to_json(),
-            "facts": os.path.join(settings.local_dir, "health-facts.json"),
-        }
+        context = replace(settings.context, busy=self._busy, hurry=self._fitness.looking, peers=self._peers)
+        request = request_for(self._set, names, context, settings.local_dir)
         path = os.path.join(settings.local_dir, "health-request.json")
         try:
             make_private(settings.local_dir)
@@ -196,7 +221,28 @@ class HealthWatch:
             # A full /tmp, no process left: what cannot be looked at is not found sick.
             self._fitness.on_looked(self._set, None, self._monotonic(), self._now_ns())
             return
-        self._look_by = self._monotonic() + LIMIT_S
+        self._give_time()
+
+    def _give_time(self) -> None:
+        now = self._monotonic()
+        self._look_by = now + START_S
+        self._loading_told_at = now + LOADING_S if self._fitness.looking else None
+
+    def _follow(self, look: _Process, now: float) -> list[str]:
+        """Take what a look says before its result."""
+        lines: list[str] = []
+        for line in look.lines():
+            said = _object(line)
+            if isinstance(said.get("longest_s"), (int, float)):
+                self._look_by = now + said["longest_s"] + SLACK_S
+                self._loading_told_at = None
+            if isinstance(said.get("waiting"), list) and self._fitness.looking:
+                names = ", ".join(str(name)[:80] for name in said["waiting"])
+                lines.append(f"health: still being checked: no answer yet from {names}")
+        if self._loading_told_at is not None and now >= self._loading_told_at:
+            self._loading_told_at = None
+            lines.append("health: still being checked: the checks are being loaded, from a slow filesystem perhaps")
+        return lines
 
     def _finish(self, looked: Looked | None) -> list[str]:
         assert self._look is not None
@@ -208,7 +254,8 @@ class HealthWatch:
             # Some may have ended since, and be collected: their numbers may be anybody's by now.
             above = {os.getpid(), pid, *looked.stuck}
             self._spared |= {stuck for stuck in looked.stuck if parent_of(stuck) in above}
-            self._present = looked.present
+            if self._set != CONFIRM:
+                self._present = looked.present
         # Several checks may say the same of one cause (a driver that hangs): the worst of them says it.
         told = {one.line(): one for one in reversed(new)}
         lines = [f"health: {one.status}: {one.line()}{_advice(one)}" for one in reversed(told.values())]
@@ -221,7 +268,7 @@ class HealthWatch:
         return lines
 
     def _drop_look(self) -> None:
-        self._look_by = None
+        self._look_by = self._loading_told_at = None
         if self._look is not None:
             self._drop(self._look)
             self._look = None
@@ -242,12 +289,12 @@ class HealthWatch:
 
     def _hear(self, process: _Process) -> list[str]:
         lines: list[str] = []
-        *texts, rest = bytes(process.data).split(b"\n")
-        process.data[:] = rest[-_LINE_LIMIT:]
-        for text in texts:
+        for text in process.lines():
             finding = _event(text)
             if finding is not None and self._fitness.on_event(finding, self._monotonic(), self._now_ns()):
                 lines.append(f"health: {finding.status}: {finding.line()}{_advice(finding)}")
+        # A line without end is none.
+        del process.data[:-_LINE_LIMIT]
         return lines
 
     # Processes
@@ -297,6 +344,14 @@ class HealthWatch:
 
 def _advice(finding: HealthFinding) -> str:
     return f" ({finding.advice})" if finding.advice else ""
+
+
+def _object(line: bytes) -> Json:
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) else {}
 
 
 def _result(data: bytes | bytearray) -> Looked | None:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
 
 from ftslurm.agent.actions import Record
 from ftslurm.agent.round_record import round_record
 from ftslurm.agent.showing import Showing
 from ftslurm.agent.surroundings import Surroundings
 from ftslurm.agent.workers import Worker
+from ftslurm.dataclasses import asdict, dataclass
 from ftslurm.failures.record import STACKS, complete, complete_elsewhere, compose, encode
 from ftslurm.failures.short import short
 from ftslurm.failures.witness import open_sections
@@ -27,6 +26,10 @@ from ftslurm.sharedfs.filesystem import FileSystem
 from ftslurm.sharedfs.publish import encode as as_json
 from ftslurm.sharedfs.publish import publish
 from ftslurm.sharedfs.rundir import RunDirectory
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 AGAIN_S = 2.0
 

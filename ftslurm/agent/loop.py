@@ -13,8 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from typing import Any
 
 from ftslurm.agent.actions import (
     Action,
@@ -69,6 +67,7 @@ from ftslurm.agent.rank_watch import SIZES, Hung, Shown, Told
 from ftslurm.agent.revocation import Revocation
 from ftslurm.agent.settings import AgentSettings, plan
 from ftslurm.agent.workers import Worker, Workers
+from ftslurm.dataclasses import replace
 from ftslurm.kernel import descendants, kill_descendants
 from ftslurm.monitor.pipe import discard
 from ftslurm.rendezvous.member import View
@@ -77,6 +76,10 @@ from ftslurm.rendezvous.state import EXIT_FAILED, LEFT, Failure, State
 from ftslurm.sharedfs.commits import Commits
 from ftslurm.sharedfs.filesystem import FileSystem
 from ftslurm.sharedfs.rundir import RunDirectory, rank_directory
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 HANDLED = (*FORWARDED, signal.SIGCHLD)
 SWEEP_RETRY_S, QUICK_S = 0.02, 1.0

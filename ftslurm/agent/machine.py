@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
 
 from ftslurm.agent.actions import (
     Action,
@@ -28,6 +27,7 @@ from ftslurm.agent.actions import (
     Warm,
     WorkerEnd,
 )
+from ftslurm.dataclasses import dataclass, field, replace
 from ftslurm.rendezvous.state import (
     CLOSED,
     FAILED,

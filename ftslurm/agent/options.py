@@ -6,11 +6,11 @@ import os
 import signal
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from ftslurm.agent import option_kinds as kinds
 from ftslurm.agent.fitness import ACT, MODES, OFF
 from ftslurm.agent.option_kinds import UsageError
+from ftslurm.dataclasses import dataclass
 from ftslurm.monitor.timeouts import Timeouts
 from ftslurm.rendezvous.seen import NEXT_ROUND, REJOIN
 

@@ -12,8 +12,8 @@ import select
 import sys
 import threading
 from collections import deque
-from dataclasses import dataclass
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.kernel import FileWatch
 
 MAX_WAITING = 10_000

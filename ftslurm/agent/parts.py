@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 from ftslurm.agent.containment import GUARD, HEALTH, MONITOR, RECORDS, SURROUNDINGS, Containment
 from ftslurm.agent.courier import Courier
@@ -16,6 +15,7 @@ from ftslurm.agent.rank_watch import RankWatch
 from ftslurm.agent.settings import AgentSettings
 from ftslurm.agent.surroundings import Surroundings
 from ftslurm.agent.workers import Workers
+from ftslurm.dataclasses import dataclass, replace
 from ftslurm.monitor.guard import Guard
 from ftslurm.monitor.timer_file import FILE
 from ftslurm.sharedfs.filesystem import FileSystem

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ftslurm.agent.options import RunOptions, UsageError
+from ftslurm.dataclasses import dataclass
 from ftslurm.nodes.exclude import FOLDER
 from ftslurm.sharedfs.rundir import RUNS_FOLDER, RunDirectoryError, check_name
 from ftslurm.slurm.environment import SlurmEnvironmentError, SlurmJob, from_environ

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+# What `socket` is made of: the same calls, without an enum of all its constants, which costs 2 ms and 0.3 MB.
+import _socket as socket
 import os
-import socket
 from collections.abc import Callable
 
 LOWEST, HIGHEST = 15_000, 32_000

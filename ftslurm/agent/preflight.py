@@ -6,7 +6,6 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from ftslurm import __version__
 from ftslurm.agent.devices import count_gpus, resolve_slots
@@ -15,6 +14,7 @@ from ftslurm.agent.guardian import START_NAME
 from ftslurm.agent.options import RunOptions, UsageError, find_program, parse_run
 from ftslurm.agent.output import complain
 from ftslurm.agent.placement import Placement, place
+from ftslurm.dataclasses import asdict
 from ftslurm.job_end.attempts import ATTEMPT_SCHEMA, ATTEMPT_VERSION, START
 from ftslurm.rendezvous.state import EXIT_USAGE
 from ftslurm.sharedfs.rundir import RUNS_FOLDER, RunDirectory, RunDirectoryError, open_run

@@ -10,9 +10,9 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from ftslurm.agent.actions import Assignment, Prepared
+from ftslurm.dataclasses import dataclass
 from ftslurm.rendezvous.state import Master
 
 MAKE_AGAIN_S = 0.5

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from ftslurm.agent.journal import Journal
 from ftslurm.agent.rank_monitor import RankMonitor
@@ -12,6 +11,7 @@ from ftslurm.agent.settings import AgentSettings
 from ftslurm.agent.showing import Showing
 from ftslurm.agent.surroundings import Surroundings
 from ftslurm.agent.workers import Worker
+from ftslurm.dataclasses import dataclass
 from ftslurm.monitor.watch import TIMER, Expiry
 from ftslurm.rendezvous.node_word import NodeWord, Vitals
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import threading
-import zlib
 from collections.abc import Callable
 from functools import partial
 
@@ -84,7 +83,7 @@ class Revocation:
         """Tell whether this node is the one for the commits of `node`; None: it has waited for the others."""
         if assignment is None or node in assignment.nodes:
             return assignment is None or node == self._node
-        return zlib.crc32(node.encode()) % len(assignment.nodes) == assignment.group_rank
+        return int.from_bytes(node.encode(), "big") % len(assignment.nodes) == assignment.group_rank
 
     def _run(self, work: Callable[[], list[Revoked]], report: Callable[[str | None], None]) -> None:
         def run() -> None:

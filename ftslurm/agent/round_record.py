@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
 
 from ftslurm.agent.actions import Record
 from ftslurm.agent.workers import Worker
+from ftslurm.dataclasses import asdict
 from ftslurm.failures.short import in_table
 from ftslurm.monitor.mark import Mark
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 SCHEMA, VERSION = "ftslurm/round-node", 1
 

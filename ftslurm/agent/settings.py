@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ftslurm.agent.actions import Assignment
 from ftslurm.agent.environment import (
@@ -18,6 +17,7 @@ from ftslurm.agent.environment import (
     worker_environment,
 )
 from ftslurm.agent.workers import Launch
+from ftslurm.dataclasses import dataclass
 from ftslurm.monitor.timeouts import Timeouts
 from ftslurm.sharedfs.rundir import rank_directory
 

@@ -11,11 +11,11 @@ import select
 import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from ftslurm.agent.environment import standby_environment, worker_command
 from ftslurm.agent.settings import AgentSettings
 from ftslurm.agent.workers import Launch, spawn
+from ftslurm.dataclasses import dataclass, field
 from ftslurm.kernel import pidfd_send_signal, signal_name
 
 CHUNK = 1 << 16

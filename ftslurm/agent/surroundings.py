@@ -14,10 +14,13 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.failures.memory import ran_out
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 WINDOW_S = 10.0
 """Kills in so many seconds before a worker's end are taken to be about it; looks come every few seconds."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from ftslurm import kernel
+from ftslurm.dataclasses import dataclass
 from ftslurm.kernel import kill_descendants, signal_name
 from ftslurm.localdir import make_private, remove_tree
 

@@ -8,8 +8,9 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
+
+from ftslurm.dataclasses import dataclass
 
 if TYPE_CHECKING:
     import argparse

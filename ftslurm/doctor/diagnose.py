@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.doctor import meet
 from ftslurm.doctor.findings import WARNING, WRONG, Finding, Json, facts, merge
 from ftslurm.doctor.probes import clock, lock, names, place, rate, resolve, seen, whole

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, TypeVar
+
+from ftslurm.dataclasses import dataclass, replace
 
 WRONG, WARNING, NOTE = "wrong", "warning", "note"
 """A run will fail or may lose its state; a run works, but slower or with less; good to know."""

@@ -6,9 +6,9 @@ import errno
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.doctor.findings import WARNING, WRONG, Finding, Json, some
 from ftslurm.sharedfs.filesystem import FileSystem
 from ftslurm.sharedfs.publish import encode, publish, publish_once, read_object

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+from ftslurm.dataclasses import dataclass, field
 from ftslurm.doctor.findings import Json
 from ftslurm.doctor.meet import Session, arrive, collect, gate, hand_in, make, unlisted, versions
 from ftslurm.doctor.probes import clock, lock, names, place, rate, resolve, seen, whole

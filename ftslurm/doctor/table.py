@@ -219,7 +219,8 @@ def _proofs(diagnosis: Diagnosis) -> list[str]:
 def to_json(diagnosis: Diagnosis, took_s: float) -> str:
     """Return all that is known as one JSON object."""
     import json
-    from dataclasses import asdict
+
+    from ftslurm.dataclasses import asdict
 
     document = {
         "schema": SCHEMA,

@@ -9,9 +9,9 @@ import signal
 import struct
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.sharedfs.filesystem import DEFAULT_READ_LIMIT, PosixFileSystem
 
 T = TypeVar("T")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 from functools import cached_property
 
+from ftslurm.dataclasses import dataclass, replace
 from ftslurm.failures.memory import ran_out
 from ftslurm.failures.outlook import HOPELESS_S
 

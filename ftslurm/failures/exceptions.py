@@ -6,10 +6,10 @@ everything is bounded, and whatever cannot be said is replaced by a remark inste
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
+    from typing import Any
 
 STRING_LIMIT = 16 * 1024  # characters, of any one string in the record
 TEXT_LIMIT = 64 * 1024  # characters, of a whole traceback

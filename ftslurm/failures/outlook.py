@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from ftslurm.failures.memory import HOST, ran_out
 from ftslurm.failures.reason import EXIT, links, reason, refuses_arguments
 from ftslurm.failures.sameness import signature
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 HOPELESS_S = 600.0
 """An import or a syntax error counts as one at start so long after the worker's start; modules may come over NFS."""

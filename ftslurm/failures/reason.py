@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
-Recorded = Mapping[str, Any]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, TypeAlias
+
+Recorded: TypeAlias = "Mapping[str, Any]"
 """An exception as the error record has it, see `ftslurm.failures.exceptions.describe`."""
 
 EXIT = "SystemExit"

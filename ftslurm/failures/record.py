@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Any
 
 from ftslurm.failures.exceptions import TEXT_LIMIT, clean, describe, headline, traceback_text, where
 from ftslurm.failures.reason import reason
@@ -25,9 +24,11 @@ from ftslurm.failures.recordfile import (
     write,
 )
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
+    from typing import Any
 
 __all__ = [
     "STACKS",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import stat
-from typing import TYPE_CHECKING, Any
 
 from ftslurm.failures.exceptions import clean
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import Any, TypeAlias
 
 NAME = "error.json"
 SCHEMA = "ftslurm/error"
@@ -18,7 +19,7 @@ VERSION = 1
 SIZE_LIMIT = 256 * 1024  # bytes, of error.json
 KINDS = ("exception", "exit", "signal", "spawn", "hang")
 
-Record = dict[str, Any]
+Record: TypeAlias = "dict[str, Any]"
 
 
 def encode(record: Record) -> bytes:

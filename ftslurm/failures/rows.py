@@ -6,8 +6,7 @@ match it must have proof of: a bare SIGKILL is no out-of-memory kill without a c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ftslurm.dataclasses import dataclass
 from ftslurm.failures.evidence import UNKNOWN, Evidence
 from ftslurm.failures.matching import (
     Match,

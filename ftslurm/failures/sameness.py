@@ -8,12 +8,15 @@ such a failure is the same as no other one.
 from __future__ import annotations
 
 import re
-from binascii import crc32
 from collections.abc import Mapping
-from typing import Any
 
+from ftslurm.failures.digest import digest
 from ftslurm.failures.reason import is_bare_exit, reason
 from ftslurm.failures.record import crash_place
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 OUTPUT_LIMIT = 16 * 1024
 """Bytes of stderr that are looked at, from its end."""
@@ -66,4 +69,4 @@ def _normal(text: str) -> str:
 
 
 def _digest(*lines: str) -> str:
-    return f"{crc32(chr(10).join(lines).encode('utf-8', 'backslashreplace')):08x}"
+    return digest("\n".join(lines), 4)

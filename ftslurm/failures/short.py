@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
 
+from ftslurm.failures.digest import digest
 from ftslurm.failures.reason import reason
 
-try:
-    # The very function, without what else hashlib brings: OpenSSL has 3.5 MB.
-    from _blake2 import blake2b
-except ImportError:
-    from hashlib import blake2b
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Any
 
 MESSAGE_LIMIT = 300
 SAME, ALIKE = "=", "~"
@@ -105,8 +102,7 @@ def _signature(ours: Mapping[str, Any], whole: Mapping[str, Any], text: str) -> 
     judged = [ours.get("kind"), ours.get("exit_code"), ours.get("signal"), said, _raised(exception, alike=alike)]
     judged.append(None if exception is whole else whole.get("message"))
     judged.append(_proofs(ours))
-    data = json.dumps(judged, sort_keys=True).encode()
-    return (ALIKE if alike else SAME) + blake2b(data, digest_size=8).hexdigest()
+    return (ALIKE if alike else SAME) + digest(json.dumps(judged, sort_keys=True), 8)
 
 
 def _by_peers(ours: Mapping[str, Any], exception: Mapping[str, Any]) -> bool:

@@ -101,8 +101,7 @@ def _alone(options: argparse.Namespace, checks: Sequence[Check], stand: Stand) -
 
 def _together(options: argparse.Namespace, checks: Sequence[Check], stand: Stand) -> int:
     """Be one node of several: look, hand in; the first prints."""
-    from dataclasses import replace
-
+    from ftslurm.dataclasses import replace
     from ftslurm.doctor.command import Interrupted, directory_of, is_dir_watched
     from ftslurm.doctor.meet import Session
     from ftslurm.doctor.node import clean_up

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
 
+from ftslurm.dataclasses import asdict, dataclass
 from ftslurm.health import pci, sysfs
-from ftslurm.health.check import Check, Fetch, Judge
+from ftslurm.health.check import Check, Context, Fetch, Judge
 from ftslurm.health.verdict import Json
 
 CLASS = "/sys/class/infiniband"
@@ -17,13 +17,20 @@ INFINIBAND, ETHERNET = "InfiniBand", "Ethernet"
 
 _RATE = re.compile(r"([\d.]+) Gb/sec(?: \((\d+)X)?")
 _IFF_UP = 1
-_LIMIT_S = 5.0
+LIMIT_S = 10.0
 
 
 def check(name: str, about: str, sets: Iterable[str], fetch: Fetch, judge: Judge) -> Check:
     """Return a check that asks the NICs' drivers; see `Check`."""
     text, advice = "a NIC's driver or firmware hangs", "Look at the node's kernel log for mlx5 or the NIC's driver."
-    return Check(name, about, frozenset(sets), _LIMIT_S, fetch, judge, late_text=text, late_advice=advice)
+    return Check(
+        name, about, frozenset(sets), LIMIT_S, fetch, judge, late_text=text, late_advice=advice, may_hang=are_there
+    )
+
+
+def are_there(context: Context) -> bool:
+    """Tell whether there is any device whose driver may be asked."""
+    return bool(sysfs.names(context.root + CLASS))
 
 
 @dataclass(frozen=True)

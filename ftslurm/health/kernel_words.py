@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.health.figures import one_line, span
 from ftslurm.health.verdict import FAIL, OK, SEVERITY, WARN, Finding, Json
 from ftslurm.health.xid_words import xids_in
@@ -23,30 +23,27 @@ class Row:
 
     Attributes:
         name: what it is counted as.
-        pattern: of the line; a group `subject`, where there is one, is what it is about.
+        pattern: of the line; a group `subject`, where there is one, is what it is about. Compiled when first needed:
+            most logs hold nothing of any row.
         text: in words; "{line}" is the line itself.
         least: fewer lines of it say nothing.
         over: a pattern of the line that says that it is over; group `subject` must be the same.
     """
 
     name: str
-    pattern: re.Pattern[str]
+    pattern: str
     status: str
     text: str
     advice: str
     least: int = 1
-    over: re.Pattern[str] | None = None
-
-
-def _row(name: str, pattern: str, status: str, text: str, advice: str, least: int = 1, over: str | None = None) -> Row:
-    return Row(name, re.compile(pattern), status, text, advice, least, re.compile(over) if over else None)
+    over: str | None = None
 
 
 _PCI = r"(?P<subject>[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d): (?:AER|PCIe Bus Error): .*"
 
 # Images of containers are on loop devices: theirs is not the node's health.
 ROWS: tuple[Row, ...] = (
-    _row(
+    Row(
         "memory-uncorrected",
         r"Memory failure: 0x|hardware memory corruption|EDAC (?P<subject>MC\d+): \d+ UE\b|Machine Check Exception"
         r"|\[Hardware Error\]:.*\b(?:[Uu]ncorrect(?:ed|able)|[Ff]atal)\b",
@@ -54,7 +51,7 @@ ROWS: tuple[Row, ...] = (
         "uncorrected hardware error: {line}",
         "Have the node drained and its memory looked at.",
     ),
-    _row(
+    Row(
         "memory-corrected",
         r"EDAC (?P<subject>MC\d+): \d+ CE\b|\[Hardware Error\]: (?:Corrected error|Machine check events logged)",
         WARN,
@@ -62,21 +59,21 @@ ROWS: tuple[Row, ...] = (
         "Have the memory module changed before it fails.",
         least=10,
     ),
-    _row(
+    Row(
         "pcie-fatal",
         _PCI + r"[Uu]ncorrect(?:ed|able) \(Fatal\)",
         FAIL,
         "fatal error on the PCIe bus: {line}",
         HARDWARE,
     ),
-    _row(
+    Row(
         "pcie-uncorrected",
         _PCI + r"[Uu]ncorrect(?:ed|able)",
         WARN,
         "error on the PCIe bus: {line}",
         HARDWARE,
     ),
-    _row(
+    Row(
         "pcie-corrected",
         _PCI + r"[Cc]orrect(?:ed|able)",
         WARN,
@@ -84,14 +81,14 @@ ROWS: tuple[Row, ...] = (
         HARDWARE,
         least=20,
     ),
-    _row(
+    Row(
         "nvswitch",
         r"nvidia-nvswitch(?P<subject>\d+): SXid \(PCI:[^)]*\): \d+, Fatal",
         FAIL,
         "fatal error of an NVSwitch: {line}",
         "Have the node drained and power-cycled.",
     ),
-    _row(
+    Row(
         "amdgpu",
         r"amdgpu (?P<subject>[0-9a-f:.]+): .*(?:GPU reset(?:\(\d+\))? (?:begin|failed)|uncorrectable hardware errors"
         r"|[Ff]atal error)",
@@ -99,7 +96,7 @@ ROWS: tuple[Row, ...] = (
         "the AMD GPU's driver had to reset it: {line}",
         "Look at the GPU's RAS counters; have the node rebooted when it comes again.",
     ),
-    _row(
+    Row(
         "nic-firmware",
         r"mlx5_core (?P<subject>[0-9a-f:.]+): .*(?:health compromised|[Ff]atal error|firmware internal error"
         r"|assert_exit_ptr)",
@@ -107,56 +104,56 @@ ROWS: tuple[Row, ...] = (
         "the network card's firmware has stopped: {line}",
         "Look at its ports; have the node rebooted.",
     ),
-    _row(
+    Row(
         "hard-lockup",
         r"detected hard LOCKUP on (?P<subject>cpu \d+)",
         FAIL,
         "a CPU hangs with interrupts off: {line}",
         "Have the node rebooted.",
     ),
-    _row(
+    Row(
         "soft-lockup",
         r"soft lockup - (?P<subject>CPU#\d+) stuck",
         WARN,
         "a CPU was stuck in the kernel: {line}",
         "Look at the lines after it in the kernel's log; have the node rebooted when it comes again.",
     ),
-    _row(
+    Row(
         "stalled",
         r"rcu: INFO: rcu_\w+ (?:self-)?detected (?:expedited )?stall",
         WARN,
         "CPUs did not answer the kernel: {line}",
         "Look at the lines after it in the kernel's log.",
     ),
-    _row(
+    Row(
         "hung-task",
         r"INFO: task (?P<subject>.+?:\d+) blocked for more than",
         WARN,
         "it hangs in the kernel: {line}",
         "A driver or filesystem does not answer: look at the lines after it in the kernel's log.",
     ),
-    _row(
+    Row(
         "oops",
         r"\bOops: |kernel BUG at |BUG: unable to handle |general protection fault.*\[#\d+\]",
         WARN,
         "the kernel ran into a bug: {line}",
         "Have the node rebooted: what the kernel held then stays held.",
     ),
-    _row(
+    Row(
         "out-of-memory",
         r"^Out of memory: Kill",
         WARN,
         "the node ran out of memory: {line}",
         "Look who takes the memory; the job's own limit was not the reason.",
     ),
-    _row(
+    Row(
         "too-hot",
         r"critical temperature reached|(?:Core|Package) temperature(?:/speed)? (?:is )?above threshold",
         WARN,
         "too hot: {line}",
         "Look at fans, heat sinks and the room's temperature.",
     ),
-    _row(
+    Row(
         "made-read-only",
         r"(?:EXT4-fs|XFS|BTRFS)[^(]*\((?:device )?(?P<subject>(?!loop\d)[\w-]+)\)"
         r".*(?:[Rr]emounting filesystem read-only|forced readonly|[Ss]hutting down filesystem"
@@ -165,7 +162,7 @@ ROWS: tuple[Row, ...] = (
         "the filesystem was stopped after an error: {line}",
         "Have it checked and mounted again.",
     ),
-    _row(
+    Row(
         "filesystem-error",
         r"(?=EXT4-fs error|BTRFS (?:error|critical)|XFS .*(?:error|[Cc]orrupt))"
         r"[^(]*\((?:device )?(?P<subject>(?!loop\d)[\w-]+)\)",
@@ -173,7 +170,7 @@ ROWS: tuple[Row, ...] = (
         "the filesystem found itself damaged: {line}",
         "Have it checked (fsck).",
     ),
-    _row(
+    Row(
         "disk-error",
         # Floppy and CD drives that are not there are asked at each start of many virtual machines.
         r"(?:I/O error, dev |Buffer I/O error on dev(?:ice)? |critical (?:medium|target) error, dev )"
@@ -182,14 +179,14 @@ ROWS: tuple[Row, ...] = (
         "the disk gives errors: {line}",
         "Look at `smartctl -a` or `nvme smart-log` of it.",
     ),
-    _row(
+    Row(
         "nvme",
         r"nvme (?P<subject>nvme\d+): (?:controller is down|I/O .*timeout|Device not ready|Removing after probe)",
         WARN,
         "the disk did not answer: {line}",
         "Look at `nvme smart-log` of it.",
     ),
-    _row(
+    Row(
         "nfs",
         r"nfs: server (?P<subject>\S+) not responding",
         WARN,
@@ -197,7 +194,7 @@ ROWS: tuple[Row, ...] = (
         "Look at the server and the way to it.",
         over=r"nfs: server (?P<subject>\S+) OK",
     ),
-    _row(
+    Row(
         "lustre-lost",
         r"Lustre: (?P<subject>\S+): Connection to \S+ \(at [^)]*\) was lost",
         WARN,
@@ -205,7 +202,7 @@ ROWS: tuple[Row, ...] = (
         "Look at `lctl dl` and the server.",
         over=r"Lustre: (?P<subject>\S+): Connection restored to",
     ),
-    _row(
+    Row(
         "lustre-evicted",
         r"(?P<subject>[\w-]+): This client was evicted by",
         WARN,
@@ -214,7 +211,7 @@ ROWS: tuple[Row, ...] = (
     ),
 )
 
-_QUICK = re.compile(
+_QUICK = (
     rb"NVRM: Xid|SXid|amdgpu|mlx5_core|Hardware Error|hardware memory|Memory failure|EDAC|AER:|Bus Error|LOCKUP"
     rb"|lockup|rcu: INFO|Machine Check|blocked for more|Oops|BUG|general protection|ut of memory: Kill|temperature"
     rb"|EXT4-fs|XFS|BTRFS|I/O error|critical |nvme|nfs: server|Connection |evicted"
@@ -223,7 +220,7 @@ _QUICK = re.compile(
 
 def may_say(line: bytes) -> bool:
     """Return whether a line may be of a row: most are not, and are not kept."""
-    return _QUICK.search(line) is not None
+    return re.search(_QUICK, line) is not None
 
 
 @dataclass(frozen=True)
@@ -250,10 +247,10 @@ def _sorted(lines: Iterable[Line]) -> dict[tuple[Row, str], list[Line]]:
     found: dict[tuple[Row, str], list[Line]] = {}
     for line in lines:
         for row in ROWS:
-            if match := row.pattern.search(line.text):
+            if match := re.search(row.pattern, line.text):
                 found.setdefault((row, _subject(match)), []).append(line)
                 break
-            if row.over is not None and (match := row.over.search(line.text)):
+            if row.over is not None and (match := re.search(row.over, line.text)):
                 found.pop((row, _subject(match)), None)
                 break
     return found

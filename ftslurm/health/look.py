@@ -1,7 +1,9 @@
-"""`python -m ftslurm.health.look`: one look at this node for its agent, in a process that may hang or crash alone.
+"""One look at this node for its agent, in a process that may hang or crash alone: forked, or `python -m` this module.
 
-Standard input is the request, one JSON object: {"set", "context", "facts": a file with the facts of the look before,
-which is written anew}. Standard output is the result: {"verdicts", "stuck", "took_s"}.
+The request is one JSON object: {"set", "names": of the checks, if the set is CONFIRM, "context", "facts": a file with
+the facts of the look before, which is written anew}. It answers by lines of JSON: {"longest_s"}: the checks begin, and
+take at most so long; {"waiting"}: names of those that have not answered after `SLOW_S`; at last the result, see
+`ftslurm.health.result`. Run as a program it reads standard input and writes to standard output.
 """
 
 from __future__ import annotations
@@ -11,37 +13,53 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
-from ftslurm.health import nvml
+from ftslurm.dataclasses import replace
 from ftslurm.health.catalog import all_checks, chosen
-from ftslurm.health.check import SETS, Check, Context
+from ftslurm.health.check import CONFIRM, SETS, Check, Context
+from ftslurm.health.children import send
 from ftslurm.health.result import Looked, encode
-from ftslurm.health.run import run
+from ftslurm.health.run import longest_s, run, run_unhurried
 from ftslurm.health.verdict import FAIL, Json
 from ftslurm.kernel import become_subreaper, descendants, die_with_parent, kill_descendants
 
 KILL_S = 0.3
+SLOW_S = 5.0
+"""After so many seconds people want to know what is waited for."""
 
 
 def main() -> int:
     """Look once."""
+    look(json.load(sys.stdin), 1)
+    return 0
+
+
+def look(request: Json, out: int) -> None:
+    """Look once, and answer by `out`."""
     # Killed with its agent: this is no orphan that could live on.
     die_with_parent()
     # What a check starts and leaves behind comes here.
     become_subreaper()
-    request = json.load(sys.stdin)
     context = Context.of_json(request["context"])
-    if request["set"] not in SETS:
-        raise ValueError(f"unknown set of checks {request['set']!r}")
     before = read_facts(request["facts"])
-    nvml.preload()
-    checks = chosen(all_checks(), request["set"], context.skip)
-    looked = run(checks, context, before)
+    confirm = request["set"] == CONFIRM
+    if confirm:
+        checks = [check for check in all_checks() if check.name in request["names"]]
+    elif request["set"] in SETS:
+        checks = chosen(all_checks(), request["set"], context.skip)
+    else:
+        raise ValueError(f"unknown set of checks {request['set']!r}")
+    _answer(out, {"longest_s": longest_s(checks, unhurried=confirm)})
+    if confirm:
+        looked = run_unhurried(checks, context, before)
+    else:
+        looked = run(checks, context, before, slow=lambda names: _answer(out, {"waiting": names}), slow_s=SLOW_S)
     write_facts(request["facts"], facts_to_keep(checks, before, looked))
-    sys.stdout.write(encode(replace(looked, stuck=leave_nothing())))
-    sys.stdout.flush()
-    return 0
+    send(out, encode(replace(looked, stuck=leave_nothing())).encode("utf-8", "backslashreplace"))
+
+
+def _answer(out: int, said: Json) -> None:
+    send(out, json.dumps(said).encode() + b"\n")
 
 
 def leave_nothing() -> tuple[int, ...]:

@@ -7,9 +7,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+
+from ftslurm.dataclasses import dataclass
+from ftslurm.health.device_time import own_clock
+from ftslurm.rendezvous.liveness import Attention
 
 AT_ONCE = 16
+TICK_S = 0.1
 
 Resolver = Callable[[str], "list[str]"]
 
@@ -35,25 +39,30 @@ def system(name: str) -> list[str]:
     Raises:
         OSError: it does not resolve.
     """
-    return [str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+    # Given as text, Python would first import what encodes international names.
+    host = name.encode() if name.isascii() else name
+    return [str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
 
 
 def look_up(names: Iterable[str], limit_s: float, resolver: Resolver = system) -> dict[str, Resolved]:
-    """Look up names, at most so many seconds in all. Look-ups that hang are left to threads that end with us."""
+    """Look up names, for so many seconds in all, without those in which this process got no CPU.
+
+    Look-ups that hang are left to threads that end with us.
+    """
     todo: queue.SimpleQueue[str] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[str, Resolved]] = queue.SimpleQueue()
     wanted = list(dict.fromkeys(names))
     for name in wanted:
         todo.put(name)
-    began = time.monotonic()
+    attention = Attention(time.monotonic, 2 * TICK_S)
     for _ in range(min(AT_ONCE, len(wanted))):
         threading.Thread(target=_work, args=(todo, done, resolver), daemon=True).start()
     found: dict[str, Resolved] = {}
-    while len(found) < len(wanted):
+    while len(found) < len(wanted) and attention.note() < limit_s:
         try:
-            name, resolved = done.get(timeout=max(0.0, began + limit_s - time.monotonic()))
+            name, resolved = done.get(timeout=TICK_S)
         except queue.Empty:
-            break
+            continue
         found[name] = resolved
     late = Resolved(None, limit_s, f"no answer within {limit_s:g} s")
     return {name: found.get(name, late) for name in wanted}
@@ -65,10 +74,10 @@ def _work(todo: queue.SimpleQueue[str], done: queue.SimpleQueue[tuple[str, Resol
             name = todo.get_nowait()
         except queue.Empty:
             return
-        began = time.monotonic()
+        began = own_clock()
         try:
-            resolved = Resolved(tuple(sorted(set(resolver(name)))), time.monotonic() - began)
+            resolved = Resolved(tuple(sorted(set(resolver(name)))), own_clock() - began)
         except (OSError, UnicodeError) as error:
             words = str(getattr(error, "strerror", None) or error)
-            resolved = Resolved((), time.monotonic() - began, words)
+            resolved = Resolved((), own_clock() - began, words)
         done.put((name, resolved))

@@ -10,13 +10,16 @@ import importlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
 
+from ftslurm.dataclasses import dataclass, field
 from ftslurm.health import sysfs
-from ftslurm.health.check import Absent, Check, Fetch, Judge
+from ftslurm.health.check import Absent, Check, Context, Fetch, Judge
 from ftslurm.health.verdict import UNKNOWN, WARN, Finding, Json
 from ftslurm.health.xid_words import bus_key
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 LIMIT_S = 10.0
 """For one check. A driver without its persistence daemon first wakes up the GPUs, one after the other."""
@@ -66,7 +69,16 @@ def check(name: str, about: str, sets: Iterable[str], fetch: Fetch, judge: Judge
     """
     text = "the NVIDIA driver hangs"
     return Check(
-        name, about, frozenset(sets), LIMIT_S, fetch, judge, late=late, late_text=text, late_advice=LATE_ADVICE
+        name,
+        about,
+        frozenset(sets),
+        LIMIT_S,
+        fetch,
+        judge,
+        late=late,
+        late_text=text,
+        late_advice=LATE_ADVICE,
+        may_hang=is_here,
     )
 
 
@@ -133,12 +145,13 @@ class Gpu:
         }
 
 
-def preload() -> None:
-    """Import pynvml once, where there is an NVML library, for all checks that are forked from this process."""
+def is_here(context: Context) -> bool:
+    """Tell whether NVML can be asked; then pynvml is imported once for all checks that are forked from this process."""
     try:
         _pynvml()
     except Absent:
-        pass
+        return False
+    return True
 
 
 def _pynvml() -> Any:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import PurePath
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.health import sysfs
 
 DEVICES = "/sys/bus/pci/devices"

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.health.addresses import is_loopback
 from ftslurm.health.figures import size, span
 from ftslurm.health.sight import NodeFinding

@@ -13,18 +13,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout
-from typing import TYPE_CHECKING
 
 from ftslurm.entry_points import find
 from ftslurm.health.check import SETS, Check, Context
 from ftslurm.health.verdict import SEVERITY, Json, Judgement
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP = "ftslurm.health"
 LONGEST_S = 25.0
-"""An agent gives a look as a whole half a minute: one slow check would cost all the others' findings."""
+"""A round waits for its nodes' looks, and so for the slowest check."""
 
 
 class Broken(Exception):

@@ -11,22 +11,24 @@ import errno
 import json
 import os
 import re
-import select
-import signal
 import stat
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TypeVar
 
+from ftslurm.dataclasses import dataclass
+from ftslurm.health.children import BEGIN, ENDED, LATE, STARVED, Child, collect, send
+from ftslurm.health.device_time import own_clock
 from ftslurm.health.verdict import Json
 
-REAP_S = 0.1
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    T = TypeVar("T")
+
 _LINKS = 40
 _DESCRIPTORS = 4096
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -57,74 +59,38 @@ def probe_all(wishes: Sequence[Wish], limit_s: float, clock: Callable[[], float]
     """Try them all out at once; return the facts of each.
 
     Args:
-        limit_s: so long each may take.
+        limit_s: so long each may take, without the time in which it waited for a CPU.
 
     Returns:
         Of each: "kind" ("directory", "file", "other", "missing"), "real" (without symbolic links, as far as that is
         known), "nearest" (the innermost directory that is there), "empty" (whether that is), "free", "total", "inodes",
         "all_inodes", "read_only", "writable", "write_s", "read_s", "took_s"; "error": step, errno and text, or None;
-        "hung": the step in which it hangs, or None; "stuck": the pid of a process that cannot even be killed, or None.
+        "hung": the step in which it hangs, or None; "starved": it got too little CPU time to tell; "stuck": the pid of
+        a process that cannot even be killed, or None.
     """
-    children = [_Child(wish) for wish in wishes]
-    poll = select.poll()
-    running = {child.fd: child for child in children}
-    for fd in running:
-        poll.register(fd, select.POLLIN)
-    deadline = clock() + limit_s
-    while running and (left := deadline - clock()) > 0:
-        for fd, _ in poll.poll(left * 1000 + 1):
-            if not running[fd].receive():
-                poll.unregister(fd)
-                del running[fd]
-    for child in running.values():
-        child.hung = True
-        os.kill(child.pid, signal.SIGKILL)
-    _reap(children, clock)
+    children = [_Child(wish, limit_s, clock) for wish in wishes]
+    collect(children, clock)
     return [child.facts() for child in children]
 
 
-def _reap(children: Sequence[_Child], clock: Callable[[], float]) -> None:
-    deadline = clock() + REAP_S
-    while left := [child for child in children if not child.reaped]:
-        for child in left:
-            child.reaped = os.waitpid(child.pid, os.WNOHANG)[0] != 0
-        if clock() >= deadline:
-            break
-        time.sleep(0.001)
-    for child in children:
-        os.close(child.fd)
-
-
-class _Child:
+class _Child(Child):
     """The process of one probe."""
 
-    def __init__(self, wish: Wish) -> None:
+    def __init__(self, wish: Wish, limit_s: float, clock: Callable[[], float]) -> None:
         self.wish = wish
-        self.hung = False
-        self.reaped = False
-        self._data = b""
-        self.fd, write = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            _run(wish, write)
-        os.close(write)
-
-    def receive(self) -> bool:
-        """Take what it says; False at the end."""
-        chunk = os.read(self.fd, 1 << 16)
-        self._data += chunk
-        return bool(chunk)
+        super().__init__(lambda write: _run(wish, write), limit_s, clock)
 
     def facts(self) -> Json:
         """Return what it said, or where it hangs."""
-        lines = [line for line in self._data.split(b"\n")[:-1] if line]
+        lines = [line for line in self.data.split(b"\n")[:-1] if line]
         last = json.loads(lines[-1]) if lines else {"real": self.wish.path, "step": "start"}
-        if not self.hung and "took_s" in last:
-            return {**last, "hung": None, "stuck": None}
-        stuck = None if self.reaped else self.pid
-        if not self.hung:
+        if self.outcome == ENDED and "took_s" in last:
+            return {**last, "hung": None, "starved": False, "stuck": None}
+        if self.outcome == ENDED:
             last["error"] = [last["step"], 0, "the process that tried it was killed"]
-        return {**_NOTHING, **last, "hung": last["step"] if self.hung else None, "stuck": stuck}
+        hung = last["step"] if self.outcome == LATE else None
+        stuck = None if self.reaped else self.pid
+        return {**_NOTHING, **last, "hung": hung, "starved": self.outcome == STARVED, "stuck": stuck}
 
 
 _NOTHING: Json = {
@@ -134,23 +100,13 @@ _NOTHING: Json = {
 
 
 def _run(wish: Wish, write: int) -> None:
-    """Be the probe; never returns."""
-    code = 1
-    try:
-        # One that cannot be killed must not keep anybody's pipe open: its reader would wait for the end.
-        os.closerange(3, write)
-        os.closerange(write + 1, _DESCRIPTORS)
-        probe = _Probe(wish, lambda said: _send(write, said))
-        _send(write, probe.run())
-        code = 0
-    finally:
-        os._exit(code)
-
-
-def _send(fd: int, said: Json) -> None:
-    data = json.dumps(said).encode() + b"\n"
-    while data:
-        data = data[os.write(fd, data) :]
+    """Be the probe."""
+    # One that cannot be killed must not keep anybody's pipe open: its reader would wait for the end.
+    os.closerange(3, write)
+    os.closerange(write + 1, _DESCRIPTORS)
+    send(write, BEGIN)
+    probe = _Probe(wish, lambda said: send(write, json.dumps(said).encode() + b"\n"))
+    send(write, json.dumps(probe.run()).encode() + b"\n")
 
 
 class _Failed(Exception):
@@ -182,13 +138,13 @@ class _Probe:
 
     def run(self) -> Json:
         """Do all steps; stop at the first that fails."""
-        began = time.monotonic()
+        began = own_clock()
         try:
             self.resolve()
             self.look()
         except _Failed as failed:
             self.facts["error"] = [failed.step, failed.number, failed.text]
-        self.facts.update(real=self.real, took_s=time.monotonic() - began)
+        self.facts.update(real=self.real, took_s=own_clock() - began)
         return self.facts
 
     def resolve(self) -> None:
@@ -258,7 +214,7 @@ class _Probe:
 
     def write(self, path: str, data: bytes) -> None:
         """Write a file, read it again by its name and remove it."""
-        began = time.monotonic()
+        began = own_clock()
         fd, path = self.do("create", lambda: _create(path))
         try:
             try:
@@ -273,7 +229,7 @@ class _Probe:
                 raise
             # NFS says here what the server did not take.
             self.do("close", lambda: os.close(fd))
-            self.facts["write_s"] = time.monotonic() - began
+            self.facts["write_s"] = own_clock() - began
             if self.wish.durable:
                 self.compare(path, data)
         except _Failed:
@@ -284,9 +240,9 @@ class _Probe:
 
     def compare(self, path: str, data: bytes) -> None:
         """Read it again."""
-        began = time.monotonic()
+        began = own_clock()
         found = self.do("read", lambda: _read(path, len(data) + 1))
-        self.facts["read_s"] = time.monotonic() - began
+        self.facts["read_s"] = own_clock() - began
         if found != data:
             raise _Failed("read", OSError(errno.EILSEQ, "other bytes were read than were written"))
 

@@ -6,8 +6,9 @@ What cannot be read is None, and never taken for zero. Source: proc(5).
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+import time
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.health.sysfs import names, text
 
 
@@ -71,6 +72,19 @@ class Process:
     parent: int
     threads: int
     started: int
+
+
+RECENT_S = 1.0
+_recent: tuple[str, float, dict[int, Process]] = ("", float("-inf"), {})
+
+
+def recent_processes(root: str) -> dict[int, Process]:
+    """Return what `processes` did for the last caller of this within a second: on a large node that takes long."""
+    global _recent
+    now = time.monotonic()
+    if _recent[0] != root or now - _recent[1] > RECENT_S:
+        _recent = (root, now, processes(root))
+    return _recent[2]
 
 
 def processes(root: str) -> dict[int, Process]:

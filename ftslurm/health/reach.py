@@ -11,7 +11,8 @@ import select
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+from ftslurm.dataclasses import dataclass
 
 CONNECTED, REFUSED, SILENT, NO_ROUTE, UNRESOLVED, ERROR = (
     "connected",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
 
+from ftslurm.dataclasses import asdict, dataclass, replace
 from ftslurm.health.verdict import Finding, Verdict, without_facts
 
 
@@ -26,7 +26,7 @@ class Looked:
 
 
 def encode(looked: Looked) -> str:
-    """Return a look's result as text; without the facts, which are for the next look alone."""
+    """Return a look's result as one line; without the facts, which are for the next look alone."""
     verdicts = [asdict(one) for one in without_facts(looked.verdicts)]
     return json.dumps({**asdict(replace(looked, verdicts=())), "verdicts": verdicts})
 

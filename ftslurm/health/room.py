@@ -64,6 +64,8 @@ def _source(facts: Json) -> str:
 
 
 def _hangs(facts: Json, before: Json | None, busy: bool) -> Said | None:
+    if facts["starved"]:
+        return UNKNOWN, "could not be tried: the node gave it too little CPU time", "Look at the node's load."
     if facts["hung"] is None:
         return None
     mount = facts["mount"]

@@ -1,24 +1,27 @@
-"""Runs checks, each in a process of its own, all at once, and each with its own time-out.
+"""Runs checks: those that may hang each in a process of its own, all at once and each with its own time-out.
 
-A check that hangs is a finding. It is killed, and what it started; one that hangs in the kernel cannot even be killed
-at once: it is not waited for, and its pid is told.
+A check that hangs is a finding, unless the node as a whole was slow. It is killed, with what it started; a process that
+hangs in the kernel cannot be killed at once: it is not waited for, and its pid is part of the result.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import select
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from ftslurm.dataclasses import replace
+from ftslurm.health import pressure
 from ftslurm.health.check import Absent, Check, Context
+from ftslurm.health.children import BEGIN, ENDED, LATE, REAP_S, SLACK_S, STARVED, Child, collect, send, stop
+from ftslurm.health.device_time import scheduling
 from ftslurm.health.result import Looked
 from ftslurm.health.verdict import OK, UNKNOWN, Finding, Json, Judgement, Verdict, verdict
 
-REAP_S = 0.2
+UNHURRIED = 3.0
+"""Factor of the time-outs in `run_unhurried`."""
 _LIMIT = 4 << 20
 """Bytes of facts that are read of one check; more is taken to be broken."""
 
@@ -28,136 +31,157 @@ def run(
     context: Context,
     before: Mapping[str, Json],
     clock: Callable[[], float] = time.monotonic,
+    slow: Callable[[Sequence[str]], None] = lambda names: None,
+    slow_s: float = float("inf"),
 ) -> Looked:
     """Run the checks and judge what they fetch. Call it from a process without other threads: it forks.
 
     Args:
-        before: the facts of the look before, by check.
+        before: the facts of the previous run, by check.
+        clock: monotonic, seconds.
+        slow: called once, after `slow_s` seconds, with the names of the checks that still run.
     """
-    began = clock()
-    children: list[_Child] = []
+    began, stalled = clock(), pressure.stalled_s(context.root)
+    alone: list[_Alone] = []
     try:
         for check in checks:
-            children.append(_Child(check, context, clock))
-        _collect(children, clock)
-    finally:
-        for child in children:
-            child.kill()
-        stuck = _reap(children, clock)
-    verdicts = tuple(child.verdict(before.get(child.check.name), context) for child in children)
+            if check.may_hang(context):
+                alone.append(_Alone(check, context, clock))
+    except OSError:
+        stop(alone, clock)
+        raise
+    # Meanwhile those that need no process of their own; they show how fast the node is.
+    names = {one.check.name for one in alone}
+    here = [_Here(check, context, clock) for check in checks if check.name not in names]
+    collect(alone, clock, lambda left: slow([one.check.name for one in alone if one in left]), slow_s)
+    stall = pressure.stalled_for(stalled, pressure.stalled_s(context.root), clock() - began)
+    why_slow = _why_slow(here, stall)
+    by_name: dict[str, _Alone | _Here] = {one.check.name: one for one in alone}
+    by_name.update({one.check.name: one for one in here})
+    verdicts = tuple(by_name[check.name].verdict(before.get(check.name), context, why_slow) for check in checks)
     present = tuple(one.check for one in verdicts if one.facts is not None)
+    stuck = tuple(sorted(child.pid for child in alone if not child.reaped))
     return Looked(verdicts, stuck, clock() - began, present)
 
 
-def _collect(children: Sequence[_Child], clock: Callable[[], float]) -> None:
-    poll = select.poll()
-    running = {child.fd: child for child in children}
-    for fd in running:
-        poll.register(fd, select.POLLIN)
-    while running:
-        wait_s = min(child.deadline for child in running.values()) - clock()
-        for fd, _ in poll.poll(max(0.0, wait_s) * 1000 + 1):
-            if not running[fd].receive():
-                poll.unregister(fd)
-                running.pop(fd).took_s = clock() - children[0].began
-        for fd, child in list(running.items()):
-            if clock() >= child.deadline:
-                child.late = True
-                child.took_s = child.check.limit_s
-                poll.unregister(fd)
-                del running[fd]
+def run_unhurried(
+    checks: Sequence[Check],
+    context: Context,
+    before: Mapping[str, Json],
+    clock: Callable[[], float] = time.monotonic,
+) -> Looked:
+    """Run the checks one after the other, with `UNHURRIED` times their time-outs; see `run`."""
+    began = clock()
+    patient = [replace(check, limit_s=UNHURRIED * check.limit_s) for check in checks]
+    looks = [run([check], context, before, clock) for check in patient]
+    return Looked(
+        tuple(one for looked in looks for one in looked.verdicts),
+        tuple(pid for looked in looks for pid in looked.stuck),
+        clock() - began,
+        tuple(name for looked in looks for name in looked.present),
+    )
 
 
-def _reap(children: Sequence[_Child], clock: Callable[[], float]) -> tuple[int, ...]:
-    deadline = clock() + REAP_S
-    left = {child.pid for child in children}
-    while left:
-        left -= {pid for pid in left if os.waitpid(pid, os.WNOHANG)[0]}
-        if not left or clock() >= deadline:
-            break
-        time.sleep(0.002)
-    return tuple(sorted(left))
+def longest_s(checks: Sequence[Check], unhurried: bool = False) -> float:
+    """Return how long `run`, or `run_unhurried`, takes at most, in seconds."""
+    if unhurried:
+        return sum(UNHURRIED * check.limit_s + SLACK_S + REAP_S for check in checks)
+    return max((check.limit_s + SLACK_S + REAP_S for check in checks), default=0.0)
 
 
-class _Child:
-    """The process of one check."""
+def _why_slow(here: Sequence[_Here], stall: str | None) -> str | None:
+    """Return why a time-out proves nothing about a device: the node was slow as a whole; None: it was not."""
+    late = [one for one in here if one.took_s > one.check.limit_s]
+    if late:
+        return f"{late[0].check.name}, which reads nothing that could hang, took {late[0].took_s:.1f} s"
+    if stall is not None:
+        return stall
+    if (own := scheduling(os.getpid())) is None or own.queued_s is not None:
+        return None
+    # This kernel does not account how long a process waited for a CPU.
+    load, cpus = os.getloadavg()[0], os.cpu_count() or 1
+    return f"the load is {load:.0f} on {cpus} CPUs" if load > cpus else None
+
+
+class _Here:
+    """A check that cannot hang, made in this process."""
 
     def __init__(self, check: Check, context: Context, clock: Callable[[], float]) -> None:
         self.check = check
-        self.began = clock()
-        self.deadline = self.began + check.limit_s
-        self.late = False
-        self.took_s = 0.0
-        self._data = bytearray()
-        self.fd, write = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            _fetch(check, context, write)
-        os.close(write)
+        began = clock()
+        self._fetched: Json = json.loads(_fetch(check, context))
+        self.took_s = clock() - began
 
-    def receive(self) -> bool:
-        """Take what came; False at the end."""
-        chunk = os.read(self.fd, 1 << 16)
-        self._data += chunk
-        return bool(chunk) and len(self._data) <= _LIMIT
-
-    def kill(self) -> None:
-        """Kill it and what it started."""
-        os.close(self.fd)
-        for kill, target in ((os.killpg, self.pid), (os.kill, self.pid)):
-            try:
-                kill(target, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-
-    def verdict(self, before: Json | None, context: Context) -> Verdict:
+    def verdict(self, before: Json | None, context: Context, why_slow: str | None) -> Verdict:
         """Judge what it fetched."""
+        return _judge(self.check, self._fetched, before, context, self.took_s)
+
+
+class _Alone(Child):
+    """A check that may hang, in a process of its own."""
+
+    def __init__(self, check: Check, context: Context, clock: Callable[[], float]) -> None:
+        self.check = check
+
+        def work(write: int) -> None:
+            send(write, BEGIN)
+            send(write, _fetch(check, context))
+            sys.stderr.flush()
+
+        super().__init__(work, check.limit_s, clock)
+
+    def receive(self, attentive_s: float, now: float) -> bool:
+        """Read what came; return False at the end, see `Child.receive`."""
+        more = super().receive(attentive_s, now)
+        if more and len(self.data) > _LIMIT:
+            self.end(ENDED, now)
+        return more
+
+    def verdict(self, before: Json | None, context: Context, why_slow: str | None) -> Verdict:
+        """Judge what it fetched, or its time-out."""
         check = self.check
-        if self.late:
+        if self.outcome == LATE and why_slow is None:
             text = f"{check.late_text}: no answer within {check.limit_s:g} s"
-            return verdict(
-                check.name, Judgement(text, (Finding(check.late, "", text, check.late_advice),)), self.took_s
-            )
+            found = Finding(check.late, "", text, check.late_advice)
+            return verdict(check.name, Judgement(text, (found,)), self.took_s)
+        if self.outcome in (LATE, STARVED):
+            why = why_slow or "it got too little CPU time"
+            return _unknown(check, f"no answer within {self.took_s:.0f} s, but {why}", self.took_s)
         try:
-            said = json.loads(self._data)
-            absent, problem, facts = said["absent"], said["problem"], said["facts"]
-        except (ValueError, KeyError, TypeError):
-            absent, problem, facts = None, "its process was killed", None
-        if absent is not None:
-            return Verdict(check.name, OK, absent, (), self.took_s)
-        if problem is None:
-            try:
-                return verdict(check.name, check.judge(facts, before, context), self.took_s, facts)
-            except Exception as error:  # facts that nobody thought of must not cost the other checks
-                problem = f"{type(error).__name__}: {error}"
-        text = f"could not be checked: {problem}"
-        advice = f"Run `ftslurm health {check.name}` there by hand."
-        return verdict(check.name, Judgement(text, (Finding(UNKNOWN, "", text, advice),)), self.took_s)
+            fetched = json.loads(self.data)
+        except ValueError:
+            return _unknown(check, "its process was killed", self.took_s)
+        return _judge(check, fetched, before, context, self.took_s)
 
 
-def _fetch(check: Check, context: Context, write: int) -> None:
-    """Fetch the facts and send them; never returns."""
-    code = 1
+def _fetch(check: Check, context: Context) -> bytes:
+    """Return the facts as JSON: {"absent": why there are none, "problem": why they could not be fetched, "facts"}."""
     try:
-        os.setpgid(0, 0)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE):
-            signal.signal(number, signal.SIG_DFL)
-        # A library that prints must not do so into our caller's output.
-        null = os.open(os.devnull, os.O_RDWR)
-        os.dup2(null, 0)
-        os.dup2(null, 1)
-        said: Json = {"absent": None, "problem": None, "facts": None}
+        return _encode(facts=check.fetch(context))
+    except Absent as absent:
+        return _encode(absent=str(absent))
+    except Exception as error:  # whatever a driver's library comes up with is a finding, no more
+        return _encode(problem=f"{type(error).__name__}: {error}" if not isinstance(error, OSError) else str(error))
+
+
+def _encode(absent: str | None = None, problem: str | None = None, facts: Json | None = None) -> bytes:
+    fetched = {"absent": absent, "problem": problem, "facts": facts}
+    return json.dumps(fetched).encode("utf-8", "backslashreplace")
+
+
+def _judge(check: Check, fetched: Json, before: Json | None, context: Context, took_s: float) -> Verdict:
+    if fetched["absent"] is not None:
+        return Verdict(check.name, OK, fetched["absent"], (), took_s)
+    problem = fetched["problem"]
+    if problem is None:
         try:
-            said["facts"] = check.fetch(context)
-        except Absent as absent:
-            said["absent"] = str(absent)
-        except Exception as error:  # whatever a driver's library comes up with is a finding, no more
-            said["problem"] = f"{type(error).__name__}: {error}" if not isinstance(error, OSError) else str(error)
-        data = memoryview(json.dumps(said).encode("utf-8", "backslashreplace"))
-        while data:
-            data = data[os.write(write, data) :]
-        code = 0
-    finally:
-        # Nothing of the parent's is flushed or run a second time.
-        sys.stderr.flush()
-        os._exit(code)
+            return verdict(check.name, check.judge(fetched["facts"], before, context), took_s, fetched["facts"])
+        except Exception as error:  # facts that nobody thought of must not cost the other checks
+            problem = f"{type(error).__name__}: {error}"
+    return _unknown(check, problem, took_s)
+
+
+def _unknown(check: Check, problem: str, took_s: float) -> Verdict:
+    text = f"could not be checked: {problem}"
+    advice = f"Run `ftslurm health {check.name}` there by hand."
+    return verdict(check.name, Judgement(text, (Finding(UNKNOWN, "", text, advice),)), took_s)

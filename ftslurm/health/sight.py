@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 
+from ftslurm.dataclasses import asdict, dataclass, field
 from ftslurm.health.verdict import FAIL, OK, SEVERITY, Finding, Json, Verdict, worst
 
 MEET = "meet"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 
+from ftslurm.dataclasses import asdict
 from ftslurm.doctor.findings import some
 from ftslurm.health.check import SETS, Check
 from ftslurm.health.sight import Line, NodeFinding, Sight, lines, to_json

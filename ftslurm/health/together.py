@@ -8,9 +8,9 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from ftslurm import __version__
+from ftslurm.dataclasses import dataclass
 from ftslurm.doctor import meet
 from ftslurm.doctor.meet import Session
 from ftslurm.doctor.node import CALL_LIMIT_S, SLACK_S

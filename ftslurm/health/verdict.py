@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+
+from ftslurm.dataclasses import dataclass, field, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, TypeAlias
 
 OK, UNKNOWN, WARN, FAIL = "ok", "unknown", "warn", "fail"
 SEVERITY = (OK, UNKNOWN, WARN, FAIL)
 """Each is worse than those before it."""
 
-Json = dict[str, Any]
+Json: TypeAlias = "dict[str, Any]"
 
 
 @dataclass(frozen=True)

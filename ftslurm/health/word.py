@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
 
-from ftslurm.health.verdict import FAIL, SEVERITY, WARN, Verdict, worst
+from ftslurm.dataclasses import dataclass
+from ftslurm.health.check import CONFIRM
+from ftslurm.health.verdict import FAIL, SEVERITY, WARN, Finding, Verdict, worst
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 KEPT = 16
 """Findings that a word carries, the worst first; `ftslurm health` on the node shows them all."""
@@ -20,6 +24,7 @@ class HealthFinding:
 
     Attributes:
         since_ns: when it was first seen, by that node's clock.
+        confirmed: a second look, alone and unhurried, has found it too.
     """
 
     check: str
@@ -28,6 +33,7 @@ class HealthFinding:
     text: str
     advice: str
     since_ns: int
+    confirmed: bool = False
 
     def line(self) -> str:
         """Return it in one line, without its advice."""
@@ -57,10 +63,10 @@ def health_of(
     """Return what a look found as the word carries it.
 
     Args:
-        before: of the look before: what was wrong then and is now keeps its time.
+        before: of the look before: what was wrong then and is now keeps its time, and stays confirmed.
         more: findings that were not looked for but happened (an Xid event).
     """
-    since = {(old.check, old.subject): old.since_ns for old in (before.findings if before else ())}
+    known = {(old.check, old.subject): old for old in (before.findings if before else ())}
     found = [
         HealthFinding(
             one.check,
@@ -68,7 +74,7 @@ def health_of(
             finding.subject[:_TEXT_LIMIT],
             finding.text[:_TEXT_LIMIT],
             finding.advice[:_TEXT_LIMIT],
-            since.get((one.check, finding.subject), now_ns),
+            *_past(known.get((one.check, finding.subject)), finding, now_ns, set_),
         )
         for one in verdicts
         for finding in one.findings
@@ -76,6 +82,13 @@ def health_of(
     wrong = [one for one in (*more, *found) if one.status in (WARN, FAIL)]
     kept = sorted(wrong, key=lambda one: -SEVERITY.index(one.status))[:KEPT]
     return Health(worst(one.status for one in kept), now_ns, set_, tuple(kept))
+
+
+def _past(old: HealthFinding | None, finding: Finding, now_ns: int, set_: str) -> tuple[int, bool]:
+    """Return since when it is known, and whether it is confirmed."""
+    if old is None:
+        return now_ns, set_ == CONFIRM
+    return old.since_ns, set_ == CONFIRM or (old.confirmed and old.status == finding.status)
 
 
 def read_health(value: Any, where: str) -> Health:
@@ -93,7 +106,10 @@ def read_health(value: Any, where: str) -> Health:
 
 def _finding(value: Any) -> HealthFinding:
     subject, text, advice = (str(value[name])[:_TEXT_LIMIT] for name in ("subject", "text", "advice"))
-    return HealthFinding(str(value["check"]), _status(value["status"]), subject, text, advice, int(value["since_ns"]))
+    # Older versions did not look twice.
+    confirmed = value.get("confirmed") is True
+    status, since_ns = _status(value["status"]), int(value["since_ns"])
+    return HealthFinding(str(value["check"]), status, subject, text, advice, since_ns, confirmed)
 
 
 def _list(value: Any) -> list[Any]:

@@ -9,8 +9,8 @@ corrected their errors, are worth a WARN.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.health.verdict import FAIL, OK, WARN
 
 RESET = "Reset the GPU, or have the node drained."

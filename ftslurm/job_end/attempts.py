@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
 
+from ftslurm.dataclasses import asdict, dataclass
 from ftslurm.sharedfs.filesystem import FileSystem
 from ftslurm.sharedfs.publish import BadFile, encode, publish_once, read_object
 from ftslurm.sharedfs.rundir import RunDirectory

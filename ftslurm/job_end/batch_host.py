@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.job_end.departures import GONE, Departures
 from ftslurm.rendezvous.state import STOPPED, Closed, State
 from ftslurm.slurm.environment import SlurmJob

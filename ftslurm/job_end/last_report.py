@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import replace
 
 from ftslurm import __version__
+from ftslurm.dataclasses import replace
 from ftslurm.rendezvous.node_word import NodeWord
 from ftslurm.rendezvous.state import LEFT, State
 from ftslurm.sharedfs.cell import FencedCell

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.rendezvous.ending import stop_code
 from ftslurm.rendezvous.state import EXIT_FAILED
 

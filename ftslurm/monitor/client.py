@@ -252,8 +252,7 @@ def _is_multiprocessing_child() -> bool:
 
 
 def _state() -> dict[str, Any]:
-    from dataclasses import replace
-
+    from ftslurm.dataclasses import replace
     from ftslurm.monitor import look, timeouts
 
     agent = _connect()

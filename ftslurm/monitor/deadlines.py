@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Hashable
-from typing import Generic, TypeVar
 
-Key = TypeVar("Key", bound=Hashable)
+Key = int | tuple[int, str]
+"""A local rank, or a timer: the process that armed it, and its scope."""
 
 
-class Deadlines(Generic[Key]):
+class Deadlines:
     """At most one deadline for each key.
 
     A deadline that moves away leaves its entry in the heap, which is put right when it comes to the top: something

@@ -7,8 +7,8 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.kernel import pidfd_open, pidfd_send_signal
 from ftslurm.monitor import procstate
 from ftslurm.monitor.dumpsignal import DUMP_SIGNAL, FIRST_FD, NAME
@@ -24,7 +24,8 @@ _LAST = re.compile(rb'\n  File "[^"\n]*(/ftslurm/(boot/)?worker\.py|runpy[^"\n]*
 Descendants = Callable[[int], Sequence[tuple[int, int]]]
 
 
-class Target(NamedTuple):
+@dataclass(frozen=True)
+class Target:
     """One registered worker: its process, which this process must not have reaped, and its record directory.
 
     ``native``: py-spy is asked for its native frames too, if it is there. Meant for the rank that hung.

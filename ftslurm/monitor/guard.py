@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
 STUCK_S = 10.0
 
@@ -82,8 +81,11 @@ class Guard:
 
     def _run(self) -> None:
         while not self._end.wait(self._stuck_s / 2):
-            with suppress(Exception):  # stderr may be gone; the count is right all the same
+            try:
                 self.look()
+            except Exception:
+                # Stderr may be gone; the count is right all the same.
+                pass
 
     def _tell(self, taken_s: float) -> None:
         lines = [f"ftslurm: the agent's loop has been stuck for {taken_s:.1f} s, most recent call first:"]

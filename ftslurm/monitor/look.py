@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.monitor.mark import Mark
 from ftslurm.monitor.message import shown
 from ftslurm.monitor.timeouts import Longest, Spans, Timeouts
@@ -19,7 +19,8 @@ INITIAL, HEARTBEAT, SECTION, OUT, SILENCE = "initial", "heartbeat", "section", "
 SHORTEST_S = 0.001  # a shorter time-out would keep the agent busy with looking
 
 
-class Watched(NamedTuple):
+@dataclass(frozen=True)
+class Watched:
     """One thing that is watched of a rank.
 
     Attributes:
@@ -41,7 +42,8 @@ class Watched(NamedTuple):
         return math.inf if self.since_s is None else self.since_s + self.allowed_s
 
 
-class Life(NamedTuple):
+@dataclass(frozen=True)
+class Life:
     """What is known of a rank beside its mark, monotonic seconds.
 
     Attributes:
@@ -72,7 +74,7 @@ def watches(mark: Mark | None, timeouts: Timeouts, life: Life, now_s: float) -> 
     if mark is not None and mark.finished:
         return
     beating = mark is not None and mark.beats.number > 0
-    initial_s = _choose(mark and mark.initial_s, timeouts.initial_s)
+    initial_s = _choose(mark.initial_s if mark else None, timeouts.initial_s)
     if initial_s is not None and not beating:
         yield Watched(INITIAL, None, max(life.began_s, life.floor_s), initial_s, initial_s)
     yield from _heartbeat(mark, timeouts, life, now_s)
@@ -80,7 +82,7 @@ def watches(mark: Mark | None, timeouts: Timeouts, life: Life, now_s: float) -> 
     for watched in _sections(mark, timeouts, life, now_s):
         covered = covered or watched.since_s is not None
         yield watched
-    out_s = _choose(mark and mark.out_of_section_s, timeouts.out_of_section_s)
+    out_s = _choose(mark.out_of_section_s if mark else None, timeouts.out_of_section_s)
     if out_s is not None:
         inside = mark is None or mark.unlisted > 0 or any(section.opened_ns for section in mark.sections)
         since = None if mark is None or inside or not mark.section_ns else _since(mark.section_ns, life, now_s)
@@ -93,7 +95,7 @@ def watches(mark: Mark | None, timeouts: Timeouts, life: Life, now_s: float) -> 
 
 
 def _heartbeat(mark: Mark | None, timeouts: Timeouts, life: Life, now_s: float) -> Iterator[Watched]:
-    allowed = _choose(mark and mark.heartbeat_s, timeouts.heartbeat_s)
+    allowed = _choose(mark.heartbeat_s if mark else None, timeouts.heartbeat_s)
     if allowed is None:
         return
     if mark is None or not mark.beats.number:
@@ -107,7 +109,7 @@ def _sections(mark: Mark | None, timeouts: Timeouts, life: Life, now_s: float) -
     slots = {section.name: section for section in mark.sections} if mark else {}
     for name in {**timeouts.sections, **slots}:
         section = slots.get(name)
-        allowed = _choose(section and section.timeout_s, timeouts.sections.get(name))
+        allowed = _choose(section.timeout_s if section else None, timeouts.sections.get(name))
         if allowed is None:
             continue
         if section is None or not section.opened_ns:

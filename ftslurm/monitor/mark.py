@@ -15,10 +15,21 @@ import os
 import struct
 import sys
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from ftslurm.dataclasses import dataclass
+
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any, Protocol
+
+    class Words(Protocol):
+        """The page as 512 signed integers."""
+
+        def __getitem__(self, at: int, /) -> int: ...
+
+        def __setitem__(self, at: int, value: int, /) -> None: ...
+
 
 NAME = "progress"
 MAGIC = b"ftsprog2"
@@ -42,15 +53,8 @@ _PROT_READ_WRITE, _MAP_SHARED = 3, 1
 _BUCKET_SHIFT = 19  # the histogram counts in 2**19 ns, about half a millisecond
 
 
-class Words(Protocol):
-    """The page as 512 signed integers."""
-
-    def __getitem__(self, at: int, /) -> int: ...
-
-    def __setitem__(self, at: int, value: int, /) -> None: ...
-
-
-class Progress(NamedTuple):
+@dataclass(frozen=True)
+class Progress:
     """The steps that a rank reported, as its script counts them; times in nanoseconds since the epoch."""
 
     first_step: int
@@ -60,7 +64,8 @@ class Progress(NamedTuple):
     marks: int
 
 
-class Beats(NamedTuple):
+@dataclass(frozen=True)
+class Beats:
     """The heartbeats; `longest_ns` between two of them, those of the warm-up not counted."""
 
     first_ns: int
@@ -69,7 +74,8 @@ class Beats(NamedTuple):
     longest_ns: int
 
 
-class Slot(NamedTuple):
+@dataclass(frozen=True)
+class Slot:
     """One section; `opened_ns` 0: closed; `timeout_s` None: none of its own, `math.inf`: not to be watched."""
 
     name: str
@@ -79,7 +85,8 @@ class Slot(NamedTuple):
     timeout_s: float | None
 
 
-class Pace(NamedTuple):
+@dataclass(frozen=True)
+class Pace:
     """The intervals between progress() calls: how many, their sum and histogram (see `EDGES_S`)."""
 
     intervals: int
@@ -87,7 +94,8 @@ class Pace(NamedTuple):
     buckets: tuple[int, ...]
 
 
-class Mark(NamedTuple):
+@dataclass(frozen=True)
+class Mark:
     """All that a mark says.
 
     Attributes:

@@ -10,7 +10,12 @@ from __future__ import annotations
 import json
 import math
 import select
-from typing import Any, NamedTuple
+
+from ftslurm.dataclasses import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 LIMIT = select.PIPE_BUF  # bytes of a line without its newline; more is not written at one go
 SAID = 120  # characters of a name or a reason that are shown
@@ -21,7 +26,8 @@ _MAX_PID, _MAX_SIGNAL = 2**22, 64
 _STARTS = (b'{"version"', b'{"ftslurm"')
 
 
-class Timer(NamedTuple):
+@dataclass(frozen=True)
+class Timer:
     """A torch timer; `expiration_s` since the epoch, None to release it; `signal` 0 or less: only tell."""
 
     pid: int
@@ -30,7 +36,8 @@ class Timer(NamedTuple):
     signal: int
 
 
-class Word(NamedTuple):
+@dataclass(frozen=True)
+class Word:
     """A message of ours.
 
     Attributes:
@@ -47,7 +54,8 @@ class Word(NamedTuple):
     name: str = ""
 
 
-class Garbage(NamedTuple):
+@dataclass(frozen=True)
+class Garbage:
     """A line that is no message."""
 
     reason: str

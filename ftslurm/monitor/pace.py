@@ -9,8 +9,8 @@ So "nobody is slow" says nothing for a rank; but who is named was slower than th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.monitor.mark import EDGES_S
 
 FACTOR = 1.5

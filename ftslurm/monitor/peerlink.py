@@ -16,10 +16,10 @@ import os
 import socket
 import threading
 import time
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.monitor.peerverdict import PeerLostError, absent
 
 LEFT, LOST = "left", "lost"

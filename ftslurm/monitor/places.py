@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.monitor.traces import Frame, Thread
 
 WAITS, MAY_WAIT, WORKS = "waits", "may-wait", "works"

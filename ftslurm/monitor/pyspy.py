@@ -8,7 +8,9 @@ shared filesystem that hangs: then the shell hangs, not the agent.
 from __future__ import annotations
 
 import os
-import subprocess
+import signal
+
+from ftslurm.kernel import pidfd_send_signal, spawn
 
 LIMIT = 256 * 1024
 _SHELL = 'command -v "$0" >/dev/null 2>&1 || exit; exec "$0" dump --native --pid "$1"'
@@ -25,7 +27,7 @@ class PySpy:
 
     def __init__(self, pid: int, program: str = "py-spy") -> None:
         self._command = ["/bin/sh", "-c", _SHELL, program, str(pid)]
-        self._process: subprocess.Popen[bytes] | None = None
+        self._pidfd = self._fd = -1
         self._output = bytearray()
         self._note = ""
         self._done = False
@@ -39,13 +41,11 @@ class PySpy:
         """
         if self._done:
             return True
-        if self._process is None and not self._start():
+        if self._pidfd < 0 and not self._start():
             return True
-        assert self._process is not None
-        assert self._process.stdout is not None
         for _ in range(_READS_PER_TURN):
             try:
-                part = os.read(self._process.stdout.fileno(), 65536)
+                part = os.read(self._fd, 65536)
             except BlockingIOError:
                 break
             self._output += part[: LIMIT - len(self._output)]
@@ -69,32 +69,31 @@ class PySpy:
 
     def close(self) -> None:
         """Kill it if it still runs."""
-        if self._process is not None and not self._done:
+        if self._pidfd >= 0 and not self._done:
             self._end()
 
     def _start(self) -> bool:
+        self._fd, write = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._fd, False)
+        no_input = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
+        outputs = [(os.POSIX_SPAWN_DUP2, write, fd) for fd in (1, 2)]
         try:
-            self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            _, self._pidfd = spawn(self._command, os.environ, [no_input, *outputs])
         except OSError as problem:
             self._note = f"py-spy could not be started: {problem.strerror}"
             self._done = True
+            os.close(self._fd)
             return False
-        assert self._process.stdout is not None
-        os.set_blocking(self._process.stdout.fileno(), False)
+        finally:
+            os.close(write)
         return True
 
     def _end(self) -> None:
-        process = self._process
-        assert process is not None
-        assert process.stdout is not None
         self._done = True
-        process.stdout.close()
-        # Whatever keeps it (it may be in D state itself): the agent's own collecting of children buries it.
-        process.kill()
-        process.poll()
+        os.close(self._fd)
+        try:
+            # Whatever keeps it (it may be in D state itself): the agent's own collecting of children buries it.
+            pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        os.close(self._pidfd)

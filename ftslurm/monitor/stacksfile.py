@@ -23,7 +23,8 @@ A ``stacks.txt`` without the first line is that of a crash.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from ftslurm.dataclasses import dataclass
 
 LIMIT = 1024 * 1024
 """Bytes that `encode` keeps to and `parse` looks at."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+
+from ftslurm.dataclasses import dataclass, field
 
 FACTOR = 5.0  # a learned time-out is so many times the longest interval that was seen
 FLOOR_S = 600.0  # and never shorter than this: the first evaluation or checkpoint may come in any later round

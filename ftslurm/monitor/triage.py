@@ -8,8 +8,8 @@ network, and then it says that it does not know.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 
+from ftslurm.dataclasses import dataclass, replace
 from ftslurm.monitor.places import MAY_WAIT, WAITS, Doing, doing, telling_thread
 from ftslurm.monitor.stacksfile import RankStacks
 from ftslurm.monitor.traces import Frame, Reader

@@ -12,8 +12,8 @@ from __future__ import annotations
 import signal
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from ftslurm.dataclasses import dataclass, replace
 from ftslurm.monitor import look as looking
 from ftslurm.monitor.deadlines import Deadlines
 from ftslurm.monitor.look import Life
@@ -104,7 +104,7 @@ class Watch:
         self._owner = owner
         self._ranks: dict[int, _Rank] = {}
         self._timers: dict[_TimerKey, _Armed] = {}
-        self._deadlines: Deadlines[int | _TimerKey] = Deadlines()
+        self._deadlines = Deadlines()
         self._ended: list[Longest] = []
         self._said: set[object] = set()
         self.counts: Counter[str] = Counter()
@@ -140,7 +140,7 @@ class Watch:
         For the agent's loop when it finds itself woken up long after its time: the job was suspended, or the machine.
         """
         for local_rank, rank in self._ranks.items():
-            rank.life = rank.life._replace(floor_s=now_s)
+            rank.life = replace(rank.life, floor_s=now_s)
             self._look_soon(local_rank)
         for key, armed in self._timers.items():
             allowed_s = armed.deadline_s - armed.since_s
@@ -151,7 +151,7 @@ class Watch:
         """The rank did something that its mark does not know of: its output grew, it armed a timer."""
         rank = self._ranks.get(local_rank)
         if rank is not None:
-            rank.life = rank.life._replace(sign_s=now_s)
+            rank.life = replace(rank.life, sign_s=now_s)
 
     @property
     def deadline(self) -> float | None:

@@ -13,9 +13,8 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TypeVar
 
+from ftslurm.dataclasses import replace
 from ftslurm.nodes.record import (
     Exclusion,
     Strike,
@@ -32,13 +31,18 @@ from ftslurm.sharedfs.filesystem import FileSystem
 from ftslurm.sharedfs.publish import BadFile, publish
 from ftslurm.sharedfs.rundir import RunDirectoryError, check_name
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    T = TypeVar("T")
+
 FOLDER, STRIKES_FOLDER = "excluded", "strikes"
 
 LEMON_STRIKES = 2
 LEMON_WINDOW_NS = 7 * 24 * 3600 * 1_000_000_000
 _SUFFIX = ".json"
 _LIMIT = 1 << 20
-T = TypeVar("T")
 
 
 def folder(run_dir: str, chosen: str | None = None) -> str:

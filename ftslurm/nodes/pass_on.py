@@ -10,8 +10,8 @@ the whole list. A list that leaves too few nodes is taken, and the job waits for
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.slurm.control import SlurmControl
 from ftslurm.slurm.errors import SlurmRefused
 from ftslurm.slurm.facts import JobFacts

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
 
+from ftslurm.dataclasses import dataclass, replace
 from ftslurm.sharedfs.publish import BadFile, decode
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 SCHEMA, VERSION = "ftslurm/excluded", 1
 STRIKES_SCHEMA, STRIKES_VERSION = "ftslurm/strikes", 1

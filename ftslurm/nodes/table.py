@@ -6,8 +6,8 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 
+from ftslurm.dataclasses import asdict
 from ftslurm.nodes.record import SCHEMA, Exclusion
 from ftslurm.slurm.nodelist import NodeListError, compress
 

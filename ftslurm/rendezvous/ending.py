@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
 
+from ftslurm.dataclasses import replace
 from ftslurm.monitor.timeouts import Learned, learn, merge
 from ftslurm.rendezvous.seen import Seen, word_of
 from ftslurm.rendezvous.state import (

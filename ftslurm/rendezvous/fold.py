@@ -7,8 +7,8 @@ over in the middle goes on as if nothing had happened.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
+from ftslurm.dataclasses import replace
 from ftslurm.rendezvous.ending import close, end_round, stop_code
 from ftslurm.rendezvous.forming import fold_forming
 from ftslurm.rendezvous.node_word import NodeWord

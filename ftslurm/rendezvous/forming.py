@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import replace
 
+from ftslurm.dataclasses import replace
 from ftslurm.rendezvous.ending import close, count
 from ftslurm.rendezvous.hopeless import compared
 from ftslurm.rendezvous.node_word import NodeWord

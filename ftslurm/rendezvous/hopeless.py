@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 
+from ftslurm.dataclasses import replace
 from ftslurm.rendezvous.state import SPAWN, Failure, RoundHistory, State, with_history
 
 SAME_RANK, ANY_RANK = 2, 3

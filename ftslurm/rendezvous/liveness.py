@@ -7,7 +7,8 @@ time, so neither a stall nor an outage of the filesystem makes a node silent.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from ftslurm.dataclasses import dataclass
 
 
 class Attention:

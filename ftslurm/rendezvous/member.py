@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 
+from ftslurm.dataclasses import dataclass, replace
+from ftslurm.rendezvous.awaited import WaitingLines
 from ftslurm.rendezvous.ending import finish
 from ftslurm.rendezvous.fold import begin, fold, hand_over, take_lease
 from ftslurm.rendezvous.node_word import NodeWord, Vitals
@@ -129,6 +130,7 @@ class Member:
         self._published_at = float("-inf")
         self._wrote = False
         self._dirty = True
+        self._waiting_lines = WaitingLines()
         self._rivals: dict[str, tuple[tuple[str, int], int]] = {}
         self._over: Superseded | RunInUse | Refused | None = None
         self._looked_thoroughly_at = float("-inf")
@@ -447,6 +449,8 @@ class Member:
         folded = fold(state, seen, self._timing)
         if self._word.status == LEFT and folded.phase != CLOSED:
             folded = hand_over(folded, seen, self._timing)
+        if line := self._waiting_lines.line(folded, seen, self._timing):
+            self._notes.append(line)
         if folded is not state:
             self._set(folded)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-
+from ftslurm.dataclasses import asdict, dataclass
 from ftslurm.health.word import Health, read_health
 from ftslurm.monitor.timeouts import Longest, read_longest
 from ftslurm.rendezvous.fields import Fields

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 
+from ftslurm.dataclasses import dataclass, field, replace
 from ftslurm.rendezvous.ending import close, count, describe, end_round
 from ftslurm.rendezvous.hopeless import agreed, disagreeing, hopeless, repeated
 from ftslurm.rendezvous.node_word import NodeWord

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.rendezvous.node_word import NodeWord
 from ftslurm.rendezvous.state import READY, Participant, State
 

@@ -6,8 +6,7 @@ be over in a few seconds; and if it is not, the ranks fail by the true reason.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from ftslurm.dataclasses import replace
 from ftslurm.health.verdict import FAIL
 from ftslurm.rendezvous.node_word import NodeWord
 from ftslurm.rendezvous.seen import Seen, Timing, alive

@@ -5,12 +5,14 @@ Facts only, and their form as JSON; what follows from them is decided in `fold` 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any
-
+from ftslurm.dataclasses import asdict, dataclass, replace
 from ftslurm.monitor.timeouts import Learned, read_learned
 from ftslurm.rendezvous.fields import Fields
 from ftslurm.sharedfs.publish import BadFile, decode, encode
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 STATE_SCHEMA, STATE_VERSION = "ftslurm/state", 1
 

@@ -28,9 +28,9 @@ nodes are taken to have started together. How long a lost node was silent is the
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.report.facts import RoundFiles, RoundNode, Snapshot
 from ftslurm.report.words import count, duration
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Container
-from dataclasses import dataclass
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.failures.reason import EXIT
 from ftslurm.report.around import cuda_from, sections_from, surroundings_from
 from ftslurm.report.decode import judged_path, rank_error_from

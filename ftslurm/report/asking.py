@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ftslurm.dataclasses import replace
 from ftslurm.report.facts import Snapshot
 from ftslurm.report.scheduler import job_to_ask, scheduler_from
 

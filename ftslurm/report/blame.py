@@ -5,10 +5,10 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
 from heapq import nsmallest
 from typing import NamedTuple
 
+from ftslurm.dataclasses import dataclass, replace
 from ftslurm.failures.causes import CASCADE, PRIMARY, ROWS
 from ftslurm.failures.short import ALIKE
 from ftslurm.report.clocks import Clocks, Doubt

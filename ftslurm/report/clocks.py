@@ -8,7 +8,8 @@ two nodes are put in order.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+
+from ftslurm.dataclasses import dataclass, field
 
 ASSUMED_NS = 50_000_000
 """Of a clock that nobody measured: what NTP usually keeps in a cluster, generously."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ftslurm.dataclasses import dataclass, field
 from ftslurm.failures.causes import ROWS, Cause, Surroundings
 from ftslurm.health.word import Health
 from ftslurm.monitor.stacksfile import RankStacks

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, TypeAlias
 
 INT_LIMIT = 2**63
 
-Json = Mapping[str, Any]
+Json: TypeAlias = "Mapping[str, Any]"
 
 
 class Malformed(ValueError):

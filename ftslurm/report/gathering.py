@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from ftslurm.dataclasses import replace
 from ftslurm.failures import plugins
 from ftslurm.failures.causes import ROWS, Cause
 from ftslurm.monitor import stacksfile

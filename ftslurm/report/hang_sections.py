@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from ftslurm.dataclasses import replace
 from ftslurm.report.style import Json, Style
 from ftslurm.report.words import clip, count, safe
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
+from ftslurm.dataclasses import dataclass, replace
 from ftslurm.failures.causes import Evidence, classify
 from ftslurm.health.verdict import FAIL, SEVERITY
 from ftslurm.health.word import Health, HealthFinding

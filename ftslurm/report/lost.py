@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
+from ftslurm.dataclasses import replace
 from ftslurm.failures.causes import PRIMARY, Evidence, classify, describe
 from ftslurm.failures.outlook import unanswered
 from ftslurm.report.evidence import FAILURE_KEYS

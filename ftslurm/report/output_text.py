@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
+from ftslurm.dataclasses import dataclass, replace
 from ftslurm.report.facts import Exc, Frame
 
 HEADER = "Traceback (most recent call last):"

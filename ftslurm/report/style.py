@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.report.words import clip
 
 WIDTH = 80

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
+from ftslurm.dataclasses import dataclass, replace
 from ftslurm.failures import proofs
 from ftslurm.failures.causes import CASCADE, ROWS, Cause, Evidence, Surroundings, describe, find
 from ftslurm.failures.evidence import CAUSE, CONTEXT, MEMBER

@@ -13,9 +13,9 @@ import os
 import re
 import signal
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ftslurm.dataclasses import dataclass, field, replace
 from ftslurm.failures import plugins
 from ftslurm.failures.causes import Cause
 from ftslurm.report import output_text

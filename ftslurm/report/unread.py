@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
+from ftslurm.dataclasses import replace
 from ftslurm.failures.short import ALIKE
 from ftslurm.report.facts import Exc, Frame, RankError, RoundFiles, RoundNode, Short, Worker
 

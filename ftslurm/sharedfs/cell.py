@@ -15,8 +15,8 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.sharedfs.filesystem import DEFAULT_READ_LIMIT, FileSystem
 from ftslurm.sharedfs.publish import BadFile, create_temporary, decode, encode, forget, publish, random_nonce
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.sharedfs.mounts import mount_of
 
 SAMPLES = 4

@@ -15,8 +15,8 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 
+from ftslurm.dataclasses import asdict, dataclass
 from ftslurm.sharedfs.filesystem import FileSystem
 from ftslurm.sharedfs.publish import (
     BadFile,

@@ -9,7 +9,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import Protocol
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Protocol
+else:
+    # A class like any other at run time: `typing` would be loaded for this alone.
+    Protocol = object
 
 READ_RETRIES = 5
 DEFAULT_READ_LIMIT = 16 << 20

@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from ftslurm.sharedfs.filesystem import DEFAULT_READ_LIMIT, FileSystem
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 class BadFile(ValueError):

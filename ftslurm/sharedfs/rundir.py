@@ -6,8 +6,8 @@ import errno
 import os
 import re
 import stat
-from dataclasses import dataclass
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.sharedfs.filesystem import FileSystem, PosixFileSystem
 from ftslurm.sharedfs.publish import BadFile, NewerFormat, encode, publish_once, read_object
 

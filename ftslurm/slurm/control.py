@@ -239,7 +239,7 @@ class CommandSlurm:
             return None
         if starts[-1].restarts is not None:
             return starts[-1]
-        from dataclasses import replace
+        from ftslurm.dataclasses import replace
 
         return replace(starts[-1], restarts=len(starts) - 1)  # each start has its record
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.slurm.nodelist import NodeListError, expand
 
 __all__ = ["SlurmEnvironmentError", "SlurmJob", "from_environ"]

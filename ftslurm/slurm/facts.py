@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.slurm.errors import SlurmOutputError
 from ftslurm.slurm.nodelist import NodeListError, expand
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
+from ftslurm.dataclasses import asdict
 from ftslurm.rendezvous.node_word import NodeWord
 from ftslurm.rendezvous.state import LEFT, READY, RUNNING, LostNode, State
 from ftslurm.status.ranks import Rank, rank_of

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.monitor.pace import LEAST, Histogram, slow_ranks
 
 Dict = dict[str, Any]

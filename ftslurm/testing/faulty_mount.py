@@ -12,6 +12,7 @@ Without the file CONTROL, or while it is empty, all is well; its first word is a
 | ``errors`` | EIO for everything |
 | ``read-only`` | EROFS for all that would change something |
 | ``hold-renames`` | a rename has arrived and is done when the fault is over, whatever became of who asked for it |
+| ``slow SECONDS`` | each answer takes so long |
 
 ``hold-renames PATTERN`` holds only those whose new name, below BACKING, matches. Nothing is cached, neither names nor
 attributes nor bytes, so a fault is met by the next call.
@@ -40,8 +41,8 @@ import signal
 import struct
 import sys
 import time
-from dataclasses import dataclass
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.testing.fuse import (
     BATCH_FORGET,
     CREATE,
@@ -73,6 +74,7 @@ JOURNALED_BYTES = 1 << 16
 HANG, FULL, WRITE_ERRORS, ERRORS, READ_ONLY = "hang", "full", "write-errors", "errors", "read-only"
 HOLD_RENAMES = "hold-renames"
 RENAMED, HELD = "renamed", "held"
+SLOW = "slow"
 ENDING = frozenset({RELEASE, FLUSH, RELEASEDIR, INIT})
 """Never faulty: the end of something that was opened before."""
 GROWING = frozenset({MKDIR, LINK, WRITE, CREATE})
@@ -84,20 +86,23 @@ class Fault:
     """What is wrong with the directory now.
 
     Attributes:
-        kind: HANG, FULL, WRITE_ERRORS, ERRORS, READ_ONLY, HOLD_RENAMES; empty: nothing is.
+        kind: HANG, FULL, WRITE_ERRORS, ERRORS, READ_ONLY, HOLD_RENAMES, SLOW; empty: nothing is.
         hard: who waits cannot even be killed.
         pattern: of the new names whose renames are held.
+        seconds: that each answer takes.
     """
 
     kind: str = ""
     hard: bool = False
     pattern: str = "*"
+    seconds: float = 0.0
 
     @staticmethod
     def read(text: str) -> Fault:
         """Read it from the control file's text."""
         kind, *rest = text.split() or [""]
-        return Fault(kind, kind == HANG and rest == ["hard"], rest[0] if kind == HOLD_RENAMES and rest else "*")
+        pattern = rest[0] if kind == HOLD_RENAMES and rest else "*"
+        return Fault(kind, kind == HANG and rest == ["hard"], pattern, float(rest[0]) if kind == SLOW else 0.0)
 
     def error(self, opcode: int, writes: bool) -> int:
         """Return the error number that a request gets, 0 for none.
@@ -195,6 +200,8 @@ class FaultyMount:
         opcode, node = _opcode(request), _node(request)
         call, body = self.backing.calls.get(opcode), request[40 : GENERIC.unpack_from(request)[0]]
         writes = opcode == OPEN and bool(struct.unpack_from("<I", body)[0] & (os.O_WRONLY | os.O_RDWR))
+        if fault.seconds:
+            time.sleep(fault.seconds)
         refusal = fault.error(opcode, writes)
         if refusal:
             self.reply(request, -refusal, b"")

@@ -12,8 +12,8 @@ import functools
 import os
 import posixpath
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.sharedfs.filesystem import DEFAULT_READ_LIMIT, FileTooLarge, ForeignFile
 
 BEFORE, DURING, AFTER = "before", "during", "after"

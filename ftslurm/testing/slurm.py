@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
+from ftslurm.dataclasses import replace
 from ftslurm.slurm.errors import SlurmError, SlurmRefused, SlurmUnknownJob
 from ftslurm.slurm.facts import JobFacts, NodeFacts, check_job_id, select_job
 from ftslurm.slurm.nodelist import compress

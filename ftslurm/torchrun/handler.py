@@ -14,7 +14,6 @@ import atexit
 import os
 import sys
 import time
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -33,6 +32,7 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from ftslurm.agent.courier import Courier
+from ftslurm.dataclasses import replace
 from ftslurm.rendezvous.member import Member, Pace, Refused, RunInUse, Superseded, first_word
 from ftslurm.rendezvous.seen import AT_ONCE, Shape, Timing
 from ftslurm.rendezvous.state import (

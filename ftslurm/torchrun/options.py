@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from ftslurm.dataclasses import dataclass
 
 FOLD, DYNAMIC = "fold", "dynamic"
 

@@ -7,10 +7,10 @@ import re
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftslurm import __version__
+from ftslurm.dataclasses import dataclass
 from ftslurm.rendezvous.state import CLOSED, State
 from ftslurm.sharedfs.rundir import RunDirectory, RunDirectoryError, check_name, open_run
 from ftslurm.slurm.environment import SlurmEnvironmentError, SlurmJob, from_environ

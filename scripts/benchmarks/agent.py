@@ -21,7 +21,7 @@ MEMORY_WORKERS = 8
 MEMORY_SETTLE_S = 1.5  # launchers import and allocate for a while after their workers run
 
 MEASUREMENTS = (
-    Measurement("start_1", "start → workers' first lines, 1 node", "s", 0.3, ("torchrun", 0.2)),
+    Measurement("start_1", "start → workers' first lines, 1 node", "s", 0.3, ("torchrun", 0.15)),
     Measurement("start_2", "start → workers' first lines, 2 nodes", "s"),
     Measurement("restart_1", "exit(1) → all of the new round run, 1 node", "s", 0.15),
     Measurement("restart_2", "exit(1) → all of the new round run, 2 nodes", "s", 0.8),

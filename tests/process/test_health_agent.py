@@ -96,6 +96,9 @@ def test_without_a_spare_a_sick_node_is_waited_for_and_looked_at_again(start: St
     sick(2, "resting")
     run = look(start, WORK, "--health-every", "0.5")
     run.until(lambda: "it takes no part" in run.err)
+    run.until(lambda: "round 1 waits: 2 of 3 nodes are ready after " in run.err)
+    (line,) = [line for line in run.err.splitlines() if "round 1 waits" in line]
+    assert "; local2: unfit (" in line and line.endswith("resting)"), "one of them says it, for all"
     assert not list(run.directory.glob("up*"))
     sick(2, None)
     assert run.wait() == 0, run.err
@@ -111,10 +114,12 @@ def test_a_check_that_hangs_holds_up_no_job_and_no_heartbeat(start: Start) -> No
 
 
 def test_a_look_that_crashes_or_prints_rubbish_is_a_word_to_the_user_and_no_more(start: Start, tmp_path: Path) -> None:  # noqa: F811
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "sitecustomize.py").write_text(
-        "import sys\nif 'ftslurm.health.look' in ' '.join(sys.orig_argv): print('rubbish'); sys.exit(3)\n"
-    )
+    # A check of the site's that takes the whole look along when it is imported.
+    metadata = tmp_path / "site" / "site_checks-1.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Name: site-checks\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text("[ftslurm.health]\nbroken = site_checks:CHECK\n")
+    (tmp_path / "site" / "site_checks.py").write_text("import os\nos.write(1, b'rubbish')\nos._exit(3)\n")
     run = start(WORK, "--health", "act", PYTHONPATH=str(tmp_path / "site"))
     assert run.wait() == 0, run.err
     assert "this look at the node came to nothing" in run.err
@@ -185,7 +190,7 @@ def test_an_nvml_that_wedges_while_ranks_run_is_told_and_disturbs_neither_them_n
     run = start(STEPS, *WATCHED, "--health-every", "0.3", **on_gpus(gpus))
     run.until(lambda: (run.directory / "up").exists())
     gpus.say(["* hang nvmlInitWithFlags"])
-    run.until(lambda: "NVML" in run.err or "driver" in run.err, 60)
+    run.until(lambda: "the NVIDIA driver" in run.err, 60)
     assert word(run, hostname(run))["status"] == "running"
     (run.directory / "finish").touch()
     assert run.wait() == 0, run.err
@@ -193,6 +198,33 @@ def test_an_nvml_that_wedges_while_ranks_run_is_told_and_disturbs_neither_them_n
     assert "was lost" not in run.err and "rank 0 hangs" not in run.err, run.err
     assert run.err.count("no answer within 10 s (Look") == 1, "one line for one cause"
     assert run.marked() == []
+
+
+def test_a_driver_that_hangs_in_one_look_alone_keeps_no_node_out_of_later_jobs(start: Start, gpus: Standin) -> None:  # noqa: F811
+    gpus.say(["* hang nvmlInitWithFlags"])
+    run = start(WORK, "--health", "act", **on_gpus(gpus))
+    run.until(lambda: "health: unfit" in run.err, 60)
+    gpus.say()
+    assert run.wait() == 0, run.err
+    assert "health: this node is fit again" in run.err
+    assert "set aside" not in run.err and not (run.directory / "ftslurm-runs" / "excluded").exists()
+
+
+def test_a_gpu_that_a_second_look_misses_too_keeps_its_node_out_of_later_jobs(start: Start, gpus: Standin) -> None:  # noqa: F811
+    gpus.say(["count 7"])
+    run = start(WORK, "--health", "act", "--join-timeout", "8", SLURM_GPUS_ON_NODE="8", **on_gpus(gpus))
+    assert run.wait() == 1
+    assert "is set aside for 24 hours: 7 of the 8 GPUs that Slurm gave can be used" in run.err, run.err
+    (found,) = [one for one in word(run, hostname(run))["health"]["findings"] if one["status"] == "fail"]
+    assert found["confirmed"] is True
+
+
+def test_a_failing_check_is_made_once_more_at_once(start: Start, tmp_path: Path) -> None:  # noqa: F811
+    once = f"if [ -e {tmp_path}/once ]; then exit 0; fi; touch {tmp_path}/once; echo not yet; exit 2"
+    # Nobody would wait until it is looked at again for another reason.
+    run = start(WORK, "--health", "act", "--health-command", once, "--health-every", "0", "--join-timeout", "20")
+    assert run.wait() == 0, run.err
+    assert "health: fail: " in run.err and "health: this node is fit again" in run.err
 
 
 def test_an_xid_in_a_round_is_in_the_nodes_word_at_once_and_keeps_the_node_out_of_the_next(

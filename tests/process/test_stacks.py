@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -184,7 +185,7 @@ def test_a_rank_that_the_loop_buries_meanwhile_takes_its_number_with_it(ranks: R
         process.kill()
         process.wait()
         os.close(target.pidfd)
-        ranks.targets[0] = target._replace(pidfd=os.open("/dev/null", os.O_RDONLY))
+        ranks.targets[0] = replace(target, pidfd=os.open("/dev/null", os.O_RDONLY))
 
     found, took_s = collect([target], meanwhile=bury)
     assert found[0].problem == "ended while its stacks were collected"
@@ -371,7 +372,7 @@ def test_py_spy_is_asked_for_the_hung_rank_within_its_bounds(
     ranks.start(SLEEP)
     ranks.start(SLEEP)
     ranks.wait()
-    ranks.targets[1] = ranks.targets[1]._replace(native=True)
+    ranks.targets[1] = replace(ranks.targets[1], native=True)
     collector = Collector(ranks.targets, descendants, timeout_s=0.5, native_s=0.5, pyspy=spy(ranks.place, script))
     began = time.monotonic()
     collector.start(began)
@@ -389,6 +390,6 @@ def test_py_spy_is_asked_for_the_hung_rank_within_its_bounds(
 def test_without_py_spy_nothing_is_said_of_it(ranks: Ranks) -> None:
     ranks.start(SLEEP)
     ranks.wait()
-    found, took_s = collect([ranks.targets[0]._replace(native=True)], pyspy="no-such-py-spy")
+    found, took_s = collect([replace(ranks.targets[0], native=True)], pyspy="no-such-py-spy")
     assert (found[0].native, found[0].problem) == ("", None)
     assert took_s < 1

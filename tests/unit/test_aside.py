@@ -57,11 +57,11 @@ def fail_first(story: Story, number: int, blame: str) -> None:
     story.ready(*(int(p.node[1:]) for p in story.state.participants))
 
 
-def unfit(check: str | None) -> NodeWord:
+def unfit(check: str | None, confirmed: bool = True) -> NodeWord:
     word = Story(1).join(1).words["n1"]
     if check is None:
         return word
-    finding = HealthFinding(check, FAIL, "GPU 3", "gone", "Reset it.", 5)
+    finding = HealthFinding(check, FAIL, "GPU 3", "gone", "Reset it.", 5, confirmed)
     return replace(word, unfit="GPU 3: gone", health=Health(FAIL, 5, "quick", (finding,)))
 
 
@@ -105,6 +105,20 @@ def test_broken_hardware_sets_its_node_aside_until_it_is_well() -> None:
     assert coordinator.exclusions.of("n1", coordinator.now_ns) is not None
     assert coordinator.hear(unfit(None)) == 1
     assert coordinator.exclusions.of("n1", coordinator.now_ns) is None
+
+
+def test_what_no_second_look_has_confirmed_excludes_no_node() -> None:
+    drained: list[str] = []
+    coordinator = Coordinator(drained=drained)
+    assert coordinator.hear(unfit("gpu-count", confirmed=False)) == 0
+    assert coordinator.exclusions.of("n1", coordinator.now_ns) is None
+    assert coordinator.hear(unfit("gpu-count")) == 1
+    assert coordinator.heard.wait(10) and drained == ["n1: ftslurm: GPU 3: gone"]
+
+
+def test_what_hardware_reported_by_itself_needs_no_second_look() -> None:
+    coordinator = Coordinator()
+    assert coordinator.hear(unfit("gpu-xid", confirmed=False)) == 1
 
 
 def test_what_people_said_of_the_node_meanwhile_stays() -> None:

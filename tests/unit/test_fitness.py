@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ftslurm.agent.fitness import ACT, AGAIN_S, FRESH_S, HOLD_S, OFF, WATCH, XID, Fitness
-from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH
+from ftslurm.health.check import BACKGROUND, CONFIRM, QUICK, THOROUGH
 from ftslurm.health.result import Looked
 from ftslurm.health.verdict import FAIL, OK, WARN, Finding, Judgement, verdict
 from ftslurm.health.word import HealthFinding
@@ -51,6 +51,55 @@ def test_a_failing_check_makes_the_node_unfit_and_it_is_looked_at_again() -> Non
     assert fitness.on_looked(fitness.begun(), looked(HOT), 131.0, 9) == []
     assert fitness.unfit is None
     assert [(one.text, one.since_ns) for one in fitness.health.findings] == [("91 C", 5)]  # type: ignore[union-attr]
+
+
+def test_a_failing_check_is_made_once_more_at_once_and_that_confirms_it() -> None:
+    fitness = fit()
+    fitness.on_looked(QUICK, looked(LOST), 1.0, 5)
+    assert (fitness.doubtful, fitness.looking) == (("gpu-count",), False)
+    assert fitness.begun() == CONFIRM
+    fitness.on_looked(CONFIRM, Looked((looked(LOST).verdicts[0],), (), 0.1), 2.0, 6)
+    assert [(one.confirmed, one.since_ns) for one in fitness.health.findings] == [(True, 5)]  # type: ignore[union-attr]
+    assert (fitness.unfit, fitness.doubtful, fitness.wanted) == ("GPU 3: it does not answer", (), None)
+    fitness.on_looked(THOROUGH, looked(LOST), 40.0, 7)
+    assert fitness.wanted is None, "confirmed is confirmed"
+
+
+def test_a_failing_check_that_is_well_alone_and_unhurried_leaves_the_node_fit() -> None:
+    fitness = fit()
+    fitness.on_looked(QUICK, looked(LOST), 1.0, 5)
+    assert fitness.begun() == CONFIRM
+    fitness.on_looked(CONFIRM, Looked((looked().verdicts[0],), (), 0.1), 2.0, 6)
+    assert (fitness.unfit, fitness.doubtful, fitness.wanted) == (None, (), None)
+
+
+def test_a_second_look_that_came_to_nothing_confirms_nothing() -> None:
+    fitness = fit()
+    fitness.on_looked(QUICK, looked(LOST), 1.0, 5)
+    fitness.on_looked(fitness.begun(), None, 2.0, 6)
+    assert (fitness.unfit, fitness.doubtful, fitness.wanted) == ("GPU 3: it does not answer", ("gpu-count",), None)
+    fitness.on_time(2.0 + AGAIN_S)
+    assert fitness.begun() == THOROUGH
+    fitness.on_looked(THOROUGH, looked(LOST), 40.0, 7)
+    assert fitness.wanted == CONFIRM
+
+
+def test_while_ranks_run_nobody_looks_twice_for_they_would_not_be_alone() -> None:
+    fitness = fit()
+    fitness.on_round(1.0)
+    fitness.on_looked(BACKGROUND, looked(LOST), 300.0, 5)
+    assert (fitness.wanted, fitness.doubtful) == (None, ("gpu-count",))
+    fitness.on_swept(None, 400.0, 6)
+    assert fitness.begun() == THOROUGH
+    fitness.on_looked(THOROUGH, looked(LOST), 401.0, 7)
+    assert fitness.wanted == CONFIRM
+
+
+def test_what_happened_is_not_looked_for_again() -> None:
+    fitness = fit()
+    fitness.on_event(HealthFinding(XID, FAIL, "GPU 2", "Xid 79: fallen off the bus", "Reset.", 44), 5.0, 9)
+    fitness.on_looked(THOROUGH, looked(), 6.0, 10)
+    assert (fitness.doubtful, fitness.wanted) == ((), None)
 
 
 def test_several_failing_checks_are_counted() -> None:

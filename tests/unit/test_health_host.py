@@ -641,8 +641,8 @@ class Machine:
     def switches(count: int) -> str:
         return f"voluntary_ctxt_switches:\t{count}\nnonvoluntary_ctxt_switches:\t0"
 
-    def look(self, own_pid: int | None = None, busy: bool = False, sleep: Any = lambda _: None) -> Json:
-        return host_processes.fetch(Context("n1", root=self.tree.root, own_pid=own_pid, busy=busy), sleep)
+    def look(self, own_pid: int | None = None, sleep: Any = lambda _: None, **more: bool) -> Json:
+        return host_processes.fetch(Context("n1", root=self.tree.root, own_pid=own_pid, **more), sleep)
 
 
 @pytest.fixture
@@ -712,6 +712,17 @@ def test_a_process_that_does_not_move_between_two_looks_hangs(machine: Machine) 
         (5000010, "nfs_wait_bit_killable", 2.0)
     ]
     assert pauses == list(host_processes.PAUSES_S)
+
+
+def test_a_look_that_a_round_waits_for_leaves_it_to_the_next_one(machine: Machine) -> None:
+    pauses: list[float] = []
+    machine.process(5000010, state="D")
+    before = machine.look(sleep=pauses.append, hurry=True)
+    assert pauses == [host_processes.PAUSES_S[0]]
+    assert host_processes.judge(before, None, NODE).findings == ()
+    later = machine.look(sleep=pauses.append)
+    (finding,) = host_processes.judge({**later, "at_s": before["at_s"] + 300}, before, NODE).findings
+    assert "for 5 min at least" in finding.text
 
 
 def test_nothing_waits_when_nothing_sleeps_without_interruption(machine: Machine) -> None:

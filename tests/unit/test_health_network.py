@@ -158,7 +158,7 @@ def test_names_are_looked_up_that_the_job_needs(monkeypatch: pytest.MonkeyPatch)
         return {"n2": ["10.0.0.2"], "n1": ["127.0.0.1"]}.get(name, ["127.0.0.1"])
 
     real = lookup.look_up
-    monkeypatch.setattr(lookup, "look_up", lambda wanted, limit_s: real(wanted, limit_s, system))
+    monkeypatch.setattr(network_names, "look_up", lambda wanted, limit_s: real(wanted, limit_s, system))
     peers = (Peer("n2", "10.0.0.2"), Peer("n3", "n3-ib"), Peer("n1", "10.0.0.1"))
     facts = network_names.fetch(Context("n1", address="n1-ib", peers=peers))
     assert {"n1", "n1-ib", "n2", "n3", "n3-ib"} <= set(asked) and "10.0.0.2" not in asked

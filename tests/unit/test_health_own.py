@@ -12,13 +12,11 @@ from typing import Any
 import pytest
 
 import ftslurm
-from ftslurm.agent.health_watch import LIMIT_S
-from ftslurm.health.catalog import builtin
 from ftslurm.health.check import BACKGROUND, QUICK, Absent, Check, Context
 from ftslurm.health.checks import own_commands
 from ftslurm.health.figures import count, one_line, size, span
 from ftslurm.health.plugins import GROUP, LONGEST_S, load, load_from
-from ftslurm.health.run import run
+from ftslurm.health.run import UNHURRIED, longest_s, run
 from ftslurm.health.verdict import FAIL, OK, UNKNOWN, WARN, Json, Judgement, describe, worst
 
 NODE = Context("n1")
@@ -142,8 +140,11 @@ def module(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "site_of_tests", Site())  # type: ignore[arg-type]
 
 
-def test_the_longest_check_fits_into_a_look() -> None:
-    assert max(LONGEST_S, *(check.limit_s for check in builtin())) + 3 < LIMIT_S
+def test_a_look_says_how_long_its_checks_may_take_at_most() -> None:
+    checks = [replace(GOOD, limit_s=LONGEST_S), replace(GOOD, limit_s=1.0)]
+    assert longest_s(checks) > LONGEST_S
+    assert longest_s(checks, unhurried=True) > UNHURRIED * (LONGEST_S + 1.0)
+    assert longest_s([]) == 0.0
 
 
 def points(*names: str) -> list[EntryPoint]:

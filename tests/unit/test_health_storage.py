@@ -48,6 +48,7 @@ GOOD: Json = {
     "unmounted": None,
     "uid": 1000,
     "limit_s": 3.0,
+    "starved": False,
 }
 UNPROBED: Json = dict.fromkeys(("kind", "free", "total", "inodes", "all_inodes", "read_only", "writable", "took_s"))
 

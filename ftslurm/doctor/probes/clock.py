@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.doctor.findings import NOTE, WARNING, Finding, Json, median
 from ftslurm.doctor.meet import make
 from ftslurm.doctor.watch import WatchedFileSystem

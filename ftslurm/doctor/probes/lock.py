@@ -10,8 +10,8 @@ import os
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.doctor.findings import NOTE, WARNING, WRONG, Finding, Json
 from ftslurm.doctor.meet import tell, wait_for
 from ftslurm.doctor.watch import WatchedFileSystem

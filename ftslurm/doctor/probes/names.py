@@ -10,8 +10,8 @@ import errno
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.doctor.findings import NOTE, WRONG, Finding, Json
 from ftslurm.doctor.watch import WatchedFileSystem
 from ftslurm.sharedfs.publish import random_nonce, temporary_name

@@ -10,8 +10,8 @@ import os
 import socket
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.doctor.findings import NOTE, WARNING, WRONG, Finding, Json, some
 from ftslurm.doctor.watch import WatchedFileSystem
 from ftslurm.sharedfs.mounts import mount_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.doctor.findings import WARNING, WRONG, Finding, Json, median
 from ftslurm.doctor.watch import WatchedFileSystem
 from ftslurm.sharedfs.publish import publish

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.doctor.findings import WARNING, WRONG, Finding, Json, median
 from ftslurm.doctor.meet import look, make, tell
 from ftslurm.doctor.probes.clock import Offset

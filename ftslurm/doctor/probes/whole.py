@@ -6,8 +6,8 @@ import os
 import time
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.doctor.findings import NOTE, WARNING, WRONG, Finding, Json
 from ftslurm.doctor.watch import WatchedFileSystem
 from ftslurm.sharedfs.publish import publish

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ftslurm.health import nvml, sysfs
 from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Absent, Check, Context
-from ftslurm.health.checks.amd_ras import VENDOR
+from ftslurm.health.checks.amd_ras import VENDOR, is_driven
 from ftslurm.health.verdict import FAIL, UNKNOWN, WARN, Finding, Json, Judgement
 
 _RESTART = "Have the node drained and restarted; look at the kernel log for amdgpu's lines."
@@ -69,9 +69,10 @@ CHECK = Check(
     "amd-count",
     "each AMD GPU that Slurm gave is there",
     frozenset((QUICK, BACKGROUND, THOROUGH)),
-    2.0,
+    nvml.LIMIT_S,
     fetch,
     judge,
     late_text="the AMD driver hangs",
     late_advice="Look at the kernel log for amdgpu's lines.",
+    may_hang=is_driven,
 )

@@ -7,6 +7,8 @@ Source: "AMDGPU RAS Support" in the kernel's documentation: /sys/class/drm/card*
 
 from __future__ import annotations
 
+import os
+
 from ftslurm.health import nvml, sysfs
 from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Absent, Check, Context
 from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
@@ -15,6 +17,11 @@ VENDOR = "0x1002"
 CORRECTED = 1000
 """Corrected errors between two looks that are worth a warning."""
 _SUFFIX = "_err_count"
+
+
+def is_driven(context: Context) -> bool:
+    """Tell whether AMD's driver is loaded; without it there is nobody to ask."""
+    return any(os.path.exists(f"{context.root}{path}") for path in ("/sys/module/amdgpu", "/sys/class/kfd"))
 
 
 def fetch(context: Context) -> Json:
@@ -91,9 +98,10 @@ CHECK = Check(
     "amd-ras",
     "hardware errors that AMD's driver counts",
     frozenset((QUICK, BACKGROUND, THOROUGH)),
-    2.0,
+    nvml.LIMIT_S,
     fetch,
     judge,
     late_text="the AMD driver hangs",
     late_advice="Look at the kernel log for amdgpu's lines.",
+    may_hang=is_driven,
 )

@@ -7,11 +7,13 @@ says nothing, and then a GPU with such an error is taken to need its reset.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ftslurm.health import nvml
 from ftslurm.health.check import SETS, Context
 from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _UNCORRECTED, _CORRECTED = 1, 0
 _VOLATILE, _AGGREGATE = 0, 1

@@ -7,11 +7,14 @@ others of its kind, and with what it had in the look before. With MIG the links 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 from ftslurm.health import nvml
 from ftslurm.health.check import SETS, Absent, Context
 from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 ERRORS = 100
 """Repaired errors between two looks that are worth a warning; a recovery is one at once."""

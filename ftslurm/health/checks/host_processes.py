@@ -79,8 +79,8 @@ def _hanging(context: Context, table: dict[int, Process], ours: set[int], sleep:
         for thread in _sleeping(root, one)
     }
     waited = 0.0
-    # The next look while ranks are running is not far, and nothing may take long then.
-    for pause_s in PAUSES_S[:2] if context.busy else PAUSES_S:
+    # The next look while ranks are running is not far, and nothing may take long then; it sees what has not run since.
+    for pause_s in PAUSES_S[: 1 if context.hurry else 2 if context.busy else None]:
         if held:
             sleep(pause_s)
             waited += pause_s

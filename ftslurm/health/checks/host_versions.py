@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ftslurm.health import sysfs
-from ftslurm.health.check import QUICK, THOROUGH, Check, Context
+from ftslurm.health.check import QUICK, THOROUGH, Check, Context, never
 from ftslurm.health.verdict import Json, Judgement
 
 _MODULES = ("nvidia", "amdgpu", "mlx5_core", "lustre")
@@ -44,5 +44,5 @@ CHECK = Check(
     limit_s=2.0,
     fetch=fetch,
     judge=judge,
-    late="unknown",
+    may_hang=never,
 )

@@ -6,11 +6,14 @@ One wrong line in /etc/hosts, and a round waits until it times out.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 
 from ftslurm.health.addresses import is_loopback, is_number
 from ftslurm.health.check import QUICK, THOROUGH, Check, Context
 from ftslurm.health.checks.network_reach import neighbours
+from ftslurm.health.lookup import look_up
+from ftslurm.health.reach import is_own
 from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
 
 MOST = 16
@@ -25,11 +28,6 @@ _HOSTS = "Put the nodes into DNS or /etc/hosts, with the address that the others
 
 def fetch(context: Context) -> Json:
     """Look up this node's names and the others', and which addresses are this node's."""
-    import socket
-
-    from ftslurm.health.lookup import look_up
-    from ftslurm.health.reach import is_own
-
     host = socket.gethostname()
     own = [name for name in dict.fromkeys((context.node, host)) if name]
     told = context.address if context.address and not is_number(context.address) else None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ftslurm.health.addresses import is_number
 from ftslurm.health.check import THOROUGH, Absent, Check, Context, Peer
 from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ftslurm.health.reach import Reached
 
@@ -34,12 +34,16 @@ def neighbours(peers: Sequence[Peer], node: str, most: int = MOST) -> list[Peer]
     return (after + ordered[: len(ordered) - len(after)])[:most]
 
 
+def _peers(context: Context) -> list[Peer]:
+    return [peer for peer in neighbours(context.peers, context.node) if peer.port]
+
+
 def fetch(context: Context) -> Json:
     """Connect to the peers that have a port."""
     from ftslurm.health.lookup import look_up
     from ftslurm.health.reach import UNRESOLVED, Reached, reach
 
-    peers = [peer for peer in neighbours(context.peers, context.node) if peer.port]
+    peers = _peers(context)
     if not peers:
         raise Absent("no other node to reach")
     names = [peer.address for peer in peers if not is_number(peer.address)]
@@ -97,4 +101,5 @@ CHECK = Check(
     late=WARN,
     late_text="the network or the name servers do not answer",
     late_advice="Look at this node's interface and at /etc/resolv.conf.",
+    may_hang=lambda context: bool(_peers(context)),
 )

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.health import infiniband, sysfs
 from ftslurm.health.check import SETS, Absent, Context
 from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement

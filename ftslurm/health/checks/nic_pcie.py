@@ -82,9 +82,10 @@ CHECK = Check(
     name="nic-pcie",
     about="InfiniBand and RoCE NICs have all of their PCIe link",
     sets=frozenset({QUICK, THOROUGH}),
-    limit_s=5.0,
+    limit_s=infiniband.LIMIT_S,
     fetch=fetch,
     judge=judge,
     late_text="a NIC hangs on PCIe",
     late_advice="Look at the node's kernel log for PCIe errors.",
+    may_hang=infiniband.are_there,
 )

@@ -6,6 +6,8 @@ Lustre's code has found itself broken; then only a reboot helps.
 
 from __future__ import annotations
 
+import os
+
 from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Absent, Check, Context
 from ftslurm.health.figures import one_line
 from ftslurm.health.sysfs import text
@@ -13,6 +15,11 @@ from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
 from ftslurm.sharedfs.mounts import mount_of
 
 _FILES = ("/sys/fs/lustre/health_check", "/proc/fs/lustre/health_check", "/sys/kernel/debug/lustre/health_check")
+
+
+def is_loaded(context: Context) -> bool:
+    """Tell whether there is anything of Lustre's in this kernel."""
+    return any(os.path.exists(f"{context.root}{os.path.dirname(file)}") for file in _FILES)
 
 
 def fetch(context: Context) -> Json:
@@ -51,4 +58,5 @@ CHECK = Check(
     fetch=fetch,
     judge=judge,
     late_text="Lustre's health file does not answer",
+    may_hang=is_loaded,
 )

@@ -10,7 +10,6 @@ import random
 import signal
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import partial
 
 from ftslurm.agent.actions import (
@@ -30,6 +29,7 @@ from ftslurm.agent.actions import (
 )
 from ftslurm.agent.machine import AgentMachine
 from ftslurm.agent.preparation import REACH_S, Preparation
+from ftslurm.dataclasses import dataclass, replace
 from ftslurm.rendezvous.member import Member, Refused, RunInUse, Superseded, View
 from ftslurm.rendezvous.node_word import NodeWord
 from ftslurm.rendezvous.state import EXIT_FAILED, LEFT, Failure, State

@@ -8,11 +8,11 @@ import os
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
 from functools import partial
 
 from ftslurm.agent.actions import Assignment
 from ftslurm.agent.machine import AgentMachine
+from ftslurm.dataclasses import dataclass, replace
 from ftslurm.rendezvous.member import Member, Pace, first_word
 from ftslurm.rendezvous.node_word import NodeWord
 from ftslurm.rendezvous.seen import AT_ONCE, NEVER, NEXT_ROUND, Shape, Timing

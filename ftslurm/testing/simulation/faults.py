@@ -7,8 +7,8 @@ import os
 import random
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from ftslurm.dataclasses import dataclass
 from ftslurm.testing.memoryfs import AFTER, BEFORE, DURING, Crash, Operation
 from ftslurm.testing.simulation.agent import NEVER, VirtualAgent, VirtualWorker
 

@@ -12,8 +12,8 @@ import os
 import posixpath
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
+from ftslurm.dataclasses import dataclass, field
 from ftslurm.sharedfs.filesystem import DEFAULT_READ_LIMIT
 from ftslurm.testing.memoryfs import AFTER, Hook, MemoryFileSystem, _Inode
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from ftslurm.agent.actions import Assignment
+from ftslurm.dataclasses import dataclass
 from ftslurm.rendezvous.state import CLOSED, RUNNING, STOPPED, UNREACHABLE, Closed, Lease, LostNode, State
 from ftslurm.sharedfs.cell import KEPT
 from ftslurm.testing.simulation.agent import VirtualAgent

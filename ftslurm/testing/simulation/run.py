@@ -7,8 +7,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
+from ftslurm.dataclasses import dataclass, field
 from ftslurm.testing.simulation.cluster import Cluster, Plan
 from ftslurm.testing.simulation.faults import WEIGHTS
 from ftslurm.testing.simulation.invariants import Broken

@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
+from ftslurm.dataclasses import replace
 from ftslurm.rendezvous.state import EXIT_DO_NOT_REQUEUE, RUNNING, SUCCEEDED
 from ftslurm.testing.memoryfs import Crash, Operation
 from ftslurm.testing.simulation import faults

@@ -1,0 +1,88 @@
+"""Device time: the time in which a process waited for something else than a CPU, which alone counts for a time-out.
+
+A process that gets no CPU, on a node with a load of 40 or in a cgroup limited to a twentieth of a core, is as late as
+one whose driver hangs. The kernel's accounting distinguishes them: one waits in a run queue, the other sleeps in the
+driver.
+
+Sources: the kernel's Documentation/scheduler/sched-stats.rst (schedstat), proc_pid_stat(5) (state).
+"""
+
+from __future__ import annotations
+
+import time
+
+from ftslurm.dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Scheduling:
+    """The kernel's accounting of one process; times in seconds since the process began.
+
+    Attributes:
+        state: "R": it runs or waits for a CPU; "S" and "D": it sleeps; "T": it is stopped; "Z": it has ended.
+        ran_s: time on a CPU.
+        queued_s: time in a run queue, up to the last time that it got a CPU; None: this kernel does not account it.
+    """
+
+    state: str
+    ran_s: float
+    queued_s: float | None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A sample of the time and of one process's accounting.
+
+    Attributes:
+        attentive_s: the observer's time without the intervals in which it did not run itself, see
+            `rendezvous.liveness.Attention`.
+        scheduling: None: the process is gone.
+    """
+
+    attentive_s: float
+    scheduling: Scheduling | None
+
+
+def waited_s(began: Reading, now: Reading) -> float:
+    """Return the seconds between two samples in which the process slept or computed, but did not wait for a CPU.
+
+    While it is in a run queue, or stopped, its accounting is not up to date: then only its time on a CPU counts.
+    """
+    passed_s = now.attentive_s - began.attentive_s
+    then, here = began.scheduling, now.scheduling
+    if then is None or here is None:
+        return passed_s
+    if here.state in "RTt":
+        return min(passed_s, here.ran_s - then.ran_s)
+    if here.queued_s is None or then.queued_s is None:
+        return passed_s
+    return passed_s - (here.queued_s - then.queued_s)
+
+
+def own_clock() -> float:
+    """Return monotonic seconds without the time in which this thread waited for a CPU."""
+    now_s = time.monotonic()
+    return now_s - (_schedstat("/proc/thread-self") or (0.0, 0.0))[1]
+
+
+def scheduling(pid: int, proc: str = "/proc") -> Scheduling | None:
+    """Read the accounting of a process's first thread; None: the process is gone, or may not be read."""
+    try:
+        with open(f"{proc}/{pid}/stat", "rb") as file:
+            line = file.read()
+        # The command's name is in parentheses and may hold anything.
+        state = line[line.rindex(b")") + 2 :].split(None, 1)[0].decode()
+    except (OSError, ValueError, IndexError):
+        return None
+    ran_s, queued_s = _schedstat(f"{proc}/{pid}") or (0.0, None)
+    return Scheduling(state, ran_s, queued_s)
+
+
+def _schedstat(directory: str) -> tuple[float, float] | None:
+    """Return the seconds on a CPU and in a run queue; None on a kernel without CONFIG_SCHED_INFO."""
+    try:
+        with open(f"{directory}/schedstat", "rb") as file:
+            ran, queued, _ = file.read().split()
+        return int(ran) / 1e9, int(queued) / 1e9
+    except (OSError, ValueError):
+        return None
