@@ -287,3 +287,34 @@ class FileWatch:
     def close(self) -> None:
         """Close it."""
         os.close(self.fd)
+
+
+def identity(pid: int) -> str:
+    """Return what tells the process `pid` from all others, also of other nodes: an environment travels by srun or ssh.
+
+    The kernel's boot, this PID namespace, the pid, and when it started in clock ticks since boot (random(4), proc(5):
+    field 22 of stat), parted by dots.
+
+    Raises:
+        OSError: there is no such process.
+    """
+    return f"{boot_and_namespace()}.{pid}.{start_of(pid)}"
+
+
+def boot_and_namespace() -> str:
+    """Return what tells the kernel's boot and this PID namespace from all others."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        boot = file.read().strip()
+    return f"{boot}.{os.stat('/proc/self/ns/pid').st_ino}"
+
+
+def start_of(pid: int) -> int:
+    """Return when a process started, in clock ticks since boot.
+
+    Raises:
+        OSError: there is no such process.
+    """
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        line = file.read()
+    # The command's name is in parentheses and may hold anything.
+    return int(line[line.rindex(b")") + 2 :].split()[19])

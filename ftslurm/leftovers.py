@@ -14,40 +14,14 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 
-from ftslurm.kernel import pidfd_open, pidfd_send_signal
+from ftslurm.agent.guardian import SUPERVISOR
+from ftslurm.kernel import boot_and_namespace, pidfd_open, pidfd_send_signal, start_of
 from ftslurm.localdir import remove_tree
 
-SUPERVISOR = "FTSLURM_SUPERVISOR"
-"""In the environment of all processes below a guardian: its `identity`."""
 SETTLED_S = 60.0
 """A directory that is younger, in seconds, may not be locked yet by the guardian that has just made it."""
 SHOWN = 8
 _PROC = "/proc"
-
-
-def identity(pid: int) -> str:
-    """Return what tells the process `pid` from all others, also of other nodes: an environment travels by srun or ssh.
-
-    The kernel's boot, this PID namespace, the pid, and when it started in clock ticks since boot (random(4), proc(5):
-    field 22 of stat), parted by dots.
-
-    Raises:
-        OSError: there is no such process.
-    """
-    return f"{_here()}.{pid}.{_start_of(pid)}"
-
-
-def _here() -> str:
-    with open(f"{_PROC}/sys/kernel/random/boot_id") as file:
-        boot = file.read().strip()
-    return f"{boot}.{os.stat(f'{_PROC}/self/ns/pid').st_ino}"
-
-
-def _start_of(pid: int) -> int:
-    with open(f"{_PROC}/{pid}/stat", "rb") as file:
-        line = file.read()
-    # The command's name is in parentheses and may hold anything.
-    return int(line[line.rindex(b")") + 2 :].split()[19])
 
 
 def sweep_leftovers(own_dir: str, tell: Callable[[str], None]) -> None:
@@ -70,7 +44,7 @@ def sweep_leftovers(own_dir: str, tell: Callable[[str], None]) -> None:
 def _end_orphans() -> list[int]:
     """Kill the processes of this user whose guardian is dead; return their pids."""
     try:
-        here, names = _here(), os.listdir(_PROC)
+        here, names = boot_and_namespace(), os.listdir(_PROC)
     except OSError:
         return []
     return [pid for pid in map(int, filter(str.isdigit, names)) if _end_if_orphan(pid, here)]
@@ -106,7 +80,7 @@ def _is_dead(supervisor: str, here: str) -> bool:
     if place != here or not pid.isdigit() or not rest.isdigit():
         return False
     try:
-        return _start_of(int(pid)) != int(rest)
+        return start_of(int(pid)) != int(rest)
     except (FileNotFoundError, ProcessLookupError):
         return True
     except (OSError, ValueError):

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 # What `socket` is made of: the same calls, without an enum of all its constants, which costs 2 ms and 0.3 MB.
 import _socket as socket
-import queue
 import threading
+from collections import deque
 from collections.abc import Iterable
 
 from ftslurm.rendezvous.node_word import NodeWord
@@ -38,7 +38,9 @@ class Doorbell:
         self.port: int = self._socket.getsockname()[1] if self._socket else 0
         self._senders: dict[int, socket.socket] = {}
         self._numbers: dict[str, tuple[int, str]] = {}
-        self._asked: queue.SimpleQueue[NodeWord] = queue.SimpleQueue()
+        # Not `queue`, which brings along 0.1 MB that each agent would hold.
+        self._asked: deque[NodeWord] = deque()
+        self._count = threading.Semaphore(0)
         self._resolver: threading.Thread | None = None
 
     def fileno(self) -> int:
@@ -67,7 +69,8 @@ class Doorbell:
                 # A name server may take half a minute to say nothing: that thread alone waits for it.
                 self._resolver = threading.Thread(target=self._resolve, name="doorbell", daemon=True)
                 self._resolver.start()
-            self._asked.put(word)
+            self._asked.append(word)
+            self._count.release()
 
     def _number(self, address: str) -> tuple[int, str] | None:
         if address not in self._numbers:
@@ -79,7 +82,8 @@ class Doorbell:
 
     def _resolve(self) -> None:
         while True:
-            word = self._asked.get()
+            self._count.acquire()
+            word = self._asked.popleft()
             try:
                 if word.address not in self._numbers:
                     # As bytes: a text would have Python import what encodes international names.

@@ -9,8 +9,8 @@ import os
 from collections.abc import Mapping, Sequence
 
 from ftslurm.agent.actions import Assignment
+from ftslurm.agent.guardian import SUPERVISOR
 from ftslurm.dataclasses import dataclass
-from ftslurm.leftovers import SUPERVISOR
 
 # What one worker must not inherit: the agent's own place in Slurm's step stays visible, ftslurm's options do not.
 _OURS_KEPT = frozenset({"FTSLURM_SHARED_DIR", SUPERVISOR})

@@ -14,8 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from ftslurm.kernel import become_subreaper, die_with_parent, kill_descendants, signal_name, supervise
-from ftslurm.leftovers import SUPERVISOR, identity, sweep_leftovers
+from ftslurm.kernel import become_subreaper, die_with_parent, identity, kill_descendants, signal_name, supervise
 from ftslurm.localdir import keep_from_cleaners, remove_tree
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -26,7 +25,11 @@ EXIT_USAGE = 2
 REPLACEMENTS, REPLACED_WITHIN_S = 3, 3600.0
 START_NAME = "FTSLURM__START"
 """Names this start of `ftslurm run` outside Slurm, so that an agent that replaces a killed one joins the same run."""
+SUPERVISOR = "FTSLURM_SUPERVISOR"
+"""In the environment of all processes below a guardian: its `identity`."""
 REASON_LIMIT = 300
+SWEEP_NICE = 10
+"""What is left can wait for the agent's start."""
 NEEDED = "Linux 5.3 or newer, in a container one whose seccomp profile allows prctl, pidfd_open and pidfd_send_signal"
 
 
@@ -160,8 +163,7 @@ def guard(agent: Callable[[Ward], int], below_launcher: bool = False) -> int:
     while True:
         ward = _Agent(agent, myself, old_mask, predecessor)
         if not swept:
-            # While the agent starts; its workers come later.
-            sweep_leftovers(ward.local_dir, _complain)
+            _sweep(ward.local_dir)
             swept = True
         stop_requested = ward.wait(watched)
         now = time.monotonic()
@@ -175,6 +177,20 @@ def guard(agent: Callable[[Ward], int], below_launcher: bool = False) -> int:
             return ward.ended_with
         deaths.append(now)
         _complain(f"the agent {_how(ward)}: a new one starts")
+
+
+def _sweep(local_dir: str) -> None:
+    """Remove what earlier runs have left while the agent starts; its workers come later."""
+    # In a process of its own: this one stays as small as it is.
+    if os.fork() == 0:
+        try:
+            os.nice(SWEEP_NICE)
+            from ftslurm.leftovers import sweep_leftovers
+
+            sweep_leftovers(local_dir, _complain)
+        finally:
+            _flush()
+            os._exit(0)
 
 
 def _be_agent(agent: Callable[[Ward], int], ward: Ward, mask: set[int | signal.Signals]) -> int:

@@ -12,7 +12,6 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 from ftslurm.agent.actions import (
     Action,
@@ -280,9 +279,11 @@ class AgentLoop:
         if defect.part == HEALTH:
             self._say_health()
         if defect.part == MONITOR:
-            with suppress(OSError):
+            try:
                 # A torch timer that cannot write would end its rank.
                 discard(os.path.join(self._settings.local_dir, PIPE))
+            except OSError:
+                pass
             # Others may wait for this node's stacks.
             self._do(self._machine.on_shown(self._moment()))
 
