@@ -318,3 +318,14 @@ def start_of(pid: int) -> int:
         line = file.read()
     # The command's name is in parentheses and may hold anything.
     return int(line[line.rindex(b")") + 2 :].split()[19])
+
+
+def core_limit() -> int:
+    """Return the soft limit of this process for core files, bytes; -1: none.
+
+    From proc(5), not from `resource`: a module that each agent would hold for one number.
+    """
+    with open("/proc/self/limits") as file:
+        line = next(line for line in file if line.startswith("Max core file size"))
+    value = line.split()[4]
+    return -1 if value == "unlimited" else int(value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 from collections.abc import Callable
 
 from ftslurm.agent.containment import GUARD, HEALTH, MONITOR, RECORDS, SURROUNDINGS, Containment
@@ -16,6 +15,7 @@ from ftslurm.agent.settings import AgentSettings
 from ftslurm.agent.surroundings import Surroundings
 from ftslurm.agent.workers import Workers
 from ftslurm.dataclasses import dataclass, replace
+from ftslurm.kernel import core_limit
 from ftslurm.monitor.guard import Guard
 from ftslurm.monitor.timer_file import FILE
 from ftslurm.sharedfs.filesystem import FileSystem
@@ -70,7 +70,7 @@ def make_parts(
         Surroundings,
         settings.local_dir,
         monotonic=monotonic,
-        core_limit=resource.getrlimit(resource.RLIMIT_CORE)[0],
+        core_limit=core_limit(),
         answers={"begin": dict, "at_a_failure": dict},
     )
     local = os.path.dirname(settings.local_dir)

@@ -520,10 +520,6 @@ def test_timers_without_end_do_not_fill_the_memory() -> None:
     assert node.watch.counts["timers"] == 5
     node.timer(5, pid=101)
     assert one(node.pass_time(10)).local_rank == 1
-    for i in range(20000):
-        node.timer(1e6 + i, "again and again")
-        node.timer(None, "again and again")
-    assert len(node.watch._deadlines._heap) < 5 * MAX_TIMERS
 
 
 # Notes, counts and what is learned
