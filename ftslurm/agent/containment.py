@@ -50,6 +50,7 @@ DOORBELL = Part("doorbell", "news between this node and others takes up to a sec
 EXCLUSION = Part("exclusion of nodes", "what this run finds of bad nodes is not noted for later jobs")
 STANDBY = Part("standby workers", "workers of this node are not started ahead")
 LEFTOVERS = Part("removal of unfinished commits", "what ranks left half-written stays until the next attempt")
+BUILD_LOCKS = Part("removal of build locks", "the lock of a rank that is killed while it builds an extension stays")
 CONNECTION = Part("connection test", "rounds begin without trying whether their master can be reached")
 GUARD = Part("loop guard", "it is not noticed when this agent is stuck")
 AFTERCARE = Part("end of the Slurm job", "what Slurm says of the job is not in its report")
@@ -60,6 +61,7 @@ THREADS = {
     "doorbell": DOORBELL,
     "aside": EXCLUSION,
     "revocation": LEFTOVERS,
+    "build-locks": BUILD_LOCKS,
     "ftslurm-guard": GUARD,
 }
 """Which part a thread belongs to, by the thread's name; any other belongs to the core."""

@@ -158,6 +158,7 @@ class AgentLoop:
         self._guard = parts.guard
         self._monitor = parts.monitor
         self._watch = parts.watch
+        self._build_locks = parts.build_locks
         self._ends = Ends(parts.journal, containment, courier.send, monotonic)
         # Not all programs talk to the master: who switches this check off must get his round.
         skipped = health.mode == OFF or REACH in health.context.skip
@@ -345,6 +346,7 @@ class AgentLoop:
             self._killed_at = self._monotonic()
             pids = ", ".join(str(pid) for pid, _ in descendants(os.getpid())[:8])
             self._do(self._machine.on_unkillable(f"processes {pids}", self._moment()))
+        self._build_locks.on_time(self._running)
         for ended in self._ends.on_time():
             self._on_worker_ended(ended)
         self._on_prepared(self._preparation.on_time())
@@ -361,7 +363,7 @@ class AgentLoop:
 
     def _timeout(self) -> float | None:
         now = self._monotonic()
-        watches = (self._watch.deadline, self._health.deadline, self._preparation.deadline)
+        watches = (self._watch.deadline, self._health.deadline, self._preparation.deadline, self._build_locks.deadline)
         moments = (self._machine.deadline, self._ends.deadline, *watches)
         waits = [max(0.0, moment - now) for moment in moments if moment is not None]
         if self._killed_at is not None:
@@ -514,6 +516,8 @@ class AgentLoop:
                 self._preparation.drop()
                 self._drop_standbys()
                 self._sweeping = True
+                # Also those of ranks below a shell or another launcher.
+                self._build_locks.look([pid for pid, _ in descendants(os.getpid())])
                 self._killed_at = self._monotonic()
             elif isinstance(action, Log):
                 self._console.log(action.text)
@@ -528,7 +532,11 @@ class AgentLoop:
         self._word = self._health.say(replace(spoken(self._word, said), port=self._port.number, vitals=vitals))
         self._courier.say(self._word)
 
+    def _running(self) -> list[int]:
+        return [worker.pid for worker in self._workers.all if worker.ended_ns is None]
+
     def _signal(self, action: Signal) -> None:
+        self._build_locks.look(self._running())
         self._workers.send(action.local_ranks, action.number)
         alive = {worker.local_rank for worker in self._workers.all if worker.ended_ns is None}
         if action.number == signal.SIGKILL and alive <= set(action.local_ranks):
@@ -591,6 +599,7 @@ class AgentLoop:
             self._watch.begin(worker, planned.logs)
             for path, stream in planned.shown:
                 self._console.follow(path, f"[rank {worker.rank}] ", stream)
+        self._build_locks.look(self._running())
 
     # A spare's standby workers
 
@@ -637,6 +646,7 @@ class AgentLoop:
         self._sweeping = False
         self._killed_at = None
         self._watch.over(self._word)
+        self._build_locks.remove()
         hang = self._word.hang
         self._health.on_swept(self._word.failure or (hang.failure() if hang is not None else None))
         round_ = self._word.round

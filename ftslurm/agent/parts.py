@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from ftslurm.agent.containment import GUARD, HEALTH, MONITOR, RECORDS, SURROUNDINGS, Containment
-from ftslurm.agent.courier import Courier
+from ftslurm.agent.build_locks import BuildLocks
+from ftslurm.agent.containment import BUILD_LOCKS, GUARD, HEALTH, MONITOR, RECORDS, SURROUNDINGS, Containment
+from ftslurm.agent.courier import Courier, Note
 from ftslurm.agent.health_watch import HealthSettings, HealthWatch
 from ftslurm.agent.journal import Journal
 from ftslurm.agent.rank_monitor import RankMonitor
@@ -31,6 +32,7 @@ class Parts:
     guard: Guard
     monitor: RankMonitor
     watch: RankWatch
+    build_locks: BuildLocks
 
 
 def make_parts(
@@ -101,4 +103,5 @@ def make_parts(
         monotonic,
         answers={"turn": lambda *_: iter(())},
     )
-    return Parts(watch, journal, guard, monitor, rank_watch)
+    locks = hold(BUILD_LOCKS, BuildLocks, monotonic, lambda text: courier.bring(Note(text)))
+    return Parts(watch, journal, guard, monitor, rank_watch, locks)

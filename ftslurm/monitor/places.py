@@ -11,6 +11,7 @@ from ftslurm.dataclasses import dataclass
 from ftslurm.monitor.traces import Frame, Thread
 
 WAITS, MAY_WAIT, WORKS = "waits", "may-wait", "works"
+BUILD_LOCK = "wait for the lock of an extension's build"
 
 _LIBRARY = re.compile(
     r"/(site|dist)-packages/|/lib(64)?/python3|^<frozen|/ftslurm/(worker|boot|monitor)\b|/torchinductor_|^\?\?\?$"
@@ -41,6 +42,8 @@ _BELOW = _rows(
     (MAY_WAIT, r"/torch/autograd/(graph|__init__)\.py$", r"_engine_run_backward|backward|grad", "backward"),
     (MAY_WAIT, r"/torch/nn/parallel/distributed\.py$", r"_sync\w*|_pre_forward|_verify\w*", "DDP"),
     (MAY_WAIT, r"/torch/distributed/fsdp/", r"\w*(unshard|all_gather|reduce_scatter|wait)\w*", "FSDP"),
+    # Another process must finish, which may have been killed, see `ftslurm.agent.build_locks`.
+    (MAY_WAIT, r"/torch/utils/file_baton\.py$", r"wait", BUILD_LOCK),
     # Its own affair.
     (
         WORKS,

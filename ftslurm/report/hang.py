@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ftslurm.failures.causes import Evidence, classify
-from ftslurm.monitor.places import WAITS
+from ftslurm.monitor.places import BUILD_LOCK, WAITS
 from ftslurm.monitor.traces import Frame
 from ftslurm.monitor.triage import (
     ELSEWHERE,
@@ -38,6 +38,10 @@ _ADVICE = {
     "uninterruptible": "It waits in its node's kernel, mostly for a filesystem or a device: look at dmesg there.",
     "ended": "It had ended while the others still waited for it: ranks must take part in equally many collectives.",
 }
+_LOCKED = (
+    "A rank waits for the file `lock` in the build directory of a C++ extension. If no process builds it any more, "
+    "remove it: find ${TORCH_EXTENSIONS_DIR:-~/.cache/torch_extensions} -name lock -delete"
+)
 _NOBODY = "All wait, and Python's stacks do not tell for what: look at the network and the devices of all nodes."
 
 Dict = dict[str, Any]
@@ -159,6 +163,8 @@ def _what(verdict: Triage, hang: Failure) -> str:
 
 
 def _advice(verdict: Triage) -> str:
+    if any(group.doing is not None and group.doing.activity == BUILD_LOCK for group in verdict.groups):
+        return _LOCKED
     if verdict.verdict != NO_ANSWER:
         return _ADVICE.get(verdict.verdict, _NOBODY) if verdict.suspects or verdict.verdict == MISMATCH else _NOBODY
     problem = verdict.suspects[0].problem or ""

@@ -110,6 +110,16 @@ def test_where_nobody_stands_out_the_report_says_so_and_tells_whose_time_out_it_
     assert report["rounds"][0]["whereabouts"]["verdict"] == "none"
 
 
+def test_ranks_that_wait_for_the_lock_of_a_dead_builder_are_told_what_to_remove(tmp_path: Path) -> None:
+    wait = (
+        MAIN,
+        (f"{TORCH}/utils/cpp_extension.py", 2400, "_jit_compile"),
+        (f"{TORCH}/utils/file_baton.py", 4, "wait"),
+    )
+    _, text = told(hung(tmp_path, dict.fromkeys(range(4), wait)).close("failed", REASON))
+    assert "find ${TORCH_EXTENSIONS_DIR:-~/.cache/torch_extensions} -name lock -delete" in " ".join(text.split())
+
+
 def test_several_suspects_are_counted_in_the_headline(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path, nodes=4).round().steps(1, 120).wait(9)
     places = {rank: DATA if rank in (5, 6) else REDUCE for rank in range(8)}

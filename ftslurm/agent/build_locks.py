@@ -1,0 +1,111 @@
+"""Removes the lock that a killed rank has left in the build directory of a C++ extension.
+
+Processes that load an extension by ``torch.utils.cpp_extension`` take turns by a file named ``lock`` in its build
+directory (``torch/utils/file_baton.py``): the one that creates it builds, the others wait until it is gone. Only its
+creator removes it, so the ranks of every later round would wait for one that was killed while it built. The creator
+holds it open, for reading and close-on-exec, until it is done: by that it is recognised while it lives.
+
+Of other caches nothing is left: Triton renames complete files into place, and torch's inductor locks by flock(2), which
+ends with the process.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from collections.abc import Callable, Iterable
+
+NAME = "lock"
+LOOK_S = 10.0
+"""A rank that is killed by others is known by the last look."""
+_PROC = "/proc"
+
+
+class BuildLocks:
+    """Knows which locks this node's ranks hold, and removes those of ranks that have ended.
+
+    Args:
+        monotonic: clock, seconds.
+        tell: gets a line for each lock that was removed or cannot be; from a thread.
+    """
+
+    def __init__(self, monotonic: Callable[[], float], tell: Callable[[str], None]) -> None:
+        self._monotonic = monotonic
+        self._tell = tell
+        self._held: dict[int, dict[str, int | None]] = {}
+        self._look_at: float | None = None
+
+    @property
+    def deadline(self) -> float | None:
+        """The monotonic second at which `on_time` wants to be called; None: no rank runs."""
+        return self._look_at
+
+    def on_time(self, running: Callable[[], Iterable[int]]) -> None:
+        """The deadline may have passed; `running` returns the ranks' processes."""
+        if self._look_at is not None and self._monotonic() >= self._look_at:
+            self.look(running())
+
+    def look(self, pids: Iterable[int]) -> None:
+        """Note which locks these processes, the ranks or all that descends from the agent, hold now.
+
+        Nothing here touches the filesystem of the locks.
+        """
+        self._look_at = self._monotonic() + LOOK_S
+        for pid in pids:
+            held = _held_by(pid)
+            if held is not None:
+                self._held[pid] = held
+
+    def remove(self) -> None:
+        """Remove, on a thread, the locks of those processes; all of them have ended."""
+        held = {path: inode for locks in self._held.values() for path, inode in locks.items()}
+        self._held.clear()
+        self._look_at = None
+        if held:
+            threading.Thread(target=self._remove, args=(held,), name="build-locks", daemon=True).start()
+
+    def _remove(self, held: dict[str, int | None]) -> None:
+        for path, inode in held.items():
+            try:
+                if not _is_left(path, inode):
+                    continue
+                os.unlink(path)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                self._tell(f"{path}: {error.strerror}; a killed rank left this lock of a C++ extension: remove it")
+            else:
+                self._tell(f"removed {path}, which a killed rank left while it built a C++ extension")
+
+
+def _held_by(pid: int) -> dict[str, int | None] | None:
+    """Return the locks that a process holds, each with its inode number, if known; None: it has ended."""
+    found: dict[str, int | None] = {}
+    try:
+        numbers = os.listdir(f"{_PROC}/{pid}/fd")
+    except OSError:
+        return None
+    for number in numbers:
+        try:
+            path = os.readlink(f"{_PROC}/{pid}/fd/{number}")
+            if not path.endswith(f"/{NAME}"):
+                continue
+            with open(f"{_PROC}/{pid}/fdinfo/{number}") as file:
+                facts = [line.split() for line in file]
+        except OSError:
+            # Closed meanwhile.
+            continue
+        values = {line[0]: line[1] for line in facts if len(line) > 1}
+        # Who holds a lock of the kernel's on the file needs no file to vanish: see flock(2), and proc(5) for "lock:".
+        if int(values.get("flags:", "1"), 8) & os.O_ACCMODE == os.O_RDONLY and "lock:" not in values:
+            inode = values.get("ino:", "")
+            found[path] = int(inode) if inode.isdecimal() else None
+    # A zombie's table is empty; what it held was noted before.
+    return found if numbers else None
+
+
+def _is_left(path: str, inode: int | None) -> bool:
+    facts = os.lstat(path)
+    own = stat.S_ISREG(facts.st_mode) and facts.st_uid == os.geteuid() and facts.st_size == 0
+    return own and inode in (None, facts.st_ino)
