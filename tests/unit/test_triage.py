@@ -276,7 +276,7 @@ def test_a_main_thread_that_waits_for_another_one_lets_that_one_tell() -> None:
         ((MAIN, (f"{TORCH}/nn/parallel/distributed.py", 1, "forward"), STEP), WORKS, "step", "train.py"),
         ((*DATA, (f"{LIB}/queue.py", 1, "get"), (f"{LIB}/threading.py", 3, "wait")), WORKS, "DataLoader", "train.py"),
         (
-            (MAIN, (f"{TORCH}/utils/cpp_extension.py", 2400, "_jit_compile"), (f"{TORCH}/utils/file_baton.py", 4, "wait")),
+            (MAIN, (f"{TORCH}/utils/cpp_extension.py", 2400, "load"), (f"{TORCH}/utils/file_baton.py", 4, "wait")),
             MAY_WAIT,
             "wait for the lock of an extension's build",
             "train.py",
