@@ -241,7 +241,6 @@ def _after(
 ) -> None:
     """Do what is left to do after this agent has left the run."""
     from ftslurm.agent.containment import AFTERCARE
-    from ftslurm.job_end.after_run import after_run
 
     state = loop.state
     if state is None:
@@ -249,6 +248,8 @@ def _after(
     if loop.kept is not None and not os.path.isdir(run.root):
         containment.call(AFTERCARE, None, _tell_all, loop.kept, state, loop.word)
     if placement.job is not None:
+        from ftslurm.job_end.after_run import after_run
+
         facts = (placement.job, state, placement.node, incarnation, run, node_timeout_s)
         for problem in containment.call(AFTERCARE, NOTHING, after_run, *facts):
             complain(problem)

@@ -75,12 +75,16 @@ def test_ranks_are_stopped_with_grace_and_leave_nothing(old: Callable[..., Start
     assert run.marked() == []
 
 
-def test_an_agent_that_is_killed_leaves_nothing(old: Callable[..., Started]) -> None:
+def test_an_agent_that_is_killed_leaves_nothing_and_is_replaced(old: Callable[..., Started]) -> None:
     run = old(FOREVER, "--nproc-per-node", "2")
     up(run, 2)
+    before = {pid for pid, _ in run.marked()}
     agent = next(int(child) for child in _children(run.process.pid))
     os.kill(agent, signal.SIGKILL)
-    assert run.wait() == 137, run.err
+    run.until(lambda: "round 2: 2 ranks" in run.err)
+    assert not before & {pid for pid, _ in run.marked()} - {run.process.pid}
+    run.process.terminate()
+    assert run.wait() == 143, run.err
     assert run.marked() == []
 
 
@@ -123,7 +127,8 @@ print("chatty" in sys.modules)
     )  # fmt: skip
     run.until(lambda: "standby workers are ready" in run.err and (run.directory / "up0.1").exists())
     node = json.loads(next(run.run_dir.glob("rounds/000001/nodes/*.json")).read_text())
-    os.kill(node["agent_pid"], signal.SIGKILL)
+    # The guardian, which would start another agent there.
+    os.kill(int(Path(f"/proc/{node['agent_pid']}/stat").read_text().rsplit(") ")[1].split()[1]), signal.SIGKILL)
     run.until(lambda: (run.directory / "up0.2").exists())
     (run.directory / "done").touch()
     assert run.wait() == 0, run.err
