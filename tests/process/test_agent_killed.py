@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import test_run
-from test_run import Start, Started
+from test_run import Start, Started, guardian_of
 
 from ftslurm.agent.guardian import REPLACEMENTS
 
@@ -34,10 +34,6 @@ def in_round(run: Started, number: int, ranks: int = 2) -> None:
 
 def agent_of(run: Started, node: str) -> int:
     return int(json.loads((run.run_dir / f"nodes/{node}.json").read_text())["pid"])
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(") ")[1].split()[1])
 
 
 def finish(run: Started) -> None:
@@ -102,7 +98,7 @@ def test_what_a_run_leaves_whose_guardian_and_agent_were_killed_together_is_gone
     run = start(ROUNDS, *QUICK, TMPDIR=str(scratch))
     in_round(run, 1, ranks=1)
     agent = agent_of(run, os.uname().nodename.partition(".")[0])
-    guardian = parent_of(agent)
+    guardian = guardian_of(agent)
     (left,) = scratch.iterdir()
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in (guardian, agent):

@@ -127,8 +127,7 @@ print("chatty" in sys.modules)
     )  # fmt: skip
     run.until(lambda: "standby workers are ready" in run.err and (run.directory / "up0.1").exists())
     node = json.loads(next(run.run_dir.glob("rounds/000001/nodes/*.json")).read_text())
-    # The guardian, which would start another agent there.
-    os.kill(int(Path(f"/proc/{node['agent_pid']}/stat").read_text().rsplit(") ")[1].split()[1]), signal.SIGKILL)
+    os.kill(test_run.guardian_of(node["agent_pid"]), signal.SIGKILL)
     run.until(lambda: (run.directory / "up0.2").exists())
     (run.directory / "done").touch()
     assert run.wait() == 0, run.err

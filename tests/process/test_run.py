@@ -16,6 +16,11 @@ import pytest
 RUN = [sys.executable, "-m", "ftslurm.cli", "run"]
 
 
+def guardian_of(agent: int) -> int:
+    """Return the pid of an agent's guardian, whose death is the node's; a killed agent is replaced."""
+    return int(Path(f"/proc/{agent}/stat").read_text().rsplit(") ")[1].split()[1])
+
+
 class Started:
     """An `ftslurm run` in the background."""
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from test_run import Started
+from test_run import Started, guardian_of
 from test_worker_like_python import SCRIPTS, outcome
 from worker_process import OURS, environment, plain
 
@@ -356,7 +356,7 @@ def test_the_standbys_of_a_spare_become_the_workers_when_it_replaces_a_lost_node
     run.until(lambda: up(run, 1))
     standbys = waiting(run)
     assert len(standbys) == 2
-    os.kill(agents(run)["local1"], signal.SIGKILL)
+    os.kill(guardian_of(agents(run)["local1"]), signal.SIGKILL)
     run.until(lambda: up(run, 2))
     (run.directory / "enough").touch()
     assert run.wait() == 0, run.err
