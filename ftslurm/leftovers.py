@@ -18,8 +18,10 @@ from ftslurm.agent.guardian import SUPERVISOR
 from ftslurm.kernel import boot_and_namespace, pidfd_open, pidfd_send_signal, start_of
 from ftslurm.localdir import remove_tree
 
-SETTLED_S = 60.0
+SETTLED_S = 5.0
 """A directory that is younger, in seconds, may not be locked yet by the guardian that has just made it."""
+ROUNDING_S = 0.1
+"""Files and processes have their times from different clocks of the kernel."""
 SHOWN = 8
 _PROC = "/proc"
 
@@ -88,7 +90,10 @@ def _is_dead(supervisor: str, here: str) -> bool:
 
 
 def _dead_directories(bases: set[str]) -> Iterator[str]:
-    """Give the node-local directories of this user's dead agents: living ones hold a lock on theirs."""
+    """Give the node-local directories of this user's dead agents.
+
+    Those of living ones are locked, or, where a cleaner had them made anew, still name their guardian.
+    """
     for base in bases:
         try:
             names = os.listdir(base)
@@ -99,23 +104,36 @@ def _dead_directories(bases: set[str]) -> Iterator[str]:
             parts = name.split("-")
             path = os.path.join(base, name)
             ours = len(parts) == 4 and parts[:2] == ["ftslurm", str(os.getuid())] and parts[2].isdigit()
-            if ours and _is_abandoned(path):
+            if ours and _is_abandoned(path, int(parts[2])):
                 yield path
 
 
-def _is_abandoned(path: str) -> bool:
+def _is_abandoned(path: str, guardian: int) -> bool:
     try:
         facts = os.lstat(path)
         young = time.time() - facts.st_mtime < SETTLED_S
         if facts.st_uid != os.geteuid() or not stat.S_ISDIR(facts.st_mode) or young:
             return False
+        if _has_run_since(guardian, facts.st_mtime):
+            return False
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return False
     try:
+        # A guardian in another PID namespace has no process here.
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False
     finally:
         os.close(fd)
     return True
+
+
+def _has_run_since(pid: int, then: float) -> bool:
+    """Tell whether a process of that pid runs, and ran at `then` (seconds since the epoch): the pid was not reused."""
+    try:
+        since_boot_s = start_of(pid) / os.sysconf("SC_CLK_TCK")
+    except OSError:
+        return False
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot_s
+    return time.time() - age_s <= then + ROUNDING_S

@@ -221,6 +221,7 @@ def main() -> None:
             count.checkpoint()
         count.finish(ranks)
         place.note("done", step=count.step)
+        ranks.close()
     except AskedToStop:
         stop(count, asked.slow_stop_s)
 

@@ -21,6 +21,9 @@ class Link(Protocol):
     def all_sum(self, value: int) -> int:
         """Return the sum of what all ranks gave, to all of them."""
 
+    def close(self) -> None:
+        """End it, when all ranks are done."""
+
 
 class Star:
     """Rank 0 listens on MASTER_PORT and adds up; the others send and wait.
@@ -44,6 +47,9 @@ class Star:
             return value
         self._send(0, value)
         return self._receive(0)
+
+    def close(self) -> None:
+        """See `Link`; the kernel closes the sockets."""
 
     def _accept(self, port: int, world_size: int) -> dict[int, socket.socket]:
         listener = socket.create_server(("", port), backlog=world_size)
@@ -106,6 +112,10 @@ class Gloo:
         tensor = self._torch.tensor([value], dtype=self._torch.int64)
         self._dist.all_reduce(tensor)
         return int(tensor.item())
+
+    def close(self) -> None:
+        """See `Link`. A program that ends without this may be aborted by its own threads' end."""
+        self._dist.destroy_process_group()
 
 
 def link(kind: str) -> Link:
