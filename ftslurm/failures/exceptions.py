@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 STRING_LIMIT = 16 * 1024  # characters, of any one string in the record
 TEXT_LIMIT = 64 * 1024  # characters, of a whole traceback
+HIDDEN_LIMIT = 500  # characters
 LINKS = 8  # in depth: causes, contexts and members of groups that are followed from the exception
 EXCEPTIONS = 64  # in all
 FIRST_FRAMES, LAST_FRAMES = 20, 80
@@ -86,6 +87,10 @@ def _describe(error: BaseException, trace: TracebackType | None, links: int, see
         "context": follow(error.__context__) if _shows_context(error) else None,
         "exceptions": [m for m in map(follow, _members(error)) if m is not None],
     }
+    if not described["cause"] and not described["context"] and error.__context__ is not None:
+        # Not for the report, as its author wants it; but two failures are not the same for what they hide.
+        hidden = error.__context__
+        described["hidden"] = clean(f"{type(hidden).__qualname__}: {message(hidden)}", HIDDEN_LIMIT)
     if left_out:
         described["frames_left_out"] = left_out
     return described

@@ -106,6 +106,11 @@ def loader_gone(e: Evidence) -> bool:
     )
 
 
+def not_importable(e: Evidence) -> bool:
+    """Match a module that is not there or cannot be loaded, for ``python -m`` too."""
+    return e.exception in ("ImportError", "ModuleNotFoundError") or (e.module, e.exception) == ("runpy", "_Error")
+
+
 def wrong_usage(e: Evidence) -> bool:
     """Match a script that refused its arguments: exit code 2 raised by a parser of command lines, not by the script."""
     if e.exception != "SystemExit" or e.exit_code != 2 or not e.files:

@@ -28,6 +28,9 @@ START_S = 60.0
 
 _SYNTAX = ("SyntaxError", "IndentationError", "TabError")
 _IMPORT = ("ImportError", "ModuleNotFoundError")
+_RUNPY = ("runpy", "_Error")
+"""What ``python -m`` raises for a module that is not there, or cannot be run."""
+_FROM_OUTSIDE = ("KeyboardInterrupt",)
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE")
 _HARDWARE = re.compile(
     r"uncorrectable (ECC|NVLink) error|fallen off the bus|GPU is lost|GPU access blocked|hardware stack error"
@@ -114,6 +117,8 @@ def _hopeless(ours: Mapping[str, Any], exception: Mapping[str, Any], text: str) 
     name, code = exception.get("type"), ours.get("exit_code")
     if name in _SYNTAX or name in _IMPORT:
         return f"{name} at start", name in _SYNTAX
+    if (exception.get("module"), name) == _RUNPY:
+        return "Python cannot run the module", False
     if code == 2 and refuses_arguments(exception):
         return "the script refused its arguments", True
     if name is None and code == 2 and text.startswith("can't open file "):
@@ -127,6 +132,8 @@ def _by_itself(ours: Mapping[str, Any], exception: Mapping[str, Any]) -> bool:
     """Whether it was neither killed from outside nor let down by another rank, a server or the network."""
     if ours.get("signal") is not None and ours["kind"] == "signal":
         return ours["signal"] in _CRASHES
+    if reason(exception).get("type") in _FROM_OUTSIDE:
+        return False
     if unanswered(reason(exception).get("type") or ""):
         return False
     return not any(map(_by_peers, links(exception)))

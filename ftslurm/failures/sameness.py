@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 
 from ftslurm.failures.digest import digest
-from ftslurm.failures.reason import is_bare_exit, reason
+from ftslurm.failures.reason import Recorded, is_bare_exit, links, reason
 from ftslurm.failures.record import crash_place
 
 TYPE_CHECKING = False
@@ -41,9 +41,8 @@ def signature(record: Mapping[str, Any]) -> str | None:
     ours = record["ftslurm"]
     exception = reason(ours.get("exception") or {})
     if exception.get("type") and not is_bare_exit(exception):
-        frames = exception.get("frames") or ()
-        place = f"{frames[-1]['file']}:{frames[-1]['line']} in {frames[-1]['function']}" if frames else ""
-        return _digest(f"{exception['type']}: {_normal(str(exception.get('message')))}", place)
+        # All of the chain: programs wrap whatever happens into one exception of their own.
+        return _digest(*(line for link in links(exception) for line in _lines(link)))
     crashed = crash_place(ours.get("stacks") or "") if ours.get("signal") else ""
     return _digest(crashed) if crashed else None
 
@@ -62,6 +61,13 @@ def of_output(end: str) -> str | None:
     if not last or any(map(_PEERS.match, last)):
         return None
     return _digest(*map(_normal, last))
+
+
+def _lines(exception: Recorded) -> tuple[str, ...]:
+    frames = exception.get("frames") or ()
+    place = f"{frames[-1]['file']}:{frames[-1]['line']} in {frames[-1]['function']}" if frames else ""
+    text = _normal(str(exception.get("message")))
+    return f"{exception.get('type')}: {text}", place, _normal(str(exception.get("hidden") or ""))
 
 
 def _normal(text: str) -> str:

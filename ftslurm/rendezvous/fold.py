@@ -14,7 +14,7 @@ from ftslurm.rendezvous.forming import fold_forming
 from ftslurm.rendezvous.node_word import NodeWord
 from ftslurm.rendezvous.running import all_succeeded, fold_running, succeed
 from ftslurm.rendezvous.seen import Seen, Shape, Timing, alive
-from ftslurm.rendezvous.shared_trouble import excuse_shared_trouble
+from ftslurm.rendezvous.shared_trouble import excuse_shared_failure, excuse_shared_trouble
 from ftslurm.rendezvous.state import (
     CLOSED,
     FAILED,
@@ -93,7 +93,7 @@ def fold(state: State, seen: Seen, timing: Timing) -> State:
     if state.phase == RUNNING:
         state = fold_running(state, seen, timing)
     if state.phase == FORMING:
-        state = fold_forming(state, seen, timing)
+        state = fold_forming(excuse_shared_failure(state, seen), seen, timing)
     return state
 
 

@@ -49,6 +49,18 @@ try:
 except Exception:
     raise SystemExit(1) from None
 """,
+    "wrapped": """
+try:
+    work()
+except Exception:
+    raise ValueError("training failed")
+""",
+    "wrapped from None": """
+try:
+    work()
+except Exception:
+    raise ValueError("training failed") from None
+""",
     "main returns a code": """
 def main():
     try:
@@ -124,6 +136,19 @@ def test_where_nothing_tells_the_reason_the_budget_of_restarts_is_used(start: St
     assert run.wait() == 1, run.out + run.err
     assert rounds(run) == 3
     assert "all 2 restarts are used up" in run.err
+
+
+def test_an_interrupt_from_the_keyboard_or_by_kill_is_never_the_same_twice(start: Start) -> None:
+    run = start(SCRIPT + "if why: raise KeyboardInterrupt", "--max-restarts", "3", WHY="a|a")
+    assert run.wait() == 0, run.out + run.err
+    assert rounds(run) == 3
+
+
+def test_a_module_that_python_cannot_run_ends_the_job_at_once(start: Start) -> None:
+    run = start("", "--local-nodes", "2", "-m", "no_such_module_at_all")
+    assert run.wait() == 78, run.out + run.err
+    assert "it would fail again: Python cannot run the module" in run.err
+    assert failures(run)[0]["cause"] == "import-error"
 
 
 def test_without_a_file_for_stderr_there_is_nothing_to_compare(start: Start) -> None:

@@ -120,6 +120,21 @@ def test_a_node_twice_in_the_first_failures_place_is_set_aside_for_a_spare() -> 
     assert "first to fail in 2 rounds, last: rank 2 on n2 failed" in lemons(story.state, 2)["n2"]
 
 
+def test_what_fails_alike_on_all_nodes_sets_none_of_them_aside() -> None:
+    story = Story(3, low=2, high=2).join()
+    for _ in range(3):
+        story.run()
+        for number in (1, 2):
+            story.fail(number, signal="SIGSEGV", code=None)
+            failure = story.words[f"n{number}"].failure
+            assert failure is not None
+            story.say(number, failure=replace(failure, blame="perhaps", message="cannot start a worker"))
+            story.look()
+        story.ready(1, 2).look()
+    assert lemons(story.state, 2) == {}
+    assert nodes_of(story) == ["n1", "n2"]
+
+
 def test_a_lemon_is_not_taken_because_the_spare_has_not_shown_yet_that_it_lives() -> None:
     story = Story(3, low=2, high=2).join()
     blamed(story, 2)
