@@ -14,6 +14,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 
+from ftslurm.agent.build_locks import remove_noted
 from ftslurm.agent.guardian import SUPERVISOR
 from ftslurm.kernel import boot_and_namespace, pidfd_open, pidfd_send_signal, start_of
 from ftslurm.localdir import remove_tree
@@ -40,6 +41,7 @@ def sweep_leftovers(own_dir: str, tell: Callable[[str], None]) -> None:
         count = f"{len(ended)} process{'es' if len(ended) > 1 else ''}"
         tell(f"ended {count} that a killed ftslurm run of yours had left on this node: {pids}{more}")
     for path in _dead_directories({os.path.dirname(own_dir), "/tmp", "/dev/shm"}):
+        remove_noted(path, tell)
         remove_tree(path)
 
 

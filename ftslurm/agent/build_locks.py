@@ -5,6 +5,9 @@ directory (``torch/utils/file_baton.py``): the one that creates it builds, the o
 creator removes it, so the ranks of every later round would wait for one that was killed while it built. The creator
 holds it open, for reading and close-on-exec, until it is done: by that it is recognised while it lives.
 
+What is known is noted in the agent's node-local directory, too: whoever cleans up behind an agent that was killed with
+its ranks removes these locks (`remove_noted`).
+
 Of other caches nothing is left: Triton renames complete files into place, and torch's inductor locks by flock(2), which
 ends with the process.
 """
@@ -17,8 +20,11 @@ import threading
 from collections.abc import Callable, Iterable
 
 NAME = "lock"
-LOOK_S = 10.0
-"""A rank that is killed by others is known by the last look."""
+NOTES = "build-locks"
+LOOK_S, SHARE = 1.0, 0.001
+"""A rank that others kill is known by the last look. Looks follow each other after a second, or so late that they take
+no more than that share of a core: a process with a thousand files costs 2 ms."""
+BUILDER = "ninja"
 _PROC = "/proc"
 
 
@@ -26,11 +32,14 @@ class BuildLocks:
     """Knows which locks this node's ranks hold, and removes those of ranks that have ended.
 
     Args:
+        local_dir: the agent's node-local directory, for notes.
         monotonic: clock, seconds.
         tell: gets a line for each lock that was removed or cannot be; from a thread.
     """
 
-    def __init__(self, monotonic: Callable[[], float], tell: Callable[[str], None]) -> None:
+    def __init__(self, local_dir: str, monotonic: Callable[[], float], tell: Callable[[str], None]) -> None:
+        self._notes = os.path.join(local_dir, NOTES)
+        self._noted: dict[str, int | None] = {}
         self._monotonic = monotonic
         self._tell = tell
         self._held: dict[int, dict[str, int | None]] = {}
@@ -51,32 +60,79 @@ class BuildLocks:
 
         Nothing here touches the filesystem of the locks.
         """
-        self._look_at = self._monotonic() + LOOK_S
+        began = self._monotonic()
         for pid in pids:
             held = _held_by(pid)
             if held is not None:
                 self._held[pid] = held
+        self._note()
+        self._look_at = began + max(LOOK_S, (self._monotonic() - began) / SHARE)
+
+    def look_at_builders(self, pids: Iterable[int]) -> None:
+        """Note the locks of builds that go on after the rank that began them was killed."""
+        for pid in pids:
+            if (directory := _builds_in(pid)) is not None:
+                self._held[pid] = {os.path.join(directory, NAME): None}
 
     def remove(self) -> None:
         """Remove, on a thread, the locks of those processes; all of them have ended."""
-        held = {path: inode for locks in self._held.values() for path, inode in locks.items()}
+        held = self._all()
         self._held.clear()
+        self._note()
         self._look_at = None
         if held:
-            threading.Thread(target=self._remove, args=(held,), name="build-locks", daemon=True).start()
+            threading.Thread(target=_remove, args=(held, self._tell), name="build-locks", daemon=True).start()
 
-    def _remove(self, held: dict[str, int | None]) -> None:
-        for path, inode in held.items():
-            try:
-                if not _is_left(path, inode):
-                    continue
-                os.unlink(path)
-            except FileNotFoundError:
+    def _all(self) -> dict[str, int | None]:
+        return {path: inode for locks in self._held.values() for path, inode in locks.items()}
+
+    def _note(self) -> None:
+        held = self._all()
+        if held == self._noted:
+            return
+        self._noted = held
+        try:
+            with open(self._notes, "w", errors="surrogateescape") as file:
+                file.writelines(f"{inode or 0} {path}\0" for path, inode in held.items())
+        except OSError:
+            # No room: it only matters if this agent is killed, too.
+            pass
+
+
+def remove_noted(local_dir: str, tell: Callable[[str], None]) -> None:
+    """Remove the locks that an agent had noted in its node-local directory; it and its ranks have been killed."""
+    try:
+        with open(os.path.join(local_dir, NOTES), errors="surrogateescape") as file:
+            notes = file.read().split("\0")[:-1]
+    except OSError:
+        return
+    parts = [note.partition(" ") for note in notes]
+    _remove({path: int(inode) or None for inode, _, path in parts if inode.isdecimal()}, tell)
+
+
+def _remove(held: dict[str, int | None], tell: Callable[[str], None]) -> None:
+    for path, inode in held.items():
+        try:
+            if not _is_left(path, inode):
                 continue
-            except OSError as error:
-                self._tell(f"{path}: {error.strerror}; a killed rank left this lock of a C++ extension: remove it")
-            else:
-                self._tell(f"removed {path}, which a killed rank left while it built a C++ extension")
+            os.unlink(path)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            tell(f"{path}: {error.strerror}; a killed rank left this lock of a C++ extension: remove it")
+        else:
+            tell(f"removed {path}, which a killed rank left while it built a C++ extension")
+
+
+def _builds_in(pid: int) -> str | None:
+    """Return the directory in which a process builds, as torch starts it; None: it does nothing of the kind."""
+    try:
+        with open(f"{_PROC}/{pid}/comm") as file:
+            if file.read().strip() == BUILDER:
+                return os.readlink(f"{_PROC}/{pid}/cwd")
+    except OSError:
+        pass
+    return None
 
 
 def _held_by(pid: int) -> dict[str, int | None] | None:

@@ -172,6 +172,8 @@ def guard(agent: Callable[[Ward], int], below_launcher: bool = False) -> int:
         replaced = replaced and ward.clean and len(deaths) < REPLACEMENTS
         if ward.has_registered and not ward.has_left:
             predecessor = _publish_death(ward, replaced)
+        if ward.killed:
+            _bury(ward.local_dir)
         remove_tree(ward.local_dir)
         if not replaced:
             return ward.ended_with
@@ -270,6 +272,36 @@ def _how(ward: _Agent) -> str:
     )
 
 
+def _bury(local_dir: str) -> None:
+    """Do what a killed agent can do no more: the locks that its ranks held may lie on a filesystem that hangs."""
+
+    def remove() -> None:
+        from ftslurm.agent.build_locks import NOTES, remove_noted
+
+        if os.path.exists(os.path.join(local_dir, NOTES)):
+            remove_noted(local_dir, _complain)
+
+    _within(EPITAPH_S, remove)
+
+
+def _within(seconds: float, work: Callable[[], None]) -> None:
+    """Do something in a process of its own, which is killed after so long: this one must not hang."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        finally:
+            _flush()
+            os._exit(0)
+    end = time.monotonic() + seconds
+    while os.waitpid(pid, os.WNOHANG)[0] == 0:
+        left_s = end - time.monotonic()
+        if left_s <= 0:
+            os.kill(pid, signal.SIGKILL)
+            return
+        signal.sigtimedwait({signal.SIGCHLD}, left_s)
+
+
 def _publish_death(ward: _Agent, replaced: bool) -> Predecessor:
     """Publish in the dead agent's node file that it is gone: nobody needs to wait for its silence to be noticed.
 
@@ -277,19 +309,7 @@ def _publish_death(ward: _Agent, replaced: bool) -> Predecessor:
     """
     incarnation, _, path = ward.told[0].partition(" ")
     death = (incarnation, f"its agent {_how(ward)}", time.time_ns())
-    pid = os.fork()
-    if pid == 0:
-        try:
-            _write_death(path, death, replaced)
-        finally:
-            os._exit(0)
-    end = time.monotonic() + EPITAPH_S
-    while os.waitpid(pid, os.WNOHANG)[0] == 0:
-        left_s = end - time.monotonic()
-        if left_s <= 0:
-            os.kill(pid, signal.SIGKILL)
-            break
-        signal.sigtimedwait({signal.SIGCHLD}, left_s)
+    _within(EPITAPH_S, lambda: _write_death(path, death, replaced))
     return death
 
 

@@ -517,7 +517,9 @@ class AgentLoop:
                 self._drop_standbys()
                 self._sweeping = True
                 # Also those of ranks below a shell or another launcher.
-                self._build_locks.look([pid for pid, _ in descendants(os.getpid())])
+                below = [pid for pid, _ in descendants(os.getpid())]
+                self._build_locks.look(below)
+                self._build_locks.look_at_builders(below)
                 self._killed_at = self._monotonic()
             elif isinstance(action, Log):
                 self._console.log(action.text)

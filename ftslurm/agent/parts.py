@@ -103,5 +103,5 @@ def make_parts(
         monotonic,
         answers={"turn": lambda *_: iter(())},
     )
-    locks = hold(BUILD_LOCKS, BuildLocks, monotonic, lambda text: courier.bring(Note(text)))
+    locks = hold(BUILD_LOCKS, BuildLocks, settings.local_dir, monotonic, lambda text: courier.bring(Note(text)))
     return Parts(watch, journal, guard, monitor, rank_watch, locks)

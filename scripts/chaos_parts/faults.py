@@ -190,7 +190,7 @@ def _slurm(*words: str) -> Callable[[World, Target], Undo | None]:
 
 
 _CONNECTION = ("peer-reset", "collective-timeout")
-_STORAGE = ("spawn", "disk-full", "filesystem", "read-only", "missing-file", "write-failed")
+_STORAGE = ("spawn", "log-file", "disk-full", "filesystem", "read-only", "missing-file", "write-failed")
 _LOST = (_because("node-lost", "agent-lost", blames=THIS_NODE),)
 _CUT = (
     *_LOST,
@@ -214,7 +214,7 @@ _RANKS = (
           reasons=(_because("hang", blames=THIS_RANK), _because("collective-timeout", blames=ANYWHERE))),
 )  # fmt: skip
 _AGENTS = (
-    Fault("agent-killed", 5, AGENT, _send(signal.SIGKILL), reasons=_LOST, takes_node=True),
+    Fault("agent-killed", 5, AGENT, _send(signal.SIGKILL), reasons=_LOST),
     Fault("agent-stopped", 3, AGENT, _send(signal.SIGSTOP)),
     Fault("agent-terminated", 1, AGENT, _send(signal.SIGTERM), reasons=(*_LOST, *_TOLD), takes_node=True),
     Fault("guardian-killed", 4, GUARDIAN, _send(signal.SIGKILL), reasons=_LOST, takes_node=True, leaves_files=True),

@@ -172,6 +172,11 @@ def left_clean(history: History) -> list[str]:
     ]
 
 
+SRUN_ABORTS = "srun: error: Aborting, "
+"""What srun of Slurm 24.11 prints before it ends the whole step, in spite of --no-kill: a node rebooted before Slurm
+noticed, so that its connection broke and it knows nothing of the step (step_launch.c)."""
+
+
 def explained(history: History) -> list[str]:
     """Each round that ended, ended by what was done to it, and the report names that."""
     if history.report is None:
@@ -208,6 +213,8 @@ def persisted(history: History) -> list[str]:
     if len(history.nodes) - len(taken) < history.min_nodes:
         return []
     if closed is None:
+        if any(each.kind == "node-rebooted-quickly" for each in history.injections) and SRUN_ABORTS in history.output:
+            return []
         return [f"the job ended ({history.state}) and nothing closed its run"]
     used = history.report.restarts_used if history.report is not None else 0
     if used >= history.max_restarts:

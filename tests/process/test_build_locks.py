@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -13,7 +17,7 @@ import pytest
 import test_run
 from test_run import Start
 
-from ftslurm.agent.build_locks import BuildLocks
+from ftslurm.agent.build_locks import NOTES, BuildLocks
 
 start = test_run.start
 
@@ -48,6 +52,60 @@ def test_ranks_of_the_next_round_do_not_wait_for_one_that_was_killed_while_it_bu
     assert f"removed {tmp_path}/ext/lock, which a killed rank left while it built a C++ extension" in run.err
 
 
+KILLED = """
+import os, time
+from torch.utils.file_baton import FileBaton
+baton = FileBaton("ext/lock")
+if os.environ["FTSLURM_ROUND"] != "1":
+    if baton.try_acquire():
+        baton.release()
+    else:
+        baton.wait()
+elif os.environ["RANK"] == "0":
+    baton.try_acquire()
+    time.sleep(600)
+else:
+    baton.wait()
+"""
+
+
+@pytest.mark.parametrize("victim", ["rank", "agent"])
+def test_nor_for_one_that_somebody_else_killed_alone_or_with_its_agent(
+    start: Start, tmp_path: Path, victim: str
+) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "ext").mkdir()
+    run = start(KILLED, "--nproc-per-node", "2", TMPDIR=str(tmp_path))
+    run.until(lambda: any("lock" in path.read_text() for path in tmp_path.glob(f"ftslurm-*/{NOTES}")))
+    (node,) = run.run_dir.glob("rounds/000001/nodes/*.json")
+    agent = int(json.loads(node.read_text())["agent_pid"])
+    builder = next(pid for pid, _ in run.marked() if holds(pid, tmp_path / "ext" / "lock"))
+    os.kill(builder if victim == "rank" else agent, signal.SIGKILL)
+    run.until(lambda: "which a killed rank left while it built a C++ extension" in run.err)
+    assert run.wait() == 0, run.err
+
+
+def holds(pid: int, path: Path) -> bool:
+    try:
+        return str(path) in {os.readlink(one) for one in Path(f"/proc/{pid}/fd").iterdir()}
+    except OSError:
+        return False
+
+
+def test_the_lock_of_a_build_that_outlives_its_rank_goes_with_it(
+    locks: BuildLocks, lines: list[str], tmp_path: Path
+) -> None:
+    ninja = tmp_path / "ninja"
+    shutil.copy("/bin/sleep", ninja)
+    (tmp_path / "lock").touch()
+    with subprocess.Popen([str(ninja), "600"], cwd=tmp_path) as build:
+        until(lambda: Path(f"/proc/{build.pid}/comm").read_text().strip() == "ninja")
+        locks.look_at_builders([build.pid, os.getpid()])
+        build.kill()
+    locks.remove()
+    until(lambda: not (tmp_path / "lock").exists())
+
+
 HOLDS = """
 import fcntl, os, sys, time
 path, flags, locks = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "locks"
@@ -79,8 +137,8 @@ def lines() -> list[str]:
 
 
 @pytest.fixture
-def locks(lines: list[str]) -> BuildLocks:
-    return BuildLocks(time.monotonic, lines.append)
+def locks(lines: list[str], tmp_path: Path) -> BuildLocks:
+    return BuildLocks(str(tmp_path), time.monotonic, lines.append)
 
 
 def until(true: Callable[[], bool]) -> None:

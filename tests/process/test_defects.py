@@ -178,7 +178,9 @@ METHODS: dict[Part, dict[str, str]] = {
         "ftslurm.agent.aside:": "fails: take_part",
     },
     containment.LEFTOVERS: {"ftslurm.agent.revocation:Revocation": "fails: clean_up"},
-    containment.BUILD_LOCKS: {"ftslurm.agent.build_locks:BuildLocks": "fails: __init__ deadline on_time look remove"},
+    containment.BUILD_LOCKS: {
+        "ftslurm.agent.build_locks:BuildLocks": "fails: __init__ deadline on_time look look_at_builders remove"
+    },
     containment.GUARD: {"ftslurm.monitor.guard:Guard": "fails: __init__ start working waiting"},
 }
 
