@@ -200,7 +200,7 @@ def test_a_broken_promise_is_found_by_its_check_and_by_no_other(check: str, how:
                 1,
                 "FAILED",
                 "1:0",
-                *(injection("agent-killed", 5 + number, node=f"n{number}") for number in (2, 3, 4)),
+                *(injection("guardian-killed", 5 + number, node=f"n{number}") for number in (2, 3, 4)),
             ),
             id="too few nodes were left",
         ),
