@@ -217,6 +217,18 @@ def test_a_guess_from_two_failures_drains_nobody() -> None:
     assert coordinator.exclusions.of("n2", coordinator.now_ns) is not None and drained == []
 
 
+def test_what_ranks_wrote_of_their_hardware_drains_nobody() -> None:
+    drained: list[str] = []
+    coordinator = Coordinator(drained=drained)
+    for run in ("job-5", "job-6"):
+        coordinator.exclusions.strike("n2", run, "uncorrectable ECC error", coordinator.now_ns)
+    story = Story(2)
+    story.join()
+    fail_first(story, 2, BY_NODE)
+    assert coordinator.see(story) == 1
+    assert coordinator.exclusions.of("n2", coordinator.now_ns) is not None and drained == []
+
+
 def test_a_directory_that_hangs_holds_up_nobody_and_the_next_word_is_written_too() -> None:
     go, written = threading.Event(), []
     coordinator = Coordinator()
