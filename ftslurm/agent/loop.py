@@ -593,7 +593,7 @@ class AgentLoop:
                 # Either the program, or the directory for the worker's records.
                 what = error.filename or planned.launch.command[0]
                 problem = f"cannot start a worker: {what}: {error.strerror or error}"
-                self._do(self._machine.on_spawn_failed(local_rank, problem, self._moment()))
+                self._do(self._machine.on_spawn_failed(local_rank, problem, self._moment(), error.errno))
                 return
             self._selector.register(worker.pidfd, selectors.EVENT_READ, worker)
             self._watch.begin(worker, planned.logs)
