@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 USAGE = """\
 usage: ftslurm run [options] program [arguments]    run a program on all nodes, fault-tolerantly
@@ -57,9 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return doctor(rest)
     if command == "health":
-        from ftslurm.health.command import main as health
-
-        return health(rest)
+        return _health(rest)
     if command == "nodes":
         from ftslurm.nodes.command import main as nodes
 
@@ -86,6 +87,19 @@ def _hold_standard_streams() -> None:
             # The lowest free number: fd itself.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
             setattr(sys, name, open(fd, "w" if fd else "r", closefd=False))  # noqa: SIM115
+
+
+def _health(arguments: Sequence[str]) -> int:
+    if any(word.partition("=")[0] == "--slurm" for word in arguments):
+        from ftslurm.health.isolation import isolate
+
+        # Before anything more is imported.
+        if problem := isolate():
+            sys.stderr.write(f"ftslurm health: {problem}\n")
+            return 2
+    from ftslurm.health.command import main as health
+
+    return health(arguments)
 
 
 def _run(arguments: Sequence[str]) -> int:

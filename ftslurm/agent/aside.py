@@ -2,8 +2,8 @@
 
 The coordinator writes down the former, each node itself the latter, on a thread of its own: the directory may be on a
 filesystem that hangs, and Slurm may take its time. Only files are written, which templates, requeues and people read;
-draining a node is opt-in, and done for its hardware alone: a guess from two failures is enough to prefer others, not to
-take a node from everybody.
+draining a node is opt-in, and done only for what a check of its hardware or its driver reported: two failures, whatever
+their ranks wrote, are enough to prefer others, not to take a node from everybody.
 """
 
 from __future__ import annotations
@@ -165,7 +165,8 @@ class Aside:
         known = self._exclusions.strike(failure.node, self._run_id, failure.message, failure.time_ns)
         reason = lemon(known, self._now_ns())
         if reason is not None and not known.holds(self._now_ns()):
-            self._exclude(failure.node, reason, drain=True)
+            # No drain: what names the hardware is a rank's own text.
+            self._exclude(failure.node, reason)
 
     def _exclude(self, node: str, reason: str, drain: bool = False) -> None:
         if self._is_ours(node, reason):

@@ -176,7 +176,7 @@ def _supervise(
         rejoin=options.rejoin,
         set_aside_after=options.set_aside,
     )
-    none = {"port": 0, "fileno": lambda: -1}
+    none = {"port": 0, "fileno": lambda: -1, "deadline": None}
     bell = containment.hold(DOORBELL, Doorbell, placement.address, incarnation, answers=none)
     clock = server_clock(run.nodes, time.monotonic)
     member = Member(fs, run, shape, word, timing, pace, time.monotonic, time.time_ns, ring=bell.ring, clock=clock)

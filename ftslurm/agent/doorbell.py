@@ -2,16 +2,19 @@
 
 Everything works without it, only later: who is not rung looks once a second, and a datagram may be lost, blocked or
 forged at will. It carries no news, and it is obeyed only when it names this agent's incarnation, which stands in the
-run directory for its owner alone to read.
+run directory. What others send costs little: a node that is sent too much does not listen for a while, and how often it
+looks because it was rung is bounded, too (`ftslurm.rendezvous.member.RUNG_SHARE`).
 """
 
 from __future__ import annotations
 
 # What `socket` is made of: the same calls, without an enum of all its constants, which costs 2 ms and 0.3 MB.
 import _socket as socket
+import select
 import threading
+import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ftslurm.rendezvous.node_word import NodeWord
 
@@ -19,6 +22,9 @@ GREETING = b"ftslurm look "
 LONGEST = 128
 AT_ONCE = 256
 """So many datagrams are taken in one go; the rest may wait, for the next look serves them all."""
+MOST, WINDOW_S = 512, 1.0
+"""After so many datagrams within so many seconds the socket is left alone for as long: somebody floods it. In a large
+world the coordinator may be rung as often when a round begins, and then looks often anyway."""
 
 
 class Doorbell:
@@ -27,14 +33,22 @@ class Doorbell:
     Args:
         address: where others reach this node, a name or a number; it hears only that number, or loopback.
         incarnation: this agent's.
+        monotonic: clock, seconds.
 
     Attributes:
         port: where it listens; 0 when there is no bell to be had, which costs nothing but time.
+        deadline: the monotonic second at which `answer` is to be called although nothing has come in; None: never.
     """
 
-    def __init__(self, address: str, incarnation: str) -> None:
+    def __init__(self, address: str, incarnation: str, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._greeting = GREETING + incarnation.encode()
+        self._monotonic = monotonic
         self._socket = _listen(address)
+        self._poll = select.epoll() if self._socket else None
+        self._window_since = float("-inf")
+        self._received = 0
+        self.deadline: float | None = None
+        self._attend()
         self.port: int = self._socket.getsockname()[1] if self._socket else 0
         self._senders: dict[int, socket.socket] = {}
         self._numbers: dict[str, tuple[int, str]] = {}
@@ -45,17 +59,38 @@ class Doorbell:
 
     def fileno(self) -> int:
         """Return the descriptor that becomes readable when somebody rings; -1 without a bell."""
-        return self._socket.fileno() if self._socket else -1
+        return self._poll.fileno() if self._poll else -1
 
     def answer(self) -> bool:
         """Take what has come in; tell whether somebody rang who knows this agent."""
+        now = self._monotonic()
+        if self._socket is None or (self.deadline is not None and now < self.deadline):
+            return False
+        if self.deadline is not None:
+            self.deadline = None
+            self._attend()
+        if now - self._window_since >= WINDOW_S:
+            self._window_since, self._received = now, 0
         rung = False
         for _ in range(AT_ONCE):
             try:
-                rung |= self._socket is not None and self._socket.recv(LONGEST) == self._greeting
+                rung |= self._socket.recv(LONGEST) == self._greeting
             except OSError:
                 break
+            self._received += 1
+        if self._received >= MOST:
+            self._ignore(now)
         return rung
+
+    def _attend(self) -> None:
+        if self._poll is not None and self._socket is not None:
+            self._poll.register(self._socket, select.EPOLLIN)
+
+    def _ignore(self, now: float) -> None:
+        """Listen no more until the deadline: the kernel drops what does not fit into its buffer, at no cost of ours."""
+        if self._poll is not None and self._socket is not None:
+            self._poll.unregister(self._socket)
+            self.deadline = now + WINDOW_S
 
     def ring(self, words: Iterable[NodeWord]) -> None:
         """Ring the agents that said these words; never blocks, and never says whether anybody heard."""

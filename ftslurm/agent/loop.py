@@ -336,7 +336,7 @@ class AgentLoop:
             _drain(self._courier.wake_r)
             while self._courier.news:
                 self._on_news(self._courier.news.popleft())
-        if DOORBELL in sources and self._bell.answer():
+        if (DOORBELL in sources or self._is_due(self._bell.deadline)) and self._bell.answer():
             self._courier.rung()
         self._look_at_health(HEALTH in sources)
         self._watch_ranks(MONITOR in sources)
@@ -364,7 +364,7 @@ class AgentLoop:
     def _timeout(self) -> float | None:
         now = self._monotonic()
         watches = (self._watch.deadline, self._health.deadline, self._preparation.deadline, self._build_locks.deadline)
-        moments = (self._machine.deadline, self._ends.deadline, *watches)
+        moments = (self._machine.deadline, self._ends.deadline, self._bell.deadline, *watches)
         waits = [max(0.0, moment - now) for moment in moments if moment is not None]
         if self._killed_at is not None:
             waits.append(UNKILLABLE_S)
@@ -374,6 +374,9 @@ class AgentLoop:
         if self._trouble_since is not None:
             waits.append(TROUBLE_LOOK_S)
         return min(waits, default=None)
+
+    def _is_due(self, deadline: float | None) -> bool:
+        return deadline is not None and deadline <= self._monotonic()
 
     def _moment(self) -> Moment:
         return Moment(self._monotonic(), self._now_ns())
@@ -393,8 +396,7 @@ class AgentLoop:
                 self._courier.mention(happened.vitals)
 
     def _look_at_health(self, spoken_to: bool) -> None:
-        due = self._health.deadline is not None and self._health.deadline <= self._monotonic()
-        if not spoken_to and not due:
+        if not spoken_to and not self._is_due(self._health.deadline):
             return
         for line in self._health.look():
             self._console.log(line)
@@ -601,7 +603,7 @@ class AgentLoop:
                 # Either the program, or the directory for the worker's records.
                 what = error.filename or planned.launch.command[0]
                 problem = f"cannot start a worker: {what}: {error.strerror or error}"
-                self._do(self._machine.on_spawn_failed(local_rank, problem, self._moment()))
+                self._do(self._machine.on_spawn_failed(local_rank, problem, self._moment(), error.errno))
                 return
             self._selector.register(worker.pidfd, selectors.EVENT_READ, worker)
             self._watch.begin(worker, planned.logs)

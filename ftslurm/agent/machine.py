@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable
 
+from ftslurm import user_limits
 from ftslurm.agent.actions import (
     Action,
     Assignment,
@@ -154,12 +155,17 @@ class AgentMachine:
         # Said first: starting may fail, and what is said of that must be the last word.
         return [*self._say(RUNNING), Spawn(self._round.assignment), self._record()]
 
-    def on_spawn_failed(self, local_rank: int, problem: str, now: Moment) -> list[Action]:
-        """A worker could not be started; `local_rank` and those after it do not exist."""
+    def on_spawn_failed(self, local_rank: int, problem: str, now: Moment, errno: int | None = None) -> list[Action]:
+        """A worker could not be started; `local_rank` and those after it do not exist.
+
+        Args:
+            errno: why, as the kernel says it; None: unknown.
+        """
         if self._round is None:
             return []
         self._round.alive -= set(range(local_rank, self._slots))
-        return self._fail_to_start(local_rank, problem, now, SPAWN, PERHAPS)
+        blame = None if errno in user_limits.ERRNOS else PERHAPS
+        return self._fail_to_start(local_rank, problem, now, SPAWN, blame)
 
     def on_worker_ended(self, end: WorkerEnd, now: Moment) -> list[Action]:
         """A worker's main process has ended."""

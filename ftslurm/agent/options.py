@@ -244,7 +244,11 @@ _OPTIONS = (
         "where nodes that are set aside are noted; default: excluded/ beside the run directories",
     ),
     _Option(
-        ("--drain",), kinds.switch, False, "", "ask Slurm to drain a node that is set aside, or unfit by its hardware"
+        ("--drain",),
+        kinds.switch,
+        False,
+        "",
+        "ask Slurm to drain a node whose hardware a check or its driver finds broken",
     ),
     _Option(("-m", "--module"), kinds.switch, False, "", "the program is a Python module, as in python -m"),
     _Option(("--no-python",), kinds.switch, False, "", "the program is no Python script: run it as it is"),

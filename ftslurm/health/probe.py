@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
+KILLED = -1
+"""In the place of an error's number: the probe ended before it could say."""
 _LINKS = 40
 _DESCRIPTORS = 4096
 
@@ -87,7 +89,7 @@ class _Child(Child):
         if self.outcome == ENDED and "took_s" in last:
             return {**last, "hung": None, "starved": False, "stuck": None}
         if self.outcome == ENDED:
-            last["error"] = [last["step"], 0, "the process that tried it was killed"]
+            last["error"] = [last["step"], KILLED, "the process that tried it was killed"]
         hung = last["step"] if self.outcome == LATE else None
         stuck = None if self.reaped else self.pid
         return {**_NOTHING, **last, "hung": hung, "starved": self.outcome == STARVED, "stuck": stuck}

@@ -6,8 +6,10 @@ import errno
 import os
 from collections.abc import Iterable
 
+from ftslurm import user_limits
 from ftslurm.health.check import Place
 from ftslurm.health.figures import one_line, size, span
+from ftslurm.health.probe import KILLED
 from ftslurm.health.verdict import FAIL, UNKNOWN, WARN, Finding, Json
 from ftslurm.sharedfs.mounts import unescape
 
@@ -110,7 +112,6 @@ _REASONS = {
     errno.EKEYEXPIRED: ("the Kerberos ticket has expired", "Renew it: `kinit`."),
     errno.ENOKEY: ("no Kerberos ticket", "Get one: `kinit`."),
     errno.EILSEQ: ("other bytes were read than had been written", "Do not use it; look at the disk or server."),
-    errno.EDQUOT: ("the disk quota is used up", "Remove files, or have the quota raised: `quota -s`."),
     errno.ELOOP: ("its symbolic links go round in circles", "Look where they lead."),
 }
 
@@ -119,6 +120,11 @@ def _fails(place: Place, facts: Json) -> Said | None:
     if facts["error"] is None:
         return None
     step, number, words = facts["error"]
+    if number == KILLED:
+        return UNKNOWN, f"could not be tried: {words} ({step})", "Look at the limits of this user: `ulimit -a`."
+    if number in user_limits.ERRNOS:
+        text = f"{user_limits.ERRNOS[number]}: {step} failed ({_source(facts)})"
+        return WARN, text, "It is a limit of this user's and none of the node's: have it raised."
     if number == errno.EROFS:
         return _read_only(place, facts)
     if number in (errno.EACCES, errno.EPERM):

@@ -12,13 +12,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from ftslurm import user_limits
 from ftslurm.dataclasses import replace
 from ftslurm.health import pressure
 from ftslurm.health.check import Absent, Check, Context
 from ftslurm.health.children import BEGIN, ENDED, LATE, REAP_S, SLACK_S, STARVED, Child, collect, send, stop
 from ftslurm.health.device_time import scheduling
 from ftslurm.health.result import Looked
-from ftslurm.health.verdict import OK, UNKNOWN, Finding, Json, Judgement, Verdict, verdict
+from ftslurm.health.verdict import FAIL, OK, UNKNOWN, Finding, Json, Judgement, Verdict, verdict
 
 UNHURRIED = 3.0
 """Factor of the time-outs in `run_unhurried`."""
@@ -109,7 +110,7 @@ class _Here:
     def __init__(self, check: Check, context: Context, clock: Callable[[], float]) -> None:
         self.check = check
         began = clock()
-        self._fetched: Json = json.loads(_fetch(check, context))
+        self._fetched: Json = json.loads(_fetch(check, context, threads=False))
         self.took_s = clock() - began
 
     def verdict(self, before: Json | None, context: Context, why_slow: str | None) -> Verdict:
@@ -125,7 +126,7 @@ class _Alone(Child):
 
         def work(write: int) -> None:
             send(write, BEGIN)
-            send(write, _fetch(check, context))
+            send(write, _fetch(check, context, threads=True))
             sys.stderr.flush()
 
         super().__init__(work, check.limit_s, clock)
@@ -154,30 +155,38 @@ class _Alone(Child):
         return _judge(check, fetched, before, context, self.took_s)
 
 
-def _fetch(check: Check, context: Context) -> bytes:
-    """Return the facts as JSON: {"absent": why there are none, "problem": why they could not be fetched, "facts"}."""
+def _fetch(check: Check, context: Context, threads: bool) -> bytes:
+    """Return the facts as JSON.
+
+    Returns:
+        {"absent": why there are none, "problem": why they could not be fetched, "facts", "limit": which limit of the
+        user's has been reached; each may be None}.
+    """
+    fetched = dict.fromkeys(("absent", "problem", "facts", "limit"))
     try:
-        return _encode(facts=check.fetch(context))
+        fetched["facts"] = check.fetch(context)
     except Absent as absent:
-        return _encode(absent=str(absent))
+        fetched["absent"] = str(absent)
     except Exception as error:  # whatever a driver's library comes up with is a finding, no more
-        return _encode(problem=f"{type(error).__name__}: {error}" if not isinstance(error, OSError) else str(error))
-
-
-def _encode(absent: str | None = None, problem: str | None = None, facts: Json | None = None) -> bytes:
-    fetched = {"absent": absent, "problem": problem, "facts": facts}
+        fetched["problem"] = f"{type(error).__name__}: {error}" if not isinstance(error, OSError) else str(error)
+    fetched["limit"] = user_limits.reached(threads)
     return json.dumps(fetched).encode("utf-8", "backslashreplace")
 
 
 def _judge(check: Check, fetched: Json, before: Json | None, context: Context, took_s: float) -> Verdict:
     if fetched["absent"] is not None:
         return Verdict(check.name, OK, fetched["absent"], (), took_s)
-    problem = fetched["problem"]
+    problem, limit = fetched["problem"], fetched["limit"]
     if problem is None:
         try:
-            return verdict(check.name, check.judge(fetched["facts"], before, context), took_s, fetched["facts"])
+            judged = verdict(check.name, check.judge(fetched["facts"], before, context), took_s, fetched["facts"])
         except Exception as error:  # facts that nobody thought of must not cost the other checks
             problem = f"{type(error).__name__}: {error}"
+        else:
+            if judged.status != FAIL or limit is None:
+                return judged
+            # A library or command that had no descriptor or process left fails in ways of its own.
+            problem = f"{limit}; it found: {judged.summary}"
     return _unknown(check, problem, took_s)
 
 

@@ -34,7 +34,10 @@ As Slurm's own programs (slurm.conf takes one word: call these from a script of 
 They run on the node, as root, and print one line: nothing when the node is fit. NAME, --skip, --path, --command,
 --all and --quick choose as by hand; by default health-check makes the checks for the background, the others the quick
 ones. Ranks may be running, those of other jobs too: give --idle to a Prolog or Epilog where a node belongs to one job
-at a time, so that what still runs there is a leftover.
+at a time, so that what still runs there is a leftover; then what users leave behind (a full /tmp) counts, too.
+
+Nothing that a user could have written has a part in it: of the environment they keep what Slurm gives, not FTSLURM_…;
+modules, entry points and commands come from directories that only root can write to; they run in /.
 
 Exit code         0 fit, or it is only told; 1 a check failed (warnings and unknowns never)
   health-check    Slurm does nothing with it; slurmd writes the line to its log when it is not 0 (and only then)
@@ -49,7 +52,7 @@ Exit code         0 fit, or it is only told; 1 a check failed (warnings and unkn
   # /etc/slurm/health.sh, for HealthCheckProgram: Slurm gives it SLURMD_NODENAME and nothing else, no PATH either.
   #!/bin/sh
   export SLURM_CONF=/etc/slurm/slurm.conf
-  exec /opt/ftslurm/bin/ftslurm health --slurm health-check --drain
+  exec /opt/ftslurm/bin/python -I /opt/ftslurm/bin/ftslurm health --slurm health-check --drain
 
   # slurm.conf
   HealthCheckProgram=/etc/slurm/health.sh

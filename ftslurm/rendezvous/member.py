@@ -27,6 +27,9 @@ CLOSE_TRIES = 20
 SIGNS_OF_LIFE = 2
 RUNG_S = 1.0
 """For so long an agent that was told of news looks for it; it may not be visible here at once."""
+RUNG_MOST_S, RUNG_SHARE = 10.0, 0.1
+"""An agent that is rung again and again without news hurries for so many seconds in a row, and then for this share of
+the time: the shared directory is spared."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,9 @@ class Member:
         self._rivals: dict[str, tuple[tuple[str, int], int]] = {}
         self._over: Superseded | RunInUse | Refused | None = None
         self._looked_thoroughly_at = float("-inf")
-        self._rung_at = float("-inf")
+        self._rung_until = float("-inf")
+        self._rung_left_s = RUNG_MOST_S
+        self._rung_left_at = now()
 
     @property
     def word(self) -> NodeWord:
@@ -151,8 +156,15 @@ class Member:
         self._word = replace(self._word, vitals=vitals)
 
     def rung(self) -> None:
-        """Somebody says that there is news: look soon, past all caches."""
-        self._rung_at = self._now()
+        """Somebody says that there is news: look soon, past all caches, as far as `RUNG_SHARE` allows."""
+        now = self._now()
+        regained_s = RUNG_SHARE * (now - self._rung_left_at)
+        self._rung_left_s = min(RUNG_MOST_S, self._rung_left_s + regained_s)
+        self._rung_left_at = now
+        more_s = now + RUNG_S - max(now, self._rung_until)
+        if more_s <= self._rung_left_s:
+            self._rung_left_s -= more_s
+            self._rung_until = now + RUNG_S
 
     def view(self) -> View:
         """Return what is known by now; after a tick that failed, what it could read before that."""
@@ -231,7 +243,7 @@ class Member:
         state = self._state
         if state is None or state.phase == FORMING or state.hang is not None or self._word.reason is not None:
             return True
-        if self._now() - self._rung_at < RUNG_S:
+        if self._now() < self._rung_until:
             return True
         if state.phase != RUNNING or self._word.status == RUNNING:
             return False
@@ -328,7 +340,9 @@ class Member:
             # Who took the lease meanwhile lives, however long it had been silent, and even if its word cannot be read.
             self._observer.heard(state.coordinator.node)
         self._state, self._token = state, newest.token
-        self._rung_at = float("-inf")
+        # It was worth it.
+        self._rung_left_s += max(0.0, self._rung_until - self._now())
+        self._rung_until = float("-inf")
 
     def _set(self, state: State) -> bool:
         """Publish `state` as the successor of the one known; whoever wins, the newest is then known."""

@@ -36,10 +36,10 @@ class Heard:
 
 @dataclass(frozen=True)
 class Asked:
-    """What the attempt was asked for, as far as it is known; seconds."""
+    """What the attempt was asked for, as far as it is known, else the options' defaults; seconds."""
 
     heartbeat_s: float = 3.0
-    node_timeout_s: float = 30.0
+    node_timeout_s: float = 8.0
     timeouts: Timeouts | None = None
 
 

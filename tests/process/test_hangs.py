@@ -173,6 +173,49 @@ for step in range(100000):
     all_showed_before_the_end(run, 4)
 
 
+def test_a_rank_that_opens_no_section_for_too_long_is_named(start: Start) -> None:
+    script = """
+for step in range(100000):
+    with ftslurm.section("data"):
+        time.sleep(0.01)
+    if rank == 1 and round_ == 1 and step == 3:
+        fetch()
+    if round_ > 1:
+        break
+"""
+    run = start(RANK + script, *NODES, "--out-of-section-timeout", "2")
+    assert run.wait() == 0, run.err
+    assert hung(run)["rank"] == 1
+    assert "out of any section for" in hung(run)["message"]
+    all_showed_before_the_end(run, 4)
+
+
+def test_time_outs_that_a_script_sets_hold_for_its_rank(start: Start) -> None:
+    script = """
+ftslurm.set_timeouts(heartbeat=2, sections={"data": 600})
+with ftslurm.section("data"):
+    train(hangs=1)
+"""
+    run = start(RANK + script, "--nproc-per-node", "2", "--heartbeat-timeout", "600", "--section-timeouts", "data=1")
+    assert run.wait() == 0, run.err
+    assert (hung(run)["rank"], len(history(run))) == (1, 2)
+    assert "no heartbeat for" in hung(run)["message"]
+
+
+def test_sections_that_were_all_ended_at_once_expire_no_more(start: Start) -> None:
+    script = """
+ftslurm.start_section("outer")
+ftslurm.start_section("inner")
+if rank == 0 or round_ > 1:
+    ftslurm.end_all_sections()
+time.sleep(4)
+"""
+    run = start(RANK + script, "--nproc-per-node", "2", "--section-timeouts", "outer=2,inner=2")
+    assert run.wait() == 0, run.err
+    # The other rank shows that they would have.
+    assert hung(run)["rank"] == 1 and len(history(run)) == 2, run.err
+
+
 def test_the_outer_section_expires_although_inner_ones_come_and_go(start: Start) -> None:
     script = """
 with ftslurm.section("epoch"):

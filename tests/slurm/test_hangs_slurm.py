@@ -40,6 +40,18 @@ for step in range(100000):
         break
     time.sleep(0.02)
 """
+PEER = """
+import torch
+import torch.distributed as dist
+from ftslurm.monitor import peer
+dist.init_process_group("gloo")
+stop = peer.start(period=0.3, timeout=1.0)
+if first and rank == 2:
+    os.kill(os.getpid(), signal.SIGSTOP)
+dist.all_reduce(torch.ones(8))
+stop.set()
+dist.destroy_process_group()
+"""
 
 
 def submit(lab: Lab, work: Path, script: str, options: str) -> Job:
@@ -91,3 +103,12 @@ def test_a_stopped_rank_is_said_to_be_stopped_and_the_job_goes_on(lab: Lab, work
     assert ends(job)[3]["signal"] == "SIGKILL"
     assert (blamed(job)["rank"], blamed(job)["node"]) == (3, "t2"), job.output
     assert "stopped (SIGSTOP)" in job.output
+
+
+def test_a_rank_that_answers_no_peer_is_named_by_those_of_the_other_node_and_the_job_goes_on(
+    lab: Lab, work: Path
+) -> None:
+    pytest.importorskip("torch", reason="torch is not installed: pip install ftslurm[torch]")
+    job = submit(lab, work, PEER, "")
+    assert job.wait(120) == "COMPLETED", job.explain()
+    assert "rank 2 did not answer the peer heartbeat" in job.output

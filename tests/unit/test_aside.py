@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 from ftslurm.agent.aside import Aside, AsideSettings, take_part
@@ -30,7 +31,12 @@ class Coordinator:
             return problem
 
         settings = AsideSettings(after, 86_400.0, drain if drained is not None else None)
-        self.aside = Aside(settings, self.exclusions, "job-7", lambda: self.now_ns, self._tell, lambda work: work())
+        self.aside = Aside(settings, self.exclusions, "job-7", lambda: self.now_ns, self._tell, self._start)
+        self.started = 0
+
+    def _start(self, work: Callable[[], None]) -> None:
+        self.started += 1
+        work()
 
     def _tell(self, text: str) -> None:
         self.told.append(text)
@@ -38,14 +44,16 @@ class Coordinator:
             self.heard.set()
 
     def see(self, story: Story) -> int:
-        errands = self.aside._of_state(story.state)
-        self.aside._send(errands)
-        return len(errands)
+        """Show it the newest state; return whether there was something to do."""
+        before = self.started
+        self.aside.on_state(story.state)
+        return self.started - before
 
     def hear(self, word: NodeWord) -> int:
-        errands = self.aside._of_health(word)
-        self.aside._send(errands)
-        return len(errands)
+        """Show it the node's word; return whether there was something to do."""
+        before = self.started
+        self.aside.on_health(word)
+        return self.started - before
 
 
 def fail_first(story: Story, number: int, blame: str) -> None:
@@ -217,25 +225,51 @@ def test_a_guess_from_two_failures_drains_nobody() -> None:
     assert coordinator.exclusions.of("n2", coordinator.now_ns) is not None and drained == []
 
 
+def test_what_ranks_wrote_of_their_hardware_drains_nobody() -> None:
+    drained: list[str] = []
+    coordinator = Coordinator(drained=drained)
+    for run in ("job-5", "job-6"):
+        coordinator.exclusions.strike("n2", run, "uncorrectable ECC error", coordinator.now_ns)
+    story = Story(2)
+    story.join()
+    fail_first(story, 2, BY_NODE)
+    assert coordinator.see(story) == 1
+    assert coordinator.exclusions.of("n2", coordinator.now_ns) is not None and drained == []
+
+
+class Directory(Exclusions):
+    """One that hangs until it is let go, or fails."""
+
+    def __init__(self, problem: OSError | None = None) -> None:
+        super().__init__(MemoryFileSystem(), "/runs/excluded")
+        self.go = threading.Event()
+        self.problem = problem
+
+    def exclude(self, node: str, reason: str, by: str, until_ns: int | None, now_ns: int) -> None:
+        assert self.problem is not None or self.go.wait(10)
+        if self.problem is not None:
+            raise self.problem
+        super().exclude(node, reason, by, until_ns, now_ns)
+
+
 def test_a_directory_that_hangs_holds_up_nobody_and_the_next_word_is_written_too() -> None:
-    go, written = threading.Event(), []
-    coordinator = Coordinator()
-    aside = Aside(AsideSettings(2, 60.0), coordinator.exclusions, "r", lambda: 0, print)
-    aside._send([lambda: written.append(go.wait(10))])
-    aside._send([lambda: written.append("next")])
+    directory = Directory()
+    aside = Aside(AsideSettings(2, 60.0), directory, "r", lambda: 0, lambda line: None)
+    story = Story(2)
+    story.join()
+    for _ in range(2):
+        fail_first(story, 2, "perhaps")
+    aside.on_health(unfit("gpu-count"))
+    aside.on_state(story.state)
     assert not aside.finish(0.01)
-    go.set()
+    directory.go.set()
     assert aside.finish(10)
-    assert written == [True, "next"]
+    assert directory.of("n1", 0) is not None and directory.of("n2", 0) is not None
 
 
 def test_a_directory_that_cannot_be_written_is_named() -> None:
-    coordinator = Coordinator()
-
-    def fail() -> None:
-        raise OSError(13, "Permission denied")
-
-    coordinator.aside._send([fail])
-    assert coordinator.told == [
-        "what is known of a node cannot be noted in /runs/excluded: [Errno 13] Permission denied"
-    ]
+    told: list[str] = []
+    directory = Directory(OSError(13, "Permission denied"))
+    aside = Aside(AsideSettings(2, 60.0), directory, "r", lambda: 0, told.append, lambda work: work())
+    aside.on_health(unfit("gpu-count"))
+    assert told == ["what is known of a node cannot be noted in /runs/excluded: [Errno 13] Permission denied"]

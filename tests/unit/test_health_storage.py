@@ -12,7 +12,7 @@ import pytest
 from ftslurm.health import room
 from ftslurm.health.check import Absent, Context, Place
 from ftslurm.health.checks import storage_lustre, storage_paths, storage_round_trip
-from ftslurm.health.probe import Wish, file_name, probe_all
+from ftslurm.health.probe import KILLED, Wish, file_name, probe_all
 from ftslurm.health.verdict import FAIL, UNKNOWN, WARN, Finding, Json, Judgement, describe, worst
 from ftslurm.sharedfs.mounts import mount_of
 from tests.unit.health_trees import Tree
@@ -136,7 +136,12 @@ FAULTS = [
     fault("input-output-error", RUN, fails("write", errno.EIO), FAIL, "input/output error: write failed"),
     fault("soft-mount-timed-out", RUN, fails("create", errno.ETIMEDOUT), FAIL, "its server did not answer in time"),
     fault("kerberos", RUN, fails("lstat", errno.EKEYEXPIRED, **UNPROBED), FAIL, "the Kerberos ticket has expired"),
-    fault("quota", CHECKPOINTS, fails("close", errno.EDQUOT), FAIL, "the disk quota is used up: close failed (nfs4"),
+    fault(
+        "quota", CHECKPOINTS, fails("close", errno.EDQUOT), WARN, "the disk quota is used up (quota -s): close failed"
+    ),
+    fault("open-files", RUN, fails("create", errno.EMFILE), WARN, "the limit of open files is reached (ulimit -n)"),
+    fault("file-size", RUN, fails("write", errno.EFBIG), WARN, "the limit of a file's size is reached (ulimit -f)"),
+    fault("killed", RUN, fails("start", KILLED, "it was killed", **UNPROBED), UNKNOWN, "could not be tried"),
     fault(
         "full",
         CHECKPOINTS,
@@ -468,7 +473,9 @@ def trip(**changes: Any) -> list[Finding]:
 FAULTS_OF_ROUND_TRIPS = [
     pytest.param({"write_s": 4.25}, WARN, "slow: 4.2 s to write and sync 1 MiB, 0.01 s to read it", id="slow-write"),
     pytest.param(fails("fsync", errno.EIO), FAIL, "input/output error: fsync failed", id="sync-fails"),
-    pytest.param(fails("close", errno.EDQUOT), FAIL, "the disk quota is used up: close failed", id="quota-at-close"),
+    pytest.param(
+        fails("close", errno.EDQUOT), WARN, "the disk quota is used up (quota -s): close", id="quota-at-close"
+    ),
     pytest.param(fails("read", errno.EILSEQ), FAIL, "other bytes were read than had been written", id="bytes-differ"),
     pytest.param(hangs("/scratch/run", "fsync", limit_s=8.0), FAIL, "no answer within 8 s", id="sync-hangs"),
 ]

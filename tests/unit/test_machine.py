@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import signal
 from dataclasses import replace
@@ -88,6 +89,7 @@ class Agent:
         self.machine = AgentMachine("n2", "i1", "12.0", 2, grace_s, kill_wait_s, standby)
         self.seconds = 100.0
         self.cannot_start: int | None = None
+        self.errno: int | None = None
         self.word = Say(READY, 0, None, None, None)
         self.log: list[Action] = []
 
@@ -102,7 +104,7 @@ class Agent:
                 self.word = action
             if isinstance(action, Spawn) and self.cannot_start is not None:
                 problem = "cannot start python: No such file"
-                done += self.done(self.machine.on_spawn_failed(self.cannot_start, problem, self.now()))
+                done += self.done(self.machine.on_spawn_failed(self.cannot_start, problem, self.now(), self.errno))
         self.log += done
         return done
 
@@ -272,6 +274,20 @@ def test_when_the_second_worker_cannot_be_started_the_first_is_stopped_and_failu
     assert kinds(agent.ends(0, by=TERM)) == ["Sweep"]
     agent.swept()
     assert (agent.record.outcome, agent.record.failed, agent.record.stopped) == (FAILED, {1}, {0})
+
+
+@pytest.mark.parametrize(
+    ("number", "blame"),
+    [(errno.EMFILE, None), (errno.EAGAIN, None), (errno.EDQUOT, None), (errno.ENOSPC, "perhaps"), (None, "perhaps")],
+)
+def test_a_worker_that_cannot_be_started_for_the_users_own_limit_is_no_fault_of_its_node(
+    number: int | None, blame: str | None
+) -> None:
+    agent = Agent()
+    agent.cannot_start, agent.errno = 0, number
+    agent.sees(state())
+    agent.prepared()
+    assert agent.word.failure.blame == blame
 
 
 # Ending well

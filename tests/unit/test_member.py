@@ -697,3 +697,23 @@ def test_a_follower_that_is_rung_looks_past_its_caches_for_a_while_and_then_rest
     assert member.next_look_s() < PACE.follow_s / 4
     cluster.clock.advance(RUNG_S)
     assert member.next_look_s() == PACE.follow_s
+
+
+def test_who_rings_all_the_time_without_news_makes_a_node_look_a_few_times_a_second() -> None:
+    cluster = Cluster().add("n1", "n2")
+    cluster.running(1)
+    cluster.go(3)
+    follower = next(name for name in cluster.members if name != cluster.coordinator())
+    member = cluster.members[follower]
+    looks = []
+    for _ in range(3):
+        looks.append(0)
+        end = cluster.clock.now() + 60.0
+        while cluster.clock.now() < end:
+            member.rung()
+            cluster.clock.advance(min(member.next_look_s(), 0.5))
+            looks[-1] += member.next_look_s() < PACE.follow_s
+    assert looks[1] < 60 * 0.2 / PACE.hurry_s and looks[2] < 60 * 0.2 / PACE.hurry_s, looks
+    cluster.clock.advance(60.0)
+    member.rung()
+    assert member.next_look_s() < PACE.follow_s / 4, "once there was peace it is heard again"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ftslurm.agent.options import parse_run
 from ftslurm.health.verdict import worst
 from ftslurm.health.word import Health, HealthFinding
 from ftslurm.monitor.timeouts import Learned, Longest, Spans, Timeouts
@@ -95,6 +96,11 @@ def text(shot: Snapshot, **options: Any) -> str:
     shown = render(told, zone=time.gmtime, **options)
     assert all(len(line) <= 80 for line in shown.splitlines())
     return shown
+
+
+def test_what_is_not_known_of_an_attempt_is_taken_to_be_the_options_default() -> None:
+    options = parse_run(["train.py"], {})
+    assert (Asked().heartbeat_s, Asked().node_timeout_s) == (options.heartbeat_s, options.node_timeout_s)
 
 
 def test_a_running_run_is_told_in_the_first_line_and_then_by_its_rounds_nodes_and_ranks() -> None:
