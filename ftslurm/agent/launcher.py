@@ -14,6 +14,7 @@ from ftslurm.agent.guardian import FORWARDED, Ward
 from ftslurm.agent.options import RunOptions, UsageError, parse_run
 from ftslurm.agent.placement import LOCAL_ATTEMPT, LOCAL_NODE
 from ftslurm.agent.preflight import check, unique_name, user_name
+from ftslurm.boot import module_command
 from ftslurm.kernel import die_with_parent
 from ftslurm.rendezvous.state import EXIT_FAILED
 from ftslurm.sharedfs.rundir import open_run
@@ -52,7 +53,7 @@ def launch(options: RunOptions, arguments: Sequence[str], ward: Ward) -> int:
 
 def _start(index: int, count: int, arguments: Sequence[str]) -> int:
     environment = {**os.environ, LOCAL_NODE: f"{index}/{count}"}
-    command = [sys.executable, "-m", "ftslurm.cli", "run", *arguments]
+    command = module_command(sys.executable, "ftslurm.cli", "run", *arguments)
     # A group of its own: Ctrl-C reaches the launcher alone, which passes it on once.
     # Blocked until its guardian waits for them: an interpreter that is still starting takes Ctrl-C for an error.
     reset = [*FORWARDED, signal.SIGTTOU]
