@@ -11,11 +11,11 @@ if not getattr(sys.flags, "safe_path", sys.flags.isolated):
     del sys.path[0]  # This file's directory.
 _root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, _root)
-import ftslurm  # noqa: F401  # this one, whichever else there is
+import ftslurm  # noqa: E402, F401  # this one, whichever else there is
 
 # Last: it may be a directory of many packages, which must not hide modules of the standard library.
 sys.path.append(sys.path.pop(0))
-import runpy
+import runpy  # noqa: E402
 
 sys.argv = sys.argv[1:]
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
