@@ -9,19 +9,18 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from ftslurm import __version__
 from ftslurm.agent.environment import Program, RunFacts
 from ftslurm.agent.fitness import OFF
 from ftslurm.agent.guardian import STOPPING, Ward
 from ftslurm.agent.options import RunOptions, UsageError, parse_run
 from ftslurm.agent.output import Console, complain, log_at_once
 from ftslurm.agent.placement import LOCAL_NODE, Placement
-from ftslurm.agent.preflight import check, unique_name, user_name, write_attempt
+from ftslurm.agent.preflight import check, open_directories, unique_name, warn_of_exposed, write_attempt
 from ftslurm.dataclasses import replace
 from ftslurm.health.check import QUICK, request_for
 from ftslurm.kernel import share_heap
 from ftslurm.rendezvous.state import EXIT_FAILED, EXIT_USAGE
-from ftslurm.sharedfs.rundir import RunDirectory, RunDirectoryError, open_run
+from ftslurm.sharedfs.rundir import RunDirectory, RunDirectoryError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,8 +85,9 @@ def run_agent(options: RunOptions, ward: Ward, early: EarlyCheck | None) -> int:
     from ftslurm.sharedfs.publish import random_nonce
 
     placement, program, slots = check(options, unique_name())
-    run = open_run(placement.run_dir, user_name(), time.time_ns(), __version__)
-    logs = _logs(options, placement)
+    run, logs = open_directories(options, placement.run_dir)
+    if placement.job is None and LOCAL_NODE not in os.environ:
+        warn_of_exposed(run, logs)
     # As soon as possible: the checks take as long as all that follows until the first round.
     health = _health(options, placement, run, logs or run.root, ward)
     context = replace(health.context, hurry=True)
@@ -343,9 +343,3 @@ def _kill_wait_s(placement: Placement) -> float:
         return 1e9
     text = os.environ.get("FTSLURM_KILL_WAIT", "")
     return (float(text) if text.isdigit() else DEFAULT_KILL_WAIT_S) * KILL_WAIT_MARGIN
-
-
-def _logs(options: RunOptions, placement: Placement) -> str | None:
-    if options.log_dir is None:
-        return None
-    return os.path.join(os.path.abspath(options.log_dir), placement.run_id)

@@ -1,8 +1,11 @@
-"""The nodes that are set aside: one small JSON file for each, `<shared directory>/excluded/<node>.json`.
+"""The nodes that a user has set aside: one small JSON file for each, `<shared directory>/excluded-<uid>/<node>.json`.
+
+Each user has a directory of them: users who share a directory of runs cannot write into each other's files, and do not
+believe them.
 
 A file per node needs no lock: whoever sets another node aside writes another file, and `rm` allows a node again. Two
 that write about the same node at the same moment are one after the other: the later one's file stands, whole. A node's
-strikes are in a file of their own, `excluded/strikes/<node>.json`, for the coordinator notes them while people, or the
+strikes are in a file of their own, `strikes/<node>.json` there, for the coordinator notes them while people, or the
 node itself, set it aside: neither overwrites the other. (Of two strikes noted at the very same instant one may be lost,
 which is as good as one failure.) Files may be edited by hand, so nothing in them is believed unseen, and none of them
 can break a run: what cannot be read is told in `problems`, and its node counts as allowed.
@@ -37,7 +40,8 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-FOLDER, STRIKES_FOLDER = "excluded", "strikes"
+STRIKES_FOLDER = "strikes"
+_FOLDER = "excluded-"
 
 LEMON_STRIKES = 2
 LEMON_WINDOW_NS = 7 * 24 * 3600 * 1_000_000_000
@@ -46,8 +50,18 @@ _LIMIT = 1 << 20
 
 
 def folder(run_dir: str, chosen: str | None = None) -> str:
-    """Return the directory of these files, absolute: as chosen, else beside the run directories."""
-    return os.path.abspath(chosen) if chosen else os.path.join(os.path.dirname(os.path.abspath(run_dir)), FOLDER)
+    """Return the directory of this user's files, absolute: as chosen, else beside the run directories."""
+    return os.path.abspath(chosen) if chosen else folder_in(os.path.dirname(os.path.abspath(run_dir)))
+
+
+def folder_in(shared: str) -> str:
+    """Return the directory of this user's files in the directory of runs `shared`."""
+    return os.path.join(shared, f"{_FOLDER}{os.geteuid()}")
+
+
+def is_folder_name(name: str) -> bool:
+    """Whether that is the name of some user's directory of these files, so that no run can have it."""
+    return name.startswith(_FOLDER) and name.removeprefix(_FOLDER).isdigit()
 
 
 def strikes_within(known: Exclusion | None, now_ns: int, window_ns: int = LEMON_WINDOW_NS) -> list[Strike]:
@@ -255,6 +269,8 @@ class Exclusions:
         try:
             publish(self._fs, path, data)
         except FileNotFoundError:
+            # First this user's own: what is made above what is asked for may be for others, too.
+            self._fs.makedirs(self.directory)
             self._fs.makedirs(os.path.dirname(path))
             publish(self._fs, path, data)
 
