@@ -177,3 +177,42 @@ def test_directories_of_a_user_alone_are_made_for_that_user_alone(start: Start, 
     assert run.wait() == 0, run.err
     for directory in ("ftslurm-runs", "ftslurm-runs/mine", "logs", "logs/mine"):
         assert (tmp_path / directory).stat().st_mode & 0o7777 == 0o700
+
+
+@needs_root
+@pytest.mark.parametrize("command", ["health", "doctor"])
+@pytest.mark.parametrize("make", ["mkdir", "mkdir -m 777", "ln -s ../victim"])
+def test_nodes_do_not_meet_in_a_directory_that_another_user_has_made(
+    open_path: Path, tmp_path: Path, command: str, make: str
+) -> None:
+    from ftslurm.doctor.command import stand_of
+
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "FTSLURM"))}
+    step = {"JOB_ID": "77", "STEP_ID": "3", "PROCID": "0", "LOCALID": "0", "NODEID": "0", "STEP_NODELIST": "n[0-1]"}
+    environment |= {f"SLURM_{k}": v for k, v in step.items()} | {"SLURMD_NODENAME": "n0", "SLURM_NNODES": "2"}
+    environment |= {"SLURM_NTASKS": "2", "SLURM_STEP_NUM_NODES": "2"}
+    stand = stand_of(environment, "n0", "x")
+    assert stand is not None and stand.expected == ("n0", "n1")
+    victim = tmp_path / "victim"
+    (victim / "hello").mkdir(parents=True)
+    (victim / "hello" / "n0.json").write_text("precious")
+    tmp_path.chmod(0o755)
+    name = f".ftslurm-{command}-{stand.session}"
+    as_other(f"{make} {name}", open_path)
+    if make == "mkdir -m 777":
+        # What the victim hands in, and removes in the end, would be elsewhere.
+        as_other(f"ln -s {victim}/hello {name}/hello", open_path)
+    words = ["--shared-dir", str(open_path), "host"] if command == "health" else [str(open_path), "--seconds", "1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "ftslurm.cli", command, *words, "--wait", "1"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    said = " ".join((done.stdout + done.stderr).split())
+    assert (f"it belongs to uid {OTHER}" if "mkdir" in make else "a symbolic link, which is not followed") in said
+    assert (victim / "hello" / "n0.json").read_text() == "precious"
+    assert sorted(path.name for path in victim.rglob("*")) == ["hello", "n0.json"]
+    assert "Traceback" not in said
