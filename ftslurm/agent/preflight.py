@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 def prepare(arguments: Sequence[str]) -> int:
     """Run `ftslurm prepare`, ftsrun's look before srun: check everything that can be checked on the batch host.
 
-    Takes the arguments of `ftslurm run`. Prints, a line each: the run directory; a random name for this start; the
-    time, in nanoseconds since the epoch; the batch script's node, empty without one; the node time-out in seconds; the
-    site's KillWait in seconds, empty if Slurm does not say; the directory of the nodes that are set aside.
+    Takes the arguments of `ftslurm run`. Prints, each with a NUL behind it, for a path may hold anything else: the run
+    directory; a random name for this start; the time, in nanoseconds since the epoch; the batch script's node, empty
+    without one; the node time-out in seconds; the site's KillWait in seconds, empty if Slurm does not say; the
+    directory of the nodes that are set aside.
     """
     started_ns = time.time_ns()
     from ftslurm.nodes.exclude import folder
@@ -62,8 +63,8 @@ def prepare(arguments: Sequence[str]) -> int:
         _point_to(run.root, facts)
     batch_host = facts.batch_host if facts is not None else None
     exclude_dir = folder(run.root, options.exclude_dir)
-    lines = (run.root, random_nonce(), started_ns, batch_host, f"{options.node_timeout_s:g}", kill_wait, exclude_dir)
-    print("\n".join("" if line is None else str(line) for line in lines))
+    found = (run.root, random_nonce(), started_ns, batch_host, f"{options.node_timeout_s:g}", kill_wait, exclude_dir)
+    sys.stdout.write("".join(f"{'' if fact is None else fact}\0" for fact in found))
     return 0
 
 
