@@ -323,6 +323,7 @@ def _health(options: RunOptions, placement: Placement, run: RunDirectory, logs: 
         skip=options.health_skip,
         own_pid=os.getppid(),
         address=placement.address,
+        job_since_s=time.monotonic(),
     )
     # Not all nodes of a job at the same moment.
     spread_s = options.health_every_s * (placement.position % 64) / 64

@@ -23,7 +23,7 @@ EPITAPH_S = 3.0
 CLEANING_S = 10.0
 EXIT_USAGE = 2
 REPLACEMENTS, REPLACED_WITHIN_S = 3, 3600.0
-START_NAME = "FTSLURM__START"
+START_NAME = "FTSLURM__START_NAME"
 """Names this start of `ftslurm run` outside Slurm, so that an agent that replaces a killed one joins the same run."""
 SUPERVISOR = "FTSLURM_SUPERVISOR"
 """In the environment of all processes below a guardian: its `identity`."""

@@ -256,7 +256,8 @@ class HealthWatch:
         # While ranks run, one that has ended was swept away with them.
         if looked is None and (late or not self._busy):
             lines.append("health: this look at the node came to nothing: its process hung or was killed")
-        if self._fitness.unfit != unfit:
+        # The reason's text changes with time ("2 min ago").
+        if (self._fitness.unfit is None) != (unfit is None):
             part = "the next round" if self._busy else "any round"
             lines.append("health: this node is fit again" if unfit else f"health: unfit: it takes no part in {part}")
         return lines

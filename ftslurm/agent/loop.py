@@ -509,7 +509,7 @@ class AgentLoop:
             elif isinstance(action, Warm):
                 self._warm(action.local_ranks)
             elif isinstance(action, Prepare):
-                self._preparation.begin(action.assignment)
+                self._prepare(action.assignment)
             elif isinstance(action, Record):
                 survived = self._monitor.counts()
                 self._journal.round(action, self._workers.all, self._word, self._round_started_ns, survived)
@@ -555,6 +555,12 @@ class AgentLoop:
             self._do(self._machine.on_compared(failure, None, self._moment()))
         else:
             self._courier.send(lambda: signature_of(path), failure)
+
+    def _prepare(self, assignment: Assignment) -> None:
+        if self._word.unfit is not None:
+            # As `ftslurm.rendezvous.shared_trouble` decides.
+            self._console.log("health: this node takes part all the same: the same storage checks fail on all nodes")
+        self._preparation.begin(assignment)
 
     def _make(self, assignment: Assignment) -> None:
         def make() -> int:

@@ -56,6 +56,7 @@ class Context:
         own_pid: processes below this one are the job's own; None: nobody's are.
         address: this node's, as others are told it; None: unknown.
         peers: other nodes of the job.
+        job_since_s: monotonic second at which the job began on this node; None: the node is looked at for no job.
     """
 
     node: str
@@ -69,6 +70,7 @@ class Context:
     own_pid: int | None = None
     address: str | None = None
     peers: tuple[Peer, ...] = ()
+    job_since_s: float | None = None
 
     def to_json(self) -> Json:
         """Return it as a JSON object."""

@@ -2,6 +2,10 @@
 
 A row gives the words for people; lines of one row and one subject are told once, with their number. What programs do to
 themselves (a segmentation fault, a job that hits its own memory limit) is not the node's health.
+
+Any user can have the kernel log text of his choice: a task name (15 bytes) in front of many lines, the name of a mapped
+file in a line about a segmentation fault, the name of a cgroup in one about memory. So a pattern is matched from the
+line's first character, where the driver names itself, and lines that begin with a task's name are dropped.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from ftslurm.dataclasses import dataclass
 from ftslurm.health.figures import one_line, span
 from ftslurm.health.verdict import FAIL, OK, SEVERITY, WARN, Finding, Json
-from ftslurm.health.xid_words import xids_in
+from ftslurm.health.xid_words import XidLine, xid_in
 
 HARDWARE = "Have the hardware looked at; drain the node when it comes again."
 
@@ -23,11 +27,13 @@ class Row:
 
     Attributes:
         name: what it is counted as.
-        pattern: of the line; a group `subject`, where there is one, is what it is about. Compiled when first needed:
-            most logs hold nothing of any row.
+        pattern: of the line from its start; a group `subject`, where there is one, is what it is about. Compiled when
+            first needed: most logs hold nothing of any row.
         text: in words; "{line}" is the line itself.
         least: fewer lines of it say nothing.
         over: a pattern of the line that says that it is over; group `subject` must be the same.
+        hardware: of the node itself. Other events count only since the job has begun: those from before it are the
+            doing of an earlier job.
     """
 
     name: str
@@ -37,23 +43,32 @@ class Row:
     advice: str
     least: int = 1
     over: str | None = None
+    hardware: bool = True
 
 
-_PCI = r"(?P<subject>[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d): (?:AER|PCIe Bus Error): .*"
-
+_PCI = (
+    r"[\w-]+ (?P<subject>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.\d): (?:AER: )?(?:Multiple )?"
+    r"(?:PCIe Bus Error: severity=)?"
+)
+_HARDWARE_ERROR = r"(?:mce: |BERT: |\{\d+\})?\[Hardware Error\]: "
 # Images of containers are on loop devices: theirs is not the node's health.
+_DEVICE = r"\((?:device )?(?P<subject>(?!loop\d|device )[\w-]+)"
+_BLOCK = r"(?:(?:blk_update_request|print_req_error|end_request): )?"
+
 ROWS: tuple[Row, ...] = (
     Row(
         "memory-uncorrected",
-        r"Memory failure: 0x|hardware memory corruption|EDAC (?P<subject>MC\d+): \d+ UE\b|Machine Check Exception"
-        r"|\[Hardware Error\]:.*\b(?:[Uu]ncorrect(?:ed|able)|[Ff]atal)\b",
+        r"Memory failure: 0x[0-9a-f]+: |MCE: Killing .+:\d+ due to hardware memory corruption fault at "
+        r"|EDAC (?P<subject>MC\d+): \d+ UE (?:.* )?on \S"
+        rf"|{_HARDWARE_ERROR}(?:CPU \d+: Machine Check Exception: |.*\b(?:[Uu]ncorrect(?:ed|able)|[Ff]atal)\b)",
         FAIL,
         "uncorrected hardware error: {line}",
         "Have the node drained and its memory looked at.",
     ),
     Row(
         "memory-corrected",
-        r"EDAC (?P<subject>MC\d+): \d+ CE\b|\[Hardware Error\]: (?:Corrected error|Machine check events logged)",
+        r"EDAC (?P<subject>MC\d+): \d+ CE (?:.* )?on \S"
+        rf"|{_HARDWARE_ERROR}(?:Corrected error|Machine check events logged)",
         WARN,
         "many corrected memory errors: {line}",
         "Have the memory module changed before it fails.",
@@ -61,21 +76,21 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "pcie-fatal",
-        _PCI + r"[Uu]ncorrect(?:ed|able) \(Fatal\)",
+        _PCI + r"Uncorrect(?:ed|able) \(Fatal\)",
         FAIL,
         "fatal error on the PCIe bus: {line}",
         HARDWARE,
     ),
     Row(
         "pcie-uncorrected",
-        _PCI + r"[Uu]ncorrect(?:ed|able)",
+        _PCI + r"Uncorrect(?:ed|able)\b",
         WARN,
         "error on the PCIe bus: {line}",
         HARDWARE,
     ),
     Row(
         "pcie-corrected",
-        _PCI + r"[Cc]orrect(?:ed|able)",
+        _PCI + r"Correct(?:ed|able)\b",
         WARN,
         "many corrected errors on the PCIe bus: {line}",
         HARDWARE,
@@ -83,15 +98,16 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "nvswitch",
-        r"nvidia-nvswitch(?P<subject>\d+): SXid \(PCI:[^)]*\): \d+, Fatal",
+        r"nvidia-nvswitch(?P<subject>\d+): SXid \(PCI:[0-9a-f:.]+\): \d+, Fatal",
         FAIL,
         "fatal error of an NVSwitch: {line}",
         "Have the node drained and power-cycled.",
     ),
     Row(
         "amdgpu",
-        r"amdgpu (?P<subject>[0-9a-f:.]+): .*(?:GPU reset(?:\(\d+\))? (?:begin|failed)|uncorrectable hardware errors"
-        r"|[Ff]atal error)",
+        # Further on in a line the driver names the task that uses the GPU.
+        r"amdgpu (?P<subject>[0-9a-f:.]+): (?:amdgpu: )?(?:GPU reset(?:\(\d+\))? (?:begin|failed)"
+        r"|[\w{}:, ]*\buncorrectable hardware errors? ?(?:detected|\()|Fatal error during GPU init)",
         WARN,
         "the AMD GPU's driver had to reset it: {line}",
         "Look at the GPU's RAS counters; have the node rebooted when it comes again.",
@@ -106,24 +122,26 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "hard-lockup",
-        r"detected hard LOCKUP on (?P<subject>cpu \d+)",
+        r"(?:NMI )?watchdog: (?:CPU\d+: )?Watchdog detected hard LOCKUP on (?P<subject>cpu \d+)",
         FAIL,
         "a CPU hangs with interrupts off: {line}",
         "Have the node rebooted.",
     ),
     Row(
         "soft-lockup",
-        r"soft lockup - (?P<subject>CPU#\d+) stuck",
+        r"(?:(?:NMI )?watchdog: )?BUG: soft lockup - (?P<subject>CPU#\d+) stuck",
         WARN,
         "a CPU was stuck in the kernel: {line}",
         "Look at the lines after it in the kernel's log; have the node rebooted when it comes again.",
+        hardware=False,
     ),
     Row(
         "stalled",
-        r"rcu: INFO: rcu_\w+ (?:self-)?detected (?:expedited )?stall",
+        r"(?:rcu: )?INFO: rcu_\w+ (?:self-)?detected (?:expedited )?stall",
         WARN,
         "CPUs did not answer the kernel: {line}",
         "Look at the lines after it in the kernel's log.",
+        hardware=False,
     ),
     Row(
         "hung-task",
@@ -131,32 +149,37 @@ ROWS: tuple[Row, ...] = (
         WARN,
         "it hangs in the kernel: {line}",
         "A driver or filesystem does not answer: look at the lines after it in the kernel's log.",
+        hardware=False,
     ),
     Row(
         "oops",
-        r"\bOops: |kernel BUG at |BUG: unable to handle |general protection fault.*\[#\d+\]",
+        r"(?:Internal error: |Oops: )?(?:Oops|general protection fault)\b.*: [0-9a-f]{4,16} \[#\d+\](?: [A-Z_]+\S*)*$"
+        r"|kernel BUG at \S+:\d+!|BUG: (?:unable to handle|kernel NULL pointer dereference)",
         WARN,
         "the kernel ran into a bug: {line}",
         "Have the node rebooted: what the kernel held then stays held.",
+        hardware=False,
     ),
     Row(
         "out-of-memory",
-        r"^Out of memory: Kill",
+        r"Out of memory: Kill",
         WARN,
         "the node ran out of memory: {line}",
         "Look who takes the memory; the job's own limit was not the reason.",
+        hardware=False,
     ),
     Row(
         "too-hot",
-        r"critical temperature reached|(?:Core|Package) temperature(?:/speed)? (?:is )?above threshold",
+        r"thermal thermal_zone\d+: (?:[\w-]+: )?critical temperature reached"
+        r"|(?:mce: )?CPU\d+: (?:Core|Package) temperature(?:/speed)? (?:is )?above threshold",
         WARN,
         "too hot: {line}",
         "Look at fans, heat sinks and the room's temperature.",
     ),
     Row(
         "made-read-only",
-        r"(?:EXT4-fs|XFS|BTRFS)[^(]*\((?:device )?(?P<subject>(?!loop\d)[\w-]+)\)"
-        r".*(?:[Rr]emounting filesystem read-only|forced readonly|[Ss]hutting down filesystem"
+        rf"(?:EXT4-fs|XFS|BTRFS)(?: \w+|: \w+)? {_DEVICE}\b.*"
+        r"(?:[Rr]emounting filesystem read-only|forced readonly|[Ss]hutting down filesystem"
         r"|Filesystem has been shut down)",
         WARN,
         "the filesystem was stopped after an error: {line}",
@@ -164,8 +187,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "filesystem-error",
-        r"(?=EXT4-fs error|BTRFS (?:error|critical)|XFS .*(?:error|[Cc]orrupt))"
-        r"[^(]*\((?:device )?(?P<subject>(?!loop\d)[\w-]+)\)",
+        rf"(?:EXT4-fs error|BTRFS:? (?:error|critical)|XFS(?=.*(?:error|[Cc]orrupt))) {_DEVICE}\b",
         WARN,
         "the filesystem found itself damaged: {line}",
         "Have it checked (fsck).",
@@ -173,8 +195,8 @@ ROWS: tuple[Row, ...] = (
     Row(
         "disk-error",
         # Floppy and CD drives that are not there are asked at each start of many virtual machines.
-        r"(?:I/O error, dev |Buffer I/O error on dev(?:ice)? |critical (?:medium|target) error, dev )"
-        r"(?P<subject>(?!fd\d|sr\d|loop\d)[\w-]+)",
+        rf"{_BLOCK}(?:I/O error, dev |Buffer I/O error on dev(?:ice)? |critical (?:medium|target) error, dev )"
+        r"(?P<subject>(?!fd\d|sr\d|loop\d)[\w-]+), (?:sector|logical block) \d",
         WARN,
         "the disk gives errors: {line}",
         "Look at `smartctl -a` or `nvme smart-log` of it.",
@@ -193,6 +215,7 @@ ROWS: tuple[Row, ...] = (
         "the NFS server does not answer: {line}",
         "Look at the server and the way to it.",
         over=r"nfs: server (?P<subject>\S+) OK",
+        hardware=False,
     ),
     Row(
         "lustre-lost",
@@ -201,13 +224,15 @@ ROWS: tuple[Row, ...] = (
         "Lustre has lost a server: {line}",
         "Look at `lctl dl` and the server.",
         over=r"Lustre: (?P<subject>\S+): Connection restored to",
+        hardware=False,
     ),
     Row(
         "lustre-evicted",
-        r"(?P<subject>[\w-]+): This client was evicted by",
+        r"LustreError: (?:[\w-]+: )?(?P<subject>[\w-]+): This client was evicted by",
         WARN,
         "Lustre has thrown this node out, and what it had not written is lost: {line}",
         "Look at the network between node and server.",
+        hardware=False,
     ),
 )
 
@@ -218,9 +243,15 @@ _QUICK = (
 )
 
 
-def may_say(line: bytes) -> bool:
-    """Return whether a line may be of a row: most are not, and are not kept."""
-    return re.search(_QUICK, line) is not None
+_TASK_FIRST = re.compile(
+    # /dev/kmsg writes a byte that is no printable ASCII as \\xNN.
+    r"(?:\\x[0-9a-f]{2}|.){0,15}?"
+    r"(?:\[\d+\]|/\d+\b|:? ?\(\d+\)|: \d+: | invoked oom-killer|: [\w ]*(?:allocation|table at address)| uses? )"
+)
+"""A task's name, which its user chooses, and what the kernel writes after one that begins a line:
+"name[pid]: segfault", "name (pid): drop_caches", "name invoked oom-killer", "name: page allocation failure"."""
+
+_LIMIT_REACHED = "Memory cgroup out of memory: Kill"
 
 
 @dataclass(frozen=True)
@@ -231,29 +262,57 @@ class Line:
     text: str
 
 
-def findings(lines: Sequence[Line], now_s: float) -> tuple[list[Finding], int]:
-    """Return what the lines say, and how many jobs' processes were killed for their own limit."""
+def is_relevant(line: bytes) -> bool:
+    """Return whether a line is of a row, an Xid, or says that a memory limit was reached: others are not kept."""
+    # Most lines hold none of these words, and cost one search.
+    if re.search(_QUICK, line) is None:
+        return False
+    text = line.decode("utf-8", "replace")
+    return text.startswith(_LIMIT_REACHED) or xid_in(text) is not None or _row_of(text) is not None
+
+
+def findings(lines: Sequence[Line], now_s: float, job_since_s: float | None = None) -> tuple[list[Finding], int]:
+    """Return what the lines say, and how many jobs' processes were killed for their own limit.
+
+    Args:
+        now_s: seconds since the start of the machine.
+        job_since_s: when the job has begun here, likewise; None: the node is looked at for no job.
+    """
     found = _xids(lines, now_s)
-    for (row, subject), those in _sorted(lines).items():
+    for (row, subject), matched in _by_row(lines).items():
+        since_s = 0.0 if row.hardware or job_since_s is None else job_since_s
+        those = [line for line in matched if line.at_s >= since_s]
         if len(those) >= row.least:
             words = row.text.format(line=one_line(those[-1].text, 160))
             found.append(Finding(row.status, subject, f"{words}{_when(those, now_s)}", row.advice))
-    limits = sum("Memory cgroup out of memory: Kill" in line.text for line in lines)
+    limits = sum(line.text.startswith(_LIMIT_REACHED) for line in lines)
     return sorted(found, key=lambda one: -SEVERITY.index(one.status)), limits
 
 
-def _sorted(lines: Iterable[Line]) -> dict[tuple[Row, str], list[Line]]:
+def _by_row(lines: Iterable[Line]) -> dict[tuple[Row, str], list[Line]]:
     """Put each line to the first row that fits, and to its subject there."""
     found: dict[tuple[Row, str], list[Line]] = {}
     for line in lines:
-        for row in ROWS:
-            if match := re.search(row.pattern, line.text):
-                found.setdefault((row, _subject(match)), []).append(line)
-                break
-            if row.over is not None and (match := re.search(row.over, line.text)):
-                found.pop((row, _subject(match)), None)
-                break
+        if (matched := _row_of(line.text)) is None:
+            continue
+        row, subject, over = matched
+        if over:
+            found.pop((row, subject), None)
+        else:
+            found.setdefault((row, subject), []).append(line)
     return found
+
+
+def _row_of(text: str) -> tuple[Row, str, bool] | None:
+    """Return the first row that a line is of, its subject, and whether the line says that it is over."""
+    if _TASK_FIRST.match(text):
+        return None
+    for row in ROWS:
+        if match := re.match(row.pattern, text):
+            return row, _subject(match), False
+        if row.over is not None and (match := re.match(row.over, text)):
+            return row, _subject(match), True
+    return None
 
 
 def _subject(match: re.Match[str]) -> str:
@@ -261,18 +320,16 @@ def _subject(match: re.Match[str]) -> str:
 
 
 def _xids(lines: Iterable[Line], now_s: float) -> list[Finding]:
-    by_kind: dict[tuple[str, int], list[tuple[Line, str, str, str]]] = {}
+    by_kind: dict[tuple[str, int], list[tuple[Line, XidLine]]] = {}
     for line in lines:
-        for xid in xids_in(line.text):
-            meaning = xid.meaning
-            if meaning.status != OK:
-                said = (line, meaning.status, meaning.text, meaning.advice)
-                by_kind.setdefault((xid.bus_id, xid.xid), []).append(said)
+        xid = xid_in(line.text)
+        if xid is not None and xid.meaning.status != OK:
+            by_kind.setdefault((xid.bus_id, xid.xid), []).append((line, xid))
     found: list[Finding] = []
     for (bus_id, number), those in by_kind.items():
-        _, status, text, advice = max(those, key=lambda one: SEVERITY.index(one[1]))
-        when = _when([line for line, *_ in those], now_s)
-        found.append(Finding(status, f"GPU {bus_id}", f"Xid {number}: {text}{when}", advice))
+        worst = max((xid.meaning for _, xid in those), key=lambda one: SEVERITY.index(one.status))
+        when = _when([line for line, _ in those], now_s)
+        found.append(Finding(worst.status, f"GPU {bus_id}", f"Xid {number}: {worst.text}{when}", worst.advice))
     return found
 
 

@@ -1,4 +1,4 @@
-"""What the numbers mean that NVIDIA's driver reports errors by (Xid), and where they are in the kernel's log (pure).
+"""What the numbers mean that NVIDIA's driver reports errors by (Xid), and the kernel log's lines that have one (pure).
 
 Source: NVIDIA's Xid catalog, https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html, and its archive for
 GPUs before Ampere. What the catalog wants done at once decides the status: to reset the GPU or restart the machine is a
@@ -129,8 +129,9 @@ def meaning(xid: int, text: str = "") -> Meaning:
         text: what stands behind the number in the kernel's log; empty where only the number is known.
     """
     known = MEANINGS.get(xid, _UNKNOWN)
-    if 144 <= xid <= 150 and (found := _FATAL.search(text)):
-        return known if found[1] else Meaning(f"fatal {known.text}", FAIL, RESET)
+    if 144 <= xid <= 150 and (found := _FATAL.findall(text)):
+        # The last one is the driver's: in front of its words stands the program's name, which a user chooses.
+        return known if found[-1] else Meaning(f"fatal {known.text}", FAIL, RESET)
     if xid == 154 and (action := _ACTION.search(text)):
         status = _ACTIONS_HARMLESS.get(int(action[1], 16), FAIL)
         text = f"the GPU's recovery action is now: {action[2].lower()}"
@@ -145,15 +146,11 @@ class XidLine:
     Attributes:
         bus_id: of the GPU, as `bus_key` has it.
         text: the driver's words, without the number.
-        boot_s: seconds since the machine was started, where the line says so.
-        pid: of the program that ran into it, where the line says so.
     """
 
     bus_id: str
     xid: int
     text: str
-    boot_s: float | None = None
-    pid: int | None = None
 
     @property
     def meaning(self) -> Meaning:
@@ -161,25 +158,16 @@ class XidLine:
         return meaning(self.xid, self.text)
 
 
-_MARK = "NVRM: Xid ("
-_WHEN = re.compile(r"\[\s*(\d+\.\d+)\]")
-_KMSG = re.compile(r"\d+,\d+,(\d+),[^;]*;")
-_XID = re.compile(r"(?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)(?:, ?(.*))?")
-_PID = re.compile(r"\bpid=(\d+)")
+_XID = re.compile(
+    r"NVRM: Xid \((?:PCI:)?((?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-9a-fA-F])?)\): (\d+)"
+    r"(?:, ?(.*))?"
+)
 
 
-def xids_in(text: str) -> list[XidLine]:
-    """Return the Xids in a kernel log's text, in its order: of dmesg, /dev/kmsg, journalctl -k or a syslog file."""
-    found = []
-    for line in text.splitlines():
-        before, mark, after = line.partition(_MARK)
-        if not mark or not (told := _XID.match(after)):
-            continue
-        words = (told[3] or "").strip()
-        micros, seconds, pid = _KMSG.match(before), _WHEN.search(before), _PID.search(words)
-        boot_s = int(micros[1]) / 1e6 if micros else float(seconds[1]) if seconds else None
-        found.append(XidLine(bus_key(told[1]), int(told[2]), words, boot_s, int(pid[1]) if pid else None))
-    return found
+def xid_in(line: str) -> XidLine | None:
+    """Return the Xid in a record of /dev/kmsg, None where it is none: the driver's own begin with its name."""
+    match = _XID.match(line)
+    return XidLine(bus_key(match[1]), int(match[2]), (match[3] or "").strip()) if match else None
 
 
 def bus_key(bus_id: str) -> str:

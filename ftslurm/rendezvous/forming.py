@@ -25,7 +25,7 @@ from ftslurm.rendezvous.state import (
     State,
     with_history,
 )
-from ftslurm.rendezvous.unreachable import reachable_first, wait_s, with_another_master
+from ftslurm.rendezvous.unreachable import involvement, reachable_first, wait_s, with_another_master
 
 
 def fold_forming(state: State, seen: Seen, timing: Timing) -> State:
@@ -50,7 +50,11 @@ def fold_forming(state: State, seen: Seen, timing: Timing) -> State:
     # One that leaves may still be stopping workers; what they do to a checkpoint must come before the next round. And
     # one that is being looked at keeps its place.
     busy = any(_is_busy(word, shunned_nodes) for word in living)
-    unproven = len(proven) < len(joining) and len(proven) < state.max_nodes
+    # It is waited for, until it proves itself or is silent, where a node that something speaks against would be chosen.
+    blamed = {*shunned_nodes, *involvement(state)}
+    unproven = len(proven) < len(joining) and _blameless(proven, blamed) < min(
+        state.max_nodes, _blameless(joining, blamed)
+    )
     heard = {word.node for word in seen.words.values() if word.attempt == state.attempt}
     unheard = [node for node in state.expected if node not in heard]
     enough = len(ready) >= state.min_nodes
@@ -81,6 +85,10 @@ def _may_return(state: State, word: NodeWord, seen: Seen, timing: Timing) -> boo
         return True
     silent = seen.silent_s.get(word.node, 0.0) >= timing.node_timeout_s
     return word.attempt == state.attempt and silent and word.status != LEFT and word.reason is None
+
+
+def _blameless(words: Sequence[NodeWord], blamed: Container[str]) -> int:
+    return sum(word.node not in blamed for word in words)
 
 
 def _is_busy(word: NodeWord, shunned_nodes: Container[str]) -> bool:

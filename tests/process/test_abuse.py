@@ -139,9 +139,9 @@ def test_an_agent_that_is_stopped_alone_is_continued_at_once(start: Start) -> No
 def test_a_guardian_speaks_only_for_its_own_agent(tmp_path: Path) -> None:
     path = tmp_path / "n1.json"
     path.write_bytes(replace(first_word("n1", "newer", "1.1", 0, 1), status="running").encode())
-    guardian._epitaph(str(path), "older", 137)
+    guardian._write_death(str(path), ("older", "its agent was killed by SIGKILL", 1), replaced=False)
     assert NodeWord.decode(path.read_bytes(), "").status == "running"
-    guardian._epitaph(str(path), "newer", 137)
+    guardian._write_death(str(path), ("newer", "its agent was killed by SIGKILL", 1), replaced=False)
     word = NodeWord.decode(path.read_bytes(), "")
     assert (word.status, word.reason) == (LEFT, "its agent was killed by SIGKILL")
 

@@ -576,7 +576,8 @@ def test_an_agent_that_is_killed_while_stacks_are_collected_does_not_keep_the_ot
     assert run.wait() == 0, run.err
     first, *_, last = history(run)
     assert first["outcome"] in ("failed", "node-lost")
-    assert last["outcome"] == "succeeded" and len(last["nodes"]) == 1
+    # With the agent that its guardian has started in its place, or without, if that comes too late.
+    assert last["outcome"] == "succeeded"
     other = range(2, 4) if node == "local0" else range(2)
     assert set(other) <= set(stacks(run))
 

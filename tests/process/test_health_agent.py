@@ -105,6 +105,18 @@ def test_without_a_spare_a_sick_node_is_waited_for_and_looked_at_again(start: St
     assert "local2: health: this node is fit again" in run.err
 
 
+def test_a_node_whose_failure_is_put_in_other_words_is_not_said_to_be_fit_again(start: Start, sick: Sick) -> None:  # noqa: F811
+    sick(2, "gone 1 min ago")
+    run = look(start, WORK, "--health-every", "0.5")
+    run.until(lambda: "it takes no part" in run.err)
+    sick(2, "gone 2 min ago")
+    run.until(lambda: "2 min ago" in (word(run, "local2")["unfit"] or ""))
+    assert "fit again" not in run.err
+    sick(2, None)
+    assert run.wait() == 0, run.err
+    assert run.err.count("it takes no part") == run.err.count("fit again") == 1
+
+
 def test_a_check_that_hangs_holds_up_no_job_and_no_heartbeat(start: Start) -> None:  # noqa: F811
     hang = "trap '' TERM INT HUP; sleep 600"
     run = start(WORK, "--local-nodes", "2", "--health", "watch", "--health-command", hang)

@@ -199,3 +199,15 @@ def test_what_a_killed_rank_had_written_by_halves_is_removed(start: Start, saves
     run = start(KILLED, "--max-restarts", restarts)
     run.wait()
     run.until(lambda: list(saves.iterdir()) == [])
+
+
+# Health checks that fail alike on all nodes
+
+
+def test_a_storage_check_that_fails_on_all_nodes_leaves_none_of_them_out(start: Start, shared: Directory) -> None:
+    shared.fault("read-only")
+    checked = ("--health", "act", "--health-paths", str(shared.path), "--join-timeout", "20")
+    run = start("print('trained')", "--local-nodes", "2", *checked)
+    assert run.wait() == 0, run.err
+    assert "health: unfit" in run.err, run.err
+    assert run.err.count("takes part all the same: the same storage checks fail on all nodes") == 2, run.err

@@ -88,7 +88,7 @@ def test_a_job_whose_batch_host_dies_ends_with_its_exit_code_though_a_broken_con
     lab: Lab, work: Path
 ) -> None:
     (work / "train.py").write_text(CONNECTED)
-    job = lab.submit(work, f"exec ftsrun {QUICK} train.py", nodes=2)
+    job = lab.submit(work, f"exec ftsrun {QUICK} --join-timeout 15 train.py", nodes=2)
     lab.until(lambda: len(ranks(work, 1)) == 2, 30, job.explain)
     lab.lab("kill-node", lab.nodes[0])
     try:
@@ -133,7 +133,7 @@ def test_a_batch_host_may_die_while_a_round_forms(lab: Lab, work: Path) -> None:
     (work / "train.py").write_text(TRAIN)
     # The last node is unfit, so that the first round waits for it.
     check = f"test $SLURMD_NODENAME != {lab.nodes[2]} || exit 2"
-    options = "--node-timeout 3 --heartbeat 0.5"
+    options = "--node-timeout 3 --heartbeat 0.5 --join-timeout 20"
     job = lab.submit(work, f"exec ftsrun {options} --health-command '{check}' train.py", nodes=3)
     nodes = job.run_dir / "nodes"
     lab.until(lambda: len(list(nodes.glob("*.json"))) == 3 and state(job)["phase"] == "forming", 30, job.explain)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ftslurm.health.check import Absent, Context
 from ftslurm.health.checks import host_kernel_log
-from ftslurm.health.kernel_words import ROWS, may_say
+from ftslurm.health.kernel_words import ROWS, is_relevant
 from ftslurm.health.verdict import FAIL, WARN, Json, Judgement, describe, worst
 from tests.unit.health_trees import Tree
 
@@ -127,6 +128,58 @@ FAULTS = [
     ),
     pytest.param(("Oops: 0002 [#1] SMP NOPTI",), WARN, "the kernel ran into a bug: Oops: 0002", id="oops"),
     pytest.param(
+        ("Oops: general protection fault, probably for non-canonical address 0xdead: 0000 [#1] PREEMPT_DYNAMIC SMP",),
+        WARN,
+        "the kernel ran into a bug: Oops: general protection fault",
+        id="oops-6",
+    ),
+    pytest.param(
+        ("Internal error: Oops: 0000000096000004 [#1] SMP",), WARN, "the kernel ran into a bug", id="oops-arm64"
+    ),
+    pytest.param(
+        ("BUG: kernel NULL pointer dereference, address: 0000000000000008",), WARN, "the kernel ran", id="bug-null"
+    ),
+    pytest.param(
+        ("{7}[Hardware Error]:   Error 0, type: fatal",), FAIL, "uncorrected hardware error", id="firmware-error"
+    ),
+    pytest.param(
+        ("MCE: Killing python:4242 due to hardware memory corruption fault at 7f52a3c00000",),
+        FAIL,
+        "uncorrected hardware error",
+        id="memory-poisoned-used",
+    ),
+    pytest.param(
+        ("pcieport 0000:00:01.0: AER: Uncorrected (Fatal) error received: 0000:81:00.0",),
+        FAIL,
+        "0000:00:01.0: fatal error on the PCIe bus",
+        id="pcie-port-fatal",
+    ),
+    pytest.param(
+        ("amdgpu 0000:c1:00.0: amdgpu: socket: 0, die: 0, 2 uncorrectable hardware errors detected in umc block",),
+        WARN,
+        "0000:c1:00.0: the AMD GPU's driver had to reset it",
+        id="amdgpu-uncorrectable",
+    ),
+    pytest.param(("thermal thermal_zone0: acpitz: critical temperature reached",), WARN, "too hot", id="too-hot-board"),
+    pytest.param(
+        ("NMI watchdog: Watchdog detected hard LOCKUP on cpu 3",), FAIL, "cpu 3: a CPU hangs", id="hard-lockup-old"
+    ),
+    pytest.param(
+        ("BTRFS: error (device sda1: state EA) in btrfs_sync_log:3105: errno=-5; forced readonly",),
+        WARN,
+        "sda1: the filesystem was stopped after an error",
+        id="btrfs-read-only",
+    ),
+    pytest.param(
+        ("Buffer I/O error on dev dm-0, logical block 17, lost async page write",), WARN, "dm-0: the disk", id="buffer"
+    ),
+    pytest.param(
+        ("blk_update_request: critical medium error, dev sdb, sector 8 op 0x0:(READ) flags 0x0",),
+        WARN,
+        "sdb: the disk gives errors",
+        id="medium-error",
+    ),
+    pytest.param(
         ("BUG: unable to handle page fault for address: ffffb2e0",), WARN, "the kernel ran into a bug", id="bug"
     ),
     pytest.param(
@@ -195,13 +248,13 @@ def test_what_is_wrong_is_said(lines: tuple[str, ...], status: str, words: str) 
     assert [words in describe(finding) for finding in judgement.findings] == [True], judgement
     assert worst(finding.status for finding in judgement.findings) == status
     assert judgement.summary == "1 bad in the last 10 min"
-    assert all(may_say(line.encode()) for line in lines)
+    assert all(is_relevant(line.encode()) for line in lines)
     assert all(finding.advice.endswith(".") for finding in judgement.findings)
 
 
 def test_every_row_is_found_by_some_line() -> None:
     lines = [line for fault in FAULTS for line in fault.values[0]]  # type: ignore[union-attr]
-    assert [row.name for row in ROWS if not any(re.search(row.pattern, str(line)) for line in lines)] == []
+    assert [row.name for row in ROWS if not any(re.match(row.pattern, str(line)) for line in lines)] == []
 
 
 @pytest.mark.parametrize(
@@ -260,8 +313,22 @@ def test_old_lines_are_not_told_but_all_since_the_look_before() -> None:
     assert judge(old, at_s=NOW - 700.0, before={**facts(boot="b"), "at_s": NOW - 3600.0}).findings == ()
 
 
+@pytest.mark.parametrize(
+    ("fault", "counts"),
+    [("xid-fatal", True), ("memory-uncorrected", True), ("disk-error", True), ("hung-task", False), ("oops", False)]
+    + [("out-of-memory", False), ("nfs-server", False), ("lustre-evicted", False), ("soft-lockup", False)],
+)
+def test_before_the_job_only_the_nodes_own_hardware_counts(fault: str, counts: bool) -> None:
+    lines = next(one.values[0] for one in FAULTS if one.id == fault)
+    found = facts(*lines, at_s=NOW - 60.0)  # type: ignore[misc]
+    later, earlier = replace(NODE, job_since_s=NOW - 30.0), replace(NODE, job_since_s=NOW - 90.0)
+    assert bool(host_kernel_log.judge(found, None, later).findings) is counts
+    assert host_kernel_log.judge(found, None, earlier).findings
+    assert Context.of_json(later.to_json()).job_since_s == NOW - 30.0, "as a look is told it"
+
+
 def test_control_characters_of_a_line_do_not_reach_the_terminal() -> None:
-    (finding,) = judge("Oops: \x1b[31m 0002 \x07").findings
+    (finding,) = judge("Oops: \x1b[31m \x07: 0002 [#1]").findings
     assert "\x1b" not in finding.text and "\\x1b[31m" in finding.text
 
 
@@ -275,9 +342,9 @@ def tree(tmp_path: Path) -> Tree:
     return tree
 
 
-def record(text: str, priority: int = 6, at_s: float | None = None) -> str:
+def record(text: str, priority: int = 6, at_s: float | None = None, flag: str = "-") -> str:
     at_s = host_kernel_log.time.monotonic() - 5.0 if at_s is None else at_s
-    return f"{priority},339,{int(at_s * 1e6)},-;{text}"
+    return f"{priority},339,{int(at_s * 1e6)},{flag};{text}"
 
 
 def test_records_are_read_with_their_time_and_only_the_kernels(tree: Tree) -> None:
@@ -292,12 +359,13 @@ def test_records_are_read_with_their_time_and_only_the_kernels(tree: Tree) -> No
                 record("NVRM: Xid (PCI:0000:3b:00): 79, written by a user", priority=14),
                 record("I/O error, dev sda, sector 0", at_s=host_kernel_log.time.monotonic() - 90000),
                 "I/O error without a head",
-                "6,x,y,-;I/O error, dev sda",
+                "6,x,y,-;I/O error, dev sda, sector 0",
+                record("NVRM: Xid (PCI:0000:3b:00): 79, a fragment of a line", flag="c"),
             ]
         ),
     )
     found = host_kernel_log.fetch(Context("n1", root=tree.root))
-    assert [line["text"][:9] for line in found["lines"]] == ["NVRM: Xid"] and found["count"] == 5
+    assert [line["text"][:9] for line in found["lines"]] == ["NVRM: Xid"] and found["count"] == 6
     assert found["at_s"] - found["lines"][0]["at_s"] == pytest.approx(5.0, abs=1.0) and found["boot"] == "a"
     assert [f.status for f in host_kernel_log.judge(found, None, NODE).findings] == [FAIL]
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ftslurm.rendezvous.fold import fold
 from ftslurm.rendezvous.seen import AT_ONCE, NEVER, Seen, Timing
 from ftslurm.rendezvous.set_aside import lemons
-from ftslurm.rendezvous.state import FAILED, FORMING, RUNNING
+from ftslurm.rendezvous.state import FAILED, FORMING, RUNNING, State
 from tests.unit.test_fold import TIMING, Story
 
 
@@ -117,6 +118,18 @@ def test_a_node_twice_in_the_first_failures_place_is_set_aside_for_a_spare() -> 
     assert nodes_of(story) == ["n1", "n3"]
     assert list(lemons(story.state, 2)) == ["n2"]
     assert "first to fail in 2 rounds, last: rank 2 on n2 failed" in lemons(story.state, 2)["n2"]
+
+
+def test_a_lemon_is_not_taken_because_the_spare_has_not_shown_yet_that_it_lives() -> None:
+    story = Story(3, low=2, high=2).join()
+    blamed(story, 2)
+    blamed(story, 2)
+
+    def fold_now(unproven: set[str]) -> State:
+        return fold(story.state, Seen(story.words, {}, 0.0, 5, unproven=frozenset(unproven)), TIMING)
+
+    assert fold_now({"n3"}).phase == FORMING
+    assert [one.node for one in fold_now(set()).participants] == ["n1", "n3"]
 
 
 def test_a_lemon_is_better_than_no_node() -> None:

@@ -12,7 +12,7 @@ import time
 
 from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Absent, Check, Context
 from ftslurm.health.figures import span
-from ftslurm.health.kernel_words import Line, findings, may_say, to_json
+from ftslurm.health.kernel_words import Line, findings, is_relevant, to_json
 from ftslurm.health.sysfs import text
 from ftslurm.health.verdict import Json, Judgement
 
@@ -67,20 +67,23 @@ def _read(fd: int, since_s: float) -> tuple[list[Line], int]:
             count += 1
             at_s = _time(head)
             # Most are old: the log of a node that has been up for months is read as a whole each time.
-            if at_s is not None and at_s >= since_s and may_say(text):
+            if at_s is not None and at_s >= since_s and is_relevant(text):
                 lines.append(Line(at_s, text[:_LINE_LIMIT].decode("utf-8", "replace")))
     return lines, count
 
 
 def _time(head: bytes) -> float | None:
-    """Return a record's time, in seconds since the start of the machine; None: it is not the kernel's.
+    """Return a record's time, in seconds since the start of the machine; None: it is no whole line of the kernel's.
 
     Args:
         head: its priority, its number, microseconds, flags.
     """
     parts = head.split(b",", 3)
     # Only the kernel's own lines (facility 0): anybody with the right may write others.
-    if len(parts) < 3 or not parts[0].isdigit() or not parts[2].isdigit() or int(parts[0]) >> 3:
+    if len(parts) < 4 or not parts[0].isdigit() or not parts[2].isdigit() or int(parts[0]) >> 3:
+        return None
+    # A fragment of a line ("c", "+") may begin with anything, such as the name of a user's cgroup.
+    if not parts[3].startswith(b"-"):
         return None
     return int(parts[2]) / 1e6
 
@@ -91,7 +94,7 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
     if before is not None and before["boot"] == facts["boot"]:
         since = min(since, before["at_s"])
     lines = [Line(one["at_s"], one["text"]) for one in facts["lines"] if one["at_s"] >= since]
-    found, limits = findings(lines, facts["at_s"])
+    found, limits = findings(lines, facts["at_s"], context.job_since_s)
     summary = "nothing bad" if not found else f"{len(found)} bad"
     summary += f" in the last {span(facts['at_s'] - since)}"
     if limits:
