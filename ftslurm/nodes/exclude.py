@@ -47,6 +47,8 @@ LEMON_STRIKES = 2
 LEMON_WINDOW_NS = 7 * 24 * 3600 * 1_000_000_000
 _SUFFIX = ".json"
 _LIMIT = 1 << 20
+MOST = 10_000
+"""So many nodes' files are read; a directory with more was filled by something else."""
 
 
 def folder(run_dir: str, chosen: str | None = None) -> str:
@@ -115,7 +117,7 @@ class Exclusions:
         except OSError as error:
             self.unreadable = f"{self.directory}: {_words(error)}"
             return {}
-        aside, struck = _nodes(names), self._struck()
+        aside, struck = self._nodes(self.directory, names), self._struck()
         found = {}
         for node in sorted({*aside, *struck}):
             known = _known(
@@ -221,10 +223,17 @@ class Exclusions:
         """Return the nodes that have a file of strikes."""
         directory = os.path.join(self.directory, STRIKES_FOLDER)
         try:
-            return _nodes(self._fs.listdir(directory)) if self._refresh(directory) else []
+            return self._nodes(directory, self._fs.listdir(directory)) if self._refresh(directory) else []
         except OSError as error:
             self._note(directory, _words(error))
             return []
+
+    def _nodes(self, directory: str, names: list[str]) -> list[str]:
+        # A dot begins what is being written, and what editors leave behind.
+        found = [name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX) and not name.startswith(".")]
+        if len(found) > MOST:
+            self._note(directory, f"{len(found)} files, expected at most {MOST}; only the first are read")
+        return sorted(found)[:MOST]
 
     def _strikes(self, node: str) -> tuple[Strike, ...]:
         so = f"{node} counts as one without strikes"
@@ -266,18 +275,14 @@ class Exclusions:
         return known
 
     def _publish(self, path: str, data: bytes) -> None:
-        try:
-            publish(self._fs, path, data)
-        except FileNotFoundError:
-            # First this user's own: what is made above what is asked for may be for others, too.
-            self._fs.makedirs(self.directory)
-            self._fs.makedirs(os.path.dirname(path))
-            publish(self._fs, path, data)
-
-
-def _nodes(names: list[str]) -> list[str]:
-    # A dot begins what is being written, and what editors leave behind.
-    return [name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX) and not name.startswith(".")]
+        # First this user's own: what is made above what is asked for may be for others, too.
+        for directory in dict.fromkeys((self.directory, os.path.dirname(path))):
+            try:
+                self._fs.check_own(directory)
+            except FileNotFoundError:
+                self._fs.makedirs(directory)
+                self._fs.check_own(directory)
+        publish(self._fs, path, data)
 
 
 def _known(node: str, aside: Exclusion | None, strikes: tuple[Strike, ...]) -> Exclusion | None:

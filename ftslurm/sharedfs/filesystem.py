@@ -53,6 +53,9 @@ class FileSystem(Protocol):
     def refresh(self, path: str) -> None:
         """Make this client see names that others made in the directory `path`."""
 
+    def check_own(self, path: str) -> None:
+        """Raise `ForeignFile` unless the directory is no link, and this user's alone."""
+
     def makedirs(self, path: str) -> None:
         """Make a directory, mode 0700, and its missing parents; an existing one is fine.
 
@@ -144,6 +147,12 @@ class PosixFileSystem:
     def refresh(self, path: str) -> None:
         """Open and close the directory: on NFS this drops stale positive and negative entries (measured)."""
         os.close(os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+
+    def check_own(self, path: str) -> None:
+        """See `FileSystem.check_own`."""
+        from ftslurm.sharedfs.ownership import check_own_directory
+
+        check_own_directory(path)
 
     def makedirs(self, path: str) -> None:
         """See `FileSystem.makedirs`."""

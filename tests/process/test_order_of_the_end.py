@@ -73,14 +73,15 @@ def test_a_report_that_was_killed_in_a_container_keeps_none_after_it_from_being_
 
 
 def test_a_timer_client_that_renews_in_a_tight_loop_meets_no_full_pipe(start: Start) -> None:
-    """As torch's FileTimerClient does it: a text file, opened each time, that never waits."""
+    """As torch's FileTimerClient does it: opened each time, never waiting; faster than an agent reads."""
     script = """
 import json, os, time
-for _ in range(15000):
-    file = os.fdopen(os.open(os.environ["TORCHELASTIC_TIMER_FILE"], os.O_WRONLY | os.O_NONBLOCK), "wt")
-    fields = {"version": 1, "pid": os.getpid(), "scope_id": "s" * 40, "expiration_time": time.time() + 600, "signal": 9}
-    with file:
-        file.write(json.dumps(fields) + chr(10))
+fields = {"version": 1, "pid": os.getpid(), "scope_id": "s" * 40, "expiration_time": time.time() + 600, "signal": 9}
+line = json.dumps(fields).encode() + b"\\n"
+for _ in range(6000):
+    fd = os.open(os.environ["TORCHELASTIC_TIMER_FILE"], os.O_WRONLY | os.O_NONBLOCK)
+    os.write(fd, line)
+    os.close(fd)
 """
     run = start(script, "--health", "off", "--max-restarts", "0")
     assert run.wait() == 0, run.out
