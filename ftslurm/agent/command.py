@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -39,6 +40,8 @@ TROUBLE_S = 60.0
 DEFECTS_S = 2.0
 """So long the records of defects may take in the end."""
 NOTHING: list[str] = []
+# What comes of limits and of seccomp profiles, while an agent puts itself together.
+REFUSALS = (errno.EPERM, errno.EACCES, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSYS)
 KILL_WAIT_MARGIN = 0.6
 """Share of Slurm's KillWait that workers get before they are killed; the rest is for the last words."""
 
@@ -108,7 +111,12 @@ def run_agent(options: RunOptions, ward: Ward, early: EarlyCheck | None) -> int:
         code = _supervise(options, placement, program, slots, run, logs or run.root, ward, health, incarnation, records)
     except Exception as error:
         # While its parts were put together, or after all of them had done their work.
-        code = _end_by(defect_of(None, error), records, ward)
+        defect = defect_of(None, error)
+        if isinstance(error, OSError) and error.errno in REFUSALS:
+            what = f"{error.filename or defect.place}: {error.strerror}"
+            advice = "look at ulimit -a, the cgroup's limits and the container's seccomp profile"
+            defect = replace(defect, refusal=f"an agent cannot work here: {what}; {advice}")
+        code = _end_by(defect, records, ward)
     if placement.job is None and LOCAL_NODE not in os.environ and os.environ.get("FTSLURM_REPORT") != "0":
         for number in STOPPING:
             # Nobody waits for them any more: a report that cannot be written must not be unkillable.

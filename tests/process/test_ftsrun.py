@@ -139,10 +139,10 @@ def test_an_earlier_success_in_the_same_job_is_no_success_of_a_start_that_srun_r
 
 def test_nor_is_it_one_where_no_agent_could_start(job: Job) -> None:
     assert job.run()[0] == 0
-    job.srun('TMPDIR=/proc/nothere task "$@"')
+    job.srun('FTSLURM_HEARTBEAT=never task "$@"')
     code, output = job.run()
     assert code == 2, output
-    assert "set TMPDIR" in output and "succeeded" not in output, output
+    assert "FTSLURM_HEARTBEAT" in output and "succeeded" not in output, output
 
 
 @pytest.mark.parametrize("knows", [True, False])
