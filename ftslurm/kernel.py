@@ -100,6 +100,7 @@ def supervise() -> int:
         OSError: the kernel refuses what supervising processes needs; says what.
     """
     become_subreaper()
+    _check_proc()
     try:
         pidfd = pidfd_open(os.getpid())
         pidfd_send_signal(pidfd, 0)
@@ -107,6 +108,18 @@ def supervise() -> int:
         # os.pidfd_open does not name itself.
         raise OSError(error.errno, error.strerror, error.filename or "pidfd_open") from None
     return pidfd
+
+
+def _check_proc() -> None:
+    """Raise `OSError` unless /proc shows this process's own PID namespace: pids of another one are other processes'."""
+    try:
+        own = os.readlink("/proc/self")
+    except OSError as error:
+        # ENOENT where it is mounted: of a namespace that does not see this process.
+        raise OSError(error.errno, "there is no /proc, or not that of this PID namespace") from None
+    if own != str(os.getpid()):
+        text = f"/proc is that of another PID namespace: this process is {own} there, and {os.getpid()} here"
+        raise OSError(errno.ENXIO, text)
 
 
 def spawn(
@@ -244,7 +257,8 @@ def kill_descendants(root: int, sig: int = signal.SIGKILL, spared: Container[int
         spared: pids that are left alone.
     """
     found = [(pid, group) for pid, group in descendants(root) if pid not in spared]
-    for group in {group for _, group in found} - {os.getpgrp()}:
+    # 0 is the group of a process outside of this PID namespace, and to killpg(2) this process's own.
+    for group in {group for _, group in found} - {0, os.getpgrp()}:
         _send(os.killpg, group, sig)
     return sum([_send(os.kill, pid, sig) for pid, _ in found])
 

@@ -1,7 +1,8 @@
 """Start one worker: the user's program exactly as plain Python runs it, but its failure gets written down.
 
-``python -u -m ftslurm.worker --parent PID [--standby MODULES] [--log-stdout FILE] [--log-stderr FILE]
-(--script FILE | --module NAME | --exec PROGRAM) -- ARGS...``; called by the agent, never by people.
+``python -u -m ftslurm.worker --parent PID [--standby MODULES] [--log-root DIRECTORY]
+[--log-stdout FILE] [--log-stderr FILE] (--script FILE | --module NAME | --exec PROGRAM) -- ARGS...``; called by the
+agent, never by people.
 ``python -u .../ftslurm/boot/worker.py`` with the same arguments starts faster, see there.
 
 How the traceback stays the user's own: an exception is recorded here and then raised on, so that the
@@ -35,6 +36,7 @@ class Order:
         self.kind = ""
         self.target = ""
         self.log: dict[int, str] = {}
+        self.log_root = ""
         self.arguments: list[str] = []
 
 
@@ -59,6 +61,8 @@ def parse(arguments: list[str]) -> Order:
             order.standby = value.split(",")
         elif word in ("--log-stdout", "--log-stderr"):
             order.log[1 if word == "--log-stdout" else 2] = value
+        elif word == "--log-root":
+            order.log_root = value
         elif word in ("--script", "--module", "--exec") and not order.kind:
             order.kind, order.target = word[2:], value
         else:
@@ -88,7 +92,7 @@ def main(arguments: list[str]) -> None:
     from ftslurm.failures.recorder import Recorder
 
     recorder = Recorder([order.target, *order.arguments])
-    _redirect(order.log, recorder)
+    _redirect(order.log, order.log_root, recorder)
     if standby is not None:
         standby.repeat_output()
     if order.kind == "exec":
@@ -139,11 +143,17 @@ def _place(order: Order) -> str | None:
         return None  # The directory is gone: plain Python goes on without it, too.
 
 
-def _redirect(log: dict[int, str], recorder: Recorder) -> None:
+def _redirect(log: dict[int, str], root: str, recorder: Recorder) -> None:
+    """Let stdout and stderr lead to these files; the directories up to `root` must be this user's alone."""
+    if not log:
+        return
+    from ftslurm.sharedfs.ownership import open_own_log
+
     opened: list[tuple[int, int]] = []
     for target, path in log.items():
         try:
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            place = os.path.abspath(path)
+            fd = open_own_log(place, root or os.path.dirname(place))
         except OSError as problem:
             recorder.stop(1, f"cannot open the log file {path}: {problem.strerror}")
         opened.append((fd, target))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -9,19 +10,18 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from ftslurm import __version__
 from ftslurm.agent.environment import Program, RunFacts
 from ftslurm.agent.fitness import OFF
 from ftslurm.agent.guardian import STOPPING, Ward
 from ftslurm.agent.options import RunOptions, UsageError, parse_run
 from ftslurm.agent.output import Console, complain, log_at_once
 from ftslurm.agent.placement import LOCAL_NODE, Placement
-from ftslurm.agent.preflight import check, unique_name, user_name, write_attempt
+from ftslurm.agent.preflight import check, open_directories, unique_name, warn_of_exposed, write_attempt
 from ftslurm.dataclasses import replace
 from ftslurm.health.check import QUICK, request_for
 from ftslurm.kernel import share_heap
 from ftslurm.rendezvous.state import EXIT_FAILED, EXIT_USAGE
-from ftslurm.sharedfs.rundir import RunDirectory, RunDirectoryError, open_run
+from ftslurm.sharedfs.rundir import RunDirectory, RunDirectoryError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ TROUBLE_S = 60.0
 DEFECTS_S = 2.0
 """So long the records of defects may take in the end."""
 NOTHING: list[str] = []
+# What comes of limits and of seccomp profiles, while an agent puts itself together.
+REFUSALS = (errno.EPERM, errno.EACCES, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSYS)
 KILL_WAIT_MARGIN = 0.6
 """Share of Slurm's KillWait that workers get before they are killed; the rest is for the last words."""
 
@@ -86,8 +88,9 @@ def run_agent(options: RunOptions, ward: Ward, early: EarlyCheck | None) -> int:
     from ftslurm.sharedfs.publish import random_nonce
 
     placement, program, slots = check(options, unique_name())
-    run = open_run(placement.run_dir, user_name(), time.time_ns(), __version__)
-    logs = _logs(options, placement)
+    run, logs = open_directories(options, placement.run_dir)
+    if placement.job is None and LOCAL_NODE not in os.environ:
+        warn_of_exposed(run, logs)
     # As soon as possible: the checks take as long as all that follows until the first round.
     health = _health(options, placement, run, logs or run.root, ward)
     context = replace(health.context, hurry=True)
@@ -108,7 +111,12 @@ def run_agent(options: RunOptions, ward: Ward, early: EarlyCheck | None) -> int:
         code = _supervise(options, placement, program, slots, run, logs or run.root, ward, health, incarnation, records)
     except Exception as error:
         # While its parts were put together, or after all of them had done their work.
-        code = _end_by(defect_of(None, error), records, ward)
+        defect = defect_of(None, error)
+        if isinstance(error, OSError) and error.errno in REFUSALS:
+            what = f"{error.filename or defect.place}: {error.strerror}"
+            advice = "look at ulimit -a, the cgroup's limits and the container's seccomp profile"
+            defect = replace(defect, refusal=f"an agent cannot work here: {what}; {advice}")
+        code = _end_by(defect, records, ward)
     if placement.job is None and LOCAL_NODE not in os.environ and os.environ.get("FTSLURM_REPORT") != "0":
         for number in STOPPING:
             # Nobody waits for them any more: a report that cannot be written must not be unkillable.
@@ -345,9 +353,3 @@ def _kill_wait_s(placement: Placement) -> float:
         return 1e9
     text = os.environ.get("FTSLURM_KILL_WAIT", "")
     return (float(text) if text.isdigit() else DEFAULT_KILL_WAIT_S) * KILL_WAIT_MARGIN
-
-
-def _logs(options: RunOptions, placement: Placement) -> str | None:
-    if options.log_dir is None:
-        return None
-    return os.path.join(os.path.abspath(options.log_dir), placement.run_id)

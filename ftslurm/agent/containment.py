@@ -76,21 +76,23 @@ class Defect:
         error: type and message, in one line.
         place: file, line and function of ftslurm's innermost frame.
         traceback: all frames, without their source lines: reading those may hang with the filesystem.
+        refusal: what the system did not let this process have, if that was all; then it is no defect, and not recorded.
     """
 
     part: Part | None
     error: str
     place: str
     traceback: str
+    refusal: str | None = None
 
     @property
     def text(self) -> str:
         """Return it in one line."""
-        return f"a defect of ftslurm: {self.error} ({self.place})"
+        return self.refusal or f"a defect of ftslurm: {self.error} ({self.place})"
 
     def told(self, what_follows: str, path: str) -> str:
         """Return the line for the user; `path`: of its record."""
-        return f"{self.text}: {what_follows}. Please report it with {path}"
+        return f"{self.text}: {what_follows}" + ("" if self.refusal else f". Please report it with {path}")
 
 
 class Containment:
@@ -245,7 +247,10 @@ def defect_of(part: Part | None, error: BaseException) -> Defect:
     while one is not None and len(traces) < CHAINED:
         traces.append(_frames(one))
         one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
-    return Defect(part, text, _place(error.__traceback__), "\n\n".join(reversed(traces)) + "\n")
+    # CPython's only word for it, the same in all versions.
+    threads = isinstance(error, RuntimeError) and str(error) == "can't start new thread"
+    refusal = "no more threads can be started here (ulimit -u, the cgroup's pids.max)" if threads else None
+    return Defect(part, text, _place(error.__traceback__), "\n\n".join(reversed(traces)) + "\n", refusal)
 
 
 def _frames(error: BaseException) -> str:

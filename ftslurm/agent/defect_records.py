@@ -55,6 +55,8 @@ class DefectRecords:
 
     def write(self, defect: Defect, round_: int) -> str:
         """Begin to write the record of a defect that came up in that round, 0 for none; return its path."""
+        if defect.refusal is not None:
+            return ""
         self._number += 1
         path = self._run.defect_file(f"{self._node}.{self._incarnation[:8]}.{self._number}")
         if self._number <= KEPT:

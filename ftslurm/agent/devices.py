@@ -6,15 +6,8 @@ import os
 from collections.abc import Callable, Mapping
 
 from ftslurm.agent.options import UsageError
+from ftslurm.boot import module_command
 
-_COUNT_BY_NVML = """
-try:
-    import pynvml
-    pynvml.nvmlInit()
-    print(pynvml.nvmlDeviceGetCount())
-except Exception as error:
-    print(f"none: {error}")
-"""
 NVML_TIMEOUT_S = 60.0
 
 
@@ -77,7 +70,11 @@ def count_gpus(python: str, sysfs: str = "/sys") -> tuple[int, str]:
 
     try:
         done = subprocess.run(
-            [python, "-c", _COUNT_BY_NVML], capture_output=True, text=True, timeout=NVML_TIMEOUT_S, check=False
+            module_command(python, "ftslurm.agent.gpu_count"),
+            capture_output=True,
+            text=True,
+            timeout=NVML_TIMEOUT_S,
+            check=False,
         )
         said = done.stdout.strip() or f"NVML ended with code {done.returncode}"
     except subprocess.TimeoutExpired:

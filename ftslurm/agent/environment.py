@@ -117,7 +117,12 @@ def standby_environment(inherited: Mapping[str, str], facts: RunFacts, slots: in
 
 
 def worker_command(
-    program: Program, parent: int, stdout: str | None, stderr: str | None, standby: Sequence[str] = ()
+    program: Program,
+    parent: int,
+    stdout: str | None,
+    stderr: str | None,
+    standby: Sequence[str] = (),
+    logs: str | None = None,
 ) -> list[str]:
     """Return the command line that starts one worker by way of `ftslurm/boot/worker.py`.
 
@@ -125,11 +130,14 @@ def worker_command(
         program: what the user wants run.
         parent: the agent's pid.
         stdout, stderr: files that the worker opens for its output; None: it inherits the agent's.
+        logs: directory below which these files lie; from there on, all must be this user's alone.
         standby: modules to be imported ahead; the worker then waits for its order, see `ftslurm.boot.standby`.
     """
     command: list[str] = [program.python, "-u", _START, "--parent", str(parent)]
     if standby:
         command += ["--standby", ",".join(standby)]
+    if logs is not None:
+        command += ["--log-root", logs]
     if stdout is not None:
         command += ["--log-stdout", stdout]
     if stderr is not None:

@@ -28,9 +28,14 @@ START_NAME = "FTSLURM__START_NAME"
 SUPERVISOR = "FTSLURM_SUPERVISOR"
 """In the environment of all processes below a guardian: its `identity`."""
 REASON_LIMIT = 300
+PROBES = 16
+"""So many files, about those of two ranks, must fit where temporary files are to be."""
 SWEEP_NICE = 10
 """What is left can wait for the agent's start."""
-NEEDED = "Linux 5.3 or newer, in a container one whose seccomp profile allows prctl, pidfd_open and pidfd_send_signal"
+NEEDED = (
+    "Linux 5.3 or newer; in a container, a seccomp profile that allows prctl, pidfd_open and pidfd_send_signal, and "
+    "the /proc of its own PID namespace"
+)
 
 
 Predecessor = tuple[str, str, int]
@@ -152,16 +157,20 @@ def guard(agent: Callable[[Ward], int], below_launcher: bool = False) -> int:
             die_with_parent(signal.SIGTERM)
         # A pidfd made before the fork: afterwards the guardian may be dead and its pid somebody else's.
         myself = supervise()
+        os.environ[SUPERVISOR] = identity(os.getpid())
     except OSError as error:
         _complain(f"cannot supervise processes here: {error}; expected {NEEDED}")
         return EXIT_USAGE
     os.environ[START_NAME] = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    os.environ[SUPERVISOR] = identity(os.getpid())
     deaths: list[float] = []
     predecessor: Predecessor | None = None
     swept = False
     while True:
-        ward = _Agent(agent, myself, old_mask, predecessor)
+        try:
+            ward = _Agent(agent, myself, old_mask, predecessor)
+        except OSError as error:
+            _complain(f"no process can be started for the agent: {error.strerror} (ulimit -u, the cgroup's pids.max)")
+            return EXIT_USAGE
         if not swept:
             _sweep(ward.local_dir)
             swept = True
@@ -184,7 +193,12 @@ def guard(agent: Callable[[Ward], int], below_launcher: bool = False) -> int:
 def _sweep(local_dir: str) -> None:
     """Remove what earlier runs have left while the agent starts; its workers come later."""
     # In a process of its own: this one stays as small as it is.
-    if os.fork() == 0:
+    try:
+        pid = os.fork()
+    except OSError:
+        # What is left can wait for another start.
+        return
+    if pid == 0:
         try:
             os.nice(SWEEP_NICE)
             from ftslurm.leftovers import sweep_leftovers
@@ -340,16 +354,47 @@ def _write_death(path: str, death: Predecessor, replaced: bool) -> None:
 
 
 def _make_local_dir() -> str:
-    base = os.environ.get("TMPDIR") or "/tmp"
-    path = os.path.join(base, f"ftslurm-{os.getuid()}-{os.getpid()}-{os.urandom(4).hex()}")
-    try:
-        path = os.path.abspath(path)
-        os.mkdir(path, 0o700)
-    except OSError as error:
-        _complain(f"{path}: {error.strerror}; set TMPDIR to a writable directory on this node")
-        sys.exit(EXIT_USAGE)
-    keep_from_cleaners(path)
-    return path
+    """Make the directory between this node's agent and its ranks where everything works that they need there.
+
+    $TMPDIR may be that of another node, full, or on a filesystem without named pipes. Where there are none at all,
+    torch's timers are not heard.
+    """
+    bases = dict.fromkeys(os.path.abspath(base) for base in (os.environ.get("TMPDIR") or "/tmp", "/tmp", "/dev/shm"))
+    for pipes in (True, False):
+        problems = []
+        for base in bases:
+            path = os.path.join(base, f"ftslurm-{os.getuid()}-{os.getpid()}-{os.urandom(4).hex()}")
+            try:
+                os.mkdir(path, 0o700)
+                _try_out(path, pipes)
+            except OSError as error:
+                problems.append(f"{base}: {error.strerror}")
+                remove_tree(path)
+                continue
+            if problems:
+                _complain(f"{'; '.join(problems)}: {base} is used for temporary files instead")
+            if not pipes:
+                _complain("no named pipe can be made on this node: torch's timers are not heard")
+            keep_from_cleaners(path)
+            return path
+    _complain(f"no place for temporary files: {'; '.join(problems)}; set TMPDIR to a writable directory on this node")
+    sys.exit(EXIT_USAGE)
+
+
+def _try_out(path: str, pipes: bool) -> None:
+    """Make and remove what agent and ranks make in their directory: files with content and, if asked, a named pipe."""
+    names = [os.path.join(path, f"probe-{number}") for number in range(PROBES)]
+    for name in names:
+        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(fd, b" " * 4096)
+        finally:
+            os.close(fd)
+    for name in names:
+        os.unlink(name)
+    if pipes:
+        os.mkfifo(names[0], 0o600)
+        os.unlink(names[0])
 
 
 def _complain(problem: str) -> None:

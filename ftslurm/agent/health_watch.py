@@ -13,6 +13,7 @@ import signal
 from collections.abc import Callable
 
 from ftslurm.agent.fitness import OFF, XID, Fitness
+from ftslurm.boot import module_command
 from ftslurm.dataclasses import dataclass, field, replace
 from ftslurm.health.check import CONFIRM, Context, Peer, request_for
 from ftslurm.health.result import Looked, decode
@@ -44,13 +45,6 @@ _RESULT_LIMIT = 8 << 20
 _LINE_LIMIT = 4096
 DRIVER = "gpu-driver"
 """The check that finds something to look at where NVIDIA's driver is."""
-
-_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-_PROGRAM = (
-    "import sys; sys.path[:1] = []; sys.path.append({root!r}); "
-    "from ftslurm.kernel import lead_session; lead_session(); from {module} import main; sys.exit(main())"
-)
-"""Not `-m`, which would find modules in the job's directory before the standard library's."""
 
 
 @dataclass
@@ -305,7 +299,7 @@ class HealthWatch:
         read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(write, True)
         actions = [(os.POSIX_SPAWN_OPEN, 0, stdin, os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, write, 1)]
-        command = [self._settings.python, "-c", _PROGRAM.format(root=_ROOT, module=module)]
+        command = module_command(self._settings.python, module)
         try:
             pid, pidfd = spawn_unawaited(command, self._settings.context.environ, actions)
         except OSError:

@@ -6,17 +6,15 @@ import os
 import select
 import signal
 import sys
-import time
 from collections.abc import Sequence
 
-from ftslurm import __version__
 from ftslurm.agent.guardian import FORWARDED, Ward
 from ftslurm.agent.options import RunOptions, UsageError, parse_run
 from ftslurm.agent.placement import LOCAL_ATTEMPT, LOCAL_NODE
-from ftslurm.agent.preflight import check, unique_name, user_name
+from ftslurm.agent.preflight import check, open_directories, unique_name, warn_of_exposed
+from ftslurm.boot import module_command
 from ftslurm.kernel import die_with_parent
 from ftslurm.rendezvous.state import EXIT_FAILED
-from ftslurm.sharedfs.rundir import open_run
 
 
 def launch(options: RunOptions, arguments: Sequence[str], ward: Ward) -> int:
@@ -32,7 +30,8 @@ def launch(options: RunOptions, arguments: Sequence[str], ward: Ward) -> int:
     os.environ.setdefault("FTSLURM_RDZV_ID", f"local-{unique}")
     os.environ.update({LOCAL_NODE: f"0/{count}", LOCAL_ATTEMPT: f"local-{unique}.0"})
     placement, _, _ = check(parse_run(arguments, os.environ), unique)
-    run = open_run(placement.run_dir, user_name(), time.time_ns(), __version__)
+    run, logs = open_directories(options, placement.run_dir)
+    warn_of_exposed(run, logs)
     # Blocked before the first agent exists, so that a signal cannot come in between and be lost on it.
     watched = {signal.SIGCHLD, *FORWARDED}
     old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
@@ -52,7 +51,7 @@ def launch(options: RunOptions, arguments: Sequence[str], ward: Ward) -> int:
 
 def _start(index: int, count: int, arguments: Sequence[str]) -> int:
     environment = {**os.environ, LOCAL_NODE: f"{index}/{count}"}
-    command = [sys.executable, "-m", "ftslurm.cli", "run", *arguments]
+    command = module_command(sys.executable, "ftslurm.cli", "run", *arguments)
     # A group of its own: Ctrl-C reaches the launcher alone, which passes it on once.
     # Blocked until its guardian waits for them: an interpreter that is still starting takes Ctrl-C for an error.
     reset = [*FORWARDED, signal.SIGTTOU]

@@ -74,6 +74,7 @@ from ftslurm.rendezvous.node_word import NodeWord
 from ftslurm.rendezvous.state import EXIT_FAILED, LEFT, Failure, State
 from ftslurm.sharedfs.commits import Commits
 from ftslurm.sharedfs.filesystem import FileSystem
+from ftslurm.sharedfs.ownership import check_own_directory
 from ftslurm.sharedfs.rundir import RunDirectory, rank_directory
 
 TYPE_CHECKING = False
@@ -581,9 +582,10 @@ class AgentLoop:
         """Make a round's directories; return how many commits of past rounds are registered."""
         for local_rank in range(assignment.slots):
             rank = assignment.first_rank + local_rank
-            self._fs.makedirs(self._run.rank(assignment.round, rank))
-            if self._settings.logs != self._run.root:
-                self._fs.makedirs(rank_directory(self._settings.logs, assignment.round, rank))
+            for root in dict.fromkeys((self._run.root, self._settings.logs)):
+                directory = rank_directory(root, assignment.round, rank)
+                self._fs.makedirs(directory)
+                check_own_directory(directory, root)
         self._fs.makedirs(os.path.dirname(self._run.round_node_file(assignment.round, self._word.node)))
         timer_file = self._monitor.timer_file
         if timer_file is not None and (problem := timer_file.serve()):

@@ -241,7 +241,7 @@ _OPTIONS = (
         kinds.text_of,
         None,
         "DIR",
-        "where nodes that are set aside are noted; default: excluded/ beside the run directories",
+        "where nodes that are set aside are noted; default: excluded-UID/ beside the run directories",
     ),
     _Option(
         ("--drain",),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import select
+import stat
 import sys
 import threading
 from collections import deque
@@ -206,9 +207,15 @@ class _Follower:
             # No watch to be had (fs.inotify.max_user_watches): look from time to time instead.
             self._stop_watch()
         try:
-            follow.fd = os.open(follow.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            # O_NONBLOCK: a named pipe in its place must not block this thread.
+            fd = os.open(follow.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
             return False
+        facts = os.fstat(fd)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid():
+            os.close(fd)
+            return False
+        follow.fd = fd
         return True
 
     def _start_watch(self) -> None:

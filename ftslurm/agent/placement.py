@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from ftslurm.agent.options import RunOptions, UsageError
 from ftslurm.dataclasses import dataclass
-from ftslurm.nodes.exclude import FOLDER
+from ftslurm.nodes.exclude import is_folder_name
 from ftslurm.sharedfs.rundir import RUNS_FOLDER, RunDirectoryError, check_name
 from ftslurm.slurm.environment import SlurmEnvironmentError, SlurmJob, from_environ
 
@@ -56,8 +56,8 @@ def place(
     try:
         job = None if options.local_nodes or LOCAL_NODE in environment else from_environ(environment)
         run_id = check_name("--rdzv-id", options.rdzv_id or (job.run_id if job else f"local-{unique}"))
-        if run_id == FOLDER:
-            raise UsageError(f"--rdzv-id {FOLDER}: nodes that are set aside are noted under that name; choose another")
+        if is_folder_name(run_id):
+            raise UsageError(f"--rdzv-id {run_id}: nodes that are set aside are noted under that name; choose another")
         run_dir = os.path.join(shared_directory(options.shared_dir, job, cwd), run_id)
         if LOCAL_NODE in environment:
             return _local(options, environment, run_id, run_dir)

@@ -17,7 +17,7 @@ from ftslurm.agent.placement import Placement, place
 from ftslurm.dataclasses import asdict
 from ftslurm.job_end.attempts import ATTEMPT_SCHEMA, ATTEMPT_VERSION, START
 from ftslurm.rendezvous.state import EXIT_USAGE
-from ftslurm.sharedfs.rundir import RUNS_FOLDER, RunDirectory, RunDirectoryError, open_run
+from ftslurm.sharedfs.rundir import RUNS_FOLDER, RunDirectory, RunDirectoryError, exposed, open_logs, open_run
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 def prepare(arguments: Sequence[str]) -> int:
     """Run `ftslurm prepare`, ftsrun's look before srun: check everything that can be checked on the batch host.
 
-    Takes the arguments of `ftslurm run`. Prints, a line each: the run directory; a random name for this start; the
-    time, in nanoseconds since the epoch; the batch script's node, empty without one; the node time-out in seconds; the
-    site's KillWait in seconds, empty if Slurm does not say; the directory of the nodes that are set aside.
+    Takes the arguments of `ftslurm run`. Prints, each with a NUL behind it, for a path may hold anything else: the run
+    directory; a random name for this start; the time, in nanoseconds since the epoch; the batch script's node, empty
+    without one; the node time-out in seconds; the site's KillWait in seconds, empty if Slurm does not say; the
+    directory of the nodes that are set aside.
     """
     started_ns = time.time_ns()
     from ftslurm.nodes.exclude import folder
@@ -53,17 +54,41 @@ def prepare(arguments: Sequence[str]) -> int:
         except SlurmError:
             # Slurm's controller may be busy: its word is good to have, no more.
             pass
-        run = open_run(run_dir, user_name(), time.time_ns(), __version__)
+        run, logs = open_directories(options, run_dir)
     except (UsageError, RunDirectoryError) as error:
         complain(str(error))
         return EXIT_USAGE
+    warn_of_exposed(run, logs)
     if facts is not None:
         _point_to(run.root, facts)
     batch_host = facts.batch_host if facts is not None else None
     exclude_dir = folder(run.root, options.exclude_dir)
-    lines = (run.root, random_nonce(), started_ns, batch_host, f"{options.node_timeout_s:g}", kill_wait, exclude_dir)
-    print("\n".join("" if line is None else str(line) for line in lines))
+    found = (run.root, random_nonce(), started_ns, batch_host, f"{options.node_timeout_s:g}", kill_wait, exclude_dir)
+    sys.stdout.write("".join(f"{'' if fact is None else fact}\0" for fact in found))
     return 0
+
+
+def open_directories(options: RunOptions, run_dir: str) -> tuple[RunDirectory, str | None]:
+    """Make or check the run directory and, if `--log-dir` is given, the directory of the ranks' logs; return both.
+
+    Raises:
+        RunDirectoryError: with one line.
+    """
+    run = open_run(run_dir, user_name(), time.time_ns(), __version__)
+    if options.log_dir is None:
+        return run, None
+    logs = os.path.join(os.path.abspath(options.log_dir), os.path.basename(run.root))
+    if logs != run.root:
+        open_logs(logs)
+    return run, logs
+
+
+def warn_of_exposed(run: RunDirectory, logs: str | None) -> None:
+    """Tell the user whose directories others could put other ones in the place of; once for all nodes."""
+    for directory in dict.fromkeys((run.root, logs or run.root)):
+        warning = exposed(directory)
+        if warning is not None:
+            complain(warning)
 
 
 def _point_to(run_dir: str, job: JobFacts) -> None:

@@ -89,7 +89,7 @@ def plan(
     files = [path if redirected & bit else None for path, bit in zip(paths, (STDOUT, STDERR), strict=True)]
     shown = BOTH if settings.tee is None and rank == 0 else streams_of(settings.tee or 0, local_rank)
     environment = worker_environment(settings.inherited, settings.facts, assignment, local_rank, record_dir)
-    command = worker_command(settings.program, agent_pid, files[0], files[1])
+    command = worker_command(settings.program, agent_pid, files[0], files[1], logs=settings.logs)
     return Plan(
         Launch(local_rank, rank, command, {**environment, **monitor}, record_dir, files[1]),
         tuple(path for path in files if path is not None),

@@ -11,6 +11,7 @@ from typing import TypeVar
 from ftslurm.dataclasses import dataclass
 from ftslurm.doctor.findings import WARNING, WRONG, Finding, Json, some
 from ftslurm.sharedfs.filesystem import FileSystem
+from ftslurm.sharedfs.ownership import check_own_directory
 from ftslurm.sharedfs.publish import encode, publish, publish_once, read_object
 
 SCHEMA, VERSION = "ftslurm/doctor", 1
@@ -67,6 +68,17 @@ def make(fs: FileSystem, path: str) -> None:
     _insist(lambda: fs.makedirs(path))
 
 
+def enter(fs: FileSystem, root: str) -> None:
+    """Make a session's directory, or check the one that another node has made.
+
+    Raises:
+        ForeignFile: it is not this user's alone; what lies in it may be anybody's.
+        OSError: it cannot be made.
+    """
+    make(fs, root)
+    check_own_directory(root)
+
+
 def look(fs: FileSystem, path: str) -> Json | None:
     """Read a small file the way the product does, directory first; None when it is not there (yet)."""
 
@@ -111,6 +123,7 @@ def arrive(fs: FileSystem, session: Session, version: str, wait_s: float) -> lis
         OSError: the filesystem does not let it meet the others.
     """
     hello, plan = session.path("hello"), session.path("plan.json")
+    enter(fs, session.root)
     make(fs, hello)
     tell(fs, os.path.join(hello, f"{session.node}.json"), node=session.node, ftslurm=version)
     position = session.expected.index(session.node)

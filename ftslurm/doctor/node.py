@@ -10,6 +10,7 @@ from ftslurm.doctor.findings import Json
 from ftslurm.doctor.meet import Session, arrive, collect, gate, hand_in, make, unlisted, versions
 from ftslurm.doctor.probes import clock, lock, names, place, rate, resolve, seen, whole
 from ftslurm.doctor.watch import Outcome, WatchedFileSystem, Work, run_all
+from ftslurm.sharedfs.ownership import check_own_directory
 from ftslurm.sharedfs.publish import publish
 
 CALL_LIMIT_S = 10.0
@@ -129,6 +130,8 @@ def clean_up(session: Session, others: bool = False) -> str | None:
         import time
         from pathlib import Path
 
+        # Not where another user has made it: links in it may lead anywhere.
+        fs.during(f"open {session.root}", lambda: check_own_directory(session.root))
         if others:
             fs.unlink(session.path("hello", f"{session.node}.json"))
             for name in (session.path("hello"), session.root):

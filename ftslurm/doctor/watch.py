@@ -47,10 +47,13 @@ class CallSlot:
 
 
 class WatchedFileSystem(PosixFileSystem):
-    """The real filesystem; every operation is announced in the slot, and the slowest one is remembered."""
+    """The real filesystem; every operation is announced in the slot, and the slowest one is remembered.
+
+    Other users' files are refused.
+    """
 
     def __init__(self, slot: CallSlot) -> None:
-        super().__init__(owner=None)
+        super().__init__(owner=os.geteuid())
         self._slot = slot
         self.slowest: tuple[float, str] = (0.0, "")
 

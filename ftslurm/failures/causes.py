@@ -116,7 +116,9 @@ def _describe(evidence: Evidence, cause: Cause) -> str:
     if evidence.exception is not None:
         message = _with_port(evidence.message) if cause.name == "port-in-use" else evidence.message
         text = f"{evidence.exception}: {message}" if message else evidence.exception
-        silent = cause.name == "address-space" or (cause.name == "dataloader-worker" and "DataLoader" not in text)
+        silent = cause.name in ("address-space", "no-stdin") or (
+            cause.name == "dataloader-worker" and "DataLoader" not in text
+        )
         return f"{cause.title} ({text})" if silent else text
     if evidence.kind == "signal":
         name = evidence.signal or "a signal"

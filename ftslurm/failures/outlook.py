@@ -103,6 +103,8 @@ def _prospect(record: Mapping[str, Any], life_s: float) -> dict[str, Any]:
     if exception.get("type") == EXIT and exception.get("message") == DO_NOT_RESTART:
         # It need not have got that far: perhaps it was stopped on its way out.
         return {"at_start": False, "again": f"it ended with code {DO_NOT_RESTART}", "everywhere": True}
+    if asks_for_input(reason(exception)):
+        return {"at_start": False, "again": "workers have no stdin (breakpoint() or input())", "everywhere": True}
     if ours.get("step") is not None:
         return {"at_start": False, "again": None, "everywhere": False}
     again, everywhere = _hopeless(ours, reason(exception), _text(record)) if life_s < HOPELESS_S else (None, False)
@@ -111,6 +113,12 @@ def _prospect(record: Mapping[str, Any], life_s: float) -> dict[str, Any]:
         "again": again,
         "everywhere": everywhere,
     }
+
+
+def asks_for_input(exception: Mapping[str, Any]) -> bool:
+    """Tell whether input() or the debugger behind breakpoint() has met the end of stdin, which is empty for workers."""
+    name = exception.get("type")
+    return name == "BdbQuit" or (name == "EOFError" and exception.get("message") == "EOF when reading a line")
 
 
 def _hopeless(ours: Mapping[str, Any], exception: Mapping[str, Any], text: str) -> tuple[str | None, bool]:

@@ -55,6 +55,7 @@ def meet_all(session: Session, directory: str, address: str, port: int, wait_s: 
         # Never made: a directory that is on one node alone would be a meeting of one.
         if not fs.during(f"stat {directory}", lambda: os.path.isdir(directory)):
             raise FileNotFoundError(errno.ENOENT, "there is no such directory here", directory)
+        meet.enter(fs, session.root)
         addresses = session.path("address")
         meet.make(fs, addresses)
         meet.tell(fs, os.path.join(addresses, f"{session.node}.json"), address=address, port=port)

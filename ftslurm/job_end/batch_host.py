@@ -12,12 +12,15 @@ whose slurmd was killed is DOWN to Slurm while the job's processes on it go on.
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Callable
 
 from ftslurm.dataclasses import dataclass
 from ftslurm.job_end.departures import GONE, Departures
 from ftslurm.rendezvous.state import STOPPED, Closed, State
+from ftslurm.sharedfs.filesystem import ForeignFile
 from ftslurm.slurm.environment import SlurmJob
 from ftslurm.slurm.errors import SlurmError, SlurmTimeout, SlurmUnreachable
 
@@ -202,8 +205,11 @@ def _end_once(job: SlurmJob, closed: Closed, slurm: SlurmControl) -> None:
 
 
 def _append(path: str, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
+        facts = os.fstat(fd)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid():
+            raise ForeignFile(errno.EPERM, "not a plain file of yours", path)
         data = memoryview(text.encode("utf-8", "backslashreplace"))
         while data:
             data = data[os.write(fd, data) :]

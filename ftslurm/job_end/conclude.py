@@ -59,8 +59,9 @@ def conclude(run_dir: str, attempt: str | None, step_code: int | None = None, to
         pass
     verdict = judge(report, run_dir, attempt, step_code, told)
     if report is not None and verdict.told:
-        show(render(report, colour=wants_colour()))
+        # Kept before it is printed: who reads the output may be gone, or never take it.
         save(report, Path(run_dir))
+        show(render(report, colour=wants_colour()))
     if verdict.problem:
         complain(verdict.problem)
     return verdict.exit_code

@@ -7,6 +7,7 @@ a reader, so that a client which opens it without blocking never finds nobody th
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import stat
@@ -16,7 +17,10 @@ from ftslurm.localdir import make_private
 from ftslurm.monitor.message import LIMIT
 
 NAME = "pipe"
-READ_BYTES = 65536  # as much as a pipe holds: one read hears all that was written before it
+PIPE_BYTES = 1 << 20
+"""What the pipe is to hold: torch's timer client, which never waits, fails when it is full. By default it is 64 KiB."""
+_F_SETPIPE_SZ = 1031
+"""fcntl(2); Python has the name from 3.10 on, but not every build of it."""
 
 
 class Pipe:
@@ -50,7 +54,8 @@ class Pipe:
         """Return the lines that have come, without their newlines; never blocks, reads a bounded amount."""
         kept, self._kept = self._kept, []
         try:
-            data = os.read(self._fifo, READ_BYTES) if self._fifo >= 0 else b""
+            # As much as it holds: one read hears all that was written before it.
+            data = os.read(self._fifo, PIPE_BYTES) if self._fifo >= 0 else b""
         except BlockingIOError:
             return kept
         self.counts["bytes"] += len(data)
@@ -142,6 +147,11 @@ def _make(directory: str, path: str) -> int:
         os.close(fd)
         raise ValueError(f"{path}: expected the pipe that was just made, found {_kind(opened.st_mode)}")
     os.fchmod(fd, 0o600)  # whatever the umask takes away
+    try:
+        fcntl.fcntl(fd, _F_SETPIPE_SZ, PIPE_BYTES)
+    except OSError:
+        # The limit of /proc/sys/fs/pipe-max-size, or of all pipes of this user (pipe(7)).
+        pass
     return fd
 
 

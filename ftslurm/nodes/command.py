@@ -24,8 +24,8 @@ which works with an empty list too, and takes the place of an --exclude in the s
   ftslurm nodes pass-on JOB
 which ftsrun does by itself when its job is requeued while it runs.
 
-Each node's word is a file of its own, DIR/excluded/NODE.json: people may read, edit and remove it (rm allows the
-node again). The failures that began on it are in DIR/excluded/strikes/NODE.json; `allow` removes both.
+Each node's word is a file of its own, DIR/excluded-UID/NODE.json: people may read, edit and remove it (rm allows the
+node again). The failures that began on it are in DIR/excluded-UID/strikes/NODE.json; `allow` removes both.
 
 Exit codes: 0 done, 1 the files cannot be read or written, or Slurm refused, 2 wrong usage.
 """
@@ -62,21 +62,21 @@ def main(argv: Sequence[str], now_ns: Callable[[], int] = time.time_ns) -> int:
 
 
 def directory_of(shared_dir: str | None, exclude_dir: str | None, environ: Mapping[str, str], cwd: str) -> str:
-    """Return the directory of the files: as chosen, else `excluded` where `ftslurm run` puts its runs.
+    """Return the directory of the files: as chosen, else this user's where `ftslurm run` puts its runs.
 
     Args:
         shared_dir, exclude_dir: what the user said, if anything; else FTSLURM_SHARED_DIR and FTSLURM_EXCLUDE_DIR count.
         environ: the environment.
         cwd: absolute.
     """
-    from ftslurm.nodes.exclude import FOLDER
+    from ftslurm.nodes.exclude import folder_in
 
     base = os.path.join(cwd, environ.get("SLURM_SUBMIT_DIR") or "")
     chosen = exclude_dir or (None if shared_dir else environ.get("FTSLURM_EXCLUDE_DIR"))
     if chosen:
         return os.path.normpath(os.path.join(base, chosen))
     shared = shared_dir or environ.get("FTSLURM_SHARED_DIR") or "ftslurm-runs"
-    return os.path.normpath(os.path.join(base, shared, FOLDER))
+    return os.path.normpath(folder_in(os.path.join(base, shared)))
 
 
 def names(words: Iterable[str]) -> list[str]:
@@ -202,7 +202,9 @@ def _parser() -> argparse.ArgumentParser:
         "--shared-dir", metavar="DIR", help="where runs are (default: $FTSLURM_SHARED_DIR, ./ftslurm-runs)"
     )
     common.add_argument(
-        "--exclude-dir", metavar="DIR", help="where these files are (default: $FTSLURM_EXCLUDE_DIR, excluded/ there)"
+        "--exclude-dir",
+        metavar="DIR",
+        help="where these files are (default: $FTSLURM_EXCLUDE_DIR, excluded-UID/ there)",
     )
     parser = argparse.ArgumentParser(
         prog="ftslurm nodes",

@@ -1,8 +1,11 @@
-"""The nodes that are set aside: one small JSON file for each, `<shared directory>/excluded/<node>.json`.
+"""The nodes that a user has set aside: one small JSON file for each, `<shared directory>/excluded-<uid>/<node>.json`.
+
+Each user has a directory of them: users who share a directory of runs cannot write into each other's files, and do not
+believe them.
 
 A file per node needs no lock: whoever sets another node aside writes another file, and `rm` allows a node again. Two
 that write about the same node at the same moment are one after the other: the later one's file stands, whole. A node's
-strikes are in a file of their own, `excluded/strikes/<node>.json`, for the coordinator notes them while people, or the
+strikes are in a file of their own, `strikes/<node>.json` there, for the coordinator notes them while people, or the
 node itself, set it aside: neither overwrites the other. (Of two strikes noted at the very same instant one may be lost,
 which is as good as one failure.) Files may be edited by hand, so nothing in them is believed unseen, and none of them
 can break a run: what cannot be read is told in `problems`, and its node counts as allowed.
@@ -37,17 +40,30 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-FOLDER, STRIKES_FOLDER = "excluded", "strikes"
+STRIKES_FOLDER = "strikes"
+_FOLDER = "excluded-"
 
 LEMON_STRIKES = 2
 LEMON_WINDOW_NS = 7 * 24 * 3600 * 1_000_000_000
 _SUFFIX = ".json"
 _LIMIT = 1 << 20
+MOST = 10_000
+"""So many nodes' files are read; a directory with more was filled by something else."""
 
 
 def folder(run_dir: str, chosen: str | None = None) -> str:
-    """Return the directory of these files, absolute: as chosen, else beside the run directories."""
-    return os.path.abspath(chosen) if chosen else os.path.join(os.path.dirname(os.path.abspath(run_dir)), FOLDER)
+    """Return the directory of this user's files, absolute: as chosen, else beside the run directories."""
+    return os.path.abspath(chosen) if chosen else folder_in(os.path.dirname(os.path.abspath(run_dir)))
+
+
+def folder_in(shared: str) -> str:
+    """Return the directory of this user's files in the directory of runs `shared`."""
+    return os.path.join(shared, f"{_FOLDER}{os.geteuid()}")
+
+
+def is_folder_name(name: str) -> bool:
+    """Whether that is the name of some user's directory of these files, so that no run can have it."""
+    return name.startswith(_FOLDER) and name.removeprefix(_FOLDER).isdigit()
 
 
 def strikes_within(known: Exclusion | None, now_ns: int, window_ns: int = LEMON_WINDOW_NS) -> list[Strike]:
@@ -101,7 +117,7 @@ class Exclusions:
         except OSError as error:
             self.unreadable = f"{self.directory}: {_words(error)}"
             return {}
-        aside, struck = _nodes(names), self._struck()
+        aside, struck = self._nodes(self.directory, names), self._struck()
         found = {}
         for node in sorted({*aside, *struck}):
             known = _known(
@@ -207,10 +223,17 @@ class Exclusions:
         """Return the nodes that have a file of strikes."""
         directory = os.path.join(self.directory, STRIKES_FOLDER)
         try:
-            return _nodes(self._fs.listdir(directory)) if self._refresh(directory) else []
+            return self._nodes(directory, self._fs.listdir(directory)) if self._refresh(directory) else []
         except OSError as error:
             self._note(directory, _words(error))
             return []
+
+    def _nodes(self, directory: str, names: list[str]) -> list[str]:
+        # A dot begins what is being written, and what editors leave behind.
+        found = [name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX) and not name.startswith(".")]
+        if len(found) > MOST:
+            self._note(directory, f"{len(found)} files, expected at most {MOST}; only the first are read")
+        return sorted(found)[:MOST]
 
     def _strikes(self, node: str) -> tuple[Strike, ...]:
         so = f"{node} counts as one without strikes"
@@ -252,16 +275,14 @@ class Exclusions:
         return known
 
     def _publish(self, path: str, data: bytes) -> None:
-        try:
-            publish(self._fs, path, data)
-        except FileNotFoundError:
-            self._fs.makedirs(os.path.dirname(path))
-            publish(self._fs, path, data)
-
-
-def _nodes(names: list[str]) -> list[str]:
-    # A dot begins what is being written, and what editors leave behind.
-    return [name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX) and not name.startswith(".")]
+        # First this user's own: what is made above what is asked for may be for others, too.
+        for directory in dict.fromkeys((self.directory, os.path.dirname(path))):
+            try:
+                self._fs.check_own(directory)
+            except FileNotFoundError:
+                self._fs.makedirs(directory)
+                self._fs.check_own(directory)
+        publish(self._fs, path, data)
 
 
 def _known(node: str, aside: Exclusion | None, strikes: tuple[Strike, ...]) -> Exclusion | None:

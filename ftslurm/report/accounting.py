@@ -8,9 +8,10 @@ The time from the first round to the run's end is cut into parts that do not ove
   was reported, time is shared out among the steps evenly. If the round succeeded, what came after its last step (a last
   checkpoint) is productive too;
 - *lost*: steps that a later round made again, and what was done between the last reported step and the failure;
-- *detection*: from the failure until the round had ended on all nodes. A failure is when the kernel reported a
+- *detection*: from the failure until all nodes had told their ranks to stop. A failure is when the kernel reported a
   worker's end, or when its exception was caught; of a hang, when the rank had last moved; of a lost node, when it had
   last been heard of;
+- *stopping*: from there until the round had ended on all nodes: what ranks do after SIGTERM, and the grace they get;
 - *other*: the rest, such as saving a checkpoint after the order to stop;
 
 and between two rounds there is
@@ -34,7 +35,7 @@ from ftslurm.dataclasses import dataclass
 from ftslurm.report.facts import RoundFiles, RoundNode, Snapshot
 from ftslurm.report.words import count, duration
 
-PARTS = ("startup_s", "productive_s", "lost_s", "detection_s", "other_s", "restart_s", "queue_s")
+PARTS = ("startup_s", "productive_s", "lost_s", "detection_s", "stopping_s", "other_s", "restart_s", "queue_s")
 """What a round's time, and the time until the next one, is cut into; the parts of the sums add up to ``elapsed_s``."""
 
 _HOUR_NS = 3600 * 10**9
@@ -52,6 +53,7 @@ class _Round:
     first: int | None
     last: int | None
     failed: int | None
+    stopped: int | None
 
 
 @dataclass
@@ -62,6 +64,7 @@ class _Parts:
     productive: int | None = None
     lost: int | None = None
     detection: int | None = None
+    stopping: int | None = None
     other: int | None = None
     restart: int | None = None
     queue: int | None = None
@@ -98,7 +101,8 @@ def sentence(report: Mapping[str, Any]) -> str:
     trained = "" if ratio is None else f"{percent(ratio)} of {duration(elapsed)} was training"
     steps = report["cost"]["steps_repeated"]
     told = f" of work ({count(steps, 'step')})" if steps else " of work"
-    words = {"lost_s": told, "detection_s": " detection", "restart_s": " restarting", "queue_s": " in the queue"}
+    words = {"lost_s": told, "detection_s": " detection"}
+    words |= {"stopping_s": " stopping", "restart_s": " restarting", "queue_s": " in the queue"}
     lost = ", ".join(duration(sums[key]) + text for key, text in words.items() if (sums[key] or 0) >= 0.05)
     if lost:
         lost = f"lost: {lost}" + (f"; {hours(sums)}" if sums["rank_hours_lost"] else "")
@@ -142,9 +146,11 @@ def _moments(snapshot: Snapshot, entry: Dict, files: RoundFiles | None) -> _Roun
             last = done if last is None else max(last, done)
     took = _took(snapshot, entry, nodes.values())
     if took is None:
-        return _Round(entry, nodes, None, first, last, None)
+        return _Round(entry, nodes, None, first, last, None, None)
     failed = _clamp(_failed(snapshot, entry, nodes, took), took)
-    return _Round(entry, nodes, took, _clamp(first, took), _clamp(last, took), failed)
+    stops = [n.stop_ns - n.started_ns for n in nodes.values() if n.stop_ns is not None and n.started_ns is not None]
+    stopped = _clamp(max(stops, default=None), took)
+    return _Round(entry, nodes, took, _clamp(first, took), _clamp(last, took), failed, stopped)
 
 
 def _took(snapshot: Snapshot, entry: Dict, nodes: Iterable[RoundNode]) -> int | None:
@@ -191,7 +197,8 @@ def _inside(this: _Round, later: Sequence[_Round], steps_reported: bool) -> _Par
         return parts
     end = this.took if this.failed is None else this.failed
     if this.failed is not None:
-        parts.detection = this.took - this.failed
+        stopped = this.took if this.stopped is None else max(this.failed, this.stopped)
+        parts.detection, parts.stopping = stopped - this.failed, this.took - stopped
     if this.first is None or this.last is None:
         if steps_reported and this.nodes and this.entry["outcome"] != "running":
             parts.startup, parts.productive, parts.lost = end, 0, 0
@@ -243,7 +250,7 @@ def _gap(this: _Round, after: _Round) -> int | None:
 
 def _told(this: _Round, parts: _Parts) -> Dict:
     world = this.entry["world_size"]
-    wasted = _add((parts.lost, parts.detection, parts.restart))
+    wasted = _add((parts.lost, parts.detection, parts.stopping, parts.restart))
     return {
         "took_s": _seconds(this.took),
         **{key: _seconds(getattr(parts, key[:-2])) for key in PARTS},

@@ -100,7 +100,8 @@ def analyse(
             (another attempt, so the time includes Slurm's queue); or null
           - ``accounting``: where its time went, and the time until the next round went on (defined in
             `ftslurm.report.accounting`): ``took_s``, ``startup_s``, ``productive_s``, ``lost_s``, ``detection_s``,
-            ``other_s``, ``restart_s``, ``queue_s``; ``rank_hours_lost``: ranks times lost, detection and restart;
+            ``stopping_s``, ``other_s``, ``restart_s``, ``queue_s``; ``rank_hours_lost``: ranks times lost, detection,
+            stopping and restart;
             null for old rounds that were not read
 
         - ``accounting``: the sums of what is known, of the newest ``rounds`` rounds beginning with ``first_round``:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+STALE_S = 3600.0
 
 
 class CannotWrite(Exception):
@@ -239,11 +240,12 @@ def report_of_logs(
 def save(report: dict[str, Any], directory: Path) -> bool:
     """Publish ``report.json``, ``report.txt`` and ``report.html`` in the run directory, each complete or not at all.
 
-    A full or read-only filesystem costs only a note on stderr: the report has been printed already.
+    A full or read-only filesystem costs only a note on stderr. What a killed process has left of an earlier try goes.
 
     Returns:
         Whether all were written.
     """
+    _sweep(directory)
     try:
         for suffix, form in (("json", "json"), ("txt", "text"), ("html", "html")):
             _publish(directory / f"report.{suffix}", rendered(report, form, page_directory=str(directory)))
@@ -349,7 +351,8 @@ def _put(report: dict[str, Any], options: argparse.Namespace) -> bool:
 
 
 def _publish(path: Path, text: str, mode: int = 0o600) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Not by the pid: in a container it is the same each time, and so would be what a killed one has left.
+    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(fd, "wb") as file:
@@ -360,6 +363,17 @@ def _publish(path: Path, text: str, mode: int = 0o600) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _sweep(directory: Path) -> None:
+    """Remove what `_publish` left in a run directory long ago, when its process was killed."""
+    try:
+        for stale in directory.glob(".report.*.tmp"):
+            if time.time() - stale.lstat().st_mtime > STALE_S:
+                stale.unlink()
+    except OSError:
+        # It costs only a hidden file.
+        pass
 
 
 def _complain(message: str) -> int:

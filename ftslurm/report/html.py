@@ -114,7 +114,7 @@ class _Page:
             tiles.append((percent(sums["ratio"]), f"of {duration(sums['elapsed_s'])} was training"))
         elif report["duration_s"] is not None:
             tiles.append((duration(report["duration_s"]), "in all"))
-        lost = sum(sums[f"{key}_s"] or 0.0 for key in ("lost", "detection", "restart", "queue"))
+        lost = sum(sums[f"{key}_s"] or 0.0 for key in ("lost", "detection", "stopping", "restart", "queue"))
         if lost >= 0.05:
             wasted = f" ({hours(sums)})" if (sums["rank_hours_lost"] or 0) >= 1 else ""
             tiles.append((duration(lost), f"lost to failures and waiting{wasted}"))
@@ -271,8 +271,8 @@ class _Page:
         """A row of the table of rounds."""
         spent = entry["accounting"] or {}
         told = tag("p", esc(clip(ended(entry, self.report), TITLE_WIDTH)))
-        noticed = spent.get("detection_s")
-        costs = [f"stopped everywhere {duration(noticed)} later"] if noticed is not None and noticed >= 0.05 else []
+        ended_s = (spent.get("detection_s") or 0.0) + (spent.get("stopping_s") or 0.0)
+        costs = [f"stopped everywhere {duration(ended_s)} later"] if ended_s >= 0.05 else []
         costs += [cost_of(entry["cost"])] if entry["cost"] is not None else []
         told += tag("p", esc(", ".join(costs)), class_="dim") if costs else ""
         if detailed:

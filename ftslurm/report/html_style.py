@@ -6,11 +6,11 @@ CSS = """
 :root{color-scheme:light dark;--bg:#f6f7f9;--panel:#fff;--text:#1b1f24;--dim:#57606c;--line:#dde1e7;--code:#f3f4f7;
 --link:#0b57b8;--red:#b42318;--red-bg:#fdeceb;--green:#12703f;--green-bg:#e3f5ea;--amber:#875200;--amber-bg:#fff2d9;
 --blue:#1c5bb5;--blue-bg:#e7f0fd;--productive:#2f9e6e;--startup:#8fbdea;--lost:#e3902b;--lost-line:#b46a0f;
---detection:#cf3f33;--other:#cbb98a;--restart:#8b7bd8;--queue:#b4bbc5;--unknown:#dde1e7;--on:#fff}
+--detection:#cf3f33;--stopping:#d98880;--other:#cbb98a;--restart:#8b7bd8;--queue:#b4bbc5;--unknown:#dde1e7;--on:#fff}
 @media (prefers-color-scheme:dark){:root{--bg:#121417;--panel:#1b1e23;--text:#e7e9ec;--dim:#a3acb8;--line:#30353d;
 --code:#14171b;--link:#82b7ff;--red:#ff9d94;--red-bg:#3c1b19;--green:#7fdba9;--green-bg:#15301f;--amber:#f5c56b;
 --amber-bg:#362a12;--blue:#9cc6ff;--blue-bg:#172a44;--productive:#37a877;--startup:#4c7eb0;--lost:#d98a2b;
---lost-line:#8a5310;--detection:#e0564a;--other:#8d8160;--restart:#8375cf;--queue:#59616c;--unknown:#30353d;--on:#fff}}
+--lost-line:#8a5310;--detection:#e0564a;--stopping:#9c4a42;--other:#8d8160;--restart:#8375cf;--queue:#59616c;--unknown:#30353d;--on:#fff}}
 *{box-sizing:border-box}
 html{-webkit-text-size-adjust:100%;text-size-adjust:100%}
 body{margin:0;background:var(--bg);color:var(--text);font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
@@ -66,7 +66,7 @@ font-weight:700}
 .axis{display:flex;justify-content:space-between;gap:16px;color:var(--dim);font-size:.84rem;margin:3px 0 10px}
 .mark{fill:var(--red)}
 rect.productive{fill:var(--productive)}rect.startup{fill:var(--startup)}rect.lost{fill:url(#hatch)}
-rect.detection{fill:var(--detection)}rect.other{fill:var(--other)}rect.restart{fill:var(--restart)}
+rect.detection{fill:var(--detection)}rect.stopping{fill:var(--stopping)}rect.other{fill:var(--other)}rect.restart{fill:var(--restart)}
 rect.queue{fill:var(--queue)}rect.unknown{fill:var(--unknown)}
 .hatch-a{fill:var(--lost)}.hatch-b{fill:var(--lost-line)}
 .swatch{vertical-align:-2px;margin-right:7px}

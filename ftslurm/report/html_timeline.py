@@ -22,7 +22,8 @@ WORDS = {
     "productive": ("training", "steps that no later round made again"),
     "startup": ("startup", "until the first step of the run"),
     "lost": ("lost work", "steps made again, and what was done between the last step and the failure"),
-    "detection": ("detection", "from the failure until the round had ended on all nodes"),
+    "detection": ("detection", "from the failure until all nodes had told their ranks to stop"),
+    "stopping": ("stopping", "from there until the last rank had ended"),
     "restart": ("restart", "from a round's end to the next round's first step"),
     "queue": ("queue", "waiting for Slurm to start the job again"),
     "other": ("other", "such as saving after an order to stop"),
@@ -150,7 +151,10 @@ def _inside(entry: Json, *, first: bool) -> list[Segment]:
     spent = entry["accounting"]
     if spent is None or not spent["took_s"]:
         return []
-    parts = [(part, spent[f"{part}_s"] or 0.0) for part in ("startup", "productive", "lost", "detection", "other")]
+    parts = [
+        (part, spent[f"{part}_s"] or 0.0)
+        for part in ("startup", "productive", "lost", "detection", "stopping", "other")
+    ]
     rest = max(0.0, spent["took_s"] - sum(span for _, span in parts))
     if rest > 1e-3:
         # What is not known came before the failure.
@@ -187,7 +191,11 @@ def _sums(sums: Json, total: float) -> str:
                 title=meaning,
             )
     lost = sums["rank_hours_lost"]
-    note = tag("p", f"Failures cost {esc(hours(sums))}: ranks, times lost work, detection and restart.") if lost else ""
+    note = (
+        tag("p", f"Failures cost {esc(hours(sums))}: ranks, times lost work, detection, stopping and restart.")
+        if lost
+        else ""
+    )
     return tag("ul", items, class_="key") + note
 
 

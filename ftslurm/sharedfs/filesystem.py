@@ -26,7 +26,7 @@ class FileTooLarge(OSError):
 
 
 class ForeignFile(OSError):
-    """A file is not a plain file of the run's owner, so its content is not believed."""
+    """A file or directory is not a plain one of the run's owner alone, so it is neither believed nor written to."""
 
 
 class FileSystem(Protocol):
@@ -53,8 +53,15 @@ class FileSystem(Protocol):
     def refresh(self, path: str) -> None:
         """Make this client see names that others made in the directory `path`."""
 
+    def check_own(self, path: str) -> None:
+        """Raise `ForeignFile` unless the directory is no link, and this user's alone."""
+
     def makedirs(self, path: str) -> None:
-        """Make a directory, mode 0700, and its missing parents; an existing one is fine."""
+        """Make a directory, mode 0700, and its missing parents; an existing one is fine.
+
+        A missing parent is for those who may write to the directory above it, a group or everybody, but with the sticky
+        bit, so that none of them can move or remove what another has made.
+        """
 
 
 class PosixFileSystem:
@@ -141,21 +148,45 @@ class PosixFileSystem:
         """Open and close the directory: on NFS this drops stale positive and negative entries (measured)."""
         os.close(os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
+    def check_own(self, path: str) -> None:
+        """See `FileSystem.check_own`."""
+        from ftslurm.sharedfs.ownership import check_own_directory
+
+        check_own_directory(path)
+
     def makedirs(self, path: str) -> None:
         """See `FileSystem.makedirs`."""
         try:
             self._mkdir(path)
         except FileNotFoundError:
-            if os.path.dirname(path) in ("", path):
-                raise
-            self.makedirs(os.path.dirname(path))
+            self._make_shared(os.path.dirname(path), path)
             # Once: where it still cannot be made (/proc, an unlinked directory) the parent is not what is missing.
             self._mkdir(path)
 
+    def _make_shared(self, path: str, below: str) -> None:
+        """Make the directory above `below`, for those who may write to the one above it."""
+        if path in ("", below):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), below)
+        above = os.path.dirname(path)
+        try:
+            made = self._mkdir(path)
+        except FileNotFoundError:
+            self._make_shared(above, path)
+            made = self._mkdir(path)
+        mode = os.stat(above or ".").st_mode
+        shared = mode & stat.S_IRWXG if mode & stat.S_IWGRP else 0
+        shared |= mode & stat.S_IRWXO if mode & stat.S_IWOTH else 0
+        if made and shared:
+            # The kernel has passed on the set-group-ID bit (mkdir(2)), which stays.
+            os.chmod(path, stat.S_IMODE(os.stat(path).st_mode) | stat.S_ISVTX | shared)
+
     @staticmethod
-    def _mkdir(path: str) -> None:
+    def _mkdir(path: str) -> bool:
+        """Make a directory for this user alone; return False if there is one."""
         try:
             os.mkdir(path, 0o700)
         except FileExistsError:
             if not os.path.isdir(path):
                 raise
+            return False
+        return True

@@ -18,7 +18,7 @@ def pointer_name(job_id: str) -> str:
 def leave_pointer(directory: Path, job_id: str, run_dir: str) -> bool:
     """Make the link in `directory`, in place of an older one; tell whether that could be done."""
     path = directory / pointer_name(job_id)
-    temporary = directory / f".{path.name}.{os.getpid()}.tmp"
+    temporary = directory / f".{path.name}.{os.urandom(8).hex()}.tmp"
     try:
         temporary.symlink_to(run_dir)
         # Nothing but our own link is replaced.

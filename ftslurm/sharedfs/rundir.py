@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import re
-import stat
 
 from ftslurm.dataclasses import dataclass
-from ftslurm.sharedfs.filesystem import FileSystem, PosixFileSystem
+from ftslurm.sharedfs.filesystem import FileSystem, ForeignFile, PosixFileSystem
+from ftslurm.sharedfs.ownership import check_own_directory, renamer
 from ftslurm.sharedfs.publish import BadFile, NewerFormat, encode, publish_once, read_object
 
 RUN_SCHEMA, RUN_VERSION = "ftslurm/run", 1
@@ -119,10 +119,11 @@ def open_run(root: str, user: str, created_ns: int, version: str) -> RunDirector
     fs = PosixFileSystem(owner=os.geteuid())
     try:
         fs.makedirs(root)
-        _check_owner(root)
+        check_own_directory(root)
         others = (os.path.join(root, "rounds"), os.path.join(root, "attempts"))
         for directory in (run.state, run.nodes, run.commits, *others):
             fs.makedirs(directory)
+            check_own_directory(directory, root)
         identity = {
             "schema": RUN_SCHEMA,
             "version": RUN_VERSION,
@@ -164,17 +165,31 @@ def _prove_writable(fs: PosixFileSystem, run: RunDirectory) -> None:
         pass
 
 
-def _check_owner(root: str) -> None:
-    facts = os.stat(root)
-    if facts.st_uid != os.geteuid():
-        raise RunDirectoryError(
-            f"run directory {root}: it belongs to uid {facts.st_uid}, you are uid {os.geteuid()}; "
-            "choose another --rdzv-id or --shared-dir"
-        )
-    if stat.S_IMODE(facts.st_mode) & 0o022:
-        raise RunDirectoryError(
-            f"run directory {root}: others may write to it (mode {stat.S_IMODE(facts.st_mode):04o}); chmod 700 {root}"
-        )
+def open_logs(root: str) -> None:
+    """Make the directory of a run's logs, or check the existing one, as `open_run` does.
+
+    Raises:
+        RunDirectoryError: with one line.
+    """
+    try:
+        PosixFileSystem().makedirs(root)
+        check_own_directory(root)
+    except OSError as error:
+        text = _explain(root, error).replace("--shared-dir", "--log-dir")
+        raise RunDirectoryError(f"log {text.removeprefix('run ')}") from None
+
+
+def exposed(root: str) -> str | None:
+    """Return a warning if other users could put another directory in the place of `root`, or of one above it."""
+    try:
+        found = renamer(root)
+    except OSError:
+        # Not even to be looked at: `open_run` says so, if it matters.
+        return None
+    if found is None:
+        return None
+    directory, who = found
+    return f"{root}: {who} may rename it, because {directory} is writable without the sticky bit; chmod +t {directory}"
 
 
 def _file_in(path: str) -> str:
@@ -186,6 +201,9 @@ def _file_in(path: str) -> str:
 
 def _explain(root: str, error: OSError) -> str:
     where = error.filename if isinstance(error.filename, str) else root
+    if isinstance(error, ForeignFile):
+        which = "" if where == root else f"{where}: "
+        return f"run directory {root}: {which}{error.strerror}; choose another --rdzv-id or --shared-dir"
     reasons = {
         errno.EACCES: f"not writable ({where}); choose another --shared-dir",
         errno.EPERM: f"not permitted ({error.strerror}: {where}); choose another --shared-dir",

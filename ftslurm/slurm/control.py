@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from ftslurm.boot import module_command
 from ftslurm.slurm.errors import (
     SlurmCommandMissing,
     SlurmError,
@@ -269,7 +270,7 @@ class CommandSlurm:
         """See SlurmControl."""
         if not check_job_id(job_id).isdecimal():
             raise ValueError(f"expected a job's own number, found {job_id!a}")
-        command = (sys.executable, "-m", "ftslurm.slurm.complete", job_id, str(exit_code))
+        command = module_command(sys.executable, "ftslurm.slurm.complete", job_id, str(exit_code))
         answer = self._ask(*command)
         if answer.status not in (0, -_SIGTERM):
             raise failure(command[2:], answer)

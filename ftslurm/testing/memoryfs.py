@@ -184,6 +184,10 @@ class MemoryFileSystem:
         self._directory(path)
         self._call(AFTER, operation)
 
+    def check_own(self, path: str) -> None:
+        """See `FileSystem.check_own`; there is one user."""
+        self._directory(path)
+
     def makedirs(self, path: str) -> None:
         """See `FileSystem.makedirs`."""
         operation = self._begin("makedirs", path)

@@ -367,9 +367,15 @@ class RunBuilder:
         after_s: float = 0.2,
         killed: tuple[int, ...] = (),
         outcome: str = "failed",
+        stopping_s: float | None = None,
     ) -> RunBuilder:
-        """Let ftslurm stop whoever still runs, and the round end; ``killed`` are ranks that needed SIGKILL."""
+        """Let ftslurm stop whoever still runs, and the round end; ``killed`` are ranks that needed SIGKILL.
+
+        ``stopping_s``: so long the ranks took to end after they were told to stop; None: nobody wrote down when.
+        """
         self.wait(after_s)
+        stop_ns = None if stopping_s is None else self.now_ns
+        self.wait(stopping_s or 0.0)
         failure = self.history[-1]["failure"]
         told = reason
         if failure is not None:
@@ -389,6 +395,7 @@ class RunBuilder:
                 "ended_ns": self.now_ns,
                 "outcome": "failed" if own else "stopped",
                 "stop_reason": reason,
+                "stop_ns": stop_ns,
             }
         self.history[-1] |= {"ended_ns": self.now_ns, "outcome": outcome, "reason": told}
         return self

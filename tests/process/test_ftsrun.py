@@ -139,10 +139,10 @@ def test_an_earlier_success_in_the_same_job_is_no_success_of_a_start_that_srun_r
 
 def test_nor_is_it_one_where_no_agent_could_start(job: Job) -> None:
     assert job.run()[0] == 0
-    job.srun('TMPDIR=/proc/nothere task "$@"')
+    job.srun('FTSLURM_HEARTBEAT=never task "$@"')
     code, output = job.run()
     assert code == 2, output
-    assert "set TMPDIR" in output and "succeeded" not in output, output
+    assert "FTSLURM_HEARTBEAT" in output and "succeeded" not in output, output
 
 
 @pytest.mark.parametrize("knows", [True, False])
@@ -236,3 +236,21 @@ def test_a_heterogeneous_job_is_told_in_one_line_that_its_first_component_is_use
     code, output = job.run(SLURM_HET_SIZE="3")
     assert code == 0, output
     assert output.count("a heterogeneous job of 3 components: only the first one (n1) is used") == 1
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "ends in a line break\n", " blanks at both ends ", "back\\slash"])
+def test_the_run_is_where_the_job_was_submitted_whatever_that_directory_is_called(tmp_path: Path, name: str) -> None:
+    directory = tmp_path / name
+    directory.mkdir()
+    job = Job(directory)
+    # PATH cannot hold every name.
+    job.bin.rename(tmp_path / "bin")
+    job.bin = tmp_path / "bin"
+    try:
+        code, output = job.run("--exclude-dir", "a place\nof mine", "train.py")
+        assert code == 0, output
+        assert "rank 0 ran" in output
+        assert (directory / "ftslurm-runs" / "job-7" / "report.json").exists()
+        assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["bin", name])
+    finally:
+        job.close()

@@ -158,7 +158,7 @@ time.sleep(600 if round_ < 2 else 0)
     run = look(start, script, "--nnodes", "2", "--rdzv-id", "first")
     assert run.wait() == 0, run.err
     assert [entry["nodes"] for entry in rounds(run)] == [["local0", "local1"]] * 2 + [["local0", "local2"]]
-    noted = json.loads((tmp_path / "ftslurm-runs" / "excluded" / "local1.json").read_text())
+    noted = json.loads((tmp_path / "ftslurm-runs" / f"excluded-{os.geteuid()}" / "local1.json").read_text())
     assert "first to fail in 2 rounds" in noted["reason"] and noted["by"] == "run first"
     assert "local1 is set aside for 24 hours" in run.err
     for path in tmp_path.glob("up*"):
@@ -219,7 +219,7 @@ def test_a_driver_that_hangs_in_one_look_alone_keeps_no_node_out_of_later_jobs(s
     gpus.say()
     assert run.wait() == 0, run.err
     assert "health: this node is fit again" in run.err
-    assert "set aside" not in run.err and not (run.directory / "ftslurm-runs" / "excluded").exists()
+    assert "set aside" not in run.err and not (run.directory / "ftslurm-runs" / f"excluded-{os.geteuid()}").exists()
 
 
 def test_a_gpu_that_a_second_look_misses_too_keeps_its_node_out_of_later_jobs(start: Start, gpus: Standin) -> None:  # noqa: F811

@@ -102,7 +102,7 @@ def assert_nothing_was_found(job: Started) -> None:
     health: dict[str, Any] = json.loads(record.read_text())["health"]
     assert health is not None and health["set"] == "quick"
     assert [one["check"] for one in health["findings"] if one["check"] == "site-device"] == []
-    assert not (job.directory / "ftslurm-runs" / "excluded").exists()
+    assert not (job.directory / "ftslurm-runs" / f"excluded-{os.geteuid()}").exists()
 
 
 @pytest.mark.usefixtures("load")

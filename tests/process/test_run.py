@@ -57,7 +57,9 @@ class Started:
     @property
     def run_dir(self) -> Path:
         # Beside the run there may be the nodes that are set aside.
-        return next(path for path in (self.directory / "ftslurm-runs").iterdir() if path.name != "excluded")
+        return next(
+            path for path in (self.directory / "ftslurm-runs").iterdir() if not path.name.startswith("excluded")
+        )
 
     def until(self, true: Callable[[], bool], seconds: float = 30) -> None:
         """Wait for real processes to get somewhere; the bound is for a hang, not a measurement."""

@@ -142,6 +142,8 @@ POSITIVE = [
     ("import-error", raised("ModuleNotFoundError", "No module named 'x'", life_s=200.0)),
     ("wrong-usage", usage("/home/a/train.py", "/usr/lib/python3.11/argparse.py")),
     ("wrong-usage", usage("/home/a/train.py", "/usr/lib/python3/site-packages/click/core.py")),
+    ("no-stdin", raised("EOFError", "EOF when reading a line")),
+    ("no-stdin", raised("BdbQuit", module="bdb")),
     ("missing-script", ended(2, "can't open file '/home/a/trian.py': [Errno 2] No such file or directory")),
     ("missing-program", ended(127, "cannot start trian: no such program in PATH")),
     ("disk-full", raised("OSError", "[Errno 28] No space left on device: '/ckpt/1.pt'")),

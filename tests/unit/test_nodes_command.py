@@ -45,7 +45,7 @@ def test_nodes_are_set_aside_listed_and_allowed_again(capsys: pytest.CaptureFixt
     assert out.splitlines() == [f"{node}: set aside for 24 h" for node in ("n8", "n9", "n10", "n17")]
     code, out, _ = said(capsys, "list", now_ns=NOW + 7200 * S)
     lines = out.splitlines()
-    assert lines[0] == f"4 nodes are set aside in {tmp_path}/ftslurm-runs/excluded"
+    assert lines[0] == f"4 nodes are set aside in {tmp_path}/ftslurm-runs/excluded-{os.geteuid()}"
     assert [line.split()[0] for line in lines[2:]] == ["n8", "n9", "n10", "n17"], "as Slurm counts"
     assert "(2 h)" in lines[2] and "in 22 h" in lines[2] and lines[2].endswith("same switch")
     assert said(capsys, "list", "--hostlist")[1] == "n[8-10,17]\n"
@@ -71,7 +71,7 @@ def test_a_node_that_slurm_does_not_know_is_left_out_or_sbatch_would_refuse_the_
 
 def test_a_broken_file_is_told_and_the_list_goes_on(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     said(capsys, "exclude", "n1", "n2")
-    (tmp_path / "ftslurm-runs/excluded/n1.json").write_text("{")
+    (tmp_path / f"ftslurm-runs/excluded-{os.geteuid()}/n1.json").write_text("{")
     code, out, err = said(capsys, "list", "--hostlist")
     assert (code, out) == (0, "n2\n")
     assert err.count("\n") == 1 and "n1.json" in err and "n1 counts as allowed" in err
@@ -82,14 +82,14 @@ def test_a_broken_file_is_told_and_the_list_goes_on(capsys: pytest.CaptureFixtur
 @pytest.mark.skipif(os.geteuid() != 0, reason="giving a file away needs root")
 def test_a_file_of_somebody_else_is_not_believed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     said(capsys, "exclude", "n1", "n2")
-    os.chown(tmp_path / "ftslurm-runs/excluded/n1.json", 65534, 65534)
+    os.chown(tmp_path / f"ftslurm-runs/excluded-{os.geteuid()}/n1.json", 65534, 65534)
     code, out, err = said(capsys, "list", "--hostlist")
     assert (code, out) == (0, "n2\n") and "belongs to uid 65534, expected 0" in err
 
 
 def test_a_link_and_a_directory_in_a_files_place_are_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     said(capsys, "exclude", "n1")
-    directory = tmp_path / "ftslurm-runs/excluded"
+    directory = tmp_path / f"ftslurm-runs/excluded-{os.geteuid()}"
     (directory / "n2.json").symlink_to(directory / "n1.json")
     (directory / "n3.json").mkdir()
     code, out, err = said(capsys, "list", "--hostlist")
@@ -99,9 +99,12 @@ def test_a_link_and_a_directory_in_a_files_place_are_told(capsys: pytest.Capture
 
 def test_a_directory_that_cannot_be_listed_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "ftslurm-runs").mkdir()
-    (tmp_path / "ftslurm-runs/excluded").write_text("")
+    (tmp_path / f"ftslurm-runs/excluded-{os.geteuid()}").write_text("")
     code, out, err = said(capsys, "list", "--hostlist")
-    assert (code, out) == (1, "") and f"cannot list {tmp_path}/ftslurm-runs/excluded: Not a directory" in err
+    assert (code, out) == (
+        1,
+        "",
+    ) and f"cannot list {tmp_path}/ftslurm-runs/excluded-{os.geteuid()}: Not a directory" in err
     code, _, err = said(capsys, "exclude", "n1")
     assert code == 1 and "ftslurm nodes: " in err and "Traceback" not in err
 
@@ -112,7 +115,7 @@ def test_json_has_everything(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     (node,) = document["nodes"]
     assert (node["node"], node["reason"], node["holds"]) == ("n1", "x", False)
     assert (node["since_ns"], node["until_ns"]) == (NOW, NOW + 3600 * S)
-    assert document["directory"] == str(tmp_path / "ftslurm-runs/excluded")
+    assert document["directory"] == str(tmp_path / f"ftslurm-runs/excluded-{os.geteuid()}")
 
 
 @pytest.mark.parametrize(
@@ -146,13 +149,13 @@ def test_several_lists_are_one_list_of_nodes_each_once() -> None:
 @pytest.mark.parametrize(
     ("shared", "exclude", "environ", "expected"),
     [
-        (None, None, {}, "/w/ftslurm-runs/excluded"),
-        ("/s", None, {}, "/s/excluded"),
-        ("s", None, {"SLURM_SUBMIT_DIR": "/sub"}, "/sub/s/excluded"),
+        (None, None, {}, f"/w/ftslurm-runs/excluded-{os.geteuid()}"),
+        ("/s", None, {}, f"/s/excluded-{os.geteuid()}"),
+        ("s", None, {"SLURM_SUBMIT_DIR": "/sub"}, f"/sub/s/excluded-{os.geteuid()}"),
         (None, "e", {"FTSLURM_SHARED_DIR": "/s"}, "/w/e"),
-        (None, None, {"FTSLURM_SHARED_DIR": "/s"}, "/s/excluded"),
+        (None, None, {"FTSLURM_SHARED_DIR": "/s"}, f"/s/excluded-{os.geteuid()}"),
         (None, None, {"FTSLURM_EXCLUDE_DIR": "/e", "FTSLURM_SHARED_DIR": "/s"}, "/e"),
-        ("/s", None, {"FTSLURM_EXCLUDE_DIR": "/e"}, "/s/excluded"),
+        ("/s", None, {"FTSLURM_EXCLUDE_DIR": "/e"}, f"/s/excluded-{os.geteuid()}"),
     ],
 )
 def test_the_files_are_where_a_run_has_them(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 
 import pytest
@@ -15,7 +16,7 @@ from ftslurm.testing.memoryfs import AFTER, BEFORE, MemoryFileSystem, Operation
 HOUR = 3600 * 10**9
 DAY = 24 * HOUR
 NOW = 1_795_000_000 * 10**9
-DIRECTORY = "/shared/ftslurm-runs/excluded"
+DIRECTORY = f"/shared/ftslurm-runs/excluded-{os.geteuid()}"
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ftslurm.monitor.message import LIMIT
-from ftslurm.monitor.pipe import READ_BYTES, Pipe
+from ftslurm.monitor.pipe import PIPE_BYTES, Pipe
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_a_flood_is_read_in_bounded_pieces(pipe: Pipe) -> None:
         pass
     finally:
         os.close(fd)
-    assert written > READ_BYTES // 2
+    assert written > PIPE_BYTES // 2
     lines = pipe.read()
     assert len(lines) == written // 2
     assert not readable(pipe)

@@ -77,6 +77,15 @@ def test_of_a_hang_the_time_is_lost_since_the_rank_last_moved(tmp_path: Path) ->
     assert parts(report["rounds"][0]["accounting"]) == {"productive": 100, "lost": 1, "detection": 40}
 
 
+def test_ranks_that_take_their_time_to_end_after_the_order_to_stop_are_not_detection(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path).round().steps(1, 101, over_s=100).fail(0, exit_code=1).stop(after_s=0.5, stopping_s=10)
+    run.round(after_s=1).steps(101, 201, over_s=100).succeed(after_s=0)
+    report = accounted(run.close("succeeded", "all ranks succeeded"))
+    spent = parts(report["rounds"][0]["accounting"])
+    assert (spent["detection"], spent["stopping"]) == (0.5, 10)
+    assert "0.5s detection, 10s stopping, " in sentence(report)
+
+
 def test_of_a_hang_that_does_not_say_since_when_the_time_is_lost_since_it_was_noticed(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path).round().steps(1, 101, over_s=100)
     run.hang(0, "for 99 s (time-out 30.0 s)", places={}, after_s=31).history[0]["failure"]["since_ns"] = None

@@ -72,7 +72,7 @@ class Scripted:
 def test_a_job_is_completed_in_a_process_of_its_own_because_slurms_library_may_end_that() -> None:
     run = Scripted(Answer(0, "", ""))
     CommandSlurm({}, run=run).complete("7", 3)
-    assert tuple(run.command[1:]) == ("-m", "ftslurm.slurm.complete", "7", "3")
+    assert tuple(run.command[2:]) == ("ftslurm.slurm.complete", "7", "3")
     refused = Scripted(Answer(1, "", "Slurm's library cannot be used: no libslurm.so\n"))
     with pytest.raises(SlurmRefused, match="library cannot be used"):
         CommandSlurm({}, run=refused).complete("7", 0)

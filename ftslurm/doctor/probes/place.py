@@ -14,7 +14,9 @@ from collections.abc import Mapping
 from ftslurm.dataclasses import dataclass
 from ftslurm.doctor.findings import NOTE, WARNING, WRONG, Finding, Json, some
 from ftslurm.doctor.watch import WatchedFileSystem
+from ftslurm.sharedfs.filesystem import ForeignFile
 from ftslurm.sharedfs.mounts import mount_of
+from ftslurm.sharedfs.ownership import check_own_directory
 
 LITTLE_BYTES, FEW_BYTES = 16 << 20, 1 << 30
 FEW_INODES = 10_000
@@ -72,7 +74,9 @@ def look(fs: WatchedFileSystem, directory: str, session_root: str) -> Json:
     except OSError as error:
         missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
         facts.setdefault("kind", "missing" if missing else "unreadable")
-        facts.update(problem=f"{fs.slowest[1] if error.filename is None else error}", problem_errno=error.errno)
+        # Not the filesystem's own refusal.
+        number = None if isinstance(error, ForeignFile) else error.errno
+        facts.update(problem=f"{fs.slowest[1] if error.filename is None else error}", problem_errno=number)
     return facts
 
 
@@ -82,9 +86,12 @@ def _make(fs: WatchedFileSystem, session_root: str) -> int:
     # Some filesystems accept a file and refuse its bytes.
     fs.create(path, b" " * 4096, durable=True)
     try:
-        return fs.during(f"stat {path}", lambda: os.stat(path)).st_uid
+        made_uid = fs.during(f"stat {path}", lambda: os.stat(path)).st_uid
     finally:
         fs.unlink(path)
+    if made_uid == os.geteuid():
+        check_own_directory(session_root)
+    return made_uid
 
 
 def _machine() -> str:

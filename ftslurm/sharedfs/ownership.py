@@ -1,0 +1,142 @@
+"""Files and directories of this user alone, in directories that other users may share.
+
+Whoever may write to a directory may put anything under any name in it: a link to a file of ours, a named pipe that
+blocks its opener. So files are opened from the tree's root down, no link followed, each directory held while the next
+one is opened in it, and each must belong to this user with nobody else allowed to write to it. What lies above the root
+is not ours to check, but `renamer` says who could put another tree in its place.
+
+Workers import this module: it imports nothing that they do not have.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from ftslurm.sharedfs.filesystem import ForeignFile
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+def open_own_directory(path: str, root: str) -> int:
+    """Return a descriptor of the directory `path`; it and all above it up to `root` are checked.
+
+    Raises:
+        ForeignFile: one of them is a link, another user's, or others may write to it.
+        OSError: it cannot be opened.
+    """
+    fd = _enter(root, None, root)
+    for name in filter(None, path.removeprefix(root).split("/")):
+        root = os.path.join(root, name)
+        try:
+            inner = _enter(name, fd, root)
+        finally:
+            os.close(fd)
+        fd = inner
+    return fd
+
+
+def check_own_directory(path: str, root: str | None = None) -> None:
+    """Check as `open_own_directory` does; `root` None: this directory alone."""
+    os.close(open_own_directory(path, path if root is None else root))
+
+
+def open_own_log(path: str, root: str) -> int:
+    """Open the file `path`, below the directory `root`, to append to it; made, mode 0600, if it is missing.
+
+    Raises:
+        ForeignFile: it, or a directory up to `root`, is not this user's alone, or it has a second name.
+        OSError: it cannot be opened.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    directory = open_own_directory(os.path.dirname(path), root)
+    try:
+        fd = os.open(os.path.basename(path), flags, 0o600, dir_fd=directory)
+    except OSError as error:
+        # ENXIO: a named pipe that nobody reads, or a socket.
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise ForeignFile(error.errno, "not a plain file", path) from None
+        raise OSError(error.errno, error.strerror, path) from None
+    finally:
+        os.close(directory)
+    try:
+        facts = os.fstat(fd)
+        if not stat.S_ISREG(facts.st_mode):
+            raise ForeignFile(errno.EINVAL, "not a plain file", path)
+        if facts.st_uid != os.geteuid():
+            raise ForeignFile(errno.EPERM, _belongs(facts), path)
+        if facts.st_nlink > 1:
+            raise ForeignFile(errno.EMLINK, "a hard link to another file", path)
+    except OSError:
+        os.close(fd)
+        raise
+    os.set_blocking(fd, True)
+    return fd
+
+
+def renamer(path: str) -> tuple[str, str] | None:
+    """Return the first directory above `path` whose content others may rename or remove, and who; None: there is none.
+
+    Owners do not count: root, and those in whose directories this user has chosen to work.
+
+    Raises:
+        OSError: a directory cannot be looked at.
+    """
+    # A link on the way may be replaced where it lies, and what it leads to there.
+    for directory in dict.fromkeys((*_above(path), *_above(os.path.realpath(path)))):
+        facts = os.stat(directory)
+        if facts.st_mode & stat.S_ISVTX:
+            continue
+        if facts.st_mode & stat.S_IWOTH:
+            return directory, "everybody"
+        if facts.st_mode & stat.S_IWGRP and not _own_group(facts.st_gid):
+            return directory, f"group {facts.st_gid}"
+    return None
+
+
+def _above(path: str) -> list[str]:
+    """Return the directories above `path`, the nearest first."""
+    found = []
+    while (above := os.path.dirname(path)) != path:
+        found.append(above)
+        path = above
+    return found
+
+
+def _enter(name: str, above: int | None, path: str) -> int:
+    try:
+        fd = os.open(name, _DIRECTORY, dir_fd=above)
+    except OSError as error:
+        if error.errno in (errno.ENOTDIR, errno.ELOOP) and os.path.islink(path):
+            raise ForeignFile(errno.ELOOP, "a symbolic link, which is not followed", path) from None
+        if error.errno == errno.EACCES and (facts := os.lstat(path)).st_uid != os.geteuid():
+            raise ForeignFile(errno.EPERM, _belongs(facts), path) from None
+        raise OSError(error.errno, error.strerror, path) from None
+    facts = os.fstat(fd)
+    problem = None
+    if facts.st_uid != os.geteuid():
+        problem = _belongs(facts)
+    elif facts.st_mode & _OTHERS:
+        problem = f"others may write to it (mode {stat.S_IMODE(facts.st_mode):04o}); chmod 700 {path}"
+    if problem is not None:
+        os.close(fd)
+        raise ForeignFile(errno.EPERM, problem, path)
+    return fd
+
+
+def _belongs(facts: os.stat_result) -> str:
+    return f"it belongs to uid {facts.st_uid}, you are uid {os.geteuid()}"
+
+
+def _own_group(gid: int) -> bool:
+    """Whether that is the group of this user alone, as systems make one for each user."""
+    import grp
+    import pwd
+
+    try:
+        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return user.pw_gid == gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}

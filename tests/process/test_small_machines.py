@@ -1,0 +1,129 @@
+"""Containers and small machines: what the system refuses costs one line, and where there is another way, no more."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import test_run
+from test_run import Start, Started
+
+start = test_run.start
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts and namespaces need root")
+# Stands for a seccomp profile, or a limit, in the processes of ftslurm itself.
+REFUSES = """
+import os, sys
+refused = os.environ.get("REFUSED")
+if refused and "ftslurm.cli" in sys.orig_argv:
+    import threading, _socket
+    def not_permitted(*arguments, **named):
+        raise PermissionError(1, "Operation not permitted")
+    def no_process():
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+    def no_thread(*arguments, **named):
+        raise RuntimeError("can't start new thread")
+    class NoSocket(_socket.socket):
+        __init__ = not_permitted
+    if refused == "mkfifo":
+        os.mkfifo = not_permitted
+    elif refused == "socket":
+        _socket.socket = NoSocket
+    elif refused == "fork":
+        os.fork = no_process
+    elif refused == "thread":
+        threading._start_new_thread = no_thread
+    elif refused == "prctl":
+        import ftslurm.kernel
+        ftslurm.kernel.become_subreaper = not_permitted
+"""
+
+
+def mounted(start_dir: Path, before: str, *options: str, **environment: str) -> Started:
+    """Start a run in a mount namespace of its own, after a shell command there."""
+    (start_dir / "train.py").write_text("print('ran')")
+    shell = ("unshare", "--mount", "sh", "-ec", f'{before}; exec "$@"', "sh")
+    return Started(start_dir, "--health", "off", *options, "train.py", before=shell, **environment)
+
+
+@needs_root
+@pytest.mark.parametrize(
+    "before",
+    [
+        "rm -rf there",
+        "mount -t tmpfs -o nr_inodes=1 none there",
+        "mount -t tmpfs -o nr_inodes=5 none there",
+        "mount -t tmpfs -o ro none there",
+        "mount -t tmpfs -o size=4k none there",
+    ],
+    ids=["missing", "no inode", "few inodes", "read-only", "no space"],
+)
+def test_a_tmpdir_in_which_agent_and_ranks_cannot_work_is_named_and_another_place_is_used(
+    tmp_path: Path, before: str
+) -> None:
+    (tmp_path / "there").mkdir()
+    run = mounted(tmp_path, before, TMPDIR=str(tmp_path / "there"))
+    assert run.wait() == 0, run.err
+    lines = [line for line in run.err.splitlines() if f"{tmp_path / 'there'}: " in line]
+    assert len(lines) == 1 and lines[0].endswith("/tmp is used for temporary files instead"), run.err
+    assert "Traceback" not in run.err
+
+
+@needs_root
+def test_the_report_of_a_machine_without_any_place_for_temporary_files_is_one_line(tmp_path: Path) -> None:
+    # Below /tmp, which is to be hidden, there is nothing left to write to.
+    before = "mount -t tmpfs -o ro none /dev/shm; mount -t tmpfs -o ro none /tmp; cd /"
+    run = Started(
+        tmp_path,
+        "--health",
+        "off",
+        "--no-python",
+        "true",
+        before=("unshare", "--mount", "sh", "-ec", f'{before}; exec "$@"', "sh"),
+    )
+    assert run.wait() == 2
+    assert len(run.err.splitlines()) == 1
+    assert "no place for temporary files: /tmp: Read-only file system; /dev/shm: Read-only file system" in run.err
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("shell", "words"),
+    [
+        (("unshare", "--pid", "--fork"), "/proc is that of another PID namespace"),
+        (
+            ("unshare", "--pid", "--fork", "--mount", "sh", "-c", 'mount -t tmpfs none /proc; "$@"', "sh"),
+            "there is no /proc",
+        ),
+    ],
+    ids=["foreign", "none"],
+)
+def test_a_proc_that_does_not_show_this_process_is_refused_before_anything_is_killed(
+    tmp_path: Path, shell: tuple[str, ...], words: str
+) -> None:
+    (tmp_path / "train.py").write_text("print('ran')")
+    run = Started(tmp_path, "--health", "off", "train.py", before=shell)
+    assert run.wait() == 2
+    assert words in run.err and len(run.err.splitlines()) == 1, run.err
+
+
+@pytest.mark.parametrize(
+    ("refused", "code", "line"),
+    [
+        ("mkfifo", 0, "no named pipe can be made on this node: torch's timers are not heard"),
+        ("socket", 1, "an agent cannot work here: ftslurm/agent/ports.py"),
+        ("thread", 1, "no more threads can be started here (ulimit -u, the cgroup's pids.max)"),
+        ("fork", 2, "no process can be started for the agent"),
+        ("prctl", 2, "cannot supervise processes here: "),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(start: Start, tmp_path: Path, refused: str, code: int, line: str) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(REFUSES)
+    path = os.pathsep.join((str(tmp_path / "site"), str(Path(__file__).parents[2])))
+    run = start("print('ran')", "--health", "off", "--max-restarts", "0", REFUSED=refused, PYTHONPATH=path)
+    assert run.wait() == code, run.err
+    # A line for each part of the agent that does without: none has a thread.
+    told = [each for each in run.err.splitlines() if line in each]
+    assert len(told) == (2 if refused == "thread" else 1), run.err
+    assert "Traceback" not in run.err + run.out and "defect" not in run.err + run.out
