@@ -58,7 +58,9 @@ class EarlyCheck:
         try:
             with open(self._request, "w") as file:
                 json.dump(request, file)
+            os.write(self._go, b"x")
         except OSError:
+            # Or the process has ended.
             self.drop()
             return False
         os.close(self._go)
@@ -92,10 +94,10 @@ def _run(request: str, wait: int, write: int) -> NoReturn:
         from ftslurm.health import catalog, look
 
         catalog.builtin()
-        # Blocks until the agent closes its end.
-        os.read(0, 1)
-        os.dup2(os.open(request, os.O_RDONLY), 0)
-        look.main()
+        # Nothing comes from an agent that has ended, for wrong arguments perhaps.
+        if os.read(0, 1):
+            os.dup2(os.open(request, os.O_RDONLY), 0)
+            look.main()
         code = 0
     except Exception as error:
         # A module that is broken or missing. The agent reports that the look came to nothing.
