@@ -26,6 +26,8 @@ from typing import TypeVar
 from ftslurm.dataclasses import dataclass
 
 # None of them later: what a signal handler calls must not have to be imported, see `ftslurm.__getattr__`.
+from ftslurm.monitor.client import excuse
+from ftslurm.monitor.link import say
 from ftslurm.rendezvous.state import State
 from ftslurm.sharedfs.cell import FencedCell
 from ftslurm.sharedfs.commits import Commits, PendingCommit, temporary_of
@@ -39,6 +41,10 @@ _T = TypeVar("_T")
 PATIENCE_S = 30.0
 """For so long (seconds) a commit goes on trying while the run directory refuses it, for example for a full disk."""
 RETRY_S = 0.5
+NOTICE_S = 3.0
+"""After so long (seconds) the standard error says what a commit waits for."""
+EXCUSED_S = 5.0
+"""So long (seconds) one try may take before it counts as the rank's own silence."""
 
 
 class RoundIsOver(RuntimeError):
@@ -114,7 +120,8 @@ def commit(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> Iterato
     The temporary lies beside `path`, hidden, with the round in its name. A file's bytes are on the disk (fsync) before
     the rename. A file replaces a file, a directory replaces a directory with all that is in it; neither replaces the
     other. A symbolic link stays one, as with `open(path, "wb")`: what it leads to is written, and the temporary lies
-    beside that. While the run directory refuses (a full disk), the commit waits for up to 30 s.
+    beside that. While the run directory refuses (a full disk), the commit waits for up to 30 s, which
+    no time-out of a watchdog counts, and says so on the standard error.
 
     At every moment `path` is the old one or the new one, whole. But where the filesystem cannot exchange two
     directories (NFS: renameat2(2) says EINVAL), an existing directory is first renamed to a hidden name that ends with
@@ -136,13 +143,14 @@ def commit(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> Iterato
     commits = Commits(_filesystem(), RunDirectory(guard.run_dir)) if guard.run_dir else None
     # Early, so that what a killed process leaves is found. If that fails now there is time until the data is written.
     registration = _try_to_register(commits, pending)
+    waiting = Waiting(f"the commit of {target} waits for the run directory {guard.run_dir}")
     obsolete: str | None = temporary
     try:
         yield temporary
         _sync(temporary)
         if commits is not None and registration is None:
-            registration = _patiently(lambda: commits.register(pending))
-        _patiently(guard.check)
+            registration = _patiently(lambda: commits.register(pending), waiting)
+        _patiently(guard.check, waiting)
         obsolete = _rename(temporary, target, guard)
         _sync(os.path.dirname(target))
     except Stranded:
@@ -186,14 +194,38 @@ def _rename(temporary: str, target: str, guard: Fence) -> str | None:
         raise
 
 
-def _patiently(call: Callable[[], _T]) -> _T:
-    end = time.monotonic() + PATIENCE_S
+class Waiting:
+    """What a commit waits for, told once on the standard error when that takes long.
+
+    Args:
+        what: in words.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._told = False
+
+    def tell(self, waited_s: float, error: OSError) -> None:
+        """Tell of a wait of `waited_s` seconds so far, and of the newest `error`."""
+        if waited_s >= NOTICE_S and not self._told:
+            # Where the standard error is a log in the very directory that is full, the next try may get through.
+            self._told = say(
+                f"{self._what}, which has refused for {waited_s:.0f} s; it gives up after {PATIENCE_S:g} s: {error}"
+            )
+
+
+def _patiently(call: Callable[[], _T], waiting: Waiting) -> _T:
+    """Call until it succeeds, for `PATIENCE_S`; to the agent this wait is no hang of the rank."""
+    began = time.monotonic()
     while True:
         try:
             return call()
-        except OSError:
-            if time.monotonic() >= end:
+        except OSError as error:
+            waited_s = time.monotonic() - began
+            if waited_s >= PATIENCE_S:
                 raise
+            waiting.tell(waited_s, error)
+        excuse(EXCUSED_S)
         time.sleep(RETRY_S)
 
 
