@@ -33,6 +33,7 @@ def prepare(arguments: Sequence[str]) -> int:
     """
     started_ns = time.time_ns()
     from ftslurm.nodes.exclude import folder
+    from ftslurm.sharedfs.job_runs import run_of_start
     from ftslurm.sharedfs.publish import random_nonce
     from ftslurm.slurm.control import CommandSlurm
     from ftslurm.slurm.errors import SlurmError
@@ -53,6 +54,8 @@ def prepare(arguments: Sequence[str]) -> int:
         except SlurmError:
             # Slurm's controller may be busy: its word is good to have, no more.
             pass
+        if placement.job is not None and options.rdzv_id is None:
+            run_dir = run_of_start(run_dir, placement.attempt, _closer_of)
         run = open_run(run_dir, user_name(), time.time_ns(), __version__)
     except (UsageError, RunDirectoryError) as error:
         complain(str(error))
@@ -64,6 +67,23 @@ def prepare(arguments: Sequence[str]) -> int:
     lines = (run.root, random_nonce(), started_ns, batch_host, f"{options.node_timeout_s:g}", kill_wait, exclude_dir)
     print("\n".join("" if line is None else str(line) for line in lines))
     return 0
+
+
+def _closer_of(run_dir: str) -> str | None:
+    """Return the attempt that has closed a run; None for a run that is not closed or not there, or cannot be read."""
+    from ftslurm.rendezvous.state import CLOSED, State
+    from ftslurm.sharedfs.cell import FencedCell
+    from ftslurm.sharedfs.filesystem import PosixFileSystem
+    from ftslurm.sharedfs.publish import BadFile
+
+    run = RunDirectory(run_dir)
+    try:
+        newest = FencedCell(PosixFileSystem(owner=os.geteuid()), run.state).get()
+        state = State.decode(newest.value, run.state) if newest is not None else None
+    except (OSError, BadFile):
+        # Whoever opens it says what is wrong.
+        return None
+    return state.attempt if state is not None and state.phase == CLOSED else None
 
 
 def _point_to(run_dir: str, job: JobFacts) -> None:
