@@ -16,6 +16,7 @@ node alone, so it is not fenced against a node that was lost.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -25,11 +26,14 @@ from typing import TypeVar
 from ftslurm.dataclasses import dataclass
 
 # None of them later: what a signal handler calls must not have to be imported, see `ftslurm.__getattr__`.
+from ftslurm.monitor.client import excuse
+from ftslurm.monitor.link import say
 from ftslurm.rendezvous.state import State
 from ftslurm.sharedfs.cell import FencedCell
 from ftslurm.sharedfs.commits import Commits, PendingCommit, temporary_of
 from ftslurm.sharedfs.filesystem import FileSystem, PosixFileSystem
 from ftslurm.sharedfs.publish import random_nonce
+from ftslurm.sharedfs.replace import Stranded, remove, replace
 from ftslurm.sharedfs.rundir import RunDirectory
 
 _T = TypeVar("_T")
@@ -37,6 +41,10 @@ _T = TypeVar("_T")
 PATIENCE_S = 30.0
 """For so long (seconds) a commit goes on trying while the run directory refuses it, for example for a full disk."""
 RETRY_S = 0.5
+NOTICE_S = 3.0
+"""After so long (seconds) the standard error says what a commit waits for."""
+EXCUSED_S = 5.0
+"""So long (seconds) one try may take before it counts as the rank's own silence."""
 
 
 class RoundIsOver(RuntimeError):
@@ -101,7 +109,7 @@ def fence() -> Fence:
 
 
 @contextmanager
-def commit(path: str | os.PathLike[str]) -> Iterator[str]:
+def commit(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> Iterator[str]:
     """Write a file or directory under a temporary name and give it its name only while no newer round exists.
 
     ```
@@ -110,38 +118,62 @@ def commit(path: str | os.PathLike[str]) -> Iterator[str]:
     ```
 
     The temporary lies beside `path`, hidden, with the round in its name. A file's bytes are on the disk (fsync) before
-    the rename. An existing file is replaced; an existing directory is not (rename(2) refuses unless it is empty): give
-    each directory a name of its own. While the run directory refuses (a full disk), the commit waits for up to 30 s.
+    the rename. A file replaces a file, a directory replaces a directory with all that is in it; neither replaces the
+    other. A symbolic link stays one, as with `open(path, "wb")`: what it leads to is written, and the temporary lies
+    beside that. While the run directory refuses (a full disk), the commit waits for up to 30 s, which
+    no time-out of a watchdog counts, and says so on the standard error.
+
+    At every moment `path` is the old one or the new one, whole. But where the filesystem cannot exchange two
+    directories (NFS: renameat2(2) says EINVAL), an existing directory is first renamed to a hidden name that ends with
+    `.old`. A kill right after that leaves nothing under `path`, until the end of the round is noticed or the next round
+    starts: both give the old directory its name again. Outside ftslurm nobody does.
 
     Yields:
-        The temporary's absolute path; nothing exists there yet. It is removed after any error; that of a process which
-        was killed is removed when the next round starts.
+        The temporary's absolute path, as text; nothing exists there yet. It is removed after any error; that of a
+        process which was killed is removed when the next round starts.
 
     Raises:
         RoundIsOver: a newer round exists; `path` is as that round left it.
-        OSError: it could not be written or renamed; `path` is untouched.
+        OSError: it could not be written or renamed; `path` is untouched, unless the text says where old and new lie.
     """
     guard = fence()
-    target = os.path.abspath(os.fspath(path))
+    target = _resolved(path)
     temporary = temporary_of(target, guard.token, random_nonce())
     pending = PendingCommit(guard.round, guard.node, temporary, target)
     commits = Commits(_filesystem(), RunDirectory(guard.run_dir)) if guard.run_dir else None
     # Early, so that what a killed process leaves is found. If that fails now there is time until the data is written.
     registration = _try_to_register(commits, pending)
+    waiting = Waiting(f"the commit of {target} waits for the run directory {guard.run_dir}")
+    obsolete: str | None = temporary
     try:
         yield temporary
         _sync(temporary)
         if commits is not None and registration is None:
-            registration = _patiently(lambda: commits.register(pending))
-        _patiently(guard.check)
-        _rename(temporary, target, guard)
-    except BaseException:
-        _remove(temporary)
+            registration = _patiently(lambda: commits.register(pending), waiting)
+        _patiently(guard.check, waiting)
+        obsolete = _rename(temporary, target, guard)
+        _sync(os.path.dirname(target))
+    except Stranded:
+        obsolete = None
         raise
     finally:
-        if commits is not None and registration is not None:
+        gone = obsolete is None or remove(obsolete)
+        # What another node still has open may stay for now (NFS): the end of the round removes what is registered.
+        if commits is not None and registration is not None and gone:
             commits.finished(registration)
-    _sync(os.path.dirname(target))
+
+
+def _resolved(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
+    """Return the absolute path of what `open` would write."""
+    target = os.fsdecode(path)
+    if not target:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), target)
+    target = os.path.abspath(target)
+    if os.path.islink(target):
+        target = os.path.realpath(target)
+        if os.path.islink(target):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), target)
+    return target
 
 
 def _try_to_register(commits: Commits | None, pending: PendingCommit) -> str | None:
@@ -153,23 +185,47 @@ def _try_to_register(commits: Commits | None, pending: PendingCommit) -> str | N
         return None
 
 
-def _rename(temporary: str, target: str, guard: Fence) -> None:
+def _rename(temporary: str, target: str, guard: Fence) -> str | None:
     try:
-        os.rename(temporary, target)
+        return replace(temporary, target)
     except FileNotFoundError:
         # A newer round has revoked it between our look and the rename; else it is the script's own doing.
         guard.check()
         raise
 
 
-def _patiently(call: Callable[[], _T]) -> _T:
-    end = time.monotonic() + PATIENCE_S
+class Waiting:
+    """What a commit waits for, told once on the standard error when that takes long.
+
+    Args:
+        what: in words.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._told = False
+
+    def tell(self, waited_s: float, error: OSError) -> None:
+        """Tell of a wait of `waited_s` seconds so far, and of the newest `error`."""
+        if waited_s >= NOTICE_S and not self._told:
+            # Where the standard error is a log in the very directory that is full, the next try may get through.
+            self._told = say(
+                f"{self._what}, which has refused for {waited_s:.0f} s; it gives up after {PATIENCE_S:g} s: {error}"
+            )
+
+
+def _patiently(call: Callable[[], _T], waiting: Waiting) -> _T:
+    """Call until it succeeds, for `PATIENCE_S`; to the agent this wait is no hang of the rank."""
+    began = time.monotonic()
     while True:
         try:
             return call()
-        except OSError:
-            if time.monotonic() >= end:
+        except OSError as error:
+            waited_s = time.monotonic() - began
+            if waited_s >= PATIENCE_S:
                 raise
+            waiting.tell(waited_s, error)
+        excuse(EXCUSED_S)
         time.sleep(RETRY_S)
 
 
@@ -183,15 +239,3 @@ def _sync(path: str) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def _remove(temporary: str) -> None:
-    if os.path.isdir(temporary) and not os.path.islink(temporary):
-        from shutil import rmtree
-
-        rmtree(temporary, ignore_errors=True)
-        return
-    try:
-        os.unlink(temporary)
-    except OSError:
-        pass

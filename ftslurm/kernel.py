@@ -1,10 +1,10 @@
-"""What the agent asks of the Linux kernel: prctl, pidfds, processes in sessions of their own, descendants, inotify.
+"""What is asked of the Linux kernel: prctl, pidfds, processes in sessions of their own, descendants, inotify, renames.
 
 What Python offers depends on the libc and the kernel headers that it was built with, not on the machine that it runs
 on: conda's Python and older standalone builds have neither pidfds nor ``posix_spawn(setsid=True)``, where the kernel
 has both. So the kernel is asked here, and here alone.
 
-Sources: prctl(2), pidfd_open(2), pidfd_send_signal(2), syscall(2), setsid(2), proc(5), inotify(7).
+Sources: prctl(2), pidfd_open(2), pidfd_send_signal(2), syscall(2), setsid(2), proc(5), inotify(7), rename(2).
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 SYS_PIDFD_SEND_SIGNAL, SYS_PIDFD_OPEN = 424, 434
 """These numbers are the same on all architectures but alpha (the kernel's scripts/syscall.tbl)."""
+AT_FDCWD = -100
+RENAME_EXCHANGE = 2
 IN_MODIFY = 0x2
 IN_CLOEXEC = os.O_CLOEXEC
 IN_NONBLOCK = os.O_NONBLOCK
@@ -41,6 +43,8 @@ def _call(what: str, function: str, *arguments: object) -> int:
     """Call a function of the C library and return its result; `OSError`, which names `what`, when that is negative."""
     if _libc is None:
         raise OSError(errno.ENOSYS, "this Python cannot call the C library: it lacks ctypes", what)
+    if not hasattr(_libc, function):
+        raise OSError(errno.ENOSYS, f"this C library has no {function}", what)
     result: int = getattr(_libc, function)(*arguments)
     if result < 0:
         number = ctypes.get_errno()
@@ -91,6 +95,17 @@ def pidfd_send_signal(pidfd: int, sig: int) -> None:
         signal.pidfd_send_signal(pidfd, sig)
     else:
         _call("pidfd_send_signal", "syscall", SYS_PIDFD_SEND_SIGNAL, pidfd, int(sig), None, 0)
+
+
+def exchange(one: str, other: str) -> None:
+    """Exchange two names, of files or directories, at one moment (RENAME_EXCHANGE, Linux 3.15 and glibc 2.28).
+
+    Raises:
+        FileNotFoundError: one of them does not exist.
+        OSError: EINVAL: the filesystem cannot do it; ENOSYS: the kernel or the C library cannot.
+    """
+    arguments = (AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE)
+    _call(one, "renameat2", *arguments)
 
 
 def supervise() -> int:

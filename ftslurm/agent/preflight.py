@@ -34,6 +34,7 @@ def prepare(arguments: Sequence[str]) -> int:
     """
     started_ns = time.time_ns()
     from ftslurm.nodes.exclude import folder
+    from ftslurm.sharedfs.job_runs import run_of_start
     from ftslurm.sharedfs.publish import random_nonce
     from ftslurm.slurm.control import CommandSlurm
     from ftslurm.slurm.errors import SlurmError
@@ -54,6 +55,8 @@ def prepare(arguments: Sequence[str]) -> int:
         except SlurmError:
             # Slurm's controller may be busy: its word is good to have, no more.
             pass
+        if placement.job is not None and options.rdzv_id is None:
+            run_dir = run_of_start(run_dir, placement.attempt, _closer_of)
         run, logs = open_directories(options, run_dir)
     except (UsageError, RunDirectoryError) as error:
         complain(str(error))
@@ -89,6 +92,23 @@ def warn_of_exposed(run: RunDirectory, logs: str | None) -> None:
         warning = exposed(directory)
         if warning is not None:
             complain(warning)
+
+
+def _closer_of(run_dir: str) -> str | None:
+    """Return the attempt that has closed a run; None for a run that is not closed or not there, or cannot be read."""
+    from ftslurm.rendezvous.state import CLOSED, State
+    from ftslurm.sharedfs.cell import FencedCell
+    from ftslurm.sharedfs.filesystem import PosixFileSystem
+    from ftslurm.sharedfs.publish import BadFile
+
+    run = RunDirectory(run_dir)
+    try:
+        newest = FencedCell(PosixFileSystem(owner=os.geteuid()), run.state).get()
+        state = State.decode(newest.value, run.state) if newest is not None else None
+    except (OSError, BadFile):
+        # Whoever opens it says what is wrong.
+        return None
+    return state.attempt if state is not None and state.phase == CLOSED else None
 
 
 def _point_to(run_dir: str, job: JobFacts) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from ftslurm.monitor import dumpsignal, mark
@@ -50,6 +51,19 @@ def progress(step: int) -> None:
     """
     try:
         _step(int(step))
+    except Exception as problem:
+        _swallow(problem)
+
+
+def excuse(seconds: float) -> None:
+    """Say that this rank waits within ftslurm: no time-out counts what is before `seconds` from now.
+
+    Not for scripts. Unlike a heartbeat it does not opt in to being watched, and it holds for open sections too.
+    """
+    try:
+        agent = _connect()
+        if agent is not None:
+            agent.words[mark.EXCUSED_NS] = time.monotonic_ns() + int(seconds * 1e9)
     except Exception as problem:
         _swallow(problem)
 

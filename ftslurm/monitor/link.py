@@ -181,9 +181,10 @@ def _from_environment(environment: Mapping[str, str]) -> tuple[Timeouts | None, 
         return None, None
 
 
-def say(text: str) -> None:
-    """Write one line to the standard error, if there is one."""
+def say(text: str) -> bool:
+    """Write one line to the standard error, if there is one; tell whether that was possible."""
     try:
         os.write(2, f"ftslurm: {text}\n".encode("utf-8", "backslashreplace"))
     except OSError:
-        pass
+        return False
+    return True

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from ftslurm.dataclasses import dataclass
+from ftslurm.dataclasses import dataclass, replace
 from ftslurm.monitor.mark import Mark
 from ftslurm.monitor.message import shown
 from ftslurm.monitor.timeouts import Longest, Spans, Timeouts
@@ -73,6 +73,8 @@ def watches(mark: Mark | None, timeouts: Timeouts, life: Life, now_s: float) -> 
     """Yield all that is watched of the rank; nothing once it has said that it is finished."""
     if mark is not None and mark.finished:
         return
+    if mark is not None and mark.excused_ns:
+        life = replace(life, floor_s=max(life.floor_s, mark.excused_ns / 1e9))
     beating = mark is not None and mark.beats.number > 0
     initial_s = _choose(mark.initial_s if mark else None, timeouts.initial_s)
     if initial_s is not None and not beating:

@@ -45,6 +45,7 @@ SECTION_NS, OUT_LONGEST, UNLISTED, USED = 14, 15, 16, 17
 OWN_INITIAL, OWN_HEARTBEAT, OWN_OUT = 18, 19, 20
 MISUSED, DROPPED = 21, 22
 PACE_SUM, PACE_COUNT, PACE_BUCKETS = 23, 24, 25
+EXCUSED_NS = 70  # behind the words that `section` uses as spare ones
 SLOT_0, SLOT_WORDS = 72, 10
 OPENED, OPENS, LONGEST, OWN_TIMEOUT, SLOT_NAME = 0, 1, 2, 3, 5
 
@@ -111,6 +112,7 @@ class Mark:
         initial_s, heartbeat_s, out_of_section_s: the rank's own time-outs; None: unset, `math.inf`: off.
         misused, dropped: calls that were wrong; messages that did not get into the pipe.
         pace: intervals between steps.
+        excused_ns: no time before that counts: this rank waited within ftslurm. 0: it never did.
     """
 
     progress: Progress | None
@@ -128,6 +130,7 @@ class Mark:
     misused: int
     dropped: int
     pace: Pace
+    excused_ns: int = 0
 
     @property
     def opted_in(self) -> bool:
@@ -253,6 +256,7 @@ def decode(data: bytes) -> Mark | None:
         misused=word[MISUSED],
         dropped=word[DROPPED],
         pace=Pace(word[PACE_COUNT], word[PACE_SUM], buckets),
+        excused_ns=word[EXCUSED_NS],
     )
 
 

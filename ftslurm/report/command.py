@@ -83,6 +83,8 @@ def _report(options: argparse.Namespace, ask: Callable[[str], JobFacts | None]) 
         except NotFound as error:
             return _of_job(options, ask, f"no run directory of it is in {error.looked}", error)
 
+        _tell_runs(options.run, directory)
+
         def make() -> dict[str, Any]:
             chosen = {"round_number": options.round, "rank": options.rank, "every": options.all}
             return make_report(directory, offline=options.offline or options.follow, **chosen)
@@ -97,6 +99,22 @@ def _report(options: argparse.Namespace, ask: Callable[[str], JobFacts | None]) 
     if options.save:
         save(report, directory)
     return _exit_code(report) if options.exit_code else 0
+
+
+def _tell_runs(argument: str | None, shown: Path) -> None:
+    """Say which runs a job has, if one is asked for that has several; on stderr, as the report may be JSON."""
+    from ftslurm.report.locating import is_job_id, runs_of_job
+
+    if argument is None or not is_job_id(argument):
+        return
+    runs = runs_of_job(shown)
+    if len(runs) > 1:
+        names = ", ".join(run.name for run in runs)
+        print(
+            f"ftslurm report: job {argument} has {len(runs)} runs: {names}; {shown.name} is shown, "
+            f"as the newest; for another one: ftslurm report {runs[0] if runs[0] != shown else runs[-1]}",
+            file=sys.stderr,
+        )
 
 
 def _of_job(options: argparse.Namespace, ask: Callable[[str], JobFacts | None], note: str, otherwise: NotFound) -> int:

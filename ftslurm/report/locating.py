@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from ftslurm.report.reading import MAX_ENTRIES
+from ftslurm.sharedfs.job_runs import runs_beside
 from ftslurm.sharedfs.pointer import pointer_name
 from ftslurm.sharedfs.rundir import RUNS_FOLDER
 
@@ -83,6 +84,15 @@ def _pointed_to(directory: Path, job_id: str) -> Path | None:
     return Path(os.path.realpath(path)) if _is_run(path) else None
 
 
+def runs_of_job(run: Path) -> list[Path]:
+    """Return all runs of the job that `run` belongs to by its name, in the order of their starts."""
+    try:
+        beside = [run.parent / name for name in runs_beside(str(run))]
+    except OSError:
+        return [run]
+    return [path for path in beside if path == run or _is_run(path)]
+
+
 def is_job_id(argument: str) -> bool:
     """Tell whether this may be a Slurm job: `123`, or `123_4` for a task of an array."""
     return _JOB_ID.fullmatch(argument) is not None
@@ -99,9 +109,10 @@ def _parents(environ: Mapping[str, str], cwd: Path, shared_dir: str | None) -> l
 def _in_parent(parent: Path, argument: str | None, job: re.Match[str] | None) -> Path | None:
     if argument is None:
         return _newest(_runs(parent))
-    for name in (argument, f"job-{argument}") if job else (argument,):
-        if _is_run(parent / name):
-            return parent / name
+    if _is_run(parent / argument):
+        return parent / argument
+    if job and _is_run(parent / f"job-{argument}"):
+        return _newest(runs_of_job(parent / f"job-{argument}"))
     return _newest(_with_job(parent, job[1], job[2])) if job else None
 
 

@@ -27,6 +27,7 @@ from ftslurm.sharedfs.publish import (
     random_nonce,
     read_object,
 )
+from ftslurm.sharedfs.replace import TEMPORARY, put_back
 from ftslurm.sharedfs.rundir import RunDirectory
 
 SCHEMA, VERSION = "ftslurm/commit", 1
@@ -38,6 +39,8 @@ _IMPOSSIBLE = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ERO
 the commit cannot be finished either."""
 ASIDE = ".revoked"
 """What is added to the name of a revoked temporary."""
+NAME_BYTES = 255
+"""How long a name may be on nearly every filesystem (NAME_MAX, limits.h)."""
 
 
 @dataclass(frozen=True)
@@ -149,15 +152,18 @@ class Commits:
 
     def _revoke(self, name: str) -> list[Revoked]:
         registration = os.path.join(self._directory, name)
-        temporary = self._temporary(registration)
-        if temporary is None:
+        paths = self._paths(registration)
+        if paths is None:
             return []
+        temporary, target = paths
         if not name.startswith(REVOKED):
             try:
                 self._fs.rename(temporary, temporary + ASIDE)
             except OSError as error:
                 if error.errno not in _IMPOSSIBLE:
                     raise
+            if target is not None:
+                put_back(self._fs, temporary, target, temporary + ASIDE)
             revoked = os.path.join(self._directory, REVOKED + name)
             try:
                 self._fs.rename(registration, revoked)
@@ -167,31 +173,37 @@ class Commits:
             registration = revoked
         return [Revoked(registration, temporary + ASIDE)]
 
-    def _temporary(self, registration: str) -> str | None:
-        """Return what a registration names; None when there is nothing to revoke."""
+    def _paths(self, registration: str) -> tuple[str, str | None] | None:
+        """Return the temporary and the target that a registration names; None when there is nothing to revoke."""
         try:
-            temporary = read_object(self._fs, registration, SCHEMA, VERSION).get("temporary")
+            commit = read_object(self._fs, registration, SCHEMA, VERSION)
         except FileNotFoundError:
             return None
         except BadFile:
-            temporary = None
+            commit = {}
+        temporary, target = commit.get("temporary"), commit.get("target")
         if isinstance(temporary, str) and os.path.isabs(temporary) and is_temporary(temporary):
-            return temporary
+            beside = isinstance(target, str) and os.path.dirname(target) == os.path.dirname(temporary)
+            return temporary, target if beside else None
         # Ours are complete as soon as they have their name: something else wrote this one, or damaged it.
         forget(self._fs, registration)
         return None
 
 
 def temporary_of(target: str, round_: int, nonce: str) -> str:
-    """Return the hidden name beside `target` under which it is written."""
+    """Return the hidden name beside `target` under which it is written; of a long name only the beginning is in it."""
     directory, name = os.path.split(target)
-    return os.path.join(directory, f".{name}.round{round_}.{nonce}.tmp")
+    end = f".round{round_}.{nonce}{TEMPORARY}"
+    room = NAME_BYTES - len(f".{end}{ASIDE}")
+    # Not within a character: some filesystems refuse names that are not UTF-8.
+    shown = name if len(os.fsencode(name)) <= room else os.fsencode(name)[:room].decode("utf-8", "ignore")
+    return os.path.join(directory, f".{shown}{end}")
 
 
 def is_temporary(path: str) -> bool:
     """Tell whether `temporary_of` makes such names: nothing else is ever moved or deleted."""
     name = os.path.basename(path)
-    return name.startswith(".") and name.endswith(".tmp")
+    return name.startswith(".") and name.endswith(TEMPORARY)
 
 
 def _round_and_node(name: str) -> tuple[int | None, str]:

@@ -126,6 +126,35 @@ def test_a_run_that_succeeds_is_exit_code_0_with_the_report_after_the_output(job
     assert "Killed" not in output, output
 
 
+def test_each_further_start_in_a_job_is_a_run_of_its_own_which_a_requeue_finds_again(job: Job) -> None:
+    (job.directory / "fails.py").write_text("raise SystemExit('asked to fail')\n")
+    job.run("--max-restarts", "0", "fails.py")
+    code, output = job.run()
+    assert code == 0 and "job-7-2 succeeded: 1 round" in output and "no failure" in output, output
+    code, output = job.run(SLURM_RESTART_COUNT="1")
+    assert code == 0 and "job-7 succeeded" in output and "round 2: 1 rank" in output, output
+    code, output = job.run(SLURM_RESTART_COUNT="1")
+    assert code == 0 and "job-7-2 succeeded" in output and "round 2: 1 rank" in output, output
+    assert sorted(path.name for path in (job.directory / "ftslurm-runs").glob("job-*")) == ["job-7", "job-7-2"]
+
+
+def test_a_run_that_the_user_named_goes_on_with_each_start(job: Job) -> None:
+    for number in (1, 2):
+        code, output = job.run("--rdzv-id", "llm", "train.py")
+        assert code == 0 and f"round {number}: 1 rank" in output, output
+    assert [path.name for path in (job.directory / "ftslurm-runs").glob("[!e]*")] == ["llm"]
+
+
+def test_the_report_of_a_job_shows_the_newest_of_its_runs_and_names_them_all(job: Job) -> None:
+    for _ in range(3):
+        assert job.run()[0] == 0
+    command = [sys.executable, "-m", "ftslurm.cli", "report", "7", "--offline"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=job.directory, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout.startswith("job-7-3 succeeded"), done.stdout + done.stderr
+    assert "job 7 has 3 runs: job-7, job-7-2, job-7-3" in done.stderr
+
+
 @pytest.mark.parametrize(("code", "expected"), [(1, 1), (0, 1), (213, 213)])
 def test_an_earlier_success_in_the_same_job_is_no_success_of_a_start_that_srun_refused(
     job: Job, code: int, expected: int

@@ -125,6 +125,37 @@ def test_the_peers_of_a_rank_that_failed_may_still_save_before_the_next_round(st
     assert [path.name for path in saves.iterdir()] == ["rank1.json"], run.err
 
 
+SAVE_UNDER_WATCH = """
+import os, time
+import ftslurm
+ftslurm.heartbeat()
+ftslurm.start_section("save")
+open("up", "w").close()
+while not os.path.exists("go"):
+    ftslurm.heartbeat()
+    time.sleep(0.05)
+with ftslurm.commit("checkpoints/last.txt") as temporary:
+    open(temporary, "w").write(os.environ["FTSLURM_ROUND"])
+ftslurm.workload_finished()
+"""
+
+
+def test_a_save_that_waits_for_a_full_run_directory_is_no_hang_and_says_what_it_waits_for(
+    start: Start, saves: Path, shared: Directory
+) -> None:
+    times = ("--heartbeat-timeout", "2", "--section-timeouts", "save=60", "--hang-timeout", "2")
+    run = start(SAVE_UNDER_WATCH, *times, "--redirects", "0", FTSLURM_SHARED_DIR=str(shared.path))
+    run.until((run.directory / "up").exists)
+    shared.fault("full")
+    (run.directory / "go").touch()
+    # It says so only after more than the time-out.
+    run.until(lambda: "last.txt waits for the run directory" in run.err + run.out)
+    shared.answer()
+    assert run.wait() == 0, run.err
+    assert "No space left on device" in run.err + run.out
+    assert (saves / "last.txt").read_text() == "1", run.err
+
+
 LATE = """
 import os, sys, time
 import ftslurm

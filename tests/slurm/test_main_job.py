@@ -141,6 +141,25 @@ def test_a_requeued_job_goes_on_counting_its_rounds(lab: Lab, work: Path) -> Non
     assert "round 2: 2 ranks" in job.output and (job.run_dir / "attempts" / f"{job.id}.1").is_dir()
 
 
+def test_a_failed_stage_and_the_next_one_are_two_runs_and_a_requeue_finds_both_again(lab: Lab, work: Path) -> None:
+    script(
+        work, "sys.exit(5) if 'fail' in sys.argv else train(2000 if not os.environ.get('SLURM_RESTART_COUNT') else 3)"
+    )
+    job = lab.submit(work, "ftsrun --max-restarts 0 train.py fail\nexec ftsrun train.py", "--requeue")
+    job.until_output("round 1: 2 ranks")
+    second = job.run_dir.with_name(f"{job.run_dir.name}-2")
+    lab.until(lambda: (second / "rounds/000001/nodes/t2.json").exists(), 40, job.explain)
+    lab.command("scontrol", "requeue", job.id, check=True)
+    lab.until(lambda: job.facts().get("Restarts") == "1", 30, job.explain)
+    lab.command("scontrol", "update", f"jobid={job.id}", "starttime=now")
+    lab.until(lambda: job.state == "COMPLETED", 60, job.explain)
+    for run in (job.run_dir, second):
+        assert sorted(path.name for path in (run / "rounds").iterdir()) == ["000001", "000002"], job.output
+    assert f"{second.name} succeeded" in job.output
+    done = lab.command("ftslurm", "report", job.id, cwd=work)
+    assert f"{job.run_dir.name}, {second.name}" in done.stderr and second.name in done.stdout.splitlines()[0]
+
+
 def test_the_report_is_there_while_the_job_runs(lab: Lab, work: Path) -> None:
     script(work, "train(2000)")
     job = lab.submit(work, "exec ftsrun train.py")

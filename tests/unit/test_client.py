@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -449,3 +450,13 @@ def test_what_a_signal_handler_of_the_users_raises_in_the_middle_of_a_call_is_no
             ftslurm.heartbeat()
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_wait_within_ftslurm_is_excused_and_opts_in_to_nothing(agent: Agent) -> None:
+    client.excuse(5.0)
+    assert agent.mark.excused_ns > time.monotonic_ns()
+    assert not agent.mark.opted_in
+
+
+def test_a_wait_without_an_agent_is_nothing(alone: None) -> None:
+    client.excuse(5.0)

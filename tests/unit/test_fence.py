@@ -13,6 +13,7 @@ import pytest
 
 import ftslurm
 import ftslurm.fencing
+import ftslurm.sharedfs.replace
 from ftslurm.rendezvous.ending import close
 from ftslurm.rendezvous.fold import begin
 from ftslurm.rendezvous.seen import Shape
@@ -129,6 +130,7 @@ def test_a_rank_that_is_frozen_between_its_look_and_its_rename_is_kept_out(
     def freeze(source: str, to: str) -> None:
         if to == str(target):
             # Meanwhile: the next round forms, and its nodes revoke before they start their ranks.
+            monkeypatch.setattr(os, "rename", rename)
             publish(run_dir, running(4))
             revoke(run_dir, 4)
             target.write_text("of round 4")
@@ -209,3 +211,212 @@ def test_a_commit_takes_a_directory_too(run_dir: Path, tmp_path: Path) -> None:
         Path(temporary).mkdir()
         (Path(temporary) / "rank0").write_text("x")
     assert (tmp_path / "step-100/rank0").read_text() == "x"
+
+
+# Directories in the place of others
+
+
+def save_directory(target: Path | bytes, content: str) -> None:
+    with ftslurm.commit(target) as temporary:
+        Path(temporary).mkdir()
+        (Path(temporary) / content).write_text(content)
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+@pytest.fixture(params=["exchange", "no exchange"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How directories are replaced: at one moment, or as on NFS."""
+
+    def refuse(one: str, other: str) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument", one)
+
+    if request.param == "no exchange":
+        monkeypatch.setattr(ftslurm.sharedfs.replace, "exchange", refuse)
+    return str(request.param)
+
+
+def test_a_commit_replaces_a_directory_with_all_that_is_in_it(run_dir: Path, tmp_path: Path, way: str) -> None:
+    for content in ("first", "second", "third"):
+        save_directory(tmp_path / "last", content)
+        assert names(tmp_path / "last") == [content]
+        assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("frozen", ["before the first call", "before the last call"])
+def test_a_late_commit_of_a_directory_leaves_the_newer_rounds_as_it_was(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, frozen: str
+) -> None:
+    target = tmp_path / "last"
+    save_directory(target, "of round 2")
+    rename, exchange = os.rename, ftslurm.sharedfs.replace.exchange
+
+    def freeze() -> None:
+        monkeypatch.setattr(os, "rename", rename)
+        publish(run_dir, running(4))
+        revoke(run_dir, 4)
+        (target / "of round 4").touch()
+
+    def freeze_before_rename(source: str, to: str) -> None:
+        if to == str(target) and (frozen == "before the first call" or not target.exists()):
+            freeze()
+        rename(source, to)
+
+    def freeze_before_exchange(one: str, other: str) -> None:
+        if frozen == "before the last call":
+            freeze()
+        exchange(one, other)
+
+    monkeypatch.setattr(os, "rename", freeze_before_rename)
+    if way == "exchange":
+        monkeypatch.setattr(ftslurm.sharedfs.replace, "exchange", freeze_before_exchange)
+    with pytest.raises(ftslurm.RoundIsOver, match="round 4"):
+        save_directory(target, "of round 3")
+    assert names(target) == ["of round 2", "of round 4"]
+
+
+@pytest.mark.parametrize("step", ["before the first", "between them", "after the second"])
+def test_what_a_kill_leaves_of_a_replacement_in_two_steps_is_put_in_order_when_the_round_is_over(
+    run_dir: Path, tmp_path: Path, step: str
+) -> None:
+    target = tmp_path / "last"
+    save_directory(target, "old")
+    script = f"""
+import errno, os, sys
+import ftslurm.fencing, ftslurm.sharedfs.replace
+def refuse(one, other):
+    raise OSError(errno.EINVAL, "", one)
+ftslurm.sharedfs.replace.exchange = refuse
+ftslurm.sharedfs.replace.os = os_ = type(os)("os")
+os_.__dict__.update(os.__dict__)
+def rename(source, to):
+    if {step!r} == "before the first" and to.endswith(".old"):
+        os._exit(9)
+    if {step!r} == "between them" and not os.path.exists(to) and not to.endswith(".old"):
+        os._exit(9)
+    os.rename(source, to)
+def remove(path):
+    os._exit(9)
+os_.rename = rename
+ftslurm.fencing.remove = remove
+with ftslurm.commit({str(target)!r}) as temporary:
+    os.mkdir(temporary)
+    open(temporary + "/new", "w").close()
+"""
+    assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 9
+    assert target.exists() == (step != "between them")
+    commits = Commits(PosixFileSystem(), RunDirectory(str(run_dir)))
+    for revoked in commits.revoke(4, lambda node: True)[0]:
+        assert ftslurm.sharedfs.replace.remove(revoked.path)
+        commits.finished(revoked.registration)
+    assert names(target) == ["new" if step == "after the second" else "old"]
+    assert leftovers(tmp_path) == []
+
+
+def test_where_neither_directory_can_be_given_the_name_the_error_says_where_both_lie(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "last"
+    save_directory(target, "old")
+    rename = os.rename
+
+    def fail(source: str, to: str) -> None:
+        if to == str(target) and not target.exists():
+            raise OSError(errno.EIO, "Input/output error", source)
+        rename(source, to)
+
+    def refuse(one: str, other: str) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument", one)
+
+    monkeypatch.setattr(ftslurm.sharedfs.replace, "exchange", refuse)
+    monkeypatch.setattr(os, "rename", fail)
+    with pytest.raises(OSError, match="the old directory is now .*, the new one ") as caught:
+        save_directory(target, "new")
+    old, new = str(caught.value.strerror).rpartition("now ")[2].split(", the new one ")
+    assert (names(Path(old)), names(Path(new))) == (["old"], ["new"])
+    revoke(run_dir, 4)
+    assert names(Path(new)) == ["new"]
+
+
+@pytest.mark.parametrize("old", ["file", "directory"])
+def test_a_file_never_replaces_a_directory_nor_a_directory_a_file(run_dir: Path, tmp_path: Path, old: str) -> None:
+    target = tmp_path / "last"
+    if old == "file":
+        target.write_text("old")
+    else:
+        save_directory(target, "old")
+
+    def save() -> None:
+        with ftslurm.commit(target) as temporary:
+            if old == "file":
+                Path(temporary).mkdir()
+            else:
+                Path(temporary).write_text("new")
+
+    with pytest.raises((IsADirectoryError, NotADirectoryError)):
+        save()
+    assert target.read_text() == "old" if old == "file" else names(target) == ["old"]
+    assert leftovers(tmp_path) == []
+
+
+# Paths, as `open` takes them
+
+
+def save_file(path: str | bytes | os.PathLike[str], content: str) -> None:
+    with ftslurm.commit(path) as temporary:
+        Path(temporary).write_text(content)
+
+
+def test_a_path_may_be_bytes_also_such_that_are_no_text(run_dir: Path, tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path) + b"/last-\xff.pt"
+    save_file(path, "x")
+    with open(path) as file:
+        assert file.read() == "x"
+
+
+@pytest.mark.parametrize("name", ["x" * 255, "x" * 230, "é" * 127])
+def test_a_name_as_long_as_the_filesystem_allows_can_be_committed_and_revoked(
+    run_dir: Path, tmp_path: Path, name: str
+) -> None:
+    save_file(tmp_path / name, "x")
+    assert (tmp_path / name).read_text() == "x"
+
+    def save_late() -> None:
+        with ftslurm.commit(tmp_path / name) as temporary:
+            Path(temporary).write_text("late")
+            publish(run_dir, running(4))
+            revoke(run_dir, 4)
+
+    with pytest.raises(FileNotFoundError):
+        save_late()
+    assert (tmp_path / name).read_text() == "x"
+
+
+@pytest.mark.parametrize("leads", ["to a file", "to a directory", "nowhere yet"])
+def test_a_symbolic_link_stays_and_what_it_leads_to_is_written(run_dir: Path, tmp_path: Path, leads: str) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    target, link = tmp_path / "elsewhere" / "real", tmp_path / "last"
+    link.symlink_to("elsewhere/real")
+    if leads == "to a directory":
+        save_directory(target, "old")
+        save_directory(link, "new")
+        assert names(target) == ["new"]
+    else:
+        if leads == "to a file":
+            target.write_text("old")
+        save_file(link, "new")
+        assert target.read_text() == "new"
+    assert link.is_symlink()
+    assert names(tmp_path / "elsewhere") == ["real"]
+
+
+def test_a_link_that_leads_to_itself_and_an_empty_path_are_errors_as_for_open(run_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    for path in (tmp_path / "loop", ""):
+        with pytest.raises(OSError) as ours:
+            save_file(path, "x")
+        with pytest.raises(OSError) as opens:
+            os.close(os.open(path, os.O_WRONLY))
+        assert ours.value.errno == opens.value.errno

@@ -120,3 +120,15 @@ def test_nothing_found_is_one_line_that_says_where_it_looked(tmp_path: Path, arg
         locate(argument, environ={}, cwd=tmp_path, job_facts=lambda job: None)
     assert str(tmp_path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_of_several_runs_of_a_job_its_id_finds_the_newest(tmp_path: Path) -> None:
+    first = RunBuilder(runs(tmp_path)).write()
+    second = RunBuilder(runs(tmp_path), run_id="job-123-2").write()
+    for newest, other in ((second, first), (first, second)):
+        for path, moment in ((newest, 2_000_000_000), (other, 1_000_000_000)):
+            for name in ("", "nodes", "state", "rounds"):
+                if (path / name).exists():
+                    os.utime(path / name, (moment, moment))
+        assert locate("123", environ={}, cwd=tmp_path) == newest
+    assert locate("job-123", environ={}, cwd=tmp_path) == first

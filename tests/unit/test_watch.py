@@ -743,3 +743,18 @@ def test_random_histories_expire_to_the_tick_as_a_naive_oracle_says() -> None:
     print(f"FTSLURM_WATCH_SEED={base}")
     number = int(os.environ.get("FTSLURM_WATCH_HISTORIES", "150"))
     assert sum(history(f"{base}.{i}") for i in range(number)) > number // 2
+
+
+def test_time_that_a_rank_waited_within_ftslurm_counts_for_nothing_that_is_watched() -> None:
+    times = Timeouts(initial_s=50, heartbeat_s=10, sections={"save": 10}, out_of_section_s=10, hang_s=10)
+    rank = Rank(Node(times), 1)
+    for prepare in (lambda: None, rank.beat, rank.section("save").start, rank.section("save").end):
+        prepare()
+        rank.words[mark.EXCUSED_NS] = 0
+        before = mark.decode(bytes(rank.page))
+        rank.words[mark.EXCUSED_NS] = (START // 512 + 60) * 10**9
+        waited = mark.decode(bytes(rank.page))
+        life = Life(START / 512, START / 512, START / 512)
+        assert look(before, times, life, START / 512 + 60)[0] is not None
+        assert look(waited, times, life, START / 512 + 60)[0] is None
+        assert look(waited, times, life, START / 512 + 120)[0] is not None

@@ -1,0 +1,50 @@
+"""The runs of one Slurm job: `job-25` of the first start of ftsrun, `job-25-2`, `job-25-3` of further ones.
+
+A batch script may start ftsrun several times, for stages that have nothing to do with each other. The n-th start after
+a requeue finds the n-th run again, so that its rounds go on counting.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+
+_NAME = re.compile(r"(job-[0-9]+(?:_[0-9]+)?)(?:-([0-9]+))?")
+
+
+def run_of_start(first: str, attempt: str, closed_by: Callable[[str], str | None]) -> str:
+    """Return the run directory of a start of ftsrun: the first one that this restart of the job has not closed before.
+
+    One that it has begun and not closed is returned too: it may be running, and is refused or taken over by the agents.
+
+    Args:
+        first: the run directory of the job's first start.
+        attempt: the attempt's name.
+        closed_by: returns the attempt that has closed a run; None for a run that is not closed or does not exist.
+    """
+    number, run_dir = 1, first
+    while (closer := closed_by(run_dir)) is not None and _restart(closer) == _restart(attempt):
+        number += 1
+        run_dir = f"{first}-{number}"
+    return run_dir
+
+
+def _restart(attempt: str) -> str:
+    """Return `<job>.<restart>` of an attempt's name, which may have a step behind it."""
+    return attempt.partition("+")[0]
+
+
+def runs_beside(run_dir: str) -> list[str]:
+    """Return the names of all runs of the job of that run directory, in the order of their starts; itself included.
+
+    Raises:
+        OSError: the directory that it lies in cannot be read.
+    """
+    parent, name = os.path.split(run_dir)
+    own = _NAME.fullmatch(name)
+    if own is None:
+        return [name]
+    found = (_NAME.fullmatch(other) for other in os.listdir(parent or "."))
+    same = [match for match in found if match is not None and match[1] == own[1]]
+    return [match[0] for match in sorted(same, key=lambda match: int(match[2] or 1))]
