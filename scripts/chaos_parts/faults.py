@@ -196,7 +196,7 @@ _CUT = (
     *_LOST,
     _because(*_CONNECTION, "hang", blames=ANYWHERE),
     # Not reached from, or not reaching, the others when a round began.
-    _because("spawn", blames=ANYWHERE),
+    _because("unreachable", blames=ANYWHERE),
 )
 _TOLD = (_because(STOPPED, blames=ANYWHERE),)
 _UNABLE = (_because(*_STORAGE, blames=ANYWHERE),)

@@ -187,7 +187,7 @@ def test_a_broken_promise_is_found_by_its_check_and_by_no_other(check: str, how:
         ),
         pytest.param(
             with_rounds(
-                failed(9, "spawn", 5, "n3"),
+                failed(9, "unreachable", 5, "n3"),
                 succeeded(2),
                 injections=(injection("link-cut-briefly", 5, until=8, node="n2"),),
             ),
