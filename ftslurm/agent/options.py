@@ -127,7 +127,12 @@ _OPTIONS = (
         ("--local-nodes",), kinds.count(1), None, "N", "run N agents on this machine instead of one per Slurm node"
     ),
     _Option(
-        ("--grace",), kinds.seconds(0), 15.0, "SECONDS", "from SIGTERM to SIGKILL when workers are stopped; default 15"
+        ("--grace",),
+        kinds.seconds(0),
+        15.0,
+        "SECONDS",
+        "from SIGTERM to SIGKILL when workers are stopped; default 15. "
+        "When Slurm signals the job, 60 % of its KillWait at most: after that it kills everything",
     ),
     _Option(
         ("--heartbeat",),
