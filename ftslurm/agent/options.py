@@ -132,7 +132,7 @@ _OPTIONS = (
         15.0,
         "SECONDS",
         "from SIGTERM to SIGKILL when workers are stopped; default 15. "
-        "When Slurm signals the job, 60 % of its KillWait at most: after that it kills everything",
+        "When Slurm signals the job, six tenths of its KillWait at most: after that it kills everything",
     ),
     _Option(
         ("--heartbeat",),
