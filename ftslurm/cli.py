@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -27,6 +28,32 @@ Each command prints its own options with --help.
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     _hold_standard_streams()
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        sys.stderr.write("ftslurm: the current directory is gone; cd to one that exists\n")
+        return 2
+    try:
+        return _command(arguments)
+    except (OSError, MemoryError) as error:
+        limit = _own_limit(error)
+        if limit is None:
+            raise
+        sys.stderr.write(f"ftslurm: {limit}\n")
+        return 1
+
+
+def _own_limit(error: OSError | MemoryError) -> str | None:
+    """Return which limit of the user's the command has met; None: it is something else."""
+    if isinstance(error, MemoryError):
+        return "no memory is left; look at ulimit -v and the limits of the job's cgroup"
+    # By number: nothing more can be imported where no file can be opened.
+    if error.errno in (errno.EMFILE, errno.EAGAIN, errno.ENOMEM):
+        return f"{error.strerror}; look at ulimit -a and the limits of the job's cgroup"
+    return None
+
+
+def _command(arguments: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     command, rest = (words[0], words[1:]) if words else ("", [])
     if command == "run":

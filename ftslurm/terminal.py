@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -12,10 +13,12 @@ def show(text: str) -> bool:
     try:
         sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
         sys.stdout.flush()
-    except OSError:
+    except OSError as error:
         # The reader (head, less) has enough, the terminal is gone, the disk is full: the job's exit code matters more,
         # and the interpreter must not complain about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno not in (errno.EPIPE, errno.EIO):
+            sys.stderr.write(f"ftslurm: the output cannot be written: {error.strerror}\n")
         return False
     return True
 

@@ -69,10 +69,8 @@ def main(arguments: Sequence[str], ward: Ward, early: EarlyCheck | None) -> int:
         complain(str(error))
         return EXIT_USAGE
     except Exception as error:
-        from ftslurm.agent.containment import defect_of
-
-        defect = defect_of(None, error)
-        complain(f"{defect.text}; please report it:\n{defect.traceback}")
+        defect = _defect(error)
+        complain(defect.refusal or f"{defect.text}; please report it:\n{defect.traceback}")
         return EXIT_FAILED
 
 
@@ -82,7 +80,6 @@ def run_agent(options: RunOptions, ward: Ward, early: EarlyCheck | None) -> int:
     Raises:
         UsageError, RunDirectoryError: with one line; nothing was started.
     """
-    from ftslurm.agent.containment import defect_of
     from ftslurm.agent.defect_records import DefectRecords
     from ftslurm.sharedfs.filesystem import PosixFileSystem
     from ftslurm.sharedfs.publish import random_nonce
@@ -111,12 +108,7 @@ def run_agent(options: RunOptions, ward: Ward, early: EarlyCheck | None) -> int:
         code = _supervise(options, placement, program, slots, run, logs or run.root, ward, health, incarnation, records)
     except Exception as error:
         # While its parts were put together, or after all of them had done their work.
-        defect = defect_of(None, error)
-        if isinstance(error, OSError) and error.errno in REFUSALS:
-            what = f"{error.filename or defect.place}: {error.strerror}"
-            advice = "look at ulimit -a, the cgroup's limits and the container's seccomp profile"
-            defect = replace(defect, refusal=f"an agent cannot work here: {what}; {advice}")
-        code = _end_by(defect, records, ward)
+        code = _end_by(_defect(error), records, ward)
     if placement.job is None and LOCAL_NODE not in os.environ and os.environ.get("FTSLURM_REPORT") != "0":
         for number in STOPPING:
             # Nobody waits for them any more: a report that cannot be written must not be unkillable.
@@ -127,7 +119,7 @@ def run_agent(options: RunOptions, ward: Ward, early: EarlyCheck | None) -> int:
             conclude(run.root, placement.attempt)
         except Exception as error:
             # It is the job's end that counts, not the report's.
-            _end_by(defect_of(None, error), records, ward)
+            _end_by(_defect(error), records, ward)
     return code
 
 
@@ -271,6 +263,19 @@ def _look_up(exclusions: Exclusions, node: str) -> str | None:
     for line in (*problems, *([f"set aside before: {excluded}"] if excluded else ())):
         complain(f"{node}: {line}")
     return excluded
+
+
+def _defect(error: Exception) -> Defect:
+    """Return what is told of an exception that ends the agent: a limit or a refusal of the system is no defect."""
+    from ftslurm.agent.containment import defect_of
+
+    defect = defect_of(None, error)
+    refused = isinstance(error, OSError) and error.errno in REFUSALS
+    if not refused and not isinstance(error, MemoryError):
+        return defect
+    what = f"{error.filename or defect.place}: {error.strerror}" if isinstance(error, OSError) else "no memory is left"
+    advice = "look at ulimit -a, the cgroup's limits and the container's seccomp profile"
+    return replace(defect, refusal=f"an agent cannot work here: {what}; {advice}")
 
 
 def _end_by(defect: Defect, records: DefectRecords, ward: Ward) -> int:

@@ -17,6 +17,7 @@ import stat
 from ftslurm.sharedfs.filesystem import ForeignFile
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NOT_STICKY = "is writable without the sticky bit; chmod +t"
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -77,22 +78,31 @@ def open_own_log(path: str, root: str) -> int:
 
 
 def renamer(path: str) -> tuple[str, str] | None:
-    """Return the first directory above `path` whose content others may rename or remove, and who; None: there is none.
+    """Return who could put another directory in the place of `path`, and why; None: there is nobody.
 
-    Owners do not count: root, and those in whose directories this user has chosen to work.
+    Root does not count, nor do the owners of directories further above, in which this user has chosen to work. But the
+    directory that `path` lies in may have been made by the first user who ran something there.
 
     Raises:
         OSError: a directory cannot be looked at.
     """
+    parent = os.path.dirname(path)
+    trusted = (0, os.geteuid())
+    for directory in _above(path):
+        facts = os.lstat(directory)
+        if stat.S_ISLNK(facts.st_mode) and facts.st_uid not in trusted:
+            return f"uid {facts.st_uid}", f"{directory} is a link of theirs; use a directory of your own"
+    if (owner := os.stat(parent).st_uid) not in trusted:
+        return f"uid {owner}", f"{parent} is theirs; have root own it, or use a directory of your own"
     # A link on the way may be replaced where it lies, and what it leads to there.
     for directory in dict.fromkeys((*_above(path), *_above(os.path.realpath(path)))):
         facts = os.stat(directory)
         if facts.st_mode & stat.S_ISVTX:
             continue
         if facts.st_mode & stat.S_IWOTH:
-            return directory, "everybody"
+            return "everybody", f"{directory} {_NOT_STICKY} {directory}"
         if facts.st_mode & stat.S_IWGRP and not _own_group(facts.st_gid):
-            return directory, f"group {facts.st_gid}"
+            return f"group {facts.st_gid}", f"{directory} {_NOT_STICKY} {directory}"
     return None
 
 

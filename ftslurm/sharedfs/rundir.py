@@ -188,8 +188,8 @@ def exposed(root: str) -> str | None:
         return None
     if found is None:
         return None
-    directory, who = found
-    return f"{root}: {who} may rename it, because {directory} is writable without the sticky bit; chmod +t {directory}"
+    who, why = found
+    return f"{root}: {who} may rename it, because {why}"
 
 
 def _file_in(path: str) -> str:

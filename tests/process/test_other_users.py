@@ -11,6 +11,8 @@ import pytest
 import test_run
 from test_run import Start
 
+from ftslurm.sharedfs.rundir import exposed
+
 start = test_run.start
 SCRIPT = "print('a line of the rank', flush=True)"
 OTHER = 12345
@@ -157,6 +159,23 @@ assert nodes.known("n1").reason == "set aside by " + sys.argv[1], nodes.problems
         [*drop, _python(drop), "-c", program, "first"], cwd=project, capture_output=True, text=True
     )
     assert "it belongs to uid 1001, you are uid 1002; choose another --rdzv-id" in refused.stderr
+
+
+@needs_root
+def test_who_owns_the_directory_of_runs_or_a_link_above_it_is_named(tmp_path: Path) -> None:
+    theirs, stranger = tmp_path / "theirs", 1001
+    theirs.mkdir()
+    os.chown(theirs, stranger, stranger)
+    theirs.chmod(0o1777)
+    warning = exposed(str(theirs / "run")) or ""
+    assert f"uid {stranger} may rename it, because {theirs} is theirs" in warning
+    (tmp_path / "mine").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "mine")
+    os.chown(link, stranger, stranger, follow_symlinks=False)
+    assert f"{link} is a link of theirs" in (exposed(str(link / "run")) or "")
+    os.chown(link, os.geteuid(), -1, follow_symlinks=False)
+    assert "theirs" not in (exposed(str(link / "run")) or "")
 
 
 def _python(drop: list[str]) -> str:

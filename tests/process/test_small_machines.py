@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,39 @@ import test_run
 from test_run import Start, Started
 
 start = test_run.start
+ROOT = Path(__file__).resolve().parents[2]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts and namespaces need root")
+FTSLURM = [sys.executable, "-m", "ftslurm.cli"]
+
+
+def called(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run an ftslurm command as a shell starts it after `script`."""
+    command = ["bash", "-c", f'{script}\nexec "$@"', "bash", *FTSLURM, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize(
+    "command", [("nodes", "list"), ("health", "--quick"), ("doctor",), ("report",), ("status",), ("run", "x.py")]
+)
+def test_a_current_directory_that_is_gone_is_one_line_for_each_command(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    done = called(f"export PYTHONPATH={ROOT}; cd {tmp_path}/gone; rmdir {tmp_path}/gone", *command)
+    assert (done.returncode, done.stderr) == (2, "ftslurm: the current directory is gone; cd to one that exists\n")
+
+
+def test_a_command_without_files_left_says_so_in_one_line() -> None:
+    done = called("ulimit -n 8", "health")
+    assert done.returncode == 1
+    assert done.stderr == "ftslurm: Too many open files; look at ulimit -a and the limits of the job's cgroup\n"
+
+
+def test_output_that_cannot_be_written_is_told() -> None:
+    done = called("exec >/dev/full", "nodes", "list")
+    assert done.stderr == "ftslurm: the output cannot be written: No space left on device\n"
+
+
 # Stands for a seccomp profile, or a limit, in the processes of ftslurm itself.
 REFUSES = """
 import os, sys
