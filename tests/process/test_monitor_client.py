@@ -257,7 +257,7 @@ def test_a_pipe_that_nobody_reads_costs_a_rank_nothing(node: Node) -> None:
     source = """
 import ftslurm, time
 began = time.monotonic()
-for i in range(20000): ftslurm.set_timeouts(heartbeat=1 + i)
+for i in range(60000): ftslurm.set_timeouts(heartbeat=1 + i)
 ftslurm.heartbeat()
 print(time.monotonic() - began < 20)
 """
@@ -266,7 +266,7 @@ print(time.monotonic() - began < 20)
     assert worker.wait() == 0
     assert node.mark().dropped > 10000
     lines = node.pipe.read()
-    assert 0 < len(lines) < 20000
+    assert 0 < len(lines) < 60000
     assert all(node.watch.hear(line, time.monotonic(), time.time()) is None for line in lines)
     assert node.watch.counts == {}
 
