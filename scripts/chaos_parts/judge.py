@@ -173,7 +173,7 @@ def left_clean(history: History) -> list[str]:
 
 
 SRUN_ABORTS = "srun: error: Aborting, "
-"""What srun of Slurm 24.11 prints before it ends the whole step, in spite of --no-kill: a node rebooted before Slurm
+"""What srun prints before it ends the whole step, in spite of --no-kill: a node rebooted before Slurm
 noticed, so that its connection broke and it knows nothing of the step (step_launch.c)."""
 
 
