@@ -79,7 +79,7 @@ from ftslurm.sharedfs.rundir import RunDirectory, rank_directory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    pass
 
 HANDLED = (*FORWARDED, signal.SIGCHLD)
 SWEEP_RETRY_S, QUICK_S = 0.02, 1.0
@@ -667,12 +667,6 @@ class AgentLoop:
         self._console.forget()
         self._workers.clear()
         self._watch.clear()
-
-
-def _failed_ns(worker: Worker, record: dict[str, Any] | None) -> int:
-    assert worker.ended_ns is not None
-    recorded_ns = record["ftslurm"].get("recorded_ns") if record is not None else None
-    return recorded_ns if isinstance(recorded_ns, int) else worker.ended_ns
 
 
 def _drain(fd: int) -> bytes:
