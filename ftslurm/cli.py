@@ -6,6 +6,8 @@ import errno
 import os
 import sys
 
+from ftslurm.terminal import output_failed, print_error, show
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +25,7 @@ usage: ftslurm run [options] program [arguments]    run a program on all nodes, 
 Inside a Slurm job, start it with `ftsrun [options] program [arguments]`.
 Each command prints its own options with --help.
 """
+EXIT_UNWRITTEN = 1  # as coreutils
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,15 +34,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         os.getcwd()
     except FileNotFoundError:
-        sys.stderr.write("ftslurm: the current directory is gone; cd to one that exists\n")
+        print_error("ftslurm: the current directory is gone; cd to one that exists")
         return 2
     try:
-        return _command(arguments)
+        words = list(sys.argv[1:] if arguments is None else arguments)
+        code = _command(words)
+        return EXIT_UNWRITTEN if code == 0 and output_failed() and _answers(words) else code
     except (OSError, MemoryError) as error:
         limit = _own_limit(error)
         if limit is None:
             raise
-        sys.stderr.write(f"ftslurm: {limit}\n")
+        print_error(f"ftslurm: {limit}")
         return 1
 
 
@@ -53,8 +58,16 @@ def _own_limit(error: OSError | MemoryError) -> str | None:
     return None
 
 
-def _command(arguments: Sequence[str] | None) -> int:
-    words = list(sys.argv[1:] if arguments is None else arguments)
+def _answers(words: Sequence[str]) -> bool:
+    """Tell whether a command's output is its purpose; the exit codes of others are a job's, or tell Slurm of a node."""
+    return words[:1] not in (["run"], ["conclude"]) and not _for_slurm(words)
+
+
+def _for_slurm(words: Sequence[str]) -> bool:
+    return words[:1] == ["health"] and any(word.partition("=")[0] == "--slurm" for word in words)
+
+
+def _command(words: Sequence[str]) -> int:
     command, rest = (words[0], words[1:]) if words else ("", [])
     if command == "run":
         return _run(rest)
@@ -87,7 +100,7 @@ def _command(arguments: Sequence[str] | None) -> int:
 
         return doctor(rest)
     if command == "health":
-        return _health(rest)
+        return _health(words)
     if command == "nodes":
         from ftslurm.nodes.command import main as nodes
 
@@ -95,13 +108,13 @@ def _command(arguments: Sequence[str] | None) -> int:
     if command == "--version":
         from ftslurm import __version__
 
-        print(f"ftslurm {__version__}")
+        show(f"ftslurm {__version__}\n")
         return 0
     if command in ("-h", "--help", "help"):
-        print(USAGE, end="")
+        show(USAGE)
         return 0
     wrong = f"unknown command {command!r}" if command else "expected a command"
-    sys.stderr.write(f"ftslurm: {wrong}: run, status, report, doctor, health, nodes or template; see ftslurm --help\n")
+    print_error(f"ftslurm: {wrong}: run, status, report, doctor, health, nodes or template; see ftslurm --help")
     return 2
 
 
@@ -116,17 +129,17 @@ def _hold_standard_streams() -> None:
             setattr(sys, name, open(fd, "w" if fd else "r", closefd=False))  # noqa: SIM115
 
 
-def _health(arguments: Sequence[str]) -> int:
-    if any(word.partition("=")[0] == "--slurm" for word in arguments):
+def _health(words: Sequence[str]) -> int:
+    if _for_slurm(words):
         from ftslurm.health.isolation import isolate
 
         # Before anything more is imported.
         if problem := isolate():
-            sys.stderr.write(f"ftslurm health: {problem}\n")
+            print_error(f"ftslurm health: {problem}")
             return 2
     from ftslurm.health.command import main as health
 
-    return health(arguments)
+    return health(words[1:])
 
 
 def _run(arguments: Sequence[str]) -> int:

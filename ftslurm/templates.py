@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
+
+from ftslurm.terminal import print_error, show
 
 
 def directory() -> str | None:
@@ -22,11 +23,11 @@ def main(arguments: Sequence[str]) -> int:
     names = sorted(name.removesuffix(".sbatch") for name in os.listdir(where)) if where else []
     known = ", ".join(names) or "none (this installation has lost them)"
     if list(arguments) in ([], ["-h"], ["--help"]):
-        print(f"usage: ftslurm template NAME > job.sbatch\ntemplates: {known}")
+        show(f"usage: ftslurm template NAME > job.sbatch\ntemplates: {known}\n")
         return 0
     if len(arguments) != 1 or arguments[0] not in names or where is None:
-        sys.stderr.write(f"ftslurm template: expected one of {known}, found {' '.join(arguments)}\n")
+        print_error(f"ftslurm template: expected one of {known}, found {' '.join(arguments)}")
         return 2
     with open(os.path.join(where, f"{arguments[0]}.sbatch")) as file:
-        print(file.read(), end="")
+        show(file.read())
     return 0

@@ -1,4 +1,4 @@
-"""What every command does with its standard output: print whole texts to whoever still reads, in colour if wanted."""
+"""What every command does with its standard streams: whole texts to stdout, in colour if wanted; lines to stderr."""
 
 from __future__ import annotations
 
@@ -6,21 +6,37 @@ import errno
 import os
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TextIO
+
+_output_failed = False
+
 
 def show(text: str) -> bool:
-    """Print `text`, escaping what the output's encoding lacks; False when nobody reads any more."""
-    encoding = sys.stdout.encoding or "ascii"
-    try:
-        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
-        sys.stdout.flush()
-    except OSError as error:
-        # The reader (head, less) has enough, the terminal is gone, the disk is full: the job's exit code matters more,
-        # and the interpreter must not complain about it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if error.errno not in (errno.EPIPE, errno.EIO):
-            sys.stderr.write(f"ftslurm: the output cannot be written: {error.strerror}\n")
-        return False
-    return True
+    """Print `text`, escaping what the output's encoding lacks; False when it could not be written.
+
+    That the reader has gone (head, less, a closed terminal) is no failure; everything else is named on stderr, and
+    `output_failed` is true from then on.
+    """
+    global _output_failed
+    problem = _write(sys.stdout, text)
+    if problem is None:
+        return True
+    if problem.errno not in (errno.EPIPE, errno.EIO):
+        _output_failed = True
+        print_error(f"ftslurm: the output cannot be written: {problem.strerror}")
+    return False
+
+
+def output_failed() -> bool:
+    """Tell whether `show` could not write something that somebody may still want to read."""
+    return _output_failed
+
+
+def print_error(text: str) -> None:
+    """Write one line to stderr at once. That it cannot be written changes neither the exit code nor the job."""
+    _write(sys.stderr, f"{text}\n")
 
 
 def is_terminal() -> bool:
@@ -31,3 +47,18 @@ def is_terminal() -> bool:
 def wants_colour() -> bool:
     """Tell whether the output may be coloured (https://no-color.org)."""
     return is_terminal() and not os.environ.get("NO_COLOR")
+
+
+def _write(stream: TextIO, text: str) -> OSError | None:
+    encoding = stream.encoding or "ascii"
+    try:
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
+    except OSError as error:
+        # The interpreter would try to write the rest again at exit, and change the exit code.
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), stream.fileno())
+        except (OSError, ValueError):
+            pass
+        return error
+    return None

@@ -22,6 +22,7 @@ from ftslurm.health.check import QUICK, request_for
 from ftslurm.kernel import share_heap
 from ftslurm.rendezvous.state import EXIT_FAILED, EXIT_USAGE
 from ftslurm.sharedfs.rundir import RunDirectory, RunDirectoryError
+from ftslurm.terminal import print_error
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -317,9 +318,9 @@ def _tell_all(kept: str, state: State, word: NodeWord) -> None:
     """Print what this node knows of a run whose directory has vanished, if it led the run or saw a failure."""
     from ftslurm.job_end.last_report import last_report
 
-    if word.failure is not None or state.coordinator.incarnation == word.incarnation:
-        sys.stderr.write(last_report(kept, state, word) or "")
-        sys.stderr.flush()
+    concerned = word.failure is not None or state.coordinator.incarnation == word.incarnation
+    if concerned and (report := last_report(kept, state, word)):
+        print_error(report.rstrip("\n"))
 
 
 def _health(options: RunOptions, placement: Placement, run: RunDirectory, logs: str, ward: Ward) -> HealthSettings:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 
 from ftslurm.kernel import die_with_parent, pidfd_open, pidfd_send_signal
+from ftslurm.terminal import print_error
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -101,6 +101,6 @@ def _run(request: str, wait: int, write: int) -> NoReturn:
         code = 0
     except Exception as error:
         # A module that is broken or missing. The agent reports that the look came to nothing.
-        sys.stderr.write(f"ftslurm: health: {type(error).__name__}: {error}\n")
+        print_error(f"ftslurm: health: {type(error).__name__}: {error}")
     finally:
         os._exit(code)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import select
 import stat
-import sys
 import threading
 from collections import deque
 
 from ftslurm.dataclasses import dataclass
 from ftslurm.kernel import FileWatch
+from ftslurm.terminal import print_error
 
 MAX_WAITING = 10_000
 CHUNK = 1 << 16
@@ -249,8 +249,7 @@ def _read(fd: int) -> bytes:
 
 def complain(text: str) -> None:
     """Write one line to stderr at once, for what happens before there is a console."""
-    sys.stderr.write(f"ftslurm: {text}\n")
-    sys.stderr.flush()
+    print_error(f"ftslurm: {text}")
 
 
 def log_at_once(node: str, text: str) -> None:

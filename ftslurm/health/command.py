@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ftslurm.health.asked import FIT, UNFIT, USAGE, UsageError, choose, context_of
+from ftslurm.terminal import print_error
 
 if TYPE_CHECKING:
     import argparse
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
             return FIT
         return _look(options, checks)
     except UsageError as error:
-        sys.stderr.write(f"ftslurm health: {error}\n")
+        print_error(f"ftslurm health: {error}")
         return USAGE
 
 
@@ -127,7 +127,7 @@ def _together(options: argparse.Namespace, checks: Sequence[Check], stand: Stand
             if stand.node != met.nodes[0]:
                 problem = hand_in(session, looked.verdicts, looked.stuck)
                 if problem:
-                    sys.stderr.write(f"ftslurm health: {stand.node}: its result could not be handed in: {problem}\n")
+                    print_error(f"ftslurm health: {stand.node}: its result could not be handed in: {problem}")
                 return UNFIT if problem else FIT
             slowest_s = max((check.limit_s for check in checks), default=0.0)
             got = gather(session, met.nodes, directory, options.wait, slowest_s + RESULTS_S)
@@ -159,7 +159,7 @@ def _unmet(options: argparse.Namespace, own: Sight, stand: Stand, why: str, took
         _print(options, own, took_s, f"only this node of {len(stand.expected)}: {why}; {way_out}")
     else:
         found = brief(own.verdicts[stand.node]) or "nothing is wrong with the node itself"
-        sys.stderr.write(f"ftslurm health: {stand.node}: could not meet the other nodes: {why}; {found}\n")
+        print_error(f"ftslurm health: {stand.node}: could not meet the other nodes: {why}; {found}")
     return UNFIT
 
 
@@ -170,7 +170,7 @@ def _print(options: argparse.Namespace, sight: Sight, took_s: float, note: str) 
 
     show(to_document(sight, took_s) if options.json else render(sight, took_s))
     if note:
-        sys.stderr.write(f"ftslurm health: {note}\n")
+        print_error(f"ftslurm health: {note}")
     return UNFIT if sight.status == FAIL else FIT
 
 

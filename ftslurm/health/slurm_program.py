@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ftslurm.health.asked import FIT, UNFIT, UsageError, choose, context_of
 from ftslurm.health.verdict import FAIL, Json, Verdict, worst
+from ftslurm.terminal import print_error
 
 if TYPE_CHECKING:
     import argparse
@@ -85,7 +85,7 @@ def main(options: argparse.Namespace) -> int:
 
         problem = drain(node, reason(verdicts))
         if problem:
-            sys.stderr.write(f"ftslurm health: {node} could not be drained: {problem}\n")
+            print_error(f"ftslurm health: {node} could not be drained: {problem}")
     return exit_code(options.slurm, failed, options.act)
 
 

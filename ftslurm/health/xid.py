@@ -22,6 +22,7 @@ from ftslurm.health import nvml
 from ftslurm.health.check import Absent
 from ftslurm.health.verdict import FAIL, Json
 from ftslurm.health.xid_words import RESET, bus_key, meaning
+from ftslurm.terminal import print_error
 
 XID, DOUBLE_BIT = 0x8, 0x2  # nvmlEventTypeXidCriticalError, nvmlEventTypeDoubleBitEccError
 WAIT_MS = 3_600_000
@@ -138,7 +139,7 @@ def main() -> int:
     except (Absent, nvml.Problem):
         pass
     except Exception as error:  # a driver that answers nonsense is nothing to show people a trace for
-        sys.stderr.write(f"ftslurm: Xid events cannot be watched: {type(error).__name__}: {error}\n")
+        print_error(f"ftslurm: Xid events cannot be watched: {type(error).__name__}: {error}")
     return 0
 
 

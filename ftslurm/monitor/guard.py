@@ -11,6 +11,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from ftslurm.terminal import print_error
+
 STUCK_S = 10.0
 
 
@@ -94,8 +96,7 @@ class Guard:
             # Without the source lines: reading those could hang as the loop does.
             lines.append(f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}')
             frame = frame.f_back
-        sys.stderr.write("\n".join(lines) + "\n")
-        sys.stderr.flush()
+        print_error("\n".join(lines))
 
 
 __all__ = ["STUCK_S", "Guard"]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
+
+from ftslurm.terminal import print_error
 
 if TYPE_CHECKING:
     import argparse
@@ -191,7 +192,7 @@ def user_name() -> str:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"ftslurm nodes: {text}\n")
+    print_error(f"ftslurm nodes: {text}")
 
 
 def _parser() -> argparse.ArgumentParser:

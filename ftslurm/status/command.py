@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftslurm.slurm.lookup import job_facts
-from ftslurm.terminal import is_terminal, show, wants_colour
+from ftslurm.terminal import is_terminal, print_error, show, wants_colour
 
 if TYPE_CHECKING:
     import argparse
@@ -163,5 +162,5 @@ def _form(status: dict[str, Any], options: argparse.Namespace) -> str:
 def _complain(message: str) -> int:
     from ftslurm.report.words import safe
 
-    print(f"ftslurm status: {safe(message)}", file=sys.stderr)
+    print_error(f"ftslurm status: {safe(message)}")
     return EXIT_USAGE

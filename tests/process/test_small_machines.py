@@ -40,9 +40,20 @@ def test_a_command_without_files_left_says_so_in_one_line() -> None:
     assert done.stderr == "ftslurm: Too many open files; look at ulimit -a and the limits of the job's cgroup\n"
 
 
-def test_output_that_cannot_be_written_is_told() -> None:
-    done = called("exec >/dev/full", "nodes", "list")
-    assert done.stderr == "ftslurm: the output cannot be written: No space left on device\n"
+QUESTIONS = [("nodes", "list"), ("health", "--list"), ("template", "single_node"), ("--version",), ("--help",)]
+
+
+@pytest.mark.parametrize("command", QUESTIONS, ids="-".join)
+def test_an_answer_that_cannot_be_written_is_an_error(command: tuple[str, ...]) -> None:
+    done = called("exec >/dev/full", *command)
+    assert (done.returncode, done.stderr) == (1, "ftslurm: the output cannot be written: No space left on device\n")
+    assert called("exec >/dev/full 2>&1", *command).returncode == 1
+
+
+@pytest.mark.parametrize("command", QUESTIONS, ids="-".join)
+def test_a_reader_that_has_enough_of_an_answer_is_no_error(command: tuple[str, ...]) -> None:
+    done = called("exec > >(true); wait $!", *command)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 # Stands for a seccomp profile, or a limit, in the processes of ftslurm itself.
