@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ftslurm.dataclasses import dataclass, replace
-from ftslurm.rendezvous.node_word import NodeWord
+from ftslurm.rendezvous.node_record import NodeWord
 from ftslurm.rendezvous.state import Failure, Hang, Master
 
 

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from ftslurm.agent.environment import Program, RunFacts
-from ftslurm.agent.fitness import OFF
 from ftslurm.agent.guardian import STOPPING, Ward
+from ftslurm.agent.health_gate import OFF
 from ftslurm.agent.options import RunOptions, UsageError, parse_run
 from ftslurm.agent.output import Console, complain, log_at_once
 from ftslurm.agent.placement import LOCAL_NODE, Placement
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from ftslurm.agent.containment import Containment, Defect
     from ftslurm.agent.defect_records import DefectRecords
     from ftslurm.agent.early_check import EarlyCheck
-    from ftslurm.agent.health_watch import HealthSettings
+    from ftslurm.agent.health_monitor import HealthSettings
     from ftslurm.agent.loop import AgentLoop
     from ftslurm.agent.settings import AgentSettings
     from ftslurm.nodes.exclude import Exclusions
-    from ftslurm.rendezvous.node_word import NodeWord
+    from ftslurm.rendezvous.node_record import NodeWord
     from ftslurm.rendezvous.state import State
 
 DEFAULT_KILL_WAIT_S = 30.0
@@ -136,17 +136,17 @@ def _supervise(
     incarnation: str,
     defects: DefectRecords,
 ) -> int:
-    from ftslurm.agent.aside import Aside, AsideSettings
     from ftslurm.agent.containment import DOORBELL, EXCLUSION, OUTPUT, Containment, Defect
     from ftslurm.agent.courier import Courier
     from ftslurm.agent.doorbell import Doorbell
+    from ftslurm.agent.exclusion import Aside, AsideSettings
     from ftslurm.agent.loop import AgentLoop
     from ftslurm.agent.machine import AgentMachine
     from ftslurm.agent.ports import ReservedPort, lowest_ephemeral, pick_at_random
     from ftslurm.nodes.exclude import Exclusions, folder
     from ftslurm.rendezvous.member import Member, Pace, first_word
-    from ftslurm.rendezvous.node_word import Predecessor
-    from ftslurm.rendezvous.seen import Shape, Timing
+    from ftslurm.rendezvous.node_record import Predecessor
+    from ftslurm.rendezvous.observation import Shape, Timing
     from ftslurm.sharedfs.clock import server_clock
     from ftslurm.sharedfs.filesystem import PosixFileSystem
 
@@ -258,7 +258,7 @@ def _after(
 
 def _look_up(exclusions: Exclusions, node: str) -> str | None:
     """Return why this node was excluded before, None if it was not; tell the user, and what is wrong with the files."""
-    from ftslurm.agent.aside import take_part
+    from ftslurm.agent.exclusion import take_part
 
     excluded, problems = take_part(exclusions, node, time.time_ns())
     for line in (*problems, *([f"set aside before: {excluded}"] if excluded else ())):
@@ -324,7 +324,7 @@ def _tell_all(kept: str, state: State, word: NodeWord) -> None:
 
 
 def _health(options: RunOptions, placement: Placement, run: RunDirectory, logs: str, ward: Ward) -> HealthSettings:
-    from ftslurm.agent.health_watch import HealthSettings
+    from ftslurm.agent.health_monitor import HealthSettings
     from ftslurm.health.check import Context, Place
 
     places = [Place(run.root, "run directory")]

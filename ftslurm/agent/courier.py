@@ -14,7 +14,7 @@ from collections.abc import Callable
 from ftslurm.agent.containment import defect_of
 from ftslurm.dataclasses import dataclass
 from ftslurm.rendezvous.member import Member, Refused, RunInUse, Superseded, View
-from ftslurm.rendezvous.node_word import NodeWord, Vitals
+from ftslurm.rendezvous.node_record import NodeWord, Vitals
 from ftslurm.sharedfs.clock import ClockOffset
 from ftslurm.sharedfs.publish import BadFile
 

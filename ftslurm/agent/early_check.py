@@ -32,7 +32,7 @@ class EarlyCheck:
 
     Attributes:
         pid, pidfd: of the process.
-        fd: its output, see `ftslurm.health.look`; reading does not block.
+        fd: its output, see `ftslurm.health.agent_run`; reading does not block.
 
     Raises:
         OSError: there is no process to be had.
@@ -91,13 +91,13 @@ def _run(request: str, wait: int, write: int) -> NoReturn:
         os.dup2(write, 1)
         # The pipe by which the guardian notices the agent's end must have no other holder.
         os.closerange(3, _DESCRIPTORS)
-        from ftslurm.health import catalog, look
+        from ftslurm.health import agent_run, catalog
 
         catalog.builtin()
         # Nothing comes from an agent that has ended, for wrong arguments perhaps.
         if os.read(0, 1):
             os.dup2(os.open(request, os.O_RDONLY), 0)
-            look.main()
+            agent_run.main()
         code = 0
     except Exception as error:
         # A module that is broken or missing. The agent reports that the look came to nothing.

@@ -330,7 +330,7 @@ def _publish_death(ward: _Agent, replaced: bool) -> Predecessor:
 
 def _write_death(path: str, death: Predecessor, replaced: bool) -> None:
     from ftslurm.dataclasses import replace
-    from ftslurm.rendezvous.node_word import NodeWord
+    from ftslurm.rendezvous.node_record import NodeWord
     from ftslurm.rendezvous.state import LEFT
     from ftslurm.sharedfs.filesystem import PosixFileSystem
     from ftslurm.sharedfs.publish import BadFile, publish

@@ -10,16 +10,16 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 from ftslurm.agent.actions import Record
+from ftslurm.agent.host_resources import Surroundings
 from ftslurm.agent.round_record import round_record
-from ftslurm.agent.showing import Showing
-from ftslurm.agent.surroundings import Surroundings
+from ftslurm.agent.stack_collection import Showing
 from ftslurm.agent.workers import Worker
 from ftslurm.dataclasses import asdict, dataclass
 from ftslurm.failures.record import STACKS, complete, complete_elsewhere, compose, encode
-from ftslurm.failures.short import short
-from ftslurm.failures.witness import open_sections
-from ftslurm.monitor import mark
-from ftslurm.rendezvous.node_word import NodeWord
+from ftslurm.failures.record_summary import short
+from ftslurm.failures.worker_context import open_sections
+from ftslurm.monitor import heartbeat_page
+from ftslurm.rendezvous.node_record import NodeWord
 from ftslurm.rendezvous.state import HANG
 from ftslurm.sharedfs.clock import ClockOffset
 from ftslurm.sharedfs.filesystem import FileSystem
@@ -156,7 +156,7 @@ class Journal:
         Args:
             survived: what went wrong in the workers' messages since the agent's start, and how often.
         """
-        pages = {worker.local_rank: mark.read(worker.record_dir) for worker in workers}
+        pages = {worker.local_rank: heartbeat_page.read(worker.record_dir) for worker in workers}
         who = {"node": word.node, "incarnation": word.incarnation, "host": word.host, "agent_pid": word.pid}
         content = round_record(record, workers, pages, who, started_ns, self._now_ns(), self._errors)
         content["surroundings"] = self._before
@@ -240,7 +240,7 @@ class Journal:
                 continue
 
     def _facts(self, worker: Worker, word: NodeWord) -> dict[str, Any]:
-        page = mark.read(worker.record_dir)
+        page = heartbeat_page.read(worker.record_dir)
         return {
             "run_id": self._run_id,
             "attempt": word.attempt,

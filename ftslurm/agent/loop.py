@@ -30,9 +30,7 @@ from ftslurm.agent.actions import (
     Warm,
     spoken,
 )
-from ftslurm.agent.ahead import load_ahead
-from ftslurm.agent.aside import Aside
-from ftslurm.agent.comparing import signature_of
+from ftslurm.agent.components import make_parts
 from ftslurm.agent.containment import (
     ANALYSIS,
     CONNECTION,
@@ -51,26 +49,28 @@ from ftslurm.agent.containment import (
 from ftslurm.agent.courier import Courier, Lost, Note, Trouble
 from ftslurm.agent.defect_records import DefectRecords
 from ftslurm.agent.doorbell import Doorbell
-from ftslurm.agent.ends import Ended, Ends, RecordOf
-from ftslurm.agent.fitness import OFF, WATCH
+from ftslurm.agent.exclusion import Aside
+from ftslurm.agent.failure_signature import signature_of
 from ftslurm.agent.guardian import FORWARDED, STOPPING
-from ftslurm.agent.health_watch import HealthSettings
+from ftslurm.agent.health_gate import OFF, WATCH
+from ftslurm.agent.health_monitor import HealthSettings
 from ftslurm.agent.machine import AgentMachine
-from ftslurm.agent.narrate import narrate
+from ftslurm.agent.messages import narrate
 from ftslurm.agent.output import Console
-from ftslurm.agent.parts import make_parts
 from ftslurm.agent.ports import ReservedPort
-from ftslurm.agent.preparation import REACH, Preparation, StepDone, reach_master
+from ftslurm.agent.preload import load_ahead
 from ftslurm.agent.rank_monitor import PIPE
 from ftslurm.agent.rank_watch import SIZES, Hung, Shown, Told
 from ftslurm.agent.revocation import Revocation
+from ftslurm.agent.round_setup import REACH, Preparation, StepDone, reach_master
 from ftslurm.agent.settings import AgentSettings, plan
+from ftslurm.agent.worker_exits import Ended, Ends, RecordOf
 from ftslurm.agent.workers import Worker, Workers
 from ftslurm.dataclasses import replace
 from ftslurm.kernel import descendants, kill_descendants
 from ftslurm.monitor.pipe import discard
 from ftslurm.rendezvous.member import View
-from ftslurm.rendezvous.node_word import NodeWord
+from ftslurm.rendezvous.node_record import NodeWord
 from ftslurm.rendezvous.state import EXIT_FAILED, LEFT, Failure, State
 from ftslurm.sharedfs.commits import Commits
 from ftslurm.sharedfs.filesystem import FileSystem
@@ -562,7 +562,7 @@ class AgentLoop:
 
     def _prepare(self, assignment: Assignment) -> None:
         if self._word.unfit is not None:
-            # As `ftslurm.rendezvous.shared_trouble` decides.
+            # As `ftslurm.rendezvous.common_failures` decides.
             self._console.log("health: this node takes part all the same: the same storage checks fail on all nodes")
         self._preparation.begin(assignment)
 

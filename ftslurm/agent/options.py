@@ -7,12 +7,12 @@ import signal
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from ftslurm.agent import option_kinds as kinds
-from ftslurm.agent.fitness import ACT, MODES, OFF
-from ftslurm.agent.option_kinds import UsageError
+from ftslurm.agent import option_types as kinds
+from ftslurm.agent.health_gate import ACT, MODES, OFF
+from ftslurm.agent.option_types import UsageError
 from ftslurm.dataclasses import dataclass
 from ftslurm.monitor.timeouts import Timeouts
-from ftslurm.rendezvous.seen import NEXT_ROUND, REJOIN
+from ftslurm.rendezvous.observation import NEXT_ROUND, REJOIN
 
 __all__ = ["USAGE", "RunOptions", "UsageError", "find_program", "parse_run"]
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ftslurm.agent.workers import Worker, Workers
 from ftslurm.kernel import parent_of
-from ftslurm.monitor import mark
+from ftslurm.monitor import heartbeat_page
 from ftslurm.monitor.pipe import Pipe
 from ftslurm.monitor.timeouts import Learned, Timeouts, effective, to_env
 from ftslurm.monitor.timer_file import TimerFile
-from ftslurm.monitor.watch import Expiry, Watch
-from ftslurm.rendezvous.node_word import RankVitals, Vitals
+from ftslurm.monitor.watchdog import Expiry, Watch
+from ftslurm.rendezvous.node_record import RankVitals, Vitals
 
 ANCESTORS = 64
 """So far up a process's ancestors are followed to find the worker that it belongs to."""
@@ -171,9 +171,9 @@ class RankMonitor:
     def _worker(self, local_rank: int) -> Worker | None:
         return next((worker for worker in self._workers.all if worker.local_rank == local_rank), None)
 
-    def _read_mark(self, local_rank: int) -> mark.Mark | None:
+    def _read_mark(self, local_rank: int) -> heartbeat_page.Mark | None:
         worker = self._worker(local_rank)
-        return mark.read(worker.record_dir) if worker is not None else None
+        return heartbeat_page.read(worker.record_dir) if worker is not None else None
 
     def _owner(self, pid: int) -> int | None:
         """Return whose process that is: a worker's, or that of one below it (a program behind a shell)."""
@@ -188,7 +188,7 @@ class RankMonitor:
         return None
 
     def _vitals_of(self, worker: Worker) -> RankVitals:
-        found = mark.read(worker.record_dir)
+        found = heartbeat_page.read(worker.record_dir)
         if found is None:
             return RankVitals(worker.rank, None, ())
         step = found.progress.last_step if found.progress is not None else None

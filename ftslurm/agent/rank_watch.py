@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
+from ftslurm.agent.host_resources import Surroundings
 from ftslurm.agent.journal import Journal
 from ftslurm.agent.rank_monitor import RankMonitor
 from ftslurm.agent.settings import AgentSettings
-from ftslurm.agent.showing import Showing
-from ftslurm.agent.surroundings import Surroundings
+from ftslurm.agent.stack_collection import Showing
 from ftslurm.agent.workers import Worker
 from ftslurm.dataclasses import dataclass
-from ftslurm.monitor.watch import TIMER, Expiry
-from ftslurm.rendezvous.node_word import NodeWord, Vitals
+from ftslurm.monitor.watchdog import TIMER, Expiry
+from ftslurm.rendezvous.node_record import NodeWord, Vitals
 
 SIZES = "sizes"
 SIZES_EVERY_S, SIZES_SHARE = 0.1, 0.2

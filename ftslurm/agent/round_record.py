@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from ftslurm.agent.actions import Record
 from ftslurm.agent.workers import Worker
 from ftslurm.dataclasses import asdict
-from ftslurm.failures.short import in_table
-from ftslurm.monitor.mark import Mark
+from ftslurm.failures.record_summary import in_table
+from ftslurm.monitor.heartbeat_page import Mark
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def round_record(
         marks: each local rank's mark.
         who: "node", "incarnation", "host" and "agent_pid".
         started_ns, now_ns: nanoseconds since the epoch.
-        errors: by rank the short form (`ftslurm.failures.short`) of each error record that was published.
+        errors: by rank the short form (`ftslurm.failures.record_summary`) of each error record that was published.
     """
     assignment = record.assignment
     table, entries = in_table(errors)

@@ -112,7 +112,7 @@ def directory_of(chosen: str | None, environ: Mapping[str, str], cwd: str, is_di
 def is_dir_watched(path: str) -> bool:
     """Look, in a child: this process touches no shared filesystem."""
     from ftslurm.doctor.node import CALL_LIMIT_S
-    from ftslurm.doctor.watch import run_all
+    from ftslurm.doctor.timed_filesystem import run_all
 
     (there,) = run_all([lambda fs: fs.during(f"stat {path}", lambda: os.path.isdir(path))], 60, CALL_LIMIT_S)
     return bool(there.value)
@@ -202,7 +202,7 @@ class interruptible:
 
 def _on_node(options: argparse.Namespace, stand: Stand) -> int:
     from ftslurm import __version__
-    from ftslurm.doctor.meet import Session
+    from ftslurm.doctor.barrier import Session
     from ftslurm.doctor.node import Task, clean_up, examine
 
     began = time.monotonic()

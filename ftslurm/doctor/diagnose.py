@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ftslurm.dataclasses import dataclass
-from ftslurm.doctor import meet
+from ftslurm.doctor import barrier
 from ftslurm.doctor.findings import WARNING, WRONG, Finding, Json, facts, merge
-from ftslurm.doctor.probes import clock, lock, names, place, rate, resolve, seen, whole
+from ftslurm.doctor.probes import atomic_rename, clock, exclusive_link, lock, mount, rate, resolve, visibility
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     offsets: Mapping[str, clock.Offset]
     server_clock: bool
-    delays: Mapping[str, seen.Delays]
+    delays: Mapping[str, visibility.Delays]
 
     @property
     def wrong(self) -> bool:
@@ -54,23 +54,25 @@ def diagnose(
         versions: node to its ftslurm.
         wait_s: how long the nodes waited for each other.
     """
-    places = facts(place.Place, results, "place")
+    places = facts(mount.Place, results, "place")
     races = {
-        node: [names.Race(**race) for race in r["names"]["races"]] for node, r in results.items() if r.get("names")
+        node: [exclusive_link.Race(**race) for race in r["names"]["races"]]
+        for node, r in results.items()
+        if r.get("names")
     }
     complete = set(present) == set(results) and all(r.get("names", {}).get("complete") for r in results.values())
     offsets, server, delays = _times(results)
     found = [
-        *(meet.judge(expected, present, list(results), directory, wait_s) if present else ()),
-        *meet.judge_versions(dict(versions)),
-        *(finding for node, r in results.items() for finding in meet.judge_listing(node, r.get("unlisted", ()))),
+        *(barrier.judge(expected, present, list(results), directory, wait_s) if present else ()),
+        *barrier.judge_versions(dict(versions)),
+        *(finding for node, r in results.items() for finding in barrier.judge_listing(node, r.get("unlisted", ()))),
         *_problems(results, silent=not set(present) <= set(results)),
-        *place.judge(places, alone=len(expected) == 1),
+        *mount.judge(places, alone=len(expected) == 1),
         *resolve.judge(facts(resolve.Names, results, "resolve"), {n: p.machine for n, p in places.items()}),
-        *names.judge(races, complete),
-        *whole.judge(facts(whole.Reads, results, "whole")),
+        *exclusive_link.judge(races, complete),
+        *atomic_rename.judge(facts(atomic_rename.Reads, results, "whole")),
         *lock.judge(facts(lock.Lock, results, "lock")),
-        *seen.judge([each for each in delays.values() if {each.maker, each.at} <= set(results)]),
+        *visibility.judge([each for each in delays.values() if {each.maker, each.at} <= set(results)]),
         *rate.judge(facts(rate.Rate, results, "rate")),
         *rate.judge_slowest({node: (r["slowest"][0], r["slowest"][1]) for node, r in results.items()}),
         *clock.judge(offsets, server),
@@ -78,9 +80,9 @@ def diagnose(
     return Diagnosis(directory, tuple(expected), results, tuple(merge(found, expected)), offsets, server, delays)
 
 
-def _times(results: Mapping[str, Json]) -> tuple[dict[str, clock.Offset], bool, dict[str, seen.Delays]]:
-    asked = facts(seen.Asked, results, "asked")
-    looked = facts(seen.Looked, results, "looked")
+def _times(results: Mapping[str, Json]) -> tuple[dict[str, clock.Offset], bool, dict[str, visibility.Delays]]:
+    asked = facts(visibility.Asked, results, "asked")
+    looked = facts(visibility.Looked, results, "looked")
     pairs = {}
     for node, asking in asked.items():
         pair = clock.from_exchanges([*asking.new, *asking.renamed])
@@ -89,7 +91,7 @@ def _times(results: Mapping[str, Json]) -> tuple[dict[str, clock.Offset], bool, 
     between = {pair: offset for pair, offset in pairs.items() if pair[0] != pair[1]}
     offsets, server = clock.offsets(facts(clock.Stamps, results, "clock"), between)
     delays = {
-        asking.peer: seen.delays(node, asking, looked.get(asking.peer), pairs.get((node, asking.peer)))
+        asking.peer: visibility.delays(node, asking, looked.get(asking.peer), pairs.get((node, asking.peer)))
         for node, asking in asked.items()
     }
     return offsets, server, delays

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ftslurm.dataclasses import dataclass, field
+from ftslurm.doctor.barrier import Session, arrive, collect, gate, hand_in, make, unlisted, versions
 from ftslurm.doctor.findings import Json
-from ftslurm.doctor.meet import Session, arrive, collect, gate, hand_in, make, unlisted, versions
-from ftslurm.doctor.probes import clock, lock, names, place, rate, resolve, seen, whole
-from ftslurm.doctor.watch import Outcome, WatchedFileSystem, Work, run_all
+from ftslurm.doctor.probes import atomic_rename, clock, exclusive_link, lock, mount, rate, resolve, visibility
+from ftslurm.doctor.timed_filesystem import Outcome, WatchedFileSystem, Work, run_all
 from ftslurm.sharedfs.ownership import check_own_directory
 from ftslurm.sharedfs.publish import publish
 
@@ -80,7 +80,7 @@ def examine(task: Task) -> Examination:
     """Do all probes on this node and hand the result in for the first node."""
     session = task.session
     exam = Examination(task)
-    (seen_place,) = exam.run("place", [lambda fs: place.look(fs, task.directory, session.root)], 3 * CALL_LIMIT_S)
+    (seen_place,) = exam.run("place", [lambda fs: mount.look(fs, task.directory, session.root)], 3 * CALL_LIMIT_S)
     exam.result["place"] = seen_place.value
     if seen_place.value is None or seen_place.value.get("problem") or seen_place.value["kind"] != "directory":
         return exam
@@ -194,7 +194,7 @@ def _names(exam: Examination) -> None:
         def race(fs: WatchedFileSystem) -> Json:
             make(fs, directory)
             _pass(exam, fs, "names", post=index == 0)
-            return names.race(fs, directory, seconds)
+            return exclusive_link.race(fs, directory, seconds)
 
         return race
 
@@ -209,12 +209,12 @@ def _whole(exam: Examination) -> None:
 
     def write(fs: WatchedFileSystem) -> Json:
         make(fs, directory)
-        publish(fs, f"{directory}/{own}", whole.content(0))
+        publish(fs, f"{directory}/{own}", atomic_rename.content(0))
         _pass(exam, fs, "whole")
         # A little longer, so that the reader has something to read to its end.
-        return whole.write(fs, f"{directory}/{own}", seconds)
+        return atomic_rename.write(fs, f"{directory}/{own}", seconds)
 
-    read = _gated(exam, "whole", False, lambda fs: whole.read(fs, f"{directory}/{before}", before, seconds))
+    read = _gated(exam, "whole", False, lambda fs: atomic_rename.read(fs, f"{directory}/{before}", before, seconds))
     _, reads = exam.run("whole", [write, read], _limit(seconds))
     exam.result["whole"] = reads.value
 
@@ -238,19 +238,19 @@ def _seen(exam: Examination) -> None:
     before, own, after = _neighbours(exam)
 
     def ask(fs: WatchedFileSystem) -> Json:
-        seen.prepare(fs, f"{root}/{own}")
+        visibility.prepare(fs, f"{root}/{own}")
         _pass(exam, fs, "seen")
         _pass(exam, fs, "seen-looked", post=False)
-        return seen.ask(fs, f"{root}/{own}", after, seconds)
+        return visibility.ask(fs, f"{root}/{own}", after, seconds)
 
     def stat(fs: WatchedFileSystem) -> Json:
         _pass(exam, fs, "seen", post=False)
-        size = seen.first_stat(fs, f"{root}/{before}")
+        size = visibility.first_stat(fs, f"{root}/{before}")
         _pass(exam, fs, "seen-looked")
-        return seen.stat_until(fs, f"{root}/{before}", before, size, seconds)
+        return visibility.stat_until(fs, f"{root}/{before}", before, size, seconds)
 
-    answer = _gated(exam, "seen-looked", False, lambda fs: seen.answer(fs, f"{root}/{before}", seconds))
-    asked, looked, _ = exam.run("seen", [ask, stat, answer], _limit(seconds + seen.LEAST_S, gates=2))
+    answer = _gated(exam, "seen-looked", False, lambda fs: visibility.answer(fs, f"{root}/{before}", seconds))
+    asked, looked, _ = exam.run("seen", [ask, stat, answer], _limit(seconds + visibility.LEAST_S, gates=2))
     exam.result.update(asked=asked.value, looked=looked.value)
 
 

@@ -1,6 +1,6 @@
 """Why a worker failed: the pure function that picks a row of the registry, and how to say it.
 
-The rows stand in `ftslurm.failures.rows`, what they look at in `ftslurm.failures.evidence`; a site adds rows of its own
+The rows stand in `ftslurm.failures.catalogue`, what they look at in `ftslurm.failures.evidence`; a site adds rows of its own
 by `ftslurm.failures.plugins`.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from ftslurm.failures.abort_message import last_words
+from ftslurm.failures.catalogue import CASCADE, OTHER_NODE, POINTLESS, PRIMARY, RESTARTS, ROWS, SAME_NODE, Cause
 from ftslurm.failures.evidence import CONTEXT, MEMBER, Evidence, OomKills, Space, Surroundings
-from ftslurm.failures.lastwords import last_words
 from ftslurm.failures.reason import is_code
-from ftslurm.failures.rows import CASCADE, OTHER_NODE, POINTLESS, PRIMARY, RESTARTS, ROWS, SAME_NODE, Cause
 
 __all__ = ["CASCADE", "OTHER_NODE", "POINTLESS", "PRIMARY", "RESTARTS", "ROWS", "SAME_NODE", "Cause", "Evidence"]
 __all__ += ["OomKills", "Space", "Surroundings", "classify", "describe", "find"]

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from ftslurm.dataclasses import dataclass, replace
 from ftslurm.failures.memory import ran_out
-from ftslurm.failures.outlook import HOPELESS_S
+from ftslurm.failures.retryability import HOPELESS_S
 
 UNKNOWN = "unknown"
 CAUSE, CONTEXT, MEMBER = "cause", "context", "member"

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ftslurm.entry_points import find
-from ftslurm.failures.rows import CASCADE, PRIMARY, RESTARTS, ROWS, Cause
+from ftslurm.failures.catalogue import CASCADE, PRIMARY, RESTARTS, ROWS, Cause
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -154,7 +154,7 @@ def complete(record_dir: str | os.PathLike[str], facts: Mapping[str, Any]) -> Re
             What cannot be used is named in the record's "notes" and in its message.
         facts: what the agent saw, by the names in the record: "exit_code" or "signal" ("SIGKILL"), "time_ns"
             of the end (nanoseconds since the epoch), "rank", "round", ...; optional "step", "argv", "sections" (those
-            that the mark has open) and "surroundings" (see `ftslurm.agent.surroundings`).
+            that the mark has open) and "surroundings" (see `ftslurm.agent.host_resources`).
 
     In the result "time_ns" is when the exception was recorded, if one was (it then also stands in
     "recorded_ns"), else the time of the end.

@@ -61,11 +61,11 @@ class Recorder:
             del self.reserve
             self._close_spare()
             sys.setrecursionlimit(max(limit, 1000))
-            from ftslurm.failures import record, witness
+            from ftslurm.failures import record, worker_context
 
             if isinstance(error, SystemExit) and record.exit_status(error) == 0:
                 return
-            facts = {**self._facts(), **witness.facts(error, self.directory)}
+            facts = {**self._facts(), **worker_context.facts(error, self.directory)}
             previous = record.read(self.directory)[0] if self.directory else None
             self._write(record.from_exception(error, trace, facts, previous))
         except BaseException as problem:

@@ -96,7 +96,7 @@ def never(context: Context) -> bool:
 
 
 def request_for(set_: str, names: Sequence[str], context: Context, directory: str) -> Json:
-    """Return the request for one look, see `ftslurm.health.look`.
+    """Return the request for one look, see `ftslurm.health.agent_run`.
 
     Args:
         set_, names: the set, and for CONFIRM the checks.

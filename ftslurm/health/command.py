@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ftslurm.health.asked import FIT, UNFIT, USAGE, UsageError, choose, context_of
+from ftslurm.health.selection import FIT, UNFIT, USAGE, UsageError, choose, context_of
 from ftslurm.terminal import print_error
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ftslurm.doctor.command import Stand
     from ftslurm.health.check import Check, Place
-    from ftslurm.health.sight import Sight
+    from ftslurm.health.cluster_view import Sight
 
 INTERRUPTED = 130
 RESULTS_S = 10.0
@@ -87,8 +87,8 @@ def _places(options: argparse.Namespace, directory: str | None) -> list[Place]:
 
 def _alone(options: argparse.Namespace, checks: Sequence[Check], stand: Stand) -> int:
     from ftslurm.doctor.command import directory_of, is_dir_watched
+    from ftslurm.health.cluster_view import Sight
     from ftslurm.health.run import run
-    from ftslurm.health.sight import Sight
 
     began = time.monotonic()
     default = directory_of(None, os.environ, os.getcwd(), lambda path: True)
@@ -102,13 +102,13 @@ def _alone(options: argparse.Namespace, checks: Sequence[Check], stand: Stand) -
 def _together(options: argparse.Namespace, checks: Sequence[Check], stand: Stand) -> int:
     """Be one node of several: look, hand in; the first prints."""
     from ftslurm.dataclasses import replace
+    from ftslurm.doctor.barrier import Session
     from ftslurm.doctor.command import Interrupted, directory_of, is_dir_watched
-    from ftslurm.doctor.meet import Session
     from ftslurm.doctor.node import clean_up
+    from ftslurm.health.cluster_view import Sight
+    from ftslurm.health.multi_node import gather, hand_in, meet_all
     from ftslurm.health.peers import compare
     from ftslurm.health.run import run
-    from ftslurm.health.sight import Sight
-    from ftslurm.health.together import gather, hand_in, meet_all
 
     began = time.monotonic()
     directory = directory_of(options.shared_dir, os.environ, os.getcwd(), is_dir_watched)

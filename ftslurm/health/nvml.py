@@ -15,7 +15,7 @@ from ftslurm.dataclasses import dataclass, field
 from ftslurm.health import sysfs
 from ftslurm.health.check import Absent, Check, Context, Fetch, Judge
 from ftslurm.health.verdict import UNKNOWN, WARN, Finding, Json
-from ftslurm.health.xid_words import bus_key
+from ftslurm.health.xid_catalogue import bus_key
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from typing import Any
 
 from ftslurm.dataclasses import dataclass
 from ftslurm.health.addresses import is_loopback
-from ftslurm.health.figures import size, span
-from ftslurm.health.sight import NodeFinding
+from ftslurm.health.cluster_view import NodeFinding
+from ftslurm.health.units import size, span
 from ftslurm.health.verdict import OK, WARN, Finding, Json, Verdict
 
 CLOCKS_S = 60.0

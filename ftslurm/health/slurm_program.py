@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ftslurm.health.asked import FIT, UNFIT, UsageError, choose, context_of
+from ftslurm.health.selection import FIT, UNFIT, UsageError, choose, context_of
 from ftslurm.health.verdict import FAIL, Json, Verdict, worst
 from ftslurm.terminal import print_error
 
@@ -143,13 +143,13 @@ def _facts_file(uid: int, exists: Callable[[str], bool] = os.path.isdir) -> str 
 
 
 def _read(path: str | None) -> Mapping[str, Json]:
-    from ftslurm.health.look import read_facts
+    from ftslurm.health.agent_run import read_facts
 
     return read_facts(path) if path else {}
 
 
 def _keep(path: str | None, before: Mapping[str, Json], verdicts: Sequence[Verdict]) -> None:
-    from ftslurm.health.look import write_facts
+    from ftslurm.health.agent_run import write_facts
 
     if path:
         write_facts(path, {**before, **{one.check: one.facts for one in verdicts if one.facts is not None}})

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from ftslurm.dataclasses import asdict
 from ftslurm.doctor.findings import some
 from ftslurm.health.check import SETS, Check
-from ftslurm.health.sight import Line, NodeFinding, Sight, lines, to_json
+from ftslurm.health.cluster_view import Line, NodeFinding, Sight, lines, to_json
 from ftslurm.health.verdict import FAIL, OK, SEVERITY, Verdict, describe, ordered
-from ftslurm.report.words import clip, safe
+from ftslurm.report.wording import clip, safe
 
 SCHEMA, VERSION = "ftslurm/health-report", 1
 ALIKE = 4

@@ -21,7 +21,7 @@ from ftslurm import kernel
 from ftslurm.health import nvml
 from ftslurm.health.check import Absent
 from ftslurm.health.verdict import FAIL, Json
-from ftslurm.health.xid_words import RESET, bus_key, meaning
+from ftslurm.health.xid_catalogue import RESET, bus_key, meaning
 from ftslurm.terminal import print_error
 
 XID, DOUBLE_BIT = 0x8, 0x2  # nvmlEventTypeXidCriticalError, nvmlEventTypeDoubleBitEccError

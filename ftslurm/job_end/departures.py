@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ftslurm.rendezvous.liveness import Attention, Liveness
-from ftslurm.rendezvous.node_word import NodeWord
+from ftslurm.rendezvous.node_record import NodeWord
 from ftslurm.rendezvous.observer import NODE_FILE_LIMIT
 from ftslurm.rendezvous.state import LEFT
 from ftslurm.sharedfs.filesystem import FileSystem

@@ -7,7 +7,7 @@ import time
 
 from ftslurm import __version__
 from ftslurm.dataclasses import replace
-from ftslurm.rendezvous.node_word import NodeWord
+from ftslurm.rendezvous.node_record import NodeWord
 from ftslurm.rendezvous.state import LEFT, State
 from ftslurm.sharedfs.cell import FencedCell
 from ftslurm.sharedfs.filesystem import PosixFileSystem

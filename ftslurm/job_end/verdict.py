@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ftslurm.dataclasses import dataclass
-from ftslurm.rendezvous.ending import stop_code
+from ftslurm.rendezvous.closing import stop_code
 from ftslurm.rendezvous.state import EXIT_FAILED
 
 

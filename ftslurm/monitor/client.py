@@ -19,7 +19,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from ftslurm.monitor import dumpsignal, mark
+from ftslurm.monitor import dumpsignal, heartbeat_page
 from ftslurm.monitor.link import AgentLink, say
 from ftslurm.monitor.section import NoSection, Section
 
@@ -63,7 +63,7 @@ def excuse(seconds: float) -> None:
     try:
         agent = _connect()
         if agent is not None:
-            agent.words[mark.EXCUSED_NS] = time.monotonic_ns() + int(seconds * 1e9)
+            agent.words[heartbeat_page.EXCUSED_NS] = time.monotonic_ns() + int(seconds * 1e9)
     except Exception as problem:
         _swallow(problem)
 
@@ -211,7 +211,7 @@ def _connect_once() -> None:
     directory = os.environ.get("FTSLURM_RECORD_DIR")
     try:
         if directory and not _is_multiprocessing_child():
-            words = mark.open_writer(directory)
+            words = heartbeat_page.open_writer(directory)
             if words is not None:
                 _agent = AgentLink(words, os.environ)
                 # Already there in a script that ftslurm started; not so behind a shell.
@@ -267,7 +267,7 @@ def _is_multiprocessing_child() -> bool:
 
 def _state() -> dict[str, Any]:
     from ftslurm.dataclasses import replace
-    from ftslurm.monitor import look, timeouts
+    from ftslurm.monitor import expiry, timeouts
 
     agent = _connect()
     known = agent.learned if agent else None
@@ -276,10 +276,10 @@ def _state() -> dict[str, Any]:
         rounds = max(_loaded.rounds, known.rounds if known else 0)
         known = timeouts.Learned(timeouts.widest(earlier, _loaded.timeouts), rounds)
     words: Any = agent.words if agent else None
-    page = mark.decode(words.tobytes()) if words is not None else None
+    page = heartbeat_page.decode(words.tobytes()) if words is not None else None
     if page is not None and page.opted_in:
         # When this process was started, and how the other ranks began, only the agents know.
-        seen = replace(look.longest(page, 0.0, timeouts.Spans()), silent=1)
+        seen = replace(expiry.longest(page, 0.0, timeouts.Spans()), silent=1)
         known = timeouts.learn(known, seen)
     content = timeouts.learned_json(known) if known else {"timeouts": {}}
     return {"version": VERSION, **content}

@@ -7,14 +7,14 @@ import stat
 import threading
 from typing import TYPE_CHECKING
 
-from ftslurm.monitor import mark
+from ftslurm.monitor import heartbeat_page
 from ftslurm.monitor.section import Book, Section
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from ftslurm.monitor.mark import Words
+    from ftslurm.monitor.heartbeat_page import Words
     from ftslurm.monitor.timeouts import Learned, Timeouts
 
 MAX_REPORTS = 32  # different misuses that are sent; all are counted
@@ -36,15 +36,15 @@ class AgentLink:
         self.asked, self.learned = _from_environment(environment)
         warmup_steps = self.asked.warmup_steps if self.asked else 0
         self.book = Book(words, warmup_steps, self.misuse)
-        self.beat = mark.beater(words, warmup_steps)
-        self.step = mark.stepper(words)
+        self.beat = heartbeat_page.beater(words, warmup_steps)
+        self.step = heartbeat_page.stepper(words)
         self.known: dict[str, Section] = {}
         self._reported: set[tuple[str, str]] = set()
         self._own: set[str] = set()  # what the script has set itself: a loaded state does not change it
 
     def misuse(self, what: str, name: str = "") -> None:
         """Count a wrong call, and tell the agent the first time."""
-        self.words[mark.MISUSED] += 1
+        self.words[heartbeat_page.MISUSED] += 1
         if (what, name) not in self._reported and len(self._reported) < MAX_REPORTS:
             self._reported.add((what, name))
             self.send("misuse", what, name)
@@ -66,7 +66,7 @@ class AgentLink:
             finally:
                 os.close(fd)
         except OSError:
-            self.words[mark.DROPPED] += 1
+            self.words[heartbeat_page.DROPPED] += 1
             return False
         return True
 
@@ -76,12 +76,12 @@ class AgentLink:
 
     def finish(self) -> None:
         """See `workload_finished`."""
-        self.words[mark.FINISHED] = 1
+        self.words[heartbeat_page.FINISHED] = 1
         self.send("finished")
 
     def disown(self) -> None:
         """Turn this into a dummy: for a forked child, whose parent's script holds sections of it."""
-        scratch: Any = [0] * (mark.SIZE // 8)
+        scratch: Any = [0] * (heartbeat_page.SIZE // 8)
         self.words = self.book.words = scratch
         self.book.lock = threading.RLock()
         self.pipe = None
@@ -99,7 +99,7 @@ class AgentLink:
         listed = self.book.listed(name)
         if listed is None:
             # Not each by its name: a script that counts its sections has endlessly many.
-            self.misuse(f"more than {mark.SLOTS} names of sections: further ones are not watched")
+            self.misuse(f"more than {heartbeat_page.SLOTS} names of sections: further ones are not watched")
             return self.book.unlisted(name)
         # Of two threads that come here at once, both get the same one.
         return self.known.setdefault(name, listed)
@@ -112,7 +112,7 @@ class AgentLink:
             return False
         self._own.add(f"section {name}")
         found.timeout = seconds
-        return type(found) is Section and self._store(found.at + mark.OWN_TIMEOUT, seconds)
+        return type(found) is Section and self._store(found.at + heartbeat_page.OWN_TIMEOUT, seconds)
 
     def set_own(
         self, heartbeat: float | None, initial: float | None, sections: Mapping[str, float], out: float | None
@@ -120,9 +120,9 @@ class AgentLink:
         """See `set_timeouts`."""
         changed = [self.set_section(name, seconds) for name, seconds in sections.items()]
         for name, at, seconds in (
-            ("heartbeat", mark.OWN_HEARTBEAT, heartbeat),
-            ("initial", mark.OWN_INITIAL, initial),
-            ("out_of_section", mark.OWN_OUT, out),
+            ("heartbeat", heartbeat_page.OWN_HEARTBEAT, heartbeat),
+            ("initial", heartbeat_page.OWN_INITIAL, initial),
+            ("out_of_section", heartbeat_page.OWN_OUT, out),
         ):
             if seconds is None:
                 continue
@@ -142,21 +142,21 @@ class AgentLink:
         known = widest(loaded.timeouts, self.learned.timeouts if self.learned else Spans())
         changed = []
         for name, at, seconds, already in (
-            ("heartbeat", mark.OWN_HEARTBEAT, known.heartbeat_s, asked.heartbeat_s),
-            ("initial", mark.OWN_INITIAL, known.initial_s, asked.initial_s),
-            ("out_of_section", mark.OWN_OUT, known.out_of_section_s, asked.out_of_section_s),
+            ("heartbeat", heartbeat_page.OWN_HEARTBEAT, known.heartbeat_s, asked.heartbeat_s),
+            ("initial", heartbeat_page.OWN_INITIAL, known.initial_s, asked.initial_s),
+            ("out_of_section", heartbeat_page.OWN_OUT, known.out_of_section_s, asked.out_of_section_s),
         ):
             if seconds is not None and already is None and name not in self._own:
                 changed.append(self._store(at, seconds))
         for name, seconds in known.sections.items():
             if name not in asked.sections and f"section {name}" not in self._own:
                 found = self.find_section(name)
-                changed.append(type(found) is Section and self._store(found.at + mark.OWN_TIMEOUT, seconds))
+                changed.append(type(found) is Section and self._store(found.at + heartbeat_page.OWN_TIMEOUT, seconds))
         if any(changed):
             self.tell_timeouts()
 
     def _store(self, at: int, seconds: float) -> bool:
-        word = mark.own_word(seconds)
+        word = heartbeat_page.own_word(seconds)
         if self.words[at] == word:
             return False
         self.words[at] = word

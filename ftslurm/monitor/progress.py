@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 
-from ftslurm.monitor import mark
-from ftslurm.monitor.mark import Progress
+from ftslurm.monitor import heartbeat_page
+from ftslurm.monitor.heartbeat_page import Progress
 
 __all__ = ["Progress", "read"]
 
 
 def read(directory: str | os.PathLike[str]) -> Progress | None:
     """What the mark in ``directory`` says; None for no mark, no step yet, not a mark, not readable."""
-    found = mark.read(directory)
+    found = heartbeat_page.read(directory)
     return found.progress if found is not None else None

@@ -6,13 +6,13 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from ftslurm.monitor import mark
-from ftslurm.monitor.mark import LONGEST, OPENED, OPENS, OUT_LONGEST, SECTION_NS
+from ftslurm.monitor import heartbeat_page
+from ftslurm.monitor.heartbeat_page import LONGEST, OPENED, OPENS, OUT_LONGEST, SECTION_NS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ftslurm.monitor.mark import Words
+    from ftslurm.monitor.heartbeat_page import Words
 
 F = TypeVar("F", bound="Callable[..., Any]")
 _SPARE = 66  # words of the page that nobody reads: where a section without a slot puts its times
@@ -51,7 +51,7 @@ class Book:
     def listed(self, name: str) -> Section | None:
         """Return a new section with a slot in the mark, None if there is none left."""
         with self.lock:
-            at = mark.new_slot(self.words, name)
+            at = heartbeat_page.new_slot(self.words, name)
         return None if at is None else Section(self, name, at)
 
     def unlisted(self, name: str) -> Section:
@@ -167,7 +167,7 @@ class Unlisted(Section):
 
     def _count(self) -> bool:
         book = self.book
-        book.words[mark.UNLISTED] = sum(isinstance(section, Unlisted) for section in list(book.opened))
+        book.words[heartbeat_page.UNLISTED] = sum(isinstance(section, Unlisted) for section in list(book.opened))
         return True
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from ftslurm.dataclasses import dataclass, replace
-from ftslurm.monitor.places import MAY_WAIT, WAITS, Doing, doing, telling_thread
+from ftslurm.monitor.faulthandler_text import Frame, Reader
+from ftslurm.monitor.stack_classifier import MAY_WAIT, WAITS, Doing, doing, telling_thread
 from ftslurm.monitor.stacksfile import RankStacks
-from ftslurm.monitor.traces import Frame, Reader
 
 ODD, ELSEWHERE, MISMATCH, NO_ANSWER, NONE = "odd", "elsewhere", "mismatch", "no-answer", "none"
 OVERDUE = "overdue"

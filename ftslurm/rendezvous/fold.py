@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ftslurm.dataclasses import replace
-from ftslurm.rendezvous.ending import close, end_round, stop_code
+from ftslurm.rendezvous.closing import close, end_round, stop_code
+from ftslurm.rendezvous.common_failures import excuse_shared_failure, excuse_shared_trouble
 from ftslurm.rendezvous.forming import fold_forming
-from ftslurm.rendezvous.node_word import NodeWord
+from ftslurm.rendezvous.node_record import NodeWord
+from ftslurm.rendezvous.observation import Seen, Shape, Timing, alive
 from ftslurm.rendezvous.running import all_succeeded, fold_running, succeed
-from ftslurm.rendezvous.seen import Seen, Shape, Timing, alive
-from ftslurm.rendezvous.shared_trouble import excuse_shared_failure, excuse_shared_trouble
 from ftslurm.rendezvous.state import (
     CLOSED,
     FAILED,

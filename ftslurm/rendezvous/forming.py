@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 from ftslurm.dataclasses import replace
-from ftslurm.rendezvous.ending import close, count
-from ftslurm.rendezvous.hopeless import compared
-from ftslurm.rendezvous.node_word import NodeWord
+from ftslurm.rendezvous.closing import close, count
+from ftslurm.rendezvous.exclusion import preferred, shunned
+from ftslurm.rendezvous.node_record import NodeWord
+from ftslurm.rendezvous.non_retryable import compared
+from ftslurm.rendezvous.observation import NEVER, Seen, Timing, alive, may_join
 from ftslurm.rendezvous.running import refuse_repetition, refuse_restart
-from ftslurm.rendezvous.seen import NEVER, Seen, Timing, alive, may_join
-from ftslurm.rendezvous.set_aside import preferred, shunned
 from ftslurm.rendezvous.state import (
     EXIT_FAILED,
     FAILED,

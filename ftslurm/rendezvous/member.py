@@ -10,13 +10,13 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 
 from ftslurm.dataclasses import dataclass, replace
-from ftslurm.rendezvous.awaited import WaitingLines
-from ftslurm.rendezvous.ending import finish
+from ftslurm.rendezvous.closing import finish
 from ftslurm.rendezvous.fold import begin, fold, hand_over, take_lease
-from ftslurm.rendezvous.node_word import NodeWord, Vitals
+from ftslurm.rendezvous.node_record import NodeWord, Vitals
+from ftslurm.rendezvous.observation import Shape, Timing
 from ftslurm.rendezvous.observer import Observer
-from ftslurm.rendezvous.seen import Shape, Timing
 from ftslurm.rendezvous.state import CLOSED, FORMING, LEFT, READY, RUNNING, Failure, State
+from ftslurm.rendezvous.waiting_lines import WaitingLines
 from ftslurm.sharedfs.cell import KEPT, FencedCell, Versioned
 from ftslurm.sharedfs.clock import ServerClock
 from ftslurm.sharedfs.filesystem import FileSystem

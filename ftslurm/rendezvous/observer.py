@@ -9,8 +9,8 @@ import errno
 from collections.abc import Callable, Sequence
 
 from ftslurm.rendezvous.liveness import Attention, Liveness
-from ftslurm.rendezvous.node_word import NodeWord
-from ftslurm.rendezvous.seen import Seen, Timing, waiting
+from ftslurm.rendezvous.node_record import NodeWord
+from ftslurm.rendezvous.observation import Seen, Timing, waiting
 from ftslurm.rendezvous.state import FORMING, State
 from ftslurm.sharedfs.filesystem import FileSystem
 from ftslurm.sharedfs.publish import BadFile

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ftslurm.dataclasses import dataclass, field, replace
-from ftslurm.rendezvous.ending import close, count, describe, end_round
-from ftslurm.rendezvous.hopeless import agreed, disagreeing, hopeless, repeated
-from ftslurm.rendezvous.node_word import NodeWord
-from ftslurm.rendezvous.seen import AT_ONCE, Seen, Timing, alive, replaced, waiting, word_of
-from ftslurm.rendezvous.set_aside import lemons, shunned
+from ftslurm.rendezvous.closing import close, count, describe, end_round
+from ftslurm.rendezvous.exclusion import lemons, shunned
+from ftslurm.rendezvous.node_record import NodeWord
+from ftslurm.rendezvous.non_retryable import agreed, disagreeing, hopeless, repeated
+from ftslurm.rendezvous.observation import AT_ONCE, Seen, Timing, alive, replaced, waiting, word_of
 from ftslurm.rendezvous.state import (
     EXIT_DO_NOT_REQUEUE,
     EXIT_FAILED,

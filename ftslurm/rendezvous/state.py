@@ -47,10 +47,10 @@ class Failure:
             HANG.
         message: one line.
         step: the last step that the script reported by `ftslurm.progress`, if it did.
-        at_start, again, everywhere: what a restart would bring, see `ftslurm.failures.outlook`.
+        at_start, again, everywhere: what a restart would bring, see `ftslurm.failures.retryability`.
         blame: BY_NODE: its own words name the node's hardware; PERHAPS: the node may be to blame; None: hardly.
         since_ns: of a hang, when the rank had last moved, by its node's clock.
-        signature: by what it is compared with another round's, see `ftslurm.failures.sameness`; None: by nothing.
+        signature: by what it is compared with another round's, see `ftslurm.failures.signature`; None: by nothing.
     """
 
     round: int

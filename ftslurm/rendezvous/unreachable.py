@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from ftslurm.rendezvous.ending import close, describe
-from ftslurm.rendezvous.node_word import NodeWord
-from ftslurm.rendezvous.seen import Seen, Timing
+from ftslurm.rendezvous.closing import close, describe
+from ftslurm.rendezvous.node_record import NodeWord
+from ftslurm.rendezvous.observation import Seen, Timing
 from ftslurm.rendezvous.state import EXIT_FAILED, FAILED, UNREACHABLE, RoundHistory, State
 
 FIRST_WAIT_S = 0.5

@@ -33,7 +33,7 @@ from typing import Any
 
 from ftslurm.dataclasses import dataclass
 from ftslurm.report.facts import RoundFiles, RoundNode, Snapshot
-from ftslurm.report.words import count, duration
+from ftslurm.report.wording import count, duration
 
 PARTS = ("startup_s", "productive_s", "lost_s", "detection_s", "stopping_s", "other_s", "restart_s", "queue_s")
 """What a round's time, and the time until the next one, is cut into; the parts of the sums add up to ``elapsed_s``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ftslurm.dataclasses import replace
-from ftslurm.health.word import Health
+from ftslurm.health.node_health import Health
 from ftslurm.report.clocks import UNKNOWN, Clocks, Reading
 from ftslurm.report.facts import Clock, Failure, History, NodeWord, RankError, RoundFiles, RoundNode, Snapshot, State
 

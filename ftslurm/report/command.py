@@ -220,8 +220,8 @@ def make_report(
         OSError: the directory is not there or may not be entered.
     """
     from ftslurm.report.analysis import analyse
-    from ftslurm.report.asking import asked
     from ftslurm.report.gathering import gather
+    from ftslurm.report.scheduler_query import asked
 
     now_ns = time.time_ns() if now_ns is None else now_ns
     if round_number is None and (rank is not None or every):

@@ -13,10 +13,9 @@ from operator import itemgetter
 from typing import Any
 
 from ftslurm.failures.reason import is_bare_exit, reason_path
+from ftslurm.health.node_health import KEPT, Health, HealthFinding
 from ftslurm.health.verdict import SEVERITY, worst
-from ftslurm.health.word import KEPT, Health, HealthFinding
-from ftslurm.monitor.mark import EDGES_S
-from ftslurm.report.around import cuda_from, sections_from, surroundings_from
+from ftslurm.monitor.heartbeat_page import EDGES_S
 from ftslurm.report.facts import (
     Attempt,
     Clock,
@@ -52,6 +51,7 @@ from ftslurm.report.fields import (
     text,
     texts,
 )
+from ftslurm.report.host_resources import cuda_from, sections_from, surroundings_from
 
 _Part = tuple[str, "str | None", str, "str | None", str]  # kind, type, module, where and like of `Short`
 

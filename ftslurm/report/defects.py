@@ -7,7 +7,7 @@ from typing import Any
 
 from ftslurm.report.facts import Defect
 from ftslurm.report.style import Json, Style
-from ftslurm.report.words import clip, names, safe
+from ftslurm.report.wording import clip, names, safe
 
 SHOWN = 5
 NODES_KEPT = 8

@@ -8,10 +8,10 @@ from typing import Any
 
 from ftslurm.failures.causes import CASCADE
 from ftslurm.failures.reason import is_code
-from ftslurm.failures.sameness import of_output
-from ftslurm.failures.short import is_library
+from ftslurm.failures.record_summary import is_library
+from ftslurm.failures.signature import of_output
 from ftslurm.report.facts import Frame, LogTail
-from ftslurm.report.suspect import Suspect
+from ftslurm.report.failed_worker import Suspect
 
 LOG_LINES = 20
 LOG_LINE_LIMIT = 1000

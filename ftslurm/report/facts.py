@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ftslurm.dataclasses import dataclass, field
 from ftslurm.failures.causes import ROWS, Cause, Surroundings
-from ftslurm.health.word import Health
+from ftslurm.health.node_health import Health
 from ftslurm.monitor.stacksfile import RankStacks
 from ftslurm.report.clocks import Clocks
 
@@ -105,7 +105,7 @@ class Progress(NamedTuple):
 
 
 class Short(NamedTuple):
-    """An error record in short (`ftslurm.failures.short`); ``like``: the signature of what it does not say."""
+    """An error record in short (`ftslurm.failures.record_summary`); ``like``: the signature of what it does not say."""
 
     kind: str
     type: str | None
@@ -376,7 +376,7 @@ class Snapshot:
     """Everything that the report is made from, read at one moment (``now_ns``); ``causes`` is what it judges by.
 
     ``source`` is "ftslurm", or what else it was read from. ``judged`` is no fact: verdicts that
-    `ftslurm.report.blame` has already reached on these facts, by round and rank (None: on those that only follow).
+    `ftslurm.report.root_cause` has already reached on these facts, by round and rank (None: on those that only follow).
     """
 
     directory: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ftslurm.report.style import Json, Style
-from ftslurm.report.words import names, safe
+from ftslurm.report.wording import names, safe
 
 NODES_SHOWN = 3
 

@@ -17,9 +17,8 @@ from ftslurm.failures.causes import ROWS, Cause
 from ftslurm.monitor import stacksfile
 from ftslurm.monitor.stacksfile import LIMIT as STACKS_LIMIT
 from ftslurm.monitor.stacksfile import RankStacks
-from ftslurm.report import blame
+from ftslurm.report import root_cause
 from ftslurm.report.align import aligned, corrected
-from ftslurm.report.alike import Alike
 from ftslurm.report.decode import (
     Json,
     Malformed,
@@ -46,12 +45,13 @@ from ftslurm.report.facts import (
     State,
     StepEnd,
 )
-from ftslurm.report.hung import hang_of
-from ftslurm.report.overlap import overlapped
+from ftslurm.report.failed_worker import Suspect
+from ftslurm.report.hang_records import hang_of
+from ftslurm.report.parallel_read import overlapped
 from ftslurm.report.reading import list_directory, open_folder, parse_json, read_file, read_tail
+from ftslurm.report.record_patterns import Alike
+from ftslurm.report.sampling import examples, stand_in
 from ftslurm.report.scheduler import scheduler_from
-from ftslurm.report.suspect import Suspect
-from ftslurm.report.unread import examples, stand_in
 
 KIB = 1024
 SMALL_LIMIT = 64 * KIB
@@ -305,10 +305,10 @@ class _Reader:
         """Read the error records that are shown, of ranks that are known by their short forms."""
         for files in snapshot.rounds:
             for _ in range(SHOWN_TRIES):
-                wanted = blame.unread(snapshot, files.number)
+                wanted = root_cause.unread(snapshot, files.number)
                 if not wanted:
                     break
-                snapshot = blame.with_errors(snapshot, files.number, self.shown(snapshot, files, wanted))
+                snapshot = root_cause.with_errors(snapshot, files.number, self.shown(snapshot, files, wanted))
         return snapshot
 
     def shown(self, snapshot: Snapshot, files: RoundFiles, ranks: set[int]) -> dict[int, RankError]:
@@ -373,9 +373,9 @@ class _Reader:
         budget = TAILS_IN_ALL
         done: list[RoundFiles] = []
         for files in reversed(snapshot.rounds):
-            found = blame.suspects(snapshot, files.number)
+            found = root_cause.suspects(snapshot, files.number)
             every = self.every and files.number == chosen
-            wanted = found[:1] + [s for s in found[1:] if every or blame.tail_needed(s)]
+            wanted = found[:1] + [s for s in found[1:] if every or root_cause.tail_needed(s)]
             wanted = wanted[: min(TAILS_IN_ALL if every else TAILS_PER_ROUND, budget)]
             budget -= len(wanted)
             folder = self.log_folder(snapshot, files)
@@ -393,7 +393,7 @@ class _Reader:
         return reversed(done)
 
     def log_folder(self, snapshot: Snapshot, files: RoundFiles) -> Path:
-        entry = blame.history_of(snapshot, files.number)
+        entry = root_cause.history_of(snapshot, files.number)
         names = {n.attempt for n in files.nodes} | {entry.attempt if entry else None}
         logs = next((a.logs for a in snapshot.attempts if a.attempt in names and a.logs), None)
         base = Path(logs) if logs and os.path.isabs(logs) and "\0" not in logs else self.directory

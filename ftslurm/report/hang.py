@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ftslurm.failures.causes import Evidence, classify
-from ftslurm.monitor.places import BUILD_LOCK, WAITS
-from ftslurm.monitor.traces import Frame
+from ftslurm.monitor.faulthandler_text import Frame
+from ftslurm.monitor.stack_classifier import BUILD_LOCK, WAITS
 from ftslurm.monitor.triage import (
     ELSEWHERE,
     MISMATCH,
@@ -24,8 +24,8 @@ from ftslurm.monitor.triage import (
 )
 from ftslurm.report.evidence import FAILURE_KEYS, VARIABLE, log_end, place_of
 from ftslurm.report.facts import Failure, LogTail, RoundFiles, Worker
-from ftslurm.report.hung import HANG
-from ftslurm.report.words import ranges
+from ftslurm.report.hang_records import HANG
+from ftslurm.report.wording import ranges
 
 GROUPS_KEPT, BRANCHES_FROM = 64, 6
 NATIVE_LINES = 60

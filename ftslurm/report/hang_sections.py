@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ftslurm.dataclasses import replace
 from ftslurm.report.style import Json, Style
-from ftslurm.report.words import clip, count, safe
+from ftslurm.report.wording import clip, count, safe
 
 GROUPS_SHOWN = 10
 FRAMES_SHOWN_FIRST, FRAMES_SHOWN_LAST = 3, 12

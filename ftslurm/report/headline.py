@@ -5,7 +5,7 @@ from __future__ import annotations
 from ftslurm.failures.causes import CASCADE, OTHER_NODE, POINTLESS
 from ftslurm.report.finding import finding
 from ftslurm.report.style import Json, Style
-from ftslurm.report.words import (
+from ftslurm.report.wording import (
     after,
     clip,
     count,

@@ -8,12 +8,12 @@ from typing import Any
 
 from ftslurm.dataclasses import dataclass, replace
 from ftslurm.failures.causes import Evidence, classify
+from ftslurm.health.node_health import Health, HealthFinding
 from ftslurm.health.verdict import FAIL, SEVERITY
-from ftslurm.health.word import Health, HealthFinding
 from ftslurm.report.evidence import FAILURE_KEYS
 from ftslurm.report.facts import Failure, NodeWord, RoundFiles, Snapshot
-from ftslurm.report.suspect import Suspect
-from ftslurm.report.words import brief, count, duration, ranges, safe
+from ftslurm.report.failed_worker import Suspect
+from ftslurm.report.wording import brief, count, duration, ranges, safe
 
 FINDINGS_KEPT, NODES_KEPT, LEFT_OUT_KEPT = 256, 8, 256
 LEMON_FAILURES = 2
@@ -21,7 +21,7 @@ AFTERWARDS_S = 300.0
 """A look after a failure finds what may have caused it; what is found later than this is another story."""
 PROOFS_KEPT = 4
 OF_THE_FAILURE = "failure"
-"""A finding that the agent made of the failure itself (`ftslurm.agent.fitness`): it proves nothing new."""
+"""A finding that the agent made of the failure itself (`ftslurm.agent.health_gate`): it proves nothing new."""
 
 _GPU, _NIC = ("gpu-", "amd-"), ("nic-",)
 _GPU_NUMBER = re.compile(r"GPU (\d{1,3})(?![\d:])")
@@ -233,7 +233,7 @@ def _out(word: NodeWord, kind: str, numbers: Sequence[int], why: str) -> Dict:
 
 
 def _failed_again(snapshot: Snapshot) -> dict[str, str]:
-    """Return the nodes that failed first again and again, in words; as `ftslurm.rendezvous.set_aside` counts."""
+    """Return the nodes that failed first again and again, in words; as `ftslurm.rendezvous.exclusion` counts."""
     by_node: dict[str, list[Failure]] = {}
     for entry in snapshot.state.history if snapshot.state else ():
         if entry.failure is not None and entry.failure.blame:

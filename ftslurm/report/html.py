@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ftslurm.failures.short import is_library
+from ftslurm.failures.record_summary import is_library
 from ftslurm.report.accounting import hours, percent
 from ftslurm.report.defects import defect_lines
 from ftslurm.report.finding import nodes_of
@@ -34,7 +34,7 @@ from ftslurm.report.sections import (
     took,
 )
 from ftslurm.report.style import Json, Style
-from ftslurm.report.words import clip, count, duration, names, safe, safe_lines
+from ftslurm.report.wording import clip, count, duration, names, safe, safe_lines
 
 LINE_WIDTH, TITLE_WIDTH = 2000, 400
 # A page of a run of a thousand rounds must still open: the newest ones are shown.

@@ -12,7 +12,7 @@ from ftslurm.report.accounting import hours, percent
 from ftslurm.report.markup import esc, folded, table, tag
 from ftslurm.report.sections import ended
 from ftslurm.report.style import Json, Style
-from ftslurm.report.words import clip, count, duration, first_line, safe
+from ftslurm.report.wording import clip, count, duration, first_line, safe
 
 ROUNDS_SHOWN = 40
 ROWS_SHOWN = 60

@@ -32,7 +32,7 @@ from ftslurm.report.sections import (
     traceback,
 )
 from ftslurm.report.style import Json, Style
-from ftslurm.report.words import clip, count, duration, safe
+from ftslurm.report.wording import clip, count, duration, safe
 
 # Lines that a reader's window wraps; cut only so that a page of theirs stays a page.
 LINE_WIDTH, CELL_WIDTH = 500, 200

@@ -5,10 +5,10 @@ Ends that nobody recorded are told with the ranks and in the headline.
 
 from __future__ import annotations
 
-from ftslurm.report import blame
+from ftslurm.report import root_cause
 from ftslurm.report.facts import RoundFiles, Snapshot
-from ftslurm.report.unread import final
-from ftslurm.report.words import count, names, ranges
+from ftslurm.report.sampling import final
+from ftslurm.report.wording import count, names, ranges
 
 _FOREIGN = (
     "times: of the log files only, so who failed first is a guess where several ranks have causes of their own",
@@ -37,13 +37,13 @@ def missing(snapshot: Snapshot) -> list[str]:
     elif newest not in numbers:
         lines.append(f"rounds/{newest:06d}: nothing of the newest round is there")
     else:
-        lines += _of_round(snapshot, blame.round_files(snapshot, newest))
+        lines += _of_round(snapshot, root_cause.round_files(snapshot, newest))
     return lines
 
 
 def _of_round(snapshot: Snapshot, files: RoundFiles) -> list[str]:
     where, lines = f"rounds/{files.number:06d}", []
-    entry = blame.history_of(snapshot, files.number)
+    entry = root_cause.history_of(snapshot, files.number)
     here = {node.node for node in files.nodes}
     absent = [name for name in (entry.nodes if entry is not None else ()) if name not in here]
     if absent:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ftslurm.report import sections
 from ftslurm.report.style import Json, Style
-from ftslurm.report.words import count, duration, place, safe, safe_lines, verdict
+from ftslurm.report.wording import count, duration, place, safe, safe_lines, verdict
 
 LINES_SHOWN = 200
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ftslurm.report import blame
+from ftslurm.report import root_cause
 from ftslurm.report.evidence import LOG_LINE_LIMIT, LOG_LINES, worker_failure
 from ftslurm.report.facts import LogTail, RoundFiles, RoundNode, Snapshot, Worker
 
@@ -31,10 +31,10 @@ def rank_report(snapshot: Snapshot, number: int, rank: int) -> Dict | None:
         null; ``stacks``: text, ``problem`` why there are none, ``facts`` of /proc, or null; ``logs``: as ``log`` there.
         None if nothing at all is known of such a rank.
     """
-    files = blame.round_files(snapshot, number)
+    files = root_cause.round_files(snapshot, number)
     node, worker = next(((n, w) for n in files.nodes for w in n.workers if w.rank == rank), (None, None))
     error, hung = files.errors.get(rank), files.stacks.get(rank)
-    suspect = next((s for s in blame.suspects(snapshot, number) if s.rank == rank), None)
+    suspect = next((s for s in root_cause.suspects(snapshot, number) if s.rank == rank), None)
     tails = files.tails.get(rank, ())
     if worker is None and error is None and suspect is None and hung is None and not tails:
         return None
@@ -75,19 +75,19 @@ def rank_report(snapshot: Snapshot, number: int, rank: int) -> Dict | None:
 
 def failed_ranks(snapshot: Snapshot, number: int) -> list[Dict]:
     """Describe in full all workers that failed by themselves in a round, the root cause first."""
-    files = blame.round_files(snapshot, number)
+    files = root_cause.round_files(snapshot, number)
     cwd = _cwd(snapshot, files)
-    return [worker_failure(number, s, files.tails.get(s.rank, ()), cwd) for s in blame.suspects(snapshot, number)]
+    return [worker_failure(number, s, files.tails.get(s.rank, ()), cwd) for s in root_cause.suspects(snapshot, number)]
 
 
 def known_ranks(snapshot: Snapshot, number: int) -> list[int]:
     """Return the ranks of a round of which anything is recorded."""
-    files = blame.round_files(snapshot, number)
+    files = root_cause.round_files(snapshot, number)
     return sorted({w.rank for n in files.nodes for w in n.workers} | set(files.errors) | set(files.stacks))
 
 
 def _cwd(snapshot: Snapshot, files: RoundFiles) -> str | None:
-    entry = blame.history_of(snapshot, files.number)
+    entry = root_cause.history_of(snapshot, files.number)
     names = {n.attempt for n in files.nodes} | {entry.attempt if entry else None}
     return next((a.cwd for a in snapshot.attempts if a.attempt in names), None)
 

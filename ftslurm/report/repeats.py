@@ -12,7 +12,7 @@ from math import comb
 from typing import Any
 
 from ftslurm.failures.causes import PRIMARY
-from ftslurm.report.words import brief, clip, count, names, ranges, safe
+from ftslurm.report.wording import brief, clip, count, names, ranges, safe
 
 CHANCE = 0.25
 """Above this probability that failures met one node (or rank) by chance, nothing is said of it."""

@@ -7,27 +7,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ftslurm.rendezvous.state import UNREACHABLE
-from ftslurm.report import blame, health
+from ftslurm.report import health, root_cause
 from ftslurm.report.clocks import Doubt
 from ftslurm.report.evidence import short, signature, worker_failure
 from ftslurm.report.facts import Failure, History, Lost, RoundFiles, Snapshot, Worker
-from ftslurm.report.hung import hang_of, is_first, without_hung
-from ftslurm.report.lost import WORLD_LIMIT, lost_failure, lost_first, silent_before
-from ftslurm.report.suspect import Suspect
+from ftslurm.report.failed_worker import Suspect
+from ftslurm.report.hang_records import hang_of, is_first, without_hung
+from ftslurm.report.lost_nodes import WORLD_LIMIT, lost_failure, lost_first, silent_before
 from ftslurm.report.unreachable import is_unreachable, unreachable_failure
-from ftslurm.report.words import ranges
+from ftslurm.report.wording import ranges
 
 SLOW_KEPT = 64
 Dict = dict[str, Any]
-Following = Mapping[str, Sequence[blame.Follower]]
+Following = Mapping[str, Sequence[root_cause.Follower]]
 
 
 def round_report(snapshot: Snapshot, number: int, *, newest: bool) -> Dict:
     """Describe one round; see `ftslurm.report.analysis` for the keys."""
-    files = blame.round_files(snapshot, number)
-    entry = blame.history_of(snapshot, number)
-    found = blame.suspects(snapshot, number)
-    following = blame.followers(snapshot, number)
+    files = root_cause.round_files(snapshot, number)
+    entry = root_cause.history_of(snapshot, number)
+    found = root_cause.suspects(snapshot, number)
+    following = root_cause.followers(snapshot, number)
     outcome = _outcome(snapshot, files, entry, found, newest=newest)
     first, others, where = _first(snapshot, files, entry, found, outcome)
     started, ended = _started_ns(files, entry), _ended_ns(files, entry, outcome)
@@ -60,7 +60,7 @@ def _slow(files: RoundFiles) -> list[Dict]:
     homes = {worker.rank: (node.node, worker.pace) for node in files.nodes for worker in node.workers if worker.pace}
     if not homes:
         return []
-    from ftslurm.monitor.pace import Histogram, slow_ranks
+    from ftslurm.monitor.step_times import Histogram, slow_ranks
 
     found = slow_ranks({rank: Histogram.from_pairs(pace) for rank, (_, pace) in homes.items()})
     return [
@@ -76,7 +76,7 @@ def _doubt(snapshot: Snapshot, number: int, failure: Dict) -> Dict:
 
 
 def _same_time(snapshot: Snapshot, number: int, found: list[Suspect]) -> list[Dict]:
-    return [short(s) | _said(doubt) for s, doubt in blame.at_the_same_time(snapshot.clocks, number, found)]
+    return [short(s) | _said(doubt) for s, doubt in root_cause.at_the_same_time(snapshot.clocks, number, found)]
 
 
 def _said(doubt: Doubt) -> Dict:
@@ -143,14 +143,14 @@ def _groups(snapshot: Snapshot, number: int, others: Iterable[Suspect], followin
         members.setdefault(signature(suspect), []).append(suspect)
     groups = []
     for kind, known in members.items():
-        group = [blame.as_follower(snapshot, number, suspect) for suspect in known]
+        group = [root_cause.as_follower(snapshot, number, suspect) for suspect in known]
         # What follows has its cause's name for a signature, and its first ones are among the others.
         group += following.get(kind, ())
         groups.append(_group(known[0], sorted(group)))
     return groups
 
 
-def _group(first: Suspect, group: list[blame.Follower]) -> Dict:
+def _group(first: Suspect, group: list[root_cause.Follower]) -> Dict:
     nodes = list(dict.fromkeys(each.node for each in group))
     return {
         "cause": first.cause.name,

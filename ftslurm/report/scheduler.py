@@ -10,7 +10,7 @@ from ftslurm.failures.causes import Evidence, classify
 from ftslurm.report.evidence import FAILURE_KEYS
 from ftslurm.report.facts import Attempt, Scheduler, Snapshot
 from ftslurm.report.fields import integer, need_text, text
-from ftslurm.report.words import brief, names, safe
+from ftslurm.report.wording import brief, names, safe
 
 TIME_LIMIT, PREEMPTED, CANCELLED, SCHEDULER = "time-limit", "preempted", "cancelled", "scheduler"
 OUT_OF_MEMORY = "OUT_OF_MEMORY"

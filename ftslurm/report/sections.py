@@ -7,7 +7,7 @@ from ftslurm.report.accounting import sentence
 from ftslurm.report.finding import finding
 from ftslurm.report.headline import cost_of
 from ftslurm.report.style import Json, Style
-from ftslurm.report.words import brief, clip, count, duration, first_line, interval, names, safe, safe_lines, verdict
+from ftslurm.report.wording import brief, clip, count, duration, first_line, interval, names, safe, safe_lines, verdict
 
 TRACEBACK_HEAD, TRACEBACK_TAIL = 12, 40
 LOG_LINES_BESIDE_TRACEBACK = 10

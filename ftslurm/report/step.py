@@ -6,7 +6,7 @@ import signal
 from typing import Any
 
 from ftslurm.report.facts import Snapshot, StepEnd
-from ftslurm.report.words import safe
+from ftslurm.report.wording import safe
 
 Dict = dict[str, Any]
 

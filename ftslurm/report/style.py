@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ftslurm.dataclasses import dataclass
-from ftslurm.report.words import clip
+from ftslurm.report.wording import clip
 
 WIDTH = 80
 # Lines that people copy (tracebacks, output) are not wrapped; beyond this they are data, not text.

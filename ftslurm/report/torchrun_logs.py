@@ -23,7 +23,7 @@ from ftslurm.report.decode import rank_error_from
 from ftslurm.report.facts import LogTail, Problem, RankError, RoundFiles, RoundNode, Snapshot, Worker
 from ftslurm.report.fields import Malformed
 from ftslurm.report.locating import NotFound
-from ftslurm.report.overlap import overlapped
+from ftslurm.report.parallel_read import overlapped
 from ftslurm.report.reading import list_directory, parse_json, read_file, read_tail
 
 TAIL_LIMIT = 256 * 1024

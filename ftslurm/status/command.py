@@ -65,13 +65,13 @@ def main(
 
 
 def make_status(directory: Path) -> dict[str, Any]:
-    """Read a run directory and say what the run does; see `ftslurm.status.look` for the keys.
+    """Read a run directory and say what the run does; see `ftslurm.status.summary` for the keys.
 
     Raises:
         OSError: the directory is not there or may not be entered.
     """
-    from ftslurm.status.look import look
     from ftslurm.status.snapshot import read
+    from ftslurm.status.summary import look
 
     status = look(read(directory, wall_ns=time.time_ns, monotonic_ns=time.monotonic_ns))
     return {**status, "time": _time(directory, status)}
@@ -160,7 +160,7 @@ def _form(status: dict[str, Any], options: argparse.Namespace) -> str:
 
 
 def _complain(message: str) -> int:
-    from ftslurm.report.words import safe
+    from ftslurm.report.wording import safe
 
     print_error(f"ftslurm status: {safe(message)}")
     return EXIT_USAGE

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ftslurm.dataclasses import asdict
-from ftslurm.rendezvous.node_word import NodeWord
+from ftslurm.rendezvous.node_record import NodeWord
 from ftslurm.rendezvous.state import LEFT, READY, RUNNING, LostNode, State
 from ftslurm.status.ranks import Rank, rank_of
 from ftslurm.status.snapshot import Heard, Snapshot

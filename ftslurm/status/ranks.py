@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ftslurm.dataclasses import dataclass
-from ftslurm.monitor.pace import LEAST, Histogram, slow_ranks
+from ftslurm.monitor.step_times import LEAST, Histogram, slow_ranks
 
 Dict = dict[str, Any]
 Number = TypeVar("Number", int, float)
@@ -42,7 +42,7 @@ def rank_of(node: str, step: int | None, intervals: Sequence[tuple[int, int]], s
 
 
 def steps(ranks: Mapping[int, Rank], world_size: int) -> Dict:
-    """Return the key "steps" of `ftslurm.status.look`."""
+    """Return the key "steps" of `ftslurm.status.summary`."""
     known = [rank.step for rank in ranks.values() if rank.step is not None]
     return {
         "first": min(known, default=None),
@@ -74,7 +74,7 @@ def behind(ranks: Mapping[int, Rank], heartbeat_s: float) -> list[Dict]:
 
 
 def slow(ranks: Mapping[int, Rank]) -> list[Dict]:
-    """Return the ranks that are persistently slower than the others, see `ftslurm.monitor.pace`."""
+    """Return the ranks that are persistently slower than the others, see `ftslurm.monitor.step_times`."""
     found = slow_ranks({number: rank.pace for number, rank in ranks.items()})
     return [
         {"rank": each.rank, "node": ranks[each.rank].node, "median_s": each.median_s, "others_s": each.others_s}

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from ftslurm.dataclasses import dataclass, replace
 from ftslurm.monitor.timeouts import Timeouts, read_timeouts
-from ftslurm.rendezvous.node_word import NodeWord
+from ftslurm.rendezvous.node_record import NodeWord
 from ftslurm.rendezvous.state import State
 from ftslurm.report.decode import Malformed, check_schema
 from ftslurm.report.facts import Problem

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ftslurm.report.style import Json, Style
-from ftslurm.report.words import clip, duration, names, safe
+from ftslurm.report.wording import clip, duration, names, safe
 from ftslurm.slurm.nodelist import NodeListError, compress
 
 HEAD = ("ranks", "round", "step", "silent >=", "status")
@@ -19,7 +19,7 @@ def table(rows: Sequence[Json], current: int | None, style: Style, *, grouped: b
     """Return the lines.
 
     Args:
-        rows: the key "nodes" of `ftslurm.status.look`.
+        rows: the key "nodes" of `ftslurm.status.summary`.
         current: the newest round; the nodes' rounds are told only where one that takes part is in another.
         style: how to lay them out.
         grouped: one line for all nodes that do alike, instead of one for each.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ftslurm.report.style import WIDTH, Json, Style
-from ftslurm.report.words import clip, count, duration, first_line, interval, names, safe
+from ftslurm.report.wording import clip, count, duration, first_line, interval, names, safe
 from ftslurm.slurm.nodelist import NodeListError, compress
 from ftslurm.status.table import columns, table
 
@@ -32,7 +32,7 @@ def render(
     """Render a status for a terminal.
 
     Args:
-        status: what `ftslurm.status.look.look` returned.
+        status: what `ftslurm.status.summary.look` returned.
         everything: a line for each node, all rounds and all ranks that stand out, however many.
         colour: whether to add ANSI colours.
         width: columns.

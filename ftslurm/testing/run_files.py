@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftslurm.agent.round_record import brief
-from ftslurm.failures.short import in_table, short
+from ftslurm.failures.record_summary import in_table, short
 
 if TYPE_CHECKING:
     from ftslurm.testing.runs import RunBuilder

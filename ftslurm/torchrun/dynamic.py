@@ -17,7 +17,7 @@ from ftslurm.torchrun.options import DYNAMIC, WrongOption
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous.api import RendezvousHandler
 
-    from ftslurm.torchrun.place import Place
+    from ftslurm.torchrun.endpoint import Place
 
 
 def create_dynamic_handler(params: RendezvousParameters, place: Place) -> RendezvousHandler:

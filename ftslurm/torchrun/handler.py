@@ -34,7 +34,7 @@ from torch.distributed.elastic.rendezvous.api import (
 from ftslurm.agent.courier import Courier
 from ftslurm.dataclasses import replace
 from ftslurm.rendezvous.member import Member, Pace, Refused, RunInUse, Superseded, first_word
-from ftslurm.rendezvous.seen import AT_ONCE, Shape, Timing
+from ftslurm.rendezvous.observation import AT_ONCE, Shape, Timing
 from ftslurm.rendezvous.state import (
     CLOSED,
     EXIT_FAILED,
@@ -52,14 +52,14 @@ from ftslurm.rendezvous.state import (
 from ftslurm.sharedfs.cell import FencedCell
 from ftslurm.sharedfs.filesystem import PosixFileSystem
 from ftslurm.sharedfs.publish import BadFile, random_nonce
-from ftslurm.torchrun.failed import failure_of
+from ftslurm.torchrun.child_failure import failure_of
+from ftslurm.torchrun.endpoint import choose_attempt
 from ftslurm.torchrun.link import LOG, Link
-from ftslurm.torchrun.place import choose_attempt
 from ftslurm.torchrun.store import connect, gather, serve
 
 if TYPE_CHECKING:
+    from ftslurm.torchrun.endpoint import Place
     from ftslurm.torchrun.options import HandlerOptions
-    from ftslurm.torchrun.place import Place
 
 ENDLESS = 10**9
 CONNECT_S = 10.0

@@ -27,9 +27,9 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     """
     # Not above: the rendezvous package of torch is half imported while it loads its plugins.
     from ftslurm.torchrun.dynamic import create_dynamic_handler
+    from ftslurm.torchrun.endpoint import open_place
     from ftslurm.torchrun.handler import SharedFSHandler
     from ftslurm.torchrun.options import DYNAMIC, read_options
-    from ftslurm.torchrun.place import open_place
 
     options = read_options(params.config)
     place = open_place(params, options.protocol)

@@ -65,7 +65,7 @@ def look(directory: Path, set_: str, environment: dict[str, str]) -> tuple[float
     request = {"set": set_, "context": context.to_json(), "facts": str(directory / "facts")}
     began = time.monotonic()
     with subprocess.Popen(
-        [sys.executable, "-m", "ftslurm.health.look"],
+        [sys.executable, "-m", "ftslurm.health.agent_run"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=environment,

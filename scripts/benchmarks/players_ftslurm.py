@@ -15,7 +15,7 @@ from ftslurm import __version__
 from ftslurm.agent.courier import Courier, Lost
 from ftslurm.agent.doorbell import Doorbell
 from ftslurm.rendezvous.member import Member, Pace, View, first_word
-from ftslurm.rendezvous.seen import Shape, Timing
+from ftslurm.rendezvous.observation import Shape, Timing
 from ftslurm.rendezvous.state import FAILED, FORMING, READY, RUNNING, SUCCEEDED
 from ftslurm.sharedfs.filesystem import DEFAULT_READ_LIMIT, PosixFileSystem
 from ftslurm.sharedfs.rundir import RunDirectory, open_run

@@ -16,7 +16,7 @@ class Case:
 
     Attributes:
         program: a file of this folder.
-        cause: the name of its row in `ftslurm.failures.rows`.
+        cause: the name of its row in `ftslurm.failures.catalogue`.
         words: what must stand in the first three lines of the text, besides rank, node, place, step and round.
         arguments: of the program.
         options: of ``ftslurm run``.

@@ -18,7 +18,7 @@ from test_run import FOREVER, RUN, Start, Started, up
 from ftslurm import kernel
 from ftslurm.agent import guardian
 from ftslurm.rendezvous.member import first_word
-from ftslurm.rendezvous.node_word import NodeWord
+from ftslurm.rendezvous.node_record import NodeWord
 from ftslurm.rendezvous.state import LEFT
 
 start = test_run.start

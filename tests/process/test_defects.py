@@ -144,7 +144,7 @@ def told_and_recorded(run: Started, part: Part | None) -> None:
 
 METHODS: dict[Part, dict[str, str]] = {
     containment.HEALTH: {
-        "ftslurm.agent.health_watch:HealthWatch": "checked: __init__ begin say look on_state on_round on_swept close "
+        "ftslurm.agent.health_monitor:HealthWatch": "checked: __init__ begin say look on_state on_round on_swept close "
         "deadline _start _receive _finish",
     },
     containment.MONITOR: {
@@ -152,7 +152,7 @@ METHODS: dict[Part, dict[str, str]] = {
         "vitals counts wants_sizes look_at_sizes grown keep_pipe deadline _owner _read_mark",
         "ftslurm.agent.rank_watch:RankWatch": "hangs: __init__ begin end show grown turn over clear deadline _expired "
         "_look_at_vitals",
-        "ftslurm.agent.showing:Showing": "hangs: __init__ poll",
+        "ftslurm.agent.stack_collection:Showing": "hangs: __init__ poll",
         "ftslurm.monitor.timer_file:TimerFile": "fails: __init__ environment",
         "ftslurm.monitor.pipe:Pipe": "hangs: __init__ check read",
     },
@@ -162,9 +162,9 @@ METHODS: dict[Part, dict[str, str]] = {
         "ftslurm.agent.journal:Journal  ": "exits: elsewhere",
     },
     containment.SURROUNDINGS: {
-        "ftslurm.agent.surroundings:Surroundings": "hangs: __init__ begin look at_a_failure",
+        "ftslurm.agent.host_resources:Surroundings": "hangs: __init__ begin look at_a_failure",
     },
-    containment.ANALYSIS: {"ftslurm.agent.ends:": "fails: summary outlook"},
+    containment.ANALYSIS: {"ftslurm.agent.worker_exits:": "fails: summary outlook"},
     containment.OUTPUT: {
         "ftslurm.agent.output:Console": "fails: __init__ log follow forget drain _work",
         "ftslurm.agent.output:_Follower": "fails: __init__ send _work _wait _obey _copy",
@@ -173,15 +173,15 @@ METHODS: dict[Part, dict[str, str]] = {
     containment.NARRATION: {"ftslurm.agent.loop:": "fails: narrate"},
     containment.DOORBELL: {"ftslurm.agent.doorbell:Doorbell": "fails: __init__ fileno ring"},
     containment.EXCLUSION: {
-        "ftslurm.agent.aside:Aside": "fails: __init__ on_state finish _work _strike",
-        "ftslurm.agent.aside:Aside ": "checked: on_health",
-        "ftslurm.agent.aside:": "fails: take_part",
+        "ftslurm.agent.exclusion:Aside": "fails: __init__ on_state finish _work _strike",
+        "ftslurm.agent.exclusion:Aside ": "checked: on_health",
+        "ftslurm.agent.exclusion:": "fails: take_part",
     },
     containment.LEFTOVERS: {"ftslurm.agent.revocation:Revocation": "fails: clean_up"},
     containment.BUILD_LOCKS: {
         "ftslurm.agent.build_locks:BuildLocks": "fails: __init__ deadline on_time look look_at_builders remove"
     },
-    containment.GUARD: {"ftslurm.monitor.guard:Guard": "fails: __init__ start working waiting"},
+    containment.GUARD: {"ftslurm.monitor.loop_watchdog:Guard": "fails: __init__ start working waiting"},
 }
 
 
@@ -290,7 +290,7 @@ CORE = [
         "start", "send", "say", "_work", "_wait", "_speak", "_run", "_tick", "_tell",
     )),
     *(f"ftslurm.rendezvous.member:Member:{name}" for name in ("tick", "say", "next_look_s", "_publish_word", "_lead")),
-    *(f"ftslurm.agent.preparation:Preparation:{name}" for name in ("begin", "made", "on_time", "deadline")),
+    *(f"ftslurm.agent.round_setup:Preparation:{name}" for name in ("begin", "made", "on_time", "deadline")),
     *(f"ftslurm.agent.loop:AgentLoop:{name}" for name in (
         "_begin", "_turn", "_wait", "_timeout", "_moment", "_on_news", "_on_prepared", "_tell", "_do", "_say", "_spawn",
         "_make", "_look_at_workers", "_on_worker_ended", "_sweep_on", "_on_signal", "_give_up",
@@ -298,7 +298,7 @@ CORE = [
     )),
     "ftslurm.agent.loop::plan", "ftslurm.agent.loop::spoken",
     "ftslurm.agent.ports:ReservedPort:__init__",
-    *(f"ftslurm.agent.ends:Ends:{name}" for name in ("__init__", "take", "told", "on_time", "deadline")),
+    *(f"ftslurm.agent.worker_exits:Ends:{name}" for name in ("__init__", "take", "told", "on_time", "deadline")),
 ]  # fmt: skip
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from ftslurm.doctor import watch
-from ftslurm.doctor.probes import names
-from ftslurm.doctor.watch import WatchedFileSystem, run_all
+from ftslurm.doctor import timed_filesystem
+from ftslurm.doctor.probes import exclusive_link
+from ftslurm.doctor.timed_filesystem import WatchedFileSystem, run_all
 
 CLEAN = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "FTSLURM"))}
 ROOT = Path(__file__).resolve().parents[2]
@@ -217,7 +217,7 @@ class LosingFileSystem(WatchedFileSystem):
 
 
 def test_names_won_by_calls_that_failed_are_found_to_be_won(tmp_path: Path) -> None:
-    facts = names.race(LosingFileSystem(watch.CallSlot()), str(tmp_path), 0.2)
+    facts = exclusive_link.race(LosingFileSystem(timed_filesystem.CallSlot()), str(tmp_path), 0.2)
     assert facts["wins"] == list(range(1, facts["seen"] + 1))
     assert facts["rescued"] == facts["wins"][::2]
 

@@ -11,7 +11,7 @@ import pytest
 
 from ftslurm.agent.doorbell import AT_ONCE, GREETING, MOST, WINDOW_S, Doorbell
 from ftslurm.rendezvous.member import first_word
-from ftslurm.rendezvous.node_word import NodeWord
+from ftslurm.rendezvous.node_record import NodeWord
 
 
 def word_of(bell: Doorbell, address: str = "127.0.0.1", incarnation: str = "secret") -> NodeWord:

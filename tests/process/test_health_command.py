@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ftslurm.doctor import meet
-from ftslurm.doctor.meet import Session
-from ftslurm.health.together import gather
+from ftslurm.doctor import barrier
+from ftslurm.doctor.barrier import Session
+from ftslurm.health.multi_node import gather
 from ftslurm.sharedfs.filesystem import PosixFileSystem
 
 CLEAN = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "FTSLURM"))}
@@ -213,7 +213,7 @@ def test_a_result_that_makes_no_sense_costs_its_node_and_no_other(tmp_path: Path
     sound = {"check": "own", "status": "ok", "summary": "", "findings": [], "took_s": 0.1, "facts": None}
     for node, verdicts in (("n1", [sound]), ("n2", [{"check": "own"}]), ("n3", 7)):
         other = Session(session.root, node, session.expected)
-        meet.hand_in(PosixFileSystem(), other, {"node": node, "verdicts": verdicts, "stuck": []})
+        barrier.hand_in(PosixFileSystem(), other, {"node": node, "verdicts": verdicts, "stuck": []})
     found = gather(session, session.expected, str(tmp_path), 30, 1)
     assert list(found.verdicts) == ["n1"] and set(found.lost) == {"n2", "n3"}
     assert all("handed in a result that makes no sense" in why for why in found.lost.values())

@@ -17,7 +17,7 @@ import pytest
 
 from ftslurm.health.check import Context, Peer
 from ftslurm.health.checks import network_reach
-from ftslurm.health.reach import CONNECTED, ERROR, NO_ROUTE, REFUSED, SILENT, UNRESOLVED, Attempt, is_own, reach
+from ftslurm.health.tcp_probe import CONNECTED, ERROR, NO_ROUTE, REFUSED, SILENT, UNRESOLVED, Attempt, is_own, reach
 
 
 @pytest.fixture
@@ -122,9 +122,7 @@ def test_nothing_stays_open(listener: socket.socket, black_hole: int) -> None:
 
 def test_without_a_route_the_answer_comes_at_once() -> None:
     unshare = shutil.which("unshare")
-    code = (
-        "from ftslurm.health.reach import reach; print(*reach([('10.1.2.3', 80), ('127.0.0.1', 80)], 5.0), sep='\\n')"
-    )
+    code = "from ftslurm.health.tcp_probe import reach; print(*reach([('10.1.2.3', 80), ('127.0.0.1', 80)], 5.0), sep='\\n')"
     if unshare is None or subprocess.run([unshare, "-rn", "true"], check=False, capture_output=True).returncode:
         pytest.skip("no network of one's own here")
     began = time.monotonic()

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ftslurm.agent.fitness import ACT
-from ftslurm.agent.health_watch import STUCK, HealthSettings, HealthWatch
+from ftslurm.agent.health_gate import ACT
+from ftslurm.agent.health_monitor import STUCK, HealthSettings, HealthWatch
 from ftslurm.health.catalog import builtin
 from ftslurm.health.check import Context
 from ftslurm.kernel import descendants

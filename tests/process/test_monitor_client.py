@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from ftslurm.monitor import mark
-from ftslurm.monitor.mark import Mark
+from ftslurm.monitor import heartbeat_page
+from ftslurm.monitor.heartbeat_page import Mark
 from ftslurm.monitor.pipe import Pipe
 from ftslurm.monitor.timeouts import Timeouts
-from ftslurm.monitor.watch import Expiry, Note, Watch
+from ftslurm.monitor.watchdog import Expiry, Note, Watch
 from tests.process.worker_process import environment
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
@@ -31,7 +31,7 @@ class Node:
         self.place = place
         self.pipe = Pipe(str(place / "node"))
         self.workers: dict[int, subprocess.Popen[str]] = {}
-        self.watch = Watch(timeouts, lambda rank: mark.read(place / str(rank)), self.owner)
+        self.watch = Watch(timeouts, lambda rank: heartbeat_page.read(place / str(rank)), self.owner)
         self.expiries: list[Expiry] = []
         self.notes: list[Note] = []
         self.lateness_s: list[float] = []
@@ -85,7 +85,7 @@ class Node:
             self.turn()
 
     def mark(self, local_rank: int = 0) -> Mark:
-        found = mark.read(self.place / str(local_rank))
+        found = heartbeat_page.read(self.place / str(local_rank))
         assert found is not None
         return found
 

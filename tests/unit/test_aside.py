@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from ftslurm.agent.aside import Aside, AsideSettings, take_part
+from ftslurm.agent.exclusion import Aside, AsideSettings, take_part
+from ftslurm.health.node_health import Health, HealthFinding
 from ftslurm.health.verdict import FAIL
-from ftslurm.health.word import Health, HealthFinding
 from ftslurm.nodes.exclude import Exclusions
-from ftslurm.rendezvous.node_word import NodeWord
+from ftslurm.rendezvous.node_record import NodeWord
 from ftslurm.rendezvous.state import BY_NODE, FAILED, Failure
 from ftslurm.testing.memoryfs import MemoryFileSystem
 from tests.unit.test_fold import Story

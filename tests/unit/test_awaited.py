@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ftslurm.rendezvous.awaited import FIRST_S, LONGEST_S, WaitingLines
-from ftslurm.rendezvous.seen import Seen
+from ftslurm.rendezvous.observation import Seen
 from ftslurm.rendezvous.state import FAILED, LEFT, RUNNING
+from ftslurm.rendezvous.waiting_lines import FIRST_S, LONGEST_S, WaitingLines
 from tests.unit.test_fold import TIMING, Story
 
 

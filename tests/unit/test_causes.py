@@ -27,7 +27,7 @@ from ftslurm.failures.causes import (
 )
 from ftslurm.failures.evidence import CAUSE, CONTEXT, MEMBER
 from ftslurm.failures.plugins import load, load_from
-from ftslurm.failures.proofs import lines, size
+from ftslurm.failures.proof_lines import lines, size
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:3141"
 # A loader's main process fetches a tensor whose file descriptor one of its workers holds.

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ftslurm.rendezvous.member import Member, Pace, first_word
-from ftslurm.rendezvous.node_word import NodeWord
-from ftslurm.rendezvous.seen import Shape, Timing
+from ftslurm.rendezvous.node_record import NodeWord
+from ftslurm.rendezvous.observation import Shape, Timing
 from ftslurm.sharedfs.clock import (
     EVERY_S,
     SAMPLES,

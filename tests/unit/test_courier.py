@@ -14,7 +14,7 @@ from ftslurm.agent import courier as module
 from ftslurm.agent.containment import Defect
 from ftslurm.agent.courier import Courier, Trouble
 from ftslurm.rendezvous.member import View, first_word
-from ftslurm.rendezvous.node_word import NodeWord
+from ftslurm.rendezvous.node_record import NodeWord
 from ftslurm.testing.clock import VirtualClock
 
 WORD = first_word("n1", "i1", "12.0", 0, 2)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from ftslurm.failures.exceptions import describe
-from ftslurm.failures.outlook import outlook
 from ftslurm.failures.reason import is_bare_exit, links, reason, reason_path
 from ftslurm.failures.record import from_exception
-from ftslurm.failures.sameness import LINES, of_output, signature
+from ftslurm.failures.retryability import outlook
+from ftslurm.failures.signature import LINES, of_output, signature
 
 
 def raised(function: Callable[[], object]) -> BaseException:

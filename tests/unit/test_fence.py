@@ -14,9 +14,9 @@ import pytest
 import ftslurm
 import ftslurm.fencing
 import ftslurm.sharedfs.replace
-from ftslurm.rendezvous.ending import close
+from ftslurm.rendezvous.closing import close
 from ftslurm.rendezvous.fold import begin
-from ftslurm.rendezvous.seen import Shape
+from ftslurm.rendezvous.observation import Shape
 from ftslurm.rendezvous.state import RUNNING, State
 from ftslurm.sharedfs.cell import FencedCell
 from ftslurm.sharedfs.commits import Commits

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ftslurm.agent.fitness import ACT, AGAIN_S, FRESH_S, HOLD_S, OFF, WATCH, XID, Fitness
+from ftslurm.agent.health_gate import ACT, AGAIN_S, FRESH_S, HOLD_S, OFF, WATCH, XID, Fitness
 from ftslurm.health.check import BACKGROUND, CONFIRM, QUICK, THOROUGH
+from ftslurm.health.node_health import HealthFinding
 from ftslurm.health.result import Looked
 from ftslurm.health.verdict import FAIL, OK, WARN, Finding, Judgement, verdict
-from ftslurm.health.word import HealthFinding
 from ftslurm.rendezvous.state import Failure
 
 LOST = Finding(FAIL, "GPU 3", "it does not answer", "Reset it.")

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from ftslurm.monitor.timeouts import Longest, Spans
-from ftslurm.rendezvous.ending import describe, finish, stop_code
+from ftslurm.rendezvous.closing import describe, finish, stop_code
 from ftslurm.rendezvous.fold import begin, fold, take_lease
 from ftslurm.rendezvous.forming import choose
 from ftslurm.rendezvous.member import first_word
-from ftslurm.rendezvous.node_word import NodeWord, Predecessor, Vitals
-from ftslurm.rendezvous.seen import AT_ONCE, Seen, Shape, Timing
+from ftslurm.rendezvous.node_record import NodeWord, Predecessor, Vitals
+from ftslurm.rendezvous.observation import AT_ONCE, Seen, Shape, Timing
 from ftslurm.rendezvous.state import (
     CLOSED,
     FAILED,

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from ftslurm.monitor.guard import Guard
+from ftslurm.monitor.loop_watchdog import Guard
 from ftslurm.testing.clock import VirtualClock
 
 

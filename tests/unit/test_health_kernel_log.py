@@ -11,7 +11,7 @@ import pytest
 
 from ftslurm.health.check import Absent, Context
 from ftslurm.health.checks import host_kernel_log
-from ftslurm.health.kernel_words import ROWS, is_relevant
+from ftslurm.health.kernel_log_patterns import ROWS, is_relevant
 from ftslurm.health.verdict import FAIL, WARN, Json, Judgement, describe, worst
 from tests.unit.health_trees import Tree
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from ftslurm.health.agent_run import facts_to_keep, read_facts, write_facts
 from ftslurm.health.check import SETS, Check
-from ftslurm.health.look import facts_to_keep, read_facts, write_facts
 from ftslurm.health.result import Looked, decode, encode
 from ftslurm.health.verdict import FAIL, OK, Finding, Json, Judgement, Verdict
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from ftslurm.health import lookup, reach
+from ftslurm.health import lookup, tcp_probe
 from ftslurm.health.addresses import is_loopback, is_number
 from ftslurm.health.check import Absent, Context, Peer
 from ftslurm.health.checks import host_versions, network_interface, network_names, network_reach
-from ftslurm.health.reach import Reached
+from ftslurm.health.tcp_probe import Reached
 from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement, describe
 from tests.unit.health_trees import Tree
 
@@ -199,10 +199,10 @@ def reached(**ways: Reached) -> Json:
     }
 
 
-YES, REFUSED = Reached(reach.CONNECTED, "connected"), Reached(reach.REFUSED, "connection refused")
-SILENT = Reached(reach.SILENT, "no answer within 3.5 s")
-NO_ROUTE = Reached(reach.NO_ROUTE, "no route to host")
-UNKNOWN_NAME = Reached(reach.UNRESOLVED, "its name does not resolve")
+YES, REFUSED = Reached(tcp_probe.CONNECTED, "connected"), Reached(tcp_probe.REFUSED, "connection refused")
+SILENT = Reached(tcp_probe.SILENT, "no answer within 3.5 s")
+NO_ROUTE = Reached(tcp_probe.NO_ROUTE, "no route to host")
+UNKNOWN_NAME = Reached(tcp_probe.UNRESOLVED, "its name does not resolve")
 
 
 def test_who_refuses_is_reached() -> None:

@@ -14,9 +14,9 @@ import pytest
 import ftslurm
 from ftslurm.health.check import BACKGROUND, QUICK, Absent, Check, Context
 from ftslurm.health.checks import own_commands
-from ftslurm.health.figures import count, one_line, size, span
 from ftslurm.health.plugins import GROUP, LONGEST_S, load, load_from
 from ftslurm.health.run import UNHURRIED, longest_s, run
+from ftslurm.health.units import count, one_line, size, span
 from ftslurm.health.verdict import FAIL, OK, UNKNOWN, WARN, Json, Judgement, describe, worst
 
 NODE = Context("n1")

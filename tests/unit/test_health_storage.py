@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ftslurm.health import room
+from ftslurm.health import path_judge
 from ftslurm.health.check import Absent, Context, Place
 from ftslurm.health.checks import storage_lustre, storage_paths, storage_round_trip
 from ftslurm.health.probe import KILLED, Wish, file_name, probe_all
@@ -233,7 +233,7 @@ def test_what_is_wrong_is_said(
     ],
 )
 def test_what_only_looks_bad_is_not_said(place: Place, changes: Json, context: Context, gpus: bool) -> None:
-    assert room.judge_place(place, {**GOOD, **changes}, None, context.busy, gpus) == []
+    assert path_judge.judge_place(place, {**GOOD, **changes}, None, context.busy, gpus) == []
 
 
 def test_the_summary_has_each_path() -> None:
@@ -262,7 +262,7 @@ MOUNTED = ["/", "/proc", "/home", "/dev/shm"]
     ],
 )
 def test_what_fstab_wants_mounted_and_is_not_is_found(fstab: str, path: str, point: str | None) -> None:
-    assert room.unmounted(fstab, MOUNTED, path) == point
+    assert path_judge.unmounted(fstab, MOUNTED, path) == point
 
 
 def test_a_filesystem_that_the_kernel_made_read_only_is_told_from_one_mounted_so() -> None:

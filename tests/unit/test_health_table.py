@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ftslurm.health.sight import NodeFinding, Sight, lines, of_json, to_json
+from ftslurm.health.cluster_view import NodeFinding, Sight, lines, of_json, to_json
 from ftslurm.health.table import ALIKE, brief, counted, listing, render, to_document
 from ftslurm.health.verdict import FAIL, OK, UNKNOWN, WARN, Finding, Verdict
 

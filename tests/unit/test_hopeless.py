@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from ftslurm.failures.causes import POINTLESS, Evidence, classify
-from ftslurm.failures.outlook import HOPELESS_S, START_S, outlook
+from ftslurm.failures.retryability import HOPELESS_S, START_S, outlook
 from ftslurm.rendezvous.fold import begin, fold
 from ftslurm.rendezvous.member import first_word
-from ftslurm.rendezvous.node_word import NodeWord
-from ftslurm.rendezvous.seen import Seen, Shape, Timing
+from ftslurm.rendezvous.node_record import NodeWord
+from ftslurm.rendezvous.observation import Seen, Shape, Timing
 from ftslurm.rendezvous.state import CLOSED, FAILED, FORMING, READY, RUNNING, Failure, State
 
 TIMING = Timing(node_timeout_s=8, join_timeout_s=600, last_call_s=30)

@@ -16,10 +16,10 @@ from ftslurm.job_end.await_end import await_end
 from ftslurm.job_end.batch_host import PATIENCE_S, Survivor, await_loss, end_job, is_lost
 from ftslurm.job_end.departures import Departures
 from ftslurm.job_end.verdict import judge
-from ftslurm.rendezvous.ending import close
+from ftslurm.rendezvous.closing import close
 from ftslurm.rendezvous.fold import begin
 from ftslurm.rendezvous.member import first_word
-from ftslurm.rendezvous.seen import Shape
+from ftslurm.rendezvous.observation import Shape
 from ftslurm.rendezvous.state import LEFT, RUNNING, LostNode, State
 from ftslurm.sharedfs.cell import FencedCell
 from ftslurm.sharedfs.filesystem import PosixFileSystem

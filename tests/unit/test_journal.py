@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from ftslurm.agent.actions import Assignment, Record
+from ftslurm.agent.host_resources import Surroundings
 from ftslurm.agent.journal import Journal
-from ftslurm.agent.surroundings import Surroundings
 from ftslurm.agent.workers import Worker
 from ftslurm.failures.record import compose, from_exception, write
 from ftslurm.rendezvous.member import first_word

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ftslurm.failures.lastwords import LIMIT, last_words
+from ftslurm.failures.abort_message import LIMIT, last_words
 from ftslurm.report.command import make_report
 from ftslurm.testing.runs import RunBuilder
 

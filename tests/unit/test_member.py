@@ -11,8 +11,8 @@ from functools import partial
 import pytest
 
 from ftslurm.rendezvous.member import RUNG_S, Member, Pace, Refused, RunInUse, Superseded, View, first_word
-from ftslurm.rendezvous.node_word import NodeWord
-from ftslurm.rendezvous.seen import Shape, Timing
+from ftslurm.rendezvous.node_record import NodeWord
+from ftslurm.rendezvous.observation import Shape, Timing
 from ftslurm.rendezvous.state import CLOSED, FAILED, FORMING, LEFT, READY, RUNNING, SUCCEEDED, Failure, State
 from ftslurm.sharedfs.cell import FencedCell
 from ftslurm.sharedfs.rundir import RunDirectory

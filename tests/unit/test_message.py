@@ -10,7 +10,7 @@ import pytest
 
 from ftslurm.monitor.message import LIMIT, SAID, Garbage, Timer, Word, encode, parse, shown
 from ftslurm.monitor.timeouts import Timeouts
-from ftslurm.monitor.watch import Watch
+from ftslurm.monitor.watchdog import Watch
 
 TORCH = {"version": 1, "pid": 123, "scope_id": "train.py#12", "expiration_time": 1700000000.25, "signal": 9}
 

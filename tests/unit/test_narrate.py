@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ftslurm.agent.narrate import narrate
+from ftslurm.agent.messages import narrate
 from ftslurm.rendezvous.state import (
     CLOSED,
     FAILED,

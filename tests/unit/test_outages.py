@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from ftslurm.health.node_health import Health, HealthFinding
 from ftslurm.health.verdict import FAIL
-from ftslurm.health.word import Health, HealthFinding
 from ftslurm.rendezvous.liveness import Attention
 from ftslurm.rendezvous.member import RunInUse
-from ftslurm.rendezvous.node_word import NodeWord
+from ftslurm.rendezvous.node_record import NodeWord
 from ftslurm.rendezvous.state import FAILED, FORMING, LEFT, RUNNING
 from ftslurm.sharedfs.rundir import RunDirectory
 from ftslurm.testing.clock import VirtualClock

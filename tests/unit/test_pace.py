@@ -7,8 +7,8 @@ import statistics
 
 import pytest
 
-from ftslurm.monitor.mark import BUCKETS, EDGES_S, bucket
-from ftslurm.monitor.pace import Histogram, SlowRank, slow_ranks
+from ftslurm.monitor.heartbeat_page import BUCKETS, EDGES_S, bucket
+from ftslurm.monitor.step_times import Histogram, SlowRank, slow_ranks
 
 
 def counted(*intervals_s: float) -> Histogram:

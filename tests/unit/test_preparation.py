@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ftslurm.agent.actions import Assignment, Prepared
-from ftslurm.agent.preparation import COMMITS, CONNECTION, PATIENCE_S, Preparation, StepDone, reach_master
+from ftslurm.agent.round_setup import COMMITS, CONNECTION, PATIENCE_S, Preparation, StepDone, reach_master
 from ftslurm.rendezvous.state import Master
 
 

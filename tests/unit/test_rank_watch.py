@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ftslurm.agent.rank_watch import Hung, RankWatch, Told
-from ftslurm.monitor.watch import Expiry
+from ftslurm.monitor.watchdog import Expiry
 
 
 class Monitor:

@@ -12,7 +12,7 @@ from ftslurm.failures.causes import CASCADE, PRIMARY, Evidence, classify, descri
 from ftslurm.report.analysis import analyse
 from ftslurm.report.facts import Lost, RoundFiles, Snapshot
 from ftslurm.report.gathering import gather
-from ftslurm.report.words import ranges
+from ftslurm.report.wording import ranges
 from ftslurm.testing.runs import RunBuilder
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:3141"

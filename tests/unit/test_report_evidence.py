@@ -13,8 +13,8 @@ import pytest
 from ftslurm.failures import plugins
 from ftslurm.failures.causes import PRIMARY, ROWS, Cause
 from ftslurm.report.analysis import analyse
-from ftslurm.report.around import cuda_from, sections_from, surroundings_from
 from ftslurm.report.gathering import gather
+from ftslurm.report.host_resources import cuda_from, sections_from, surroundings_from
 from ftslurm.report.text import render
 from ftslurm.testing.runs import RunBuilder
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ftslurm.report.overlap import CHUNK, PROBES, SLOW_S, overlapped
+from ftslurm.report.parallel_read import CHUNK, PROBES, SLOW_S, overlapped
 
 
 def ticks(step: float) -> Iterator[float]:

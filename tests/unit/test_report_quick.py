@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
+from ftslurm.failures.catalogue import CASCADE, ROWS
 from ftslurm.failures.causes import OomKills, Space, Surroundings
-from ftslurm.failures.rows import CASCADE, ROWS
 from ftslurm.report import alike as alike_module
-from ftslurm.report import blame, suspect
-from ftslurm.report.alike import Alike
+from ftslurm.report import failed_worker, root_cause
 from ftslurm.report.decode import rank_error_from
 from ftslurm.report.facts import Exc, Frame
+from ftslurm.report.failed_worker import UNJUDGED, Suspect, judge
 from ftslurm.report.fields import Malformed
 from ftslurm.report.gathering import gather
 from ftslurm.report.reading import parse_json
-from ftslurm.report.suspect import UNJUDGED, Suspect, judge
+from ftslurm.report.record_patterns import Alike
 from ftslurm.testing.runs import RunBuilder
 
 TYPES = [
@@ -96,13 +96,13 @@ def failed(chance: random.Random) -> Suspect:
 @pytest.mark.parametrize("seed", range(8))
 def test_the_quick_verdict_is_the_slow_one(seed: int) -> None:
     chance = random.Random(seed)
-    suspect._cascades.clear()
+    failed_worker._cascades.clear()
     quick = 0
     for number in range(2000):
         one = failed(chance)
-        key = suspect._alike(one)
-        quick += key is not None and key in suspect._cascades
-        fast, slow = judge(one, (), ROWS), suspect._judge(one, (), ROWS)
+        key = failed_worker._alike(one)
+        quick += key is not None and key in failed_worker._cascades
+        fast, slow = judge(one, (), ROWS), failed_worker._judge(one, (), ROWS)
         assert fast == slow, f"seed {seed}, {number}: {one}"
         assert slow.cause.role != CASCADE or fast.lines == slow.lines
     assert quick > 25, "the quick way was hardly tried"
@@ -130,14 +130,14 @@ def test_the_verdict_on_a_rank_is_reached_once_for_the_same_facts(
         calls.append(s.rank)
         return judge(s, *more)
 
-    monkeypatch.setattr(blame, "judge", counted)
-    first, again = blame.suspects(snapshot, 1), blame.suspects(snapshot, 1)
+    monkeypatch.setattr(root_cause, "judge", counted)
+    first, again = root_cause.suspects(snapshot, 1), root_cause.suspects(snapshot, 1)
     assert first == again
     assert set(calls) <= {3}, "only the one whose output was read may be judged again"
     files = snapshot.rounds[0]
     other = replace(files.errors[0], message="x", exception=Exc("ValueError", "builtins", "x", (), None))
     changed = replace(snapshot, rounds=(replace(files, errors={**files.errors, 0: other}),))
-    assert next(s for s in blame.suspects(changed, 1) if s.rank == 0).what == "ValueError: x"
+    assert next(s for s in root_cause.suspects(changed, 1) if s.rank == 0).what == "ValueError: x"
 
 
 @pytest.mark.parametrize("value", [True, 1.0, "1", None, [1], {"a": 1}, 2**70])

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from ftslurm.report.analysis import analyse
-from ftslurm.report.asking import asked
 from ftslurm.report.command import rendered
 from ftslurm.report.gathering import gather
 from ftslurm.report.scheduler import scheduler_from, verdict
+from ftslurm.report.scheduler_query import asked
 from ftslurm.report.text import render
 from ftslurm.slurm.account import account
 from ftslurm.slurm.errors import SlurmUnreachable

@@ -12,7 +12,7 @@ from ftslurm.report.analysis import analyse
 from ftslurm.report.gathering import gather
 from ftslurm.report.style import EVIDENCE_WIDTH
 from ftslurm.report.text import render
-from ftslurm.report.words import clip, duration, names, ranges, safe
+from ftslurm.report.wording import clip, duration, names, ranges, safe
 from ftslurm.testing.runs import RunBuilder
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:3141"

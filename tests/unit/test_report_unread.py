@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ftslurm.failures.causes import ROWS
-from ftslurm.failures.short import short
+from ftslurm.failures.record_summary import short
 from ftslurm.report.analysis import analyse
 from ftslurm.report.command import make_report
 from ftslurm.report.gathering import gather

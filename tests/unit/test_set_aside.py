@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ftslurm.rendezvous.exclusion import lemons
 from ftslurm.rendezvous.fold import fold
-from ftslurm.rendezvous.seen import AT_ONCE, NEVER, Seen, Timing
-from ftslurm.rendezvous.set_aside import lemons
+from ftslurm.rendezvous.observation import AT_ONCE, NEVER, Seen, Timing
 from ftslurm.rendezvous.state import FAILED, FORMING, RUNNING, State
 from tests.unit.test_fold import TIMING, Story
 

@@ -16,10 +16,10 @@ from ftslurm.sharedfs.cell import FencedCell
 from ftslurm.sharedfs.commits import Commits
 from ftslurm.testing.memoryfs import Crash, MemoryFileSystem
 from ftslurm.testing.simulation.cluster import Plan
+from ftslurm.testing.simulation.coroutine import strand
 from ftslurm.testing.simulation.faults import WEIGHTS
 from ftslurm.testing.simulation.filesystem import STALE_S, CachingClient, ClientCache
 from ftslurm.testing.simulation.run import Failed, main, simulate, simulate_many
-from ftslurm.testing.simulation.strand import strand
 
 # Kinds that need others: a node returns once it is gone.
 COMPANY = {"node returns": ("agent killed",), "other options": ("agent killed",), "lost reply: link": ("rank exits",)}

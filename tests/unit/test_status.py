@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from ftslurm.agent.options import parse_run
+from ftslurm.health.node_health import Health, HealthFinding
 from ftslurm.health.verdict import worst
-from ftslurm.health.word import Health, HealthFinding
 from ftslurm.monitor.timeouts import Learned, Longest, Spans, Timeouts
-from ftslurm.rendezvous.node_word import NodeWord, RankVitals, Vitals
+from ftslurm.rendezvous.node_record import NodeWord, RankVitals, Vitals
 from ftslurm.rendezvous.state import (
     Closed,
     Failure,
@@ -25,8 +25,8 @@ from ftslurm.rendezvous.state import (
     RoundHistory,
     State,
 )
-from ftslurm.status.look import look
 from ftslurm.status.snapshot import Asked, Heard, Snapshot
+from ftslurm.status.summary import look
 from ftslurm.status.text import render
 
 S = 10**9

@@ -16,11 +16,11 @@ import pytest
 
 from ftslurm import cli
 from ftslurm.monitor.timeouts import Learned, Longest, Spans
-from ftslurm.rendezvous.node_word import NodeWord, RankVitals, Vitals
+from ftslurm.rendezvous.node_record import NodeWord, RankVitals, Vitals
 from ftslurm.rendezvous.state import Closed, Hang, Lease, LostNode, Participant, RoundHistory, State
 from ftslurm.status.command import main
-from ftslurm.status.look import look
 from ftslurm.status.snapshot import read
+from ftslurm.status.summary import look
 from ftslurm.status.text import render
 
 
@@ -237,5 +237,5 @@ def test_it_imports_neither_torch_nor_what_the_report_judges_with(run: Path) -> 
         [sys.executable, "-c", script, "status", str(run)], capture_output=True, text=True, check=True, timeout=60
     )
     loaded = set(done.stderr.split())
-    assert "ftslurm.status.look" in loaded
+    assert "ftslurm.status.summary" in loaded
     assert not loaded & {"torch", "numpy", "statistics", "asyncio", "subprocess", "ftslurm.report.analysis"}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ftslurm.agent.surroundings import WINDOW_S, Surroundings, find_counter
+from ftslurm.agent.host_resources import WINDOW_S, Surroundings, find_counter
 from ftslurm.testing.clock import VirtualClock
 
 V2_PATH = "system.slice/slurmstepd.scope/job_7/step_0/user/task_0"

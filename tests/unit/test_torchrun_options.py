@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from ftslurm.rendezvous.ending import close
+from ftslurm.rendezvous.closing import close
 from ftslurm.rendezvous.fold import begin
-from ftslurm.rendezvous.seen import Shape
+from ftslurm.rendezvous.observation import Shape
 from ftslurm.rendezvous.state import SUCCEEDED, State
 from ftslurm.slurm.environment import SlurmJob, from_environ
+from ftslurm.torchrun.endpoint import _endpoint, _job, _name, attempt_names, choose_address, choose_attempt
 from ftslurm.torchrun.options import HandlerOptions, WrongOption, read_options
-from ftslurm.torchrun.place import _endpoint, _job, _name, attempt_names, choose_address, choose_attempt
 
 STEP = {
     "SLURM_JOB_ID": "12",

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from ftslurm.monitor.places import MAY_WAIT, WAITS, WORKS, doing, telling_thread
+from ftslurm.monitor.faulthandler_text import Frame, Reader
+from ftslurm.monitor.stack_classifier import MAY_WAIT, WAITS, WORKS, doing, telling_thread
 from ftslurm.monitor.stacksfile import LIMIT, RankStacks, Stacks, encode, parse
-from ftslurm.monitor.traces import Frame, Reader
 from ftslurm.monitor.triage import (
     ELSEWHERE,
     MISMATCH,

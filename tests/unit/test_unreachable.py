@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ftslurm.rendezvous.fold import fold
-from ftslurm.rendezvous.seen import Seen
+from ftslurm.rendezvous.observation import Seen
 from ftslurm.rendezvous.state import CLOSED, FAILED, FORMING, RUNNING, UNREACHABLE, Failure, State
 from ftslurm.rendezvous.unreachable import FIRST_WAIT_S, LONGEST_WAIT_S
 from tests.unit.test_fold import TIMING, Story

@@ -12,13 +12,13 @@ from dataclasses import replace
 
 import pytest
 
-from ftslurm.monitor import mark
-from ftslurm.monitor.look import Life, look, watches, words
-from ftslurm.monitor.mark import Mark
+from ftslurm.monitor import heartbeat_page
+from ftslurm.monitor.expiry import Life, look, watches, words
+from ftslurm.monitor.heartbeat_page import Mark
 from ftslurm.monitor.message import Word, encode
 from ftslurm.monitor.section import Book, Section
 from ftslurm.monitor.timeouts import Spans, Timeouts
-from ftslurm.monitor.watch import MAX_TIMERS, Expiry, Note, Watch
+from ftslurm.monitor.watchdog import MAX_TIMERS, Expiry, Note, Watch
 
 TICK_NS = 1953125  # 1/512 s: exact in nanoseconds and as a float
 START = 1000 * 512
@@ -31,13 +31,13 @@ class Rank:
     def __init__(self, node: Node, pid: int) -> None:
         self.node = node
         self.pid = pid
-        self.page = bytearray(mark.SIZE)
-        self.page[:8] = mark.MAGIC
+        self.page = bytearray(heartbeat_page.SIZE)
+        self.page[:8] = heartbeat_page.MAGIC
         self.misuses: list[str] = []
         warmup = node.watch.timeouts.warmup_steps
-        self.words = mark.claim(self.page, pid, 1)
-        self.beat = mark.beater(self.words, warmup, node.now_ns)
-        self.step = mark.stepper(self.words, node.now_ns, node.now_ns)
+        self.words = heartbeat_page.claim(self.page, pid, 1)
+        self.beat = heartbeat_page.beater(self.words, warmup, node.now_ns)
+        self.step = heartbeat_page.stepper(self.words, node.now_ns, node.now_ns)
         self.book = Book(self.words, warmup, lambda what, _: self.misuses.append(what), node.now_ns)
         self.sections: dict[str, Section] = {}
 
@@ -49,7 +49,7 @@ class Rank:
         return self.sections[name]
 
     def own(self, name: str, seconds: float) -> None:
-        self.words[self.section(name).at + mark.OWN_TIMEOUT] = mark.own_word(seconds)
+        self.words[self.section(name).at + heartbeat_page.OWN_TIMEOUT] = heartbeat_page.own_word(seconds)
 
 
 class Node:
@@ -73,7 +73,7 @@ class Node:
 
     def _read(self, local_rank: int) -> Mark | None:
         self.looks += 1
-        return None if local_rank in self.lost_marks else mark.decode(bytes(self.ranks[local_rank].page))
+        return None if local_rank in self.lost_marks else heartbeat_page.decode(bytes(self.ranks[local_rank].page))
 
     @property
     def now(self) -> float:
@@ -251,8 +251,8 @@ def test_a_section_has_its_own_timeout_from_when_the_agent_hears_of_it() -> None
 def test_own_timeouts_hold_before_those_of_all_ranks() -> None:
     node = Node(Timeouts(heartbeat_s=10, sections={"data": 5}, out_of_section_s=5, initial_s=7))
     rank = node.ranks[0]
-    rank.words[mark.OWN_HEARTBEAT] = mark.own_word(100)
-    rank.words[mark.OWN_OUT] = rank.words[mark.OWN_INITIAL] = mark.OFF
+    rank.words[heartbeat_page.OWN_HEARTBEAT] = heartbeat_page.own_word(100)
+    rank.words[heartbeat_page.OWN_OUT] = rank.words[heartbeat_page.OWN_INITIAL] = heartbeat_page.OFF
     rank.own("data", math.inf)
     assert node.pass_time(50) == []
     rank.beat()
@@ -344,7 +344,7 @@ def test_a_finished_rank_is_watched_no_more_but_its_timers_are() -> None:
     rank = node.ranks[0]
     rank.beat()
     rank.section("data").start()
-    rank.words[mark.FINISHED] = 1
+    rank.words[heartbeat_page.FINISHED] = 1
     assert node.tell("finished") == Note(0, "has finished")
     assert node.pass_time(1000) == []
     node.timer(5)
@@ -376,9 +376,14 @@ def test_impossible_times_in_a_mark_harm_nobody() -> None:
     node = Node(Timeouts(heartbeat_s=10, out_of_section_s=10, sections={"data": 10}, hang_s=10))
     rank = node.ranks[0]
     rank.section("data")
-    for at in (mark.BEAT_LAST, mark.SECTION_NS, mark.SLOT_0 + mark.OPENED, mark.STEP_NS):
+    for at in (
+        heartbeat_page.BEAT_LAST,
+        heartbeat_page.SECTION_NS,
+        heartbeat_page.SLOT_0 + heartbeat_page.OPENED,
+        heartbeat_page.STEP_NS,
+    ):
         rank.words[at] = 2**62
-    rank.words[mark.BEATS] = 1
+    rank.words[heartbeat_page.BEATS] = 1
     assert node.pass_time(100) == []
 
 
@@ -547,9 +552,9 @@ def test_a_misuse_is_said_once_for_each_section_and_round() -> None:
 
 def test_dropped_messages_are_seen_in_the_mark() -> None:
     node = Node(Timeouts(heartbeat_s=10))
-    node.ranks[0].words[mark.DROPPED] = 3
+    node.ranks[0].words[heartbeat_page.DROPPED] = 3
     node.pass_time(15)
-    node.ranks[0].words[mark.DROPPED] = 4
+    node.ranks[0].words[heartbeat_page.DROPPED] = 4
     node.pass_time(15)
     assert node.watch.counts["dropped"] == 4
 
@@ -694,11 +699,11 @@ def act(rng: random.Random, node: Node, local_rank: int, oracle: Oracle, rate: f
         seconds = rng.randint(3, 60) / 512
         rank.own(name, seconds)
         node.tell("timeouts", local_rank)
-        oracle.own[name] = mark.own_word(seconds) / 1e9
+        oracle.own[name] = heartbeat_page.own_word(seconds) / 1e9
     elif choice == "sign":
         node.watch.sign_of_life(local_rank, now)
     elif rng.random() < 0.05:
-        rank.words[mark.FINISHED] = 1
+        rank.words[heartbeat_page.FINISHED] = 1
         oracle.finished = True
 
 
@@ -750,10 +755,10 @@ def test_time_that_a_rank_waited_within_ftslurm_counts_for_nothing_that_is_watch
     rank = Rank(Node(times), 1)
     for prepare in (lambda: None, rank.beat, rank.section("save").start, rank.section("save").end):
         prepare()
-        rank.words[mark.EXCUSED_NS] = 0
-        before = mark.decode(bytes(rank.page))
-        rank.words[mark.EXCUSED_NS] = (START // 512 + 60) * 10**9
-        waited = mark.decode(bytes(rank.page))
+        rank.words[heartbeat_page.EXCUSED_NS] = 0
+        before = heartbeat_page.decode(bytes(rank.page))
+        rank.words[heartbeat_page.EXCUSED_NS] = (START // 512 + 60) * 10**9
+        waited = heartbeat_page.decode(bytes(rank.page))
         life = Life(START / 512, START / 512, START / 512)
         assert look(before, times, life, START / 512 + 60)[0] is not None
         assert look(waited, times, life, START / 512 + 60)[0] is None

@@ -12,9 +12,9 @@ import time
 from collections.abc import Mapping, Sequence
 
 from ftslurm.dataclasses import dataclass
+from ftslurm.doctor.barrier import make
 from ftslurm.doctor.findings import NOTE, WARNING, Finding, Json, median
-from ftslurm.doctor.meet import make
-from ftslurm.doctor.watch import WatchedFileSystem
+from ftslurm.doctor.timed_filesystem import WatchedFileSystem
 
 SAMPLES = 20
 TICK_NS = 10_000_000

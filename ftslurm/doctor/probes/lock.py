@@ -12,9 +12,9 @@ import time
 from collections.abc import Mapping
 
 from ftslurm.dataclasses import dataclass
+from ftslurm.doctor.barrier import tell, wait_for
 from ftslurm.doctor.findings import NOTE, WARNING, WRONG, Finding, Json
-from ftslurm.doctor.meet import tell, wait_for
-from ftslurm.doctor.watch import WatchedFileSystem
+from ftslurm.doctor.timed_filesystem import WatchedFileSystem
 
 TURN_S = 5.0
 RELEASE_S = 8.0

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from ftslurm.dataclasses import dataclass
 from ftslurm.doctor.findings import WARNING, WRONG, Finding, Json, median
-from ftslurm.doctor.watch import WatchedFileSystem
+from ftslurm.doctor.timed_filesystem import WatchedFileSystem
 from ftslurm.sharedfs.publish import publish
 
 SIZE = 1000

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from ftslurm.dataclasses import dataclass
 from ftslurm.doctor.findings import NOTE, WARNING, WRONG, Finding, Json, some
-from ftslurm.doctor.watch import WatchedFileSystem
+from ftslurm.doctor.timed_filesystem import WatchedFileSystem
 
 MOST = 32
 LIMIT_S = 5.0

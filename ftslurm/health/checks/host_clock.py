@@ -12,9 +12,9 @@ import struct
 import time
 
 from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Check, Context, never
-from ftslurm.health.figures import span
 from ftslurm.health.procfs import recent_processes
 from ftslurm.health.sysfs import text
+from ftslurm.health.units import span
 from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
 
 OLDEST, NEWEST = 1735689600, 4102444800

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from ftslurm.health.check import QUICK, THOROUGH, Absent, Check, Context
 from ftslurm.health.checks.host_processes import cpu_numbers
-from ftslurm.health.figures import count, span
 from ftslurm.health.sysfs import names, number, text
+from ftslurm.health.units import count, span
 from ftslurm.health.verdict import WARN, Finding, Json, Judgement
 
 OWN_GOVERNORS = frozenset(("amd-pstate-epp", "amd_pstate_epp", "intel_pstate"))

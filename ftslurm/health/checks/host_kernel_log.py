@@ -11,9 +11,9 @@ import os
 import time
 
 from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Absent, Check, Context
-from ftslurm.health.figures import span
-from ftslurm.health.kernel_words import Line, findings, is_relevant, to_json
+from ftslurm.health.kernel_log_patterns import Line, findings, is_relevant, to_json
 from ftslurm.health.sysfs import text
+from ftslurm.health.units import span
 from ftslurm.health.verdict import Json, Judgement
 
 WINDOW_S = 600.0

@@ -9,9 +9,9 @@ import os
 import resource
 
 from ftslurm.health.check import QUICK, THOROUGH, Check, Context, never
-from ftslurm.health.figures import size
 from ftslurm.health.procfs import cgroups, has_gpus, recent_processes, whole
 from ftslurm.health.sysfs import names, text
+from ftslurm.health.units import size
 from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
 
 FILES = 1024

@@ -10,9 +10,9 @@ import time
 from collections.abc import Mapping
 
 from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Check, Context, never
-from ftslurm.health.figures import size, span
 from ftslurm.health.procfs import cgroups, fields, whole
 from ftslurm.health.sysfs import text
+from ftslurm.health.units import size, span
 from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
 
 LEAST, LEAST_SHARE = 1 << 30, 0.02

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable
 
 from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Check, Context
-from ftslurm.health.figures import count, one_line, size, span
 from ftslurm.health.procfs import Process, above, below, fields, process, processes, whole
 from ftslurm.health.slurm_steps import belonging, live_steps, why_left_over
 from ftslurm.health.sysfs import names, text
+from ftslurm.health.units import count, one_line, size, span
 from ftslurm.health.verdict import WARN, Finding, Json, Judgement
 
 PAUSES_S = (0.05, 0.45, 1.5)

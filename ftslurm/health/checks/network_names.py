@@ -13,7 +13,7 @@ from ftslurm.health.addresses import is_loopback, is_number
 from ftslurm.health.check import QUICK, THOROUGH, Check, Context
 from ftslurm.health.checks.network_reach import neighbours
 from ftslurm.health.lookup import look_up
-from ftslurm.health.reach import is_own
+from ftslurm.health.tcp_probe import is_own
 from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
 
 MOST = 16

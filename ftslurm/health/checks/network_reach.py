@@ -10,7 +10,7 @@ from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ftslurm.health.reach import Reached
+    from ftslurm.health.tcp_probe import Reached
 
 MOST = 64
 """Other nodes that are tried: of a thousand nodes, each tries those that follow it, so that each is tried by others."""
@@ -41,7 +41,7 @@ def _peers(context: Context) -> list[Peer]:
 def fetch(context: Context) -> Json:
     """Connect to the peers that have a port."""
     from ftslurm.health.lookup import look_up
-    from ftslurm.health.reach import UNRESOLVED, Reached, reach
+    from ftslurm.health.tcp_probe import UNRESOLVED, Reached, reach
 
     peers = _peers(context)
     if not peers:
@@ -82,7 +82,7 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
 
 
 def _lost(peer: Json) -> Finding:
-    from ftslurm.health.reach import NO_ROUTE, UNRESOLVED
+    from ftslurm.health.tcp_probe import NO_ROUTE, UNRESOLVED
 
     advice = {
         NO_ROUTE: "Look at the routes, and whether that node is up.",

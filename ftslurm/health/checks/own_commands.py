@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 
 from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Absent, Check, Context
-from ftslurm.health.figures import count, one_line
+from ftslurm.health.units import count, one_line
 from ftslurm.health.verdict import FAIL, UNKNOWN, WARN, Finding, Json, Judgement
 
 LIMIT_S = 8.0

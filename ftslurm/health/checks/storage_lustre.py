@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 
 from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Absent, Check, Context
-from ftslurm.health.figures import one_line
 from ftslurm.health.sysfs import text
+from ftslurm.health.units import one_line
 from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
 from ftslurm.sharedfs.mounts import mount_of
 

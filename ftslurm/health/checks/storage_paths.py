@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Check, Context, Place
 from ftslurm.health.children import REAP_S, SLACK_S
-from ftslurm.health.figures import size
+from ftslurm.health.path_judge import SHM, judge_place, only_read, shown, unmounted
 from ftslurm.health.probe import Wish, file_name, probe_all
 from ftslurm.health.procfs import has_gpus
-from ftslurm.health.room import SHM, judge_place, only_read, shown, unmounted
 from ftslurm.health.sysfs import text
+from ftslurm.health.units import size
 from ftslurm.health.verdict import UNKNOWN, Finding, Json, Judgement
 from ftslurm.sharedfs.mounts import mount_of, points_of
 

@@ -7,9 +7,9 @@ import errno
 from ftslurm.health.check import THOROUGH, Absent, Check, Context, Place
 from ftslurm.health.checks.storage_paths import look, real
 from ftslurm.health.children import REAP_S, SLACK_S
-from ftslurm.health.figures import size, span
+from ftslurm.health.path_judge import judge_place, only_read, shown
 from ftslurm.health.probe import Wish, file_name
-from ftslurm.health.room import judge_place, only_read, shown
+from ftslurm.health.units import size, span
 from ftslurm.health.verdict import UNKNOWN, WARN, Finding, Json, Judgement
 
 LIMIT_S = 8.0

@@ -28,17 +28,17 @@ from ftslurm.agent.actions import (
     spoken,
 )
 from ftslurm.agent.machine import AgentMachine
-from ftslurm.agent.preparation import REACH_S, Preparation
+from ftslurm.agent.round_setup import REACH_S, Preparation
 from ftslurm.dataclasses import dataclass, replace
 from ftslurm.rendezvous.member import Member, Refused, RunInUse, Superseded, View
-from ftslurm.rendezvous.node_word import NodeWord
+from ftslurm.rendezvous.node_record import NodeWord
 from ftslurm.rendezvous.state import EXIT_FAILED, LEFT, Failure, State
 from ftslurm.sharedfs.commits import Commits
 from ftslurm.sharedfs.publish import BadFile
 from ftslurm.sharedfs.rundir import RunDirectory
 from ftslurm.testing.clock import START_NS
 from ftslurm.testing.memoryfs import Crash, MemoryFileSystem
-from ftslurm.testing.simulation.strand import Strand, strand
+from ftslurm.testing.simulation.coroutine import Strand, strand
 
 FINISH_S = 10.0
 TROUBLE_S = 60.0

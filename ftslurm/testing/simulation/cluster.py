@@ -14,8 +14,8 @@ from ftslurm.agent.actions import Assignment
 from ftslurm.agent.machine import AgentMachine
 from ftslurm.dataclasses import dataclass, replace
 from ftslurm.rendezvous.member import Member, Pace, first_word
-from ftslurm.rendezvous.node_word import NodeWord
-from ftslurm.rendezvous.seen import AT_ONCE, NEVER, NEXT_ROUND, Shape, Timing
+from ftslurm.rendezvous.node_record import NodeWord
+from ftslurm.rendezvous.observation import AT_ONCE, NEVER, NEXT_ROUND, Shape, Timing
 from ftslurm.rendezvous.state import LEFT, State
 from ftslurm.sharedfs.commits import Commits
 from ftslurm.sharedfs.publish import publish

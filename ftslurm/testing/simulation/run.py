@@ -12,7 +12,7 @@ from ftslurm.dataclasses import dataclass, field
 from ftslurm.testing.simulation.cluster import Cluster, Plan
 from ftslurm.testing.simulation.faults import WEIGHTS
 from ftslurm.testing.simulation.invariants import Broken
-from ftslurm.testing.simulation.storm import Storm
+from ftslurm.testing.simulation.scenario import Storm
 
 
 @dataclass

@@ -1,0 +1,118 @@
+"""How the tasks of a step look at their nodes together: they meet in the shared directory, and the first gathers.
+
+Every touch of that directory is in a child process: it may hang on one node, which is then told by the others.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping, Sequence
+
+from ftslurm import __version__
+from ftslurm.dataclasses import dataclass
+from ftslurm.doctor import barrier
+from ftslurm.doctor.barrier import Session
+from ftslurm.doctor.node import CALL_LIMIT_S, SLACK_S
+from ftslurm.doctor.timed_filesystem import WatchedFileSystem, run_all
+from ftslurm.health.check import Peer
+from ftslurm.health.checks.network_reach import neighbours
+from ftslurm.health.cluster_view import of_json, to_json
+from ftslurm.health.verdict import Json, Verdict
+
+PEERS = 16
+"""Other nodes that each node is told of, those that follow it; more would be many small files to read."""
+
+
+@dataclass(frozen=True)
+class Met:
+    """How the meeting went on this node.
+
+    Attributes:
+        nodes: those that take part, in Slurm's order; empty: there was no meeting.
+        peers: where the nodes after this one can be reached.
+        problem: why there was no meeting, one line.
+    """
+
+    nodes: tuple[str, ...]
+    peers: tuple[Peer, ...] = ()
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What the nodes have handed in, and of those that have not, why there is no word of them."""
+
+    verdicts: Mapping[str, tuple[Verdict, ...]]
+    stuck: Mapping[str, tuple[int, ...]]
+    lost: Mapping[str, str]
+
+
+def meet_all(session: Session, directory: str, address: str, port: int, wait_s: float) -> Met:
+    """Say that this node is here, wait at most `wait_s` seconds for the others, and learn where they are."""
+
+    def work(fs: WatchedFileSystem) -> Json:
+        # Never made: a directory that is on one node alone would be a meeting of one.
+        if not fs.during(f"stat {directory}", lambda: os.path.isdir(directory)):
+            raise FileNotFoundError(errno.ENOENT, "there is no such directory here", directory)
+        barrier.enter(fs, session.root)
+        addresses = session.path("address")
+        barrier.make(fs, addresses)
+        barrier.tell(fs, os.path.join(addresses, f"{session.node}.json"), address=address, port=port)
+        nodes = barrier.arrive(fs, session, __version__, wait_s)
+        next_ones = neighbours([Peer(node, node) for node in nodes], session.node, PEERS)
+        found = {peer.node: barrier.look(fs, os.path.join(addresses, f"{peer.node}.json")) for peer in next_ones}
+        peers = [[node, word["address"], word["port"]] for node, word in found.items() if word is not None]
+        return {"nodes": nodes, "peers": peers}
+
+    (met,) = run_all([work], wait_s + barrier.TURN_S * 10 + CALL_LIMIT_S + SLACK_S, CALL_LIMIT_S)
+    if met.value is None:
+        return Met((), problem=met.problem)
+    peers = tuple(Peer(str(node), str(address), int(port)) for node, address, port in met.value["peers"])
+    return Met(tuple(met.value["nodes"]), peers)
+
+
+def hand_in(session: Session, verdicts: Sequence[Verdict], stuck: Sequence[int]) -> str | None:
+    """Publish this node's result for the first node; return what is wrong if that cannot be done."""
+    result: Json = {"node": session.node, "verdicts": [to_json(one) for one in verdicts], "stuck": list(stuck)}
+    (done,) = run_all([lambda fs: barrier.hand_in(fs, session, result)], CALL_LIMIT_S + SLACK_S, CALL_LIMIT_S)
+    return done.problem
+
+
+def gather(session: Session, nodes: Sequence[str], directory: str, met_s: float, wait_s: float) -> Gathered:
+    """Take the results of the other nodes.
+
+    Args:
+        session: the session; this node's own result is not waited for.
+        nodes: those that met.
+        directory: where.
+        met_s: how long the meeting was waited for, for the words.
+        wait_s: how long results are waited for, seconds.
+    """
+    others = [node for node in nodes if node != session.node]
+
+    def work(fs: WatchedFileSystem) -> Json:
+        return barrier.collect(fs, session, others, wait_s)
+
+    results: Json = {}
+    problem = None
+    if others:
+        (got,) = run_all([work], wait_s + CALL_LIMIT_S + SLACK_S, CALL_LIMIT_S)
+        results, problem = got.value or {}, got.problem
+    verdicts: dict[str, tuple[Verdict, ...]] = {}
+    stuck: dict[str, tuple[int, ...]] = {}
+    lost = dict.fromkeys(absent(session, nodes), f"did not show up in {directory} within {met_s:g} s")
+    for node in others:
+        try:
+            verdicts[node] = tuple(of_json(one) for one in results[node]["verdicts"])
+            stuck[node] = tuple(int(pid) for pid in results[node]["stuck"])
+        except (KeyError, TypeError, ValueError) as error:
+            why = f"handed in a result that makes no sense ({error})" if node in results else "handed in no result"
+            lost[node] = f"showed up, and then {why}" + (f": {problem}" if problem else f" within {wait_s:g} s")
+            verdicts.pop(node, None)
+    return Gathered(verdicts, stuck, lost)
+
+
+def absent(session: Session, nodes: Sequence[str]) -> list[str]:
+    """Return the nodes that were started and did not come."""
+    return [node for node in session.expected if node not in nodes]

@@ -1,0 +1,182 @@
+"""What one look at a rank says: what has expired, and when to look again (pure).
+
+A watch with the time-out T that is idle now, or is re-armed after now, cannot expire before now + T. So nobody needs to
+be told of a heartbeat: looking again at the earlier of "the running one's deadline" and "now + T" misses no expiry, and
+finds it to the moment.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+from ftslurm.dataclasses import dataclass, replace
+from ftslurm.monitor.heartbeat_page import Mark
+from ftslurm.monitor.message import shown
+from ftslurm.monitor.timeouts import Longest, Spans, Timeouts
+
+INITIAL, HEARTBEAT, SECTION, OUT, SILENCE = "initial", "heartbeat", "section", "out-of-section", "silence"
+SHORTEST_S = 0.001  # a shorter time-out would keep the agent busy with looking
+
+
+@dataclass(frozen=True)
+class Watched:
+    """One thing that is watched of a rank.
+
+    Attributes:
+        kind, name: which.
+        since_s: it runs since then, monotonic seconds; None: it is idle.
+        allowed_s: how long it may run.
+        shortest_s: how long it may run when it is re-armed; less than `allowed_s` while warming up.
+    """
+
+    kind: str
+    name: str | None
+    since_s: float | None
+    allowed_s: float
+    shortest_s: float
+
+    @property
+    def deadline_s(self) -> float:
+        """When it expires; infinite while idle."""
+        return math.inf if self.since_s is None else self.since_s + self.allowed_s
+
+
+@dataclass(frozen=True)
+class Life:
+    """What is known of a rank beside its mark, monotonic seconds.
+
+    Attributes:
+        began_s: when the worker was started.
+        floor_s: nothing before it counts (the rank may not have run then).
+        sign_s: the last sign of life that is not in the mark.
+    """
+
+    began_s: float
+    floor_s: float
+    sign_s: float
+
+
+def look(mark: Mark | None, timeouts: Timeouts, life: Life, now_s: float) -> tuple[Watched | None, float | None]:
+    """Return what has expired, the first of it, and when to look again; None: nothing; never."""
+    expired: Watched | None = None
+    again = math.inf
+    for watched in watches(mark, timeouts, life, now_s):
+        deadline = watched.deadline_s
+        if deadline <= now_s and (expired is None or deadline < expired.deadline_s):
+            expired = watched
+        again = min(again, deadline, now_s + watched.shortest_s)
+    return expired, None if again == math.inf else again
+
+
+def watches(mark: Mark | None, timeouts: Timeouts, life: Life, now_s: float) -> Iterator[Watched]:
+    """Yield all that is watched of the rank; nothing once it has said that it is finished."""
+    if mark is not None and mark.finished:
+        return
+    if mark is not None and mark.excused_ns:
+        life = replace(life, floor_s=max(life.floor_s, mark.excused_ns / 1e9))
+    beating = mark is not None and mark.beats.number > 0
+    initial_s = _choose(mark.initial_s if mark else None, timeouts.initial_s)
+    if initial_s is not None and not beating:
+        yield Watched(INITIAL, None, max(life.began_s, life.floor_s), initial_s, initial_s)
+    yield from _heartbeat(mark, timeouts, life, now_s)
+    covered = False
+    for watched in _sections(mark, timeouts, life, now_s):
+        covered = covered or watched.since_s is not None
+        yield watched
+    out_s = _choose(mark.out_of_section_s if mark else None, timeouts.out_of_section_s)
+    if out_s is not None:
+        inside = mark is None or mark.unlisted > 0 or any(section.opened_ns for section in mark.sections)
+        since = None if mark is None or inside or not mark.section_ns else _since(mark.section_ns, life, now_s)
+        yield Watched(OUT, None, since, out_s, out_s)
+    hang_s = _choose(None, timeouts.hang_s)
+    if hang_s is not None:
+        # An open section that has a time-out speaks for itself: it may be meant to take longer than silence may.
+        since = None if covered else _since(_last_sign(mark), life, now_s, life.sign_s)
+        yield Watched(SILENCE, None, since, hang_s, hang_s)
+
+
+def _heartbeat(mark: Mark | None, timeouts: Timeouts, life: Life, now_s: float) -> Iterator[Watched]:
+    allowed = _choose(mark.heartbeat_s if mark else None, timeouts.heartbeat_s)
+    if allowed is None:
+        return
+    if mark is None or not mark.beats.number:
+        yield Watched(HEARTBEAT, None, None, allowed, allowed)
+        return
+    since = _since(mark.beats.last_ns, life, now_s)
+    yield Watched(HEARTBEAT, None, since, _warm(allowed, mark.beats.number, timeouts), allowed)
+
+
+def _sections(mark: Mark | None, timeouts: Timeouts, life: Life, now_s: float) -> Iterator[Watched]:
+    slots = {section.name: section for section in mark.sections} if mark else {}
+    for name in {**timeouts.sections, **slots}:
+        section = slots.get(name)
+        allowed = _choose(section.timeout_s if section else None, timeouts.sections.get(name))
+        if allowed is None:
+            continue
+        if section is None or not section.opened_ns:
+            yield Watched(SECTION, name, None, allowed, allowed)
+        else:
+            since = _since(section.opened_ns, life, now_s)
+            yield Watched(SECTION, name, since, _warm(allowed, section.opens, timeouts), allowed)
+
+
+def _since(ns: int, life: Life, now_s: float, other_s: float = -math.inf) -> float:
+    # What stands there from before the worker's start is a trace of an earlier one; after now, it is nonsense.
+    return min(max(ns / 1e9, life.began_s, life.floor_s, other_s), now_s)
+
+
+def _last_sign(mark: Mark | None) -> int:
+    return max(mark.beats.last_ns, mark.section_ns, mark.progress_ns) if mark else 0
+
+
+def _warm(allowed_s: float, number: int, timeouts: Timeouts) -> float:
+    return max(allowed_s, timeouts.warmup_s) if number <= timeouts.warmup_steps else allowed_s
+
+
+def _choose(own_s: float | None, common_s: float | None) -> float | None:
+    """Return the time-out that holds: the rank's own before that of all; None for none."""
+    seconds = common_s if own_s is None else own_s
+    return None if seconds is None or not math.isfinite(seconds) else max(seconds, SHORTEST_S)
+
+
+def words(watched: Watched, now_s: float) -> str:
+    """Return the expiry in words."""
+    if watched.since_s is None:
+        raise ValueError(f"{watched} is idle and cannot have expired")
+    taken, allowed = f"{now_s - watched.since_s:.1f} s", f"(time-out {watched.allowed_s:g} s)"
+    if watched.kind == INITIAL:
+        return f"no first heartbeat {taken} after its start {allowed}"
+    if watched.kind == HEARTBEAT:
+        return f"no heartbeat for {taken} {allowed}"
+    if watched.kind == SECTION:
+        return f"section {shown(watched.name or '')} open for {taken} {allowed}"
+    if watched.kind == OUT:
+        return f"out of any section for {taken} {allowed}"
+    return f"no sign of life for {taken} {allowed}"
+
+
+def longest(mark: Mark | None, began_s: float, cut: Spans) -> Longest:
+    """Return the longest intervals of one rank; `cut` is the time-out that ended it."""
+    if mark is None or not mark.beats.number:
+        initial = None
+    else:
+        initial = max(mark.beats.first_ns / 1e9 - began_s, 0.0)
+    seen: Mapping[tuple[str, str | None], float | None] = {
+        (INITIAL, None): initial,
+        (HEARTBEAT, None): _positive(mark.beats.longest_ns if mark else 0),
+        (OUT, None): _positive(mark.out_longest_ns if mark else 0),
+        **{(SECTION, section.name): _positive(section.longest_ns) for section in (mark.sections if mark else ())},
+    }
+    return Longest(spans(seen), cut, silent=int(initial is None))
+
+
+def _positive(ns: int) -> float | None:
+    return ns / 1e9 if ns else None
+
+
+def spans(values: Mapping[tuple[str, str | None], float | None]) -> Spans:
+    """Return `values`, by kind and name, as `Spans`."""
+    sections = {name: s for (kind, name), s in values.items() if kind == SECTION and name and s is not None}
+    get = values.get
+    return Spans(get((INITIAL, None)), get((HEARTBEAT, None)), sections, get((OUT, None)))

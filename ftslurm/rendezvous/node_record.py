@@ -1,0 +1,188 @@
+"""What a node says of itself, in its own file; and its form as JSON. Facts only: what follows is decided elsewhere."""
+
+from __future__ import annotations
+
+from ftslurm.dataclasses import asdict, dataclass
+from ftslurm.health.node_health import Health, read_health
+from ftslurm.monitor.timeouts import Longest, read_longest
+from ftslurm.rendezvous.fields import Fields
+from ftslurm.rendezvous.state import STATUSES, Failure, Hang
+from ftslurm.sharedfs.clock import ClockOffset
+from ftslurm.sharedfs.publish import BadFile, decode, encode
+
+NODE_SCHEMA, NODE_VERSION = "ftslurm/node", 1
+
+
+@dataclass(frozen=True)
+class RankVitals:
+    """How one rank gets on.
+
+    Attributes:
+        step: the last that it reported, None before the first.
+        intervals: how many intervals between its steps fell into which bucket (`monitor.mark`), as far as not none.
+    """
+
+    rank: int
+    step: int | None
+    intervals: tuple[tuple[int, int], ...]
+
+    @staticmethod
+    def read(fields: Fields) -> RankVitals:
+        """Read it from JSON."""
+        return RankVitals(fields.number("rank"), fields.maybe_number("step"), fields.read("intervals", _read_intervals))
+
+
+@dataclass(frozen=True)
+class Vitals:
+    """How the ranks of a node get on: for people, and to learn time-outs from.
+
+    Attributes:
+        round: whose ranks they are.
+        longest: the longest completed intervals.
+        stuck: how often this agent's own loop was stuck.
+    """
+
+    round: int
+    longest: Longest
+    ranks: tuple[RankVitals, ...]
+    stuck: int
+
+    @staticmethod
+    def read(fields: Fields) -> Vitals:
+        """Read it from JSON."""
+        return Vitals(
+            fields.number("round"),
+            fields.read("longest", read_longest),
+            fields.objects("ranks", RankVitals.read),
+            fields.number("stuck"),
+        )
+
+
+@dataclass(frozen=True)
+class Predecessor:
+    """The agent of the same node that was killed before this one: its incarnation, how it ended, and when."""
+
+    incarnation: str
+    reason: str
+    time_ns: int
+
+    @staticmethod
+    def read(fields: Fields) -> Predecessor:
+        """Read it from JSON."""
+        return Predecessor(fields.text("incarnation"), fields.text("reason"), fields.number("time_ns"))
+
+
+def _read_clock(fields: Fields) -> ClockOffset:
+    return ClockOffset(fields.number("offset_ns"), fields.number("error_ns"), fields.number("at_ns"))
+
+
+def _read_intervals(value: object, where: str) -> tuple[tuple[int, int], ...]:
+    if not isinstance(value, list) or len(value) > 1000:
+        raise ValueError(f"{where}: expected a list of pairs")
+    for pair in value:
+        if not isinstance(pair, list) or [type(number) for number in pair] != [int, int]:
+            raise ValueError(f"{where}: expected pairs of a bucket and a count, found {pair!r:.80}")
+    return tuple((bucket, count) for bucket, count in value)
+
+
+@dataclass(frozen=True)
+class NodeWord:
+    """What a node says of itself, in its own file; nobody else writes it.
+
+    Attributes:
+        incarnation: a nonce, new for each agent process.
+        counter: grows with each writing; observers measure how long it stands still.
+        position: place in Slurm's node order, from 0.
+        slots: workers that it runs.
+        address, port: where its first rank would listen as the master of the next round.
+        status: READY (no worker alive; said of the round that still runs: it wants the next one), LEFT, or for round
+            `round` RUNNING, SUCCEEDED, FAILED (workers may be left).
+        round: the newest round that it took part in, 0 for none.
+        failure: the first failure here in `round`, if any; kept until the next round starts.
+        reason: why it is leaving or left; None: it stays.
+        stop_signal: the signal from outside that told it to leave ("SIGTERM"), if that is why.
+        token: the newest state that it has seen.
+        time_ns: its own clock, for people; never compared with another node's.
+        bell: the port of its doorbell at `address`, 0 without one.
+        hang: the first rank here that hung in `round`, if any.
+        shown: the newest round of which it has collected its ranks' stacks, 0 for none.
+        vitals: how its ranks get on; None before they run.
+        clock: its clock against the filesystem server's, None where that cannot be measured; for reports only.
+        health: what the last look at it found; None before the first.
+        unfit: why it cannot take part in a round, in words; None: it can.
+        looking: it is being looked at, and will say soon whether it can.
+        to_be_replaced: its agent was killed, and its guardian starts a new one; of a record that says LEFT.
+        predecessor: the killed agent that this one replaces; None: it is the first one here.
+        excluded: why it was set aside, by people or in an earlier run: it takes part only where others do not suffice.
+    """
+
+    node: str
+    incarnation: str
+    counter: int
+    attempt: str
+    position: int
+    slots: int
+    host: str
+    pid: int
+    address: str
+    port: int
+    status: str
+    round: int
+    failure: Failure | None
+    reason: str | None
+    stop_signal: str | None
+    token: int
+    time_ns: int
+    bell: int = 0
+    hang: Hang | None = None
+    shown: int = 0
+    vitals: Vitals | None = None
+    clock: ClockOffset | None = None
+    health: Health | None = None
+    unfit: str | None = None
+    looking: bool = False
+    excluded: str | None = None
+    to_be_replaced: bool = False
+    predecessor: Predecessor | None = None
+
+    def encode(self) -> bytes:
+        """Return it as a file's content."""
+        return encode({"schema": NODE_SCHEMA, "version": NODE_VERSION, **asdict(self)})
+
+    @staticmethod
+    def decode(data: bytes, where: str) -> NodeWord:
+        """Read it back; `BadFile` names `where` and what is wrong."""
+        fields = Fields(decode(data, where, NODE_SCHEMA, NODE_VERSION), where)
+        status = fields.text("status")
+        if status not in STATUSES:
+            raise BadFile(f"{where}: field 'status' should be one of {', '.join(STATUSES)}, found {status!r}")
+        return NodeWord(
+            fields.text("node"),
+            fields.text("incarnation"),
+            fields.number("counter"),
+            fields.text("attempt"),
+            fields.number("position"),
+            fields.number("slots"),
+            fields.text("host"),
+            fields.number("pid"),
+            fields.text("address"),
+            fields.number("port"),
+            status,
+            fields.number("round"),
+            fields.maybe_object("failure", Failure.read),
+            fields.maybe_text("reason"),
+            fields.maybe_text("stop_signal"),
+            fields.number("token"),
+            fields.number("time_ns"),
+            fields.maybe_number("bell") or 0,
+            fields.maybe_object("hang", Hang.read),
+            fields.maybe_number("shown") or 0,
+            fields.maybe_object("vitals", Vitals.read),
+            fields.maybe_object("clock", _read_clock),
+            fields.maybe_read("health", read_health),
+            fields.maybe_text("unfit"),
+            fields.flag("looking"),
+            fields.maybe_text("excluded"),
+            fields.flag("to_be_replaced"),
+            fields.maybe_object("predecessor", Predecessor.read),
+        )

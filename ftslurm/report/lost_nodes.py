@@ -1,0 +1,198 @@
+"""Nodes that went away in a round: which, whether they were the first failure, and how to say so (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ftslurm.dataclasses import replace
+from ftslurm.failures.causes import PRIMARY, Evidence, classify, describe
+from ftslurm.failures.retryability import unanswered
+from ftslurm.report.evidence import FAILURE_KEYS
+from ftslurm.report.facts import Failure, History, Lost, NodeWord, RoundFiles, Snapshot
+from ftslurm.report.failed_worker import Suspect
+from ftslurm.report.wording import ranges
+
+# Ranks are numbers in a file: a hostile world size must not make the report count to 2**60.
+WORLD_LIMIT = 1_000_000
+# The last word on a node whose guardian has outlived its agent begins so, see `ftslurm.agent.guardian`.
+AGENT_GONE = "its agent "
+AGENT_KILLED = "its agent was killed"
+AGENT_DEFECT = "its agent ended by a defect of ftslurm"
+
+
+def lost_first(
+    snapshot: Snapshot, files: RoundFiles, entry: History | None, found: Sequence[Suspect]
+) -> list[Lost] | None:
+    """Return the nodes whose loss was the round's first failure; None if that was not it.
+
+    Empty: a node was lost, but nothing tells which.
+    """
+    state = snapshot.state
+    lost = [x for x in (state.lost if state else ()) if x.round == files.number]
+    if lost or (entry is not None and entry.outcome == "node-lost"):
+        lost = lost or _without_end(files, entry)
+        return None if _before(found, lost) else lost
+    # When an agent is killed, its peers' broken connections are noticed long before its silence. Then
+    # the state blames a rank that only lost its peer, and the missing end of a node's record tells.
+    words = _last_words(snapshot, files)
+    gone = [x for x in _without_end(files, entry) if not _moved_on(words.get(x.node), files.number)]
+    if gone and found and _let_down(found[0]):
+        return gone
+    # What failed by itself after a guardian had told of its agent's end may follow from that, too.
+    told = [replace(x, time_ns=word.time_ns) for x in gone if (word := words.get(x.node)) and _told_by_guardian(word)]
+    return told if told and found and not _before(found, told) else None
+
+
+def _last_words(snapshot: Snapshot, files: RoundFiles) -> dict[str, NodeWord]:
+    """Return by node the last word of the agent that took part in the round, as far as it is known."""
+    took_part = {node.node: node for node in files.nodes}
+    words = {}
+    for word in snapshot.nodes:
+        node = took_part.get(word.node)
+        if (
+            node is None
+            or node.attempt != word.attempt
+            or None in (node.incarnation, word.incarnation)
+            or node.incarnation == word.incarnation
+        ):
+            words[word.node] = word
+        elif word.predecessor is not None and word.predecessor.incarnation == node.incarnation:
+            end = word.predecessor
+            words[word.node] = word._replace(status="left", reason=end.reason, time_ns=end.time_ns, round=files.number)
+    return words
+
+
+def silent_before(snapshot: Snapshot, files: RoundFiles, entry: History | None, hang: Failure) -> list[Lost]:
+    """Return the nodes that fell silent before a rank hung: it waited for theirs, whatever the state says of it.
+
+    They gave no sign of life in the second half of the time in which that rank did not move, nor recorded an end.
+    """
+    if hang.time_ns is None or hang.since_ns is None:
+        return []
+    words = _last_words(snapshot, files)
+    found = []
+    for lost in _without_end(files, entry):
+        word = words.get(lost.node)
+        time_ns = word.time_ns if word is not None and not _moved_on(word, files.number) else None
+        if time_ns is not None and 2 * time_ns < hang.since_ns + hang.time_ns:
+            found.append(replace(lost, time_ns=time_ns))
+    return found
+
+
+def lost_failure(
+    snapshot: Snapshot, files: RoundFiles, entry: History | None, lost: Sequence[Lost], step: int | None
+) -> dict[str, Any]:
+    """Describe lost nodes as a first failure; the same keys as for a worker."""
+    names = [x.node for x in lost]
+    what = _what(snapshot, files, entry, lost)
+    killed = len(lost) == 1 and AGENT_KILLED in what
+    kind = "agent-lost" if killed else "agent-defect" if AGENT_DEFECT in what else "node-lost"
+    evidence = Evidence(kind=kind, message=what)
+    cause = classify(evidence)
+    failure: dict[str, Any] = dict.fromkeys(FAILURE_KEYS)
+    return failure | {
+        "round": files.number,
+        "node": names[0] if names else None,
+        "nodes": names,
+        "time_ns": min((x.time_ns for x in lost if x.time_ns is not None), default=None),
+        "kind": "node-lost",
+        "core_dumped": False,
+        "step": step,
+        "cause": cause.name,
+        "title": cause.title,
+        "role": cause.role,
+        "advice": f"{cause.advice}{_spare(snapshot)}",
+        "what": describe(evidence, cause),
+        "signature": "node-lost|" + ",".join(names[:8]),
+        "same_as_rounds": [],
+        "ranks": ranges(_ranks_of(snapshot, files, set(names))),
+        "argv": [],
+        "evidence": ["state"],
+        "evidence_lines": [],
+        "restart": cause.restart,
+    }
+
+
+def _spare(snapshot: Snapshot) -> str:
+    """Advise to ask for a spare where the job ended for want of a node."""
+    state = snapshot.state
+    closed = state.closed if state is not None else None
+    if (
+        state is None
+        or closed is None
+        or closed.outcome != "failed"
+        or f"at least {state.min_nodes} needed" not in closed.reason
+    ):
+        return ""
+    return f" A spare would have taken its place: ask Slurm for one node more and say --nnodes {state.min_nodes}."
+
+
+def _before(found: Sequence[Suspect], lost: Sequence[Lost]) -> bool:
+    """Whether a worker had failed for a reason of its own before the lost nodes fell silent."""
+    gone = {x.node for x in lost}
+    last_words = [x.time_ns - int((x.silent_s or 0) * 1e9) for x in lost if x.time_ns is not None]
+    for suspect in found:
+        if suspect.cause.role != PRIMARY:
+            continue
+        # What a lost node's agent still wrote about a worker, it wrote before it went.
+        if suspect.node in gone or not last_words:
+            return True
+        if suspect.time_ns is not None and suspect.time_ns <= min(last_words):
+            return True
+    return False
+
+
+def _without_end(files: RoundFiles, entry: History | None) -> list[Lost]:
+    """The round's nodes whose agents recorded no end of it."""
+    ended = {n.node for n in files.nodes if n.ended_ns is not None}
+    names = list(entry.nodes) if entry is not None else [n.node for n in files.nodes]
+    time_ns = entry.ended_ns if entry is not None else None
+    return [Lost(node, files.number, time_ns, None) for node in names if node not in ended]
+
+
+def _moved_on(word: NodeWord | None, number: int) -> bool:
+    """Whether the node's agent outlived the round, although its record of it has no end: that was not published."""
+    if word is None or _told_by_guardian(word):
+        return False
+    return word.round > number or word.status in ("succeeded", "failed", "left")
+
+
+def _told_by_guardian(word: NodeWord) -> bool:
+    return word.status == "left" and (word.reason or "").startswith(AGENT_GONE)
+
+
+def _let_down(suspect: Suspect) -> bool:
+    """Whether another rank's end, or a node's, explains the failure: a connection broke, torch's or one of its own."""
+    if suspect.cause.role != PRIMARY:
+        return True
+    name = suspect.exception.type if suspect.exception is not None else ""
+    return unanswered(name) or name == "EOFError"
+
+
+def _what(snapshot: Snapshot, files: RoundFiles, entry: History | None, lost: Sequence[Lost]) -> str:
+    reason = entry.reason if entry is not None and entry.outcome == "node-lost" else None
+    if reason and len(lost) == 1:
+        # The coordinator's words begin with the node, which the report names itself.
+        return reason.removeprefix(f"node {lost[0].node} ").removeprefix(f"{lost[0].node} ")
+    text = "was lost" if len(lost) < 2 else "were lost"
+    if reason:
+        return f"{text}: {reason}"
+    word = _last_words(snapshot, files).get(lost[0].node) if lost else None
+    left = word.reason if word is not None and word.status == "left" else None
+    silent = max((x.silent_s for x in lost if x.silent_s is not None), default=None)
+    if left:
+        return f"{text}: {left}"
+    if silent is not None:
+        return f"{text}: no sign of life for {silent:.1f} s"
+    return f"{text}: no end of the round was recorded there"
+
+
+def _ranks_of(snapshot: Snapshot, files: RoundFiles, names: set[str]) -> list[int]:
+    ranks = [w.rank for n in files.nodes if n.node in names for w in n.workers]
+    state = snapshot.state
+    if not ranks and state is not None and state.round == files.number:
+        for p in state.participants:
+            if p.node in names and 0 <= p.slots <= WORLD_LIMIT:
+                ranks.extend(range(p.first_rank, p.first_rank + p.slots))
+    return ranks
