@@ -143,9 +143,9 @@ def _health(words: Sequence[str]) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    from ftslurm.agent.guardian import Ward, guard
+    from ftslurm.agent.guardian import SupervisorPipe, guard
 
-    def agent(ward: Ward) -> int:
+    def agent(ward: SupervisorPipe) -> int:
         # Imported below the guardian: it stays as small as a Python can be, for it does nothing but wait.
         from ftslurm.agent.early_check import start_early_check
 

@@ -294,7 +294,7 @@ def signal_name(number: int) -> str:
         return f"SIG{number}"
 
 
-class FileWatch:
+class FileNotifier:
     """Tells when one of some files has grown on this machine, by inotify."""
 
     def __init__(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ftslurm.dataclasses import dataclass, replace
-from ftslurm.rendezvous.node_record import NodeWord
+from ftslurm.rendezvous.node_record import NodeRecord
 from ftslurm.rendezvous.state import Failure, Hang, Master
 
 
@@ -90,7 +90,7 @@ class Signal:
 
 
 @dataclass(frozen=True)
-class Show:
+class CollectStacks:
     """Collect the stacks of these workers; answer with `on_shown` when that is done, or has taken too long."""
 
     local_ranks: tuple[int, ...]
@@ -104,19 +104,19 @@ class Compare:
 
 
 @dataclass(frozen=True)
-class Warm:
+class StartStandbys:
     """Start standby workers in these slots; answer with `on_standby_ended` for one that ends before it is used."""
 
     local_ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Sweep:
+class KillLeftovers:
     """Kill everything that workers left behind, and standby workers; answer with `on_swept` when nothing is left."""
 
 
 @dataclass(frozen=True)
-class Say:
+class Publish:
     """Change this node's word; only the given fields change."""
 
     status: str
@@ -125,12 +125,12 @@ class Say:
     reason: str | None
     stop_signal: str | None
     hang: Hang | None = None
-    shown: int = 0
+    stacks_collected: int = 0
     new_port: bool = False
 
 
 @dataclass(frozen=True)
-class Record:
+class RecordRound:
     """Write down how the round went on this node."""
 
     assignment: Assignment
@@ -158,18 +158,30 @@ class Exit:
     code: int
 
 
-def spoken(word: NodeWord, said: Say) -> NodeWord:
-    """Return a node's word with what `said` changes of it."""
+def changed_record(record: NodeRecord, change: Publish) -> NodeRecord:
+    """Return a node's word with what `change` changes of it."""
     return replace(
-        word,
-        status=said.status,
-        round=said.round,
-        failure=said.failure,
-        reason=said.reason,
-        stop_signal=said.stop_signal,
-        hang=said.hang,
-        shown=said.shown,
+        record,
+        status=change.status,
+        round=change.round,
+        failure=change.failure,
+        reason=change.reason,
+        stop_signal=change.stop_signal,
+        hang=change.hang,
+        stacks_collected=change.stacks_collected,
     )
 
 
-Action = Prepare | Spawn | Warm | Signal | Show | Compare | Sweep | Say | Record | Log | Exit
+Action = (
+    Prepare
+    | Spawn
+    | StartStandbys
+    | Signal
+    | CollectStacks
+    | Compare
+    | KillLeftovers
+    | Publish
+    | RecordRound
+    | Log
+    | Exit
+)

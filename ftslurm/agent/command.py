@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from ftslurm.agent.environment import Program, RunFacts
-from ftslurm.agent.guardian import STOPPING, Ward
+from ftslurm.agent.guardian import STOPPING, SupervisorPipe
 from ftslurm.agent.health_gate import OFF
 from ftslurm.agent.options import RunOptions, UsageError, parse_run
 from ftslurm.agent.output import Console, complain, log_at_once
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ftslurm.agent.loop import AgentLoop
     from ftslurm.agent.settings import AgentSettings
     from ftslurm.nodes.exclude import Exclusions
-    from ftslurm.rendezvous.node_record import NodeWord
+    from ftslurm.rendezvous.node_record import NodeRecord
     from ftslurm.rendezvous.state import State
 
 DEFAULT_KILL_WAIT_S = 30.0
@@ -47,7 +47,7 @@ KILL_WAIT_MARGIN = 0.6
 """Share of Slurm's KillWait that workers get before they are killed; the rest is for the last words."""
 
 
-def main(arguments: Sequence[str], ward: Ward, early: EarlyCheck | None) -> int:
+def main(arguments: Sequence[str], ward: SupervisorPipe, early: EarlyCheck | None) -> int:
     """Run `ftslurm run` in the process below the guardian; return its exit code.
 
     Args:
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str], ward: Ward, early: EarlyCheck | None) -> int:
         return EXIT_FAILED
 
 
-def run_agent(options: RunOptions, ward: Ward, early: EarlyCheck | None) -> int:
+def run_agent(options: RunOptions, ward: SupervisorPipe, early: EarlyCheck | None) -> int:
     """Run this node's agent to its end; return the exit code.
 
     Raises:
@@ -131,7 +131,7 @@ def _supervise(
     slots: int,
     run: RunDirectory,
     logs: str,
-    ward: Ward,
+    ward: SupervisorPipe,
     health: HealthSettings,
     incarnation: str,
     defects: DefectRecords,
@@ -139,19 +139,19 @@ def _supervise(
     from ftslurm.agent.containment import DOORBELL, EXCLUSION, OUTPUT, Containment, Defect
     from ftslurm.agent.courier import Courier
     from ftslurm.agent.doorbell import Doorbell
-    from ftslurm.agent.exclusion import Aside, AsideSettings
+    from ftslurm.agent.exclusion import Excluder, ExclusionSettings
     from ftslurm.agent.loop import AgentLoop
     from ftslurm.agent.machine import AgentMachine
     from ftslurm.agent.ports import ReservedPort, lowest_ephemeral, pick_at_random
     from ftslurm.nodes.exclude import Exclusions, folder
-    from ftslurm.rendezvous.member import Member, Pace, first_word
+    from ftslurm.rendezvous.member import Member, Pace, first_record
     from ftslurm.rendezvous.node_record import Predecessor
-    from ftslurm.rendezvous.observation import Shape, Timing
+    from ftslurm.rendezvous.observation import RunSpec, Timing
     from ftslurm.sharedfs.clock import server_clock
     from ftslurm.sharedfs.filesystem import PosixFileSystem
 
-    ward.bequeath(run.node_file(placement.node), incarnation)
-    shape = Shape(
+    ward.register(run.node_file(placement.node), incarnation)
+    run_spec = RunSpec(
         placement.run_id,
         placement.attempt,
         placement.expected,
@@ -159,30 +159,30 @@ def _supervise(
         placement.max_nodes,
         options.max_restarts,
     )
-    word = first_word(placement.node, incarnation, placement.attempt, placement.position, slots)
+    record = first_record(placement.node, incarnation, placement.attempt, placement.position, slots)
     before = Predecessor(*ward.predecessor) if ward.predecessor is not None else None
-    word = replace(word, host=os.uname().nodename, address=placement.address, predecessor=before)
+    record = replace(record, host=os.uname().nodename, address=placement.address, predecessor=before)
     fs = PosixFileSystem(owner=os.geteuid())
     containment = Containment()
     threading.excepthook = containment.on_thread
     exclusions = Exclusions(fs, folder(run.root, options.exclude_dir))
-    if options.set_aside:
+    if options.exclude_after:
         look = (_look_up, exclusions, placement.node)
-        word = replace(word, excluded=containment.call(EXCLUSION, None, *look))
+        record = replace(record, excluded=containment.call(EXCLUSION, None, *look))
     pace = Pace(heartbeat_s=options.heartbeat_s, follow_s=min(1.0, options.heartbeat_s))
     timing = Timing(
         options.node_timeout_s,
         options.join_timeout_s,
         options.last_call_s,
         rejoin=options.rejoin,
-        set_aside_after=options.set_aside,
+        exclude_after=options.exclude_after,
     )
     none = {"port": 0, "fileno": lambda: -1, "deadline": None}
     bell = containment.hold(DOORBELL, Doorbell, placement.address, incarnation, answers=none)
     clock = server_clock(run.nodes, time.monotonic)
-    member = Member(fs, run, shape, word, timing, pace, time.monotonic, time.time_ns, ring=bell.ring, clock=clock)
+    member = Member(fs, run, run_spec, record, timing, pace, time.monotonic, time.time_ns, ring=bell.ring, clock=clock)
     courier = Courier(member, time.monotonic)
-    containment.connect(courier.bring)
+    containment.connect(courier.post)
     # What --no-python runs imports nothing.
     spare_imports = options.spare_imports if program.kind != "exec" else ()
     machine = AgentMachine(
@@ -200,13 +200,13 @@ def _supervise(
     console = containment.hold(
         OUTPUT, Console, placement.node, answers={"log": lambda text: log_at_once(placement.node, text)}
     )
-    asides = AsideSettings(options.set_aside, options.set_aside_for_s, _drain(options, placement))
+    asides = ExclusionSettings(options.exclude_after, options.exclude_for_s, _drain(options, placement))
     facts = (placement.run_id, time.time_ns, console.log)
-    aside = containment.hold(EXCLUSION, Aside, asides, exclusions, *facts, answers={"finish": lambda _: True})
+    aside = containment.hold(EXCLUSION, Excluder, asides, exclusions, *facts, answers={"finish": lambda _: True})
     loop = AgentLoop(
         settings,
         machine,
-        word,
+        record,
         courier,
         console,
         fs,
@@ -225,9 +225,9 @@ def _supervise(
     if courier.published:
         ward.left()
     _after(loop, placement, incarnation, run, options.node_timeout_s, containment)
-    for defect in courier.news:
+    for defect in courier.events:
         if isinstance(defect, Defect):
-            complain(defect.told("as this agent leaves", defects.write(defect, 0)))
+            complain(defect.message("as this agent leaves", defects.write(defect, 0)))
     defects.finish(DEFECTS_S)
     return code
 
@@ -241,26 +241,26 @@ def _after(
     containment: Containment,
 ) -> None:
     """Do what is left to do after this agent has left the run."""
-    from ftslurm.agent.containment import AFTERCARE
+    from ftslurm.agent.containment import JOB_END
 
     state = loop.state
     if state is None:
         return
     if loop.kept is not None and not os.path.isdir(run.root):
-        containment.call(AFTERCARE, None, _tell_all, loop.kept, state, loop.word)
+        containment.call(JOB_END, None, _tell_all, loop.kept, state, loop.record)
     if placement.job is not None:
         from ftslurm.job_end.after_run import after_run
 
         facts = (placement.job, state, placement.node, incarnation, run, node_timeout_s)
-        for problem in containment.call(AFTERCARE, NOTHING, after_run, *facts):
+        for problem in containment.call(JOB_END, NOTHING, after_run, *facts):
             complain(problem)
 
 
 def _look_up(exclusions: Exclusions, node: str) -> str | None:
     """Return why this node was excluded before, None if it was not; tell the user, and what is wrong with the files."""
-    from ftslurm.agent.exclusion import take_part
+    from ftslurm.agent.exclusion import exclusion_of
 
-    excluded, problems = take_part(exclusions, node, time.time_ns())
+    excluded, problems = exclusion_of(exclusions, node, time.time_ns())
     for line in (*problems, *([f"set aside before: {excluded}"] if excluded else ())):
         complain(f"{node}: {line}")
     return excluded
@@ -279,9 +279,9 @@ def _defect(error: Exception) -> Defect:
     return replace(defect, refusal=f"an agent cannot work here: {what}; {advice}")
 
 
-def _end_by(defect: Defect, records: DefectRecords, ward: Ward) -> int:
+def _end_by(defect: Defect, records: DefectRecords, ward: SupervisorPipe) -> int:
     ward.explain(defect.text)
-    complain(defect.told("this agent ends", records.write(defect, 0)))
+    complain(defect.message("this agent ends", records.write(defect, 0)))
     records.finish(DEFECTS_S)
     return EXIT_FAILED
 
@@ -292,7 +292,7 @@ def _settings(
     program: Program,
     run: RunDirectory,
     logs: str,
-    ward: Ward,
+    ward: SupervisorPipe,
     spare_imports: tuple[str, ...],
 ) -> AgentSettings:
     from ftslurm.agent.settings import AgentSettings
@@ -314,22 +314,24 @@ def _settings(
     )
 
 
-def _tell_all(kept: str, state: State, word: NodeWord) -> None:
+def _tell_all(kept: str, state: State, record: NodeRecord) -> None:
     """Print what this node knows of a run whose directory has vanished, if it led the run or saw a failure."""
     from ftslurm.job_end.last_report import last_report
 
-    concerned = word.failure is not None or state.coordinator.incarnation == word.incarnation
-    if concerned and (report := last_report(kept, state, word)):
+    concerned = record.failure is not None or state.coordinator.incarnation == record.incarnation
+    if concerned and (report := last_report(kept, state, record)):
         print_error(report.rstrip("\n"))
 
 
-def _health(options: RunOptions, placement: Placement, run: RunDirectory, logs: str, ward: Ward) -> HealthSettings:
+def _health(
+    options: RunOptions, placement: Placement, run: RunDirectory, logs: str, ward: SupervisorPipe
+) -> HealthSettings:
     from ftslurm.agent.health_monitor import HealthSettings
-    from ftslurm.health.check import Context, Place
+    from ftslurm.health.check import CheckedPath, Context
 
-    places = [Place(run.root, "run directory")]
-    places += [Place(logs, "log directory")] if logs != run.root else []
-    places += [Place(os.path.abspath(path), "--health-paths") for path in options.health_paths]
+    places = [CheckedPath(run.root, "run directory")]
+    places += [CheckedPath(logs, "log directory")] if logs != run.root else []
+    places += [CheckedPath(os.path.abspath(path), "--health-paths") for path in options.health_paths]
     context = Context(
         placement.node,
         dict(os.environ),

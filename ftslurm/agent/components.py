@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable
 
 from ftslurm.agent.build_locks import BuildLocks
-from ftslurm.agent.containment import BUILD_LOCKS, GUARD, HEALTH, MONITOR, RECORDS, SURROUNDINGS, Containment
-from ftslurm.agent.courier import Courier, Note
-from ftslurm.agent.health_monitor import HealthSettings, HealthWatch
-from ftslurm.agent.host_resources import Surroundings
+from ftslurm.agent.containment import BUILD_LOCKS, GUARD, HEALTH, HOST_RESOURCES, MONITOR, RECORDS, Containment
+from ftslurm.agent.courier import Courier, Notice
+from ftslurm.agent.health_monitor import HealthMonitor, HealthSettings
+from ftslurm.agent.host_resources import HostResources
 from ftslurm.agent.journal import Journal
 from ftslurm.agent.rank_monitor import RankMonitor
 from ftslurm.agent.rank_watch import RankWatch
@@ -17,25 +17,25 @@ from ftslurm.agent.settings import AgentSettings
 from ftslurm.agent.workers import Workers
 from ftslurm.dataclasses import dataclass, replace
 from ftslurm.kernel import core_limit
-from ftslurm.monitor.loop_watchdog import Guard
+from ftslurm.monitor.loop_watchdog import LoopWatchdog
 from ftslurm.monitor.timer_file import FILE
 from ftslurm.sharedfs.filesystem import FileSystem
 from ftslurm.sharedfs.rundir import RunDirectory
 
 
 @dataclass(frozen=True)
-class Parts:
+class Components:
     """See each class."""
 
-    health: HealthWatch
+    health: HealthMonitor
     journal: Journal
-    guard: Guard
+    guard: LoopWatchdog
     monitor: RankMonitor
     watch: RankWatch
     build_locks: BuildLocks
 
 
-def make_parts(
+def make_components(
     containment: Containment,
     settings: AgentSettings,
     workers: Workers,
@@ -45,7 +45,7 @@ def make_parts(
     health: HealthSettings,
     monotonic: Callable[[], float],
     now_ns: Callable[[], int],
-) -> Parts:
+) -> Components:
     """Make the parts; one that cannot be made is disabled from the start.
 
     Args:
@@ -55,21 +55,21 @@ def make_parts(
         health: how to look at this node's health.
         monotonic, now_ns: the clocks.
     """
-    hold, errand = containment.hold, containment.errand
+    hold, errand = containment.hold, containment.contained_task
     watch = hold(
         HEALTH,
-        HealthWatch,
+        HealthMonitor,
         health,
         monotonic,
         now_ns,
         workers.spared,
         # What it found last stands, but nobody waits for it any more.
-        answers={"look": list, "say": lambda word: replace(word, looking=False)},
+        answers={"look": list, "say": lambda record: replace(record, looking=False)},
         close="close",
     )
     surroundings = hold(
-        SURROUNDINGS,
-        Surroundings,
+        HOST_RESOURCES,
+        HostResources,
         settings.local_dir,
         monotonic=monotonic,
         core_limit=core_limit(),
@@ -78,7 +78,7 @@ def make_parts(
     local = os.path.dirname(settings.local_dir)
     facts = (settings.facts.run_id, now_ns, surroundings, local, lambda: courier.clock)
     journal = hold(RECORDS, Journal, errand(RECORDS, courier.send), fs, run, *facts)
-    guard = hold(GUARD, Guard, monotonic=monotonic, answers={"stuck": 0})
+    guard = hold(GUARD, LoopWatchdog, monotonic=monotonic, answers={"stuck": 0})
     nowhere = {} if FILE in settings.inherited else {FILE: os.devnull}
     monitor = hold(
         MONITOR,
@@ -103,5 +103,5 @@ def make_parts(
         monotonic,
         answers={"turn": lambda *_: iter(())},
     )
-    locks = hold(BUILD_LOCKS, BuildLocks, settings.local_dir, monotonic, lambda text: courier.bring(Note(text)))
-    return Parts(watch, journal, guard, monitor, rank_watch, locks)
+    locks = hold(BUILD_LOCKS, BuildLocks, settings.local_dir, monotonic, lambda text: courier.post(Notice(text)))
+    return Components(watch, journal, guard, monitor, rank_watch, locks)

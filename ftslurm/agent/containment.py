@@ -27,7 +27,7 @@ _HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 
 
 @dataclass(frozen=True)
-class Part:
+class Component:
     """A helper part of the agent.
 
     Attributes:
@@ -39,21 +39,25 @@ class Part:
     meaning: str
 
 
-MONITOR = Part("rank monitor", "hangs of ranks on this node are not noticed any more")
-HEALTH = Part("health checks", "this node is not checked any more")
-RECORDS = Part("failure records", "the report knows less of this node's ranks")
-SURROUNDINGS = Part("memory and disk counters", "out-of-memory kills and full disks on this node are not recognised")
-ANALYSIS = Part("failure analysis", "failures that would come again are restarted all the same")
-OUTPUT = Part("output", "the ranks' output of this node is not shown here any more; it is in their log files")
-NARRATION = Part("progress lines", "what happens to the rounds is not told here any more")
-DOORBELL = Part("doorbell", "news between this node and others takes up to a second")
-EXCLUSION = Part("exclusion of nodes", "what this run finds of bad nodes is not noted for later jobs")
-STANDBY = Part("standby workers", "workers of this node are not started ahead")
-LEFTOVERS = Part("removal of unfinished commits", "what ranks left half-written stays until the next attempt")
-BUILD_LOCKS = Part("removal of build locks", "the lock of a rank that is killed while it builds an extension stays")
-CONNECTION = Part("connection test", "rounds begin without trying whether their master can be reached")
-GUARD = Part("loop guard", "it is not noticed when this agent is stuck")
-AFTERCARE = Part("end of the Slurm job", "what Slurm says of the job is not in its report")
+MONITOR = Component("rank monitor", "hangs of ranks on this node are not noticed any more")
+HEALTH = Component("health checks", "this node is not checked any more")
+RECORDS = Component("failure records", "the report knows less of this node's ranks")
+HOST_RESOURCES = Component(
+    "memory and disk counters", "out-of-memory kills and full disks on this node are not recognised"
+)
+ANALYSIS = Component("failure analysis", "failures that would come again are restarted all the same")
+OUTPUT = Component("output", "the ranks' output of this node is not shown here any more; it is in their log files")
+MESSAGES = Component("progress lines", "what happens to the rounds is not told here any more")
+DOORBELL = Component("doorbell", "news between this node and others takes up to a second")
+EXCLUSION = Component("exclusion of nodes", "what this run finds of bad nodes is not noted for later jobs")
+STANDBY = Component("standby workers", "workers of this node are not started ahead")
+LEFTOVERS = Component("removal of unfinished commits", "what ranks left half-written stays until the next attempt")
+BUILD_LOCKS = Component(
+    "removal of build locks", "the lock of a rank that is killed while it builds an extension stays"
+)
+CONNECTION = Component("connection test", "rounds begin without trying whether their master can be reached")
+GUARD = Component("loop guard", "it is not noticed when this agent is stuck")
+JOB_END = Component("end of the Slurm job", "what Slurm says of the job is not in its report")
 
 THREADS = {
     "console": OUTPUT,
@@ -79,7 +83,7 @@ class Defect:
         refusal: what the system did not let this process have, if that was all; then it is no defect, and not recorded.
     """
 
-    part: Part | None
+    part: Component | None
     error: str
     place: str
     traceback: str
@@ -90,7 +94,7 @@ class Defect:
         """Return it in one line."""
         return self.refusal or f"a defect of ftslurm: {self.error} ({self.place})"
 
-    def told(self, what_follows: str, path: str) -> str:
+    def message(self, what_follows: str, path: str) -> str:
         """Return the line for the user; `path`: of its record."""
         return f"{self.text}: {what_follows}" + ("" if self.refusal else f". Please report it with {path}")
 
@@ -101,7 +105,7 @@ class Containment:
     def __init__(self) -> None:
         self._tell: Callable[[Defect], object] | None = None
         self._untold: list[Defect] = []
-        self._disabled: set[Part] = set()
+        self._disabled: set[Component] = set()
 
     def connect(self, tell: Callable[[Defect], object]) -> None:
         """Have each new `Defect` told, and those there are already."""
@@ -109,13 +113,13 @@ class Containment:
         for defect in self._untold:
             tell(defect)
 
-    def works(self, part: Part) -> bool:
+    def works(self, part: Component) -> bool:
         """Tell whether the part is not disabled."""
         return part not in self._disabled
 
     def hold(
         self,
-        part: Part,
+        part: Component,
         make: Callable[..., T],
         *arguments: object,
         answers: Mapping[str, object] | None = None,
@@ -141,7 +145,7 @@ class Containment:
 
     def call(
         self,
-        part: Part,
+        part: Component,
         default: T,
         function: Callable[..., T],
         *arguments: Any,
@@ -158,7 +162,7 @@ class Containment:
             self.fail(part, error)
             return default
 
-    def errand(self, part: Part, send: Callable[..., None]) -> Callable[..., None]:
+    def contained_task(self, part: Component, send: Callable[..., None]) -> Callable[..., None]:
         """Return `send` for errands of the part: an errand runs in the courier's thread, which must outlive it."""
 
         def sent(errand: Callable[[], object], *answer: object) -> None:
@@ -167,7 +171,7 @@ class Containment:
 
         return sent
 
-    def fail(self, part: Part | None, error: BaseException) -> None:
+    def fail(self, part: Component | None, error: BaseException) -> None:
         """Disable the part for `error`; None: the core has failed. Of a disabled part nothing more is told."""
         if part in self._disabled:
             return
@@ -191,7 +195,7 @@ class _Held:
     def __init__(
         self,
         containment: Containment,
-        part: Part,
+        part: Component,
         make: Callable[..., object],
         real: object,
         answers: Mapping[str, object],
@@ -239,7 +243,7 @@ class _Held:
         return result
 
 
-def defect_of(part: Part | None, error: BaseException) -> Defect:
+def defect_of(part: Component | None, error: BaseException) -> Defect:
     """Return what is told and recorded of an exception."""
     text = " ".join(f"{type(error).__name__}: {error}".split())[:200]
     traces: list[str] = []

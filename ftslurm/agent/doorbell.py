@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from ftslurm.rendezvous.node_record import NodeWord
+from ftslurm.rendezvous.node_record import NodeRecord
 
 GREETING = b"ftslurm look "
 LONGEST = 128
@@ -53,7 +53,7 @@ class Doorbell:
         self._senders: dict[int, socket.socket] = {}
         self._numbers: dict[str, tuple[int, str]] = {}
         # Not `queue`, which brings along 0.1 MB that each agent would hold.
-        self._asked: deque[NodeWord] = deque()
+        self._asked: deque[NodeRecord] = deque()
         self._count = threading.Semaphore(0)
         self._resolver: threading.Thread | None = None
 
@@ -92,19 +92,19 @@ class Doorbell:
             self._poll.unregister(self._socket)
             self.deadline = now + WINDOW_S
 
-    def ring(self, words: Iterable[NodeWord]) -> None:
+    def ring(self, records: Iterable[NodeRecord]) -> None:
         """Ring the agents that said these words; never blocks, and never says whether anybody heard."""
-        for word in words:
-            if not word.bell:
+        for record in records:
+            if not record.doorbell_port:
                 continue
-            if (number := self._number(word.address)) is not None:
-                self._send(number, word)
+            if (number := self._number(record.address)) is not None:
+                self._send(number, record)
                 continue
             if self._resolver is None:
                 # A name server may take half a minute to say nothing: that thread alone waits for it.
                 self._resolver = threading.Thread(target=self._resolve, name="doorbell", daemon=True)
                 self._resolver.start()
-            self._asked.append(word)
+            self._asked.append(record)
             self._count.release()
 
     def _number(self, address: str) -> tuple[int, str] | None:
@@ -118,23 +118,23 @@ class Doorbell:
     def _resolve(self) -> None:
         while True:
             self._count.acquire()
-            word = self._asked.popleft()
+            record = self._asked.popleft()
             try:
-                if word.address not in self._numbers:
+                if record.address not in self._numbers:
                     # As bytes: a text would have Python import what encodes international names.
-                    host = word.address.encode("ascii")
-                    family, *_, place = socket.getaddrinfo(host, word.bell, type=socket.SOCK_DGRAM)[0]
-                    self._numbers[word.address] = (family, str(place[0]))
+                    host = record.address.encode("ascii")
+                    family, *_, place = socket.getaddrinfo(host, record.doorbell_port, type=socket.SOCK_DGRAM)[0]
+                    self._numbers[record.address] = (family, str(place[0]))
             except (OSError, UnicodeError):
                 continue
-            self._send(self._numbers[word.address], word)
+            self._send(self._numbers[record.address], record)
 
-    def _send(self, number: tuple[int, str], word: NodeWord) -> None:
+    def _send(self, number: tuple[int, str], record: NodeRecord) -> None:
         family, address = number
         try:
             if family not in self._senders:
                 self._senders[family] = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-            self._senders[family].sendto(GREETING + word.incarnation.encode(), (address, word.bell))
+            self._senders[family].sendto(GREETING + record.incarnation.encode(), (address, record.doorbell_port))
         except OSError:
             pass
 

@@ -18,8 +18,8 @@ from ftslurm.health.node_health import HealthFinding
 from ftslurm.health.verdict import FAIL
 from ftslurm.nodes.exclude import Exclusions, lemon
 from ftslurm.nodes.record import as_line
-from ftslurm.rendezvous.exclusion import lemons
-from ftslurm.rendezvous.node_record import NodeWord
+from ftslurm.rendezvous.exclusion import repeat_offenders
+from ftslurm.rendezvous.node_record import NodeRecord
 from ftslurm.rendezvous.state import BY_NODE, Failure, State
 from ftslurm.sharedfs.publish import BadFile
 from ftslurm.sharedfs.rundir import RunDirectoryError
@@ -31,7 +31,7 @@ LEFTOVERS = "gpu-processes"
 
 
 @dataclass(frozen=True)
-class AsideSettings:
+class ExclusionSettings:
     """What the user asked for.
 
     Attributes:
@@ -45,7 +45,7 @@ class AsideSettings:
     drain: Callable[[str, str], str | None] | None = None
 
 
-class Aside:
+class Excluder:
     """What the coordinator of a run does about its failing nodes.
 
     Args:
@@ -58,7 +58,7 @@ class Aside:
 
     def __init__(
         self,
-        settings: AsideSettings,
+        settings: ExclusionSettings,
         exclusions: Exclusions,
         run_id: str,
         now_ns: Callable[[], int],
@@ -81,9 +81,9 @@ class Aside:
         """Have written down what follows from the newest state; the coordinator calls this."""
         self._send(self._of_state(state))
 
-    def on_health(self, word: NodeWord) -> None:
+    def on_health(self, record: NodeRecord) -> None:
         """Have written down what follows from this node's own health."""
-        self._send(self._of_health(word))
+        self._send(self._of_health(record))
 
     def finish(self, timeout_s: float) -> bool:
         """Wait until all is written; False when that took longer than `timeout_s` seconds."""
@@ -128,7 +128,7 @@ class Aside:
             if failure.blame == BY_NODE and (past.round, failure.node) not in self._struck:
                 self._struck.add((past.round, failure.node))
                 found.append(lambda failure=failure: self._strike(failure))  # type: ignore[misc]
-        now = lemons(state, self._settings.after)
+        now = repeat_offenders(state, self._settings.after)
         for node, reason in now.items():
             if node in blamed and node not in self._known:
                 self._known[node] = reason
@@ -139,14 +139,14 @@ class Aside:
             found.append(lambda node=node, reason=reason: self._take_back(node, reason))  # type: ignore[misc]
         return found
 
-    def _of_health(self, word: NodeWord) -> list[Callable[[], None]]:
+    def _of_health(self, record: NodeRecord) -> list[Callable[[], None]]:
         if not self._settings.after:
             return []
-        node, broken = word.node, _broken(word)
+        node, broken = record.node, _broken(record)
         if broken is not None and self._broken is None:
             self._broken = broken
             return [lambda: self._exclude(node, broken.line(), drain=True)]
-        if broken is None and self._broken is not None and word.unfit is None:
+        if broken is None and self._broken is not None and record.unhealthy is None:
             over, self._broken = self._broken, None
             # That a GPU is well while it idles does not undo what it said of itself under load.
             return [] if over.check in HAPPENED else [lambda: self._take_back(node, over.line())]
@@ -185,14 +185,14 @@ def _on_a_thread(work: Callable[[], None]) -> None:
     threading.Thread(target=work, name="aside", daemon=True).start()
 
 
-def _broken(word: NodeWord) -> HealthFinding | None:
-    found = word.health.findings if word.health is not None and word.unfit is not None else ()
+def _broken(record: NodeRecord) -> HealthFinding | None:
+    found = record.health.findings if record.health is not None and record.unhealthy is not None else ()
     # What happened was not looked for, and need not be seen twice; a look may be deceived by a node that is busy.
     sure = [one for one in found if one.status == FAIL and (one.confirmed or one.check in HAPPENED)]
     return next((one for one in sure if one.check.startswith(HARDWARE) and one.check != LEFTOVERS), None)
 
 
-def take_part(exclusions: Exclusions, node: str, now_ns: int) -> tuple[str | None, Iterable[str]]:
+def exclusion_of(exclusions: Exclusions, node: str, now_ns: int) -> tuple[str | None, Iterable[str]]:
     """Return why this node was set aside before, None if it was not, and what is wrong with the files."""
     known = exclusions.of(node, now_ns)
     return (known.reason or "set aside") if known is not None else None, exclusions.problems

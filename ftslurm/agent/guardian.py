@@ -20,7 +20,7 @@ from ftslurm.terminal import print_error
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 FORWARDED = (*STOPPING, signal.SIGUSR1, signal.SIGUSR2)
-EPITAPH_S = 3.0
+DEATH_NOTICE_S = 3.0
 CLEANING_S = 10.0
 EXIT_USAGE = 2
 REPLACEMENTS, REPLACED_WITHIN_S = 3, 3600.0
@@ -42,7 +42,7 @@ NEEDED = (
 Predecessor = tuple[str, str, int]
 
 
-class Ward:
+class SupervisorPipe:
     """What the guardian gives its agent, and what the agent tells it in time, so that it need not ask a dead one.
 
     Attributes:
@@ -57,7 +57,7 @@ class Ward:
         self.predecessor = predecessor
         self._will = will
 
-    def bequeath(self, node_file: str, incarnation: str) -> None:
+    def register(self, node_file: str, incarnation: str) -> None:
         """Have the guardian say in `node_file` that this incarnation is gone, should the agent not say so itself."""
         self._write(f"{incarnation} {node_file}\0".encode("utf-8", "surrogateescape"))
 
@@ -90,7 +90,7 @@ class _Agent:
 
     def __init__(
         self,
-        agent: Callable[[Ward], int],
+        agent: Callable[[SupervisorPipe], int],
         myself: int,
         mask: set[int | signal.Signals],
         predecessor: Predecessor | None,
@@ -104,7 +104,7 @@ class _Agent:
             code = 1
             try:
                 os.close(self._will)
-                code = _be_agent(agent, Ward(self.local_dir, myself, legacy, predecessor), mask)
+                code = _run_agent(agent, SupervisorPipe(self.local_dir, myself, legacy, predecessor), mask)
             except SystemExit as request:
                 code = request.code if isinstance(request.code, int) else 1
             except BaseException:
@@ -139,7 +139,7 @@ class _Agent:
         return stop_requested
 
 
-def guard(agent: Callable[[Ward], int], below_launcher: bool = False) -> int:
+def guard(agent: Callable[[SupervisorPipe], int], below_launcher: bool = False) -> int:
     """Run `agent` in a child process and clean up behind it; return its exit code, 128 + n when signal n killed it.
 
     An agent that is killed after it has registered is replaced by a new one, which joins the run as a new incarnation
@@ -181,9 +181,9 @@ def guard(agent: Callable[[Ward], int], below_launcher: bool = False) -> int:
         replaced = ward.killed and ward.has_registered and not ward.has_left and not stop_requested
         replaced = replaced and ward.clean and len(deaths) < REPLACEMENTS
         if ward.has_registered and not ward.has_left:
-            predecessor = _publish_death(ward, replaced)
+            predecessor = _publish_death_notice(ward, replaced)
         if ward.killed:
-            _bury(ward.local_dir)
+            _remove_local_dir(ward.local_dir)
         remove_tree(ward.local_dir)
         if not replaced:
             return ward.ended_with
@@ -210,7 +210,7 @@ def _sweep(local_dir: str) -> None:
             os._exit(0)
 
 
-def _be_agent(agent: Callable[[Ward], int], ward: Ward, mask: set[int | signal.Signals]) -> int:
+def _run_agent(agent: Callable[[SupervisorPipe], int], ward: SupervisorPipe, mask: set[int | signal.Signals]) -> int:
     # A group of its own: Ctrl-C reaches the guardian alone, which passes it on once.
     os.setpgid(0, 0)
     become_subreaper()
@@ -287,7 +287,7 @@ def _how(ward: _Agent) -> str:
     )
 
 
-def _bury(local_dir: str) -> None:
+def _remove_local_dir(local_dir: str) -> None:
     """Do what a killed agent can do no more: the locks that its ranks held may lie on a filesystem that hangs."""
 
     def remove() -> None:
@@ -296,7 +296,7 @@ def _bury(local_dir: str) -> None:
         if os.path.exists(os.path.join(local_dir, NOTES)):
             remove_noted(local_dir, _complain)
 
-    _within(EPITAPH_S, remove)
+    _within(DEATH_NOTICE_S, remove)
 
 
 def _within(seconds: float, work: Callable[[], None]) -> None:
@@ -317,20 +317,20 @@ def _within(seconds: float, work: Callable[[], None]) -> None:
         signal.sigtimedwait({signal.SIGCHLD}, left_s)
 
 
-def _publish_death(ward: _Agent, replaced: bool) -> Predecessor:
+def _publish_death_notice(ward: _Agent, replaced: bool) -> Predecessor:
     """Publish in the dead agent's node file that it is gone: nobody needs to wait for its silence to be noticed.
 
     In a process of its own, which may be killed: the shared directory may hang, the guardian may not.
     """
     incarnation, _, path = ward.told[0].partition(" ")
     death = (incarnation, f"its agent {_how(ward)}", time.time_ns())
-    _within(EPITAPH_S, lambda: _write_death(path, death, replaced))
+    _within(DEATH_NOTICE_S, lambda: _write_death_notice(path, death, replaced))
     return death
 
 
-def _write_death(path: str, death: Predecessor, replaced: bool) -> None:
+def _write_death_notice(path: str, death: Predecessor, replaced: bool) -> None:
     from ftslurm.dataclasses import replace
-    from ftslurm.rendezvous.node_record import NodeWord
+    from ftslurm.rendezvous.node_record import NodeRecord
     from ftslurm.rendezvous.state import LEFT
     from ftslurm.sharedfs.filesystem import PosixFileSystem
     from ftslurm.sharedfs.publish import BadFile, publish
@@ -338,7 +338,7 @@ def _write_death(path: str, death: Predecessor, replaced: bool) -> None:
     fs = PosixFileSystem(owner=os.geteuid())
     incarnation, reason, time_ns = death
     try:
-        word = NodeWord.decode(fs.read(path, 1 << 20), path)
+        word = NodeRecord.decode(fs.read(path, 1 << 20), path)
         # The file may speak for another agent by now, or still.
         if word.incarnation == incarnation and word.status != LEFT:
             gone = replace(
@@ -410,4 +410,4 @@ def _flush() -> None:
             pass
 
 
-__all__ = ["Ward", "guard", "leave_nothing"]
+__all__ = ["SupervisorPipe", "guard", "leave_nothing"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ftslurm.health.check import BACKGROUND, CONFIRM, QUICK, THOROUGH
 from ftslurm.health.node_health import Health, HealthFinding, health_of
-from ftslurm.health.result import Looked
+from ftslurm.health.result import RunResult
 from ftslurm.health.verdict import FAIL
 from ftslurm.rendezvous.state import BY_NODE, Failure
 
@@ -29,7 +29,7 @@ HOLD_S = 120.0
 fails under load is often well when it idles."""
 
 
-class Fitness:
+class HealthGate:
     """One node's fitness.
 
     Args:
@@ -58,7 +58,7 @@ class Fitness:
         self.deadline: float | None = None
 
     @property
-    def unfit(self) -> str | None:
+    def unhealthy(self) -> str | None:
         """Why this node cannot take part, in words; None: it can."""
         if self._mode != ACT or self.health is None:
             return None
@@ -69,7 +69,7 @@ class Fitness:
         return failed[0].line() + more
 
     @property
-    def doubtful(self) -> tuple[str, ...]:
+    def pending(self) -> tuple[str, ...]:
         """The checks that have failed, and nobody has looked twice."""
         found = self.health.findings if self.health is not None else ()
         failed = [one.check for one in found if one.status == FAIL and not one.confirmed and one.check not in HAPPENED]
@@ -125,7 +125,7 @@ class Fitness:
         self._tell_held(BACKGROUND, now_ns)
         return True
 
-    def on_looked(self, set_: str, looked: Looked | None, now_s: float, now_ns: int) -> list[HealthFinding]:
+    def on_result(self, set_: str, looked: RunResult | None, now_s: float, now_ns: int) -> list[HealthFinding]:
         """A look is done; None: it came to nothing. Return the findings that are new."""
         self.looking = False
         known = {(old.check, old.subject, old.text) for old in (self.health.findings if self.health else ())}
@@ -143,7 +143,7 @@ class Fitness:
             self.health = health_of(looked.verdicts, set_, now_ns, self.health, [*self._held_findings(), *kept])
         self._plan(now_s)
         found = self.health.findings if self.health else ()
-        if self.doubtful and looked is not None and set_ != CONFIRM and not self._busy and self._mode == ACT:
+        if self.pending and looked is not None and set_ != CONFIRM and not self._busy and self._mode == ACT:
             self._want(CONFIRM, gate=False)
         return [one for one in found if (one.check, one.subject, one.text) not in known]
 
@@ -156,7 +156,7 @@ class Fitness:
             self._want(BACKGROUND, gate=False)
         else:
             # A smaller set might not see what was found; a spare must be found fit as for a round.
-            self._want(QUICK if self.unfit is None else THOROUGH, gate=False)
+            self._want(QUICK if self.unhealthy is None else THOROUGH, gate=False)
 
     def _want(self, set_: str, gate: bool) -> None:
         if self._mode == OFF:
@@ -168,7 +168,7 @@ class Fitness:
         if self._mode == OFF:
             return
         wait_s = self._every_s
-        if self.unfit is not None and not self._busy:
+        if self.unhealthy is not None and not self._busy:
             wait_s = min(AGAIN_S, self._every_s or AGAIN_S)
         self.deadline = now_s + wait_s + more_s if wait_s else None
 

@@ -1,4 +1,4 @@
-"""Looks at this node's health while the agent works: the processes around `Fitness`, and what the node's word says.
+"""Looks at this node's health while the agent works: the processes around `HealthGate`, and what the node's word says.
 
 A look is a process of its own; what the GPUs' driver tells of by itself (Xid events) is heard by another one, where
 there are such GPUs. Whatever hangs in a driver hangs there.
@@ -12,22 +12,22 @@ import select
 import signal
 from collections.abc import Callable
 
-from ftslurm.agent.health_gate import OFF, XID, Fitness
+from ftslurm.agent.health_gate import OFF, XID, HealthGate
 from ftslurm.boot import module_command
 from ftslurm.dataclasses import dataclass, field, replace
 from ftslurm.health.check import CONFIRM, Context, Peer, request_for
 from ftslurm.health.node_health import HealthFinding
-from ftslurm.health.result import Looked, decode
+from ftslurm.health.result import RunResult, decode
 from ftslurm.health.verdict import SEVERITY
 from ftslurm.kernel import kill_descendants, parent_of, pidfd_send_signal, spawn_unawaited
 from ftslurm.localdir import make_private
-from ftslurm.rendezvous.node_record import NodeWord
+from ftslurm.rendezvous.node_record import NodeRecord
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ftslurm.agent.early_check import EarlyCheck
     from ftslurm.health.verdict import Json
-    from ftslurm.rendezvous.node_record import NodeWord
+    from ftslurm.rendezvous.node_record import NodeRecord
     from ftslurm.rendezvous.state import Failure, State
 
 START_S = 120.0
@@ -52,11 +52,11 @@ class HealthSettings:
     """What the user asked for.
 
     Attributes:
-        mode, every_s: see `Fitness`.
+        mode, every_s: see `HealthGate`.
         python: the interpreter.
         local_dir: node-local directory of this agent.
         context: of this node's checks, as while no rank runs; its environment is the processes' own, too.
-        spread_s: see `Fitness`.
+        spread_s: see `HealthGate`.
         early: the process of the first look, which has begun already; None: it has not.
     """
 
@@ -84,7 +84,7 @@ class _Process:
         return lines
 
 
-class HealthWatch:
+class HealthMonitor:
     """This node's health, as the agent's loop uses it.
 
     Args:
@@ -108,7 +108,7 @@ class HealthWatch:
         self._spared = spared
         self._monotonic = monotonic
         self._now_ns = now_ns
-        self._fitness = Fitness(settings.mode, settings.every_s, settings.spread_s)
+        self._fitness = HealthGate(settings.mode, settings.every_s, settings.spread_s)
         self._poll = select.epoll()
         self._look: _Process | None = None
         self._set = ""
@@ -144,27 +144,27 @@ class HealthWatch:
         if state.master is not None and first is not None and first != self._settings.context.node:
             self._peers = (Peer(first, state.master.address, state.master.port),)
 
-    def say(self, word: NodeWord) -> NodeWord:
+    def with_health(self, record: NodeRecord) -> NodeRecord:
         """Return the word with what there is to say of this node's health."""
         fitness = self._fitness
-        return replace(word, health=fitness.health, unfit=fitness.unfit, looking=fitness.looking)
+        return replace(record, health=fitness.health, unhealthy=fitness.unhealthy, health_pending=fitness.looking)
 
     def on_round(self) -> None:
         """Ranks run from now on."""
         self._busy = True
         self._fitness.on_round(self._monotonic())
         # One that was started for a spare looks at a node without ranks.
-        self._drop_look()
-        self._watch_events()
+        self._drop_run()
+        self._start_event_reader()
 
     def on_swept(self, failure: Failure | None) -> None:
         """Nothing of the round is left, nor of what this watch had started."""
         self._busy = False
-        self._drop_look()
+        self._drop_run()
         self._fitness.on_swept(failure, self._monotonic(), self._now_ns())
         self._start_wanted()
 
-    def look(self) -> list[str]:
+    def poll(self) -> list[str]:
         """Take what came, start what is due; return lines for the user. `say` may say something new then."""
         lines: list[str] = []
         now = self._monotonic()
@@ -177,7 +177,7 @@ class HealthWatch:
                 lines += self._finish(None)
         if self._sentinel is not None:
             over = self._receive(self._sentinel)
-            lines += self._hear(self._sentinel)
+            lines += self._read_events(self._sentinel)
             if over:
                 self._drop(self._sentinel)
                 self._sentinel = None
@@ -187,7 +187,7 @@ class HealthWatch:
 
     def close(self) -> None:
         """Look no more."""
-        self._drop_look()
+        self._drop_run()
         if self._sentinel is not None:
             self._drop(self._sentinel)
             self._sentinel = None
@@ -197,10 +197,10 @@ class HealthWatch:
     def _start_wanted(self) -> None:
         if self._fitness.wanted is None or self._look is not None:
             return
-        names = self._fitness.doubtful
+        names = self._fitness.pending
         self._set = self._fitness.begun()
         if len(self._spared) > STUCK:
-            self._fitness.on_looked(self._set, None, self._monotonic(), self._now_ns())
+            self._fitness.on_result(self._set, None, self._monotonic(), self._now_ns())
             return
         settings = self._settings
         context = replace(settings.context, busy=self._busy, hurry=self._fitness.looking, peers=self._peers)
@@ -213,7 +213,7 @@ class HealthWatch:
             self._look = self._start("ftslurm.health.agent_run", path)
         except OSError:
             # A full /tmp, no process left: what cannot be looked at is not found sick.
-            self._fitness.on_looked(self._set, None, self._monotonic(), self._now_ns())
+            self._fitness.on_result(self._set, None, self._monotonic(), self._now_ns())
             return
         self._give_time()
 
@@ -238,12 +238,12 @@ class HealthWatch:
             lines.append("health: still being checked: the checks are being loaded, from a slow filesystem perhaps")
         return lines
 
-    def _finish(self, looked: Looked | None) -> list[str]:
+    def _finish(self, looked: RunResult | None) -> list[str]:
         assert self._look is not None
         pid, late = self._look.pid, not self._look.over
-        self._drop_look()
-        unfit = self._fitness.unfit
-        new = self._fitness.on_looked(self._set, looked, self._monotonic(), self._now_ns())
+        self._drop_run()
+        unfit = self._fitness.unhealthy
+        new = self._fitness.on_result(self._set, looked, self._monotonic(), self._now_ns())
         if looked is not None:
             # Some may have ended since, and be collected: their numbers may be anybody's by now.
             above = {os.getpid(), pid, *looked.stuck}
@@ -257,12 +257,12 @@ class HealthWatch:
         if looked is None and (late or not self._busy):
             lines.append("health: this look at the node came to nothing: its process hung or was killed")
         # The reason's text changes with time ("2 min ago").
-        if (self._fitness.unfit is None) != (unfit is None):
+        if (self._fitness.unhealthy is None) != (unfit is None):
             part = "the next round" if self._busy else "any round"
             lines.append("health: this node is fit again" if unfit else f"health: unfit: it takes no part in {part}")
         return lines
 
-    def _drop_look(self) -> None:
+    def _drop_run(self) -> None:
         self._look_by = self._loading_told_at = None
         if self._look is not None:
             self._drop(self._look)
@@ -270,7 +270,7 @@ class HealthWatch:
 
     # What the driver tells
 
-    def _watch_events(self) -> None:
+    def _start_event_reader(self) -> None:
         if self._sentinel is not None or self._settings.mode == OFF or XID in self._settings.context.skip:
             return
         if DRIVER not in self._present:
@@ -282,7 +282,7 @@ class HealthWatch:
             # The kernel's log may tell of them later.
             pass
 
-    def _hear(self, process: _Process) -> list[str]:
+    def _read_events(self, process: _Process) -> list[str]:
         lines: list[str] = []
         for text in process.lines():
             finding = _event(text)
@@ -349,7 +349,7 @@ def _object(line: bytes) -> Json:
     return said if isinstance(said, dict) else {}
 
 
-def _result(data: bytes | bytearray) -> Looked | None:
+def _result(data: bytes | bytearray) -> RunResult | None:
     try:
         return decode(bytes(data))
     except ValueError:

@@ -49,7 +49,7 @@ class Counter:
 
 
 @dataclass(frozen=True)
-class _Look:
+class _Sample:
     at_s: float
     kills: int | None
     at_limit: int | None
@@ -58,7 +58,7 @@ class _Look:
     free: tuple[int, ...]
 
 
-class Surroundings:
+class HostResources:
     """Looks from time to time, so that a failure can be compared with what was before it.
 
     Args:
@@ -84,20 +84,20 @@ class Surroundings:
         self._places = (("/dev/shm", "/dev/shm"), (_shown(local_dir), local_dir))
         self.unread: list[str] = []
         self.counter = find_counter(root, self.unread)
-        self._first = self._look()
-        self._looks: deque[_Look] = deque((self._first,))
+        self._first = self._sample()
+        self._looks: deque[_Sample] = deque((self._first,))
         self._hits = self._limit_hits()
 
     def begin(self) -> dict[str, Any]:
         """Note how things are as a round begins; return it for the node's record."""
-        self._first = self._look()
+        self._first = self._sample()
         self._looks = deque((self._first,))
         self._hits = self._limit_hits()
         return {"oom_kills": self._first.kills, "spaces": self._spaces()[0]}
 
-    def look(self) -> None:
+    def sample(self) -> None:
         """Note how things are now."""
-        now = self._look()
+        now = self._sample()
         self._looks.append(now)
         # The newest of those that are old enough stays: kills are counted from there.
         while len(self._looks) > 1 and self._looks[1].at_s <= now.at_s - WINDOW_S:
@@ -105,7 +105,7 @@ class Surroundings:
 
     def at_a_failure(self) -> dict[str, Any]:
         """Return what there is to say about a worker that has just failed, for its error record."""
-        self.look()
+        self.sample()
         spaces, unread = self._spaces()
         found: dict[str, Any] = {"oom": self._oom(), "spaces": spaces, "core_limit": self._core_limit}
         newest, oldest = self._looks[-1], self._looks[0]
@@ -143,8 +143,8 @@ class Surroundings:
     def _least_available(self) -> int | None:
         return min((look.available for look in self._looks if look.available is not None), default=None)
 
-    def _look(self) -> _Look:
-        return _Look(
+    def _sample(self) -> _Sample:
+        return _Sample(
             self._monotonic(),
             None if self.counter is None else kills(self.counter),
             None if self.counter is None else times_at_limit(self.counter),

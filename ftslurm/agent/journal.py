@@ -9,17 +9,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 
-from ftslurm.agent.actions import Record
-from ftslurm.agent.host_resources import Surroundings
+from ftslurm.agent.actions import RecordRound
+from ftslurm.agent.host_resources import HostResources
 from ftslurm.agent.round_record import round_record
-from ftslurm.agent.stack_collection import Showing
+from ftslurm.agent.stack_collection import StackCollection
 from ftslurm.agent.workers import Worker
 from ftslurm.dataclasses import asdict, dataclass
 from ftslurm.failures.record import STACKS, complete, complete_elsewhere, compose, encode
-from ftslurm.failures.record_summary import short
+from ftslurm.failures.record_summary import record_summary
 from ftslurm.failures.worker_context import open_sections
 from ftslurm.monitor import heartbeat_page
-from ftslurm.rendezvous.node_record import NodeWord
+from ftslurm.rendezvous.node_record import NodeRecord
 from ftslurm.rendezvous.state import HANG
 from ftslurm.sharedfs.clock import ClockOffset
 from ftslurm.sharedfs.filesystem import FileSystem
@@ -76,7 +76,7 @@ class Journal:
         run: RunDirectory,
         run_id: str,
         now_ns: Callable[[], int],
-        surroundings: Surroundings,
+        surroundings: HostResources,
         local: str,
         clock: Callable[[], ClockOffset | None] = lambda: None,
     ) -> None:
@@ -103,11 +103,11 @@ class Journal:
         self._errors.clear()
         self._seen.clear()
 
-    def error_record(self, worker: Worker, word: NodeWord) -> dict[str, Any] | None:
+    def error_record(self, worker: Worker, node_record: NodeRecord) -> dict[str, Any] | None:
         """Return what is known of how a worker failed; None when it ended well."""
         if worker.exit_code == 0:
             return None
-        facts = {**self._facts(worker, word), "surroundings": self._around.at_a_failure()}
+        facts = {**self._facts(worker, node_record), "surroundings": self._around.at_a_failure()}
         self._seen[worker.rank] = facts
         return complete(worker.record_dir, facts)
 
@@ -139,17 +139,22 @@ class Journal:
 
         self._publish_error(worker, _flagged(record, stopped), better)
 
-    def showed(self, showing: Showing, word: NodeWord) -> None:
+    def showed(self, showing: StackCollection, node_record: NodeRecord) -> None:
         """Have the collected stacks published, and an error record of each rank that hung."""
-        for local_rank, (worker, content) in showing.files(word.node, self._now_ns()).items():
+        for local_rank, (worker, content) in showing.files(node_record.node, self._now_ns()).items():
             self._publish(os.path.join(self._run.rank(showing.round, worker.rank), STACKS), content)
             if (what := showing.why.get(local_rank)) is not None:
-                facts = {**self._facts(worker, word), "kind": HANG, "time_ns": self._now_ns()}
+                facts = {**self._facts(worker, node_record), "kind": HANG, "time_ns": self._now_ns()}
                 facts["surroundings"] = self._around.at_a_failure()
                 self._publish_error(worker, compose(what, showing.text(local_rank), facts))
 
     def round(
-        self, record: Record, workers: Sequence[Worker], word: NodeWord, started_ns: int, survived: Mapping[str, int]
+        self,
+        record: RecordRound,
+        workers: Sequence[Worker],
+        node_record: NodeRecord,
+        started_ns: int,
+        survived: Mapping[str, int],
     ) -> None:
         """Have this node's part of a round published as it stands.
 
@@ -157,14 +162,19 @@ class Journal:
             survived: what went wrong in the workers' messages since the agent's start, and how often.
         """
         pages = {worker.local_rank: heartbeat_page.read(worker.record_dir) for worker in workers}
-        who = {"node": word.node, "incarnation": word.incarnation, "host": word.host, "agent_pid": word.pid}
+        who = {
+            "node": node_record.node,
+            "incarnation": node_record.incarnation,
+            "host": node_record.host,
+            "agent_pid": node_record.pid,
+        }
         content = round_record(record, workers, pages, who, started_ns, self._now_ns(), self._errors)
         content["surroundings"] = self._before
         content["messages"] = dict(survived)
-        content["health"] = None if word.health is None else asdict(word.health)
+        content["health"] = None if node_record.health is None else asdict(node_record.health)
         clock = self._clock()
         content["clock"] = None if clock is None else asdict(clock)
-        path = self._run.round_node_file(record.assignment.round, word.node)
+        path = self._run.round_node_file(record.assignment.round, node_record.node)
         # Compact: a report of two thousand nodes reads them all.
         self._publish(path, as_json(content), durable=record.over)
 
@@ -206,7 +216,7 @@ class Journal:
         self, worker: Worker, record: dict[str, Any], better: Callable[[], bytes | None] | None = None
     ) -> None:
         directory = self._run.rank(record["ftslurm"]["round"], worker.rank)
-        self._errors[worker.rank] = short(record)
+        self._errors[worker.rank] = record_summary(record)
         self._publish(os.path.join(directory, "error.json"), encode(record), durable=True, better=better)
         if stacks := record["ftslurm"].get("stacks"):
             self._publish(os.path.join(directory, STACKS), stacks.encode("utf-8", "backslashreplace"))
@@ -239,14 +249,14 @@ class Journal:
             except OSError:
                 continue
 
-    def _facts(self, worker: Worker, word: NodeWord) -> dict[str, Any]:
+    def _facts(self, worker: Worker, node_record: NodeRecord) -> dict[str, Any]:
         page = heartbeat_page.read(worker.record_dir)
         return {
             "run_id": self._run_id,
-            "attempt": word.attempt,
-            "round": word.round,
-            "node": word.node,
-            "host": word.host,
+            "attempt": node_record.attempt,
+            "round": node_record.round,
+            "node": node_record.node,
+            "host": node_record.host,
             "rank": worker.rank,
             "local_rank": worker.local_rank,
             "pid": worker.pid,

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from ftslurm.agent.guardian import FORWARDED, Ward
+from ftslurm.agent.guardian import FORWARDED, SupervisorPipe
 from ftslurm.agent.options import RunOptions, UsageError, parse_run
 from ftslurm.agent.placement import LOCAL_ATTEMPT, LOCAL_NODE
 from ftslurm.agent.preflight import check, open_directories, unique_name, warn_of_exposed
@@ -17,7 +17,7 @@ from ftslurm.kernel import die_with_parent
 from ftslurm.rendezvous.state import EXIT_FAILED
 
 
-def launch(options: RunOptions, arguments: Sequence[str], ward: Ward) -> int:
+def launch(options: RunOptions, arguments: Sequence[str], ward: SupervisorPipe) -> int:
     """Start the agents, wait for them, print the report; return the job's exit code.
 
     Raises:

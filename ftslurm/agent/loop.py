@@ -16,21 +16,21 @@ from collections.abc import Callable, Sequence
 from ftslurm.agent.actions import (
     Action,
     Assignment,
+    CollectStacks,
     Compare,
+    KillLeftovers,
     Log,
     Moment,
     Prepare,
     Prepared,
-    Record,
-    Say,
-    Show,
+    Publish,
+    RecordRound,
     Signal,
     Spawn,
-    Sweep,
-    Warm,
-    spoken,
+    StartStandbys,
+    changed_record,
 )
-from ftslurm.agent.components import make_parts
+from ftslurm.agent.components import make_components
 from ftslurm.agent.containment import (
     ANALYSIS,
     CONNECTION,
@@ -38,39 +38,39 @@ from ftslurm.agent.containment import (
     EXCLUSION,
     HEALTH,
     LEFTOVERS,
+    MESSAGES,
     MONITOR,
-    NARRATION,
     STANDBY,
+    Component,
     Containment,
     Defect,
-    Part,
     defect_of,
 )
-from ftslurm.agent.courier import Courier, Lost, Note, Trouble
+from ftslurm.agent.courier import Courier, Evicted, Notice, StorageProblem
 from ftslurm.agent.defect_records import DefectRecords
 from ftslurm.agent.doorbell import Doorbell
-from ftslurm.agent.exclusion import Aside
+from ftslurm.agent.exclusion import Excluder
 from ftslurm.agent.failure_signature import signature_of
 from ftslurm.agent.guardian import FORWARDED, STOPPING
 from ftslurm.agent.health_gate import OFF, WATCH
 from ftslurm.agent.health_monitor import HealthSettings
 from ftslurm.agent.machine import AgentMachine
-from ftslurm.agent.messages import narrate
+from ftslurm.agent.messages import messages
 from ftslurm.agent.output import Console
 from ftslurm.agent.ports import ReservedPort
-from ftslurm.agent.preload import load_ahead
+from ftslurm.agent.preload import preload
 from ftslurm.agent.rank_monitor import PIPE
-from ftslurm.agent.rank_watch import SIZES, Hung, Shown, Told
+from ftslurm.agent.rank_watch import SIZES, HungRank, Message, StacksCollected
 from ftslurm.agent.revocation import Revocation
-from ftslurm.agent.round_setup import REACH, Preparation, StepDone, reach_master
+from ftslurm.agent.round_setup import REACH, RoundSetup, StepDone, reach_master
 from ftslurm.agent.settings import AgentSettings, plan
-from ftslurm.agent.worker_exits import Ended, Ends, RecordOf
+from ftslurm.agent.worker_exits import EndedWorker, RecordOf, WorkerExits
 from ftslurm.agent.workers import Worker, Workers
 from ftslurm.dataclasses import replace
 from ftslurm.kernel import descendants, kill_descendants
 from ftslurm.monitor.pipe import discard
 from ftslurm.rendezvous.member import View
-from ftslurm.rendezvous.node_record import NodeWord
+from ftslurm.rendezvous.node_record import NodeRecord
 from ftslurm.rendezvous.state import EXIT_FAILED, LEFT, Failure, State
 from ftslurm.sharedfs.commits import Commits
 from ftslurm.sharedfs.filesystem import FileSystem
@@ -121,7 +121,7 @@ class AgentLoop:
         self,
         settings: AgentSettings,
         machine: AgentMachine,
-        word: NodeWord,
+        record: NodeRecord,
         courier: Courier,
         console: Console,
         fs: FileSystem,
@@ -129,7 +129,7 @@ class AgentLoop:
         reserve: Callable[[], ReservedPort],
         bell: Doorbell,
         health: HealthSettings,
-        aside: Aside,
+        aside: Excluder,
         containment: Containment,
         defects: DefectRecords,
         explain: Callable[[str], None],
@@ -138,7 +138,7 @@ class AgentLoop:
     ) -> None:
         self._settings = settings
         self._machine = machine
-        self._word = word
+        self._record = record
         self._courier = courier
         self._console = console
         self._fs = fs
@@ -153,22 +153,22 @@ class AgentLoop:
         self._defects = defects
         self._explain = explain
         self._workers = Workers(now_ns)
-        parts = make_parts(containment, settings, self._workers, courier, fs, run, health, monotonic, now_ns)
+        parts = make_components(containment, settings, self._workers, courier, fs, run, health, monotonic, now_ns)
         self._health = parts.health
         self._journal = parts.journal
         self._guard = parts.guard
         self._monitor = parts.monitor
         self._watch = parts.watch
         self._build_locks = parts.build_locks
-        self._ends = Ends(parts.journal, containment, courier.send, monotonic)
+        self._ends = WorkerExits(parts.journal, containment, courier.send, monotonic)
         # Not all programs talk to the master: who switches this check off must get his round.
         skipped = health.mode == OFF or REACH in health.context.skip
         reach = None if skipped else lambda master: containment.call(CONNECTION, None, reach_master, master)
         tell = console.log if health.mode == WATCH else None
         self._commits = Commits(fs, run)
-        self._revocation = Revocation(self._commits, word.node, monotonic, time.sleep)
-        self._preparation = Preparation(
-            self._make, self._revocation.start, courier.bring, monotonic, settings.trouble_s, reach, tell
+        self._revocation = Revocation(self._commits, record.node, monotonic, time.sleep)
+        self._preparation = RoundSetup(
+            self._make, self._revocation.start, courier.post, monotonic, settings.trouble_s, reach, tell
         )
         self._selector = selectors.DefaultSelector()
         self._signals: deque[int] = deque()
@@ -186,9 +186,9 @@ class AgentLoop:
         return self._told
 
     @property
-    def word(self) -> NodeWord:
+    def record(self) -> NodeRecord:
         """What this agent said last of its node."""
-        return self._word
+        return self._record
 
     @property
     def kept(self) -> str | None:
@@ -226,15 +226,17 @@ class AgentLoop:
         self._listen(DOORBELL, self._bell.fileno() if self._bell.port else None)
         self._listen(HEALTH, self._health.fd)
         self._health.begin()
-        self._word = self._health.say(replace(self._word, port=self._port.number, bell=self._bell.port or 0))
-        self._courier.say(self._word)
+        self._record = self._health.with_health(
+            replace(self._record, port=self._port.number, doorbell_port=self._bell.port or 0)
+        )
+        self._courier.publish(self._record)
         self._courier.start()
         self._guard.start()
         # While the courier looks at the shared directory for the first time.
-        self._containment.call(ANALYSIS, None, load_ahead, bool(self._settings.spare_imports))
+        self._containment.call(ANALYSIS, None, preload, bool(self._settings.spare_imports))
         return wake_r
 
-    def _listen(self, part: Part, fd: int | None) -> None:
+    def _listen(self, part: Component, fd: int | None) -> None:
         """Wait for that descriptor of a helper part, too; None: the part has none, or is disabled."""
         if fd is not None and fd >= 0:
             self._selector.register(fd, selectors.EVENT_READ, part)
@@ -246,12 +248,12 @@ class AgentLoop:
         if self._monitor.timer_file is not None:
             self._courier.send(self._monitor.timer_file.withdraw)
         finished = self._courier.finish(FINISH_S)
-        while self._courier.news:
-            news = self._courier.news.popleft()
+        while self._courier.events:
+            news = self._courier.events.popleft()
             if isinstance(news, Defect):
                 self._on_late_defect(news)
             # A coordinator's last look may have closed the run.
-            self._tell(news)
+            self._on_rank_event(news)
         self._revocation.finish(CLEAN_UP_S)
         if not self._aside.finish(ASIDE_S) and self._containment.works(EXCLUSION):
             self._console.log("not all that is known of the nodes could be noted for later jobs in time")
@@ -269,17 +271,17 @@ class AgentLoop:
     # Defects of ftslurm itself
 
     def _on_defect(self, defect: Defect) -> None:
-        path = self._defects.write(defect, self._word.round)
+        path = self._defects.write(defect, self._record.round)
         if defect.part is None:
             self._log_defect(defect, "its workers are stopped and this node leaves", path)
             self._explain(defect.text)
-            self._do(self._machine.on_lost_ground(f"{BY_DEFECT}{defect.text}", EXIT_FAILED, self._moment()))
+            self._do(self._machine.on_evicted(f"{BY_DEFECT}{defect.text}", EXIT_FAILED, self._moment()))
             return
         self._log_defect(defect, f"{defect.part.meaning} ({defect.part.name}); the job goes on", path)
         for key in [key for key in self._selector.get_map().values() if key.data == defect.part]:
             self._selector.unregister(key.fd)
         if defect.part == HEALTH:
-            self._say_health()
+            self._publish_health()
         if defect.part == MONITOR:
             try:
                 # A torch timer that cannot write would end its rank.
@@ -287,27 +289,27 @@ class AgentLoop:
             except OSError:
                 pass
             # Others may wait for this node's stacks.
-            self._do(self._machine.on_shown(self._moment()))
+            self._do(self._machine.on_stacks_collected(self._moment()))
 
     def _break_off(self, error: Exception) -> None:
         """End, whatever state this agent is in: kill its workers, then say that this node has left and why."""
         defect = defect_of(None, error)
         self._exit = EXIT_FAILED
-        path = self._defects.write(defect, self._word.round)
+        path = self._defects.write(defect, self._record.round)
         self._log_defect(defect, "its workers are killed and this node leaves", path)
         self._explain(defect.text)
         end = time.monotonic() + BREAK_OFF_S
         while kill_descendants(os.getpid(), spared=self._workers.spared) and time.monotonic() < end:
             time.sleep(SWEEP_RETRY_S)
             self._workers.collect()
-        self._word = replace(self._word, status=LEFT, reason=f"{BY_DEFECT}{defect.text}")
-        self._courier.say(self._word)
+        self._record = replace(self._record, status=LEFT, reason=f"{BY_DEFECT}{defect.text}")
+        self._courier.publish(self._record)
 
     def _on_late_defect(self, defect: Defect) -> None:
-        self._log_defect(defect, LATE, self._defects.write(defect, self._word.round))
+        self._log_defect(defect, LATE, self._defects.write(defect, self._record.round))
 
     def _log_defect(self, defect: Defect, what_follows: str, path: str) -> None:
-        self._console.log(defect.told(what_follows, path))
+        self._console.log(defect.message(what_follows, path))
 
     # Waiting
 
@@ -323,23 +325,23 @@ class AgentLoop:
                 self._on_signal(self._signals.popleft())
         if "guardian" in sources:
             self._selector.unregister(self._settings.guardian)
-            self._do(self._machine.on_lost_ground("its guardian process was killed", EXIT_FAILED, self._moment()))
+            self._do(self._machine.on_evicted("its guardian process was killed", EXIT_FAILED, self._moment()))
             # No grace: the others are told at once that this node is gone, and its ranks may run elsewhere soon.
             self._workers.sweep()
         for source in sources:
             if isinstance(source, Worker):
                 self._selector.unregister(source.pidfd)
                 self._ready.append(source)
-        self._look_at_workers()
+        self._poll_workers()
         if STANDBY in sources:
-            self._look_at_standbys()
+            self._poll_standbys()
         if "courier" in sources:
             _drain(self._courier.wake_r)
-            while self._courier.news:
-                self._on_news(self._courier.news.popleft())
+            while self._courier.events:
+                self._on_event(self._courier.events.popleft())
         if (DOORBELL in sources or self._is_due(self._bell.deadline)) and self._bell.answer():
-            self._courier.rung()
-        self._look_at_health(HEALTH in sources)
+            self._courier.wake()
+        self._poll_health(HEALTH in sources)
         self._watch_ranks(MONITOR in sources)
         if self._sweeping:
             self._sweep_on()
@@ -383,32 +385,32 @@ class AgentLoop:
         return Moment(self._monotonic(), self._now_ns())
 
     def _watch_ranks(self, spoken_to: bool) -> None:
-        for happened in self._watch.turn(spoken_to, self._word):
-            if isinstance(happened, Told):
+        for happened in self._watch.turn(spoken_to, self._record):
+            if isinstance(happened, Message):
                 self._console.log(happened.text)
-            elif isinstance(happened, Hung):
+            elif isinstance(happened, HungRank):
                 number, step, since_s = happened.number, happened.step, happened.since_s
                 now = self._moment()
                 self._do(self._machine.on_hang(happened.local_rank, happened.what, number, step, now, since_s))
-            elif isinstance(happened, Shown):
-                self._do(self._machine.on_shown(self._moment()))
+            elif isinstance(happened, StacksCollected):
+                self._do(self._machine.on_stacks_collected(self._moment()))
             else:
-                self._word = replace(self._word, vitals=happened.vitals)
-                self._courier.mention(happened.vitals)
+                self._record = replace(self._record, vitals=happened.vitals)
+                self._courier.update_vitals(happened.vitals)
 
-    def _look_at_health(self, spoken_to: bool) -> None:
+    def _poll_health(self, spoken_to: bool) -> None:
         if not spoken_to and not self._is_due(self._health.deadline):
             return
-        for line in self._health.look():
+        for line in self._health.poll():
             self._console.log(line)
-        self._say_health()
+        self._publish_health()
 
-    def _say_health(self) -> None:
-        word = self._health.say(self._word)
-        if word != self._word:
-            self._word = word
-            self._courier.say(word)
-            self._aside.on_health(word)
+    def _publish_health(self) -> None:
+        record = self._health.with_health(self._record)
+        if record != self._record:
+            self._record = record
+            self._courier.publish(record)
+            self._aside.on_health(record)
 
     # What happened
 
@@ -420,42 +422,42 @@ class AgentLoop:
             self._console.log(f"{signal.Signals(number).name} from outside: stopping")
         self._do(self._machine.on_signal(number, self._moment()))
 
-    def _look_at_workers(self) -> None:
+    def _poll_workers(self) -> None:
         # One that a debugger holds stays here until SIGCHLD says that it can be collected.
         reaped = [worker for worker in self._ready if self._workers.reap(worker)]
         for worker in reaped:
             self._ready.remove(worker)
             self._watch.end(worker)
-        for ended in self._ends.take(reaped, self._word):
+        for ended in self._ends.take(reaped, self._record):
             self._on_worker_ended(ended)
 
-    def _on_worker_ended(self, ended: Ended) -> None:
-        self._do(self._machine.on_worker_ended(self._ends.told(ended, self._word), self._moment()))
+    def _on_worker_ended(self, ended: EndedWorker) -> None:
+        self._do(self._machine.on_worker_ended(self._ends.worker_end(ended, self._record), self._moment()))
         if ended.record is not None:
             stopped = self._machine.stopped(ended.worker.local_rank)
             self._journal.failed(ended.worker, ended.record, stopped)
 
-    def _on_news(self, news: object) -> None:
-        self._tell(news)
+    def _on_event(self, news: object) -> None:
+        self._on_rank_event(news)
         if isinstance(news, View) and news.state is not None:
             self._monitor.learn(news.state.learned)
             self._do(self._machine.on_state(news.state, self._moment()))
-        elif isinstance(news, Lost):
+        elif isinstance(news, Evicted):
             self._console.log(f"{news.reason}; this agent leaves")
-            self._do(self._machine.on_lost_ground(news.reason, EXIT_FAILED, self._moment()))
-        elif isinstance(news, Trouble):
+            self._do(self._machine.on_evicted(news.reason, EXIT_FAILED, self._moment()))
+        elif isinstance(news, StorageProblem):
             self._on_trouble(news.problem)
-        elif isinstance(news, Note):
+        elif isinstance(news, Notice):
             self._console.log(news.text)
         elif isinstance(news, Defect):
             self._on_defect(news)
         elif isinstance(news, tuple) and news[0] == SIZES:
-            self._watch.grown(news[1])
+            self._watch.on_log_sizes(news[1])
         elif isinstance(news, tuple) and isinstance(news[0], Failure):
             signature = news[1] if isinstance(news[1], str) else None
             self._do(self._machine.on_compared(news[0], signature, self._moment()))
         elif isinstance(news, tuple) and isinstance(news[0], RecordOf):
-            if ended := self._ends.found(*news):
+            if ended := self._ends.on_record(*news):
                 self._on_worker_ended(ended)
         elif isinstance(news, tuple):
             self._on_prepared(self._preparation.made(*news))
@@ -466,12 +468,12 @@ class AgentLoop:
         if prepared is not None:
             self._do(self._machine.on_prepared(prepared, self._moment()))
 
-    def _tell(self, news: object) -> None:
+    def _on_rank_event(self, news: object) -> None:
         """Tell the user what the coordinator has decided; only the coordinator does."""
         if isinstance(news, View) and news.state is not None:
             if news.coordinating:
                 self._aside.on_state(news.state)
-                for line in self._containment.call(NARRATION, NO_LINES, narrate, self._told, news.state):
+                for line in self._containment.call(MESSAGES, NO_LINES, messages, self._told, news.state):
                     self._console.log(line)
             self._health.on_state(news.state)
             self._told = news.state
@@ -498,24 +500,24 @@ class AgentLoop:
 
     def _do(self, actions: list[Action]) -> None:
         for action in actions:
-            if isinstance(action, Say):
-                self._say(action)
+            if isinstance(action, Publish):
+                self._publish(action)
             elif isinstance(action, Signal):
                 self._signal(action)
             elif isinstance(action, Spawn):
                 self._spawn(action.assignment)
-            elif isinstance(action, Show):
-                self._show(action.local_ranks)
+            elif isinstance(action, CollectStacks):
+                self._collect_stacks(action.local_ranks)
             elif isinstance(action, Compare):
                 self._compare(action.failure)
-            elif isinstance(action, Warm):
+            elif isinstance(action, StartStandbys):
                 self._warm(action.local_ranks)
             elif isinstance(action, Prepare):
                 self._prepare(action.assignment)
-            elif isinstance(action, Record):
+            elif isinstance(action, RecordRound):
                 survived = self._monitor.counts()
-                self._journal.round(action, self._workers.all, self._word, self._round_started_ns, survived)
-            elif isinstance(action, Sweep):
+                self._journal.round(action, self._workers.all, self._record, self._round_started_ns, survived)
+            elif isinstance(action, KillLeftovers):
                 self._preparation.drop()
                 self._drop_standbys()
                 self._sweeping = True
@@ -529,13 +531,15 @@ class AgentLoop:
             elif self._exit is None:
                 self._exit = action.code
 
-    def _say(self, said: Say) -> None:
-        if said.new_port:
+    def _publish(self, change: Publish) -> None:
+        if change.new_port:
             self._port.release()
             self._port = self._reserve()
-        vitals = self._monitor.vitals(said.round)
-        self._word = self._health.say(replace(spoken(self._word, said), port=self._port.number, vitals=vitals))
-        self._courier.say(self._word)
+        vitals = self._monitor.vitals(change.round)
+        self._record = self._health.with_health(
+            replace(changed_record(self._record, change), port=self._port.number, vitals=vitals)
+        )
+        self._courier.publish(self._record)
 
     def _running(self) -> list[int]:
         return [worker.pid for worker in self._workers.all if worker.ended_ns is None]
@@ -548,10 +552,10 @@ class AgentLoop:
             # Not for a hung rank alone: the others still have their grace.
             self._killed_at = self._monotonic()
 
-    def _show(self, local_ranks: tuple[int, ...]) -> None:
-        self._watch.show(self._word.round, local_ranks)
+    def _collect_stacks(self, local_ranks: tuple[int, ...]) -> None:
+        self._watch.collect_stacks(self._record.round, local_ranks)
         if not self._containment.works(MONITOR):
-            self._do(self._machine.on_shown(self._moment()))
+            self._do(self._machine.on_stacks_collected(self._moment()))
 
     def _compare(self, failure: Failure) -> None:
         path = next((one.stderr for one in self._workers.all if one.local_rank == failure.local_rank), None)
@@ -561,7 +565,7 @@ class AgentLoop:
             self._courier.send(lambda: signature_of(path), failure)
 
     def _prepare(self, assignment: Assignment) -> None:
-        if self._word.unfit is not None:
+        if self._record.unhealthy is not None:
             # As `ftslurm.rendezvous.common_failures` decides.
             self._console.log("health: this node takes part all the same: the same storage checks fail on all nodes")
         self._preparation.begin(assignment)
@@ -586,7 +590,7 @@ class AgentLoop:
                 directory = rank_directory(root, assignment.round, rank)
                 self._fs.makedirs(directory)
                 check_own_directory(directory, root)
-        self._fs.makedirs(os.path.dirname(self._run.round_node_file(assignment.round, self._word.node)))
+        self._fs.makedirs(os.path.dirname(self._run.round_node_file(assignment.round, self._record.node)))
         timer_file = self._monitor.timer_file
         if timer_file is not None and (problem := timer_file.serve()):
             self._console.log(problem)
@@ -618,9 +622,9 @@ class AgentLoop:
     def _warm(self, local_ranks: Sequence[int]) -> None:
         standbys = self._workers.standbys
         if standbys is None:
-            from ftslurm.agent.standby import News, Standbys
+            from ftslurm.agent.standby import StandbyEvents, Standbys
 
-            collect, slots = self._workers.collect, self._word.slots
+            collect, slots = self._workers.collect, self._record.slots
             standbys = self._workers.standbys = self._containment.hold(
                 STANDBY,
                 Standbys,
@@ -628,7 +632,7 @@ class AgentLoop:
                 slots,
                 collect,
                 self._monotonic,
-                answers={"all": (), "look": News},
+                answers={"all": (), "look": StandbyEvents},
                 passes=(OSError,),
                 close="drop_all",
             )
@@ -640,7 +644,7 @@ class AgentLoop:
                 self._console.log(f"spare: a standby worker cannot be started: {error.strerror or error}")
                 self._do(self._machine.on_standby_ended(local_rank, self._moment()))
 
-    def _look_at_standbys(self) -> None:
+    def _poll_standbys(self) -> None:
         assert self._workers.standbys is not None
         news = self._workers.standbys.look()
         for line in news.lines:
@@ -657,12 +661,12 @@ class AgentLoop:
             return
         self._sweeping = False
         self._killed_at = None
-        self._watch.over(self._word)
+        self._watch.over(self._record)
         self._build_locks.remove()
-        hang = self._word.hang
-        self._health.on_swept(self._word.failure or (hang.failure() if hang is not None else None))
-        round_ = self._word.round
-        self._containment.errand(LEFTOVERS, self._courier.send)(lambda: self._revocation.clean_up(round_))
+        hang = self._record.hang
+        self._health.on_swept(self._record.failure or (hang.failure() if hang is not None else None))
+        round_ = self._record.round
+        self._containment.contained_task(LEFTOVERS, self._courier.send)(lambda: self._revocation.clean_up(round_))
         self._do(self._machine.on_swept(self._moment()))
         self._console.forget()
         self._workers.clear()

@@ -13,19 +13,19 @@ from ftslurm import user_limits
 from ftslurm.agent.actions import (
     Action,
     Assignment,
+    CollectStacks,
     Compare,
     Exit,
+    KillLeftovers,
     Log,
     Moment,
     Prepare,
     Prepared,
-    Record,
-    Say,
-    Show,
+    Publish,
+    RecordRound,
     Signal,
     Spawn,
-    Sweep,
-    Warm,
+    StartStandbys,
     WorkerEnd,
 )
 from ftslurm.dataclasses import dataclass, field, replace
@@ -70,8 +70,8 @@ class _Round:
     first: Failure | None = None
     hung: dict[int, int] = field(default_factory=dict)
     hang: Hang | None = None
-    showing: bool = False
-    shown: bool = False
+    collecting_stacks: bool = False
+    stacks_collected: bool = False
     comparing: bool = False
     swept: bool = False
     stop_reason: str | None = None
@@ -138,7 +138,7 @@ class AgentMachine:
             return self._advance(now)
         if not self._is_current(state):
             return self._stop(self._why_over(state), now)
-        return self._show() if state.hang is not None else self._advance(now)
+        return self._collect_stacks() if state.hang is not None else self._advance(now)
 
     def on_prepared(self, prepared: Prepared, now: Moment) -> list[Action]:
         """A round was prepared here, or cannot be."""
@@ -153,7 +153,7 @@ class AgentMachine:
         self.phase = RUNNING
         self._round.alive = set(range(self._slots))
         # Said first: starting may fail, and what is said of that must be the last word.
-        return [*self._say(RUNNING), Spawn(self._round.assignment), self._record()]
+        return [*self._publish(RUNNING), Spawn(self._round.assignment), self._record()]
 
     def on_spawn_failed(self, local_rank: int, problem: str, now: Moment, errno: int | None = None) -> list[Action]:
         """A worker could not be started; `local_rank` and those after it do not exist.
@@ -180,12 +180,14 @@ class AgentMachine:
         elif end.failure is not None:
             actions += self._note_failure(current, end.failure)
             # While stacks are collected, a rank that gives up takes nobody along who has not shown his yet.
-            if self.phase == RUNNING and (not current.showing or current.shown or not current.alive):
+            if self.phase == RUNNING and (
+                not current.collecting_stacks or current.stacks_collected or not current.alive
+            ):
                 actions += self._stop(_of_rank(end.failure), now)
         if self.phase == STOPPING and not current.alive:
             return [*actions, *self._sweep()]
         if self.phase == RUNNING and not current.alive:
-            actions += [*self._say(SUCCEEDED), self._record()]
+            actions += [*self._publish(SUCCEEDED), self._record()]
         return actions
 
     def on_hang(
@@ -208,19 +210,23 @@ class AgentMachine:
         part = current.assignment
         rank = part.first_rank + local_rank
         since_ns = None if since_s is None else now.ns - round((now.s - since_s) * 1e9)
-        words = short(what, 500)
-        self._hang = current.hang = Hang(part.round, self.node, rank, local_rank, now.ns, words, step, since_ns)
+        records = short(what, 500)
+        self._hang = current.hang = Hang(part.round, self.node, rank, local_rank, now.ns, records, step, since_ns)
         self._deadline = now.s + HANG_S
-        return [*self._say(RUNNING), Log(f"round {part.round}: rank {rank} hangs: {short(what)}"), *self._show()]
+        return [
+            *self._publish(RUNNING),
+            Log(f"round {part.round}: rank {rank} hangs: {short(what)}"),
+            *self._collect_stacks(),
+        ]
 
-    def on_shown(self, now: Moment) -> list[Action]:
+    def on_stacks_collected(self, now: Moment) -> list[Action]:
         """The stacks of the workers are collected, as far as they can be."""
         current = self._round
-        if current is None or current.shown:
+        if current is None or current.stacks_collected:
             return []
-        current.shown = True
+        current.stacks_collected = True
         self._shown = current.assignment.round
-        actions = self._say(self._status)
+        actions = self._publish(self._status)
         if self.phase == RUNNING and current.failed:
             assert current.first is not None
             actions += self._stop(_of_rank(current.first), now)
@@ -250,7 +256,7 @@ class AgentMachine:
             self._failure = current.first = replace(failure, signature=signature)
         if self.phase == SWEEPING and current.swept:
             return self._finish_round(now)
-        return self._say(self._status) if signature is not None else []
+        return self._publish(self._status) if signature is not None else []
 
     def on_signal(self, number: int, now: Moment) -> list[Action]:
         """A signal from outside arrived at the agent."""
@@ -263,7 +269,7 @@ class AgentMachine:
             return self._kill() if self.phase == STOPPING and number == signal.SIGINT else []
         return self._leave(f"{name} from outside", name, 128 + number, now)
 
-    def on_lost_ground(self, reason: str, code: int, now: Moment) -> list[Action]:
+    def on_evicted(self, reason: str, code: int, now: Moment) -> list[Action]:
         """This agent may not go on (superseded, its guardian died, a refusal): stop everything and leave."""
         if self._leaving is not None:
             return []
@@ -284,7 +290,7 @@ class AgentMachine:
             return said
         self.phase = GONE
         self._deadline = None
-        return [*said, *self._say(LEFT), Exit(code)]
+        return [*said, *self._publish(LEFT), Exit(code)]
 
     def on_time(self, now: Moment) -> list[Action]:
         """Its deadline has passed."""
@@ -311,7 +317,7 @@ class AgentMachine:
         self._round = None
         self.phase = IDLE
         self._deadline = None
-        return [*actions, *self._say(READY, new_port=True), *self._advance(now)]
+        return [*actions, *self._publish(READY, new_port=True), *self._advance(now)]
 
     def _advance(self, now: Moment) -> list[Action]:
         state = self._state
@@ -333,7 +339,7 @@ class AgentMachine:
             return []
         self.phase = GONE
         self._deadline = None
-        return [*self._say(LEFT), Exit(code)]
+        return [*self._publish(LEFT), Exit(code)]
 
     def _take_part(self, state: State) -> list[Action]:
         part = state.participant(self.node, self._incarnation)
@@ -365,7 +371,7 @@ class AgentMachine:
     def _warm_up(self) -> list[Action]:
         cold, self._cold = self._cold, set()
         promising = tuple(sorted(rank for rank in cold if self._standby_chances[rank] > 0))
-        return [Warm(promising)] if promising else []
+        return [StartStandbys(promising)] if promising else []
 
     def _is_current(self, state: State) -> bool:
         current = self._round
@@ -401,18 +407,18 @@ class AgentMachine:
         what = f"rank {failure.rank} failed{step}" if failure.kind != UNREACHABLE else "cannot begin"
         current.comparing = failure.at_start and failure.signature is None
         return [
-            *self._say(FAILED),
+            *self._publish(FAILED),
             Log(f"round {failure.round}: {what}: {short(failure.message)}"),
             *([Compare(failure)] if current.comparing else []),
         ]
 
-    def _show(self) -> list[Action]:
+    def _collect_stacks(self) -> list[Action]:
         current = self._round
         assert current is not None
-        if current.showing:
+        if current.collecting_stacks:
             return []
-        current.showing = True
-        return [Show(tuple(sorted(current.alive)))]
+        current.collecting_stacks = True
+        return [CollectStacks(tuple(sorted(current.alive)))]
 
     def _fail_to_start(self, local_rank: int, problem: str, now: Moment, kind: str, blame: str | None) -> list[Action]:
         current = self._round
@@ -447,7 +453,7 @@ class AgentMachine:
         self.phase = STOPPING
         grace_s = self._grace_s if self._leaving is None else min(self._grace_s, self._kill_wait_s)
         self._deadline = now.s + grace_s
-        said = self._say(FAILED) if current.hang is not None else []
+        said = self._publish(FAILED) if current.hang is not None else []
         hung = {local_rank: number for local_rank, number in current.hung.items() if local_rank in current.alive}
         current.killed |= {local_rank for local_rank, number in hung.items() if number == signal.SIGKILL}
         # One that is stopped takes no signal but these two.
@@ -466,11 +472,11 @@ class AgentMachine:
         self.phase = SWEEPING
         self._deadline = None
         self._cold = set(self._standby_chances)
-        return [Sweep()]
+        return [KillLeftovers()]
 
     def _leave(self, reason: str, name: str | None, code: int, now: Moment) -> list[Action]:
         self._leaving = (reason, name, code)
-        said = self._say(self._status)
+        said = self._publish(self._status)
         if self.phase == RUNNING:
             return [*said, *self._stop(reason, now)]
         if self.phase == STOPPING and self._deadline is not None:
@@ -490,14 +496,14 @@ class AgentMachine:
         assert self._leaving is not None
         self.phase = GONE
         self._deadline = now.s + (FAREWELL_S if self._leaving[1] else 0.0)
-        return self._say(LEFT)
+        return self._publish(LEFT)
 
-    def _say(self, status: str, new_port: bool = False) -> list[Action]:
+    def _publish(self, status: str, new_port: bool = False) -> list[Action]:
         self._status = status
         reason, name = (self._leaving[0], self._leaving[1]) if self._leaving else (None, None)
-        return [Say(status, self._newest_round, self._failure, reason, name, self._hang, self._shown, new_port)]
+        return [Publish(status, self._newest_round, self._failure, reason, name, self._hang, self._shown, new_port)]
 
-    def _record(self, over: bool = False) -> Record:
+    def _record(self, over: bool = False) -> RecordRound:
         current = self._round
         assert current is not None
         outcome = RUNNING
@@ -507,7 +513,7 @@ class AgentMachine:
             outcome = SUCCEEDED
         elif over:
             outcome = STOPPED
-        return Record(
+        return RecordRound(
             current.assignment,
             outcome,
             current.stop_reason,

@@ -7,7 +7,7 @@ from ftslurm.rendezvous.state import CLOSED, FORMING, RUNNING, State
 from ftslurm.rendezvous.unreachable import wait_s
 
 
-def narrate(old: State | None, new: State) -> list[str]:
+def messages(old: State | None, new: State) -> list[str]:
     """Return the lines that `new` adds to what was told up to `old`."""
     lines: list[str] = []
     if old is not None and old.attempt == new.attempt and old.phase == RUNNING and new.phase != CLOSED:

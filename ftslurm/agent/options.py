@@ -50,8 +50,8 @@ class RunOptions:
     health_skip: tuple[str, ...]
     health_command: str | None
     health_paths: tuple[str, ...]
-    set_aside: int
-    set_aside_for_s: float
+    exclude_after: int
+    exclude_for_s: float
     exclude_dir: str | None
     drain: bool
     module: bool

@@ -14,7 +14,7 @@ import threading
 from collections import deque
 
 from ftslurm.dataclasses import dataclass
-from ftslurm.kernel import FileWatch
+from ftslurm.kernel import FileNotifier
 from ftslurm.terminal import print_error
 
 MAX_WAITING = 10_000
@@ -125,7 +125,7 @@ class _Follower:
         self._commands: deque[_Follow | threading.Event | None] = deque()
         self._follows: list[_Follow] = []
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._watch: FileWatch | None = None
+        self._watch: FileNotifier | None = None
         threading.Thread(target=self._work, name="follower", daemon=True).start()
 
     def send(self, command: _Follow | threading.Event | None) -> None:
@@ -220,7 +220,7 @@ class _Follower:
 
     def _start_watch(self) -> None:
         try:
-            self._watch = FileWatch()
+            self._watch = FileNotifier()
         except OSError:
             pass
 

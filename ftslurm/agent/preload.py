@@ -10,7 +10,7 @@ MODULES = ("ftslurm.failures.evidence", "ftslurm.report.host_resources")
 FOR_SPARES = ("ftslurm.agent.standby",)
 
 
-def load_ahead(spares: bool) -> None:
+def preload(spares: bool) -> None:
     """Import all of these modules, those for standby workers too where there may be some."""
     for name in MODULES + (FOR_SPARES if spares else ()):
         __import__(name)

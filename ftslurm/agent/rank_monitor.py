@@ -11,7 +11,7 @@ from ftslurm.monitor import heartbeat_page
 from ftslurm.monitor.pipe import Pipe
 from ftslurm.monitor.timeouts import Learned, Timeouts, effective, to_env
 from ftslurm.monitor.timer_file import TimerFile
-from ftslurm.monitor.watchdog import Expiry, Watch
+from ftslurm.monitor.watchdog import Expiry, Watchdog
 from ftslurm.rendezvous.node_record import RankVitals, Vitals
 
 ANCESTORS = 64
@@ -57,7 +57,7 @@ class RankMonitor:
         self.pipe = Pipe(os.path.join(directory, PIPE))
         self.timer_file = TimerFile(inherited, self.pipe.path)
         self._pipe_problem: str | None = None
-        self._watch = Watch(effective(asked, None), self._read_mark, self._owner)
+        self._watch = Watchdog(effective(asked, None), self._read_mark, self._owner)
         self._sizes: dict[int, int] = {}
         self._looking = False
         self._stuck = stuck
@@ -171,7 +171,7 @@ class RankMonitor:
     def _worker(self, local_rank: int) -> Worker | None:
         return next((worker for worker in self._workers.all if worker.local_rank == local_rank), None)
 
-    def _read_mark(self, local_rank: int) -> heartbeat_page.Mark | None:
+    def _read_mark(self, local_rank: int) -> heartbeat_page.HeartbeatPage | None:
         worker = self._worker(local_rank)
         return heartbeat_page.read(worker.record_dir) if worker is not None else None
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from ftslurm.agent.host_resources import Surroundings
+from ftslurm.agent.host_resources import HostResources
 from ftslurm.agent.journal import Journal
 from ftslurm.agent.rank_monitor import RankMonitor
 from ftslurm.agent.settings import AgentSettings
-from ftslurm.agent.stack_collection import Showing
+from ftslurm.agent.stack_collection import StackCollection
 from ftslurm.agent.workers import Worker
 from ftslurm.dataclasses import dataclass
 from ftslurm.monitor.watchdog import TIMER, Expiry
-from ftslurm.rendezvous.node_record import NodeWord, Vitals
+from ftslurm.rendezvous.node_record import NodeRecord, Vitals
 
 SIZES = "sizes"
 SIZES_EVERY_S, SIZES_SHARE = 0.1, 0.2
@@ -22,14 +22,14 @@ more often than every 0.1 s."""
 
 
 @dataclass(frozen=True)
-class Told:
+class Message:
     """Something that the user should know."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Hung:
+class HungRank:
     """A rank did not move in time; see `AgentMachine.on_hang`. ``since_s``: since when, a monotonic second."""
 
     local_rank: int
@@ -40,18 +40,18 @@ class Hung:
 
 
 @dataclass(frozen=True)
-class Shown:
+class StacksCollected:
     """The stacks that were asked for are collected."""
 
 
 @dataclass(frozen=True)
-class News:
+class VitalsChanged:
     """How the ranks get on."""
 
     vitals: Vitals
 
 
-Happening = Told | Hung | Shown | News
+RankEvent = Message | HungRank | StacksCollected | VitalsChanged
 
 
 class RankWatch:
@@ -74,7 +74,7 @@ class RankWatch:
         settings: AgentSettings,
         monitor: RankMonitor,
         journal: Journal,
-        surroundings: Surroundings,
+        surroundings: HostResources,
         send: Callable[[Callable[[], object], str], None],
         monotonic: Callable[[], float],
     ) -> None:
@@ -87,7 +87,7 @@ class RankWatch:
         self._workers: list[Worker] = []
         self._logs: dict[int, tuple[str, ...]] = {}
         self._hung: dict[int, str] = {}
-        self._showing: Showing | None = None
+        self._showing: StackCollection | None = None
         self._vitals_at: float | None = None
         sizes_s = max(SIZES_EVERY_S, SIZES_SHARE * (settings.timeouts.hang_s or math.inf))
         self._vitals_s = min(settings.vitals_s, sizes_s)
@@ -111,20 +111,20 @@ class RankWatch:
         """A worker has ended."""
         self._monitor.end(worker)
 
-    def show(self, round_: int, local_ranks: Sequence[int]) -> None:
+    def collect_stacks(self, round_: int, local_ranks: Sequence[int]) -> None:
         """Collect the stacks of those workers that are alive."""
         alive = [one for one in self._workers if one.local_rank in local_ranks and one.ended_ns is None]
-        self._showing = Showing(round_, alive, self._hung, self._monotonic)
+        self._showing = StackCollection(round_, alive, self._hung, self._monotonic)
 
     def forgive(self) -> None:
         """This process was suspended, and the ranks with it: nobody is late for what nobody could do."""
         self._monitor.forgive()
 
-    def grown(self, sizes: object) -> None:
+    def on_log_sizes(self, sizes: object) -> None:
         """Take the answer of an errand that was sent."""
         self._monitor.grown(sizes)
 
-    def turn(self, spoken_to: bool, word: NodeWord) -> Iterator[Happening]:
+    def turn(self, spoken_to: bool, record: NodeRecord) -> Iterator[RankEvent]:
         """Do what is due and give what happened; what is done about the one comes before the next.
 
         Args:
@@ -135,23 +135,23 @@ class RankWatch:
         due = self._monitor.deadline is not None and self._monitor.deadline <= now
         # What was written before now counts: the release of a timer that is due may still lie in the pipe.
         for text in self._monitor.hear() if spoken_to or due else ():
-            yield Told(text)
+            yield Message(text)
         expiries = self._monitor.due(now)
         # All of them first: the stacks that the first one asks for say whose time was over.
         self._hung.update((expiry.local_rank, expiry.what) for expiry in expiries if expiry.signal)
         for expiry in expiries:
             yield self._expired(expiry)
         if self._showing is not None and self._showing.poll():
-            self._journal.showed(self._showing, word)
-            yield Shown()
+            self._journal.showed(self._showing, record)
+            yield StacksCollected()
         if self._vitals_at is not None and self._monotonic() >= self._vitals_at:
-            yield from self._look_at_vitals(word)
+            yield from self._look_at_vitals(record)
 
-    def over(self, word: NodeWord) -> None:
+    def over(self, record: NodeRecord) -> None:
         """The round is over here, and nothing of it is left."""
         if self._showing is not None and not self._showing.done:
             self._showing.close()
-            self._journal.showed(self._showing, word)
+            self._journal.showed(self._showing, record)
         self._showing = None
         self._vitals_at = None
 
@@ -162,21 +162,21 @@ class RankWatch:
         self._hung.clear()
         self._logs.clear()
 
-    def _expired(self, expiry: Expiry) -> Happening:
+    def _expired(self, expiry: Expiry) -> RankEvent:
         if not expiry.signal:
             rank = next(one.rank for one in self._workers if one.local_rank == expiry.local_rank)
-            return Told(f"rank {rank}: {expiry.what}; it asks for no more than to be told")
+            return Message(f"rank {rank}: {expiry.what}; it asks for no more than to be told")
         number = expiry.signal if expiry.kind == TIMER else self._hang_signal
         step = self._monitor.step(expiry.local_rank)
-        return Hung(expiry.local_rank, expiry.what, number, step, expiry.since_s)
+        return HungRank(expiry.local_rank, expiry.what, number, step, expiry.since_s)
 
-    def _look_at_vitals(self, word: NodeWord) -> Iterator[Happening]:
+    def _look_at_vitals(self, record: NodeRecord) -> Iterator[RankEvent]:
         self._vitals_at = self._monotonic() + self._vitals_s
-        self._surroundings.look()
-        vitals = self._monitor.vitals(word.round)
+        self._surroundings.sample()
+        vitals = self._monitor.vitals(record.round)
         if vitals is not None:
-            yield News(vitals)
+            yield VitalsChanged(vitals)
         if self._monitor.wants_sizes():
             self._send(self._monitor.look_at_sizes(self._logs), SIZES)
         if problem := self._monitor.keep_pipe():
-            yield Told(problem)
+            yield Message(problem)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ftslurm.agent.actions import Record
+from ftslurm.agent.actions import RecordRound
 from ftslurm.agent.workers import Worker
 from ftslurm.dataclasses import asdict
 from ftslurm.failures.record_summary import in_table
-from ftslurm.monitor.heartbeat_page import Mark
+from ftslurm.monitor.heartbeat_page import HeartbeatPage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ SCHEMA, VERSION = "ftslurm/round-node", 1
 
 
 def round_record(
-    record: Record,
+    record: RecordRound,
     workers: Sequence[Worker],
-    marks: Mapping[int, Mark | None],
+    marks: Mapping[int, HeartbeatPage | None],
     who: Mapping[str, Any],
     started_ns: int,
     now_ns: int,
@@ -68,7 +68,7 @@ def brief(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in entry.items() if value is not None and value is not False and value != []}
 
 
-def _worker(record: Record, worker: Worker, page: Mark | None) -> dict[str, Any]:
+def _worker(record: RecordRound, worker: Worker, page: HeartbeatPage | None) -> dict[str, Any]:
     local_rank = worker.local_rank
     progress = page.progress if page is not None else None
     stop_signal = None

@@ -49,7 +49,7 @@ class _Awaited:
     unreachable: str | None = None
 
 
-class Preparation:
+class RoundSetup:
     """Prepares one round at a time: directories, the way to the master, and no commit of a past round left.
 
     Args:
@@ -70,7 +70,7 @@ class Preparation:
         bring: Callable[[StepDone], None],
         monotonic: Callable[[], float],
         patience_s: float,
-        reach: Callable[[Master], str | None] | None,
+        probe_all: Callable[[Master], str | None] | None,
         tell: Callable[[str], None] | None = None,
     ) -> None:
         self._make = make
@@ -78,7 +78,7 @@ class Preparation:
         self._bring = bring
         self._monotonic = monotonic
         self._patience_s = patience_s
-        self._reach = reach
+        self._reach = probe_all
         self._tell = tell
         self._awaited: _Awaited | None = None
         self._make_at: float | None = None
@@ -163,9 +163,9 @@ class Preparation:
         self.drop()
         return Prepared(awaited.assignment.round, problem, unreachable=awaited.problem is None and problem is not None)
 
-    def _try(self, assignment: Assignment, reach: Callable[[Master], str | None]) -> None:
+    def _try(self, assignment: Assignment, probe_all: Callable[[Master], str | None]) -> None:
         try:
-            problem = reach(assignment.master)
+            problem = probe_all(assignment.master)
         except Exception:
             # What cannot be tried is no proof of anything.
             problem = None
@@ -178,7 +178,7 @@ def _name(master: Master) -> str:
 
 def reach_master(master: Master) -> str | None:
     """Try to connect to the round's master; return what is wrong, None if it can be reached."""
-    from ftslurm.health.tcp_probe import SILENT, reach
+    from ftslurm.health.tcp_probe import SILENT, probe_all
 
     try:
         found = _addresses(master)
@@ -187,7 +187,7 @@ def reach_master(master: Master) -> str | None:
     # An address that is good on one link alone cannot be tried as a number.
     targets = [(address, master.port) for address in found if "%" not in address]
     # As for a rank, which tries all of a name's addresses in turn.
-    came = reach(targets, REACH_S, one_is_enough=True)
+    came = probe_all(targets, REACH_S, one_is_enough=True)
     if not came or any(one.there for one in came):
         return None
     if all(one.outcome == SILENT for one in came):

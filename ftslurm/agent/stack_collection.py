@@ -9,7 +9,7 @@ from ftslurm.kernel import descendants
 from ftslurm.monitor.stacks import Collector, Target, encode
 
 
-class Showing:
+class StackCollection:
     """Collects the stacks of some workers, once.
 
     Args:

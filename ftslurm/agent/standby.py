@@ -41,7 +41,7 @@ class Standby:
 
 
 @dataclass
-class News:
+class StandbyEvents:
     """What there is to be told: lines for the user, and the local ranks whose standby has ended."""
 
     lines: list[str] = field(default_factory=list)
@@ -93,9 +93,9 @@ class Standbys:
         self._poll.register(pidfd, select.EPOLLIN)
         self._poll.register(ours, select.EPOLLIN)
 
-    def look(self) -> News:
+    def look(self) -> StandbyEvents:
         """Take what they have to say, and note which have ended."""
-        news = News()
+        news = StandbyEvents()
         for standby in list(self.all):
             before = standby.ready
             self._hear(standby, news)
@@ -133,7 +133,7 @@ class Standbys:
         for standby in list(self.all):
             self._drop(standby)
 
-    def _hear(self, standby: Standby, news: News) -> None:
+    def _hear(self, standby: Standby, news: StandbyEvents) -> None:
         try:
             data = standby.channel.recv(CHUNK)
         except OSError:
@@ -151,7 +151,7 @@ class Standbys:
             else:
                 self._tell(news, f"spare: standby workers go on without a module: {text}")
 
-    def _tell(self, news: News, line: str) -> None:
+    def _tell(self, news: StandbyEvents, line: str) -> None:
         # All slots say the same.
         if line not in self._told:
             self._told.add(line)

@@ -10,8 +10,8 @@ from ftslurm.agent.journal import Journal, is_own
 from ftslurm.agent.workers import Worker
 from ftslurm.dataclasses import dataclass
 from ftslurm.failures.record import Record, summary
-from ftslurm.failures.retryability import outlook
-from ftslurm.rendezvous.node_record import NodeWord
+from ftslurm.failures.retryability import retryability
+from ftslurm.rendezvous.node_record import NodeRecord
 from ftslurm.rendezvous.state import Failure
 
 TYPE_CHECKING = False
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 ELSEWHERE_S = 1.0
 """So long, in seconds, the end of a worker that has left no record on its node waits for one in the run directory."""
-TOLD_TO_END = ("SIGTERM", "SIGKILL")
+ENDED_BY_US = ("SIGTERM", "SIGKILL")
 """A worker that ends by these has not failed by an exception of its own."""
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedWorker:
     """A worker that has ended, and its error record; None: it ended well, or there is no telling."""
 
     worker: Worker
@@ -39,7 +39,7 @@ class RecordOf:
     pid: int
 
 
-class Ends:
+class WorkerExits:
     """Finds the records of workers that have ended.
 
     Args:
@@ -58,16 +58,16 @@ class Ends:
     ) -> None:
         self._journal = journal
         self._containment = containment
-        self._send = containment.errand(RECORDS, send)
+        self._send = containment.contained_task(RECORDS, send)
         self._monotonic = monotonic
-        self._awaited: dict[int, tuple[Ended, float]] = {}
+        self._awaited: dict[int, tuple[EndedWorker, float]] = {}
 
     @property
     def deadline(self) -> float | None:
         """The monotonic second at which `on_time` wants to be called."""
         return min((until_s for _, until_s in self._awaited.values()), default=None)
 
-    def take(self, workers: Iterable[Worker], word: NodeWord) -> list[Ended]:
+    def take(self, workers: Iterable[Worker], node_record: NodeRecord) -> list[EndedWorker]:
         """Return those of these workers, all just ended, of which all is known; the others come by `found`.
 
         Of several, the one that failed first is the first: its peers ended because of it.
@@ -75,37 +75,37 @@ class Ends:
         Args:
             word: this node's, for the records.
         """
-        ended = [Ended(worker, self._journal.error_record(worker, word)) for worker in workers]
+        ended = [EndedWorker(worker, self._journal.error_record(worker, node_record)) for worker in workers]
         return [one for one in sorted(ended, key=_failed_ns) if not self._look_elsewhere(one)]
 
-    def found(self, answer: RecordOf, record: object) -> Ended | None:
+    def on_record(self, answer: RecordOf, record: object) -> EndedWorker | None:
         """Take what came of a look into the run directory; return the worker that waited for it."""
         waiting = self._awaited.pop(answer.pid, None)
         if waiting is None:
             return None
-        return Ended(waiting[0].worker, record) if isinstance(record, dict) else waiting[0]
+        return EndedWorker(waiting[0].worker, record) if isinstance(record, dict) else waiting[0]
 
-    def on_time(self) -> list[Ended]:
+    def on_time(self) -> list[EndedWorker]:
         """Return the workers that have waited for long enough."""
         now = self._monotonic()
         late = [pid for pid, (_, until_s) in self._awaited.items() if until_s <= now]
         return [self._awaited.pop(pid)[0] for pid in late]
 
-    def told(self, ended: Ended, word: NodeWord) -> WorkerEnd:
+    def worker_end(self, ended: EndedWorker, node_record: NodeRecord) -> WorkerEnd:
         """Return what the machine is told of it."""
         worker, record = ended.worker, ended.record
         assert worker.ended_ns is not None
         failure = None
         if worker.exit_code != 0:
             failure = self._containment.call(ANALYSIS, None, _failure_of, worker, record)
-            failure = failure or _bare_failure(worker, word)
+            failure = failure or _bare_failure(worker, node_record)
         recorded_ns = record["ftslurm"].get("recorded_ns") if record is not None else None
         return WorkerEnd(worker.local_rank, worker.exit_code, worker.signal, worker.ended_ns, recorded_ns, failure)
 
-    def _look_elsewhere(self, ended: Ended) -> bool:
+    def _look_elsewhere(self, ended: EndedWorker) -> bool:
         """Look for the worker's own record in the run directory: its node may have had no room for it."""
         worker, record = ended.worker, ended.record
-        if record is None or is_own(record) or worker.signal in TOLD_TO_END:
+        if record is None or is_own(record) or worker.signal in ENDED_BY_US:
             return False
         look: Callable[[], object] | None = self._journal.elsewhere(worker, record)
         if look is None:
@@ -115,7 +115,7 @@ class Ends:
         return True
 
 
-def _failed_ns(ended: Ended) -> int:
+def _failed_ns(ended: EndedWorker) -> int:
     assert ended.worker.ended_ns is not None
     recorded_ns = ended.record["ftslurm"].get("recorded_ns") if ended.record is not None else None
     return recorded_ns if isinstance(recorded_ns, int) else ended.worker.ended_ns
@@ -124,14 +124,14 @@ def _failed_ns(ended: Ended) -> int:
 def _failure_of(worker: Worker, record: dict[str, Any] | None) -> Failure | None:
     if record is None or worker.ended_ns is None:
         return None
-    return Failure(**summary(record), **outlook(record, (worker.ended_ns - worker.started_ns) / 1e9))
+    return Failure(**summary(record), **retryability(record, (worker.ended_ns - worker.started_ns) / 1e9))
 
 
-def _bare_failure(worker: Worker, word: NodeWord) -> Failure:
+def _bare_failure(worker: Worker, node_record: NodeRecord) -> Failure:
     """Return the short form of a failure of which only the end of the process is known."""
     assert worker.ended_ns is not None
     kind, text = "exit", f"exit code {worker.exit_code}"
     if worker.signal is not None:
         kind, text = "signal", f"killed by {worker.signal}"
-    where = (word.round, word.node, worker.rank, worker.local_rank, worker.ended_ns)
+    where = (node_record.round, node_record.node, worker.rank, worker.local_rank, worker.ended_ns)
     return Failure(*where, kind, worker.exit_code, worker.signal, text, None)

@@ -151,7 +151,9 @@ def _settle(fs: FileSystem, plan: str, nodes: Sequence[str]) -> None:
             tell(fs, plan, nodes=nodes)
 
 
-def gate(fs: FileSystem, session: Session, nodes: Sequence[str], step: str, wait_s: float, post: bool = True) -> None:
+def pass_barrier(
+    fs: FileSystem, session: Session, nodes: Sequence[str], step: str, wait_s: float, post: bool = True
+) -> None:
     """Wait until all are at `step`, at most `wait_s` seconds; only the first node looks at all, the others at it.
 
     Args:

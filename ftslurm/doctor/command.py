@@ -32,7 +32,7 @@ class Interrupted(BaseException):
 
 
 @dataclass(frozen=True)
-class Stand:
+class NodeContext:
     """Which node this is, among which, and a name for this run that they share.
 
     Attributes:
@@ -54,16 +54,16 @@ def main(argv: Sequence[str]) -> int:
     try:
         if options.local_nodes:
             return _local_nodes(options)
-        stand = stand_of(os.environ, socket.gethostname(), f"local-{os.getpid()}-{os.urandom(3).hex()}")
+        stand = node_context(os.environ, socket.gethostname(), f"local-{os.getpid()}-{os.urandom(3).hex()}")
     except UsageError as error:
         print_error(f"ftslurm doctor: {error}")
         return USAGE
     return FINE if stand is None else _on_node(options, stand)
 
 
-def stand_of(
+def node_context(
     environ: Mapping[str, str], hostname: str, unique: str, command: str = "ftslurm doctor DIR"
-) -> Stand | None:
+) -> NodeContext | None:
     """Find this node's stand in Slurm's step, or alone; None for a node's second and later tasks: one is enough.
 
     Args:
@@ -86,11 +86,11 @@ def stand_of(
     if job is None or not job.in_step:
         others = len(job.node_list) if job else 1
         note = f"only this node is looked at; for all {others}: srun --ntasks-per-node=1 {command}"
-        return Stand(node, (node,), unique, note if others > 1 else "")
+        return NodeContext(node, (node,), unique, note if others > 1 else "")
     if job.localid:
         return None
     expected = job.node_list or (node,)
-    return Stand(node, expected if node in expected else (node,), f"{job.attempt}.{job.step_id}")
+    return NodeContext(node, expected if node in expected else (node,), f"{job.attempt}.{job.step_id}")
 
 
 def directory_of(chosen: str | None, environ: Mapping[str, str], cwd: str, is_dir: Callable[[str], bool]) -> str:
@@ -169,7 +169,7 @@ def _local_nodes(options: argparse.Namespace) -> int:
             code = WRONG
             try:
                 os.setpgid(0, 0)
-                code = _on_node(options, Stand(name, names, session))
+                code = _on_node(options, NodeContext(name, names, session))
                 sys.stdout.flush()
             finally:
                 os._exit(code)
@@ -200,7 +200,7 @@ class interruptible:
         raise Interrupted(number)
 
 
-def _on_node(options: argparse.Namespace, stand: Stand) -> int:
+def _on_node(options: argparse.Namespace, stand: NodeContext) -> int:
     from ftslurm import __version__
     from ftslurm.doctor.barrier import Session
     from ftslurm.doctor.node import Task, clean_up, examine
@@ -264,7 +264,9 @@ def _own_word(exam: Examination) -> int:
     return WRONG
 
 
-def _print(options: argparse.Namespace, stand: Stand, diagnosis: Diagnosis, took_s: float, stays: str | None) -> int:
+def _print(
+    options: argparse.Namespace, stand: NodeContext, diagnosis: Diagnosis, took_s: float, stays: str | None
+) -> int:
     from ftslurm.doctor.table import render, to_json
     from ftslurm.terminal import show
 

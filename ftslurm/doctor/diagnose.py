@@ -54,7 +54,7 @@ def diagnose(
         versions: node to its ftslurm.
         wait_s: how long the nodes waited for each other.
     """
-    places = facts(mount.Place, results, "place")
+    places = facts(mount.MountView, results, "place")
     races = {
         node: [exclusive_link.Race(**race) for race in r["names"]["races"]]
         for node, r in results.items()

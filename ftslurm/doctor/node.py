@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ftslurm.dataclasses import dataclass, field
-from ftslurm.doctor.barrier import Session, arrive, collect, gate, hand_in, make, unlisted, versions
+from ftslurm.doctor.barrier import Session, arrive, collect, hand_in, make, pass_barrier, unlisted, versions
 from ftslurm.doctor.findings import Json
 from ftslurm.doctor.probes import atomic_rename, clock, exclusive_link, lock, mount, rate, resolve, visibility
-from ftslurm.doctor.timed_filesystem import Outcome, WatchedFileSystem, Work, run_all
+from ftslurm.doctor.timed_filesystem import Outcome, TimedFileSystem, Work, run_all
 from ftslurm.sharedfs.ownership import check_own_directory
 from ftslurm.sharedfs.publish import publish
 
@@ -80,7 +80,7 @@ def examine(task: Task) -> Examination:
     """Do all probes on this node and hand the result in for the first node."""
     session = task.session
     exam = Examination(task)
-    (seen_place,) = exam.run("place", [lambda fs: mount.look(fs, task.directory, session.root)], 3 * CALL_LIMIT_S)
+    (seen_place,) = exam.run("place", [lambda fs: mount.read_mount(fs, task.directory, session.root)], 3 * CALL_LIMIT_S)
     exam.result["place"] = seen_place.value
     if seen_place.value is None or seen_place.value.get("problem") or seen_place.value["kind"] != "directory":
         return exam
@@ -104,7 +104,7 @@ def gather(exam: Examination) -> tuple[dict[str, Json], dict[str, str]]:
         return own, {}
     wait_s = 2 * CALL_LIMIT_S + SLACK_S
 
-    def work(fs: WatchedFileSystem) -> Json:
+    def work(fs: TimedFileSystem) -> Json:
         results = collect(fs, session, nodes, wait_s)
         return {"results": results, "versions": versions(fs, session, nodes), "unlisted": unlisted(fs, session)}
 
@@ -124,7 +124,7 @@ def clean_up(session: Session, others: bool = False) -> str | None:
         others: other nodes may still be using it: take back this node's word, and remove what is empty then.
     """
 
-    def work(fs: WatchedFileSystem) -> bool:
+    def work(fs: TimedFileSystem) -> bool:
         import os
         import shutil
         import time
@@ -155,12 +155,12 @@ def _limit(seconds: float, gates: int = 1) -> float:
     return gates * (CALL_LIMIT_S + SLACK_S + 1) + seconds + CALL_LIMIT_S + SLACK_S
 
 
-def _pass(exam: Examination, fs: WatchedFileSystem, step: str, post: bool = True) -> None:
-    gate(fs, exam.task.session, exam.nodes, step, CALL_LIMIT_S + SLACK_S, post)
+def _pass(exam: Examination, fs: TimedFileSystem, step: str, post: bool = True) -> None:
+    pass_barrier(fs, exam.task.session, exam.nodes, step, CALL_LIMIT_S + SLACK_S, post)
 
 
-def _gated(exam: Examination, step: str, post: bool, action: Callable[[WatchedFileSystem], Any]) -> Work:
-    def work(fs: WatchedFileSystem) -> Any:
+def _gated(exam: Examination, step: str, post: bool, action: Callable[[TimedFileSystem], Any]) -> Work:
+    def work(fs: TimedFileSystem) -> Any:
         _pass(exam, fs, step, post)
         return action(fs)
 
@@ -191,7 +191,7 @@ def _names(exam: Examination) -> None:
     count = 4 if len(exam.nodes) == 1 else 2 if len(exam.nodes) <= 64 else 1
 
     def work(index: int) -> Work:
-        def race(fs: WatchedFileSystem) -> Json:
+        def race(fs: TimedFileSystem) -> Json:
             make(fs, directory)
             _pass(exam, fs, "names", post=index == 0)
             return exclusive_link.race(fs, directory, seconds)
@@ -207,7 +207,7 @@ def _whole(exam: Examination) -> None:
     directory, seconds = exam.task.session.path("whole"), exam.task.seconds * SHARES["whole"]
     before, own, _ = _neighbours(exam)
 
-    def write(fs: WatchedFileSystem) -> Json:
+    def write(fs: TimedFileSystem) -> Json:
         make(fs, directory)
         publish(fs, f"{directory}/{own}", atomic_rename.content(0))
         _pass(exam, fs, "whole")
@@ -223,7 +223,7 @@ def _lock(exam: Examination) -> None:
     directory = exam.task.session.path("lock")
     before, own, _ = _neighbours(exam)
 
-    def hold(fs: WatchedFileSystem) -> Json:
+    def hold(fs: TimedFileSystem) -> Json:
         make(fs, directory)
         _pass(exam, fs, "lock")
         return lock.hold(fs, directory, own)
@@ -237,13 +237,13 @@ def _seen(exam: Examination) -> None:
     root, seconds = exam.task.session.path("seen"), exam.task.seconds * SHARES["seen"]
     before, own, after = _neighbours(exam)
 
-    def ask(fs: WatchedFileSystem) -> Json:
+    def ask(fs: TimedFileSystem) -> Json:
         visibility.prepare(fs, f"{root}/{own}")
         _pass(exam, fs, "seen")
         _pass(exam, fs, "seen-looked", post=False)
         return visibility.ask(fs, f"{root}/{own}", after, seconds)
 
-    def stat(fs: WatchedFileSystem) -> Json:
+    def stat(fs: TimedFileSystem) -> Json:
         _pass(exam, fs, "seen", post=False)
         size = visibility.first_stat(fs, f"{root}/{before}")
         _pass(exam, fs, "seen-looked")
@@ -258,7 +258,7 @@ def _rate(exam: Examination) -> None:
     directory, seconds = exam.task.session.path("rate"), exam.task.seconds * SHARES["rate"]
     node = exam.task.session.node
 
-    def work(fs: WatchedFileSystem) -> Json:
+    def work(fs: TimedFileSystem) -> Json:
         make(fs, directory)
         _pass(exam, fs, "rate")
         return rate.measure(fs, directory, node, seconds)

@@ -46,7 +46,7 @@ class CallSlot:
         return (time.monotonic_ns() - began_ns) / 1e9, text.decode("utf-8", "replace")
 
 
-class WatchedFileSystem(PosixFileSystem):
+class TimedFileSystem(PosixFileSystem):
     """The real filesystem; every operation is announced in the slot, and the slowest one is remembered.
 
     Other users' files are refused.
@@ -102,7 +102,7 @@ class WatchedFileSystem(PosixFileSystem):
         self.during(f"mkdir {path}", lambda: PosixFileSystem.makedirs(self, path))
 
 
-Work = Callable[[WatchedFileSystem], Any]
+Work = Callable[[TimedFileSystem], Any]
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ def _work(work: Work, slot: CallSlot, write: int) -> None:
         os.setpgid(0, 0)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
-        fs = WatchedFileSystem(slot)
+        fs = TimedFileSystem(slot)
         value, problem = None, None
         try:
             value = work(fs)

@@ -20,7 +20,7 @@ _THROWN = (
 )
 
 
-def last_words(tail: str) -> str:
+def abort_message(tail: str) -> str:
     """Return why the process was aborted, as its runtime said last: ``std::runtime_error: boom``; empty if it did not.
 
     Args:
@@ -41,4 +41,4 @@ def _cut(text: str) -> str:
     return text if len(text) <= LIMIT else f"{text[: LIMIT - 3]}..."
 
 
-__all__ = ["last_words"]
+__all__ = ["abort_message"]

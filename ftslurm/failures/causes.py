@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ftslurm.failures.abort_message import last_words
+from ftslurm.failures.abort_message import abort_message
 from ftslurm.failures.catalogue import CASCADE, OTHER_NODE, POINTLESS, PRIMARY, RESTARTS, ROWS, SAME_NODE, Cause
-from ftslurm.failures.evidence import CONTEXT, MEMBER, Evidence, OomKills, Space, Surroundings
+from ftslurm.failures.evidence import CONTEXT, MEMBER, Evidence, OomKills, Space
 from ftslurm.failures.reason import is_code
 
 __all__ = ["CASCADE", "OTHER_NODE", "POINTLESS", "PRIMARY", "RESTARTS", "ROWS", "SAME_NODE", "Cause", "Evidence"]
-__all__ += ["OomKills", "Space", "Surroundings", "classify", "describe", "find"]
+__all__ += ["OomKills", "Space", "HostResources", "classify", "describe", "find"]
 
 _SUB_EXCEPTIONS = re.compile(r" \(\d+ sub-exceptions?\)$")
 _INNER_LIMIT = 200  # characters of the exception behind another one
@@ -123,7 +123,7 @@ def _describe(evidence: Evidence, cause: Cause) -> str:
     if evidence.kind == "signal":
         name = evidence.signal or "a signal"
         text = cause.title if name in cause.title else f"{cause.title} ({name})"
-        words = last_words(evidence.tail) if cause.name == "abort" else ""
+        words = abort_message(evidence.tail) if cause.name == "abort" else ""
         return f"{text}: {words}" if words else text
     if evidence.kind != "exit":
         return evidence.message or cause.title

@@ -66,7 +66,7 @@ class OomKills:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class HostResources:
     """What the agent saw around a worker that failed.
 
     Attributes:
@@ -142,7 +142,7 @@ class Evidence:
     inner: tuple[tuple[str, Evidence], ...] = ()
     life_s: float | None = None
     core_dumped: bool = False
-    surroundings: Surroundings | None = None
+    host_resources: HostResources | None = None
     scheduler: str = ""
     health: str = ""
     sections: tuple[tuple[str, float], ...] = ()
@@ -157,7 +157,7 @@ class Evidence:
     @property
     def oom_kills(self) -> int:
         """OOM kills in its cgroup shortly before its end; 0 where nobody could count."""
-        oom = self.surroundings.oom if self.surroundings else None
+        oom = self.host_resources.oom if self.host_resources else None
         return oom.recent if oom else 0
 
     @property
@@ -165,17 +165,17 @@ class Evidence:
         """Whose memory ran out where the kernel killed for that: LIMIT, HOST, UNKNOWN; empty: nobody counted a kill."""
         if not self.oom_kills and self.scheduler != "OUT_OF_MEMORY":
             return ""
-        return (self.surroundings.ran_out if self.surroundings and self.oom_kills else None) or UNKNOWN
+        return (self.host_resources.ran_out if self.host_resources and self.oom_kills else None) or UNKNOWN
 
     @property
     def own_limit(self) -> int | None:
         """The limit of its own address space or data, in bytes."""
-        return self.surroundings.own_limit if self.surroundings else None
+        return self.host_resources.own_limit if self.host_resources else None
 
     @property
     def shm_full(self) -> bool:
         """Whether /dev/shm was seen to be full."""
-        shm = self.surroundings.shm if self.surroundings else None
+        shm = self.host_resources.shm if self.host_resources else None
         return shm is not None and shm.full
 
     @cached_property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ftslurm.failures.causes import CASCADE, Cause, Evidence, OomKills, Space, Surroundings
+from ftslurm.failures.causes import CASCADE, Cause, Evidence, HostResources, OomKills, Space
 from ftslurm.failures.evidence import CAUSE, CONTEXT
 
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE")
@@ -29,7 +29,7 @@ def lines(evidence: Evidence, cause: Cause, found: Evidence) -> list[str]:
         said.append(f"scheduler: state {evidence.scheduler}")
     if cause.role == CASCADE:
         return said
-    around = evidence.surroundings
+    around = evidence.host_resources
     if around is not None:
         said += _around(evidence, cause, around)
     elif cause.name in ("sigkill", "shell-killed"):
@@ -61,7 +61,7 @@ def _link(how: str, inner: Evidence) -> str:
     return f"{_HOW.get(how, 'in its group')} {inner.exception}{f': {text}' if text else ''}"
 
 
-def _around(evidence: Evidence, cause: Cause, around: Surroundings) -> list[str]:
+def _around(evidence: Evidence, cause: Cause, around: HostResources) -> list[str]:
     said: list[str] = []
     if cause.name in _MEMORY_ROWS:
         said += _memory(evidence, around)
@@ -71,7 +71,7 @@ def _around(evidence: Evidence, cause: Cause, around: Surroundings) -> list[str]
     return said + [f"not known: {text}" for text in around.unread if cause.name in _MEMORY_ROWS + _SPACE_ROWS]
 
 
-def _memory(evidence: Evidence, around: Surroundings) -> list[str]:
+def _memory(evidence: Evidence, around: HostResources) -> list[str]:
     said: list[str] = []
     oom = around.oom
     if oom is None:
@@ -115,7 +115,7 @@ def _space(space: Space) -> str:
     return text
 
 
-def _core(evidence: Evidence, around: Surroundings) -> list[str]:
+def _core(evidence: Evidence, around: HostResources) -> list[str]:
     if evidence.core_dumped:
         return [f"core: dumped to {around.core_pattern}" if around.core_pattern else "core: dumped"]
     if around.core_limit == 0:

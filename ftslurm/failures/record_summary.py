@@ -32,7 +32,7 @@ COMMON, OWN = ("kind", "type", "module", "where", "like"), ("message", "step", "
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3|^<frozen|/ftslurm/(worker|boot/)")
 
 
-def short(record: Mapping[str, Any]) -> dict[str, Any]:
+def record_summary(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the short form of a completed error record.
 
     Returns:
@@ -134,7 +134,7 @@ def _raised(exception: Mapping[str, Any], *, alike: bool) -> list[Any]:
 def _proofs(ours: Mapping[str, Any]) -> list[object]:
     """What else causes look at: for whose memory the kernel killed, whether it has a limit, if /dev/shm was full."""
     from ftslurm.failures.evidence import Evidence
-    from ftslurm.report.host_resources import surroundings_from
+    from ftslurm.report.host_resources import host_resources_from
 
-    seen = Evidence("", surroundings=surroundings_from(ours))
+    seen = Evidence("", host_resources=host_resources_from(ours))
     return [seen.killed_for, seen.own_limit is not None, seen.shm_full]

@@ -49,7 +49,7 @@ _UNREACHABLE = re.compile(r"Connect(ion)?\w*Error|BrokenPipe|Timeout|MaxRetry|UR
 """Types of exceptions by which something outside of the program did not answer: it may the next time."""
 
 
-def outlook(record: Mapping[str, Any], life_s: float) -> dict[str, Any]:
+def retryability(record: Mapping[str, Any], life_s: float) -> dict[str, Any]:
     """Return the part of a failure's short form that says what a restart would bring.
 
     Args:

@@ -18,7 +18,7 @@ from ftslurm.dataclasses import replace
 from ftslurm.health.catalog import all_checks, chosen
 from ftslurm.health.check import CONFIRM, SETS, Check, Context
 from ftslurm.health.children import send
-from ftslurm.health.result import Looked, encode
+from ftslurm.health.result import RunResult, encode
 from ftslurm.health.run import longest_s, run, run_unhurried
 from ftslurm.health.verdict import FAIL, Json
 from ftslurm.kernel import become_subreaper, descendants, die_with_parent, kill_descendants
@@ -30,11 +30,11 @@ SLOW_S = 5.0
 
 def main() -> int:
     """Look once."""
-    look(json.load(sys.stdin), 1)
+    run_set(json.load(sys.stdin), 1)
     return 0
 
 
-def look(request: Json, out: int) -> None:
+def run_set(request: Json, out: int) -> None:
     """Look once, and answer by `out`."""
     # Killed with its agent: this is no orphan that could live on.
     die_with_parent()
@@ -76,7 +76,7 @@ def leave_nothing() -> tuple[int, ...]:
         time.sleep(0.005)
 
 
-def facts_to_keep(checks: Sequence[Check], before: Mapping[str, Json], looked: Looked) -> dict[str, Json]:
+def facts_to_keep(checks: Sequence[Check], before: Mapping[str, Json], looked: RunResult) -> dict[str, Json]:
     """Return the facts that the next look is compared with: the new ones, but for what `Check.lasting` keeps."""
     lasting = {check.name for check in checks if check.lasting}
     kept = dict(before)

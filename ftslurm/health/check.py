@@ -24,7 +24,7 @@ class Absent(Exception):
 
 
 @dataclass(frozen=True)
-class Place:
+class CheckedPath:
     """A path that the job uses: `what` it is for ("run directory", "checkpoints", "data", "/tmp")."""
 
     path: str
@@ -62,7 +62,7 @@ class Context:
     node: str
     environ: Mapping[str, str] = field(default_factory=dict)
     root: str = ""
-    paths: tuple[Place, ...] = ()
+    paths: tuple[CheckedPath, ...] = ()
     commands: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     busy: bool = False
@@ -80,7 +80,7 @@ class Context:
     def of_json(fields: Mapping[str, Any]) -> Context:
         """Read it back."""
         lists = {name: tuple(fields[name]) for name in ("commands", "skip")}
-        paths = tuple(Place(**place) for place in fields["paths"])
+        paths = tuple(CheckedPath(**place) for place in fields["paths"])
         peers = tuple(Peer(**peer) for peer in fields["peers"])
         return Context(**{**fields, **lists, "paths": paths, "peers": peers})
 

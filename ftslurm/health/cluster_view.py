@@ -23,7 +23,7 @@ class NodeFinding:
 
 
 @dataclass(frozen=True)
-class Sight:
+class ClusterView:
     """One look at one or many nodes.
 
     Attributes:
@@ -112,7 +112,7 @@ class Line:
     more: int
 
 
-def lines(sight: Sight, shown: int = 2) -> list[Line]:
+def lines(sight: ClusterView, shown: int = 2) -> list[Line]:
     """Return a line for each check: the worst first, what there is nothing of last."""
     by_check: dict[str, dict[str, Verdict]] = {}
     for node, verdicts in sight.verdicts.items():

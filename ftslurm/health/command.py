@@ -14,9 +14,9 @@ from ftslurm.terminal import print_error
 if TYPE_CHECKING:
     import argparse
 
-    from ftslurm.doctor.command import Stand
-    from ftslurm.health.check import Check, Place
-    from ftslurm.health.cluster_view import Sight
+    from ftslurm.doctor.command import NodeContext
+    from ftslurm.health.check import Check, CheckedPath
+    from ftslurm.health.cluster_view import ClusterView
 
 INTERRUPTED = 130
 RESULTS_S = 10.0
@@ -58,12 +58,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _look(options: argparse.Namespace, checks: Sequence[Check]) -> int:
-    from ftslurm.doctor.command import Interrupted, interruptible, stand_of
+    from ftslurm.doctor.command import Interrupted, interruptible, node_context
     from ftslurm.doctor.command import UsageError as NoStand
 
     unique = f"local-{os.getpid()}-{os.urandom(3).hex()}"
     try:
-        stand = stand_of(os.environ, socket.gethostname(), unique, "ftslurm health")
+        stand = node_context(os.environ, socket.gethostname(), unique, "ftslurm health")
     except NoStand as error:
         raise UsageError(str(error)) from None
     if stand is None:
@@ -77,17 +77,20 @@ def _look(options: argparse.Namespace, checks: Sequence[Check]) -> int:
         return INTERRUPTED
 
 
-def _places(options: argparse.Namespace, directory: str | None) -> list[Place]:
+def _places(options: argparse.Namespace, directory: str | None) -> list[CheckedPath]:
     """Return the paths that every job uses; the shared directory where there is one."""
-    from ftslurm.health.check import Place
+    from ftslurm.health.check import CheckedPath
 
     temporary = dict.fromkeys(("/tmp", os.environ.get("TMPDIR") or "/tmp", "/dev/shm"))
-    return [*([Place(directory, "shared directory")] if directory else []), *(Place(p, p) for p in temporary)]
+    return [
+        *([CheckedPath(directory, "shared directory")] if directory else []),
+        *(CheckedPath(p, p) for p in temporary),
+    ]
 
 
-def _alone(options: argparse.Namespace, checks: Sequence[Check], stand: Stand) -> int:
+def _alone(options: argparse.Namespace, checks: Sequence[Check], stand: NodeContext) -> int:
     from ftslurm.doctor.command import directory_of, is_dir_watched
-    from ftslurm.health.cluster_view import Sight
+    from ftslurm.health.cluster_view import ClusterView
     from ftslurm.health.run import run
 
     began = time.monotonic()
@@ -95,17 +98,17 @@ def _alone(options: argparse.Namespace, checks: Sequence[Check], stand: Stand) -
     directory = options.shared_dir or (default if is_dir_watched(default) else None)
     context = context_of(options, stand.node, os.environ, _places(options, directory), options.busy)
     looked = run(checks, context, {})
-    sight = Sight(stand.expected, {stand.node: looked.verdicts}, stuck={stand.node: looked.stuck})
+    sight = ClusterView(stand.expected, {stand.node: looked.verdicts}, stuck={stand.node: looked.stuck})
     return _print(options, sight, time.monotonic() - began, stand.note)
 
 
-def _together(options: argparse.Namespace, checks: Sequence[Check], stand: Stand) -> int:
+def _together(options: argparse.Namespace, checks: Sequence[Check], stand: NodeContext) -> int:
     """Be one node of several: look, hand in; the first prints."""
     from ftslurm.dataclasses import replace
     from ftslurm.doctor.barrier import Session
     from ftslurm.doctor.command import Interrupted, directory_of, is_dir_watched
     from ftslurm.doctor.node import clean_up
-    from ftslurm.health.cluster_view import Sight
+    from ftslurm.health.cluster_view import ClusterView
     from ftslurm.health.multi_node import gather, hand_in, meet_all
     from ftslurm.health.peers import compare
     from ftslurm.health.run import run
@@ -121,7 +124,7 @@ def _together(options: argparse.Namespace, checks: Sequence[Check], stand: Stand
             alone = len(met.nodes) < 2 and stand.node != stand.expected[0]
             if alone or not met.nodes:
                 clean_up(session, others=not met.nodes)
-                own = Sight((stand.node,), {stand.node: looked.verdicts}, stuck={stand.node: looked.stuck})
+                own = ClusterView((stand.node,), {stand.node: looked.verdicts}, stuck={stand.node: looked.stuck})
                 why = met.problem or f"no other node came to {directory} within {options.wait:g} s"
                 return _unmet(options, own, stand, why, time.monotonic() - began)
             if stand.node != met.nodes[0]:
@@ -138,7 +141,7 @@ def _together(options: argparse.Namespace, checks: Sequence[Check], stand: Stand
     stuck = {**got.stuck, stand.node: looked.stuck}
     in_order = {node: verdicts[node] for node in stand.expected if node in verdicts}
     stays = clean_up(session)
-    sight = Sight(stand.expected, in_order, got.lost, compare(in_order), stuck)
+    sight = ClusterView(stand.expected, in_order, got.lost, compare(in_order), stuck)
     return _print(options, sight, time.monotonic() - began, stays or "")
 
 
@@ -150,7 +153,7 @@ def _listening() -> socket.socket:
     return door
 
 
-def _unmet(options: argparse.Namespace, own: Sight, stand: Stand, why: str, took_s: float) -> int:
+def _unmet(options: argparse.Namespace, own: ClusterView, stand: NodeContext, why: str, took_s: float) -> int:
     """Tell what this node found when it could not tell the first one: the first by its table, others by a line."""
     from ftslurm.health.table import brief
 
@@ -163,7 +166,7 @@ def _unmet(options: argparse.Namespace, own: Sight, stand: Stand, why: str, took
     return UNFIT
 
 
-def _print(options: argparse.Namespace, sight: Sight, took_s: float, note: str) -> int:
+def _print(options: argparse.Namespace, sight: ClusterView, took_s: float, note: str) -> int:
     from ftslurm.health.table import render, to_document
     from ftslurm.health.verdict import FAIL
     from ftslurm.terminal import show

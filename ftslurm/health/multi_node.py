@@ -14,7 +14,7 @@ from ftslurm.dataclasses import dataclass
 from ftslurm.doctor import barrier
 from ftslurm.doctor.barrier import Session
 from ftslurm.doctor.node import CALL_LIMIT_S, SLACK_S
-from ftslurm.doctor.timed_filesystem import WatchedFileSystem, run_all
+from ftslurm.doctor.timed_filesystem import TimedFileSystem, run_all
 from ftslurm.health.check import Peer
 from ftslurm.health.checks.network_reach import neighbours
 from ftslurm.health.cluster_view import of_json, to_json
@@ -51,7 +51,7 @@ class Gathered:
 def meet_all(session: Session, directory: str, address: str, port: int, wait_s: float) -> Met:
     """Say that this node is here, wait at most `wait_s` seconds for the others, and learn where they are."""
 
-    def work(fs: WatchedFileSystem) -> Json:
+    def work(fs: TimedFileSystem) -> Json:
         # Never made: a directory that is on one node alone would be a meeting of one.
         if not fs.during(f"stat {directory}", lambda: os.path.isdir(directory)):
             raise FileNotFoundError(errno.ENOENT, "there is no such directory here", directory)
@@ -91,7 +91,7 @@ def gather(session: Session, nodes: Sequence[str], directory: str, met_s: float,
     """
     others = [node for node in nodes if node != session.node]
 
-    def work(fs: WatchedFileSystem) -> Json:
+    def work(fs: TimedFileSystem) -> Json:
         return barrier.collect(fs, session, others, wait_s)
 
     results: Json = {}

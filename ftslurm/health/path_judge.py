@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 
 from ftslurm import user_limits
-from ftslurm.health.check import Place
+from ftslurm.health.check import CheckedPath
 from ftslurm.health.probe import KILLED
 from ftslurm.health.units import one_line, size, span
 from ftslurm.health.verdict import FAIL, UNKNOWN, WARN, Finding, Json
@@ -28,18 +28,18 @@ _LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs")
 _ASK = "Look at its server and at the node's kernel log."
 
 
-def only_read(place: Place) -> bool:
+def only_read(place: CheckedPath) -> bool:
     """Return whether the job only reads there, as the user's word for it says."""
     return "data" in place.what.lower()
 
 
-def shown(place: Place) -> str:
+def shown(place: CheckedPath) -> str:
     """Return a path as findings name it."""
     path = one_line(place.path)
     return path if place.what in (place.path, "") else f"{path} ({place.what})"
 
 
-def judge_place(place: Place, facts: Json, before: Json | None, busy: bool, gpus: bool) -> list[Finding]:
+def judge_place(place: CheckedPath, facts: Json, before: Json | None, busy: bool, gpus: bool) -> list[Finding]:
     """Judge what a probe found.
 
     Args:
@@ -52,7 +52,9 @@ def judge_place(place: Place, facts: Json, before: Json | None, busy: bool, gpus
     subject = shown(place)
     said = _hangs(facts, before, busy) or _gone(place, facts) or _fails(place, facts) or _unwritable(place, facts)
     if said is None:
-        return [Finding(status, subject, text, advice) for status, text, advice in _room(place, facts, busy, gpus)]
+        return [
+            Finding(status, subject, text, advice) for status, text, advice in _free_space(place, facts, busy, gpus)
+        ]
     status, text, advice = said
     return [Finding(status, subject, text, advice)]
 
@@ -80,7 +82,7 @@ def _hangs(facts: Json, before: Json | None, busy: bool) -> Said | None:
     return (WARN if busy and not again else FAIL, text, _ASK)
 
 
-def _gone(place: Place, facts: Json) -> Said | None:
+def _gone(place: CheckedPath, facts: Json) -> Said | None:
     own = place.path in (SHM, place.what)
     if (point := facts["unmounted"]) is not None:
         status = WARN if own else FAIL
@@ -116,7 +118,7 @@ _REASONS = {
 }
 
 
-def _fails(place: Place, facts: Json) -> Said | None:
+def _fails(place: CheckedPath, facts: Json) -> Said | None:
     if facts["error"] is None:
         return None
     step, number, words = facts["error"]
@@ -137,7 +139,7 @@ def _fails(place: Place, facts: Json) -> Said | None:
     return FAIL, f"{text}: {step} failed ({_source(facts)})", advice
 
 
-def _denied(place: Place, facts: Json, step: str) -> Said:
+def _denied(place: CheckedPath, facts: Json, step: str) -> Said:
     text = f"{step} is not permitted to user {facts['uid']} ({_source(facts)})"
     if facts["uid"] == 0 and facts["mount"]["type"] not in (*_LOCAL, "tmpfs", "overlay"):
         # Servers take root for nobody.
@@ -145,7 +147,7 @@ def _denied(place: Place, facts: Json, step: str) -> Said:
     return WARN if place.path == SHM else FAIL, text, "Look at its owner and mode: `ls -ld`."
 
 
-def _unwritable(place: Place, facts: Json) -> Said | None:
+def _unwritable(place: CheckedPath, facts: Json) -> Said | None:
     if only_read(place):
         return None
     if facts["read_only"]:
@@ -155,7 +157,7 @@ def _unwritable(place: Place, facts: Json) -> Said | None:
     return None
 
 
-def _read_only(place: Place, facts: Json) -> Said:
+def _read_only(place: CheckedPath, facts: Json) -> Said:
     mount = facts["mount"]
     status = WARN if place.path == SHM else FAIL
     if mount["made_read_only"] and mount["type"] in _LOCAL:
@@ -164,7 +166,7 @@ def _read_only(place: Place, facts: Json) -> Said:
     return status, f"it is mounted read-only ({_source(facts)})", "Mount it writable, or name another directory."
 
 
-def _room(place: Place, facts: Json, busy: bool, gpus: bool) -> Iterable[Said]:
+def _free_space(place: CheckedPath, facts: Json, busy: bool, gpus: bool) -> Iterable[Said]:
     if only_read(place):
         return
     free, total, inodes, all_inodes = (facts[key] for key in ("free", "total", "inodes", "all_inodes"))

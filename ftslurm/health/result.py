@@ -9,7 +9,7 @@ from ftslurm.health.verdict import Finding, Verdict, without_facts
 
 
 @dataclass(frozen=True)
-class Looked:
+class RunResult:
     """What came of some checks.
 
     Attributes:
@@ -25,13 +25,13 @@ class Looked:
     present: tuple[str, ...] = ()
 
 
-def encode(looked: Looked) -> str:
+def encode(looked: RunResult) -> str:
     """Return a look's result as one line; without the facts, which are for the next look alone."""
     verdicts = [asdict(one) for one in without_facts(looked.verdicts)]
     return json.dumps({**asdict(replace(looked, verdicts=())), "verdicts": verdicts})
 
 
-def decode(data: bytes) -> Looked:
+def decode(data: bytes) -> RunResult:
     """Read it back.
 
     Raises:
@@ -43,6 +43,6 @@ def decode(data: bytes) -> Looked:
             Verdict(**{**one, "findings": tuple(Finding(**finding) for finding in one["findings"])})
             for one in said["verdicts"]
         )
-        return Looked(verdicts, tuple(said["stuck"]), said["took_s"], tuple(said["present"]))
+        return RunResult(verdicts, tuple(said["stuck"]), said["took_s"], tuple(said["present"]))
     except (KeyError, TypeError) as error:
         raise ValueError(f"no result of a look ({type(error).__name__}: {error})") from None

@@ -18,7 +18,7 @@ from ftslurm.health import pressure
 from ftslurm.health.check import Absent, Check, Context
 from ftslurm.health.children import BEGIN, ENDED, LATE, REAP_S, SLACK_S, STARVED, Child, collect, send, stop
 from ftslurm.health.device_time import scheduling
-from ftslurm.health.result import Looked
+from ftslurm.health.result import RunResult
 from ftslurm.health.verdict import FAIL, OK, UNKNOWN, Finding, Json, Judgement, Verdict, verdict
 
 UNHURRIED = 3.0
@@ -34,7 +34,7 @@ def run(
     clock: Callable[[], float] = time.monotonic,
     slow: Callable[[Sequence[str]], None] = lambda names: None,
     slow_s: float = float("inf"),
-) -> Looked:
+) -> RunResult:
     """Run the checks and judge what they fetch. Call it from a process without other threads: it forks.
 
     Args:
@@ -62,7 +62,7 @@ def run(
     verdicts = tuple(by_name[check.name].verdict(before.get(check.name), context, why_slow) for check in checks)
     present = tuple(one.check for one in verdicts if one.facts is not None)
     stuck = tuple(sorted(child.pid for child in alone if not child.reaped))
-    return Looked(verdicts, stuck, clock() - began, present)
+    return RunResult(verdicts, stuck, clock() - began, present)
 
 
 def run_unhurried(
@@ -70,12 +70,12 @@ def run_unhurried(
     context: Context,
     before: Mapping[str, Json],
     clock: Callable[[], float] = time.monotonic,
-) -> Looked:
+) -> RunResult:
     """Run the checks one after the other, with `UNHURRIED` times their time-outs; see `run`."""
     began = clock()
     patient = [replace(check, limit_s=UNHURRIED * check.limit_s) for check in checks]
     looks = [run([check], context, before, clock) for check in patient]
-    return Looked(
+    return RunResult(
         tuple(one for looked in looks for one in looked.verdicts),
         tuple(pid for looked in looks for pid in looked.stuck),
         clock() - began,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import argparse
 
-    from ftslurm.health.check import Check, Context, Place
+    from ftslurm.health.check import Check, CheckedPath, Context
 
 FIT, UNFIT, USAGE = 0, 1, 2
 
@@ -50,7 +50,7 @@ def _means(name: str, check: Check) -> bool:
 
 
 def context_of(
-    options: argparse.Namespace, node: str, environ: Mapping[str, str], places: Sequence[Place], busy: bool
+    options: argparse.Namespace, node: str, environ: Mapping[str, str], places: Sequence[CheckedPath], busy: bool
 ) -> Context:
     """Return what the checks are told.
 
@@ -61,14 +61,14 @@ def context_of(
         places: paths that are looked at anyway.
         busy: ranks may be running.
     """
-    from ftslurm.health.check import Context, Place
+    from ftslurm.health.check import CheckedPath, Context
 
     named = [*options.path, *_listed(environ, "FTSLURM_HEALTH_PATHS")]
     own = environ.get("FTSLURM_HEALTH_COMMAND")
     return Context(
         node,
         dict(environ),
-        paths=tuple(dict.fromkeys((*places, *(Place(os.path.abspath(path), "--path") for path in named)))),
+        paths=tuple(dict.fromkeys((*places, *(CheckedPath(os.path.abspath(path), "--path") for path in named)))),
         commands=tuple(dict.fromkeys((*options.command, *([own] if own else [])))),
         busy=busy,
         own_pid=os.getpid(),

@@ -124,11 +124,11 @@ def reason(verdicts: Sequence[Verdict]) -> str:
 
 
 def _look(options: argparse.Namespace, node: str) -> Sequence[Verdict]:
-    from ftslurm.health.check import BACKGROUND, QUICK, Place
+    from ftslurm.health.check import BACKGROUND, QUICK, CheckedPath
     from ftslurm.health.run import run
 
     checks = choose(options, BACKGROUND if options.slurm == "health-check" else QUICK)
-    places = [Place("/tmp", "/tmp"), Place("/dev/shm", "/dev/shm")]
+    places = [CheckedPath("/tmp", "/tmp"), CheckedPath("/dev/shm", "/dev/shm")]
     context = context_of(options, node, os.environ, places, busy=not options.idle)
     facts = _facts_file(os.geteuid())
     before: Mapping[str, Json] = _read(facts)

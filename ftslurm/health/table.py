@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ftslurm.dataclasses import asdict
 from ftslurm.doctor.findings import some
 from ftslurm.health.check import SETS, Check
-from ftslurm.health.cluster_view import Line, NodeFinding, Sight, lines, to_json
+from ftslurm.health.cluster_view import ClusterView, Line, NodeFinding, lines, to_json
 from ftslurm.health.verdict import FAIL, OK, SEVERITY, Verdict, describe, ordered
 from ftslurm.report.wording import clip, safe
 
@@ -22,13 +22,13 @@ _LONG = 200
 _NAMES = 8
 
 
-def render(sight: Sight, took_s: float) -> str:
+def render(sight: ClusterView, took_s: float) -> str:
     """Return what people read: the verdict, what is wrong and what to do, a line for each check."""
     text = _one(sight, took_s) if len(sight.expected) == 1 and not sight.odd else _many(sight, took_s)
     return "\n".join(map(safe, text)) + "\n"
 
 
-def _one(sight: Sight, took_s: float) -> list[str]:
+def _one(sight: ClusterView, took_s: float) -> list[str]:
     """Of a node alone: each check with its findings beneath."""
     node = sight.expected[0]
     verdicts = sight.verdicts.get(node, ())
@@ -65,7 +65,7 @@ def counted(verdicts: Sequence[Verdict], statuses: Iterable[str]) -> str:
     return ", ".join(f"{counts[status]} {_label(status)}" for status in reversed(SEVERITY) if counts[status])
 
 
-def _many(sight: Sight, took_s: float) -> list[str]:
+def _many(sight: ClusterView, took_s: float) -> list[str]:
     """Of many nodes: all findings, those of few nodes first, then a line for each check."""
     by_status: dict[str, list[str]] = {}
     worst_of = dict.fromkeys(sight.expected, OK)
@@ -122,7 +122,7 @@ def _summary(line: Line, nodes: int) -> str:
     return f"{who}: {most}; {others}{more}"
 
 
-def _stuck(sight: Sight) -> list[str]:
+def _stuck(sight: ClusterView) -> list[str]:
     return [
         f"  {'':<{_WIDTH}} {node}: {_count(len(pids), 'process')} of checks hang in its kernel and cannot be killed: "
         f"pid {some([str(pid) for pid in pids])}"
@@ -154,7 +154,7 @@ def listing(checks: Iterable[Check]) -> str:
     return "".join(f"{name:<{widths[0]}}  {sets:<{widths[1]}}  {about}\n" for name, sets, about in rows)
 
 
-def to_document(sight: Sight, took_s: float) -> str:
+def to_document(sight: ClusterView, took_s: float) -> str:
     """Return all that is known as one JSON object."""
     nodes: Mapping[str, object] = {
         node: {"verdicts": [to_json(one) for one in verdicts], "stuck": list(sight.stuck.get(node, ()))}

@@ -28,7 +28,7 @@ _REFUSED = (errno.ECONNREFUSED, errno.ECONNRESET)
 
 
 @dataclass(frozen=True)
-class Reached:
+class ProbeResult:
     """What came of an attempt.
 
     Attributes:
@@ -45,7 +45,7 @@ class Reached:
         return self.outcome in (CONNECTED, REFUSED)
 
 
-class Attempt:
+class Probe:
     """One attempt, under way from the start; for a caller who waits for several things himself.
 
     Wait until `fileno()` can be written to, or as long as one likes, and ask for the `result()`. Close it.
@@ -60,10 +60,10 @@ class Attempt:
             source: own address to connect from; of another family, or not this node's: none in particular.
         """
         self._socket: socket.socket | None = None
-        self._result: Reached | None = None
+        self._result: ProbeResult | None = None
         found = family(address)
         if found is None:
-            self._result = Reached(UNRESOLVED, f"{address!r} is no address")
+            self._result = ProbeResult(UNRESOLVED, f"{address!r} is no address")
             return
         try:
             self._socket = socket.socket(found, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
@@ -71,13 +71,13 @@ class Attempt:
                 _bind(self._socket, source)
             self._take(self._socket.connect_ex((address, port)))
         except (OSError, OverflowError) as error:
-            self._result = Reached(ERROR, str(error))
+            self._result = ProbeResult(ERROR, str(error))
 
     def fileno(self) -> int:
         """Return what becomes writable when the attempt is over; -1: it is over."""
         return -1 if self._socket is None or self._result is not None else self._socket.fileno()
 
-    def result(self) -> Reached | None:
+    def result(self) -> ProbeResult | None:
         """Return what came of it; None: nothing yet."""
         if self._result is None and self._socket is not None:
             poll = select.poll()
@@ -95,41 +95,41 @@ class Attempt:
         if code in (errno.EINPROGRESS, errno.EAGAIN):
             return
         if code == 0:
-            self._result = Reached(CONNECTED, "connected")
+            self._result = ProbeResult(CONNECTED, "connected")
         elif code in _REFUSED:
-            self._result = Reached(REFUSED, "connection refused")
+            self._result = ProbeResult(REFUSED, "connection refused")
         elif code == errno.ETIMEDOUT:
-            self._result = Reached(SILENT, "no answer")
+            self._result = ProbeResult(SILENT, "no answer")
         elif code in _NO_ROUTE:
-            self._result = Reached(NO_ROUTE, os.strerror(code).lower())
+            self._result = ProbeResult(NO_ROUTE, os.strerror(code).lower())
         else:
-            self._result = Reached(ERROR, os.strerror(code).lower())
+            self._result = ProbeResult(ERROR, os.strerror(code).lower())
 
 
-def reach(
+def probe_all(
     targets: Sequence[tuple[str, int]],
     timeout_s: float,
     source: str | None = None,
     clock: Callable[[], float] = time.monotonic,
     one_is_enough: bool = False,
-) -> list[Reached]:
+) -> list[ProbeResult]:
     """Try several numeric addresses and ports at once, for `timeout_s` seconds in all, and return what came of each.
 
     Args:
         one_is_enough: all are ways to the same place: when one of them was reached the others are given up.
     """
-    attempts = [Attempt(address, port, source) for address, port in targets]
+    attempts = [Probe(address, port, source) for address, port in targets]
     try:
         until = clock() + timeout_s
         while waiting := [attempt for attempt in attempts if attempt.result() is None]:
             left_s = until - clock()
-            if left_s <= 0 or (one_is_enough and any(came and came.there for came in map(Attempt.result, attempts))):
+            if left_s <= 0 or (one_is_enough and any(came and came.there for came in map(Probe.result, attempts))):
                 break
             poll = select.poll()
             for attempt in waiting:
                 poll.register(attempt.fileno(), select.POLLOUT)
             poll.poll(left_s * 1000 + 1)
-        late = Reached(SILENT, f"no answer within {timeout_s:g} s")
+        late = ProbeResult(SILENT, f"no answer within {timeout_s:g} s")
         return [attempt.result() or late for attempt in attempts]
     finally:
         for attempt in attempts:

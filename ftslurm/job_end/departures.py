@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ftslurm.rendezvous.liveness import Attention, Liveness
-from ftslurm.rendezvous.node_record import NodeWord
+from ftslurm.rendezvous.node_record import NodeRecord
 from ftslurm.rendezvous.observer import NODE_FILE_LIMIT
 from ftslurm.rendezvous.state import LEFT
 from ftslurm.sharedfs.filesystem import FileSystem
@@ -62,7 +62,7 @@ class Departures:
         path = self._run.node_file(node)
         found, sign = ABSENT, ("", 0)
         try:
-            record = NodeWord.decode(self._fs.read(path, NODE_FILE_LIMIT), path)
+            record = NodeRecord.decode(self._fs.read(path, NODE_FILE_LIMIT), path)
             if record.attempt == self._attempt:
                 found, sign = GONE if record.status == LEFT else HERE, (record.incarnation, record.counter)
         except FileNotFoundError:

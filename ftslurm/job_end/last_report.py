@@ -7,7 +7,7 @@ import time
 
 from ftslurm import __version__
 from ftslurm.dataclasses import replace
-from ftslurm.rendezvous.node_record import NodeWord
+from ftslurm.rendezvous.node_record import NodeRecord
 from ftslurm.rendezvous.state import LEFT, State
 from ftslurm.sharedfs.cell import FencedCell
 from ftslurm.sharedfs.filesystem import PosixFileSystem
@@ -15,7 +15,7 @@ from ftslurm.sharedfs.publish import BadFile, encode, publish
 from ftslurm.sharedfs.rundir import RUN_SCHEMA, RUN_VERSION, RunDirectory
 
 
-def last_report(directory: str, state: State, record: NodeWord) -> str | None:
+def last_report(directory: str, state: State, record: NodeRecord) -> str | None:
     """Return the report as text; None if it cannot be made.
 
     Args:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from ftslurm.dataclasses import dataclass, replace
-from ftslurm.monitor.heartbeat_page import Mark
+from ftslurm.monitor.heartbeat_page import HeartbeatPage
 from ftslurm.monitor.message import shown
 from ftslurm.monitor.timeouts import Longest, Spans, Timeouts
 
@@ -57,11 +57,13 @@ class Life:
     sign_s: float
 
 
-def look(mark: Mark | None, timeouts: Timeouts, life: Life, now_s: float) -> tuple[Watched | None, float | None]:
+def next_expiry(
+    mark: HeartbeatPage | None, timeouts: Timeouts, life: Life, now_s: float
+) -> tuple[Watched | None, float | None]:
     """Return what has expired, the first of it, and when to look again; None: nothing; never."""
     expired: Watched | None = None
     again = math.inf
-    for watched in watches(mark, timeouts, life, now_s):
+    for watched in watched_intervals(mark, timeouts, life, now_s):
         deadline = watched.deadline_s
         if deadline <= now_s and (expired is None or deadline < expired.deadline_s):
             expired = watched
@@ -69,7 +71,7 @@ def look(mark: Mark | None, timeouts: Timeouts, life: Life, now_s: float) -> tup
     return expired, None if again == math.inf else again
 
 
-def watches(mark: Mark | None, timeouts: Timeouts, life: Life, now_s: float) -> Iterator[Watched]:
+def watched_intervals(mark: HeartbeatPage | None, timeouts: Timeouts, life: Life, now_s: float) -> Iterator[Watched]:
     """Yield all that is watched of the rank; nothing once it has said that it is finished."""
     if mark is not None and mark.finished:
         return
@@ -96,7 +98,7 @@ def watches(mark: Mark | None, timeouts: Timeouts, life: Life, now_s: float) -> 
         yield Watched(SILENCE, None, since, hang_s, hang_s)
 
 
-def _heartbeat(mark: Mark | None, timeouts: Timeouts, life: Life, now_s: float) -> Iterator[Watched]:
+def _heartbeat(mark: HeartbeatPage | None, timeouts: Timeouts, life: Life, now_s: float) -> Iterator[Watched]:
     allowed = _choose(mark.heartbeat_s if mark else None, timeouts.heartbeat_s)
     if allowed is None:
         return
@@ -107,7 +109,7 @@ def _heartbeat(mark: Mark | None, timeouts: Timeouts, life: Life, now_s: float) 
     yield Watched(HEARTBEAT, None, since, _warm(allowed, mark.beats.number, timeouts), allowed)
 
 
-def _sections(mark: Mark | None, timeouts: Timeouts, life: Life, now_s: float) -> Iterator[Watched]:
+def _sections(mark: HeartbeatPage | None, timeouts: Timeouts, life: Life, now_s: float) -> Iterator[Watched]:
     slots = {section.name: section for section in mark.sections} if mark else {}
     for name in {**timeouts.sections, **slots}:
         section = slots.get(name)
@@ -126,7 +128,7 @@ def _since(ns: int, life: Life, now_s: float, other_s: float = -math.inf) -> flo
     return min(max(ns / 1e9, life.began_s, life.floor_s, other_s), now_s)
 
 
-def _last_sign(mark: Mark | None) -> int:
+def _last_sign(mark: HeartbeatPage | None) -> int:
     return max(mark.beats.last_ns, mark.section_ns, mark.progress_ns) if mark else 0
 
 
@@ -140,7 +142,7 @@ def _choose(own_s: float | None, common_s: float | None) -> float | None:
     return None if seconds is None or not math.isfinite(seconds) else max(seconds, SHORTEST_S)
 
 
-def words(watched: Watched, now_s: float) -> str:
+def describe(watched: Watched, now_s: float) -> str:
     """Return the expiry in words."""
     if watched.since_s is None:
         raise ValueError(f"{watched} is idle and cannot have expired")
@@ -156,7 +158,7 @@ def words(watched: Watched, now_s: float) -> str:
     return f"no sign of life for {taken} {allowed}"
 
 
-def longest(mark: Mark | None, began_s: float, cut: Spans) -> Longest:
+def longest(mark: HeartbeatPage | None, began_s: float, cut: Spans) -> Longest:
     """Return the longest intervals of one rank; `cut` is the time-out that ended it."""
     if mark is None or not mark.beats.number:
         initial = None

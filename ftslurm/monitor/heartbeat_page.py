@@ -76,7 +76,7 @@ class Beats:
 
 
 @dataclass(frozen=True)
-class Slot:
+class SectionSlot:
     """One section; `opened_ns` 0: closed; `timeout_s` None: none of its own, `math.inf`: not to be watched."""
 
     name: str
@@ -87,7 +87,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Pace:
+class StepIntervals:
     """The intervals between progress() calls: how many, their sum and histogram (see `EDGES_S`)."""
 
     intervals: int
@@ -96,7 +96,7 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Mark:
+class HeartbeatPage:
     """All that a mark says.
 
     Attributes:
@@ -120,7 +120,7 @@ class Mark:
     pid: int
     finished: bool
     beats: Beats
-    sections: tuple[Slot, ...]
+    sections: tuple[SectionSlot, ...]
     section_ns: int
     unlisted: int
     out_longest_ns: int
@@ -129,7 +129,7 @@ class Mark:
     out_of_section_s: float | None
     misused: int
     dropped: int
-    pace: Pace
+    pace: StepIntervals
     excused_ns: int = 0
 
     @property
@@ -144,7 +144,7 @@ def _edges() -> tuple[float, ...]:
 
 
 EDGES_S = _edges()
-"""Lower edge of each bucket of `Pace.buckets`, in seconds: 0, 1.05 ms, and on by factors of 3/2 and 4/3; the last
+"""Lower edge of each bucket of `StepIntervals.buckets`, in seconds: 0, 1.05 ms, and on by factors of 3/2 and 4/3; the last
 bucket is open."""
 
 
@@ -217,7 +217,7 @@ def _started(pid: int) -> int:
         return -1
 
 
-def read(directory: str | os.PathLike[str]) -> Mark | None:
+def read(directory: str | os.PathLike[str]) -> HeartbeatPage | None:
     """Return what the mark in `directory` says; None for no mark, not a mark, not readable."""
     path = os.path.join(os.fspath(directory), NAME)
     try:
@@ -232,7 +232,7 @@ def read(directory: str | os.PathLike[str]) -> Mark | None:
         os.close(fd)
 
 
-def decode(data: bytes) -> Mark | None:
+def decode(data: bytes) -> HeartbeatPage | None:
     """Return what the page `data` says; None if it is no mark. Impossible values become 0."""
     if len(data) < SIZE or data[:8] != MAGIC:
         return None
@@ -240,7 +240,7 @@ def decode(data: bytes) -> Mark | None:
     word = [value if value > 0 else 0 for value in raw[:SLOT_0]]
     buckets = tuple(word[PACE_BUCKETS : PACE_BUCKETS + BUCKETS])
     steps = (raw[FIRST_STEP], word[FIRST_WALL], raw[LAST_STEP], word[LAST_WALL], word[STEPS])
-    return Mark(
+    return HeartbeatPage(
         progress=Progress(*steps) if word[STEPS] else None,
         progress_ns=word[STEP_NS],
         pid=word[PID],
@@ -255,20 +255,20 @@ def decode(data: bytes) -> Mark | None:
         out_of_section_s=_seconds(raw[OWN_OUT]),
         misused=word[MISUSED],
         dropped=word[DROPPED],
-        pace=Pace(word[PACE_COUNT], word[PACE_SUM], buckets),
+        pace=StepIntervals(word[PACE_COUNT], word[PACE_SUM], buckets),
         excused_ns=word[EXCUSED_NS],
     )
 
 
-def _slots(data: bytes, raw: tuple[int, ...]) -> tuple[Slot, ...]:
-    found: dict[str, Slot] = {}
+def _slots(data: bytes, raw: tuple[int, ...]) -> tuple[SectionSlot, ...]:
+    found: dict[str, SectionSlot] = {}
     for number in range(min(max(raw[USED], 0), SLOTS)):
         at = SLOT_0 + number * SLOT_WORDS
         start = (at + SLOT_NAME) * 8
         name = data[start : start + NAME_BYTES].rstrip(b"\0").decode("utf-8", "replace")
         if name and name not in found:
             opened, opens, longest = (max(raw[at + field], 0) for field in (OPENED, OPENS, LONGEST))
-            found[name] = Slot(name, opened, opens, longest, _seconds(raw[at + OWN_TIMEOUT]))
+            found[name] = SectionSlot(name, opened, opens, longest, _seconds(raw[at + OWN_TIMEOUT]))
     return tuple(found.values())
 
 
@@ -278,7 +278,7 @@ def _seconds(own: int) -> float | None:
     return own / 1e9 if own > 0 else math.inf
 
 
-def own_word(seconds: float | None) -> int:
+def encode_timeout(seconds: float | None) -> int:
     """Return the word for a rank's own time-out; None and `math.inf`: off."""
     if seconds is None or seconds > 1e9:
         return OFF

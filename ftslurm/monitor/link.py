@@ -53,7 +53,7 @@ class AgentLink:
         """Write one line into the pipe; False, and counted, if that is not possible now."""
         if self.pipe is None:
             return True  # Nobody listens, ever.
-        from ftslurm.monitor.message import Word, encode
+        from ftslurm.monitor.message import ClientMessage, encode
 
         try:
             # Opened each time: the agent makes a removed pipe anew, and a script may close all descriptors.
@@ -62,7 +62,7 @@ class AgentLink:
                 # Nothing is written into what somebody put in its place.
                 if not stat.S_ISFIFO(os.fstat(fd).st_mode):
                     raise OSError(f"{self.pipe} is no pipe")
-                os.write(fd, encode(Word(kind, self.rank, self.pid, what, name)))
+                os.write(fd, encode(ClientMessage(kind, self.rank, self.pid, what, name)))
             finally:
                 os.close(fd)
         except OSError:
@@ -156,7 +156,7 @@ class AgentLink:
             self.tell_timeouts()
 
     def _store(self, at: int, seconds: float) -> bool:
-        word = heartbeat_page.own_word(seconds)
+        word = heartbeat_page.encode_timeout(seconds)
         if self.words[at] == word:
             return False
         self.words[at] = word

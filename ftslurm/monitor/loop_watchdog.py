@@ -16,7 +16,7 @@ from ftslurm.terminal import print_error
 STUCK_S = 10.0
 
 
-class Guard:
+class LoopWatchdog:
     """Watches the thread that makes it, from `start` to `stop`.
 
     `working` and `waiting` are stores of one attribute, so a turn of the loop costs nothing for them.
@@ -99,4 +99,4 @@ class Guard:
         print_error("\n".join(lines))
 
 
-__all__ = ["STUCK_S", "Guard"]
+__all__ = ["STUCK_S", "LoopWatchdog"]

@@ -1,6 +1,6 @@
 """One line of the node's pipe <-> a message (pure): torch's `FileTimerRequest`, or a client's of ours.
 
-Nothing that stands in a line raises an exception: what is no message is `Garbage` with a reason. The source of torch's
+Nothing that stands in a line raises an exception: what is no message is `MalformedMessage` with a reason. The source of torch's
 format is torch/distributed/elastic/timer/file_based_local_timer.py (2.13): `{"version", "pid", "scope_id",
 "expiration_time", "signal"}`, the expiration in seconds since the epoch, a negative one meaning "release".
 """
@@ -37,7 +37,7 @@ class Timer:
 
 
 @dataclass(frozen=True)
-class Word:
+class ClientMessage:
     """A message of ours.
 
     Attributes:
@@ -55,13 +55,13 @@ class Word:
 
 
 @dataclass(frozen=True)
-class Garbage:
+class MalformedMessage:
     """A line that is no message."""
 
     reason: str
 
 
-def encode(word: Word) -> bytes:
+def encode(word: ClientMessage) -> bytes:
     """Return the line of `word`, newline included, at most `LIMIT` bytes."""
     content: dict[str, object] = {"ftslurm": VERSION, "kind": word.kind, "rank": word.rank, "pid": word.pid}
     if word.what:
@@ -72,28 +72,28 @@ def encode(word: Word) -> bytes:
     return b"\n" + json.dumps(content).encode() + b"\n"
 
 
-def parse(line: bytes) -> Timer | Word | Garbage:
+def parse(line: bytes) -> Timer | ClientMessage | MalformedMessage:
     """Read one line, without its newline."""
     message = _parse(line)
-    if isinstance(message, Garbage):
+    if isinstance(message, MalformedMessage):
         # Half a line of a writer that died, and a whole one glued to it. Inside a string the quotes would be escaped.
         at = max(line.rfind(start) for start in _STARTS)
         if at > 0:
             rest = _parse(line[at:])
-            return message if isinstance(rest, Garbage) else rest
+            return message if isinstance(rest, MalformedMessage) else rest
     return message
 
 
-def _parse(line: bytes) -> Timer | Word | Garbage:
+def _parse(line: bytes) -> Timer | ClientMessage | MalformedMessage:
     if len(line) > LIMIT:
-        return Garbage(f"longer than {LIMIT} bytes")
+        return MalformedMessage(f"longer than {LIMIT} bytes")
     if not line.startswith(b"{"):
-        return Garbage(f"expected a JSON object, found {line[:40]!r}")
+        return MalformedMessage(f"expected a JSON object, found {line[:40]!r}")
     try:
         content = json.loads(line.decode(), object_pairs_hook=_once, parse_constant=_no_constant)
         return _word(content) if "ftslurm" in content else _timer(content)
     except (ValueError, RecursionError) as problem:
-        return Garbage(f"{str(problem)[:SAID]}: {line[:40]!r}")
+        return MalformedMessage(f"{str(problem)[:SAID]}: {line[:40]!r}")
 
 
 def _timer(content: dict[str, Any]) -> Timer:
@@ -113,13 +113,13 @@ def _timer(content: dict[str, Any]) -> Timer:
     )
 
 
-def _word(content: dict[str, Any]) -> Word:
+def _word(content: dict[str, Any]) -> ClientMessage:
     version = _whole(content, "ftslurm", 0, 2**31)
     kind = _text(content, "kind", SAID)
     if version != VERSION or kind not in KINDS:
         raise ValueError(f"a message {kind!r:.40} of version {version} is not known")
     texts = [_text(content, name, SAID) if name in content else "" for name in ("what", "name")]
-    return Word(kind, _whole(content, "rank", 0, 2**20), _whole(content, "pid", 1, _MAX_PID), *texts)
+    return ClientMessage(kind, _whole(content, "rank", 0, 2**20), _whole(content, "pid", 1, _MAX_PID), *texts)
 
 
 def _whole(content: dict[str, Any], name: str, low: int, high: int) -> int:

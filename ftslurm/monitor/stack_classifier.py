@@ -70,7 +70,7 @@ _THREAD_WAIT = "thread wait"
 
 
 @dataclass(frozen=True)
-class Doing:
+class Activity:
     """What a stack is doing.
 
     Attributes:
@@ -84,7 +84,7 @@ class Doing:
     place: Frame | None
 
 
-def doing(frames: Sequence[Frame]) -> Doing:
+def classify(frames: Sequence[Frame]) -> Activity:
     """Judge a stack. ``frames``: outermost first."""
     below: list[Frame] = []
     place = frames[-1] if frames else None
@@ -99,8 +99,8 @@ def doing(frames: Sequence[Frame]) -> Doing:
         # Of collectives made of others (broadcast_object_list), the one that the user called.
         outermost = [(row, frame) for row, frame in found if row.kind == WAITS][-1:]
         for row, frame in outermost or found[:1]:
-            return Doing(row.kind, row.name or frame.function, place)
-    return Doing(WORKS, place.function if place is not None else "", place)
+            return Activity(row.kind, row.name or frame.function, place)
+    return Activity(WORKS, place.function if place is not None else "", place)
 
 
 @lru_cache(maxsize=65536)
@@ -117,10 +117,10 @@ def is_library(file: str) -> bool:
 def telling_thread(threads: Sequence[Thread]) -> Thread | None:
     """Return the thread that tells what the process is doing: the main one, unless that waits for another one."""
     main = next((thread for thread in threads if thread.main), None)
-    if main is None or doing(main.frames).activity != _THREAD_WAIT:
+    if main is None or classify(main.frames).activity != _THREAD_WAIT:
         return main
     others = [thread for thread in threads if not thread.main]
-    judged = [(doing(thread.frames), thread) for thread in others]
+    judged = [(classify(thread.frames), thread) for thread in others]
     for does, thread in judged:
         if does.kind == WAITS:
             return thread
@@ -130,4 +130,4 @@ def telling_thread(threads: Sequence[Thread]) -> Thread | None:
     return main
 
 
-__all__ = ["MAY_WAIT", "WAITS", "WORKS", "Doing", "doing", "is_library", "telling_thread"]
+__all__ = ["MAY_WAIT", "WAITS", "WORKS", "Activity", "classify", "is_library", "telling_thread"]

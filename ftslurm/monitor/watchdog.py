@@ -17,8 +17,8 @@ from ftslurm.dataclasses import dataclass, replace
 from ftslurm.monitor import expiry as expiries
 from ftslurm.monitor.deadlines import Deadlines
 from ftslurm.monitor.expiry import Life
-from ftslurm.monitor.heartbeat_page import Mark
-from ftslurm.monitor.message import FINISHED, MISUSE, Garbage, Timer, Word, parse, shown
+from ftslurm.monitor.heartbeat_page import HeartbeatPage
+from ftslurm.monitor.message import FINISHED, MISUSE, ClientMessage, MalformedMessage, Timer, parse, shown
 from ftslurm.monitor.timeouts import Longest, Spans, Timeouts, merge
 
 TIMER = "timer"
@@ -61,7 +61,7 @@ class Note:
 @dataclass
 class _Rank:
     life: Life
-    mark: Mark | None = None  # the last that could be read
+    mark: HeartbeatPage | None = None  # the last that could be read
     blind: bool = False
     expiry: Expiry | None = None  # what ended it
     dropped: int = 0
@@ -78,7 +78,7 @@ class _Armed:
 _TimerKey = tuple[int, str]
 
 
-class Watch:
+class Watchdog:
     """Watches the registered workers of this node, for one agent's life.
 
     Args:
@@ -96,7 +96,7 @@ class Watch:
     def __init__(
         self,
         timeouts: Timeouts,
-        read_mark: Callable[[int], Mark | None],
+        read_mark: Callable[[int], HeartbeatPage | None],
         owner: Callable[[int], int | None],
     ) -> None:
         self._timeouts = timeouts
@@ -173,11 +173,11 @@ class Watch:
                 turned into a delay at once, so that a step of that clock between arming and expiry does no harm.
         """
         message = parse(line)
-        if isinstance(message, Garbage):
+        if isinstance(message, MalformedMessage):
             self.counts["garbage"] += 1
             return self._note("garbage", None, f"no message: {message.reason}; more such lines are only counted")
         local_rank = self._owner(message.pid)
-        if local_rank is None or (isinstance(message, Word) and message.rank != local_rank):
+        if local_rank is None or (isinstance(message, ClientMessage) and message.rank != local_rank):
             self.counts["stranger"] += 1
             text = f"process {message.pid} is no worker of this agent: its messages are ignored, and only counted"
             return self._note("stranger", None, text)
@@ -249,12 +249,12 @@ class Watch:
             self._deadlines.set(local_rank, now_s + BLIND_S)
             return []
         rank.blind = False
-        expired, again_s = expiries.look(mark, self._timeouts, rank.life, now_s)
+        expired, again_s = expiries.next_expiry(mark, self._timeouts, rank.life, now_s)
         if expired is None or expired.since_s is None:
             if again_s is not None:
                 self._deadlines.set(local_rank, again_s)
             return []
-        what = expiries.words(expired, now_s)
+        what = expiries.describe(expired, now_s)
         sig = int(signal.SIGTERM)
         expiry = Expiry(local_rank, what, expired.kind, expired.name, expired.since_s, expired.allowed_s, sig)
         return [(expired.deadline_s, expiry)]
@@ -282,7 +282,7 @@ class Watch:
         cut = expiries.spans({(ended.kind, ended.name): ended.allowed_s}) if ended else Spans()
         return expiries.longest(rank.mark, rank.life.began_s, cut)
 
-    def _read(self, local_rank: int) -> Mark | None:
+    def _read(self, local_rank: int) -> HeartbeatPage | None:
         rank = self._ranks[local_rank]
         mark = self._read_mark(local_rank)
         if mark is None:

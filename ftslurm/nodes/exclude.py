@@ -27,7 +27,7 @@ from ftslurm.nodes.record import (
     encode_exclusion,
     encode_strikes,
     merged,
-    never_set_aside,
+    never_excluded,
     shown,
 )
 from ftslurm.sharedfs.filesystem import FileSystem
@@ -164,7 +164,7 @@ class Exclusions:
         strikes = merged(before, (strike,))
         if strike not in (*before, *(aside.strikes if aside else ())):
             self._publish(self._strikes_path(node), encode_strikes(node, strikes))
-        return (aside or never_set_aside(node, strikes[0])).with_strikes(strikes)
+        return (aside or never_excluded(node, strikes[0])).with_strikes(strikes)
 
     def allow(self, node: str) -> bool:
         """Allow a node again and forget its strikes; False: there was nothing about it.
@@ -288,7 +288,7 @@ class Exclusions:
 def _known(node: str, aside: Exclusion | None, strikes: tuple[Strike, ...]) -> Exclusion | None:
     if aside is None and not strikes:
         return None
-    return (aside or never_set_aside(node, strikes[0])).with_strikes(strikes)
+    return (aside or never_excluded(node, strikes[0])).with_strikes(strikes)
 
 
 def _words(error: OSError) -> str:

@@ -67,7 +67,7 @@ class Exclusion:
         return replace(self, strikes=merged(self.strikes, strikes))
 
 
-def never_set_aside(node: str, strike: Strike) -> Exclusion:
+def never_excluded(node: str, strike: Strike) -> Exclusion:
     """Return what is known of a node that was not set aside when it had its first strike."""
     return Exclusion(node, "", f"run {strike.run}", strike.time_ns, strike.time_ns)
 

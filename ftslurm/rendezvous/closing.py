@@ -6,7 +6,7 @@ import signal
 
 from ftslurm.dataclasses import replace
 from ftslurm.monitor.timeouts import Learned, learn, merge
-from ftslurm.rendezvous.observation import Seen, word_of
+from ftslurm.rendezvous.observation import Observation, record_of
 from ftslurm.rendezvous.state import (
     CLOSED,
     EXIT_FAILED,
@@ -20,21 +20,27 @@ from ftslurm.rendezvous.state import (
 )
 
 
-def end_round(state: State, seen: Seen, outcome: str, reason: str | None, failure: Failure | None) -> State:
+def end_round(
+    state: State, observation: Observation, outcome: str, reason: str | None, failure: Failure | None
+) -> State:
     """Return `state` whose newest round has ended so, in its history."""
     entry = state.past(state.round)
     if entry is None:
         return state
-    state = replace(state, hang=None, learned=_learn(state, seen))
-    return with_history(state, replace(entry, ended_ns=seen.now_ns, outcome=outcome, reason=reason, failure=failure))
+    state = replace(state, hang=None, learned=_learn(state, observation))
+    return with_history(
+        state, replace(entry, ended_ns=observation.now_ns, outcome=outcome, reason=reason, failure=failure)
+    )
 
 
-def _learn(state: State, seen: Seen) -> Learned | None:
+def _learn(state: State, observation: Observation) -> Learned | None:
     """Return the time-outs that the next round starts with, from the last word that each node said of this one."""
     parts = [
-        word.vitals.longest
+        record.vitals.longest
         for participant in state.participants
-        if (word := word_of(participant, seen)) is not None and word.vitals and word.vitals.round == state.round
+        if (record := record_of(participant, observation)) is not None
+        and record.vitals
+        and record.vitals.round == state.round
     ]
     return learn(state.learned, merge(parts)) if parts else state.learned
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from ftslurm.dataclasses import replace
 from ftslurm.health.verdict import FAIL
-from ftslurm.rendezvous.node_record import NodeWord
-from ftslurm.rendezvous.observation import Seen, Timing, alive, word_of
+from ftslurm.rendezvous.node_record import NodeRecord
+from ftslurm.rendezvous.observation import Observation, Timing, alive_nodes, record_of
 from ftslurm.rendezvous.state import State, with_history
 
 STORAGE = "storage-"
@@ -17,25 +17,25 @@ STORAGE = "storage-"
 everywhere."""
 
 
-def excuse_shared_trouble(state: State, seen: Seen, timing: Timing) -> Seen:
+def excuse_shared_trouble(state: State, seen: Observation, timing: Timing) -> Observation:
     """Return what is seen with nodes fit that are unfit only by storage checks which fail alike on all nodes.
 
     One node alone cannot tell whose trouble it is.
     """
-    staying = [word for word in alive(state, seen, timing) if word.reason is None]
-    unfit = [word for word in staying if word.unfit is not None]
+    staying = [record for record in alive_nodes(state, seen, timing) if record.reason is None]
+    unfit = [record for record in staying if record.unhealthy is not None]
     if len(unfit) < 2 or len(unfit) < len(staying):
         return seen
-    shared = set.intersection(*(_failed(word) for word in unfit))
+    shared = set.intersection(*(_failed(record) for record in unfit))
     excused = {
-        word.node: replace(word, unfit=None)
-        for word in unfit
-        if _failed(word) <= shared and all(check.startswith(STORAGE) for check, _ in _failed(word))
+        record.node: replace(record, unhealthy=None)
+        for record in unfit
+        if _failed(record) <= shared and all(check.startswith(STORAGE) for check, _ in _failed(record))
     }
-    return replace(seen, words={**seen.words, **excused}) if excused else seen
+    return replace(seen, records={**seen.records, **excused}) if excused else seen
 
 
-def excuse_shared_failure(state: State, seen: Seen) -> State:
+def excuse_shared_failure(state: State, seen: Observation) -> State:
     """Return `state` with no node to blame for the newest round's failure where all of its nodes have failed alike.
 
     They have when the next round is about to form: each has stopped its ranks and published what failed first there.
@@ -44,8 +44,8 @@ def excuse_shared_failure(state: State, seen: Seen) -> State:
     first = last.failure if last is not None else None
     if last is None or first is None or first.blame is None or len(state.participants) < 2:
         return state
-    words = [word_of(participant, seen) for participant in state.participants]
-    failures = [word.failure for word in words if word is not None and word.failure is not None]
+    records = [record_of(participant, seen) for participant in state.participants]
+    failures = [record.failure for record in records if record is not None and record.failure is not None]
     alike = {
         one.node for one in failures if (one.round, one.kind, one.message) == (first.round, first.kind, first.message)
     }
@@ -54,6 +54,6 @@ def excuse_shared_failure(state: State, seen: Seen) -> State:
     return with_history(state, replace(last, failure=replace(first, blame=None)))
 
 
-def _failed(word: NodeWord) -> set[tuple[str, str]]:
-    found = word.health.findings if word.health is not None else ()
+def _failed(record: NodeRecord) -> set[tuple[str, str]]:
+    found = record.health.findings if record.health is not None else ()
     return {(one.check, one.subject) for one in found if one.status == FAIL}

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ftslurm.rendezvous.closing import describe
-from ftslurm.rendezvous.node_record import NodeWord
+from ftslurm.rendezvous.node_record import NodeRecord
 from ftslurm.rendezvous.state import Failure, State
 
 
-def lemons(state: State, after: int) -> dict[str, str]:
+def repeat_offenders(state: State, after: int) -> dict[str, str]:
     """Return the nodes that were in the first failure's place so often, with the reason in words.
 
     Only failures that the node may be to blame for count, over all attempts of the run that its history has. A failure
@@ -38,14 +38,14 @@ def lemons(state: State, after: int) -> dict[str, str]:
     }
 
 
-def shunned(state: State, words: Mapping[str, NodeWord], after: int) -> dict[str, str]:
+def excluded_nodes(state: State, records: Mapping[str, NodeRecord], after: int) -> dict[str, str]:
     """Return the nodes that others are preferred to, with the reason: lemons, and those set aside before this run."""
-    excluded = {word.node: word.excluded for word in words.values() if word.excluded}
-    return {**excluded, **lemons(state, after)}
+    excluded = {record.node: record.excluded for record in records.values() if record.excluded}
+    return {**excluded, **repeat_offenders(state, after)}
 
 
-def preferred(ready: Sequence[NodeWord], shunned: Mapping[str, str], least: int) -> list[NodeWord]:
+def preferred_nodes(ready: Sequence[NodeRecord], excluded_nodes: Mapping[str, str], least: int) -> list[NodeRecord]:
     """Return those of the ready nodes that should take part: the shunned ones only as far as `least` needs them."""
-    good = [word for word in ready if word.node not in shunned]
-    last = [word for word in ready if word.node in shunned]
+    good = [record for record in ready if record.node not in excluded_nodes]
+    last = [record for record in ready if record.node in excluded_nodes]
     return good + last[: max(0, least - len(good))]

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from ftslurm.dataclasses import dataclass, replace
 from ftslurm.rendezvous.closing import finish
 from ftslurm.rendezvous.fold import begin, fold, hand_over, take_lease
-from ftslurm.rendezvous.node_record import NodeWord, Vitals
-from ftslurm.rendezvous.observation import Shape, Timing
+from ftslurm.rendezvous.node_record import NodeRecord, Vitals
+from ftslurm.rendezvous.observation import RunSpec, Timing
 from ftslurm.rendezvous.observer import Observer
 from ftslurm.rendezvous.state import CLOSED, FORMING, LEFT, READY, RUNNING, Failure, State
 from ftslurm.rendezvous.waiting_lines import WaitingLines
@@ -71,11 +71,11 @@ class View:
     notes: tuple[str, ...]
 
 
-class Superseded(Exception):
+class FencedOut(Exception):
     """Another attempt has taken over the run; this one must stop and may write nothing more."""
 
 
-class Refused(Exception):
+class NodeRefused(Exception):
     """This node asks for something else than the run; both values are in the text."""
 
 
@@ -103,20 +103,20 @@ class Member:
         self,
         fs: FileSystem,
         run: RunDirectory,
-        shape: Shape,
-        word: NodeWord,
+        run_spec: RunSpec,
+        record: NodeRecord,
         timing: Timing,
         pace: Pace,
         now: Callable[[], float],
         now_ns: Callable[[], int],
         nonce: Callable[[], str] = random_nonce,
-        ring: Callable[[Iterable[NodeWord]], None] = lambda words: None,
+        ring: Callable[[Iterable[NodeRecord]], None] = lambda records: None,
         clock: ServerClock | None = None,
     ) -> None:
         self._fs = fs
         self._run = run
-        self._shape = shape
-        self._word = word
+        self._shape = run_spec
+        self._word = record
         self._timing = timing
         self._pace = pace
         self._now = now
@@ -126,7 +126,7 @@ class Member:
         self._clock = clock
         self._cell = FencedCell(fs, run.state, nonce)
         self._notes: list[str] = []
-        self._observer = Observer(fs, run, shape.expected, timing, pace.follow_s, pace.heartbeat_s, now, self._notes)
+        self._observer = Observer(fs, run, run_spec.expected, timing, pace.follow_s, pace.heartbeat_s, now, self._notes)
         self._state: State | None = None
         self._token = 0
         self._coordinator_at_start: str | None = None
@@ -135,27 +135,27 @@ class Member:
         self._dirty = True
         self._waiting_lines = WaitingLines()
         self._rivals: dict[str, tuple[tuple[str, int], int]] = {}
-        self._over: Superseded | RunInUse | Refused | None = None
+        self._over: FencedOut | RunInUse | NodeRefused | None = None
         self._looked_thoroughly_at = float("-inf")
         self._rung_until = float("-inf")
         self._rung_left_s = RUNG_MOST_S
         self._rung_left_at = now()
 
     @property
-    def word(self) -> NodeWord:
+    def record(self) -> NodeRecord:
         """This node's word as it will next be published."""
         return self._word
 
-    def say(self, word: NodeWord) -> None:
+    def publish(self, record: NodeRecord) -> None:
         """Change this node's word, but for its counter; the next tick publishes it."""
-        self._word = replace(word, counter=self._word.counter, clock=self._word.clock)
+        self._word = replace(record, counter=self._word.counter, clock=self._word.clock)
         self._dirty = True
 
-    def mention(self, vitals: Vitals) -> None:
+    def update_vitals(self, vitals: Vitals) -> None:
         """Change this node's vitals: no news, the next heartbeat publishes them."""
         self._word = replace(self._word, vitals=vitals)
 
-    def rung(self) -> None:
+    def wake(self) -> None:
         """Somebody says that there is news: look soon, past all caches, as far as `RUNG_SHARE` allows."""
         now = self._now()
         regained_s = RUNG_SHARE * (now - self._rung_left_at)
@@ -183,14 +183,14 @@ class Member:
         """
         if self._over is not None:
             raise self._over
-        self._observer.begin_look()
+        self._observer.begin_observation()
         self._wrote = False
         try:
             self._look()
         except (OSError, BadFile):
-            self._observer.look_failed()
+            self._observer.observation_failed()
             raise
-        self._observer.look_succeeded(self._wrote)
+        self._observer.observation_succeeded(self._wrote)
         return self.view()
 
     def _look(self) -> None:
@@ -198,16 +198,16 @@ class Member:
             self._follow()
             if not self._owning():
                 self._begin_attempt()
-        except (Superseded, RunInUse) as error:
+        except (FencedOut, RunInUse) as error:
             # For good: the node's file belongs to the other attempt's agent now.
             self._over = error
             raise
         if self._owning():
-            self._check_shape()
+            self._check_run_spec()
             # Not before: another job's agent on this very node may own the run, and the node's file.
-            self._publish_word()
+            self._publish_record()
             self._lead()
-            self._tell_followers()
+            self._notify_followers()
         else:
             self._prove_writable()
 
@@ -254,7 +254,7 @@ class Member:
         nodes = max(len(self._observer.words), min(self._shape.max_nodes, len(self._shape.expected)))
         return 1.0 + nodes / CROWD
 
-    def _check_shape(self) -> None:
+    def _check_run_spec(self) -> None:
         state, mine = self._state, self._shape
         assert state is not None
         asked = (
@@ -264,14 +264,14 @@ class Member:
         wrong = [f"{name} {here} here, {there} in the run" for name, here, there in asked if here != there]
         if wrong:
             reason = f"{self._word.node} asks for something else than the run: {'; '.join(wrong)}"
-            self.say(replace(self._word, status=LEFT, reason=reason))
-            self._publish_word()
-            self._over = Refused(reason)
+            self.publish(replace(self._word, status=LEFT, reason=reason))
+            self._publish_record()
+            self._over = NodeRefused(reason)
             raise self._over
 
     # This node's own word
 
-    def _publish_word(self) -> None:
+    def _publish_record(self) -> None:
         now = self._now()
         if not self._dirty and now - self._published_at < self._pace.heartbeat_s:
             return
@@ -292,7 +292,7 @@ class Member:
             self._clock.published(path, before_ns, self._now_ns())
             self._word = replace(self._word, clock=self._clock.offset)
         if said and self._state is not None and not self._coordinating():
-            leader = self._observer.coordinators_word(self._state)
+            leader = self._observer.coordinator_record(self._state)
             self._ring([leader] if leader is not None else [])
 
     def _prove_writable(self) -> None:
@@ -304,13 +304,13 @@ class Member:
             self._published_at = now
             self._wrote = True
 
-    def _tell_followers(self) -> None:
+    def _notify_followers(self) -> None:
         """Have the coordinator's word name the newest state at once: followers look there first."""
         if self._coordinating() and self._word.token < self._token:
             self._dirty = True
-            self._publish_word()
-            others = [word for word in self._observer.words.values() if word.node != self._word.node]
-            self._ring(word for word in others if word.attempt == self._word.attempt and word.status != LEFT)
+            self._publish_record()
+            others = [record for record in self._observer.words.values() if record.node != self._word.node]
+            self._ring(record for record in others if record.attempt == self._word.attempt and record.status != LEFT)
 
     # The state
 
@@ -338,7 +338,7 @@ class Member:
             self._coordinator_at_start = state.coordinator.incarnation
         if self._state is not None and self._state.coordinator != state.coordinator:
             # Who took the lease meanwhile lives, however long it had been silent, and even if its word cannot be read.
-            self._observer.heard(state.coordinator.node)
+            self._observer.on_sign_of_life(state.coordinator.node)
         self._state, self._token = state, newest.token
         # It was worth it.
         self._rung_left_s += max(0.0, self._rung_until - self._now())
@@ -361,14 +361,14 @@ class Member:
     def _begin_attempt(self) -> None:
         old, mine = self._state, self._shape.attempt
         if old is not None and (mine in old.attempts or _requeued_since(mine, old.attempt)):
-            raise Superseded(f"attempt {old.attempt} has taken over this run")
+            raise FencedOut(f"attempt {old.attempt} has taken over this run")
         if old is not None and not _requeued_since(old.attempt, mine) and not self._abandoned(old):
             return
-        word = self._word
+        record = self._word
         # Everybody may try: the cell lets one win, and the others read what it published.
-        self._set(begin(old, self._shape, word.node, word.incarnation, self._now_ns()))
+        self._set(begin(old, self._shape, record.node, record.incarnation, self._now_ns()))
         if self._state is not None and self._state.attempt != mine and mine in self._state.attempts:
-            raise Superseded(f"attempt {self._state.attempt} has taken over this run")
+            raise FencedOut(f"attempt {self._state.attempt} has taken over this run")
 
     def _abandoned(self, old: State) -> bool:
         """Tell whether the other job that owns the run has ended: it said so, all its agents left, or all are silent.
@@ -378,10 +378,10 @@ class Member:
         """
         if old.phase == CLOSED:
             return True
-        self._observer.read_words()
-        words = [word for word in self._observer.words.values() if word.attempt == old.attempt]
-        staying = [word for word in words if word.status != LEFT]
-        signs = {word.node: (word.incarnation, word.counter) for word in staying}
+        self._observer.read_records()
+        records = [record for record in self._observer.words.values() if record.attempt == old.attempt]
+        staying = [record for record in records if record.status != LEFT]
+        signs = {record.node: (record.incarnation, record.counter) for record in staying}
         # The state is a sign of life too, for an attempt whose agents have not said a word yet.
         signs[""] = (old.attempt, self._token)
         changes = 0
@@ -393,18 +393,18 @@ class Member:
         if changes >= SIGNS_OF_LIFE:
             raise RunInUse(f"job {old.attempt.rpartition('.')[0]} is running in {self._run.root}")
         silent_s = min(self._observer.silent_s(node, sign) for node, sign in signs.items())
-        return self._all_left(old, words) or silent_s >= self._timing.node_timeout_s
+        return self._all_left(old, records) or silent_s >= self._timing.node_timeout_s
 
     @staticmethod
-    def _all_left(old: State, words: Sequence[NodeWord]) -> bool:
+    def _all_left(old: State, records: Sequence[NodeRecord]) -> bool:
         """Tell whether all agents of that attempt have left.
 
         One whose record cannot be read now may be alive, and so may those that only a dead coordinator knew of.
         """
-        left = {(word.node, word.incarnation) for word in words if word.status == LEFT}
+        left = {(record.node, record.incarnation) for record in records if record.status == LEFT}
         needed = {(participant.node, participant.incarnation) for participant in old.participants}
         needed.add((old.coordinator.node, old.coordinator.incarnation))
-        return needed <= left and all(word.status == LEFT for word in words)
+        return needed <= left and all(record.status == LEFT for record in records)
 
     # The lease
 
@@ -419,10 +419,10 @@ class Member:
             self._set(take_lease(state, self._word.node, self._word.incarnation))
 
     def _coordinating(self) -> bool:
-        state, word = self._state, self._word
+        state, record = self._state, self._word
         return state is not None and (state.coordinator.node, state.coordinator.incarnation) == (
-            word.node,
-            word.incarnation,
+            record.node,
+            record.incarnation,
         )
 
     def _token_of_coordinator(self, state: State) -> int | None:
@@ -432,10 +432,10 @@ class Member:
         the state meanwhile, but to close it, and that the coordinator learns at once. When it has left or missed two
         heartbeats it may have been replaced.
         """
-        word = self._observer.look_at_coordinator(state)
-        if word is None or word.status == LEFT or self._observer.coordinator_silent_s >= 2 * self._pace.heartbeat_s:
+        record = self._observer.read_coordinator(state)
+        if record is None or record.status == LEFT or self._observer.coordinator_silent_s >= 2 * self._pace.heartbeat_s:
             return None
-        return word.token
+        return record.token
 
     def _coordinator_is_gone(self, state: State) -> bool:
         if self._word.status == LEFT:
@@ -445,8 +445,8 @@ class Member:
             return True
         # Two looks must lie closer together than what counts as a stall, or silence is never measured.
         rest_s = min(self._pace.heartbeat_s, self._timing.node_timeout_s / 4)
-        word = self._observer.look_at_coordinator(state, at_least_every_s=rest_s)
-        if word is not None and word.status == LEFT:
+        record = self._observer.read_coordinator(state, at_least_every_s=rest_s)
+        if record is not None and record.status == LEFT:
             return True
         patience_s = self._timing.node_timeout_s + self._place_in_line(state) * self._pace.heartbeat_s
         return self._observer.coordinator_silent_s >= patience_s
@@ -459,11 +459,11 @@ class Member:
     # Coordinating
 
     def _coordinate(self, state: State) -> None:
-        seen = self._observer.look(state, self._word, self._now_ns())
-        folded = fold(state, seen, self._timing)
+        observation = self._observer.observe(state, self._word, self._now_ns())
+        folded = fold(state, observation, self._timing)
         if self._word.status == LEFT and folded.phase != CLOSED:
-            folded = hand_over(folded, seen, self._timing)
-        if line := self._waiting_lines.line(folded, seen, self._timing):
+            folded = hand_over(folded, observation, self._timing)
+        if line := self._waiting_lines.line(folded, observation, self._timing):
             self._notes.append(line)
         if folded is not state:
             self._set(folded)
@@ -482,8 +482,8 @@ def _restart_of(attempt: str) -> tuple[str, int]:
     return (job, int(restart)) if restart.isdecimal() and len(restart) < 10 else (attempt, 0)
 
 
-def first_word(node: str, incarnation: str, attempt: str, position: int, slots: int) -> NodeWord:
+def first_record(node: str, incarnation: str, attempt: str, position: int, slots: int) -> NodeRecord:
     """Return the word of an agent that has just started; the caller fills in where it can be reached."""
-    return NodeWord(
+    return NodeRecord(
         node, incarnation, 0, attempt, position, slots, node, os.getpid(), node, 0, READY, 0, None, None, None, 0, 0
     )

@@ -86,7 +86,7 @@ def _read_intervals(value: object, where: str) -> tuple[tuple[int, int], ...]:
 
 
 @dataclass(frozen=True)
-class NodeWord:
+class NodeRecord:
     """What a node says of itself, in its own file; nobody else writes it.
 
     Attributes:
@@ -133,14 +133,14 @@ class NodeWord:
     stop_signal: str | None
     token: int
     time_ns: int
-    bell: int = 0
+    doorbell_port: int = 0
     hang: Hang | None = None
-    shown: int = 0
+    stacks_collected: int = 0
     vitals: Vitals | None = None
     clock: ClockOffset | None = None
     health: Health | None = None
-    unfit: str | None = None
-    looking: bool = False
+    unhealthy: str | None = None
+    health_pending: bool = False
     excluded: str | None = None
     to_be_replaced: bool = False
     predecessor: Predecessor | None = None
@@ -150,13 +150,13 @@ class NodeWord:
         return encode({"schema": NODE_SCHEMA, "version": NODE_VERSION, **asdict(self)})
 
     @staticmethod
-    def decode(data: bytes, where: str) -> NodeWord:
+    def decode(data: bytes, where: str) -> NodeRecord:
         """Read it back; `BadFile` names `where` and what is wrong."""
         fields = Fields(decode(data, where, NODE_SCHEMA, NODE_VERSION), where)
         status = fields.text("status")
         if status not in STATUSES:
             raise BadFile(f"{where}: field 'status' should be one of {', '.join(STATUSES)}, found {status!r}")
-        return NodeWord(
+        return NodeRecord(
             fields.text("node"),
             fields.text("incarnation"),
             fields.number("counter"),

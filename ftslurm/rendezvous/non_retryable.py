@@ -12,7 +12,7 @@ SAME_RANK, ANY_RANK = 2, 3
 """So many rounds in a row, failed at start in the same way by the same rank, or by any, are enough."""
 
 
-def hopeless(failures: Sequence[Failure]) -> str | None:
+def why_non_retryable(failures: Sequence[Failure]) -> str | None:
     """Return why the ranks would fail again, in words; None: they might not."""
     return next((failure.again for failure in failures if failure.again), None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ftslurm.dataclasses import dataclass
-from ftslurm.rendezvous.node_record import NodeWord
+from ftslurm.rendezvous.node_record import NodeRecord
 from ftslurm.rendezvous.state import READY, Participant, State
 
 AT_ONCE, NEXT_ROUND, NEVER = "at-once", "next-round", "never"
@@ -37,13 +37,13 @@ class Timing:
     stop_spread_s: float = 2.0
     settle_s: float = 2.0
     rejoin: str = NEXT_ROUND
-    show_s: float = 10.0
-    agree_s: float = 1.0
-    set_aside_after: int = 2
+    stack_collection_s: float = 10.0
+    signature_s: float = 1.0
+    exclude_after: int = 2
 
 
 @dataclass(frozen=True)
-class Seen:
+class Observation:
     """What the coordinator sees.
 
     Attributes:
@@ -58,11 +58,11 @@ class Seen:
         unproven: nodes whose record has not changed since this coordinator first read it: perhaps they are dead.
     """
 
-    words: Mapping[str, NodeWord]
+    records: Mapping[str, NodeRecord]
     silent_s: Mapping[str, float]
     forming_for_s: float
     now_ns: int
-    told_for_s: float = 0.0
+    stop_requested_s: float = 0.0
     joining_for_s: float = 0.0
     hanging_for_s: float = 0.0
     failing_for_s: float = 0.0
@@ -70,7 +70,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Shape:
+class RunSpec:
     """What an attempt asks for; see `State` for the fields."""
 
     run_id: str
@@ -81,39 +81,41 @@ class Shape:
     max_restarts: int
 
 
-def may_join(word: NodeWord) -> bool:
+def may_join(record: NodeRecord) -> bool:
     """Tell whether the node could take part in a round that forms now."""
-    return word.status == READY and word.reason is None and word.unfit is None and not word.looking
+    return record.status == READY and record.reason is None and record.unhealthy is None and not record.health_pending
 
 
-def waiting(state: State, words: Mapping[str, NodeWord]) -> list[NodeWord]:
+def waiting_nodes(state: State, records: Mapping[str, NodeRecord]) -> list[NodeRecord]:
     """Return the words of nodes that could take part and have no part in the newest round."""
     return [
-        word
-        for word in words.values()
-        if word.attempt == state.attempt and may_join(word) and state.participant(word.node, word.incarnation) is None
+        record
+        for record in records.values()
+        if record.attempt == state.attempt
+        and may_join(record)
+        and state.participant(record.node, record.incarnation) is None
     ]
 
 
-def word_of(participant: Participant, seen: Seen) -> NodeWord | None:
+def record_of(participant: Participant, observation: Observation) -> NodeRecord | None:
     """Return the participant's word, None when its node has none or speaks for another agent by now."""
-    word = seen.words.get(participant.node)
-    return word if word is not None and word.incarnation == participant.incarnation else None
+    record = observation.records.get(participant.node)
+    return record if record is not None and record.incarnation == participant.incarnation else None
 
 
-def alive(state: State, seen: Seen, timing: Timing) -> list[NodeWord]:
+def alive_nodes(state: State, observation: Observation, timing: Timing) -> list[NodeRecord]:
     """Return the words of this attempt's agents that are neither silent nor gone."""
     return [
-        word
-        for node, word in seen.words.items()
-        if word.attempt == state.attempt
-        and seen.silent_s.get(node, 0.0) < timing.node_timeout_s
-        and not (word.status == "left" and not word.stop_signal)
+        record
+        for node, record in observation.records.items()
+        if record.attempt == state.attempt
+        and observation.silent_s.get(node, 0.0) < timing.node_timeout_s
+        and not (record.status == "left" and not record.stop_signal)
     ]
 
 
-def replaced(state: State, participant: Participant, seen: Seen) -> bool:
+def is_replaced(state: State, participant: Participant, observation: Observation) -> bool:
     """Tell whether another agent speaks for that participant's node by now."""
     # Another attempt's word proves nothing: it is an old one read late, or an agent that has no business here.
-    word = seen.words.get(participant.node)
-    return word is not None and word.incarnation != participant.incarnation and word.attempt == state.attempt
+    record = observation.records.get(participant.node)
+    return record is not None and record.incarnation != participant.incarnation and record.attempt == state.attempt

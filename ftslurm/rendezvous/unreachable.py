@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ftslurm.rendezvous.closing import close, describe
-from ftslurm.rendezvous.node_record import NodeWord
-from ftslurm.rendezvous.observation import Seen, Timing
+from ftslurm.rendezvous.node_record import NodeRecord
+from ftslurm.rendezvous.observation import Observation, Timing
 from ftslurm.rendezvous.state import EXIT_FAILED, FAILED, UNREACHABLE, RoundHistory, State
 
 FIRST_WAIT_S = 0.5
@@ -41,7 +41,7 @@ def _wait_s(count: int) -> float:
     return float(min(FIRST_WAIT_S * 2 ** min(count - 1, 30), LONGEST_WAIT_S))
 
 
-def give_up(state: State, seen: Seen, timing: Timing) -> State | None:
+def give_up(state: State, observation: Observation, timing: Timing) -> State | None:
     """Close the attempt when this has gone on for the join time-out; None: try again."""
     rounds = unreachable_rounds(state)
     spent_s = sum(_wait_s(count) for count in range(1, len(rounds) + 1))
@@ -50,7 +50,7 @@ def give_up(state: State, seen: Seen, timing: Timing) -> State | None:
     last = rounds[0].failure
     assert last is not None
     why = f"{len(rounds)} rounds in a row could not begin (--join-timeout {timing.join_timeout_s:g})"
-    return close(state, FAILED, f"{describe(last)}; {why}", EXIT_FAILED, seen.now_ns)
+    return close(state, FAILED, f"{describe(last)}; {why}", EXIT_FAILED, observation.now_ns)
 
 
 def involvement(state: State) -> Mapping[str, tuple[int, int]]:
@@ -67,7 +67,7 @@ def involvement(state: State) -> Mapping[str, tuple[int, int]]:
     return {node: (count, masters[node]) for node, count in ends.items()}
 
 
-def reachable_first(state: State, ready: Sequence[NodeWord]) -> list[NodeWord]:
+def reachable_first(state: State, ready: Sequence[NodeRecord]) -> list[NodeRecord]:
     """Return the nodes from which to choose; after an unreachable round only as many as can take part.
 
     The least involved come first, then those of the last round, then Slurm's order. Those involved often are left out
@@ -77,16 +77,16 @@ def reachable_first(state: State, ready: Sequence[NodeWord]) -> list[NodeWord]:
     if not involved:
         return list(ready)
     before = {participant.node for participant in state.participants}
-    key = lambda word: (involved.get(word.node, (0, 0)), word.node not in before, word.position)  # noqa: E731
-    often = [word for word in ready if involved.get(word.node, (0, 0))[0] >= PROVEN]
+    key = lambda record: (involved.get(record.node, (0, 0)), record.node not in before, record.position)  # noqa: E731
+    often = [record for record in ready if involved.get(record.node, (0, 0))[0] >= PROVEN]
     size = max(state.min_nodes, len(ready) - len(often))
     return sorted(ready, key=key)[: min(size, state.max_nodes)]
 
 
-def with_another_master(state: State, chosen: Sequence[NodeWord]) -> list[NodeWord]:
+def with_another_master(state: State, chosen: Sequence[NodeRecord]) -> list[NodeRecord]:
     """Return the nodes of a round in the order of their ranks, with the least involved one as the master."""
     involved = involvement(state)
     if not involved or not chosen:
         return list(chosen)
-    master = min(chosen, key=lambda word: involved.get(word.node, (0, 0)))
-    return [master, *(word for word in chosen if word is not master)]
+    master = min(chosen, key=lambda record: involved.get(record.node, (0, 0)))
+    return [master, *(record for record in chosen if record is not master)]

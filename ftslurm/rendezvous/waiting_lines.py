@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ftslurm.rendezvous.observation import Seen, Timing, may_join
+from ftslurm.rendezvous.observation import Observation, Timing, may_join
 from ftslurm.rendezvous.state import FORMING, LEFT, READY, State
 
 FIRST_S = 5.0
@@ -30,7 +30,7 @@ class WaitingLines:
         self._interval_s = FIRST_S
         self._reasons = ""
 
-    def line(self, state: State, seen: Seen, timing: Timing) -> str | None:
+    def line(self, state: State, seen: Observation, timing: Timing) -> str | None:
         """Return a line if one is due, else None; to be called on each tick of the coordinator."""
         if state.phase != FORMING or state.round != self._round:
             self._begin(state.round)
@@ -42,12 +42,12 @@ class WaitingLines:
             return None
         self._reasons, self._line_at_s = reasons, seen.forming_for_s
         self._interval_s = min(LONGEST_S, 2 * self._interval_s)
-        ready = sum(word.attempt == state.attempt and may_join(word) for word in seen.words.values())
+        ready = sum(record.attempt == state.attempt and may_join(record) for record in seen.records.values())
         number = f"{ready} of {state.min_nodes} nodes are ready after {seen.forming_for_s:.0f} s"
         return f"round {state.round + 1} waits: {number}" + (f"; {reasons}" if reasons else "")
 
 
-def _grouped(state: State, seen: Seen, timing: Timing) -> Iterator[str]:
+def _grouped(state: State, seen: Observation, timing: Timing) -> Iterator[str]:
     groups: dict[str, list[str]] = {}
     for node, why in _waited_for(state, seen, timing):
         groups.setdefault(why, []).append(node)
@@ -56,22 +56,22 @@ def _grouped(state: State, seen: Seen, timing: Timing) -> Iterator[str]:
         yield f"{', '.join(nodes[:NAMED])}{more}: {why}"
 
 
-def _waited_for(state: State, seen: Seen, timing: Timing) -> Iterator[tuple[str, str]]:
+def _waited_for(state: State, seen: Observation, timing: Timing) -> Iterator[tuple[str, str]]:
     """Yield each node that does not take part yet, with the reason."""
-    known = {word.node: word for word in seen.words.values() if word.attempt == state.attempt}
+    known = {record.node: record for record in seen.records.values() if record.attempt == state.attempt}
     for node in state.expected:
         if node not in known:
             yield node, "no record of its agent yet"
-    for node, word in sorted(known.items(), key=lambda one: (one[1].position, one[0])):
-        if word.status == LEFT or word.reason is not None:
-            yield node, f"left ({word.reason})" if word.reason else "left"
+    for node, record in sorted(known.items(), key=lambda one: (one[1].position, one[0])):
+        if record.status == LEFT or record.reason is not None:
+            yield node, f"left ({record.reason})" if record.reason else "left"
         elif seen.silent_s.get(node, 0.0) >= timing.node_timeout_s:
             yield node, "silent"
-        elif word.unfit is not None:
-            yield node, f"unfit ({word.unfit})"
-        elif word.looking:
+        elif record.unhealthy is not None:
+            yield node, f"unfit ({record.unhealthy})"
+        elif record.health_pending:
             yield node, "its health is being checked"
-        elif word.status != READY:
-            yield node, f"its workers of round {word.round} have not ended"
+        elif record.status != READY:
+            yield node, f"its workers of round {record.round} have not ended"
         elif node in seen.unproven:
             yield node, "no sign of life since the coordinator changed"

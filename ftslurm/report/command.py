@@ -221,7 +221,7 @@ def make_report(
     """
     from ftslurm.report.analysis import analyse
     from ftslurm.report.gathering import gather
-    from ftslurm.report.scheduler_query import asked
+    from ftslurm.report.scheduler_query import scheduler_query
 
     now_ns = time.time_ns() if now_ns is None else now_ns
     if round_number is None and (rank is not None or every):
@@ -230,7 +230,7 @@ def make_report(
         round_number = first["focus"] or (first["rounds"][-1]["round"] if first["rounds"] else None)
     snapshot = gather(directory, now_ns=now_ns, round_number=round_number, rank=rank, every=every)
     report = analyse(snapshot, round_number=round_number, rank=rank, every=every)
-    more = None if offline else asked(snapshot, report)
+    more = None if offline else scheduler_query(snapshot, report)
     return report if more is None else analyse(more, round_number=round_number, rank=rank, every=every)
 
 

@@ -25,8 +25,8 @@ from ftslurm.report.facts import (
     Failure,
     Frame,
     History,
-    Lost,
-    NodeWord,
+    LostNode,
+    NodeRecordFacts,
     Participant,
     Predecessor,
     Progress,
@@ -51,7 +51,7 @@ from ftslurm.report.fields import (
     text,
     texts,
 )
-from ftslurm.report.host_resources import cuda_from, sections_from, surroundings_from
+from ftslurm.report.host_resources import cuda_from, host_resources_from, sections_from
 
 _Part = tuple[str, "str | None", str, "str | None", str]  # kind, type, module, where and like of `Short`
 
@@ -89,7 +89,7 @@ __all__ = [
     "attempt_from",
     "check_schema",
     "defect_from",
-    "node_word_from",
+    "node_record_from",
     "rank_error_from",
     "round_node_from",
 ]
@@ -149,9 +149,9 @@ def step_from(o: Json) -> StepEnd:
     return StepEnd(need_text(o, "attempt"), integer(o, "ended_ns"), integer(o, "exit_code"), text(o, "signal"))
 
 
-def node_word_from(o: Json) -> NodeWord:
+def node_record_from(o: Json) -> NodeRecordFacts:
     """``nodes/<node>.json``."""
-    return NodeWord(
+    return NodeRecordFacts(
         node=need_text(o, "node"),
         attempt=text(o, "attempt"),
         host=text(o, "host"),
@@ -162,7 +162,7 @@ def node_word_from(o: Json) -> NodeWord:
         time_ns=integer(o, "time_ns"),
         clock=_clock(o.get("clock")),
         health=_health(o.get("health")),
-        unfit=_reason(o, "unfit"),
+        unhealthy=_reason(o, "unfit"),
         excluded=_reason(o, "excluded"),
         incarnation=text(o, "incarnation"),
         predecessor=_predecessor(o.get("predecessor")),
@@ -245,7 +245,7 @@ def state_from(o: Json, token: int) -> State:
             for p in objects(o, "participants")
         ),
         lost=tuple(
-            Lost(need_text(x, "node"), integer(x, "round") or 0, integer(x, "time_ns"), number(x, "silent_s"))
+            LostNode(need_text(x, "node"), integer(x, "round") or 0, integer(x, "time_ns"), number(x, "silent_s"))
             for x in objects(o, "lost")
         ),
         history=tuple(_history(h) for h in objects(o, "history")),
@@ -285,7 +285,7 @@ def rank_error_from(value: object, rank: int) -> RankError:
         traceback=text(extra, "py_callstack") or None,
         exception=_exc(exception, MAX_CHAIN),
         stacks=text(ours, "stacks") or None,
-        surroundings=surroundings_from(ours),
+        host_resources=host_resources_from(ours),
         sections=sections_from(ours.get("sections")),
         cuda=cuda_from(ours.get("cuda")),
         exit_message=exit_message,

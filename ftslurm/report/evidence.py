@@ -11,7 +11,7 @@ from ftslurm.failures.reason import is_code
 from ftslurm.failures.record_summary import is_library
 from ftslurm.failures.signature import of_output
 from ftslurm.report.facts import Frame, LogTail
-from ftslurm.report.failed_worker import Suspect
+from ftslurm.report.failed_worker import FailedWorker
 
 LOG_LINES = 20
 LOG_LINE_LIMIT = 1000
@@ -27,7 +27,7 @@ VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\d+")
 Dict = dict[str, Any]
 
 
-def worker_failure(number: int, suspect: Suspect, tails: Sequence[LogTail], cwd: str | None) -> Dict:
+def worker_failure(number: int, suspect: FailedWorker, tails: Sequence[LogTail], cwd: str | None) -> Dict:
     """Describe a failed worker in full; see `ftslurm.report.analysis` for the keys."""
     where, raised_in = _places(suspect, cwd)
     cause = suspect.cause
@@ -65,7 +65,7 @@ def worker_failure(number: int, suspect: Suspect, tails: Sequence[LogTail], cwd:
     }
 
 
-def short(suspect: Suspect) -> Dict:
+def short(suspect: FailedWorker) -> Dict:
     """Describe a failed worker in one line's worth."""
     return {
         "rank": suspect.rank,
@@ -79,7 +79,7 @@ def short(suspect: Suspect) -> Dict:
     }
 
 
-def signature(suspect: Suspect) -> str:
+def signature(suspect: FailedWorker) -> str:
     """Return what two failures of the same kind have in common: the text without its numbers."""
     if suspect.cause.role == CASCADE:
         # How a broken connection shows differs from rank to rank; it is one thing all the same.
@@ -88,7 +88,7 @@ def signature(suspect: Suspect) -> str:
     return f"{suspect.cause.name}|{VARIABLE.sub('#', line)}"
 
 
-def _compared(number: int, suspect: Suspect, tails: Sequence[LogTail]) -> str:
+def _compared(number: int, suspect: FailedWorker, tails: Sequence[LogTail]) -> str:
     """Return what failures of several rounds are compared by: of a bare exit code the end of stderr, too."""
     kind = signature(suspect)
     said = suspect.exception is not None and not is_code(suspect.exception.message)
@@ -98,7 +98,7 @@ def _compared(number: int, suspect: Suspect, tails: Sequence[LogTail]) -> str:
     return f"{kind}|{end or f'round {number}'}"
 
 
-def _traceback(suspect: Suspect) -> str | None:
+def _traceback(suspect: FailedWorker) -> str | None:
     if suspect.traceback or suspect.exception is None or not suspect.frames:
         return suspect.traceback
     lines = [_HEADER]
@@ -109,7 +109,7 @@ def _traceback(suspect: Suspect) -> str | None:
     return "\n".join([*lines, suspect.what])
 
 
-def _places(suspect: Suspect, cwd: str | None) -> tuple[Dict | None, Dict | None]:
+def _places(suspect: FailedWorker, cwd: str | None) -> tuple[Dict | None, Dict | None]:
     """Return the innermost place in the user's own code and, if it is another one, where it was raised."""
     frames = suspect.frames
     if not frames:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ftslurm.dataclasses import dataclass, field
-from ftslurm.failures.causes import ROWS, Cause, Surroundings
+from ftslurm.failures.causes import ROWS, Cause, HostResources
 from ftslurm.health.node_health import Health
 from ftslurm.monitor.stacksfile import RankStacks
 from ftslurm.report.clocks import Clocks
@@ -88,7 +88,7 @@ class RankError:
     traceback: str | None
     exception: Exc | None
     stacks: str | None
-    surroundings: Surroundings | None = None
+    host_resources: HostResources | None = None
     sections: tuple[tuple[str, float], ...] = ()
     cuda: tuple[tuple[str, int], ...] = ()
     exit_message: str = ""
@@ -176,7 +176,7 @@ class Predecessor(NamedTuple):
     time_ns: int | None
 
 
-class NodeWord(NamedTuple):
+class NodeRecordFacts(NamedTuple):
     """A node's last word on itself; ``unfit`` and ``excluded``: why it may take part in no round, or should not."""
 
     node: str
@@ -189,7 +189,7 @@ class NodeWord(NamedTuple):
     time_ns: int | None
     clock: Clock | None = None
     health: Health | None = None
-    unfit: str | None = None
+    unhealthy: str | None = None
     excluded: str | None = None
     incarnation: str | None = None
     predecessor: Predecessor | None = None
@@ -205,7 +205,7 @@ class Participant:
 
 
 @dataclass(frozen=True)
-class Lost:
+class LostNode:
     """A node that the coordinator gave up; ``time_ns`` is when, ``silent_s`` how long it had said nothing."""
 
     node: str
@@ -253,7 +253,7 @@ class State:
     phase: str
     round: int
     participants: tuple[Participant, ...]
-    lost: tuple[Lost, ...]
+    lost: tuple[LostNode, ...]
     history: tuple[History, ...]
     closed: Closed | None
     coordinator: str | None = None
@@ -384,7 +384,7 @@ class Snapshot:
     run: Run | None = None
     attempts: tuple[Attempt, ...] = ()
     state: State | None = None
-    nodes: tuple[NodeWord, ...] = ()
+    nodes: tuple[NodeRecordFacts, ...] = ()
     rounds: tuple[RoundFiles, ...] = ()
     skipped_rounds: int = 0
     problems: tuple[Problem, ...] = ()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ftslurm.dataclasses import dataclass, replace
 from ftslurm.failures import proof_lines
-from ftslurm.failures.causes import CASCADE, ROWS, Cause, Evidence, Surroundings, describe, find
+from ftslurm.failures.causes import CASCADE, ROWS, Cause, Evidence, HostResources, describe, find
 from ftslurm.failures.evidence import CAUSE, CONTEXT, MEMBER
 from ftslurm.failures.record_summary import VARIES
 from ftslurm.report.facts import Exc, Frame, LogTail
@@ -17,7 +17,7 @@ _cascades: dict[tuple[object, ...], Cause] = {}
 
 
 @dataclass(frozen=True)
-class Suspect:
+class FailedWorker:
     """A worker that failed by itself, with everything that is known of it; ``lines`` are the proofs in words."""
 
     rank: int
@@ -39,7 +39,7 @@ class Suspect:
     cause: Cause
     what: str
     life_s: float | None = None
-    surroundings: Surroundings | None = None
+    host_resources: HostResources | None = None
     sections: tuple[tuple[str, float], ...] = ()
     cuda: tuple[tuple[str, int], ...] = ()
     lines: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ class Suspect:
     exit_message: str = ""
 
 
-def judge(suspect: Suspect, tails: Sequence[LogTail], rows: Sequence[Cause]) -> Suspect:
+def judge(suspect: FailedWorker, tails: Sequence[LogTail], rows: Sequence[Cause]) -> FailedWorker:
     """Return the suspect with the cause of its failure, said in words, and with what proves it."""
     key = _alike(suspect) if not tails and rows is ROWS else None
     known = _cascades.get(key) if key is not None else None
@@ -61,7 +61,7 @@ def judge(suspect: Suspect, tails: Sequence[LogTail], rows: Sequence[Cause]) -> 
     return judged
 
 
-def _alike(suspect: Suspect) -> tuple[object, ...] | None:
+def _alike(suspect: FailedWorker) -> tuple[object, ...] | None:
     """What decides whether a plain exception is a cascade; None if more than that has to be looked at.
 
     When one rank of 16,384 fails, the others break their connections to it, and their messages differ in addresses and
@@ -75,17 +75,17 @@ def _alike(suspect: Suspect) -> tuple[object, ...] | None:
     return suspect.kind, exception.type, exception.module, message, files, suspect.exit_code, suspect.signal
 
 
-def _decided(suspect: Suspect, exception: Exc, cause: Cause) -> Suspect:
+def _decided(suspect: FailedWorker, exception: Exc, cause: Cause) -> FailedWorker:
     raised = (exception.type, exception.module, exception.message)
     evidence = Evidence(suspect.kind, *raised, exit_code=suspect.exit_code, exit_message=suspect.exit_message)
     what = describe(evidence, cause)
     # As `replace` would do it, without calling __init__ for 16,384 ranks.
-    decided = object.__new__(Suspect)
+    decided = object.__new__(FailedWorker)
     decided.__dict__.update(suspect.__dict__, cause=cause, what=what, lines=())
     return decided
 
 
-def _judge(suspect: Suspect, tails: Sequence[LogTail], rows: Sequence[Cause]) -> Suspect:
+def _judge(suspect: FailedWorker, tails: Sequence[LogTail], rows: Sequence[Cause]) -> FailedWorker:
     by_stream = {t.stream: t.text for t in tails}
     evidence = evidence_of(suspect, by_stream.get("stderr", ""))
     cause, where = find(evidence, rows)
@@ -98,7 +98,7 @@ def _judge(suspect: Suspect, tails: Sequence[LogTail], rows: Sequence[Cause]) ->
     )
 
 
-def evidence_of(suspect: Suspect, stderr: str) -> Evidence:
+def evidence_of(suspect: FailedWorker, stderr: str) -> Evidence:
     """Return what the causes are judged by; ``stderr`` is the end of the worker's."""
     whole = Evidence(
         kind=suspect.kind,
@@ -109,7 +109,7 @@ def evidence_of(suspect: Suspect, stderr: str) -> Evidence:
         tail=stderr,
         life_s=suspect.life_s,
         core_dumped=suspect.core_dumped,
-        surroundings=suspect.surroundings,
+        host_resources=suspect.host_resources,
         sections=suspect.sections,
         cuda=suspect.cuda,
         scheduler=suspect.scheduler,

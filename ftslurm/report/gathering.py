@@ -25,7 +25,7 @@ from ftslurm.report.decode import (
     attempt_from,
     check_schema,
     defect_from,
-    node_word_from,
+    node_record_from,
     round_node_from,
     run_from,
     state_from,
@@ -35,7 +35,7 @@ from ftslurm.report.facts import (
     Attempt,
     Defect,
     LogTail,
-    NodeWord,
+    NodeRecordFacts,
     Problem,
     RankError,
     RoundFiles,
@@ -45,9 +45,9 @@ from ftslurm.report.facts import (
     State,
     StepEnd,
 )
-from ftslurm.report.failed_worker import Suspect
+from ftslurm.report.failed_worker import FailedWorker
 from ftslurm.report.hang_records import hang_of
-from ftslurm.report.parallel_read import overlapped
+from ftslurm.report.parallel_read import read_in_parallel
 from ftslurm.report.reading import list_directory, open_folder, parse_json, read_file, read_tail
 from ftslurm.report.record_patterns import Alike
 from ftslurm.report.sampling import examples, stand_in
@@ -203,7 +203,7 @@ class _Reader:
         if folder is None:
             return
         try:
-            for name, data in zip(names, overlapped(read, names), strict=True):
+            for name, data in zip(names, read_in_parallel(read, names), strict=True):
                 if isinstance(data, bytes):
                     yield name, data
                 elif data is not None:
@@ -264,9 +264,9 @@ class _Reader:
             raise Malformed("its header names another generation than its name")
         return state_from(check_schema(parse_json(payload), "ftslurm/state"), token)
 
-    def node_words(self) -> Iterable[NodeWord]:
+    def node_words(self) -> Iterable[NodeRecordFacts]:
         parent = self.directory / "nodes"
-        for _, word in self.records(parent, _published(self.listing(parent)[0]), "ftslurm/node", node_word_from):
+        for _, word in self.records(parent, _published(self.listing(parent)[0]), "ftslurm/node", node_record_from):
             yield word
 
     def round_numbers(self) -> list[int]:
@@ -399,7 +399,7 @@ class _Reader:
         base = Path(logs) if logs and os.path.isabs(logs) and "\0" not in logs else self.directory
         return base / "rounds" / f"{files.number:06d}" / "ranks"
 
-    def tails(self, folder: Path, suspect: Suspect, *, first: bool) -> Iterable[LogTail]:
+    def tails(self, folder: Path, suspect: FailedWorker, *, first: bool) -> Iterable[LogTail]:
         yield from self.logs(folder / f"{suspect.rank:05d}", ("stderr", "stdout") if first else ("stderr",))
         if first and suspect.stacks is None and suspect.exception is None:
             ranks = self.directory / "rounds" / folder.parent.name / "ranks"

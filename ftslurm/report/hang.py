@@ -62,7 +62,7 @@ def hang_failure(
     node, worker = _seen(files, rank)
     accused = [rank for group in verdict.suspects for rank in group.ranks]
     shown = suspect or next((group for group in verdict.groups if hang.rank in group.ranks), None)
-    frame = shown.doing.place if shown and shown.doing else None
+    frame = shown.activity.place if shown and shown.activity else None
     cause = classify(Evidence(kind=HANG))
     name = node or (suspect.nodes[0] if suspect else hang.node)
     seen_step = worker.progress.last_step if worker and worker.progress else None
@@ -126,7 +126,7 @@ def _group(files: RoundFiles, group: Group, *, suspect: bool) -> Dict:
         "nodes": list(group.nodes[:8]),
         "node_count": len(group.nodes),
         "suspect": suspect,
-        "waits": group.doing is not None and group.doing.kind == WAITS,
+        "waits": group.activity is not None and group.activity.kind == WAITS,
         "text": describe(group),
         "problem": group.problem,
         "facts": dict(first.facts) if group.problem else {},
@@ -157,13 +157,15 @@ def _what(verdict: Triage, hang: Failure) -> str:
     rest = [group for group in verdict.groups if group not in verdict.suspects]
     if not rest:
         return text
-    verb = ("waits" if len(rest[0].ranks) == 1 else "wait") if rest[0].doing and rest[0].doing.kind == WAITS else ""
+    verb = (
+        ("waits" if len(rest[0].ranks) == 1 else "wait") if rest[0].activity and rest[0].activity.kind == WAITS else ""
+    )
     be = verb or ("is" if len(rest[0].ranks) == 1 else "are")
     return f"{text}, while {count(rest[0])} {be} {describe(rest[0])}"
 
 
 def _advice(verdict: Triage) -> str:
-    if any(group.doing is not None and group.doing.activity == BUILD_LOCK for group in verdict.groups):
+    if any(group.activity is not None and group.activity.activity == BUILD_LOCK for group in verdict.groups):
         return _LOCKED
     if verdict.verdict != NO_ANSWER:
         return _ADVICE.get(verdict.verdict, _NOBODY) if verdict.suspects or verdict.verdict == MISMATCH else _NOBODY

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ftslurm.report import root_cause
 from ftslurm.report.facts import Failure, Snapshot
-from ftslurm.report.failed_worker import Suspect
+from ftslurm.report.failed_worker import FailedWorker
 
 HANG = "hang"
 
@@ -22,7 +22,7 @@ def hang_of(snapshot: Snapshot, number: int) -> Failure | None:
     return next((f for f in root_cause.summaries(snapshot, number).values() if f.kind == HANG), None)
 
 
-def is_first(hang: Failure, found: Sequence[Suspect]) -> bool:
+def is_first(hang: Failure, found: Sequence[FailedWorker]) -> bool:
     """Whether the hang was the round's first failure: nothing primary was seen before its time-out expired.
 
     A rank that raised an exception and then did not end makes the others hang.
@@ -34,7 +34,7 @@ def is_first(hang: Failure, found: Sequence[Suspect]) -> bool:
     )
 
 
-def without_hung(hang: Failure, found: Sequence[Suspect]) -> list[Suspect]:
+def without_hung(hang: Failure, found: Sequence[FailedWorker]) -> list[FailedWorker]:
     """Return the failed workers without the hung one, whose own end was our doing."""
     return [s for s in found if s.rank != hang.rank or s.kind == "exception"]
 

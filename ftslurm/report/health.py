@@ -11,8 +11,8 @@ from ftslurm.failures.causes import Evidence, classify
 from ftslurm.health.node_health import Health, HealthFinding
 from ftslurm.health.verdict import FAIL, SEVERITY
 from ftslurm.report.evidence import FAILURE_KEYS
-from ftslurm.report.facts import Failure, NodeWord, RoundFiles, Snapshot
-from ftslurm.report.failed_worker import Suspect
+from ftslurm.report.facts import Failure, NodeRecordFacts, RoundFiles, Snapshot
+from ftslurm.report.failed_worker import FailedWorker
 from ftslurm.report.wording import brief, count, duration, ranges, safe
 
 FINDINGS_KEPT, NODES_KEPT, LEFT_OUT_KEPT = 256, 8, 256
@@ -55,7 +55,7 @@ def findings(snapshot: Snapshot, number: int | None = None) -> list[Found]:
         if number in (None, files.number):
             told += [(each.node, each.health, files.number) for each in files.nodes if each.health is not None]
     if number in (None, newest):
-        told += [(word.node, word.health, None) for word in snapshot.nodes if word.health is not None]
+        told += [(record.node, record.health, None) for record in snapshot.nodes if record.health is not None]
     kept: dict[tuple[str, str, str], Found] = {}
     for node, health, where in told:
         for finding in health.findings:
@@ -70,7 +70,7 @@ def findings(snapshot: Snapshot, number: int | None = None) -> list[Found]:
     return list(kept.values())
 
 
-def explained(snapshot: Snapshot, files: RoundFiles, suspect: Suspect) -> Suspect:
+def explained(snapshot: Snapshot, files: RoundFiles, suspect: FailedWorker) -> FailedWorker:
     """Return the first failure with its node's findings as proof; where one explains it, with that as its cause.
 
     A check that failed explains a crash, a CUDA error on that GPU, or a failure of communication; no exception of the
@@ -103,7 +103,7 @@ def _failed_checks(snapshot: Snapshot, number: int, node: str, time_ns: int | No
     return [each for each in bad if time_ns is None or each.since_ns <= time_ns + AFTERWARDS_S * 1e9]
 
 
-def _explains(finding: HealthFinding, suspect: Suspect, *, alone: bool) -> bool:
+def _explains(finding: HealthFinding, suspect: FailedWorker, *, alone: bool) -> bool:
     cause = suspect.cause.name
     if cause in _BETWEEN_NODES:
         return _of_gpu(finding) or finding.check.startswith(_NIC)
@@ -151,7 +151,7 @@ def health_report(snapshot: Snapshot, rounds: Sequence[Dict], focus: int | None)
     told.sort(key=lambda each: (not each["of_failure"], -SEVERITY.index(each["status"]), each["since_ns"]))
     left_out = _left_out(snapshot, rounds)
     return {
-        "nodes": sum(word.health is not None for word in snapshot.nodes),
+        "nodes": sum(record.health is not None for record in snapshot.nodes),
         "findings": told[:FINDINGS_KEPT],
         "more": max(0, len(told) - FINDINGS_KEPT),
         "left_out": left_out[:LEFT_OUT_KEPT],
@@ -190,10 +190,10 @@ def _relation(snapshot: Snapshot, number: int, found: Found, failure: Dict) -> D
     before_ns = clocks.comparable_ns(number, failure["node"], failure["time_ns"])
     before_ns -= clocks.comparable_ns(number, found.node, since_ns)
     if abs(before_ns) <= doubt.ns:
-        words = f"at about the same time as {_event(failure)}"
+        records = f"at about the same time as {_event(failure)}"
     else:
-        words = f"{duration(abs(before_ns) / 1e9)} {'before' if before_ns > 0 else 'after'} {_event(failure)}"
-    return {"before_s": before_ns / 1e9, "uncertainty_s": doubt.ns / 1e9, "words": words}
+        records = f"{duration(abs(before_ns) / 1e9)} {'before' if before_ns > 0 else 'after'} {_event(failure)}"
+    return {"before_s": before_ns / 1e9, "uncertainty_s": doubt.ns / 1e9, "words": records}
 
 
 def _event(failure: Dict) -> str:
@@ -205,31 +205,35 @@ def _event(failure: Dict) -> str:
 def _left_out(snapshot: Snapshot, rounds: Sequence[Dict]) -> list[Dict]:
     """Return the nodes that took no part in rounds for their health, or because they were set aside, and why."""
     newest = rounds[-1]["attempt"] if rounds else None
-    words = [word for word in snapshot.nodes if newest is None or word.attempt == newest]
+    records = [record for record in snapshot.nodes if newest is None or record.attempt == newest]
     ours = [(each["round"], set(each["nodes"])) for each in rounds if each["attempt"] == newest]
     lost = {each.node for each in (snapshot.state.lost if snapshot.state else ())}
     told = []
     again = _failed_again(snapshot)
-    words = [word for word in words if word.unfit is not None or word.excluded is not None or word.node in again]
-    for word in sorted(words, key=lambda each: each.node):
-        part = [number for number, nodes in ours if word.node in nodes]
-        without = [number for number, nodes in ours if word.node not in nodes]
+    records = [
+        record
+        for record in records
+        if record.unhealthy is not None or record.excluded is not None or record.node in again
+    ]
+    for record in sorted(records, key=lambda each: each.node):
+        part = [number for number, nodes in ours if record.node in nodes]
+        without = [number for number, nodes in ours if record.node not in nodes]
         later = [number for number in without if number > max(part, default=0)]
-        if word.unfit is not None:
-            told.append(_out(word, "unfit", later, word.unfit))
-        elif word.excluded is not None and without:
-            told.append(_out(word, "excluded", without, word.excluded))
-        elif word.node in again and later and part and word.node not in lost and word.reason is None:
-            told.append(_out(word, "lemon", later, again[word.node]))
+        if record.unhealthy is not None:
+            told.append(_out(record, "unfit", later, record.unhealthy))
+        elif record.excluded is not None and without:
+            told.append(_out(record, "excluded", without, record.excluded))
+        elif record.node in again and later and part and record.node not in lost and record.reason is None:
+            told.append(_out(record, "lemon", later, again[record.node]))
     return told
 
 
-def _out(word: NodeWord, kind: str, numbers: Sequence[int], why: str) -> Dict:
+def _out(record: NodeRecordFacts, kind: str, numbers: Sequence[int], why: str) -> Dict:
     which = f"round{'s' if len(numbers) > 1 else ''} {ranges(numbers)}"
     how = f"was left out of {which}" if numbers else "takes no part"
     aside = {"excluded": "set aside before: ", "lemon": "set aside: "}.get(kind, "")
-    text = f"{safe(word.node)} {how}: {aside}{safe(why)}"
-    return {"node": word.node, "kind": kind, "rounds": list(numbers), "why": why, "text": text}
+    text = f"{safe(record.node)} {how}: {aside}{safe(why)}"
+    return {"node": record.node, "kind": kind, "rounds": list(numbers), "why": why, "text": text}
 
 
 def _failed_again(snapshot: Snapshot) -> dict[str, str]:
@@ -251,18 +255,20 @@ def refused(snapshot: Snapshot, rounds: Sequence[Dict]) -> Dict | None:
     None if that was not it.
     """
     closed = snapshot.state.closed if snapshot.state else None
-    unfit = sorted((word for word in snapshot.nodes if word.unfit is not None), key=lambda word: word.node)
+    unfit = sorted(
+        (record for record in snapshot.nodes if record.unhealthy is not None), key=lambda record: record.node
+    )
     if closed is None or closed.outcome != "failed" or not unfit or " unfit: " not in closed.reason:
         return None
-    words = [f"{word.node}: {word.unfit}" for word in unfit]
+    records = [f"{record.node}: {record.unhealthy}" for record in unfit]
     more = f" (and {count(len(unfit) - 1, 'more node')})" if len(unfit) > 1 else ""
-    evidence = Evidence(kind="health-check", message=f"{unfit[0].unfit}{more}")
+    evidence = Evidence(kind="health-check", message=f"{unfit[0].unhealthy}{more}")
     cause = classify(evidence, snapshot.causes)
     failure: Dict = dict.fromkeys(FAILURE_KEYS)
     return failure | {
         "round": rounds[-1]["round"] if rounds else 0,
         "node": unfit[0].node,
-        "nodes": [word.node for word in unfit[:NODES_KEPT]],
+        "nodes": [record.node for record in unfit[:NODES_KEPT]],
         "time_ns": closed.time_ns,
         "kind": "health-check",
         "core_dumped": False,
@@ -276,7 +282,7 @@ def refused(snapshot: Snapshot, rounds: Sequence[Dict]) -> Dict | None:
         "same_as_rounds": [],
         "argv": [],
         "evidence": ["nodes", "state"],
-        "evidence_lines": [f"health: {safe(each)}" for each in words[:NODES_KEPT]],
+        "evidence_lines": [f"health: {safe(each)}" for each in records[:NODES_KEPT]],
         "uncertainty_s": None,
         "clock": None,
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ftslurm.failures.evidence import OomKills, Space, Surroundings
+from ftslurm.failures.evidence import HostResources, OomKills, Space
 from ftslurm.report.fields import Json, integer, number, objects, text, texts
 
 SHM = "/dev/shm"
@@ -10,7 +10,7 @@ _MANY = 16
 _TEXT_LIMIT = 300
 
 
-def surroundings_from(ours: Json) -> Surroundings | None:
+def host_resources_from(ours: Json) -> HostResources | None:
     """Return what agent and worker saw around a failure.
 
     Args:
@@ -31,7 +31,7 @@ def surroundings_from(ours: Json) -> Surroundings | None:
         return None
     memory = o.get("memory")
     total, available = memory if isinstance(memory, list) and len(memory) == 2 else (None, None)
-    return Surroundings(
+    return HostResources(
         oom=_oom(o.get("oom")),
         node_oom_kills=_count(o, "node_oom_kills"),
         spaces=tuple(spaces),

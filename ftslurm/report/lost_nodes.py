@@ -9,8 +9,8 @@ from ftslurm.dataclasses import replace
 from ftslurm.failures.causes import PRIMARY, Evidence, classify, describe
 from ftslurm.failures.retryability import unanswered
 from ftslurm.report.evidence import FAILURE_KEYS
-from ftslurm.report.facts import Failure, History, Lost, NodeWord, RoundFiles, Snapshot
-from ftslurm.report.failed_worker import Suspect
+from ftslurm.report.facts import Failure, History, LostNode, NodeRecordFacts, RoundFiles, Snapshot
+from ftslurm.report.failed_worker import FailedWorker
 from ftslurm.report.wording import ranges
 
 # Ranks are numbers in a file: a hostile world size must not make the report count to 2**60.
@@ -22,8 +22,8 @@ AGENT_DEFECT = "its agent ended by a defect of ftslurm"
 
 
 def lost_first(
-    snapshot: Snapshot, files: RoundFiles, entry: History | None, found: Sequence[Suspect]
-) -> list[Lost] | None:
+    snapshot: Snapshot, files: RoundFiles, entry: History | None, found: Sequence[FailedWorker]
+) -> list[LostNode] | None:
     """Return the nodes whose loss was the round's first failure; None if that was not it.
 
     Empty: a node was lost, but nothing tells which.
@@ -35,53 +35,59 @@ def lost_first(
         return None if _before(found, lost) else lost
     # When an agent is killed, its peers' broken connections are noticed long before its silence. Then
     # the state blames a rank that only lost its peer, and the missing end of a node's record tells.
-    words = _last_words(snapshot, files)
-    gone = [x for x in _without_end(files, entry) if not _moved_on(words.get(x.node), files.number)]
+    records = _last_words(snapshot, files)
+    gone = [x for x in _without_end(files, entry) if not _moved_on(records.get(x.node), files.number)]
     if gone and found and _let_down(found[0]):
         return gone
     # What failed by itself after a guardian had told of its agent's end may follow from that, too.
-    told = [replace(x, time_ns=word.time_ns) for x in gone if (word := words.get(x.node)) and _told_by_guardian(word)]
+    told = [
+        replace(x, time_ns=record.time_ns)
+        for x in gone
+        if (record := records.get(x.node)) and _told_by_guardian(record)
+    ]
     return told if told and found and not _before(found, told) else None
 
 
-def _last_words(snapshot: Snapshot, files: RoundFiles) -> dict[str, NodeWord]:
+def _last_words(snapshot: Snapshot, files: RoundFiles) -> dict[str, NodeRecordFacts]:
     """Return by node the last word of the agent that took part in the round, as far as it is known."""
     took_part = {node.node: node for node in files.nodes}
-    words = {}
-    for word in snapshot.nodes:
-        node = took_part.get(word.node)
+    records = {}
+    for record in snapshot.nodes:
+        node = took_part.get(record.node)
         if (
             node is None
-            or node.attempt != word.attempt
-            or None in (node.incarnation, word.incarnation)
-            or node.incarnation == word.incarnation
+            or node.attempt != record.attempt
+            or None in (node.incarnation, record.incarnation)
+            or node.incarnation == record.incarnation
         ):
-            words[word.node] = word
-        elif word.predecessor is not None and word.predecessor.incarnation == node.incarnation:
-            end = word.predecessor
-            words[word.node] = word._replace(status="left", reason=end.reason, time_ns=end.time_ns, round=files.number)
-    return words
+            records[record.node] = record
+        elif record.predecessor is not None and record.predecessor.incarnation == node.incarnation:
+            end = record.predecessor
+            records[record.node] = record._replace(
+                status="left", reason=end.reason, time_ns=end.time_ns, round=files.number
+            )
+    return records
 
 
-def silent_before(snapshot: Snapshot, files: RoundFiles, entry: History | None, hang: Failure) -> list[Lost]:
+def silent_before(snapshot: Snapshot, files: RoundFiles, entry: History | None, hang: Failure) -> list[LostNode]:
     """Return the nodes that fell silent before a rank hung: it waited for theirs, whatever the state says of it.
 
     They gave no sign of life in the second half of the time in which that rank did not move, nor recorded an end.
     """
     if hang.time_ns is None or hang.since_ns is None:
         return []
-    words = _last_words(snapshot, files)
+    records = _last_words(snapshot, files)
     found = []
     for lost in _without_end(files, entry):
-        word = words.get(lost.node)
-        time_ns = word.time_ns if word is not None and not _moved_on(word, files.number) else None
+        record = records.get(lost.node)
+        time_ns = record.time_ns if record is not None and not _moved_on(record, files.number) else None
         if time_ns is not None and 2 * time_ns < hang.since_ns + hang.time_ns:
             found.append(replace(lost, time_ns=time_ns))
     return found
 
 
 def lost_failure(
-    snapshot: Snapshot, files: RoundFiles, entry: History | None, lost: Sequence[Lost], step: int | None
+    snapshot: Snapshot, files: RoundFiles, entry: History | None, lost: Sequence[LostNode], step: int | None
 ) -> dict[str, Any]:
     """Describe lost nodes as a first failure; the same keys as for a worker."""
     names = [x.node for x in lost]
@@ -128,7 +134,7 @@ def _spare(snapshot: Snapshot) -> str:
     return f" A spare would have taken its place: ask Slurm for one node more and say --nnodes {state.min_nodes}."
 
 
-def _before(found: Sequence[Suspect], lost: Sequence[Lost]) -> bool:
+def _before(found: Sequence[FailedWorker], lost: Sequence[LostNode]) -> bool:
     """Whether a worker had failed for a reason of its own before the lost nodes fell silent."""
     gone = {x.node for x in lost}
     last_words = [x.time_ns - int((x.silent_s or 0) * 1e9) for x in lost if x.time_ns is not None]
@@ -143,26 +149,26 @@ def _before(found: Sequence[Suspect], lost: Sequence[Lost]) -> bool:
     return False
 
 
-def _without_end(files: RoundFiles, entry: History | None) -> list[Lost]:
+def _without_end(files: RoundFiles, entry: History | None) -> list[LostNode]:
     """The round's nodes whose agents recorded no end of it."""
     ended = {n.node for n in files.nodes if n.ended_ns is not None}
     names = list(entry.nodes) if entry is not None else [n.node for n in files.nodes]
     time_ns = entry.ended_ns if entry is not None else None
-    return [Lost(node, files.number, time_ns, None) for node in names if node not in ended]
+    return [LostNode(node, files.number, time_ns, None) for node in names if node not in ended]
 
 
-def _moved_on(word: NodeWord | None, number: int) -> bool:
+def _moved_on(record: NodeRecordFacts | None, number: int) -> bool:
     """Whether the node's agent outlived the round, although its record of it has no end: that was not published."""
-    if word is None or _told_by_guardian(word):
+    if record is None or _told_by_guardian(record):
         return False
-    return word.round > number or word.status in ("succeeded", "failed", "left")
+    return record.round > number or record.status in ("succeeded", "failed", "left")
 
 
-def _told_by_guardian(word: NodeWord) -> bool:
-    return word.status == "left" and (word.reason or "").startswith(AGENT_GONE)
+def _told_by_guardian(record: NodeRecordFacts) -> bool:
+    return record.status == "left" and (record.reason or "").startswith(AGENT_GONE)
 
 
-def _let_down(suspect: Suspect) -> bool:
+def _let_down(suspect: FailedWorker) -> bool:
     """Whether another rank's end, or a node's, explains the failure: a connection broke, torch's or one of its own."""
     if suspect.cause.role != PRIMARY:
         return True
@@ -170,7 +176,7 @@ def _let_down(suspect: Suspect) -> bool:
     return unanswered(name) or name == "EOFError"
 
 
-def _what(snapshot: Snapshot, files: RoundFiles, entry: History | None, lost: Sequence[Lost]) -> str:
+def _what(snapshot: Snapshot, files: RoundFiles, entry: History | None, lost: Sequence[LostNode]) -> str:
     reason = entry.reason if entry is not None and entry.outcome == "node-lost" else None
     if reason and len(lost) == 1:
         # The coordinator's words begin with the node, which the report names itself.
@@ -178,8 +184,8 @@ def _what(snapshot: Snapshot, files: RoundFiles, entry: History | None, lost: Se
     text = "was lost" if len(lost) < 2 else "were lost"
     if reason:
         return f"{text}: {reason}"
-    word = _last_words(snapshot, files).get(lost[0].node) if lost else None
-    left = word.reason if word is not None and word.status == "left" else None
+    record = _last_words(snapshot, files).get(lost[0].node) if lost else None
+    left = record.reason if record is not None and record.status == "left" else None
     silent = max((x.silent_s for x in lost if x.silent_s is not None), default=None)
     if left:
         return f"{text}: {left}"

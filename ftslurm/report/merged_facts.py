@@ -5,19 +5,19 @@ from __future__ import annotations
 import re
 
 from ftslurm.report.facts import Exc, Failure, Frame, RankError, RoundNode, Worker
-from ftslurm.report.failed_worker import UNJUDGED, Suspect
+from ftslurm.report.failed_worker import UNJUDGED, FailedWorker
 
 _TYPED = re.compile(r"([A-Za-z_][\w.]{0,100}): ?(.*)", re.DOTALL)
 _FRAME = re.compile(r'^ *File "([^"\n]{1,4096})", line (\d{1,9})(?:,? in (\S{1,200}))?', re.MULTILINE)
 
 
-def suspect_of(
+def failed_worker_of(
     rank: int,
     seen: tuple[RoundNode, Worker] | None,
     error: RankError | None,
     word: Failure | None,
     scheduler: str,
-) -> Suspect:
+) -> FailedWorker:
     """Put together what is known of a failed worker; not judged yet.
 
     Args:
@@ -40,7 +40,7 @@ def suspect_of(
         worker.progress.last_step if worker and worker.progress else None,
         word.step if word else None,
     )
-    return Suspect(
+    return FailedWorker(
         rank=rank,
         node=(node.node if node else None) or (error and error.node) or (word.node if word else None) or "?",
         host=(node.host if node else None) or (error.host if error else None),
@@ -61,7 +61,7 @@ def suspect_of(
         scheduler=scheduler,
         what=(error.message if error else "") or (word.message if word else ""),
         life_s=_life_s(worker),
-        surroundings=error.surroundings if error else None,
+        host_resources=error.host_resources if error else None,
         sections=error.sections if error else (),
         cuda=error.cuda if error else (),
         exit_message=error.exit_message if error else "",
@@ -135,4 +135,4 @@ def _first_known(*values: int | None) -> int | None:
     return None
 
 
-__all__ = ["suspect_of"]
+__all__ = ["failed_worker_of"]

@@ -18,7 +18,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def overlapped(
+def read_in_parallel(
     read: Callable[[Item], Result], items: Sequence[Item], clock: Callable[[], float] = time.perf_counter
 ) -> Iterator[Result]:
     """Yield ``read(item)`` for each item, in order; by many threads if the first ones show that it pays.
@@ -72,4 +72,4 @@ class _Chunk(Generic[Item, Result]):
         return [self._results[i] for i in range(len(self._items))]
 
 
-__all__ = ["overlapped"]
+__all__ = ["read_in_parallel"]

@@ -16,7 +16,7 @@ from ftslurm.dataclasses import dataclass
 from ftslurm.failures.reason import EXIT
 from ftslurm.report.decode import judged_path, rank_error_from
 from ftslurm.report.facts import Exc, RankError
-from ftslurm.report.host_resources import cuda_from, sections_from, surroundings_from
+from ftslurm.report.host_resources import cuda_from, host_resources_from, sections_from
 from ftslurm.report.reading import parse_json
 
 KEPT = 512
@@ -125,7 +125,7 @@ class _Pattern:
 
     def _parts(self, data: bytes, changes: dict[str, object]) -> None:
         found = {path[1]: json.loads(data[span]) for path, span in self.parts.items()}
-        changes["surroundings"] = surroundings_from(found)
+        changes["surroundings"] = host_resources_from(found)
         changes["sections"] = sections_from(found.get("sections"))
         changes["cuda"] = cuda_from(found.get("cuda"))
 

@@ -15,7 +15,7 @@ from ftslurm.report.clocks import Clocks, Doubt
 from ftslurm.report.facts import (
     Failure,
     History,
-    NodeWord,
+    NodeRecordFacts,
     RankError,
     RoundFiles,
     RoundNode,
@@ -23,8 +23,8 @@ from ftslurm.report.facts import (
     Snapshot,
     Worker,
 )
-from ftslurm.report.failed_worker import Suspect, judge
-from ftslurm.report.merged_facts import suspect_of
+from ftslurm.report.failed_worker import FailedWorker, judge
+from ftslurm.report.merged_facts import failed_worker_of
 from ftslurm.report.sampling import stand_in
 from ftslurm.report.scheduler import state_for_evidence
 
@@ -60,7 +60,7 @@ class Sorted:
     ended: AbstractSet[int]
 
 
-def suspects(snapshot: Snapshot, number: int) -> list[Suspect]:
+def suspects(snapshot: Snapshot, number: int) -> list[FailedWorker]:
     """Return the workers of a round that failed and were not stopped by ftslurm, root cause first, but for `followers`.
 
     Primary causes stand before cascades, then earlier before later, as far as the nodes' clocks tell. A worker that
@@ -69,7 +69,7 @@ def suspects(snapshot: Snapshot, number: int) -> list[Suspect]:
     """
     files = round_files(snapshot, number)
     words = {rank: word for rank, word in summaries(snapshot, number).items() if word.kind != "hang"}
-    found: dict[int, Suspect] = {}
+    found: dict[int, FailedWorker] = {}
     state = _scheduler_state(snapshot, files)
     sorted_ = _sorted(snapshot, files, state)
     for node, worker, error in sorted_.others:
@@ -150,11 +150,11 @@ def _cascade(
     if like is None or like.exception is None or short.kind != "exception":
         return None
     record = replace(stand_in(node, worker, short, like), exception=like.exception)
-    cause = judge(suspect_of(worker.rank, (node, worker), record, None, state), (), snapshot.causes).cause
+    cause = judge(failed_worker_of(worker.rank, (node, worker), record, None, state), (), snapshot.causes).cause
     return cause.name if cause.role == CASCADE else None
 
 
-def as_follower(snapshot: Snapshot, number: int, suspect: Suspect) -> Follower:
+def as_follower(snapshot: Snapshot, number: int, suspect: FailedWorker) -> Follower:
     """Return a suspect's place among the followers."""
     at_ns = _comparable_ns(snapshot.clocks, number, suspect)
     return Follower(suspect.time_ns is None, at_ns, suspect.rank, suspect.node, suspect.time_ns)
@@ -208,18 +208,18 @@ def _judged(
     seen: tuple[RoundNode, Worker] | None,
     error: RankError | Short | None,
     word: Failure | None,
-) -> Suspect:
+) -> FailedWorker:
     """Judge a worker, or find the verdict: who reads the output's ends asks before, and the report again after it."""
     tails = files.tails.get(rank, ())
     if tails:
-        return judge(suspect_of(rank, seen, _record(files, seen, error), word, state), tails, snapshot.causes)
+        return judge(failed_worker_of(rank, seen, _record(files, seen, error), word, state), tails, snapshot.causes)
     node, worker = seen or (None, None)
     known = snapshot.judged.get((files.number, rank))
     # A verdict belongs to these very objects: who replaces a fact of a snapshot takes the verdicts along.
     if known is not None and known[0] is node and known[1] is worker and known[2] is error and known[3] == word:
-        suspect: Suspect = known[4]
+        suspect: FailedWorker = known[4]
         return suspect
-    suspect = judge(suspect_of(rank, seen, _record(files, seen, error), word, state), (), snapshot.causes)
+    suspect = judge(failed_worker_of(rank, seen, _record(files, seen, error), word, state), (), snapshot.causes)
     snapshot.judged[files.number, rank] = (node, worker, error, word, suspect)
     return suspect
 
@@ -240,7 +240,7 @@ def _scheduler_state(snapshot: Snapshot, files: RoundFiles) -> str:
     return state_for_evidence(snapshot, files.number, attempt)
 
 
-def at_the_same_time(clocks: Clocks, number: int, ordered: Sequence[Suspect]) -> list[tuple[Suspect, Doubt]]:
+def at_the_same_time(clocks: Clocks, number: int, ordered: Sequence[FailedWorker]) -> list[tuple[FailedWorker, Doubt]]:
     """Return the primary suspects that may have been first as well, for all that the clocks tell, and their doubt.
 
     Of each other node the first one: there one clock says the order.
@@ -259,7 +259,7 @@ def at_the_same_time(clocks: Clocks, number: int, ordered: Sequence[Suspect]) ->
     return found
 
 
-def tail_needed(suspect: Suspect) -> bool:
+def tail_needed(suspect: FailedWorker) -> bool:
     """Whether the end of the worker's output can change or explain the verdict on it."""
     return suspect.exception is None
 
@@ -289,7 +289,7 @@ def summaries(snapshot: Snapshot, number: int) -> dict[int, Failure]:
     return words
 
 
-def _failure_of(word: NodeWord) -> Failure | None:
+def _failure_of(word: NodeRecordFacts) -> Failure | None:
     failure = word.failure
     return replace(failure, round=word.round) if failure is not None and not failure.round else failure
 
@@ -328,10 +328,10 @@ def _maybe_stopped(error: RankError | Short | None) -> bool:
     return isinstance(error, RankError) and error.exception is None and error.signal in ("SIGTERM", "SIGKILL")
 
 
-def _order(clocks: Clocks, number: int, suspect: Suspect) -> tuple[bool, bool, int, int]:
+def _order(clocks: Clocks, number: int, suspect: FailedWorker) -> tuple[bool, bool, int, int]:
     time_ns = _comparable_ns(clocks, number, suspect)
     return suspect.cause.role != PRIMARY, suspect.time_ns is None, time_ns, suspect.rank
 
 
-def _comparable_ns(clocks: Clocks, number: int, suspect: Suspect) -> int:
+def _comparable_ns(clocks: Clocks, number: int, suspect: FailedWorker) -> int:
     return clocks.comparable_ns(number, suspect.node, suspect.time_ns or 0)

@@ -10,8 +10,8 @@ from ftslurm.rendezvous.state import UNREACHABLE
 from ftslurm.report import health, root_cause
 from ftslurm.report.clocks import Doubt
 from ftslurm.report.evidence import short, signature, worker_failure
-from ftslurm.report.facts import Failure, History, Lost, RoundFiles, Snapshot, Worker
-from ftslurm.report.failed_worker import Suspect
+from ftslurm.report.facts import Failure, History, LostNode, RoundFiles, Snapshot, Worker
+from ftslurm.report.failed_worker import FailedWorker
 from ftslurm.report.hang_records import hang_of, is_first, without_hung
 from ftslurm.report.lost_nodes import WORLD_LIMIT, lost_failure, lost_first, silent_before
 from ftslurm.report.unreachable import is_unreachable, unreachable_failure
@@ -75,7 +75,7 @@ def _doubt(snapshot: Snapshot, number: int, failure: Dict) -> Dict:
     return _said(snapshot.clocks.error_ns(number, failure["node"], failure["time_ns"]))
 
 
-def _same_time(snapshot: Snapshot, number: int, found: list[Suspect]) -> list[Dict]:
+def _same_time(snapshot: Snapshot, number: int, found: list[FailedWorker]) -> list[Dict]:
     return [short(s) | _said(doubt) for s, doubt in root_cause.at_the_same_time(snapshot.clocks, number, found)]
 
 
@@ -84,8 +84,8 @@ def _said(doubt: Doubt) -> Dict:
 
 
 def _first(
-    snapshot: Snapshot, files: RoundFiles, entry: History | None, found: list[Suspect], outcome: str
-) -> tuple[Dict | None, list[Suspect], Dict | None]:
+    snapshot: Snapshot, files: RoundFiles, entry: History | None, found: list[FailedWorker], outcome: str
+) -> tuple[Dict | None, list[FailedWorker], Dict | None]:
     """Choose the first failure of the round; return it with the suspects that remain and where the ranks were."""
     hung = hang_of(snapshot, files.number)
     where = _whereabouts(files, entry) if files.stacks else None
@@ -98,7 +98,7 @@ def _first(
     cwd = next((a.cwd for a in snapshot.attempts if a.attempt == name), None)
     if hung is not None:
         found = without_hung(hung, found)
-    lost: Sequence[Lost] | None = silent_before(snapshot, files, entry, hung) if hung is not None else None
+    lost: Sequence[LostNode] | None = silent_before(snapshot, files, entry, hung) if hung is not None else None
     if hung is not None and not lost and is_first(hung, found):
         first = _hang(files, hung, cwd)
         return _with_proofs(snapshot, files.number, first), found, where
@@ -137,8 +137,8 @@ def _ranks(following: Following) -> Iterable[int]:
     return (each.rank for group in following.values() for each in group)
 
 
-def _groups(snapshot: Snapshot, number: int, others: Iterable[Suspect], following: Following) -> list[Dict]:
-    members: dict[str, list[Suspect]] = {}
+def _groups(snapshot: Snapshot, number: int, others: Iterable[FailedWorker], following: Following) -> list[Dict]:
+    members: dict[str, list[FailedWorker]] = {}
     for suspect in others:
         members.setdefault(signature(suspect), []).append(suspect)
     groups = []
@@ -150,7 +150,7 @@ def _groups(snapshot: Snapshot, number: int, others: Iterable[Suspect], followin
     return groups
 
 
-def _group(first: Suspect, group: list[root_cause.Follower]) -> Dict:
+def _group(first: FailedWorker, group: list[root_cause.Follower]) -> Dict:
     nodes = list(dict.fromkeys(each.node for each in group))
     return {
         "cause": first.cause.name,
@@ -199,7 +199,7 @@ def _stopped(files: RoundFiles, stopped: list[Worker]) -> Dict:
 
 
 def _outcome(
-    snapshot: Snapshot, files: RoundFiles, entry: History | None, found: list[Suspect], *, newest: bool
+    snapshot: Snapshot, files: RoundFiles, entry: History | None, found: list[FailedWorker], *, newest: bool
 ) -> str:
     """The recorded outcome; where none was recorded, what the files together say."""
     if entry is not None and entry.outcome not in ("running", "unknown"):

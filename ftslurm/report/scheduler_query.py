@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 BOUND_S = 2.0
 
 
-def asked(snapshot: Snapshot, report: dict[str, Any], slurm: SlurmControl | None = None) -> Snapshot | None:
+def scheduler_query(snapshot: Snapshot, report: dict[str, Any], slurm: SlurmControl | None = None) -> Snapshot | None:
     """Return the snapshot with Slurm's account of its newest attempt; None if there is no need to ask.
 
     Args:

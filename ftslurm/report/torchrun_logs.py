@@ -23,7 +23,7 @@ from ftslurm.report.decode import rank_error_from
 from ftslurm.report.facts import LogTail, Problem, RankError, RoundFiles, RoundNode, Snapshot, Worker
 from ftslurm.report.fields import Malformed
 from ftslurm.report.locating import NotFound
-from ftslurm.report.parallel_read import overlapped
+from ftslurm.report.parallel_read import read_in_parallel
 from ftslurm.report.reading import list_directory, parse_json, read_file, read_tail
 
 TAIL_LIMIT = 256 * 1024
@@ -146,7 +146,7 @@ def _round(
     places = [run / f"attempt_{attempt}" for run in runs]
     groups = [[_Rank(place / n, int(n)) for n in _folders(place) if _LOCAL.fullmatch(n)] for place in places]
     everybody = [rank for group in groups for rank in group]
-    for _ in overlapped(lambda rank: _read(rank, owners), everybody):
+    for _ in read_in_parallel(lambda rank: _read(rank, owners), everybody):
         pass
     nodes: list[RoundNode] = []
     errors: dict[int, RankError] = {}

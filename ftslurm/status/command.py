@@ -71,9 +71,9 @@ def make_status(directory: Path) -> dict[str, Any]:
         OSError: the directory is not there or may not be entered.
     """
     from ftslurm.status.snapshot import read
-    from ftslurm.status.summary import look
+    from ftslurm.status.summary import summarise
 
-    status = look(read(directory, wall_ns=time.time_ns, monotonic_ns=time.monotonic_ns))
+    status = summarise(read(directory, wall_ns=time.time_ns, monotonic_ns=time.monotonic_ns))
     return {**status, "time": _time(directory, status)}
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from ftslurm.dataclasses import dataclass, replace
 from ftslurm.monitor.timeouts import Timeouts, read_timeouts
-from ftslurm.rendezvous.node_record import NodeWord
+from ftslurm.rendezvous.node_record import NodeRecord
 from ftslurm.rendezvous.state import State
 from ftslurm.report.decode import Malformed, check_schema
 from ftslurm.report.facts import Problem
@@ -27,15 +27,15 @@ Fact = TypeVar("Fact")
 
 
 @dataclass(frozen=True)
-class Heard:
+class ReceivedRecord:
     """A node's word and when it was written, nanoseconds since the epoch by the file server's clock."""
 
-    word: NodeWord
+    record: NodeRecord
     written_ns: int
 
 
 @dataclass(frozen=True)
-class Asked:
+class RunTiming:
     """What the attempt was asked for, as far as it is known, else the options' defaults; seconds."""
 
     heartbeat_s: float = 3.0
@@ -65,11 +65,11 @@ class Snapshot:
     now_ns: int
     took_ns: int = 0
     server_ns: int | None = None
-    asked: Asked = Asked()
+    timing: RunTiming = RunTiming()
     state: State | None = None
     token: int = 0
     newest_token: int = 0
-    nodes: tuple[Heard, ...] = ()
+    nodes: tuple[ReceivedRecord, ...] = ()
     ended: bool = False
     problems: tuple[Problem, ...] = ()
 
@@ -105,12 +105,12 @@ class _Reader:
         nodes = tuple(self.nodes())
         # After the nodes, which take longer: the state is what is said first.
         state, token, newest = self.state()
-        asked = self.asked(state.attempt) if state is not None else Asked()
+        asked = self.asked(state.attempt) if state is not None else RunTiming()
         return Snapshot(
             directory=str(self.directory),
             now_ns=now_ns,
             server_ns=max(self.stamps, default=None),
-            asked=asked,
+            timing=asked,
             state=state,
             token=token,
             newest_token=newest,
@@ -119,21 +119,21 @@ class _Reader:
             problems=tuple(self.problems),
         )
 
-    def nodes(self) -> Iterable[Heard]:
+    def nodes(self) -> Iterable[ReceivedRecord]:
         parent = self.directory / "nodes"
         names = [name for name in self.listing(parent) if name.endswith(".json") and not name.startswith(".")]
         for name in names:
             path = parent / name
-            word = self.record(path, RECORD_LIMIT, lambda data: NodeWord.decode(data, "it"))
+            record = self.record(path, RECORD_LIMIT, lambda data: NodeRecord.decode(data, "it"))
             # Asked after reading: should it have been written anew meanwhile, the word looks younger than it is, and
             # "silent for at least" stays true.
             stamp = self.stamp(path)
-            if word is None or stamp is None:
+            if record is None or stamp is None:
                 continue
-            if f"{word.node}.json" != name:
-                self.problem(path, f"speaks for node {word.node!r:.80}; ignored")
+            if f"{record.node}.json" != name:
+                self.problem(path, f"speaks for node {record.node!r:.80}; ignored")
                 continue
-            yield Heard(word, stamp)
+            yield ReceivedRecord(record, stamp)
         self.stamp(parent)
 
     def state(self) -> tuple[State | None, int, int]:
@@ -146,9 +146,9 @@ class _Reader:
                 return state, token, tokens[0]
         return None, 0, tokens[0] if tokens else 0
 
-    def asked(self, attempt: str) -> Asked:
+    def asked(self, attempt: str) -> RunTiming:
         path = self.of_attempt(attempt, "attempt.json")
-        return (path and self.record(path, STATE_LIMIT, _asked)) or Asked()
+        return (path and self.record(path, STATE_LIMIT, _asked)) or RunTiming()
 
     def ended(self, attempt: str) -> bool:
         path = self.of_attempt(attempt, "step.json")
@@ -209,17 +209,17 @@ def _step(data: bytes) -> object:
     return check_schema(parse_json(data), "ftslurm/step")
 
 
-def _asked(data: bytes) -> Asked:
+def _asked(data: bytes) -> RunTiming:
     options = check_schema(parse_json(data), "ftslurm/attempt").get("options")
     if not isinstance(options, dict):
-        return Asked()
+        return RunTiming()
     timeouts = options.get("timeouts")
     try:
         told = read_timeouts(_off(timeouts)) if isinstance(timeouts, dict) else None
     except ValueError as error:
         raise Malformed(str(error)) from None
     heartbeat_s, node_timeout_s = _seconds(options.get("heartbeat_s")), _seconds(options.get("node_timeout_s"))
-    return Asked(heartbeat_s or Asked.heartbeat_s, node_timeout_s or Asked.node_timeout_s, told)
+    return RunTiming(heartbeat_s or RunTiming.heartbeat_s, node_timeout_s or RunTiming.node_timeout_s, told)
 
 
 def _off(value: Any) -> Any:
@@ -234,4 +234,4 @@ def _seconds(value: object) -> float | None:
     return float(value) if good else None  # type: ignore[arg-type]
 
 
-__all__ = ["Asked", "Heard", "Snapshot", "read"]
+__all__ = ["ReceivedRecord", "RunTiming", "Snapshot", "read"]

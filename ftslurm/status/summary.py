@@ -1,6 +1,6 @@
 """What a run does right now, as one dictionary made from a snapshot (pure).
 
-`look` returns, ready for JSON (times ``_ns``: since the epoch; ``_s``: seconds; None: not known):
+`summarise` returns, ready for JSON (times ``_ns``: since the epoch; ``_s``: seconds; None: not known):
 
 =============== =======================================================================================================
 key             meaning
@@ -80,7 +80,7 @@ DEAD_TIMEOUTS = 2
 DEAD_LEAST_S = 60.0
 
 
-def look(snapshot: Snapshot) -> Dict:
+def summarise(snapshot: Snapshot) -> Dict:
     """Say what the run does; for the keys see this module's docstring."""
     state = snapshot.state
     nodes = Nodes(snapshot)
@@ -118,7 +118,7 @@ def look(snapshot: Snapshot) -> Dict:
         "timeouts": _timeouts(snapshot, nodes),
         "nodes": rows,
         "lost": [_lost(lost) for lost in state.lost] if state else [],
-        "behind": behind(ranks, snapshot.asked.heartbeat_s),
+        "behind": behind(ranks, snapshot.timing.heartbeat_s),
         "slow": slow(ranks),
         "newest_s": newest_s,
         "clock_behind_s": span_s(snapshot.now_ns + snapshot.took_ns, snapshot.server_ns),
@@ -137,7 +137,7 @@ def _status(snapshot: Snapshot, newest_s: float | None, hang: Dict | None, failu
     if (
         snapshot.ended
         or newest_s is None
-        or newest_s > max(DEAD_LEAST_S, DEAD_TIMEOUTS * snapshot.asked.node_timeout_s)
+        or newest_s > max(DEAD_LEAST_S, DEAD_TIMEOUTS * snapshot.timing.node_timeout_s)
     ):
         return "silent"
     if state.phase == FORMING:
@@ -149,8 +149,8 @@ def _coordinator(state: State | None, nodes: Nodes) -> Dict | None:
     if state is None:
         return None
     lease = state.coordinator
-    word = nodes.words.get(lease.node)
-    silent_s = nodes.silent_s[lease.node] if word is not None and word.incarnation == lease.incarnation else None
+    record = nodes.words.get(lease.node)
+    silent_s = nodes.silent_s[lease.node] if record is not None and record.incarnation == lease.incarnation else None
     return {"node": lease.node, "term": lease.term, "silent_s": silent_s}
 
 
@@ -171,12 +171,12 @@ def _closed(state: State | None) -> Dict | None:
 def _hang(state: State | None, nodes: Nodes) -> Dict | None:
     if state is None or state.phase != RUNNING:
         return None
-    words = nodes.participants
-    told = [word.hang for word in words if word.hang is not None and word.hang.round == state.round]
+    records = nodes.participants
+    told = [record.hang for record in records if record.hang is not None and record.hang.round == state.round]
     hang: Hang | None = state.hang or next(iter(told), None)
     if hang is None:
         return None
-    shown = {word.node for word in words if word.shown == state.round}
+    shown = {record.node for record in records if record.stacks_collected == state.round}
     return {
         "rank": hang.rank,
         "node": hang.node,
@@ -192,7 +192,7 @@ def _hang(state: State | None, nodes: Nodes) -> Dict | None:
 def _failures(state: State | None, nodes: Nodes) -> list[Dict]:
     if state is None or state.phase != RUNNING:
         return []
-    found = [word.failure for word in nodes.participants if word.failure and word.failure.round == state.round]
+    found = [record.failure for record in nodes.participants if record.failure and record.failure.round == state.round]
     # Nodes' clocks are not compared: in the order of ranks.
     found.sort(key=lambda failure: failure.rank)
     return [{"rank": each.rank, "node": each.node, "message": each.message, "step": each.step} for each in found]
@@ -235,7 +235,7 @@ def _lost(lost: LostNode) -> Dict:
 
 def _timeouts(snapshot: Snapshot, nodes: Nodes) -> Dict:
     learned = snapshot.state.learned if snapshot.state else None
-    asked = snapshot.asked.timeouts
+    asked = snapshot.timing.timeouts
     # Nothing is said of defaults where it is not known what stands against them.
     hold = effective(asked or NOTHING, learned, NOTHING if asked is None else DEFAULTS)
     known = learned.timeouts if learned else Spans()
@@ -249,7 +249,9 @@ def _timeouts(snapshot: Snapshot, nodes: Nodes) -> Dict:
     for name in sorted({*wanted.sections, *known.sections}):
         entries.append(_section(name, hold, wanted, known.sections.get(name)))
     state = snapshot.state
-    vitals = [word.vitals for word in nodes.participants if word.vitals and state and word.vitals.round == state.round]
+    vitals = [
+        record.vitals for record in nodes.participants if record.vitals and state and record.vitals.round == state.round
+    ]
     return {
         "rounds": learned.rounds if learned else 0,
         "silent": sum(each.longest.silent for each in vitals),
@@ -275,4 +277,4 @@ def _newest_s(snapshot: Snapshot) -> float | None:
     return span_s(max(heard.written_ns for heard in snapshot.nodes), snapshot.now_ns)
 
 
-__all__ = ["look"]
+__all__ = ["summarise"]

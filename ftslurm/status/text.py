@@ -32,7 +32,7 @@ def render(
     """Render a status for a terminal.
 
     Args:
-        status: what `ftslurm.status.summary.look` returned.
+        status: what `ftslurm.status.summary.summarise` returned.
         everything: a line for each node, all rounds and all ranks that stand out, however many.
         colour: whether to add ANSI colours.
         width: columns.
@@ -84,8 +84,12 @@ def _over(status: Json) -> tuple[str, str, str]:
     closed = status["closed"]
     if closed is None:
         return " is closed", ": how it ended is not recorded", "yellow"
-    words = {"succeeded": (" succeeded", "green"), "failed": (" FAILED", "red"), "stopped": (" was stopped", "yellow")}
-    start, tint = words.get(closed["outcome"], (f" is closed, {first_line(closed['outcome'])}", "yellow"))
+    records = {
+        "succeeded": (" succeeded", "green"),
+        "failed": (" FAILED", "red"),
+        "stopped": (" was stopped", "yellow"),
+    }
+    start, tint = records.get(closed["outcome"], (f" is closed, {first_line(closed['outcome'])}", "yellow"))
     return start, f": {first_line(closed['reason'])}", tint
 
 

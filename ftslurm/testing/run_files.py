@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftslurm.agent.round_record import brief
-from ftslurm.failures.record_summary import in_table, short
+from ftslurm.failures.record_summary import in_table, record_summary
 
 if TYPE_CHECKING:
     from ftslurm.testing.runs import RunBuilder
@@ -44,7 +44,7 @@ def write_run(run: RunBuilder) -> Path:
 def _with_shorts(run: RunBuilder, number: int, node: Dict) -> Dict:
     records = {w["rank"]: run.errors[number, w["rank"]] for w in node["workers"] if (number, w["rank"]) in run.errors}
     try:
-        table, entries = in_table({rank: short(record) for rank, record in records.items()})
+        table, entries = in_table({rank: record_summary(record) for rank, record in records.items()})
     except (AttributeError, KeyError, TypeError):
         # A test has made one what no agent would.
         return node

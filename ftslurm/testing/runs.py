@@ -208,7 +208,7 @@ class RunBuilder:
                 name_of["health"] = self.health_of(node)
         return self
 
-    def set_aside(self, node: str, *, unfit: str | None = None, excluded: str | None = None) -> RunBuilder:
+    def exclude(self, node: str, *, unfit: str | None = None, excluded: str | None = None) -> RunBuilder:
         """Let a node's last word say why it takes part in no round, or only where others do not suffice."""
         self.aside[node] = {"unfit": unfit, "excluded": excluded}
         return self

@@ -17,10 +17,10 @@ from ftslurm.torchrun.options import DYNAMIC, WrongOption
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous.api import RendezvousHandler
 
-    from ftslurm.torchrun.endpoint import Place
+    from ftslurm.torchrun.endpoint import Endpoint
 
 
-def create_dynamic_handler(params: RendezvousParameters, place: Place) -> RendezvousHandler:
+def create_dynamic_handler(params: RendezvousParameters, place: Endpoint) -> RendezvousHandler:
     """Return torch's handler on a `SharedFSBackend`; its agents exchange their ranks through a file there, too.
 
     Raises:

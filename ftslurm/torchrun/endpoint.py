@@ -24,7 +24,7 @@ NO_ID = "none"
 
 
 @dataclass(frozen=True)
-class Place:
+class Endpoint:
     """This agent's place.
 
     Attributes:
@@ -44,7 +44,7 @@ class Place:
     attempts: Callable[[int], str]
 
 
-def open_place(params: RendezvousParameters, protocol: str) -> Place:
+def open_endpoint(params: RendezvousParameters, protocol: str) -> Endpoint:
     """Find this agent's place and open its run directory.
 
     Raises:
@@ -62,7 +62,7 @@ def open_place(params: RendezvousParameters, protocol: str) -> Place:
         run = open_run(root, _user(), time.time_ns(), __version__)
     except (SlurmEnvironmentError, RunDirectoryError) as error:
         raise WrongOption(str(error).replace("--shared-dir", "--rdzv-endpoint")) from None
-    place = Place(run, run_id, node, position, expected, address, attempt_names(job))
+    place = Endpoint(run, run_id, node, position, expected, address, attempt_names(job))
     _claim(place, protocol)
     return place
 
@@ -144,7 +144,7 @@ def choose_attempt(attempts: Callable[[int], str], state: State | None, fixed_si
     return attempts(number)
 
 
-def _claim(place: Place, protocol: str) -> None:
+def _claim(place: Endpoint, protocol: str) -> None:
     """Refuse a run directory in which agents meet by the other protocol: they would never see each other."""
     from ftslurm.torchrun.options import DYNAMIC
 

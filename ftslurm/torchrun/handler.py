@@ -33,8 +33,8 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from ftslurm.agent.courier import Courier
 from ftslurm.dataclasses import replace
-from ftslurm.rendezvous.member import Member, Pace, Refused, RunInUse, Superseded, first_word
-from ftslurm.rendezvous.observation import AT_ONCE, Shape, Timing
+from ftslurm.rendezvous.member import FencedOut, Member, NodeRefused, Pace, RunInUse, first_record
+from ftslurm.rendezvous.observation import AT_ONCE, RunSpec, Timing
 from ftslurm.rendezvous.state import (
     CLOSED,
     EXIT_FAILED,
@@ -58,7 +58,7 @@ from ftslurm.torchrun.link import LOG, Link
 from ftslurm.torchrun.store import connect, gather, serve
 
 if TYPE_CHECKING:
-    from ftslurm.torchrun.endpoint import Place
+    from ftslurm.torchrun.endpoint import Endpoint
     from ftslurm.torchrun.options import HandlerOptions
 
 ENDLESS = 10**9
@@ -85,7 +85,7 @@ class SharedFSHandler(RendezvousHandler):  # type: ignore[misc]
         RendezvousConnectionError, RendezvousStateError: the run's state cannot be read.
     """
 
-    def __init__(self, params: RendezvousParameters, options: HandlerOptions, place: Place) -> None:
+    def __init__(self, params: RendezvousParameters, options: HandlerOptions, place: Endpoint) -> None:
         self._params = params
         self._options = options
         self._place = place
@@ -93,13 +93,13 @@ class SharedFSHandler(RendezvousHandler):  # type: ignore[misc]
         self._cell = FencedCell(fs, place.run.state)
         fixed = params.min_nodes == params.max_nodes
         self._attempt = choose_attempt(place.attempts, self._peek(), fixed)
-        shape = Shape(place.run_id, self._attempt, place.expected, params.min_nodes, params.max_nodes, ENDLESS)
-        word = first_word(place.node, random_nonce(), self._attempt, place.position, 1)
-        self._word = replace(word, host=os.uname().nodename, address=place.address)
+        run_spec = RunSpec(place.run_id, self._attempt, place.expected, params.min_nodes, params.max_nodes, ENDLESS)
+        record = first_record(place.node, random_nonce(), self._attempt, place.position, 1)
+        self._word = replace(record, host=os.uname().nodename, address=place.address)
         timing = Timing(options.node_timeout_s, options.join_timeout_s, options.last_call_s, rejoin=AT_ONCE)
         beat = options.keep_alive_interval_s
         pace = Pace(heartbeat_s=beat, follow_s=min(0.5, beat))
-        self._member = Member(fs, place.run, shape, self._word, timing, pace, time.monotonic, time.time_ns)
+        self._member = Member(fs, place.run, run_spec, self._word, timing, pace, time.monotonic, time.time_ns)
         self._courier = Courier(self._member, time.monotonic)
         self._link = Link(self._courier)
         self._store: TCPStore | None = None
@@ -132,7 +132,7 @@ class SharedFSHandler(RendezvousHandler):  # type: ignore[misc]
         state = self._link.state
         if self._round == 0 or state is None:
             return 0
-        if self._link.lost is not None or state.attempt != self._attempt:
+        if self._link.evicted is not None or state.attempt != self._attempt:
             return 1
         if state.phase == CLOSED:
             # Who succeeded first does not stop the others; who gave up does.
@@ -227,8 +227,8 @@ class SharedFSHandler(RendezvousHandler):  # type: ignore[misc]
     def _refuse(self, state: State | None, waited_s: float) -> None:
         """Raise when this agent cannot take part any more."""
         name = f"rendezvous {self._place.run_id}"
-        if self._link.lost is not None:
-            raise RendezvousError(f"{name}: {self._link.lost}")
+        if self._link.evicted is not None:
+            raise RendezvousError(f"{name}: {self._link.evicted}")
         if waited_s >= self._options.join_timeout_s + VERDICT_S:
             if problem := self._link.trouble or self._problem:
                 raise RendezvousConnectionError(f"{name}: no round within {waited_s:.0f} s: {problem}")
@@ -288,7 +288,7 @@ class SharedFSHandler(RendezvousHandler):  # type: ignore[misc]
         def errand() -> None:
             try:
                 self._member.close(outcome, reason, exit_code, failure)
-            except (Superseded, RunInUse, Refused):
+            except (FencedOut, RunInUse, NodeRefused):
                 # Somebody else's run by now.
                 pass
 
@@ -320,7 +320,7 @@ class SharedFSHandler(RendezvousHandler):  # type: ignore[misc]
 
     def _say(self, status: str) -> None:
         self._word = replace(self._word, status=status, round=self._round)
-        self._courier.say(self._word)
+        self._courier.publish(self._word)
 
     def _peek(self) -> State | None:
         """Read the state without taking part."""

@@ -7,7 +7,7 @@ import os
 import select
 import threading
 
-from ftslurm.agent.courier import Courier, Lost, Note, Trouble
+from ftslurm.agent.courier import Courier, Evicted, Notice, StorageProblem
 from ftslurm.rendezvous.member import View
 from ftslurm.rendezvous.state import State
 
@@ -36,7 +36,7 @@ class Link:
         return self._state
 
     @property
-    def lost(self) -> str | None:
+    def evicted(self) -> str | None:
         """Why this agent may not go on, if so."""
         self._take()
         return self._lost
@@ -63,17 +63,17 @@ class Link:
                 os.read(self._courier.wake_r, 4096)
             except BlockingIOError:
                 pass
-            while self._courier.news:
-                self._learn(self._courier.news.popleft())
+            while self._courier.events:
+                self._learn(self._courier.events.popleft())
 
     def _learn(self, news: object) -> None:
         if isinstance(news, View):
             self._state = news.state
-        elif isinstance(news, Lost):
+        elif isinstance(news, Evicted):
             self._lost = news.reason
-        elif isinstance(news, Note):
+        elif isinstance(news, Notice):
             LOG.warning("%s", news.text)
-        elif isinstance(news, Trouble):
+        elif isinstance(news, StorageProblem):
             self._trouble = news.problem
             if news.problem is None:
                 LOG.warning("the shared directory works again")

@@ -27,12 +27,12 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     """
     # Not above: the rendezvous package of torch is half imported while it loads its plugins.
     from ftslurm.torchrun.dynamic import create_dynamic_handler
-    from ftslurm.torchrun.endpoint import open_place
+    from ftslurm.torchrun.endpoint import open_endpoint
     from ftslurm.torchrun.handler import SharedFSHandler
     from ftslurm.torchrun.options import DYNAMIC, read_options
 
     options = read_options(params.config)
-    place = open_place(params, options.protocol)
+    place = open_endpoint(params, options.protocol)
     if options.protocol == DYNAMIC:
         return create_dynamic_handler(params, place)
     return SharedFSHandler(params, options, place)

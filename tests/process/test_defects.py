@@ -19,7 +19,7 @@ from hang_story import history
 from test_run import Start, Started
 
 from ftslurm.agent import containment
-from ftslurm.agent.containment import Part
+from ftslurm.agent.containment import Component
 
 start = test_run.start
 
@@ -127,7 +127,7 @@ def own_lines(run: Started) -> list[str]:
     return [line for line in run.err.splitlines() if not line.startswith("[rank")]
 
 
-def told_and_recorded(run: Started, part: Part | None) -> None:
+def told_and_recorded(run: Started, part: Component | None) -> None:
     assert (run.directory / "injected").exists(), "the scenario does not get there"
     found = records(run)
     assert [one["part"] for one in found if "injected" in one["error"]] == [part and part.name]
@@ -142,9 +142,9 @@ def told_and_recorded(run: Started, part: Part | None) -> None:
 
 # Helper parts
 
-METHODS: dict[Part, dict[str, str]] = {
+METHODS: dict[Component, dict[str, str]] = {
     containment.HEALTH: {
-        "ftslurm.agent.health_monitor:HealthWatch": "checked: __init__ begin say look on_state on_round on_swept close "
+        "ftslurm.agent.health_monitor:HealthMonitor": "checked: __init__ begin say look on_state on_round on_swept close "
         "deadline _start _receive _finish",
     },
     containment.MONITOR: {
@@ -152,7 +152,7 @@ METHODS: dict[Part, dict[str, str]] = {
         "vitals counts wants_sizes look_at_sizes grown keep_pipe deadline _owner _read_mark",
         "ftslurm.agent.rank_watch:RankWatch": "hangs: __init__ begin end show grown turn over clear deadline _expired "
         "_look_at_vitals",
-        "ftslurm.agent.stack_collection:Showing": "hangs: __init__ poll",
+        "ftslurm.agent.stack_collection:StackCollection": "hangs: __init__ poll",
         "ftslurm.monitor.timer_file:TimerFile": "fails: __init__ environment",
         "ftslurm.monitor.pipe:Pipe": "hangs: __init__ check read",
     },
@@ -161,8 +161,8 @@ METHODS: dict[Part, dict[str, str]] = {
         "ftslurm.agent.journal:Journal ": "hangs: showed",
         "ftslurm.agent.journal:Journal  ": "exits: elsewhere",
     },
-    containment.SURROUNDINGS: {
-        "ftslurm.agent.host_resources:Surroundings": "hangs: __init__ begin look at_a_failure",
+    containment.HOST_RESOURCES: {
+        "ftslurm.agent.host_resources:HostResources": "hangs: __init__ begin look at_a_failure",
     },
     containment.ANALYSIS: {"ftslurm.agent.worker_exits:": "fails: summary outlook"},
     containment.OUTPUT: {
@@ -170,18 +170,18 @@ METHODS: dict[Part, dict[str, str]] = {
         "ftslurm.agent.output:_Follower": "fails: __init__ send _work _wait _obey _copy",
         "ftslurm.agent.output:_Terminal": "fails: __init__ write",
     },
-    containment.NARRATION: {"ftslurm.agent.loop:": "fails: narrate"},
+    containment.MESSAGES: {"ftslurm.agent.loop:": "fails: narrate"},
     containment.DOORBELL: {"ftslurm.agent.doorbell:Doorbell": "fails: __init__ fileno ring"},
     containment.EXCLUSION: {
-        "ftslurm.agent.exclusion:Aside": "fails: __init__ on_state finish _work _strike",
-        "ftslurm.agent.exclusion:Aside ": "checked: on_health",
+        "ftslurm.agent.exclusion:Excluder": "fails: __init__ on_state finish _work _strike",
+        "ftslurm.agent.exclusion:Excluder ": "checked: on_health",
         "ftslurm.agent.exclusion:": "fails: take_part",
     },
     containment.LEFTOVERS: {"ftslurm.agent.revocation:Revocation": "fails: clean_up"},
     containment.BUILD_LOCKS: {
         "ftslurm.agent.build_locks:BuildLocks": "fails: __init__ deadline on_time look look_at_builders remove"
     },
-    containment.GUARD: {"ftslurm.monitor.loop_watchdog:Guard": "fails: __init__ start working waiting"},
+    containment.GUARD: {"ftslurm.monitor.loop_watchdog:LoopWatchdog": "fails: __init__ start working waiting"},
 }
 
 
@@ -199,7 +199,7 @@ HELPERS = [(part, *one) for part, methods in METHODS.items() for one in targets(
 
 @pytest.mark.parametrize(("part", "scenario", "target"), HELPERS, ids=[one[2] for one in HELPERS])
 def test_a_defect_in_a_helper_part_disables_it_and_the_job_goes_on(
-    inject: Inject, part: Part, scenario: str, target: str
+    inject: Inject, part: Component, scenario: str, target: str
 ) -> None:
     script, options = SCENARIOS[scenario]
     run = inject(script, target, *options)
@@ -248,7 +248,7 @@ ON_A_SPARE = [
 
 @pytest.mark.parametrize(("part", "target"), ON_A_SPARE, ids=[one[1] for one in ON_A_SPARE])
 def test_a_defect_in_a_helper_part_of_a_spare_lets_it_take_its_place_all_the_same(
-    inject: Inject, part: Part, target: str
+    inject: Inject, part: Component, target: str
 ) -> None:
     run = inject(
         SPARE_LEADS, target, "--local-nodes", "2", "--nnodes", "1", "--spare-imports", "decimal", "--health", "off",
@@ -290,7 +290,7 @@ CORE = [
         "start", "send", "say", "_work", "_wait", "_speak", "_run", "_tick", "_tell",
     )),
     *(f"ftslurm.rendezvous.member:Member:{name}" for name in ("tick", "say", "next_look_s", "_publish_word", "_lead")),
-    *(f"ftslurm.agent.round_setup:Preparation:{name}" for name in ("begin", "made", "on_time", "deadline")),
+    *(f"ftslurm.agent.round_setup:RoundSetup:{name}" for name in ("begin", "made", "on_time", "deadline")),
     *(f"ftslurm.agent.loop:AgentLoop:{name}" for name in (
         "_begin", "_turn", "_wait", "_timeout", "_moment", "_on_news", "_on_prepared", "_tell", "_do", "_say", "_spawn",
         "_make", "_look_at_workers", "_on_worker_ended", "_sweep_on", "_on_signal", "_give_up",
@@ -298,7 +298,7 @@ CORE = [
     )),
     "ftslurm.agent.loop::plan", "ftslurm.agent.loop::spoken",
     "ftslurm.agent.ports:ReservedPort:__init__",
-    *(f"ftslurm.agent.worker_exits:Ends:{name}" for name in ("__init__", "take", "told", "on_time", "deadline")),
+    *(f"ftslurm.agent.worker_exits:WorkerExits:{name}" for name in ("__init__", "take", "told", "on_time", "deadline")),
 ]  # fmt: skip
 
 

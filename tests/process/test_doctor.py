@@ -15,7 +15,7 @@ import pytest
 
 from ftslurm.doctor import timed_filesystem
 from ftslurm.doctor.probes import exclusive_link
-from ftslurm.doctor.timed_filesystem import WatchedFileSystem, run_all
+from ftslurm.doctor.timed_filesystem import TimedFileSystem, run_all
 
 CLEAN = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "FTSLURM"))}
 ROOT = Path(__file__).resolve().parents[2]
@@ -183,7 +183,7 @@ def test_an_interrupted_doctor_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_a_call_that_hangs_is_named_and_costs_no_more_than_its_child() -> None:
-    def hang(fs: WatchedFileSystem) -> None:
+    def hang(fs: TimedFileSystem) -> None:
         fs.during("rename /shared/a", lambda: time.sleep(60))
 
     began = time.monotonic()
@@ -194,7 +194,7 @@ def test_a_call_that_hangs_is_named_and_costs_no_more_than_its_child() -> None:
 
 
 def test_a_child_that_is_late_killed_or_fails_is_told_apart() -> None:
-    def fail(fs: WatchedFileSystem) -> None:
+    def fail(fs: TimedFileSystem) -> None:
         raise FileNotFoundError(2, "No such file", "/shared/x")
 
     works = [lambda fs: time.sleep(60), lambda fs: os.kill(os.getpid(), signal.SIGKILL), fail]
@@ -204,7 +204,7 @@ def test_a_child_that_is_late_killed_or_fails_is_told_apart() -> None:
     assert failed.problem == "[Errno 2] No such file: '/shared/x'"
 
 
-class LosingFileSystem(WatchedFileSystem):
+class LosingFileSystem(TimedFileSystem):
     """Links are done, and every other one is reported as failed."""
 
     count = 0

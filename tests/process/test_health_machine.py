@@ -19,7 +19,7 @@ import pytest
 from test_hanging_directory import Directory, shared
 
 from ftslurm.health import catalog
-from ftslurm.health.check import BACKGROUND, QUICK, SETS, Check, Context, Place
+from ftslurm.health.check import BACKGROUND, QUICK, SETS, Check, CheckedPath, Context
 from ftslurm.health.checks import host_limits, host_processes
 from ftslurm.health.run import run
 from ftslurm.health.verdict import FAIL, OK, WARN, Json, Verdict
@@ -43,7 +43,7 @@ def look(module: Any, before: Json | None = None, **more: Any) -> Verdict:
 def test_a_plain_healthy_machine_is_well(set_: str, tmp_path: Path) -> None:
     checks = own_checks(set_)
     assert len(checks) >= 7
-    paths = (Place(str(tmp_path), "run directory"), Place("/usr", "data"))
+    paths = (CheckedPath(str(tmp_path), "run directory"), CheckedPath("/usr", "data"))
     # A name space of its own: what other programs do on this machine is not to be judged.
     command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", HEALTHY, set_, str(tmp_path)]
     if os.geteuid() == 0 and shutil.which("unshare"):
@@ -276,7 +276,7 @@ def test_a_check_may_be_killed_at_any_time_and_nothing_stays(tmp_path: Path) -> 
                 break
     finally:
         libc.prctl(36, 0, 0, 0, 0)
-    run(own_checks("thorough"), Context("n1", paths=(Place(str(tmp_path), "run directory"),)), {})
+    run(own_checks("thorough"), Context("n1", paths=(CheckedPath(str(tmp_path), "run directory"),)), {})
     assert list(tmp_path.iterdir()) == []
 
 

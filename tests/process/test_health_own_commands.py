@@ -12,7 +12,7 @@ import pytest
 
 from ftslurm.health.check import Context
 from ftslurm.health.checks import own_commands
-from ftslurm.health.result import Looked
+from ftslurm.health.result import RunResult
 from ftslurm.health.run import run
 from ftslurm.health.verdict import FAIL, OK, UNKNOWN, WARN, Verdict
 
@@ -29,7 +29,7 @@ def look(mark: str, *commands: str, **more: Any) -> Verdict:
     return verdict
 
 
-def looked(mark: str, *commands: str, **more: Any) -> Looked:
+def looked(mark: str, *commands: str, **more: Any) -> RunResult:
     context = Context("n1", environ={**os.environ, MARK: mark}, commands=commands, **more)
     return run([own_commands.CHECK], context, {})
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from ftslurm.monitor import heartbeat_page
-from ftslurm.monitor.heartbeat_page import Mark
+from ftslurm.monitor.heartbeat_page import HeartbeatPage
 from ftslurm.monitor.pipe import Pipe
 from ftslurm.monitor.timeouts import Timeouts
-from ftslurm.monitor.watchdog import Expiry, Note, Watch
+from ftslurm.monitor.watchdog import Expiry, Note, Watchdog
 from tests.process.worker_process import environment
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
@@ -31,7 +31,7 @@ class Node:
         self.place = place
         self.pipe = Pipe(str(place / "node"))
         self.workers: dict[int, subprocess.Popen[str]] = {}
-        self.watch = Watch(timeouts, lambda rank: heartbeat_page.read(place / str(rank)), self.owner)
+        self.watch = Watchdog(timeouts, lambda rank: heartbeat_page.read(place / str(rank)), self.owner)
         self.expiries: list[Expiry] = []
         self.notes: list[Note] = []
         self.lateness_s: list[float] = []
@@ -84,7 +84,7 @@ class Node:
             assert time.monotonic() < end, "the workers do not end"
             self.turn()
 
-    def mark(self, local_rank: int = 0) -> Mark:
+    def mark(self, local_rank: int = 0) -> HeartbeatPage:
         found = heartbeat_page.read(self.place / str(local_rank))
         assert found is not None
         return found

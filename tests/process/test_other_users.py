@@ -204,13 +204,13 @@ def test_directories_of_a_user_alone_are_made_for_that_user_alone(start: Start, 
 def test_nodes_do_not_meet_in_a_directory_that_another_user_has_made(
     open_path: Path, tmp_path: Path, command: str, make: str
 ) -> None:
-    from ftslurm.doctor.command import stand_of
+    from ftslurm.doctor.command import node_context
 
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "FTSLURM"))}
     step = {"JOB_ID": "77", "STEP_ID": "3", "PROCID": "0", "LOCALID": "0", "NODEID": "0", "STEP_NODELIST": "n[0-1]"}
     environment |= {f"SLURM_{k}": v for k, v in step.items()} | {"SLURMD_NODENAME": "n0", "SLURM_NNODES": "2"}
     environment |= {"SLURM_NTASKS": "2", "SLURM_STEP_NUM_NODES": "2"}
-    stand = stand_of(environment, "n0", "x")
+    stand = node_context(environment, "n0", "x")
     assert stand is not None and stand.expected == ("n0", "n1")
     victim = tmp_path / "victim"
     (victim / "hello").mkdir(parents=True)

@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from ftslurm.agent.exclusion import Aside, AsideSettings, take_part
+from ftslurm.agent.exclusion import Excluder, ExclusionSettings, exclusion_of
 from ftslurm.health.node_health import Health, HealthFinding
 from ftslurm.health.verdict import FAIL
 from ftslurm.nodes.exclude import Exclusions
-from ftslurm.rendezvous.node_record import NodeWord
+from ftslurm.rendezvous.node_record import NodeRecord
 from ftslurm.rendezvous.state import BY_NODE, FAILED, Failure
 from ftslurm.testing.memoryfs import MemoryFileSystem
 from tests.unit.test_fold import Story
@@ -30,8 +30,8 @@ class Coordinator:
             drained.append(f"{node}: {reason}")
             return problem
 
-        settings = AsideSettings(after, 86_400.0, drain if drained is not None else None)
-        self.aside = Aside(settings, self.exclusions, "job-7", lambda: self.now_ns, self._tell, self._start)
+        settings = ExclusionSettings(after, 86_400.0, drain if drained is not None else None)
+        self.aside = Excluder(settings, self.exclusions, "job-7", lambda: self.now_ns, self._tell, self._start)
         self.started = 0
 
     def _start(self, work: Callable[[], None]) -> None:
@@ -49,7 +49,7 @@ class Coordinator:
         self.aside.on_state(story.state)
         return self.started - before
 
-    def hear(self, word: NodeWord) -> int:
+    def hear(self, word: NodeRecord) -> int:
         """Show it the node's word; return whether there was something to do."""
         before = self.started
         self.aside.on_health(word)
@@ -65,12 +65,12 @@ def fail_first(story: Story, number: int, blame: str) -> None:
     story.ready(*(int(p.node[1:]) for p in story.state.participants))
 
 
-def unfit(check: str | None, confirmed: bool = True) -> NodeWord:
+def unfit(check: str | None, confirmed: bool = True) -> NodeRecord:
     word = Story(1).join(1).words["n1"]
     if check is None:
         return word
     finding = HealthFinding(check, FAIL, "GPU 3", "gone", "Reset it.", 5, confirmed)
-    return replace(word, unfit="GPU 3: gone", health=Health(FAIL, 5, "quick", (finding,)))
+    return replace(word, unhealthy="GPU 3: gone", health=Health(FAIL, 5, "quick", (finding,)))
 
 
 def test_a_node_that_fails_first_twice_is_set_aside_once_with_reason_and_expiry() -> None:
@@ -85,7 +85,7 @@ def test_a_node_that_fails_first_twice_is_set_aside_once_with_reason_and_expiry(
     assert known.until_ns == coordinator.now_ns + DAY_NS
     assert coordinator.exclusions.of("n2", coordinator.now_ns + DAY_NS) is None
     assert coordinator.told == [f"n2 is set aside for 24 hours: {known.reason} (`ftslurm nodes allow n2`)"]
-    assert take_part(coordinator.exclusions, "n2", coordinator.now_ns)[0] == known.reason
+    assert exclusion_of(coordinator.exclusions, "n2", coordinator.now_ns)[0] == known.reason
 
 
 def test_what_hardware_says_of_itself_counts_over_jobs() -> None:
@@ -254,7 +254,7 @@ class Directory(Exclusions):
 
 def test_a_directory_that_hangs_holds_up_nobody_and_the_next_word_is_written_too() -> None:
     directory = Directory()
-    aside = Aside(AsideSettings(2, 60.0), directory, "r", lambda: 0, lambda line: None)
+    aside = Excluder(ExclusionSettings(2, 60.0), directory, "r", lambda: 0, lambda line: None)
     story = Story(2)
     story.join()
     for _ in range(2):
@@ -270,6 +270,6 @@ def test_a_directory_that_hangs_holds_up_nobody_and_the_next_word_is_written_too
 def test_a_directory_that_cannot_be_written_is_named() -> None:
     told: list[str] = []
     directory = Directory(OSError(13, "Permission denied"))
-    aside = Aside(AsideSettings(2, 60.0), directory, "r", lambda: 0, told.append, lambda work: work())
+    aside = Excluder(ExclusionSettings(2, 60.0), directory, "r", lambda: 0, told.append, lambda work: work())
     aside.on_health(unfit("gpu-count"))
     assert told == ["what is known of a node cannot be noted in /runs/excluded: [Errno 13] Permission denied"]

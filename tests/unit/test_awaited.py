@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ftslurm.rendezvous.observation import Seen
+from ftslurm.rendezvous.observation import Observation
 from ftslurm.rendezvous.state import FAILED, LEFT, RUNNING
 from ftslurm.rendezvous.waiting_lines import FIRST_S, LONGEST_S, WaitingLines
 from tests.unit.test_fold import TIMING, Story
@@ -18,7 +18,7 @@ class Wait:
         self.lines = WaitingLines()
 
     def line(self, forming_s: float) -> str | None:
-        return self.lines.line(self.story.state, Seen(self.story.words, self.story.silent, forming_s, 0), TIMING)
+        return self.lines.line(self.story.state, Observation(self.story.words, self.story.silent, forming_s, 0), TIMING)
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_each_node_has_its_reason(wait: Wait) -> None:
 
 def test_of_a_thousand_nodes_a_few_are_named() -> None:
     story = Story(1000).join(1)
-    line = WaitingLines().line(story.state, Seen(story.words, {}, 5.0, 0), TIMING)
+    line = WaitingLines().line(story.state, Observation(story.words, {}, 5.0, 0), TIMING)
     assert line == (
         "round 1 waits: 1 of 1000 nodes are ready after 5 s; n2, n3, n4, n5 and 995 more: no record of its agent yet"
     )

@@ -18,9 +18,9 @@ from ftslurm.failures.causes import (
     SAME_NODE,
     Cause,
     Evidence,
+    HostResources,
     OomKills,
     Space,
-    Surroundings,
     classify,
     describe,
     find,
@@ -43,17 +43,17 @@ WATCHDOG = (
     "terminate called after throwing an instance of 'c10::DistBackendError'\n"
 )
 GIB = 1 << 30
-AT_LIMIT = Surroundings(
+AT_LIMIT = HostResources(
     OomKills(1, 1, 12.0, "memory.events of step_0", 4 * GIB, 4 * GIB, 120, at_limit=True),
     memory_total=64 * GIB,
     least_available=50 * GIB,
 )
 HOST_RAN_OUT = replace(AT_LIMIT, oom=OomKills(1, 1, 12.0, at_limit=False), least_available=GIB)
 KILLED_FOR_MEMORY = replace(AT_LIMIT, oom=OomKills(1, 1, 12.0, at_limit=False))
-NOBODY_COUNTED = Surroundings(OomKills(0, 0, 12.0), node_oom_kills=3)
-LONG_AGO = Surroundings(OomKills(0, 2, 12.0))
-FULL_SHM = Surroundings(spaces=(Space("/dev/shm", 60 << 20, 64 << 20, least_free=0),))
-ROOMY = Surroundings(spaces=(Space("/dev/shm", 60 << 20, 64 << 20), Space("/tmp", 0, 10 << 20)))
+NOBODY_COUNTED = HostResources(OomKills(0, 0, 12.0), node_oom_kills=3)
+LONG_AGO = HostResources(OomKills(0, 2, 12.0))
+FULL_SHM = HostResources(spaces=(Space("/dev/shm", 60 << 20, 64 << 20, least_free=0),))
+ROOMY = HostResources(spaces=(Space("/dev/shm", 60 << 20, 64 << 20), Space("/tmp", 0, 10 << 20)))
 
 
 def raised(kind: str, message: str = "", module: str = "builtins", **more: Any) -> Evidence:
@@ -115,9 +115,9 @@ POSITIVE = [
     ("host-oom-kill", ended(137, surroundings=HOST_RAN_OUT)),
     ("oom-kill", signal("SIGKILL", surroundings=KILLED_FOR_MEMORY)),
     ("oom-kill", signal("SIGKILL", scheduler="OUT_OF_MEMORY")),
-    ("oom-kill", ended(137, surroundings=Surroundings(OomKills(1, 1, 12.0)))),
-    ("address-space", raised("MemoryError", surroundings=Surroundings(own_limit=4 * GIB))),
-    ("address-space", raised("OSError", "[Errno 12] Cannot allocate memory", surroundings=Surroundings(own_limit=1))),
+    ("oom-kill", ended(137, surroundings=HostResources(OomKills(1, 1, 12.0)))),
+    ("address-space", raised("MemoryError", surroundings=HostResources(own_limit=4 * GIB))),
+    ("address-space", raised("OSError", "[Errno 12] Cannot allocate memory", surroundings=HostResources(own_limit=1))),
     (
         "oom-kill",
         raised(
@@ -360,7 +360,7 @@ def test_a_loader_whose_worker_has_gone_is_said_to_be_one() -> None:
     reset = raised("ConnectionResetError", "[Errno 104] Connection reset by peer", files=FETCHING)
     said = "a DataLoader worker died (ConnectionResetError: [Errno 104] Connection reset by peer)"
     assert describe(reset, *find(reset)) == said
-    row = classify(replace(reset, surroundings=KILLED_FOR_MEMORY))
+    row = classify(replace(reset, host_resources=KILLED_FOR_MEMORY))
     assert row.name == "oom-kill"
 
 
@@ -378,7 +378,7 @@ def test_the_proof_of_a_kill_for_memory_names_the_counter_and_the_limit() -> Non
 
 
 def test_the_proof_of_a_refused_request_for_memory_names_the_limit() -> None:
-    refused = raised("MemoryError", surroundings=Surroundings(own_limit=4 * GIB))
+    refused = raised("MemoryError", surroundings=HostResources(own_limit=4 * GIB))
     row, found = find(refused)
     assert row.title == "its limit of address space or data was reached"
     assert "ulimit: 4 GiB of address space or data" in lines(refused, row, found)
@@ -388,7 +388,7 @@ def test_a_bare_sigkill_says_what_was_counted_and_what_could_not_be() -> None:
     row = classify(signal("SIGKILL"))
     said = [
         lines(signal("SIGKILL", surroundings=around), row, signal("SIGKILL"))[0]
-        for around in (None, Surroundings(), NOBODY_COUNTED, LONG_AGO)
+        for around in (None, HostResources(), NOBODY_COUNTED, LONG_AGO)
     ]
     unknown = "so an out-of-memory kill is neither proved nor excluded"
     assert said == [
@@ -501,7 +501,7 @@ def test_any_evidence_gets_a_row_and_words() -> None:
     types = [None, "", "RuntimeError", "OSError", "SystemExit", "OutOfMemoryError", "DistError", "ExceptionGroup"]
 
     def anything(depth: int) -> Evidence:
-        around = [None, Surroundings(), KILLED_FOR_MEMORY, FULL_SHM, Surroundings(spaces=(Space("", 0, 0, 0, 0),))]
+        around = [None, HostResources(), KILLED_FOR_MEMORY, FULL_SHM, HostResources(spaces=(Space("", 0, 0, 0, 0),))]
         return Evidence(
             pick.choice(kinds),
             pick.choice(types),
@@ -514,7 +514,7 @@ def test_any_evidence_gets_a_row_and_words() -> None:
             "".join(pick.choices(words, k=2)),
             inner=tuple((pick.choice([CAUSE, CONTEXT, MEMBER, "?"]), anything(depth - 1)) for _ in range(depth)),
             life_s=pick.choice([None, 0.0, 1e9]),
-            surroundings=pick.choice(around),
+            host_resources=pick.choice(around),
             scheduler=pick.choice(["", "TIMEOUT", "?"]),
             sections=(("x", 1.0),) * pick.randrange(9),
             cuda=(("allocated", 5),) * pick.randrange(2),

@@ -16,9 +16,9 @@ import pytest
 
 import ftslurm
 from ftslurm.monitor import client, heartbeat_page
-from ftslurm.monitor.heartbeat_page import Mark, Slot
+from ftslurm.monitor.heartbeat_page import HeartbeatPage, SectionSlot
 from ftslurm.monitor.link import MAX_REPORTS
-from ftslurm.monitor.message import Garbage, Timer, Word, parse
+from ftslurm.monitor.message import ClientMessage, MalformedMessage, Timer, parse
 from ftslurm.monitor.pipe import Pipe
 from ftslurm.monitor.section import NOT_OPEN, OPENED_TWICE
 from ftslurm.monitor.timeouts import Learned, Spans, Timeouts, to_env
@@ -32,18 +32,18 @@ class Agent:
         self.pipe = Pipe(str(directory / "node"))
 
     @property
-    def mark(self) -> Mark:
+    def mark(self) -> HeartbeatPage:
         found = heartbeat_page.read(self.directory)
         assert found is not None
         return found
 
-    def section(self, name: str) -> Slot:
+    def section(self, name: str) -> SectionSlot:
         return next(section for section in self.mark.sections if section.name == name)
 
     def heard(self) -> list[tuple[str, str, str]]:
         words = [parse(line) for line in self.pipe.read()]
-        assert all(isinstance(word, Word) and (word.rank, word.pid) == (3, os.getpid()) for word in words)
-        return [(word.kind, word.what, word.name) for word in words if not isinstance(word, (Garbage, Timer))]
+        assert all(isinstance(word, ClientMessage) and (word.rank, word.pid) == (3, os.getpid()) for word in words)
+        return [(word.kind, word.what, word.name) for word in words if not isinstance(word, (MalformedMessage, Timer))]
 
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,7 +275,7 @@ def test_timeouts_of_this_rank_are_set_at_once(agent: Agent) -> None:
     ftslurm.set_timeouts(heartbeat=30, initial=math.inf, sections={"data": 5}, out_of_section=60)
     found = agent.mark
     assert (found.heartbeat_s, found.initial_s, found.out_of_section_s) == (30, math.inf, 60)
-    assert agent.section("data") == Slot("data", 0, 0, 0, 5)
+    assert agent.section("data") == SectionSlot("data", 0, 0, 0, 5)
     ftslurm.set_timeouts(heartbeat=30)
     ftslurm.set_timeouts()
     assert agent.heard() == [("timeouts", "", "")]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ftslurm.doctor import barrier
-from ftslurm.doctor.command import UsageError, directory_of, stand_of
+from ftslurm.doctor.command import UsageError, directory_of, node_context
 from ftslurm.doctor.diagnose import Diagnosis, diagnose
 from ftslurm.doctor.findings import NOTE, WARNING, WRONG, Finding, merge
 from ftslurm.doctor.probes import atomic_rename, clock, exclusive_link, lock, mount, rate, resolve, visibility
@@ -211,7 +211,7 @@ def test_a_server_whose_clock_is_off_is_a_note() -> None:
 
 # --- the directory
 
-FINE = mount.Place(
+FINE = mount.MountView(
     "/shared", "n1", "m1", 1000, "directory", 1000, 0o700, "/shared", "srv:/x", "nfs4", "rw,hard", 1 << 40, 1 << 41,
     10**9, 10**9, 1000,
 )  # fmt: skip
@@ -458,28 +458,28 @@ STEP = {
 
 
 def test_a_task_of_a_step_stands_among_the_steps_nodes() -> None:
-    stand = stand_of(STEP, "host.x", "unique")
+    stand = node_context(STEP, "host.x", "unique")
     assert stand is not None
     assert (stand.node, stand.expected) == ("n2", ("n1", "n2", "n3"))
     assert stand.session.startswith("7.") and stand.session.endswith(".2")
 
 
 def test_a_nodes_second_task_has_nothing_to_do() -> None:
-    assert stand_of({**STEP, "SLURM_LOCALID": "1"}, "host", "unique") is None
+    assert node_context({**STEP, "SLURM_LOCALID": "1"}, "host", "unique") is None
 
 
 def test_without_slurm_a_node_is_alone_and_in_a_batch_script_told_about_srun() -> None:
-    alone = stand_of({}, "host.x", "unique")
+    alone = node_context({}, "host.x", "unique")
     assert alone is not None
     assert (alone.node, alone.expected, alone.session, alone.note) == ("host", ("host",), "unique", "")
-    batch = stand_of({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURMD_NODENAME": "n1"}, "h", "unique")
+    batch = node_context({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURMD_NODENAME": "n1"}, "h", "unique")
     assert batch is not None
     assert batch.expected == ("n1",) and "srun" in batch.note
 
 
 def test_a_broken_slurm_environment_is_wrong_usage() -> None:
     with pytest.raises(UsageError, match="SLURM_NODEID"):
-        stand_of({**STEP, "SLURM_NODEID": "x"}, "host", "unique")
+        node_context({**STEP, "SLURM_NODEID": "x"}, "host", "unique")
 
 
 def test_the_directory_is_by_default_where_runs_are_or_would_be_made() -> None:

@@ -11,9 +11,9 @@ from ftslurm.monitor.timeouts import Longest, Spans
 from ftslurm.rendezvous.closing import describe, finish, stop_code
 from ftslurm.rendezvous.fold import begin, fold, take_lease
 from ftslurm.rendezvous.forming import choose
-from ftslurm.rendezvous.member import first_word
-from ftslurm.rendezvous.node_record import NodeWord, Predecessor, Vitals
-from ftslurm.rendezvous.observation import AT_ONCE, Seen, Shape, Timing
+from ftslurm.rendezvous.member import first_record
+from ftslurm.rendezvous.node_record import NodeRecord, Predecessor, Vitals
+from ftslurm.rendezvous.observation import AT_ONCE, Observation, RunSpec, Timing
 from ftslurm.rendezvous.state import (
     CLOSED,
     FAILED,
@@ -47,16 +47,16 @@ class Story:
 
     def __init__(self, nodes: int, low: int | None = None, high: int | None = None, restarts: int = 3) -> None:
         self.names = [f"n{i + 1}" for i in range(nodes)]
-        shape = Shape("r", ATTEMPT, tuple(self.names), low or nodes, high or nodes, restarts)
+        shape = RunSpec("r", ATTEMPT, tuple(self.names), low or nodes, high or nodes, restarts)
         self.state = begin(None, shape, "n1", "i1", 0)
-        self.words: dict[str, NodeWord] = {}
+        self.words: dict[str, NodeRecord] = {}
         self.silent: dict[str, float] = {}
         self.forming_s = self.told_s = 0.0
         self.now_ns = 0
 
     def join(self, *numbers: int, slots: int = 2) -> Story:
         for number in numbers or range(1, len(self.names) + 1):
-            word = first_word(f"n{number}", f"i{number}", ATTEMPT, number - 1, slots)
+            word = first_record(f"n{number}", f"i{number}", ATTEMPT, number - 1, slots)
             self.words[word.node] = replace(word, port=20_000 + number)
         return self
 
@@ -66,7 +66,7 @@ class Story:
         return self
 
     def look(self, forming_s: float = 0.0, told_s: float = 0.0, hanging_s: float = 0.0) -> State:
-        seen = Seen(self.words, self.silent, forming_s, self.now_ns, told_s, hanging_for_s=hanging_s)
+        seen = Observation(self.words, self.silent, forming_s, self.now_ns, told_s, hanging_for_s=hanging_s)
         before = self.state
         self.state = fold(before, seen, self.timing)
         again = fold(self.state, seen, self.timing)
@@ -509,8 +509,8 @@ def test_an_unknown_signal_gives_the_exit_code_of_a_failure() -> None:
 # Attempts and the lease
 
 
-def shape(attempt: str) -> Shape:
-    return Shape("r", attempt, ("n1",), 1, 1, 3)
+def shape(attempt: str) -> RunSpec:
+    return RunSpec("r", attempt, ("n1",), 1, 1, 3)
 
 
 def test_an_attempt_after_a_killed_one_goes_on_counting_rounds_with_a_fresh_budget() -> None:
@@ -536,8 +536,8 @@ def test_an_attempt_after_a_closed_one_leaves_the_history_as_it_is() -> None:
 def test_failures_of_an_earlier_attempts_round_do_not_count_in_the_new_one() -> None:
     story = Story(1).join().run().fail(1, code=78)
     new = begin(story.state, shape("12.1"), "n1", "j1", 77)
-    words = {"n1": replace(first_word("n1", "j1", "12.1", 0, 1), port=1)}
-    state = fold(new, Seen(words, {}, 0.0, 0), TIMING)
+    words = {"n1": replace(first_record("n1", "j1", "12.1", 0, 1), port=1)}
+    state = fold(new, Observation(words, {}, 0.0, 0), TIMING)
     assert (state.phase, state.round, state.restarts_used) == (RUNNING, 2, 0)
 
 
@@ -563,7 +563,7 @@ def test_the_state_survives_being_written_and_read() -> None:
     story.ready(1, 2).look()
     assert State.decode(story.state.encode(), "x") == story.state
     for word in story.words.values():
-        assert NodeWord.decode(word.encode(), "x") == word
+        assert NodeRecord.decode(word.encode(), "x") == word
 
 
 def test_only_the_newest_rounds_are_kept() -> None:
@@ -578,8 +578,8 @@ def test_only_the_newest_rounds_are_kept() -> None:
 # The order of ranks
 
 
-def words(*names: str) -> list[NodeWord]:
-    return [first_word(name, "i", ATTEMPT, int(name[1:]), 1) for name in names]
+def words(*names: str) -> list[NodeRecord]:
+    return [first_record(name, "i", ATTEMPT, int(name[1:]), 1) for name in names]
 
 
 def before(*names: str) -> list[Participant]:
@@ -702,7 +702,7 @@ class LateStory(Story):
         self.state = replace(self.state, expected=())
 
     def look(self, forming_s: float = 0.0, told_s: float = 0.0, joining_s: float = 0.0) -> State:
-        seen = Seen(self.words, self.silent, forming_s, self.now_ns, told_s, joining_s)
+        seen = Observation(self.words, self.silent, forming_s, self.now_ns, told_s, joining_s)
         self.state = fold(self.state, seen, replace(TIMING, rejoin=AT_ONCE))
         return self.state
 
@@ -790,8 +790,8 @@ def test_a_node_that_cannot_show_its_ranks_delays_the_stop_by_a_bounded_time() -
     story = Story(3).join().run().hang(2)
     story.look()
     story.show(1, 2)
-    assert story.look(hanging_s=TIMING.show_s - 0.1).phase == RUNNING
-    assert story.look(hanging_s=TIMING.show_s).phase == FORMING
+    assert story.look(hanging_s=TIMING.stack_collection_s - 0.1).phase == RUNNING
+    assert story.look(hanging_s=TIMING.stack_collection_s).phase == FORMING
 
 
 def test_nobody_waits_for_the_stacks_of_a_node_that_is_lost_or_leaving() -> None:
@@ -821,7 +821,7 @@ def test_a_silent_node_is_waited_for_although_the_time_for_showing_is_over() -> 
     story.timing = replace(TIMING, node_timeout_s=60)
     story.look()
     story.show(1)
-    for seconds in (TIMING.show_s, 40.0, 57.0):
+    for seconds in (TIMING.stack_collection_s, 40.0, 57.0):
         story.silent["n2"] = seconds + 2
         assert story.look(hanging_s=seconds).phase == RUNNING
     story.silent["n2"] = 1.0
@@ -881,7 +881,7 @@ def test_time_outs_are_learned_from_the_slowest_rank_of_a_round_and_inherited_by
     state = story.fail(1).look()
     assert state.learned.timeouts.heartbeat_s == 2500.0
     assert dict(state.learned.timeouts.sections) == {"step": 250.0}
-    again = begin(state, Shape("r", "12.1", ("n1", "n2"), 2, 2, 3), "n1", "i9", 0)
+    again = begin(state, RunSpec("r", "12.1", ("n1", "n2"), 2, 2, 3), "n1", "i9", 0)
     assert State.decode(again.encode(), "state").learned == state.learned
 
 

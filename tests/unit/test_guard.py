@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from ftslurm.monitor.loop_watchdog import Guard
+from ftslurm.monitor.loop_watchdog import LoopWatchdog
 from ftslurm.testing.clock import VirtualClock
 
 
@@ -16,7 +16,7 @@ class Loop:
     def __init__(self) -> None:
         self.clock = VirtualClock()
         self.told: list[float] = []
-        self.guard = Guard(10.0, self.clock.now, self.told.append)
+        self.guard = LoopWatchdog(10.0, self.clock.now, self.told.append)
 
     def look_after(self, seconds: float) -> bool:
         self.clock.advance(seconds)
@@ -61,7 +61,7 @@ def test_many_short_turns_are_not_a_long_one() -> None:
 def test_the_thread_notices_by_itself_tells_the_stack_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
     looked = threading.Event()
 
-    class Watched(Guard):
+    class Watched(LoopWatchdog):
         def look(self) -> bool:
             stuck = super().look()
             if stuck:
@@ -88,7 +88,7 @@ def test_a_report_that_fails_does_not_end_the_watch() -> None:
         twice.release()
         raise BrokenPipeError
 
-    guard = Guard(0.01, report=report)
+    guard = LoopWatchdog(0.01, report=report)
     guard.start()
     for _ in range(2):
         guard.working()

@@ -8,7 +8,7 @@ import pytest
 
 from ftslurm.health.agent_run import facts_to_keep, read_facts, write_facts
 from ftslurm.health.check import SETS, Check
-from ftslurm.health.result import Looked, decode, encode
+from ftslurm.health.result import RunResult, decode, encode
 from ftslurm.health.verdict import FAIL, OK, Finding, Json, Judgement, Verdict
 
 
@@ -22,7 +22,9 @@ def verdict(name: str, status: str, facts: Json | None) -> Verdict:
 
 def test_a_result_comes_back_as_it_was_sent_but_for_its_facts() -> None:
     finding = Finding(FAIL, "GPU 3", "gone", "Reset it.")
-    looked = Looked((Verdict("gpu-count", FAIL, "7 of 8", (finding,), 0.2, {"a": 1}),), (41, 42), 0.3, ("gpu-count",))
+    looked = RunResult(
+        (Verdict("gpu-count", FAIL, "7 of 8", (finding,), 0.2, {"a": 1}),), (41, 42), 0.3, ("gpu-count",)
+    )
     back = decode(encode(looked).encode())
     assert back == looked and back.verdicts[0].facts is None
 
@@ -34,7 +36,7 @@ def test_rubbish_is_no_result(data: bytes) -> None:
 
 
 def test_the_next_look_is_compared_with_this_one() -> None:
-    looked = Looked((verdict("a", OK, {"n": 2}), verdict("b", OK, None)), (), 0.0)
+    looked = RunResult((verdict("a", OK, {"n": 2}), verdict("b", OK, None)), (), 0.0)
     assert facts_to_keep([check("a"), check("b")], {"a": {"n": 1}, "c": {"n": 9}}, looked) == {
         "a": {"n": 2},
         "c": {"n": 9},
@@ -42,7 +44,9 @@ def test_the_next_look_is_compared_with_this_one() -> None:
 
 
 def test_while_a_check_fails_it_is_compared_with_the_last_good_look_unless_it_knows_better() -> None:
-    looked = Looked((verdict("a", FAIL, {"n": 2}), verdict("b", FAIL, {"n": 2}), verdict("c", FAIL, {"n": 2})), (), 0.0)
+    looked = RunResult(
+        (verdict("a", FAIL, {"n": 2}), verdict("b", FAIL, {"n": 2}), verdict("c", FAIL, {"n": 2})), (), 0.0
+    )
     before: dict[str, Json] = {"a": {"n": 1}, "b": {"n": 1}}
     kept = facts_to_keep([check("a"), check("b", lasting=False), check("c")], before, looked)
     assert kept == {"a": {"n": 1}, "b": {"n": 2}, "c": {"n": 2}}

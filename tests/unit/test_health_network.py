@@ -12,7 +12,7 @@ from ftslurm.health import lookup, tcp_probe
 from ftslurm.health.addresses import is_loopback, is_number
 from ftslurm.health.check import Absent, Context, Peer
 from ftslurm.health.checks import host_versions, network_interface, network_names, network_reach
-from ftslurm.health.tcp_probe import Reached
+from ftslurm.health.tcp_probe import ProbeResult
 from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement, describe
 from tests.unit.health_trees import Tree
 
@@ -190,7 +190,7 @@ def test_each_node_tries_those_that_follow_it() -> None:
     assert network_reach.neighbours([], "n1") == []
 
 
-def reached(**ways: Reached) -> Json:
+def reached(**ways: ProbeResult) -> Json:
     return {
         "peers": [
             {"node": node, "at": f"{node}:29500", "there": way.there, "outcome": way.outcome, "text": way.text}
@@ -199,10 +199,10 @@ def reached(**ways: Reached) -> Json:
     }
 
 
-YES, REFUSED = Reached(tcp_probe.CONNECTED, "connected"), Reached(tcp_probe.REFUSED, "connection refused")
-SILENT = Reached(tcp_probe.SILENT, "no answer within 3.5 s")
-NO_ROUTE = Reached(tcp_probe.NO_ROUTE, "no route to host")
-UNKNOWN_NAME = Reached(tcp_probe.UNRESOLVED, "its name does not resolve")
+YES, REFUSED = ProbeResult(tcp_probe.CONNECTED, "connected"), ProbeResult(tcp_probe.REFUSED, "connection refused")
+SILENT = ProbeResult(tcp_probe.SILENT, "no answer within 3.5 s")
+NO_ROUTE = ProbeResult(tcp_probe.NO_ROUTE, "no route to host")
+UNKNOWN_NAME = ProbeResult(tcp_probe.UNRESOLVED, "its name does not resolve")
 
 
 def test_who_refuses_is_reached() -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from ftslurm.failures.causes import POINTLESS, Evidence, classify
-from ftslurm.failures.retryability import HOPELESS_S, START_S, outlook
+from ftslurm.failures.retryability import HOPELESS_S, START_S, retryability
 from ftslurm.rendezvous.fold import begin, fold
-from ftslurm.rendezvous.member import first_word
-from ftslurm.rendezvous.node_record import NodeWord
-from ftslurm.rendezvous.observation import Seen, Shape, Timing
+from ftslurm.rendezvous.member import first_record
+from ftslurm.rendezvous.node_record import NodeRecord
+from ftslurm.rendezvous.observation import Observation, RunSpec, Timing
 from ftslurm.rendezvous.state import CLOSED, FAILED, FORMING, READY, RUNNING, Failure, State
 
 TIMING = Timing(node_timeout_s=8, join_timeout_s=600, last_call_s=30)
@@ -25,14 +25,14 @@ class Job:
     """Two nodes of two ranks each, and their coordinator."""
 
     def __init__(self, restarts: int = 3) -> None:
-        self.state: State = begin(None, Shape("r", "7.0", ("n1", "n2"), 2, 2, restarts), "n1", "i1", 0)
-        self.words: dict[str, NodeWord] = {}
+        self.state: State = begin(None, RunSpec("r", "7.0", ("n1", "n2"), 2, 2, restarts), "n1", "i1", 0)
+        self.words: dict[str, NodeRecord] = {}
         for position, node in enumerate(("n1", "n2")):
-            self.words[node] = first_word(node, f"i{node[1:]}", "7.0", position, 2)
+            self.words[node] = first_record(node, f"i{node[1:]}", "7.0", position, 2)
         self.next_round()
 
     def look(self, failing_s: float = 0.0) -> State:
-        self.state = fold(self.state, Seen(self.words, {}, 0.0, 5, failing_for_s=failing_s), TIMING)
+        self.state = fold(self.state, Observation(self.words, {}, 0.0, 5, failing_for_s=failing_s), TIMING)
         return self.state
 
     def next_round(self) -> None:
@@ -42,9 +42,9 @@ class Job:
         for node, word in self.words.items():
             self.words[node] = replace(word, status=RUNNING, round=self.state.round, failure=None)
 
-    def fail(self, rank: int, message: str = "ValueError: row 7", **outlook: Any) -> None:
+    def fail(self, rank: int, message: str = "ValueError: row 7", **retryability: Any) -> None:
         node = f"n{rank // 2 + 1}"
-        known = {"at_start": True, "signature": re.sub(r"\d+", "#", message), **outlook}
+        known = {"at_start": True, "signature": re.sub(r"\d+", "#", message), **retryability}
         failure = Failure(self.state.round, node, rank, rank % 2, 5, "exception", 1, None, message, None, **known)
         self.words[node] = replace(self.words[node], status=FAILED, failure=failure)
 
@@ -87,7 +87,7 @@ def test_a_missing_module_on_all_nodes_forbids_a_requeue() -> None:
 def test_a_missing_module_on_one_node_closes_but_other_nodes_may_do_better() -> None:
     job = Job()
     job.fail(0, again=IMPORT)
-    job.look(failing_s=TIMING.agree_s)
+    job.look(failing_s=TIMING.signature_s)
     assert end(job) == (f"rank 0 on n1 failed: ValueError: row 7; it would fail again: {IMPORT}", 1)
 
 
@@ -230,7 +230,7 @@ NOT_HOPELESS = [
 def test_a_script_that_asked_for_no_restart_is_heard_though_it_was_stopped_on_its_way_out() -> None:
     found = record("SystemExit", "78", exit_code=None, signal="SIGTERM", kind="exit", step=9)
     expected = {"at_start": False, "again": "it ended with code 78", "everywhere": True, "blame": None}
-    assert outlook(found, 5000.0) == {**expected, "signature": None}
+    assert retryability(found, 5000.0) == {**expected, "signature": None}
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_a_script_that_asked_for_no_restart_is_heard_though_it_was_stopped_on_it
 def test_a_node_is_blamed_for_what_its_hardware_or_the_kernel_says_and_not_for_the_program(
     found: dict[str, Any], expected: str | None
 ) -> None:
-    assert outlook(found, 5000.0)["blame"] == expected
+    assert retryability(found, 5000.0)["blame"] == expected
 
 
 GIB = 1 << 30
@@ -280,7 +280,7 @@ def test_a_node_is_blamed_for_a_kill_for_memory_only_where_its_own_ran_out(
     found = record(None, "killed", signal="SIGKILL", kind="signal")
     oom = {"recent": recent, "at_limit": at_limit}
     found["ftslurm"]["surroundings"] = {"oom": oom, "memory": [64 * GIB, least_available]}
-    assert outlook(found, 5000.0)["blame"] == blame
+    assert retryability(found, 5000.0)["blame"] == blame
 
 
 def as_evidence(found: dict[str, Any]) -> Evidence:
@@ -294,16 +294,16 @@ def as_evidence(found: dict[str, Any]) -> Evidence:
 @pytest.mark.parametrize(("found", "everywhere"), HOPELESS)
 def test_what_cannot_start_is_hopeless_as_the_registry_says(found: dict[str, Any], everywhere: bool) -> None:
     assert classify(as_evidence(found)).restart == POINTLESS
-    told = outlook(found, 200.0)
+    told = retryability(found, 200.0)
     assert told["again"]
     assert told["everywhere"] is everywhere
-    assert outlook(found, HOPELESS_S)["again"] is None, "so late it is no start any more"
+    assert retryability(found, HOPELESS_S)["again"] is None, "so late it is no start any more"
 
 
 @pytest.mark.parametrize("found", NOT_HOPELESS)
 def test_other_failures_are_not_called_hopeless(found: dict[str, Any]) -> None:
     assert classify(as_evidence(found)).restart != POINTLESS
-    assert outlook(found, 1.0)["again"] is None
+    assert retryability(found, 1.0)["again"] is None
 
 
 @pytest.mark.parametrize(
@@ -323,17 +323,17 @@ def test_other_failures_are_not_called_hopeless(found: dict[str, Any]) -> None:
 def test_a_rank_fails_at_start_when_it_does_so_early_and_by_itself(
     found: dict[str, Any], life_s: float, at_start: bool
 ) -> None:
-    assert outlook(found, life_s)["at_start"] is at_start
+    assert retryability(found, life_s)["at_start"] is at_start
 
 
 def test_a_nodes_word_carries_the_outlook_and_an_older_one_has_none() -> None:
     job = Job()
     job.fail(0, again=IMPORT, everywhere=True)
     word = job.words["n1"]
-    assert NodeWord.decode(word.encode(), "x") == word
+    assert NodeRecord.decode(word.encode(), "x") == word
     old = json.loads(word.encode())
     for name in ("at_start", "again", "everywhere", "signature"):
         del old["failure"][name]
-    failure = NodeWord.decode(json.dumps(old).encode(), "x").failure
+    failure = NodeRecord.decode(json.dumps(old).encode(), "x").failure
     assert failure is not None
     assert (failure.at_start, failure.again, failure.everywhere, failure.signature) == (False, None, False, None)

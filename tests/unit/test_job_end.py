@@ -18,8 +18,8 @@ from ftslurm.job_end.departures import Departures
 from ftslurm.job_end.verdict import judge
 from ftslurm.rendezvous.closing import close
 from ftslurm.rendezvous.fold import begin
-from ftslurm.rendezvous.member import first_word
-from ftslurm.rendezvous.observation import Shape
+from ftslurm.rendezvous.member import first_record
+from ftslurm.rendezvous.observation import RunSpec
 from ftslurm.rendezvous.state import LEFT, RUNNING, LostNode, State
 from ftslurm.sharedfs.cell import FencedCell
 from ftslurm.sharedfs.filesystem import PosixFileSystem
@@ -31,7 +31,7 @@ from ftslurm.slurm.facts import JobFacts, NodeFacts
 from ftslurm.testing.clock import VirtualClock
 from ftslurm.testing.slurm import FakeSlurm
 
-STATE = begin(None, Shape("r", "7.0", ("n1", "n2", "n3"), 1, 3, 3), "n2", "b", 0)
+STATE = begin(None, RunSpec("r", "7.0", ("n1", "n2", "n3"), 1, 3, 3), "n2", "b", 0)
 DONE = close(STATE, "succeeded", "", 0, 0)
 JOB = JobFacts("7", "RUNNING", batch_host="n1", node_list=("n1", "n2", "n3"))
 S = 1_000_000_000
@@ -64,7 +64,7 @@ class World:
     def say(self, node: str = "n1", status: str = RUNNING, attempt: str = "7.0") -> None:
         """Let a node's agent publish its record."""
         self.counter += 1
-        record = replace(first_word(node, "i", attempt, 0, 1), status=status, counter=self.counter)
+        record = replace(first_record(node, "i", attempt, 0, 1), status=status, counter=self.counter)
         publish(self.fs, self.run.node_file(node), record.encode())
 
     def at(self, second: float, happens: Callable[[], None]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ftslurm.failures.abort_message import LIMIT, last_words
+from ftslurm.failures.abort_message import LIMIT, abort_message
 from ftslurm.report.command import make_report
 from ftslurm.testing.runs import RunBuilder
 
@@ -38,13 +38,13 @@ THROWN = "terminate called after throwing an instance of"
     ],
 )
 def test_a_runtimes_last_words_are_found_at_the_starts_of_lines(tail: str, words: str) -> None:
-    assert last_words(f"step 1\n{tail}") == words
+    assert abort_message(f"step 1\n{tail}") == words
 
 
 def test_long_words_are_cut_and_long_output_costs_no_time() -> None:
-    assert len(last_words(f"{THROWN} 'E'\n  what():  {'x' * 10_000}\n")) == LIMIT
-    assert last_words(f"{THROWN} 'A'\n" + "noise\n" * 100_000) == ""
-    assert last_words("a: " * 400_000) == ""
+    assert len(abort_message(f"{THROWN} 'E'\n  what():  {'x' * 10_000}\n")) == LIMIT
+    assert abort_message(f"{THROWN} 'A'\n" + "noise\n" * 100_000) == ""
+    assert abort_message("a: " * 400_000) == ""
 
 
 def test_the_first_line_has_them_for_an_abort_and_for_nothing_else(tmp_path: Path) -> None:

@@ -11,18 +11,18 @@ import pytest
 
 from ftslurm.agent.actions import (
     Action,
+    CollectStacks,
     Compare,
     Exit,
     Log,
     Moment,
     Prepare,
     Prepared,
-    Record,
-    Say,
-    Show,
+    Publish,
+    RecordRound,
     Signal,
     Spawn,
-    Warm,
+    StartStandbys,
     WorkerEnd,
 )
 from ftslurm.agent.machine import (
@@ -90,7 +90,7 @@ class Agent:
         self.seconds = 100.0
         self.cannot_start: int | None = None
         self.errno: int | None = None
-        self.word = Say(READY, 0, None, None, None)
+        self.word = Publish(READY, 0, None, None, None)
         self.log: list[Action] = []
 
     def now(self) -> Moment:
@@ -100,7 +100,7 @@ class Agent:
         done: list[Action] = []
         for action in actions:
             done.append(action)
-            if isinstance(action, Say):
+            if isinstance(action, Publish):
                 self.word = action
             if isinstance(action, Spawn) and self.cannot_start is not None:
                 problem = "cannot start python: No such file"
@@ -154,7 +154,7 @@ class Agent:
 
     def shown(self) -> list[Action]:
         self.seconds += 1
-        return self.done(self.machine.on_shown(self.now()))
+        return self.done(self.machine.on_stacks_collected(self.now()))
 
     def standby_ends(self, local: int) -> list[Action]:
         self.seconds += 1
@@ -170,11 +170,11 @@ class Agent:
 
     def lost_ground(self, reason: str) -> list[Action]:
         self.seconds += 1
-        return self.done(self.machine.on_lost_ground(reason, 1, self.now()))
+        return self.done(self.machine.on_evicted(reason, 1, self.now()))
 
     @property
-    def record(self) -> Record:
-        return [action for action in self.log if isinstance(action, Record)][-1]
+    def record(self) -> RecordRound:
+        return [action for action in self.log if isinstance(action, RecordRound)][-1]
 
 
 def running(round_: int = 1, **how: float) -> Agent:
@@ -317,7 +317,7 @@ def test_a_node_that_has_succeeded_runs_again_when_another_one_failed() -> None:
     agent.ends(0)
     agent.ends(1)
     assert kinds(agent.sees(state(phase=FORMING))) == ["Sweep"]
-    assert agent.swept()[-1] == Say(READY, 1, None, None, None, new_port=True)
+    assert agent.swept()[-1] == Publish(READY, 1, None, None, None, new_port=True)
     assert isinstance(agent.sees(state(2))[0], Prepare)
 
 
@@ -640,10 +640,10 @@ def test_losing_ground_while_leaving_changes_nothing() -> None:
 def test_a_rank_that_hangs_is_said_and_shown_and_killed_only_when_the_coordinator_has_heard_from_all() -> None:
     agent = running()
     assert kinds(agent.hangs(1)) == ["Say", "Log", "Show"]
-    assert (agent.word.status, agent.word.hang.rank, agent.word.shown) == (RUNNING, 3, 0)
+    assert (agent.word.status, agent.word.hang.rank, agent.word.stacks_collected) == (RUNNING, 3, 0)
     assert agent.sees(state(hang=agent.word.hang)) == []
     assert kinds(agent.shown()) == ["Say"]
-    assert (agent.word.status, agent.word.shown) == (RUNNING, 1)
+    assert (agent.word.status, agent.word.stacks_collected) == (RUNNING, 1)
     actions = agent.sees(state(phase=FORMING))
     assert actions[1:] == [Signal((1,), CONT), Signal((1,), KILL), Signal((0,), TERM)]
     assert (agent.word.status, agent.word.failure.kind, agent.word.failure.rank) == (FAILED, "hang", 3)
@@ -651,7 +651,7 @@ def test_a_rank_that_hangs_is_said_and_shown_and_killed_only_when_the_coordinato
 
 def test_a_rank_that_hangs_elsewhere_is_a_reason_to_show_where_ours_are_once() -> None:
     agent = running()
-    assert agent.sees(state(hang=HANG_ELSEWHERE)) == [Show((0, 1))]
+    assert agent.sees(state(hang=HANG_ELSEWHERE)) == [CollectStacks((0, 1))]
     assert agent.sees(state(hang=HANG_ELSEWHERE)) == []
     agent.shown()
     assert agent.sees(state(phase=FORMING)) == [Signal((0, 1), TERM)]
@@ -824,13 +824,13 @@ def test_whatever_happens_workers_are_started_only_after_a_sweep_and_an_exit_lea
                 if isinstance(action, Spawn):
                     assert not dirty, f"{where}: started on top of what another round left behind"
                     alive, dirty = {0, 1}, True
-                if isinstance(action, Signal | Show):
+                if isinstance(action, Signal | CollectStacks):
                     assert action.local_ranks, where
                     assert set(action.local_ranks) <= alive, where
                 if isinstance(action, Exit):
                     assert not alive, where
                     assert not dirty, where
-                if isinstance(action, Record):
+                if isinstance(action, RecordRound):
                     assert not action.failed & action.stopped, where
                     assert action.killed <= {0, 1}, where
             if agent.machine.phase == STOPPING:
@@ -847,7 +847,7 @@ def elsewhere(round_: int = 1, **changes: object) -> State:
 
 def spare() -> Agent:
     agent = Agent(standby=True)
-    assert agent.sees(elsewhere()) == [Warm((0, 1))]
+    assert agent.sees(elsewhere()) == [StartStandbys((0, 1))]
     agent.log.clear()
     return agent
 
@@ -894,9 +894,9 @@ def test_a_promoted_spare_starts_its_workers_as_any_other_node() -> None:
 def test_a_standby_that_dies_is_replaced_so_many_times_and_then_no_more() -> None:
     agent = spare()
     for _ in range(STANDBY_DEATHS - 1):
-        assert agent.standby_ends(1) == [Warm((1,))]
+        assert agent.standby_ends(1) == [StartStandbys((1,))]
     assert agent.standby_ends(1) == []
-    assert agent.standby_ends(0) == [Warm((0,))]
+    assert agent.standby_ends(0) == [StartStandbys((0,))]
     assert agent.sees(elsewhere(2)) == []
     assert agent.machine.phase == IDLE
 
@@ -905,7 +905,7 @@ def test_a_standby_that_dies_while_a_round_forms_is_replaced_when_this_node_is_a
     agent = spare()
     agent.sees(elsewhere(phase=FORMING))
     assert agent.standby_ends(1) == []
-    assert agent.sees(elsewhere(2)) == [Warm((1,))]
+    assert agent.sees(elsewhere(2)) == [StartStandbys((1,))]
 
 
 def test_a_node_that_becomes_a_spare_again_warms_all_up_again() -> None:
@@ -917,7 +917,7 @@ def test_a_node_that_becomes_a_spare_again_warms_all_up_again() -> None:
     agent.ends(1, by=TERM)
     assert agent.machine.phase == SWEEPING
     agent.sees(elsewhere(3))
-    assert agent.swept()[-1] == Warm((0, 1))
+    assert agent.swept()[-1] == StartStandbys((0, 1))
 
 
 def test_a_slot_whose_standbys_always_die_gets_no_more_of_them_after_a_round() -> None:
@@ -927,4 +927,4 @@ def test_a_slot_whose_standbys_always_die_gets_no_more_of_them_after_a_round() -
     agent.sees(state(2))
     agent.prepared(2, problem="disk full")
     agent.swept()
-    assert agent.sees(elsewhere(3)) == [Warm((0,))]
+    assert agent.sees(elsewhere(3)) == [StartStandbys((0,))]

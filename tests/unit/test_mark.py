@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ftslurm.monitor import heartbeat_page
-from ftslurm.monitor.heartbeat_page import EDGES_S, SLOTS, Beats, Mark, Progress, Slot
+from ftslurm.monitor.heartbeat_page import EDGES_S, SLOTS, Beats, HeartbeatPage, Progress, SectionSlot
 
 if TYPE_CHECKING:
     from ftslurm.monitor.heartbeat_page import Words
@@ -26,7 +26,7 @@ def blank() -> tuple[bytearray, Words]:
     return page, heartbeat_page.claim(page, 7, 70)
 
 
-def decoded(page: bytearray) -> Mark:
+def decoded(page: bytearray) -> HeartbeatPage:
     found = heartbeat_page.decode(bytes(page))
     assert found is not None
     return found
@@ -96,14 +96,14 @@ def test_a_sections_name_is_read_as_it_was_written(name: str) -> None:
     at = heartbeat_page.new_slot(words, name)
     assert at is not None
     words[at + heartbeat_page.OPENED], words[at + heartbeat_page.OPENS], words[at + heartbeat_page.LONGEST] = 5, 6, 7
-    words[at + heartbeat_page.OWN_TIMEOUT] = heartbeat_page.own_word(1.5)
-    assert decoded(page).sections == (Slot(name, 5, 6, 7, 1.5),)
+    words[at + heartbeat_page.OWN_TIMEOUT] = heartbeat_page.encode_timeout(1.5)
+    assert decoded(page).sections == (SectionSlot(name, 5, 6, 7, 1.5),)
 
 
 def test_own_timeouts_are_unset_off_or_seconds() -> None:
     page, words = blank()
     for seconds, expected in ((1.5, 1.5), (math.inf, math.inf), (None, math.inf), (1e300, math.inf), (1e-12, 1e-9)):
-        words[heartbeat_page.OWN_HEARTBEAT] = heartbeat_page.own_word(seconds)
+        words[heartbeat_page.OWN_HEARTBEAT] = heartbeat_page.encode_timeout(seconds)
         assert decoded(page).heartbeat_s == expected
 
 

@@ -10,9 +10,9 @@ from functools import partial
 
 import pytest
 
-from ftslurm.rendezvous.member import RUNG_S, Member, Pace, Refused, RunInUse, Superseded, View, first_word
-from ftslurm.rendezvous.node_record import NodeWord
-from ftslurm.rendezvous.observation import Shape, Timing
+from ftslurm.rendezvous.member import RUNG_S, FencedOut, Member, NodeRefused, Pace, RunInUse, View, first_record
+from ftslurm.rendezvous.node_record import NodeRecord
+from ftslurm.rendezvous.observation import RunSpec, Timing
 from ftslurm.rendezvous.state import CLOSED, FAILED, FORMING, LEFT, READY, RUNNING, SUCCEEDED, Failure, State
 from ftslurm.sharedfs.cell import FencedCell
 from ftslurm.sharedfs.rundir import RunDirectory
@@ -48,15 +48,15 @@ class Cluster:
     ) -> Cluster:
         expected = expected or names
         for name in names:
-            word = first_word(name, incarnation or f"i-{name}-{attempt}", attempt, expected.index(name), 2)
-            shape = Shape("r", attempt, expected, low or len(expected), len(expected), 3)
+            word = first_record(name, incarnation or f"i-{name}-{attempt}", attempt, expected.index(name), 2)
+            shape = RunSpec("r", attempt, expected, low or len(expected), len(expected), 3)
             client = self.fs.client(hook)
             self.members[name] = Member(
                 client, RUN, shape, word, TIMING, PACE, self.clock.now, self.clock.now_ns, self.nonce, self.ring
             )
         return self
 
-    def ring(self, words: Iterable[NodeWord]) -> None:
+    def ring(self, words: Iterable[NodeRecord]) -> None:
         self.rung.update(word.node for word in words)
 
     def nonce(self) -> str:
@@ -74,11 +74,11 @@ class Cluster:
         member, state = self.members[name], self.views[name].state
         if state is None:
             return
-        part = state.participant(member.word.node, member.word.incarnation)
-        if state.phase == RUNNING and part is not None and member.word.round < state.round:
-            member.say(replace(member.word, status=RUNNING, round=state.round, failure=None))
-        elif state.phase == FORMING and member.word.status in (RUNNING, FAILED, SUCCEEDED):
-            member.say(replace(member.word, status=READY))
+        part = state.participant(member.record.node, member.record.incarnation)
+        if state.phase == RUNNING and part is not None and member.record.round < state.round:
+            member.publish(replace(member.record, status=RUNNING, round=state.round, failure=None))
+        elif state.phase == FORMING and member.record.status in (RUNNING, FAILED, SUCCEEDED):
+            member.publish(replace(member.record, status=READY))
 
     def go(self, seconds: float, *names: str, step: float = 0.5) -> None:
         for _ in range(round(seconds / step)):
@@ -100,15 +100,15 @@ class Cluster:
         return state
 
     def say(self, name: str, **changes: object) -> None:
-        self.members[name].say(replace(self.members[name].word, **changes))  # type: ignore[arg-type]
+        self.members[name].publish(replace(self.members[name].record, **changes))  # type: ignore[arg-type]
 
     def state(self) -> State:
         newest = FencedCell(self.fs.client(), RUN.state).get()
         assert newest is not None
         return State.decode(newest.value, "state")
 
-    def word(self, name: str) -> NodeWord:
-        return NodeWord.decode(self.fs.files()[RUN.node_file(name)], name)
+    def word(self, name: str) -> NodeRecord:
+        return NodeRecord.decode(self.fs.files()[RUN.node_file(name)], name)
 
     def coordinator(self) -> str:
         return self.state().coordinator.node
@@ -166,10 +166,10 @@ def test_a_failure_leads_to_the_next_round_on_all_nodes() -> None:
 
 def test_a_words_counter_grows_with_every_writing_whatever_the_agent_says() -> None:
     cluster = Cluster().add("n1")
-    base = cluster.members["n1"].word
+    base = cluster.members["n1"].record
     counters = []
     for round_ in range(5):
-        cluster.members["n1"].say(replace(base, round=round_))
+        cluster.members["n1"].publish(replace(base, round=round_))
         cluster.members["n1"].tick()
         counters.append(cluster.word("n1").counter)
         cluster.clock.advance(1.0)
@@ -217,7 +217,7 @@ def test_a_dead_coordinator_of_whom_its_guardian_says_so_is_followed_after_one_h
     gone = cluster.coordinator()
     rest = [name for name in cluster.members if name != gone]
     cluster.say(gone, status=LEFT, reason="its agent was killed by SIGKILL")
-    cluster.members[gone]._publish_word()
+    cluster.members[gone]._publish_record()
     cluster.go(1.1, *rest)
     assert cluster.coordinator() in rest
 
@@ -226,7 +226,7 @@ def test_a_node_that_asks_for_something_else_than_the_run_is_refused_with_both_v
     cluster = Cluster().add("n1", "n2")
     cluster.running(1)
     cluster.add("n3", expected=("n1", "n2", "n3"))
-    with pytest.raises(Refused, match="--nnodes 3:3 here, 2:2 in the run"):
+    with pytest.raises(NodeRefused, match="--nnodes 3:3 here, 2:2 in the run"):
         cluster.members["n3"].tick()
     assert cluster.word("n3").status == LEFT
     assert "3:3" in (cluster.word("n3").reason or "")
@@ -448,7 +448,7 @@ def test_an_old_word_that_nfs_serves_late_is_not_believed() -> None:
     cluster.fs.create(RUN.node_file("n2"), old, durable=False)
     member = cluster.members["n1"]
     known = member._observer.words["n2"]
-    member._observer.read_word("n2")
+    member._observer.read_record("n2")
     assert member._observer.words["n2"] == known
 
 
@@ -471,7 +471,7 @@ def test_a_requeued_job_takes_over_at_once_and_goes_on_counting_rounds() -> None
     state = cluster.running(2)
     assert (state.attempt, state.attempts) == ("12.1", ("12.0", "12.1"))
     for member in old.values():
-        with pytest.raises(Superseded, match=r"attempt 12\.1 has taken over"):
+        with pytest.raises(FencedOut, match=r"attempt 12\.1 has taken over"):
             member.tick()
 
 
@@ -483,9 +483,9 @@ def test_a_superseded_member_writes_nothing_more() -> None:
     cluster.running(2)
     before = cluster.fs.files()
     for status in (READY, LEFT):
-        with pytest.raises(Superseded):
+        with pytest.raises(FencedOut):
             old.tick()
-        old.say(replace(old.word, status=status))
+        old.publish(replace(old.record, status=status))
         cluster.clock.advance(5)
     assert cluster.fs.files() == before
 
@@ -494,7 +494,7 @@ def test_what_a_requeue_left_behind_cannot_take_the_run_back() -> None:
     cluster = Cluster().add("n1", attempt="12.3")
     cluster.running(1)
     cluster.add("n2", attempt="12.2", expected=("n1", "n2"))
-    with pytest.raises(Superseded):
+    with pytest.raises(FencedOut):
         cluster.tick("n2")
     cluster.add("n2", attempt="12.10", expected=("n1", "n2"))
     cluster.tick("n2")
@@ -554,7 +554,7 @@ def test_a_run_whose_agents_all_said_goodbye_is_taken_over_at_once() -> None:
     cluster = three()
     for name in cluster.members:
         cluster.say(name, status=LEFT, reason="its agent was killed by SIGKILL")
-        cluster.members[name]._publish_word()
+        cluster.members[name]._publish_record()
     cluster.members = {}
     cluster.add("n1", attempt="13.0")
     cluster.tick()
@@ -656,7 +656,7 @@ def test_what_a_coordinator_published_in_its_last_moment_is_heard_when_it_misses
     cluster = three()
     dead = cluster.coordinator()
     rest = [name for name in cluster.members if name != dead]
-    cluster.members[dead]._tell_followers = lambda: None  # type: ignore[method-assign]
+    cluster.members[dead]._notify_followers = lambda: None  # type: ignore[method-assign]
     cluster.say(rest[0], status=READY)
     cluster.tick(rest[0], dead)
     assert cluster.state().phase == FORMING
@@ -693,7 +693,7 @@ def test_a_follower_that_is_rung_looks_past_its_caches_for_a_while_and_then_rest
     follower = next(name for name in cluster.members if name != cluster.coordinator())
     member = cluster.members[follower]
     assert member.next_look_s() == PACE.follow_s
-    member.rung()
+    member.wake()
     assert member.next_look_s() < PACE.follow_s / 4
     cluster.clock.advance(RUNG_S)
     assert member.next_look_s() == PACE.follow_s
@@ -710,10 +710,10 @@ def test_who_rings_all_the_time_without_news_makes_a_node_look_a_few_times_a_sec
         looks.append(0)
         end = cluster.clock.now() + 60.0
         while cluster.clock.now() < end:
-            member.rung()
+            member.wake()
             cluster.clock.advance(min(member.next_look_s(), 0.5))
             looks[-1] += member.next_look_s() < PACE.follow_s
     assert looks[1] < 60 * 0.2 / PACE.hurry_s and looks[2] < 60 * 0.2 / PACE.hurry_s, looks
     cluster.clock.advance(60.0)
-    member.rung()
+    member.wake()
     assert member.next_look_s() < PACE.follow_s / 4, "once there was peace it is heard again"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ftslurm.agent.messages import narrate
+from ftslurm.agent.messages import messages
 from ftslurm.rendezvous.state import (
     CLOSED,
     FAILED,
@@ -34,32 +34,32 @@ SECOND = "round 2: 2 ranks on 1 node, master n1:20000"
 
 
 def test_a_round_is_told_once_when_it_begins() -> None:
-    assert narrate(None, RUNS) == [FIRST]
-    assert narrate(RUNS, replace(RUNS, coordinator=Lease("n2", "i", 2))) == []
+    assert messages(None, RUNS) == [FIRST]
+    assert messages(RUNS, replace(RUNS, coordinator=Lease("n2", "i", 2))) == []
 
 
 def test_the_end_of_a_round_is_told_with_its_reason_and_the_budget() -> None:
-    assert narrate(RUNS, FORMS) == [END]
-    assert narrate(FORMS, AGAIN) == [SECOND]
+    assert messages(RUNS, FORMS) == [END]
+    assert messages(FORMS, AGAIN) == [SECOND]
 
 
 def test_a_round_that_ends_and_another_that_begins_in_one_step_are_both_told() -> None:
-    assert narrate(RUNS, AGAIN) == [END, SECOND]
+    assert messages(RUNS, AGAIN) == [END, SECOND]
 
 
 def test_the_end_of_the_run_is_told_once() -> None:
-    assert narrate(RUNS, OVER) == ["failed: all is lost"]
-    assert narrate(None, OVER) == ["failed: all is lost"]
-    assert narrate(OVER, replace(OVER, coordinator=Lease("n2", "i", 2))) == []
+    assert messages(RUNS, OVER) == ["failed: all is lost"]
+    assert messages(None, OVER) == ["failed: all is lost"]
+    assert messages(OVER, replace(OVER, coordinator=Lease("n2", "i", 2))) == []
 
 
 def test_a_round_that_waits_for_the_network_is_told_to_be_tried_again() -> None:
     text = "the master of the round (n1:1) cannot be reached from n2"
     cut = replace(ENDED, reason=text, failure=Failure(1, "n2", 2, 0, 5, UNREACHABLE, None, None, text, None))
     forms = replace(FORMS, restarts_used=0, history=(cut,))
-    assert narrate(RUNS, forms) == [f"round 1 ended: {text}; trying again in 0.5 s"]
+    assert messages(RUNS, forms) == [f"round 1 ended: {text}; trying again in 0.5 s"]
 
 
 def test_an_earlier_attempts_round_is_not_told_again() -> None:
     new = replace(RUNS, attempt="12.1", phase=FORMING, history=(ENDED,))
-    assert narrate(RUNS, new) == []
+    assert messages(RUNS, new) == []

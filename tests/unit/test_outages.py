@@ -11,7 +11,7 @@ from ftslurm.health.node_health import Health, HealthFinding
 from ftslurm.health.verdict import FAIL
 from ftslurm.rendezvous.liveness import Attention
 from ftslurm.rendezvous.member import RunInUse
-from ftslurm.rendezvous.node_record import NodeWord
+from ftslurm.rendezvous.node_record import NodeRecord
 from ftslurm.rendezvous.state import FAILED, FORMING, LEFT, RUNNING
 from ftslurm.sharedfs.rundir import RunDirectory
 from ftslurm.testing.clock import VirtualClock
@@ -173,9 +173,9 @@ def test_an_outage_lasts_from_the_first_failed_look_to_the_next_good_one() -> No
 # Health checks
 
 
-def unfit(word: NodeWord, *failed: tuple[str, str]) -> NodeWord:
+def unfit(word: NodeRecord, *failed: tuple[str, str]) -> NodeRecord:
     found = tuple(HealthFinding(check, FAIL, subject, "the disk is full", "", 0) for check, subject in failed)
-    return replace(word, unfit="the disk is full", health=Health(FAIL, 0, "quick", found))
+    return replace(word, unhealthy="the disk is full", health=Health(FAIL, 0, "quick", found))
 
 
 FULL = ("storage-paths", "/shared (run directory)")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ftslurm.agent.actions import Assignment, Prepared
-from ftslurm.agent.round_setup import COMMITS, CONNECTION, PATIENCE_S, Preparation, StepDone, reach_master
+from ftslurm.agent.round_setup import COMMITS, CONNECTION, PATIENCE_S, RoundSetup, StepDone, reach_master
 from ftslurm.rendezvous.state import Master
 
 
@@ -29,7 +29,7 @@ class Story:
         self.revoking: list[Callable[[str | None], None]] = []
         self.came = threading.Event()
         make = lambda part: self.made.append(part.round)  # noqa: E731
-        self.preparation = Preparation(make, self._revoke, self._bring, lambda: self.now, 60.0, self._reach)
+        self.preparation = RoundSetup(make, self._revoke, self._bring, lambda: self.now, 60.0, self._reach)
 
     def _reach(self, master: Master) -> str | None:
         assert self.go.wait(10)
@@ -78,7 +78,7 @@ def test_a_master_that_cannot_be_reached_is_the_rounds_problem() -> None:
 
 def test_where_nobody_is_to_try_the_directories_are_enough() -> None:
     made: list[int] = []
-    preparation = Preparation(
+    preparation = RoundSetup(
         lambda part: made.append(part.round), lambda *_: None, lambda news: None, lambda: 100.0, 60.0, None
     )
     preparation.begin(assignment(1))
@@ -89,7 +89,7 @@ def test_where_nobody_is_to_try_the_directories_are_enough() -> None:
 def test_where_health_only_tells_the_round_begins_all_the_same() -> None:
     told: list[str] = []
     story = Story()
-    story.preparation = Preparation(
+    story.preparation = RoundSetup(
         lambda part: None, story._revoke, story._bring, lambda: story.now, 60.0, story._reach, told.append
     )
     story.problem = "no route"

@@ -10,7 +10,7 @@ import pytest
 
 from ftslurm.failures.causes import CASCADE, PRIMARY, Evidence, classify, describe
 from ftslurm.report.analysis import analyse
-from ftslurm.report.facts import Lost, RoundFiles, Snapshot
+from ftslurm.report.facts import LostNode, RoundFiles, Snapshot
 from ftslurm.report.gathering import gather
 from ftslurm.report.wording import ranges
 from ftslurm.testing.runs import RunBuilder
@@ -390,7 +390,7 @@ def test_a_thousand_rounds_and_ten_thousand_ranks_are_no_trouble() -> None:
     rounds = tuple(RoundFiles(n, (), {}) for n in range(1, 1001))
     assert len(analyse(Snapshot(directory="/r", now_ns=1, rounds=rounds))["rounds"]) == 1000
     assert ranges(range(0, 20000, 2)).count(",") == 9999
-    assert Lost("n", 1, None, None).silent_s is None
+    assert LostNode("n", 1, None, None).silent_s is None
 
 
 @pytest.mark.parametrize(

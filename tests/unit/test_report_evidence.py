@@ -14,7 +14,7 @@ from ftslurm.failures import plugins
 from ftslurm.failures.causes import PRIMARY, ROWS, Cause
 from ftslurm.report.analysis import analyse
 from ftslurm.report.gathering import gather
-from ftslurm.report.host_resources import cuda_from, sections_from, surroundings_from
+from ftslurm.report.host_resources import cuda_from, host_resources_from, sections_from
 from ftslurm.report.text import render
 from ftslurm.testing.runs import RunBuilder
 
@@ -177,13 +177,13 @@ def test_whatever_stands_there_is_read_or_left_out(tmp_path: Path) -> None:
         return [spoil(each) for each in value] if isinstance(value, list) else value
 
     for _ in range(500):
-        surroundings_from({"surroundings": spoil(AROUND), "shm": spoil([5, 10]), "memory_limit": spoil([5])})
+        host_resources_from({"surroundings": spoil(AROUND), "shm": spoil([5, 10]), "memory_limit": spoil([5])})
         sections_from(spoil([["a", 1.0], ["b", 2]]))
         cuda_from(spoil({"allocated": 5, "reserved": 6}))
     for junk in JUNK:
         assert sections_from(junk) == ()
         assert cuda_from(junk) == ()
-        assert surroundings_from({"surroundings": junk, "shm": junk, "memory_limit": junk}) is None
+        assert host_resources_from({"surroundings": junk, "shm": junk, "memory_limit": junk}) is None
     for number in range(20):
         run = RunBuilder(tmp_path / str(number)).round().fail(1, signal="SIGKILL")
         result = report(seen(run, 1, surroundings=spoil(AROUND), sections=spoil([["a", 1.0]]), cuda=spoil({"x": 1})))

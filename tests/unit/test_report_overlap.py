@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ftslurm.report.parallel_read import CHUNK, PROBES, SLOW_S, overlapped
+from ftslurm.report.parallel_read import CHUNK, PROBES, SLOW_S, read_in_parallel
 
 
 def ticks(step: float) -> Iterator[float]:
@@ -22,7 +22,7 @@ def ticks(step: float) -> Iterator[float]:
 @pytest.mark.parametrize("slow", [0.0, 0.001])
 def test_results_come_in_the_order_of_the_items(count: int, slow: float) -> None:
     clock = ticks(slow)
-    found = list(overlapped(lambda i: i * i, range(count), clock=lambda: next(clock)))
+    found = list(read_in_parallel(lambda i: i * i, range(count), clock=lambda: next(clock)))
     assert found == [i * i for i in range(count)]
 
 
@@ -37,7 +37,7 @@ def test_a_quick_filesystem_is_read_by_one_thread_and_a_slow_one_by_many() -> No
             if slow and i >= PROBES:
                 wait.wait(10)
 
-        list(overlapped(read, range(PROBES + 8), clock=lambda: next(clock)))
+        list(read_in_parallel(read, range(PROBES + 8), clock=lambda: next(clock)))
         return names
 
     assert readers(0.0) == {threading.current_thread().name}
@@ -56,7 +56,7 @@ def test_no_more_is_read_ahead_than_two_chunks() -> None:
     clock = ticks(2 * SLOW_S)
     begun: list[int] = []
     before = threading.active_count()
-    results = overlapped(begun.append, range(10 * CHUNK), clock=lambda: next(clock))
+    results = read_in_parallel(begun.append, range(10 * CHUNK), clock=lambda: next(clock))
     for taken, ahead in ((PROBES + 1, 2), (CHUNK, 3)):
         for _ in range(taken):
             next(results)
@@ -68,7 +68,9 @@ def test_who_stops_taking_results_leaves_no_thread_waiting() -> None:
     clock = ticks(2 * SLOW_S)
     before = threading.active_count()
     held = threading.Event()
-    results = overlapped(lambda i: i < PROBES + CHUNK or held.wait(30), range(10 * CHUNK), clock=lambda: next(clock))
+    results = read_in_parallel(
+        lambda i: i < PROBES + CHUNK or held.wait(30), range(10 * CHUNK), clock=lambda: next(clock)
+    )
     for _ in range(PROBES + 1):
         next(results)
     assert threading.active_count() > before, "the next ones are being read"

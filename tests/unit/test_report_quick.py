@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from ftslurm.failures.catalogue import CASCADE, ROWS
-from ftslurm.failures.causes import OomKills, Space, Surroundings
-from ftslurm.report import alike as alike_module
+from ftslurm.failures.causes import HostResources, OomKills, Space
 from ftslurm.report import failed_worker, root_cause
+from ftslurm.report import record_patterns as alike_module
 from ftslurm.report.decode import rank_error_from
 from ftslurm.report.facts import Exc, Frame
-from ftslurm.report.failed_worker import UNJUDGED, Suspect, judge
+from ftslurm.report.failed_worker import UNJUDGED, FailedWorker, judge
 from ftslurm.report.fields import Malformed
 from ftslurm.report.gathering import gather
 from ftslurm.report.reading import parse_json
@@ -61,11 +61,11 @@ def exception(chance: random.Random, deep: bool = True) -> Exc:
     return Exc(name, module, text, frames, link, explicit=chance.random() < 0.5, notes=notes)
 
 
-def failed(chance: random.Random) -> Suspect:
-    around = Surroundings(
+def failed(chance: random.Random) -> FailedWorker:
+    around = HostResources(
         OomKills(chance.randrange(2), 1), spaces=(Space("/dev/shm", chance.randrange(2) * 10**9, 10**10),)
     )
-    return Suspect(
+    return FailedWorker(
         rank=chance.randrange(99),
         node="n1",
         host=None,
@@ -85,7 +85,7 @@ def failed(chance: random.Random) -> Suspect:
         cause=UNJUDGED,
         what="ended",
         life_s=chance.choice([None, 3.0, 9000.0]),
-        surroundings=around if chance.random() < 0.5 else None,
+        host_resources=around if chance.random() < 0.5 else None,
         sections=(("data", 3.0),) if chance.random() < 0.2 else (),
         scheduler=chance.choice([*[""] * 9, "CANCELLED", "OUT_OF_MEMORY"]),
         cuda=(("allocated", 10**9),) if chance.random() < 0.2 else (),
@@ -126,7 +126,7 @@ def test_the_verdict_on_a_rank_is_reached_once_for_the_same_facts(
     snapshot = gather(run.stop().write(), now_ns=1)
     calls: list[int] = []
 
-    def counted(s: Suspect, *more: Any) -> Suspect:
+    def counted(s: FailedWorker, *more: Any) -> FailedWorker:
         calls.append(s.rank)
         return judge(s, *more)
 

@@ -14,7 +14,7 @@ from ftslurm.report.analysis import analyse
 from ftslurm.report.command import rendered
 from ftslurm.report.gathering import gather
 from ftslurm.report.scheduler import scheduler_from, verdict
-from ftslurm.report.scheduler_query import asked
+from ftslurm.report.scheduler_query import scheduler_query
 from ftslurm.report.text import render
 from ftslurm.slurm.account import account
 from ftslurm.slurm.errors import SlurmUnreachable
@@ -41,7 +41,7 @@ def unfinished(tmp_path: Path) -> RunBuilder:
 
 def report(run: RunBuilder, slurm: FakeSlurm) -> dict[str, Any]:
     snapshot = gather(run.write(), now_ns=run.now_ns + 10**12)
-    more = asked(snapshot, analyse(snapshot), slurm)
+    more = scheduler_query(snapshot, analyse(snapshot), slurm)
     result = analyse(snapshot if more is None else more)
     assert not result["problems"]
     json.dumps(result)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ftslurm.failures.causes import ROWS
-from ftslurm.failures.record_summary import short
+from ftslurm.failures.record_summary import record_summary
 from ftslurm.report.analysis import analyse
 from ftslurm.report.command import make_report
 from ftslurm.report.gathering import gather
@@ -272,7 +272,7 @@ def test_what_a_short_form_says_stands_in_one_line() -> None:
     frames.append({"file": TORCH[0], "line": 9, "function": "all_reduce", "source": None})
     exception = {"type": "ValueError", "module": "builtins", "message": "\nboom\nmore", "frames": frames, "notes": []}
     ours = {"kind": "exception", "time_ns": 5, "step": 3, "exit_code": 1, "signal": None, "exception": exception}
-    said = short({"message": {"message": "ValueError: boom"}, "ftslurm": ours})
+    said = record_summary({"message": {"message": "ValueError: boom"}, "ftslurm": ours})
     assert said.pop("like").startswith("=")
     assert said == {
         "kind": "exception",
@@ -299,7 +299,7 @@ def test_what_broken_connections_differ_in_is_no_part_of_their_signature(one: st
         exception = {"type": "RuntimeError", "module": "builtins", "message": f"[/gloo/x] {text}", "frames": frames}
         if not module:
             exception |= {"type": "ValueError"}
-        return str(short({"message": text, "ftslurm": {"kind": "exception", "exception": exception}})["like"])
+        return str(record_summary({"message": text, "ftslurm": {"kind": "exception", "exception": exception}})["like"])
 
     assert (like(one, "torch") == like(other, "torch")) is same
     assert like(one, "") != like(other, ""), "what a script raises may mean anything by its numbers"

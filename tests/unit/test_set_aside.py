@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ftslurm.rendezvous.exclusion import lemons
+from ftslurm.rendezvous.exclusion import repeat_offenders
 from ftslurm.rendezvous.fold import fold
-from ftslurm.rendezvous.observation import AT_ONCE, NEVER, Seen, Timing
+from ftslurm.rendezvous.observation import AT_ONCE, NEVER, Observation, Timing
 from ftslurm.rendezvous.state import FAILED, FORMING, RUNNING, State
 from tests.unit.test_fold import TIMING, Story
 
@@ -73,7 +73,7 @@ def test_an_unfit_node_ends_no_round_for_its_sake() -> None:
     timing = replace(TIMING, rejoin=AT_ONCE)
     from ftslurm.rendezvous.fold import fold
 
-    assert fold(story.state, Seen(story.words, {}, 0.0, 0, joining_for_s=99.0), timing) is story.state
+    assert fold(story.state, Observation(story.words, {}, 0.0, 0, joining_for_s=99.0), timing) is story.state
 
 
 def test_a_node_that_was_set_aside_ends_no_round_for_its_sake() -> None:
@@ -83,7 +83,7 @@ def test_a_node_that_was_set_aside_ends_no_round_for_its_sake() -> None:
     story.look(forming_s=30)
     assert nodes_of(story) == ["n1", "n2"]
     story.say(1, status=RUNNING, round=1).say(2, status=RUNNING, round=1)
-    seen = Seen(story.words, {}, 0.0, 0, joining_for_s=99.0)
+    seen = Observation(story.words, {}, 0.0, 0, joining_for_s=99.0)
     assert fold(story.state, seen, replace(TIMING, rejoin=AT_ONCE)) is story.state
 
 
@@ -95,7 +95,7 @@ def test_a_node_that_was_unfit_at_the_start_may_come_later_even_where_nobody_els
     assert nodes_of(story) == ["n1", "n2"] and "n3" in story.state.admitted
     story.say(1, status=RUNNING, round=1).say(2, status=RUNNING, round=1).fail(1).look()
     story.ready(1, 2).say(3, unfit=None)
-    again = fold(story.state, Seen(story.words, {}, 0.0, 0), replace(TIMING, rejoin=NEVER))
+    again = fold(story.state, Observation(story.words, {}, 0.0, 0), replace(TIMING, rejoin=NEVER))
     assert [p.node for p in again.participants] == ["n1", "n2", "n3"]
 
 
@@ -116,8 +116,8 @@ def test_a_node_twice_in_the_first_failures_place_is_set_aside_for_a_spare() -> 
     blamed(story, 2)
     story.look()
     assert nodes_of(story) == ["n1", "n3"]
-    assert list(lemons(story.state, 2)) == ["n2"]
-    assert "first to fail in 2 rounds, last: rank 2 on n2 failed" in lemons(story.state, 2)["n2"]
+    assert list(repeat_offenders(story.state, 2)) == ["n2"]
+    assert "first to fail in 2 rounds, last: rank 2 on n2 failed" in repeat_offenders(story.state, 2)["n2"]
 
 
 def test_what_fails_alike_on_all_nodes_sets_none_of_them_aside() -> None:
@@ -131,7 +131,7 @@ def test_what_fails_alike_on_all_nodes_sets_none_of_them_aside() -> None:
             story.say(number, failure=replace(failure, blame="perhaps", message="cannot start a worker"))
             story.look()
         story.ready(1, 2).look()
-    assert lemons(story.state, 2) == {}
+    assert repeat_offenders(story.state, 2) == {}
     assert nodes_of(story) == ["n1", "n2"]
 
 
@@ -141,7 +141,7 @@ def test_a_lemon_is_not_taken_because_the_spare_has_not_shown_yet_that_it_lives(
     blamed(story, 2)
 
     def fold_now(unproven: set[str]) -> State:
-        return fold(story.state, Seen(story.words, {}, 0.0, 5, unproven=frozenset(unproven)), TIMING)
+        return fold(story.state, Observation(story.words, {}, 0.0, 5, unproven=frozenset(unproven)), TIMING)
 
     assert fold_now({"n3"}).phase == FORMING
     assert [one.node for one in fold_now(set()).participants] == ["n1", "n3"]
@@ -170,18 +170,18 @@ def test_a_failure_that_follows_its_rank_to_another_node_is_not_the_nodes() -> N
     story.look()
     assert nodes_of(story) == ["n1", "n3"]
     blamed(story, 3)
-    assert lemons(story.state, 2) == {}
+    assert repeat_offenders(story.state, 2) == {}
 
 
 def test_nobody_is_set_aside_where_that_is_switched_off() -> None:
     story = Story(2).join()
     for _ in range(2):
         blamed(story, 2)
-    assert lemons(story.state, 0) == {} and list(lemons(story.state, 2)) == ["n2"]
+    assert repeat_offenders(story.state, 0) == {} and list(repeat_offenders(story.state, 2)) == ["n2"]
 
 
 def test_the_default_sets_aside_after_two() -> None:
-    assert Timing(1, 1, 1).set_aside_after == 2
+    assert Timing(1, 1, 1).exclude_after == 2
 
 
 def test_a_failure_at_start_that_a_spare_may_not_share_is_tried_there() -> None:

@@ -13,7 +13,7 @@ from ftslurm.agent.options import parse_run
 from ftslurm.health.node_health import Health, HealthFinding
 from ftslurm.health.verdict import worst
 from ftslurm.monitor.timeouts import Learned, Longest, Spans, Timeouts
-from ftslurm.rendezvous.node_record import NodeWord, RankVitals, Vitals
+from ftslurm.rendezvous.node_record import NodeRecord, RankVitals, Vitals
 from ftslurm.rendezvous.state import (
     Closed,
     Failure,
@@ -25,8 +25,8 @@ from ftslurm.rendezvous.state import (
     RoundHistory,
     State,
 )
-from ftslurm.status.snapshot import Asked, Heard, Snapshot
-from ftslurm.status.summary import look
+from ftslurm.status.snapshot import ReceivedRecord, RunTiming, Snapshot
+from ftslurm.status.summary import summarise
 from ftslurm.status.text import render
 
 S = 10**9
@@ -46,15 +46,15 @@ def vitals(i: int, step: int | None = 1200, round_: int = 3, **changes: Any) -> 
     return replace(Vitals(round_, Longest(), ranks, 0), **changes)
 
 
-def word(i: int, status: str = "running", round_: int = 3, **changes: Any) -> NodeWord:
-    usual = NodeWord(
+def word(i: int, status: str = "running", round_: int = 3, **changes: Any) -> NodeRecord:
+    usual = NodeRecord(
         name(i), f"i{i}", 99, "123.1", i, SLOTS, name(i), 1, "10.0.0.1", 2940, status, round_, None, None, None, 7, NOW
     )  # fmt: skip
     return replace(usual, **{"vitals": vitals(i) if status == "running" else None, **changes})
 
 
-def heard(said: NodeWord, ago_s: float = 1.0) -> Heard:
-    return Heard(said, NOW - int(ago_s * S))
+def heard(said: NodeRecord, ago_s: float = 1.0) -> ReceivedRecord:
+    return ReceivedRecord(said, NOW - int(ago_s * S))
 
 
 def failure(round_: int = 2, rank: int = 5, node: int = 0) -> Failure:
@@ -80,18 +80,18 @@ def state(nodes: int = 4, **changes: Any) -> State:
     return replace(usual, **changes)
 
 
-def snapshot(nodes: tuple[Heard, ...] | None = None, told: State | None = None, **changes: Any) -> Snapshot:
+def snapshot(nodes: tuple[ReceivedRecord, ...] | None = None, told: State | None = None, **changes: Any) -> Snapshot:
     told = told if told is not None else state()
     nodes = tuple(heard(word(i)) for i in range(4)) if nodes is None else nodes
     newest = max((each.written_ns for each in nodes), default=NOW)
     usual = Snapshot(
-        "/shared/ftslurm-runs/lm", NOW, 20_000_000, newest, Asked(timeouts=Timeouts()), told, 7, 7, nodes, ()
+        "/shared/ftslurm-runs/lm", NOW, 20_000_000, newest, RunTiming(timeouts=Timeouts()), told, 7, 7, nodes, ()
     )
     return replace(usual, **changes)
 
 
 def text(shot: Snapshot, **options: Any) -> str:
-    told = look(shot)
+    told = summarise(shot)
     assert json.loads(json.dumps(told, allow_nan=False)) == told
     shown = render(told, zone=time.gmtime, **options)
     assert all(len(line) <= 80 for line in shown.splitlines())
@@ -100,12 +100,12 @@ def text(shot: Snapshot, **options: Any) -> str:
 
 def test_what_is_not_known_of_an_attempt_is_taken_to_be_the_options_default() -> None:
     options = parse_run(["train.py"], {})
-    assert (Asked().heartbeat_s, Asked().node_timeout_s) == (options.heartbeat_s, options.node_timeout_s)
+    assert (RunTiming().heartbeat_s, RunTiming().node_timeout_s) == (options.heartbeat_s, options.node_timeout_s)
 
 
 def test_a_running_run_is_told_in_the_first_line_and_then_by_its_rounds_nodes_and_ranks() -> None:
     learned = Learned(Spans(heartbeat_s=250.0), 3)
-    asked = Asked(timeouts=Timeouts(sections={"step": 60.0}))
+    asked = RunTiming(timeouts=Timeouts(sections={"step": 60.0}))
     shot = snapshot(told=state(learned=learned), asked=asked)
 
     assert (
@@ -152,14 +152,17 @@ def test_a_thousand_nodes_are_a_few_lines_and_with_all_a_line_each() -> None:
 
 def test_silence_is_measured_by_the_file_servers_clock_alone() -> None:
     a_day = 86400 * S
-    fresh, old = Heard(word(0), NOW - a_day), Heard(word(1, time_ns=NOW + a_day), NOW - a_day - 40 * S)
-    rows = look(snapshot((fresh, old), server_ns=NOW - a_day))["nodes"]
+    fresh, old = (
+        ReceivedRecord(word(0), NOW - a_day),
+        ReceivedRecord(word(1, time_ns=NOW + a_day), NOW - a_day - 40 * S),
+    )
+    rows = summarise(snapshot((fresh, old), server_ns=NOW - a_day))["nodes"]
 
     assert [(row["silent_s"], row["silent"]) for row in rows[:2]] == [(0.0, False), (pytest.approx(39.98), True)]
 
 
 def test_the_time_that_reading_took_is_no_silence() -> None:
-    rows = look(snapshot((heard(word(0), 20.0), heard(word(1), 1.0)), took_ns=25 * S))["nodes"]
+    rows = summarise(snapshot((heard(word(0), 20.0), heard(word(1), 1.0)), took_ns=25 * S))["nodes"]
 
     assert rows[0]["silent_s"] == 0.0
 
@@ -200,7 +203,7 @@ def test_a_hang_is_told_with_who_has_shown_its_ranks() -> None:
 
 def test_a_hang_that_the_coordinator_has_not_seen_yet_is_told_all_the_same() -> None:
     hang = Hang(3, name(1), 9, 1, NOW, "no heartbeat for 30.0 s", None)
-    told = look(snapshot((heard(word(0)), heard(word(1, hang=hang)))))
+    told = summarise(snapshot((heard(word(0)), heard(word(1, hang=hang)))))
 
     assert (told["status"], told["hang"]["known"]) == ("hanging", False)
 
@@ -208,7 +211,7 @@ def test_a_hang_that_the_coordinator_has_not_seen_yet_is_told_all_the_same() -> 
 def test_the_hang_of_an_earlier_round_is_over() -> None:
     hang = Hang(2, name(1), 9, 1, NOW, "no heartbeat for 30.0 s", None)
 
-    assert look(snapshot((heard(word(0)), heard(word(1, hang=hang)))))["status"] == "running"
+    assert summarise(snapshot((heard(word(0)), heard(word(1, hang=hang)))))["status"] == "running"
 
 
 def test_a_failure_in_the_running_round_is_told_before_the_round_has_ended() -> None:
@@ -249,7 +252,7 @@ def test_spares_and_nodes_that_are_gone_are_told_apart() -> None:
     nodes = [heard(word(i)) for i in range(4)]
     nodes += [heard(word(4, "ready", 0)), heard(word(5, round_=2), 300.0), heard(word(6, "left", reason="bad GPU"))]
     nodes.append(heard(word(7, attempt="123.0"), 9000.0))
-    rows = look(snapshot(tuple(nodes), state(lost=lost)))["nodes"]
+    rows = summarise(snapshot(tuple(nodes), state(lost=lost)))["nodes"]
 
     assert [(row["role"], row["status"], row["why"]) for row in rows[4:]] == [
         ("spare", "spare", None),
@@ -261,7 +264,7 @@ def test_spares_and_nodes_that_are_gone_are_told_apart() -> None:
 
 
 def test_another_agent_on_a_participants_node_does_not_speak_for_its_ranks() -> None:
-    rows = look(snapshot((heard(word(0, incarnation="new")),)))["nodes"]
+    rows = summarise(snapshot((heard(word(0, incarnation="new")),)))["nodes"]
 
     assert (rows[0]["status"], rows[0]["steps"]) == ("its agent was started anew", None)
 
@@ -278,7 +281,7 @@ def test_a_slow_rank_is_named_with_its_figures() -> None:
 def test_a_rank_is_behind_only_by_more_than_lies_between_the_nodes_words() -> None:
     def told(step: int, ago_s: float) -> list[tuple[int, int]]:
         nodes = (*(heard(word(i)) for i in range(3)), heard(word(3, vitals=vitals(3, step)), ago_s))
-        return [(each["rank"], each["step"]) for each in look(snapshot(nodes))["behind"]]
+        return [(each["rank"], each["step"]) for each in summarise(snapshot(nodes))["behind"]]
 
     assert told(1196, 1.0) == []
     assert told(1190, 1.0) == [(rank, 1190) for rank in range(24, 32)]
@@ -302,13 +305,13 @@ def test_ranks_that_report_no_steps_are_not_behind_but_counted() -> None:
 
 
 def test_an_off_time_out_and_defaults_are_told_as_such() -> None:
-    asked = Asked(timeouts=Timeouts(heartbeat_s=float("inf"), hang_s=600.0))
+    asked = RunTiming(timeouts=Timeouts(heartbeat_s=float("inf"), hang_s=600.0))
     assert "  time-outs: heartbeat off, any sign of life 600 s (asked for)\n" in text(snapshot(asked=asked))
     assert "  time-outs: heartbeat 1800 s (default)\n" in text(snapshot())
 
 
 def test_nothing_is_said_of_defaults_where_the_options_are_not_known() -> None:
-    assert "time-outs" not in text(snapshot(asked=Asked()))
+    assert "time-outs" not in text(snapshot(asked=RunTiming()))
 
 
 def test_no_text_from_a_file_can_act_on_a_terminal() -> None:
@@ -325,7 +328,7 @@ def test_no_text_from_a_file_can_act_on_a_terminal() -> None:
         heard(word(1, failure=replace(failure(3), message=evil))),
     )
     for changed in (told, replace(told, hang=hang), replace(told, phase="forming", expected=(evil, "n2"))):
-        shown = render(look(snapshot(nodes, changed, directory=f"/tmp/{evil}")), everything=True)
+        shown = render(summarise(snapshot(nodes, changed, directory=f"/tmp/{evil}")), everything=True)
         assert shown.isprintable() or all(line.isprintable() for line in shown.split("\n"))
 
 
@@ -359,7 +362,7 @@ def test_findings_of_health_checks_are_told_the_worst_first_and_what_many_nodes_
     assert "running, unfit: GPU 3: 2 uncorrected" in shown
     lines = " ".join(shown.split())
     assert "health: node003: fail: GPU 3: 2 uncorrected ECC errors health: node[000-003]: warn: the limit of" in lines
-    rows = look(snapshot(tuple(heard(each) for each in words)))["nodes"]
+    rows = summarise(snapshot(tuple(heard(each) for each in words)))["nodes"]
     assert rows[3]["health"]["findings"][0]["since_ns"] == NOW - 60 * S
     assert (rows[3]["unfit"], rows[2]["unfit"]) == ("GPU 3: 2 uncorrected ECC errors", None)
 
@@ -369,7 +372,7 @@ def test_an_unfit_node_is_not_ready_and_one_that_was_set_aside_says_why() -> Non
     words = [word(0, "ready"), word(1, "ready", looking=True), word(2, "ready", unfit="GPU 1: it is gone")]
     words.append(word(3, "ready", excluded="twice in the first failure's place"))
     shot = snapshot(tuple(heard(each) for each in words), told=told)
-    forming = look(shot)["forming"]
+    forming = summarise(shot)["forming"]
     assert (forming["ready"], forming["looking"], forming["unfit"]) == (2, ["node001"], ["node002"])
     shown = text(shot)
     assert "2 nodes ready, at least 2 needed" in shown

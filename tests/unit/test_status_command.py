@@ -16,18 +16,18 @@ import pytest
 
 from ftslurm import cli
 from ftslurm.monitor.timeouts import Learned, Longest, Spans
-from ftslurm.rendezvous.node_record import NodeWord, RankVitals, Vitals
+from ftslurm.rendezvous.node_record import NodeRecord, RankVitals, Vitals
 from ftslurm.rendezvous.state import Closed, Hang, Lease, LostNode, Participant, RoundHistory, State
 from ftslurm.status.command import main
 from ftslurm.status.snapshot import read
-from ftslurm.status.summary import look
+from ftslurm.status.summary import summarise
 from ftslurm.status.text import render
 
 
-def word(node: str, i: int) -> NodeWord:
+def word(node: str, i: int) -> NodeRecord:
     ranks = tuple(RankVitals(2 * i + k, 12, ((10, 9), (20, 40))) for k in range(2))
     vitals = Vitals(1, Longest(Spans(1.5, 2.5, {"step": 0.5}, None), Spans(), 1), ranks, 0)
-    usual = NodeWord(
+    usual = NodeRecord(
         node, "aa", 9, "123.0", i, 2, node, 100, "10.0.0.1", 29400, "running", 1, None, None, None, 3, time.time_ns()
     )
     return replace(usual, vitals=vitals, hang=Hang(9, node, 0, 0, 1, "no heartbeat", 7))
@@ -157,7 +157,7 @@ def test_a_node_file_of_another_name_a_link_and_rubbish_are_named_and_not_believ
     (run / "nodes" / "n2.json").symlink_to("/etc/passwd")
     os.mkfifo(run / "nodes" / "n5.json")
     (run / "nodes" / ".n1.json.aa.tmp").write_bytes(b"torn")
-    told = look(read(run, wall_ns=time.time_ns, monotonic_ns=time.monotonic_ns))
+    told = summarise(read(run, wall_ns=time.time_ns, monotonic_ns=time.monotonic_ns))
 
     assert [each["file"] for each in told["problems"]] == ["nodes/n3.json", "nodes/n4.json"]
     assert [(row["node"], row["status"]) for row in told["nodes"]] == [("n1", "running"), ("n2", "no word")]
@@ -168,7 +168,7 @@ def test_files_of_somebody_else_are_named_and_not_believed(run: Path) -> None:
     os.chown(run / "nodes" / "n2.json", 12345, -1)
     os.chown(run / "state" / "000000000007.json", 12345, -1)
     os.chown(run, 1000, -1)
-    told = look(read(run, wall_ns=time.time_ns, monotonic_ns=time.monotonic_ns))
+    told = summarise(read(run, wall_ns=time.time_ns, monotonic_ns=time.monotonic_ns))
 
     assert [each["file"] for each in told["problems"]] == ["nodes/n2.json", "state/000000000007.json"]
     assert (told["status"], told["token"]) == ("forming", 6)
@@ -225,7 +225,7 @@ def test_no_damage_to_the_files_stops_it(run: Path) -> None:
         colon = data.find(b":", at) + 1
         end = colon + len(data[colon:].split(b",")[0])
         path.write_bytes(data[:colon] + rng.choice(pieces) + data[end:] if rng.random() < 0.8 else data[:at])
-        told = look(read(run, wall_ns=time.time_ns, monotonic_ns=time.monotonic_ns))
+        told = summarise(read(run, wall_ns=time.time_ns, monotonic_ns=time.monotonic_ns))
         json.dumps(told, allow_nan=False)
         assert all(line.isprintable() for line in render(told, everything=True).split("\n"))
         path.write_bytes(data)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ftslurm.agent.host_resources import WINDOW_S, Surroundings, find_counter
+from ftslurm.agent.host_resources import WINDOW_S, HostResources, find_counter
 from ftslurm.testing.clock import VirtualClock
 
 V2_PATH = "system.slice/slurmstepd.scope/job_7/step_0/user/task_0"
@@ -50,8 +50,8 @@ class Tree:
         self.put("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n")
         self.put("sys/fs/cgroup/memory/slurm/uid_1000/job_7/memory.limit_in_bytes", f"{64 * MIB}\n")
 
-    def look(self, clock: VirtualClock, **more: Any) -> Surroundings:
-        return Surroundings(
+    def look(self, clock: VirtualClock, **more: Any) -> HostResources:
+        return HostResources(
             "/tmp/ftslurm-1",
             root=str(self.root),
             monotonic=clock.now,
@@ -130,7 +130,7 @@ def test_a_kill_at_the_limit_of_the_job_above_is_told_from_one_for_want_of_the_h
     levels(1)
     assert around.at_a_failure()["oom"]["at_limit"] is True
     clock.advance(WINDOW_S)
-    around.look()
+    around.sample()
     clock.advance(WINDOW_S)
     tree.v2(3)
     assert around.at_a_failure()["oom"]["at_limit"] is False, "that was long ago"
@@ -146,7 +146,7 @@ def test_in_version_1_a_limit_that_was_met_explains_a_kill_unless_the_host_had_n
     assert around.at_a_failure()["oom"]["at_limit"] is True
     around.begin()
     tree.available(500)
-    around.look()
+    around.sample()
     tree.available(40 << 10)
     tree.v1(2, hits=9)
     found = around.at_a_failure()
@@ -203,7 +203,7 @@ def test_a_kill_long_before_the_end_is_of_the_round_but_not_recent(tree: Tree, c
     clock.advance(3)
     tree.v2(2)
     for _ in range(10):
-        around.look()
+        around.sample()
         clock.advance(3)
     oom = around.at_a_failure()["oom"]
     assert (oom["recent"], oom["in_round"]) == (0, 2)
@@ -218,9 +218,9 @@ def test_a_kill_between_two_looks_counts_even_when_its_victim_took_seconds_to_en
     around.begin()
     for _ in range(5):
         clock.advance(3)
-        around.look()
+        around.sample()
     tree.v2(1)
-    around.look()
+    around.sample()
     clock.advance(3)
     assert around.at_a_failure()["oom"]["recent"] == 1
 
@@ -242,7 +242,7 @@ def test_the_least_room_of_the_last_seconds_is_kept_for_it_is_free_again_after_t
     around.begin()
     tree.space.f_bavail = 0
     clock.advance(3)
-    around.look()
+    around.sample()
     tree.space.f_bavail = 90
     clock.advance(3)
     shm, tmp = around.at_a_failure()["spaces"]
@@ -265,7 +265,7 @@ def test_a_filesystem_that_is_not_there_is_named(tree: Tree, clock: VirtualClock
         raise FileNotFoundError(2, "No such file or directory")
 
     tree.v2(0)
-    around = Surroundings("/tmp/x", root=str(tree.root), monotonic=clock.now, statvfs=gone)
+    around = HostResources("/tmp/x", root=str(tree.root), monotonic=clock.now, statvfs=gone)
     found = around.at_a_failure()
     assert found["spaces"] == []
     assert found["unread"] == ["/dev/shm: No such file or directory", "/tmp: No such file or directory"]

@@ -13,12 +13,12 @@ from dataclasses import replace
 import pytest
 
 from ftslurm.monitor import heartbeat_page
-from ftslurm.monitor.expiry import Life, look, watches, words
-from ftslurm.monitor.heartbeat_page import Mark
-from ftslurm.monitor.message import Word, encode
+from ftslurm.monitor.expiry import Life, describe, next_expiry, watched_intervals
+from ftslurm.monitor.heartbeat_page import HeartbeatPage
+from ftslurm.monitor.message import ClientMessage, encode
 from ftslurm.monitor.section import Book, Section
 from ftslurm.monitor.timeouts import Spans, Timeouts
-from ftslurm.monitor.watchdog import MAX_TIMERS, Expiry, Note, Watch
+from ftslurm.monitor.watchdog import MAX_TIMERS, Expiry, Note, Watchdog
 
 TICK_NS = 1953125  # 1/512 s: exact in nanoseconds and as a float
 START = 1000 * 512
@@ -49,7 +49,7 @@ class Rank:
         return self.sections[name]
 
     def own(self, name: str, seconds: float) -> None:
-        self.words[self.section(name).at + heartbeat_page.OWN_TIMEOUT] = heartbeat_page.own_word(seconds)
+        self.words[self.section(name).at + heartbeat_page.OWN_TIMEOUT] = heartbeat_page.encode_timeout(seconds)
 
 
 class Node:
@@ -61,7 +61,7 @@ class Node:
         self.owners: dict[int, int] = {}
         self.lost_marks: set[int] = set()
         self.looks = 0
-        self.watch = Watch(timeouts, self._read, self.owners.get)
+        self.watch = Watchdog(timeouts, self._read, self.owners.get)
         for local_rank in range(ranks):
             self.begin(local_rank)
 
@@ -71,7 +71,7 @@ class Node:
         self.watch.begin(local_rank, self.now)
         return rank
 
-    def _read(self, local_rank: int) -> Mark | None:
+    def _read(self, local_rank: int) -> HeartbeatPage | None:
         self.looks += 1
         return None if local_rank in self.lost_marks else heartbeat_page.decode(bytes(self.ranks[local_rank].page))
 
@@ -107,7 +107,7 @@ class Node:
         return self.hear(json.dumps(line).encode())
 
     def tell(self, kind: str, local_rank: int = 0, what: str = "", name: str = "") -> Note | None:
-        return self.hear(encode(Word(kind, local_rank, 100 + local_rank, what, name)).strip())
+        return self.hear(encode(ClientMessage(kind, local_rank, 100 + local_rank, what, name)).strip())
 
 
 def one(expiries: list[Expiry]) -> Expiry:
@@ -251,7 +251,7 @@ def test_a_section_has_its_own_timeout_from_when_the_agent_hears_of_it() -> None
 def test_own_timeouts_hold_before_those_of_all_ranks() -> None:
     node = Node(Timeouts(heartbeat_s=10, sections={"data": 5}, out_of_section_s=5, initial_s=7))
     rank = node.ranks[0]
-    rank.words[heartbeat_page.OWN_HEARTBEAT] = heartbeat_page.own_word(100)
+    rank.words[heartbeat_page.OWN_HEARTBEAT] = heartbeat_page.encode_timeout(100)
     rank.words[heartbeat_page.OWN_OUT] = rank.words[heartbeat_page.OWN_INITIAL] = heartbeat_page.OFF
     rank.own("data", math.inf)
     assert node.pass_time(50) == []
@@ -497,7 +497,7 @@ def test_strangers_are_counted_ignored_and_named_once() -> None:
     assert note is not None
     assert note.text.startswith("process 31337 is no worker")
     assert node.timer(1, pid=31338) is None
-    assert node.hear(encode(Word("misuse", 1, 100, "x", "y")).strip()) is None  # another rank's name on it
+    assert node.hear(encode(ClientMessage("misuse", 1, 100, "x", "y")).strip()) is None  # another rank's name on it
     assert node.pass_time(10) == []
     assert node.watch.counts["stranger"] == 3
 
@@ -586,11 +586,11 @@ def test_an_expired_timeout_is_known_as_cut() -> None:
 
 
 def test_a_rank_without_a_mark_has_nothing_to_look_at() -> None:
-    assert look(None, Timeouts(), Life(0, 0, 0), 5) == (None, None)
-    assert look(None, Timeouts(heartbeat_s=3), Life(0, 0, 0), 5) == (None, 8)
-    idle = next(watches(None, Timeouts(heartbeat_s=3), Life(0, 0, 0), 5))
+    assert next_expiry(None, Timeouts(), Life(0, 0, 0), 5) == (None, None)
+    assert next_expiry(None, Timeouts(heartbeat_s=3), Life(0, 0, 0), 5) == (None, 8)
+    idle = next(watched_intervals(None, Timeouts(heartbeat_s=3), Life(0, 0, 0), 5))
     with pytest.raises(ValueError, match="idle"):
-        words(idle, 5)
+        describe(idle, 5)
 
 
 # Random histories against a naive oracle
@@ -699,7 +699,7 @@ def act(rng: random.Random, node: Node, local_rank: int, oracle: Oracle, rate: f
         seconds = rng.randint(3, 60) / 512
         rank.own(name, seconds)
         node.tell("timeouts", local_rank)
-        oracle.own[name] = heartbeat_page.own_word(seconds) / 1e9
+        oracle.own[name] = heartbeat_page.encode_timeout(seconds) / 1e9
     elif choice == "sign":
         node.watch.sign_of_life(local_rank, now)
     elif rng.random() < 0.05:
@@ -760,6 +760,6 @@ def test_time_that_a_rank_waited_within_ftslurm_counts_for_nothing_that_is_watch
         rank.words[heartbeat_page.EXCUSED_NS] = (START // 512 + 60) * 10**9
         waited = heartbeat_page.decode(bytes(rank.page))
         life = Life(START / 512, START / 512, START / 512)
-        assert look(before, times, life, START / 512 + 60)[0] is not None
-        assert look(waited, times, life, START / 512 + 60)[0] is None
-        assert look(waited, times, life, START / 512 + 120)[0] is not None
+        assert next_expiry(before, times, life, START / 512 + 60)[0] is not None
+        assert next_expiry(waited, times, life, START / 512 + 60)[0] is None
+        assert next_expiry(waited, times, life, START / 512 + 120)[0] is not None

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from ftslurm.dataclasses import dataclass
 from ftslurm.doctor.findings import NOTE, WARNING, WRONG, Finding, Json
-from ftslurm.doctor.timed_filesystem import WatchedFileSystem
+from ftslurm.doctor.timed_filesystem import TimedFileSystem
 from ftslurm.sharedfs.publish import publish
 
 SIZES = (200, 50_000)
@@ -58,7 +58,7 @@ def check(data: bytes) -> int | str:
     return counter if zlib.crc32(body) == crc else f"generation {counter}: {length} bytes, but not those written"
 
 
-def write(fs: WatchedFileSystem, path: str, seconds: float) -> Json:
+def write(fs: TimedFileSystem, path: str, seconds: float) -> Json:
     """Rename new generations over `path` until the time is over; generation 0 is there already."""
     end = time.monotonic() + seconds
     counter, failed = 0, 0
@@ -71,7 +71,7 @@ def write(fs: WatchedFileSystem, path: str, seconds: float) -> Json:
     return {"written": counter, "failed": failed}
 
 
-def read(fs: WatchedFileSystem, path: str, writer: str, seconds: float) -> Json:
+def read(fs: TimedFileSystem, path: str, writer: str, seconds: float) -> Json:
     """Read `path` over and over until the time is over."""
     end = time.monotonic() + seconds
     newest, reads, changes, torn, absent, backwards = -1, 0, 0, 0, 0, 0

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from ftslurm.dataclasses import dataclass
 from ftslurm.doctor.barrier import make
 from ftslurm.doctor.findings import NOTE, WARNING, Finding, Json, median
-from ftslurm.doctor.timed_filesystem import WatchedFileSystem
+from ftslurm.doctor.timed_filesystem import TimedFileSystem
 
 SAMPLES = 20
 TICK_NS = 10_000_000
@@ -36,7 +36,7 @@ class Offset:
     error: float
 
 
-def stamp(fs: WatchedFileSystem, directory: str) -> Json:
+def stamp(fs: TimedFileSystem, directory: str) -> Json:
     """Touch a directory of this process's own and note the stamps."""
     path = os.path.join(directory, f"clock.{os.uname().nodename}.{os.getpid()}")
     make(fs, path)

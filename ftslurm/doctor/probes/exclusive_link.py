@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from ftslurm.dataclasses import dataclass
 from ftslurm.doctor.findings import NOTE, WRONG, Finding, Json
-from ftslurm.doctor.timed_filesystem import WatchedFileSystem
+from ftslurm.doctor.timed_filesystem import TimedFileSystem
 from ftslurm.sharedfs.publish import random_nonce, temporary_name
 
 MAX_NAMES = 1000
@@ -38,7 +38,7 @@ class Race:
     refused: dict[str, int]
 
 
-def race(fs: WatchedFileSystem, directory: str, seconds: float) -> Json:
+def race(fs: TimedFileSystem, directory: str, seconds: float) -> Json:
     """Fight for the names 1, 2, ... in `directory` until the time is over."""
     end = time.monotonic() + seconds
     attempts, number = 0, 1
@@ -67,7 +67,7 @@ def race(fs: WatchedFileSystem, directory: str, seconds: float) -> Json:
     return {"attempts": attempts, "wins": wins, "rescued": rescued, "seen": number - 1, "refused": refused}
 
 
-def _holder(fs: WatchedFileSystem, directory: str, number: int) -> bytes | None:
+def _holder(fs: TimedFileSystem, directory: str, number: int) -> bytes | None:
     fs.refresh(directory)
     try:
         return fs.read(os.path.join(directory, str(number)), 64)
@@ -75,7 +75,7 @@ def _holder(fs: WatchedFileSystem, directory: str, number: int) -> bytes | None:
         return None
 
 
-def _try(fs: WatchedFileSystem, path: str) -> tuple[bool, bool]:
+def _try(fs: TimedFileSystem, path: str) -> tuple[bool, bool]:
     """Try to win `path`; return whether it is won, and whether the call failed."""
     nonce = random_nonce()
     temporary = temporary_name(path, nonce)

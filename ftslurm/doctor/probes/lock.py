@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from ftslurm.dataclasses import dataclass
 from ftslurm.doctor.barrier import tell, wait_for
 from ftslurm.doctor.findings import NOTE, WARNING, WRONG, Finding, Json
-from ftslurm.doctor.timed_filesystem import WatchedFileSystem
+from ftslurm.doctor.timed_filesystem import TimedFileSystem
 
 TURN_S = 5.0
 RELEASE_S = 8.0
@@ -39,7 +39,7 @@ class Lock:
     problem: str | None = None
 
 
-def hold(fs: WatchedFileSystem, directory: str, node: str) -> Json:
+def hold(fs: TimedFileSystem, directory: str, node: str) -> Json:
     """Hold this node's lock in a process, wait until the other node has tried it, kill the holder."""
     path = os.path.join(directory, f"{node}.lock")
     read, write = os.pipe()
@@ -86,7 +86,7 @@ def _need_flock(path: str) -> None:
         os.close(fd)
 
 
-def take(fs: WatchedFileSystem, directory: str, holder: str) -> Json:
+def take(fs: TimedFileSystem, directory: str, holder: str) -> Json:
     """Try `holder`'s lock while it is held, then again when the holder was killed."""
     from filelock import FileLock, Timeout
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from ftslurm.dataclasses import dataclass
 from ftslurm.doctor.findings import NOTE, WARNING, WRONG, Finding, Json, some
-from ftslurm.doctor.timed_filesystem import WatchedFileSystem
+from ftslurm.doctor.timed_filesystem import TimedFileSystem
 from ftslurm.sharedfs.filesystem import ForeignFile
 from ftslurm.sharedfs.mounts import mount_of
 from ftslurm.sharedfs.ownership import check_own_directory
@@ -25,7 +25,7 @@ LONG_CACHE_S = 60.0
 
 
 @dataclass(frozen=True)
-class Place:
+class MountView:
     """What one node sees.
 
     Attributes:
@@ -55,7 +55,7 @@ class Place:
     problem_errno: int | None = None
 
 
-def look(fs: WatchedFileSystem, directory: str, session_root: str) -> Json:
+def read_mount(fs: TimedFileSystem, directory: str, session_root: str) -> Json:
     """Gather the facts; makes `session_root` and, for a moment, one file in it."""
     facts: Json = {"directory": directory, "host": socket.gethostname(), "machine": _machine(), "uid": os.geteuid()}
     try:
@@ -80,7 +80,7 @@ def look(fs: WatchedFileSystem, directory: str, session_root: str) -> Json:
     return facts
 
 
-def _make(fs: WatchedFileSystem, session_root: str) -> int:
+def _make(fs: TimedFileSystem, session_root: str) -> int:
     fs.makedirs(session_root)
     path = os.path.join(session_root, f"made.{socket.gethostname()}.{os.getpid()}")
     # Some filesystems accept a file and refuse its bytes.
@@ -102,7 +102,7 @@ def _machine() -> str:
         return socket.gethostname()
 
 
-def judge(places: Mapping[str, Place], alone: bool) -> list[Finding]:
+def judge(places: Mapping[str, MountView], alone: bool) -> list[Finding]:
     """Judge each node's view, and whether they are views of one thing.
 
     Args:
@@ -119,7 +119,7 @@ def judge(places: Mapping[str, Place], alone: bool) -> list[Finding]:
 Said = tuple[str, str, str]
 
 
-def _view(place: Place) -> list[Said]:
+def _view(place: MountView) -> list[Said]:
     where = place.directory
     if place.kind == "missing":
         return [(WRONG, f"{where} does not exist", f"mount it, or make it: mkdir -m 700 {where}")]
@@ -138,7 +138,7 @@ def _view(place: Place) -> list[Said]:
     return said + _room(place)
 
 
-def _problem(place: Place) -> tuple[str, str]:
+def _problem(place: MountView) -> tuple[str, str]:
     reasons = {
         errno.EACCES: (f"not writable by uid {place.uid}", f"owner uid {place.owner}, mode {place.mode:04o}"),
         errno.EPERM: ("not permitted", "look at its attributes (lsattr) and mount options"),
@@ -150,7 +150,7 @@ def _problem(place: Place) -> tuple[str, str]:
     return f"{place.directory}: {text} ({place.problem})", advice
 
 
-def _room(place: Place) -> list[Said]:
+def _room(place: MountView) -> list[Said]:
     said: list[Said] = []
     if place.bytes_free < FEW_BYTES:
         severity = WRONG if place.bytes_free < LITTLE_BYTES else WARNING
@@ -162,7 +162,7 @@ def _room(place: Place) -> list[Said]:
     return said
 
 
-def _mount(place: Place, alone: bool) -> list[Said]:
+def _mount(place: MountView, alone: bool) -> list[Said]:
     options = place.options.split(",")
     values = dict(option.partition("=")[::2] for option in options)
     said: list[Said] = []
@@ -184,7 +184,7 @@ def _mount(place: Place, alone: bool) -> list[Said]:
     return said
 
 
-def _together(places: Mapping[str, Place]) -> list[Finding]:
+def _together(places: Mapping[str, MountView]) -> list[Finding]:
     found = []
     uids = {place.uid for place in places.values()}
     if len(uids) > 1:

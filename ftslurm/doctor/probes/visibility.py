@@ -14,7 +14,7 @@ from ftslurm.dataclasses import dataclass
 from ftslurm.doctor.barrier import look, make, tell
 from ftslurm.doctor.findings import WARNING, WRONG, Finding, Json, median
 from ftslurm.doctor.probes.clock import Offset
-from ftslurm.doctor.timed_filesystem import WatchedFileSystem
+from ftslurm.doctor.timed_filesystem import TimedFileSystem
 
 MOST = 50
 POLL_S = 0.002
@@ -54,7 +54,7 @@ class Looked:
     until_ns: int
 
 
-def prepare(fs: WatchedFileSystem, directory: str) -> None:
+def prepare(fs: TimedFileSystem, directory: str) -> None:
     """Make what has to be there before anybody looks."""
     for name in ("there", "back", "plain"):
         make(fs, os.path.join(directory, name))
@@ -63,7 +63,7 @@ def prepare(fs: WatchedFileSystem, directory: str) -> None:
         tell(fs, os.path.join(directory, name, WORD), counter=0)
 
 
-def ask(fs: WatchedFileSystem, directory: str, peer: str, seconds: float) -> Json:
+def ask(fs: TimedFileSystem, directory: str, peer: str, seconds: float) -> Json:
     """Make the files for the plain stat, then exchange words with `peer` until the time is over."""
     began = time.monotonic()
     plain = os.path.join(directory, "plain")
@@ -76,7 +76,7 @@ def ask(fs: WatchedFileSystem, directory: str, peer: str, seconds: float) -> Jso
     return facts
 
 
-def _exchange(fs: WatchedFileSystem, directory: str, facts: Json, began: float, seconds: float) -> None:
+def _exchange(fs: TimedFileSystem, directory: str, facts: Json, began: float, seconds: float) -> None:
     # Read once before it changes: what was read is what caches keep.
     look(fs, os.path.join(directory, "back", WORD))
     for counter in range(1, MOST + 1):
@@ -91,7 +91,7 @@ def _exchange(fs: WatchedFileSystem, directory: str, facts: Json, began: float, 
                 return
 
 
-def answer(fs: WatchedFileSystem, directory: str, seconds: float) -> Json:
+def answer(fs: TimedFileSystem, directory: str, seconds: float) -> Json:
     """Answer the asking node until it says that it has done."""
     patience = time.monotonic() + seconds
     end = patience + LEAST_S
@@ -111,7 +111,7 @@ def answer(fs: WatchedFileSystem, directory: str, seconds: float) -> Json:
     return {}
 
 
-def _await(fs: WatchedFileSystem, path: str, counter: int, end: float, stop: Callable[[], bool] = bool) -> Json | None:
+def _await(fs: TimedFileSystem, path: str, counter: int, end: float, stop: Callable[[], bool] = bool) -> Json | None:
     while time.monotonic() < end and not stop():
         found = look(fs, path)
         if found is not None and found["counter"] == counter:
@@ -120,13 +120,13 @@ def _await(fs: WatchedFileSystem, path: str, counter: int, end: float, stop: Cal
     return None
 
 
-def first_stat(fs: WatchedFileSystem, directory: str) -> int:
+def first_stat(fs: TimedFileSystem, directory: str) -> int:
     """Look at the plain files before the change, as a program does that waits for them; return the old size."""
     _size(fs, os.path.join(directory, "plain", NEW))
     return _size(fs, os.path.join(directory, "plain", OLD)) or 0
 
 
-def stat_until(fs: WatchedFileSystem, directory: str, maker: str, size: int, seconds: float) -> Json:
+def stat_until(fs: TimedFileSystem, directory: str, maker: str, size: int, seconds: float) -> Json:
     """Repeat plain stats until both files are seen or the time is over."""
     end = time.monotonic() + seconds
     new_ns: int | None = None
@@ -140,7 +140,7 @@ def stat_until(fs: WatchedFileSystem, directory: str, maker: str, size: int, sec
     return {"maker": maker, "new_ns": new_ns, "old_ns": old_ns, "until_ns": time.time_ns()}
 
 
-def _size(fs: WatchedFileSystem, path: str) -> int | None:
+def _size(fs: TimedFileSystem, path: str) -> int | None:
     try:
         return fs.during(f"stat {path}", lambda: os.stat(path)).st_size
     except OSError:

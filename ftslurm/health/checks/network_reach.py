@@ -10,7 +10,7 @@ from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ftslurm.health.tcp_probe import Reached
+    from ftslurm.health.tcp_probe import ProbeResult
 
 MOST = 64
 """Other nodes that are tried: of a thousand nodes, each tries those that follow it, so that each is tried by others."""
@@ -41,7 +41,7 @@ def _peers(context: Context) -> list[Peer]:
 def fetch(context: Context) -> Json:
     """Connect to the peers that have a port."""
     from ftslurm.health.lookup import look_up
-    from ftslurm.health.tcp_probe import UNRESOLVED, Reached, reach
+    from ftslurm.health.tcp_probe import UNRESOLVED, ProbeResult, probe_all
 
     peers = _peers(context)
     if not peers:
@@ -52,16 +52,16 @@ def fetch(context: Context) -> Json:
         peer: (found[peer.address].addresses or ()) if peer.address in found else (peer.address,) for peer in peers
     }
     targets = [(peer, address) for peer in peers for address in addresses[peer][:_ADDRESSES]]
-    reached = reach([(address, peer.port) for peer, address in targets], TIMEOUT_S, context.address)
-    best: dict[Peer, Reached] = {}
+    reached = probe_all([(address, peer.port) for peer, address in targets], TIMEOUT_S, context.address)
+    best: dict[Peer, ProbeResult] = {}
     for (peer, _), one in zip(targets, reached, strict=True):
         if peer not in best or one.there:
             best[peer] = one
-    unresolved = Reached(UNRESOLVED, "its name does not resolve")
+    unresolved = ProbeResult(UNRESOLVED, "its name does not resolve")
     return {"peers": [_word(peer, best.get(peer, unresolved)) for peer in peers]}
 
 
-def _word(peer: Peer, reached: Reached) -> Json:
+def _word(peer: Peer, reached: ProbeResult) -> Json:
     at = f"[{peer.address}]:{peer.port}" if ":" in peer.address else f"{peer.address}:{peer.port}"
     return {"node": peer.node, "at": at, "there": reached.there, "outcome": reached.outcome, "text": reached.text}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Check, Context, Place
+from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Check, CheckedPath, Context
 from ftslurm.health.children import REAP_S, SLACK_S
 from ftslurm.health.path_judge import SHM, judge_place, only_read, shown, unmounted
 from ftslurm.health.probe import Wish, file_name, probe_all
@@ -23,10 +23,10 @@ LIMIT_S = 3.0
 SMALL = 4096
 
 
-def places(context: Context) -> list[Place]:
+def places(context: Context) -> list[CheckedPath]:
     """Return the job's paths and the node's own, each path once."""
     temporary = context.environ.get("TMPDIR") or "/tmp"
-    found = {place.path: place for place in (Place(SHM, SHM), Place(temporary, temporary), *context.paths)}
+    found = {place.path: place for place in (CheckedPath(SHM, SHM), CheckedPath(temporary, temporary), *context.paths)}
     own = [found.pop(path) for path in dict.fromkeys((temporary, SHM)) if found[path].what == path]
     return [*found.values(), *own]
 
@@ -46,12 +46,12 @@ def fetch(context: Context) -> Json:
     )
 
 
-def real(context: Context, place: Place) -> str:
+def real(context: Context, place: CheckedPath) -> str:
     """Return where a path is looked for."""
     return f"{context.root}{SHM}" if place.path == SHM else os.path.abspath(place.path)
 
 
-def look(context: Context, limit_s: float, wish: Callable[[Place, int], Wish]) -> Json:
+def look(context: Context, limit_s: float, wish: Callable[[CheckedPath, int], Wish]) -> Json:
     """Try all places out; return their facts with what they are mounted on."""
     all_places = places(context)
     probed = probe_all([wish(place, index) for index, place in enumerate(all_places)], limit_s)
@@ -84,7 +84,7 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
     found: list[Finding] = []
     summary = []
     for one in facts["places"]:
-        place = Place(one["path"], one["what"])
+        place = CheckedPath(one["path"], one["what"])
         said = judge_place(place, one, then.get(place.path), context.busy, facts["gpus"])
         found += said
         free = "" if one["free"] is None else f" {size(one['free'])} free"

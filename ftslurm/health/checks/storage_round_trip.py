@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from ftslurm.health.check import THOROUGH, Absent, Check, Context, Place
+from ftslurm.health.check import THOROUGH, Absent, Check, CheckedPath, Context
 from ftslurm.health.checks.storage_paths import look, real
 from ftslurm.health.children import REAP_S, SLACK_S
 from ftslurm.health.path_judge import judge_place, only_read, shown
@@ -41,7 +41,7 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
     found: list[Finding] = []
     summary = []
     for one in facts["places"]:
-        place = Place(one["path"], one["what"])
+        place = CheckedPath(one["path"], one["what"])
         error = one["error"]
         late = one["hung"] in ("write", "fsync", "close", "read", "unlink")
         if late or (error is not None and (error[0] in ("fsync", "close", "read", "unlink") or error[1] in _TOLD)):

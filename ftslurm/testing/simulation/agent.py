@@ -15,30 +15,30 @@ from functools import partial
 from ftslurm.agent.actions import (
     Action,
     Assignment,
+    CollectStacks,
     Exit,
+    KillLeftovers,
     Moment,
     Prepare,
     Prepared,
-    Say,
-    Show,
+    Publish,
     Signal,
     Spawn,
-    Sweep,
     WorkerEnd,
-    spoken,
+    changed_record,
 )
 from ftslurm.agent.machine import AgentMachine
-from ftslurm.agent.round_setup import REACH_S, Preparation
+from ftslurm.agent.round_setup import REACH_S, RoundSetup
 from ftslurm.dataclasses import dataclass, replace
-from ftslurm.rendezvous.member import Member, Refused, RunInUse, Superseded, View
-from ftslurm.rendezvous.node_record import NodeWord
+from ftslurm.rendezvous.member import FencedOut, Member, NodeRefused, RunInUse, View
+from ftslurm.rendezvous.node_record import NodeRecord
 from ftslurm.rendezvous.state import EXIT_FAILED, LEFT, Failure, State
 from ftslurm.sharedfs.commits import Commits
 from ftslurm.sharedfs.publish import BadFile
 from ftslurm.sharedfs.rundir import RunDirectory
 from ftslurm.testing.clock import START_NS
 from ftslurm.testing.memoryfs import Crash, MemoryFileSystem
-from ftslurm.testing.simulation.coroutine import Strand, strand
+from ftslurm.testing.simulation.coroutine import Coroutine, strand
 
 FINISH_S = 10.0
 TROUBLE_S = 60.0
@@ -139,11 +139,11 @@ class VirtualAgent:
         self.workers: dict[int, VirtualWorker] = {}
         self.assignment: Assignment | None = None
         self.seen: State | None = None
-        self.strand: Strand | None = None
+        self.strand: Coroutine | None = None
         self._busy = False
         self._stopping = False
         self._finished = False
-        self._pending: NodeWord | None = None
+        self._pending: NodeRecord | None = None
         self._errands: deque[tuple[Assignment, Callable[[], None]]] = deque()
         self._inbox: deque[Callable[[], None]] = deque()
         self._news: deque[Callable[[], None]] = deque()
@@ -152,13 +152,13 @@ class VirtualAgent:
         self._trouble_since: float | None = None
         self._armed_for: float | None = None
         # Commits are revoked where directories are made, and the master is reached or not as the host says.
-        self._preparation = Preparation(self._send, lambda *_: None, lambda _: None, self.monotonic, TROUBLE_S, None)
+        self._preparation = RoundSetup(self._send, lambda *_: None, lambda _: None, self.monotonic, TROUBLE_S, None)
 
     def start(self, member: Member, machine: AgentMachine) -> None:
         """Begin."""
         self.member = member
         self.machine = machine
-        self.word = member.word
+        self.word = member.record
         self._port(self.word.port)
         self._pending = self.word
         self._due = self.host.now()
@@ -200,7 +200,7 @@ class VirtualAgent:
 
     def _judge(self, looking: bool, unfit: str | None) -> None:
         if not self._stopping:
-            self.word = replace(self.word, looking=looking, unfit=unfit)
+            self.word = replace(self.word, health_pending=looking, unhealthy=unfit)
             self._pending = self.word
             self._turn_at(self.host.now())
 
@@ -215,7 +215,7 @@ class VirtualAgent:
         self._deliver(self._look_soon)
 
     def _look_soon(self) -> None:
-        self.member.rung()
+        self.member.wake()
         self._due = min(self._due, self.host.now() + self.member.next_look_s())
         self._turn_at(self._due)
 
@@ -270,7 +270,7 @@ class VirtualAgent:
             self.host.after(when - self.host.now(), partial(self._resume, self.strand))
             self.strand.park()
 
-    def _resume(self, parked: Strand) -> None:
+    def _resume(self, parked: Coroutine) -> None:
         if not self.alive or self.strand is not parked:
             return
         try:
@@ -288,12 +288,12 @@ class VirtualAgent:
             self._hear()
 
     def _work(self) -> None:
-        word, self._pending = self._pending, None
+        record, self._pending = self._pending, None
         errands = list(self._errands)
         self._errands.clear()
-        if word is not None:
-            self.member.say(word)
-        if word is not None or self._stopping or self.host.now() >= self._due:
+        if record is not None:
+            self.member.publish(record)
+        if record is not None or self._stopping or self.host.now() >= self._due:
             self._due = self._tick()
         for assignment, errand in errands:
             result: object = None
@@ -309,7 +309,7 @@ class VirtualAgent:
         now = self.host.now
         try:
             view = self.member.tick()
-        except (Superseded, Refused) as error:
+        except (FencedOut, NodeRefused) as error:
             self._news.append(partial(self._on_lost_ground, str(error)))
             return now() + 3600.0
         except RunInUse as error:
@@ -388,14 +388,14 @@ class VirtualAgent:
 
     def _on_lost_ground(self, reason: str) -> None:
         self.lost_ground = reason
-        self._do(self.machine.on_lost_ground(reason, EXIT_FAILED, self._moment()))
+        self._do(self.machine.on_evicted(reason, EXIT_FAILED, self._moment()))
 
     def _do(self, actions: list[Action]) -> None:
         for action in actions:
             if self._stopping:
                 # The loop has ended: nothing is done any more.
                 return
-            if isinstance(action, Say):
+            if isinstance(action, Publish):
                 self._say(action)
             elif isinstance(action, Signal):
                 for local_rank in action.local_ranks:
@@ -404,19 +404,19 @@ class VirtualAgent:
                 self._spawn(action.assignment)
             elif isinstance(action, Prepare):
                 self._preparation.begin(action.assignment)
-            elif isinstance(action, Show):
+            elif isinstance(action, CollectStacks):
                 self._after(self.host.rng.uniform(0.05, 3.0), self._shown)
-            elif isinstance(action, Sweep):
+            elif isinstance(action, KillLeftovers):
                 self._preparation.drop()
                 self._after(0.05, self._swept)
             elif isinstance(action, Exit):
                 self._exit(action.code)
         self._arm_deadline()
 
-    def _say(self, said: Say) -> None:
-        if said.new_port:
+    def _say(self, change: Publish) -> None:
+        if change.new_port:
             self._port(self.word.port + 1)
-        self.word = spoken(self.word, said)
+        self.word = changed_record(self.word, change)
         self._pending = self.word
         self._turn_at(self.host.now())
 
@@ -524,7 +524,7 @@ class VirtualAgent:
         )
 
     def _shown(self) -> None:
-        self._do(self.machine.on_shown(self._moment()))
+        self._do(self.machine.on_stacks_collected(self._moment()))
 
     def _swept(self) -> None:
         self._do(self.machine.on_swept(self._moment()))

@@ -13,9 +13,9 @@ from functools import partial
 from ftslurm.agent.actions import Assignment
 from ftslurm.agent.machine import AgentMachine
 from ftslurm.dataclasses import dataclass, replace
-from ftslurm.rendezvous.member import Member, Pace, first_word
-from ftslurm.rendezvous.node_record import NodeWord
-from ftslurm.rendezvous.observation import AT_ONCE, NEVER, NEXT_ROUND, Shape, Timing
+from ftslurm.rendezvous.member import Member, Pace, first_record
+from ftslurm.rendezvous.node_record import NodeRecord
+from ftslurm.rendezvous.observation import AT_ONCE, NEVER, NEXT_ROUND, RunSpec, Timing
 from ftslurm.rendezvous.state import LEFT, State
 from ftslurm.sharedfs.commits import Commits
 from ftslurm.sharedfs.publish import publish
@@ -82,9 +82,9 @@ class Node:
 class Attempt:
     """One start of a job: its agents, those that have ended too."""
 
-    def __init__(self, shape: Shape, slots: int) -> None:
-        self.shape = shape
-        self.name = shape.attempt
+    def __init__(self, run_spec: RunSpec, slots: int) -> None:
+        self.shape = run_spec
+        self.name = run_spec.attempt
         self.slots = slots
         self.agents: list[SimulatedAgent] = []
         self.said_78 = False
@@ -269,7 +269,7 @@ class Cluster(Host):
         high = len(nodes) if self.gentle else rng.randint(low, len(nodes))
         expected = tuple(node.name for node in nodes) if self.gentle or rng.random() < 0.8 else ()
         restarts = 3 if self.gentle else rng.choice([0, 1, 3, *[1000] * 5])
-        attempt = Attempt(Shape("r", name, expected, low, high, restarts), rng.randint(1, 2))
+        attempt = Attempt(RunSpec("r", name, expected, low, high, restarts), rng.randint(1, 2))
         self.attempts.append(attempt)
         self.note(f"attempt {name} begins on {len(nodes)} nodes, {low}:{high}, {restarts} restarts")
         for position, node in enumerate(nodes):
@@ -281,7 +281,7 @@ class Cluster(Host):
             self.after(delay, partial(self.start, attempt, node, position))
         return attempt
 
-    def start(self, attempt: Attempt, home: Node, position: int, shape: Shape | None = None) -> None:
+    def start(self, attempt: Attempt, home: Node, position: int, run_spec: RunSpec | None = None) -> None:
         """Start an agent, unless its node is down or has one of this attempt.
 
         Args:
@@ -295,21 +295,21 @@ class Cluster(Host):
         agent = SimulatedAgent(self, home, attempt, incarnation)
         self.agents[incarnation] = agent
         attempt.agents.append(agent)
-        word = first_word(home.name, incarnation, attempt.name, position, attempt.slots)
+        record = first_record(home.name, incarnation, attempt.name, position, attempt.slots)
         # The simulating process has one pid only, and it differs from run to run.
-        word = replace(word, pid=1, port=29400)
+        record = replace(record, pid=1, port=29400)
         clocks = (agent.monotonic, agent.now_ns)
         member = Member(
-            agent.fs, RUN, shape or attempt.shape, word, self.timing, PACE, *clocks, self._nonce, self._ring
+            agent.fs, RUN, run_spec or attempt.shape, record, self.timing, PACE, *clocks, self._nonce, self._ring
         )
         machine = AgentMachine(home.name, incarnation, attempt.name, attempt.slots, GRACE_S, KILL_WAIT_S)
         self.note(f"{incarnation} of {attempt.name} starts")
         agent.start(member, machine)
 
-    def _ring(self, words: Iterable[NodeWord]) -> None:
+    def _ring(self, records: Iterable[NodeRecord]) -> None:
         """Datagrams: some are lost, the others come in any order."""
-        for word in words:
-            agent = self.agents.get(word.incarnation)
+        for record in records:
+            agent = self.agents.get(record.incarnation)
             if agent is not None and self.rng.random() < HEARD:
                 self.after(self.rng.uniform(0.0, 0.05), agent.rung)
 
@@ -381,9 +381,9 @@ class Cluster(Host):
         data = self.server.files().get(path)
         if data is None or not agent.home.up:
             return
-        word = NodeWord.decode(data, path)
-        if word.incarnation == agent.incarnation and word.status != LEFT:
-            gone = replace(word, counter=word.counter + 1, status=LEFT, reason="its agent was killed by SIGKILL")
+        record = NodeRecord.decode(data, path)
+        if record.incarnation == agent.incarnation and record.status != LEFT:
+            gone = replace(record, counter=record.counter + 1, status=LEFT, reason="its agent was killed by SIGKILL")
             publish(self.server, path, gone.encode(), nonce=self._nonce)
 
     # What must hold

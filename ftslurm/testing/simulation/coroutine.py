@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 from ftslurm.testing.memoryfs import Crash
 
-_idle: list[Strand] = []
+_idle: list[Coroutine] = []
 
 
-class Strand:
+class Coroutine:
     """One stack of its own; get one with `strand`, for they are used again."""
 
     def __init__(self) -> None:
@@ -81,6 +81,6 @@ class Strand:
             self._back.release()
 
 
-def strand() -> Strand:
+def strand() -> Coroutine:
     """Return a strand without work."""
-    return _idle.pop() if _idle else Strand()
+    return _idle.pop() if _idle else Coroutine()

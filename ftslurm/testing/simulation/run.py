@@ -12,7 +12,7 @@ from ftslurm.dataclasses import dataclass, field
 from ftslurm.testing.simulation.cluster import Cluster, Plan
 from ftslurm.testing.simulation.faults import WEIGHTS
 from ftslurm.testing.simulation.invariants import Broken
-from ftslurm.testing.simulation.scenario import Storm
+from ftslurm.testing.simulation.scenario import Scenario
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Tally:
     saved: Counter[str] = field(default_factory=Counter)
     virtual_s: float = 0.0
 
-    def add(self, storm: Storm, cluster: Cluster) -> None:
+    def add(self, storm: Scenario, cluster: Cluster) -> None:
         """Add a cluster that has come to its end."""
         self.clusters += 1
         self.faults += cluster.counts
@@ -56,14 +56,14 @@ class Failed(AssertionError):
     """A cluster broke an invariant; the text has the seed and the story."""
 
 
-def simulate(plan: Plan) -> tuple[Storm, Cluster]:
+def simulate(plan: Plan) -> tuple[Scenario, Cluster]:
     """Run one cluster to its end.
 
     Raises:
         Failed: an invariant does not hold, or the code under test raised what it should not.
     """
     cluster = Cluster(plan)
-    storm = Storm(cluster)
+    storm = Scenario(cluster)
     try:
         storm.run()
     except Exception as error:

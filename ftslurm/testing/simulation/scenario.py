@@ -26,7 +26,7 @@ END_S = 600.0
 """This long after it every run has ended."""
 
 
-class Storm:
+class Scenario:
     """Runs one cluster from its first attempt to its last.
 
     Args:
@@ -265,8 +265,8 @@ class Storm:
         if newest.agents and free:
             node = self._rng.choice(free)
             self._cluster.struck("other options", node.name)
-            shape = replace(newest.shape, max_restarts=newest.shape.max_restarts + 1)
-            self._cluster.start(newest, node, self._cluster.nodes.index(node), shape)
+            run_spec = replace(newest.shape, max_restarts=newest.shape.max_restarts + 1)
+            self._cluster.start(newest, node, self._cluster.nodes.index(node), run_spec)
 
     def _newest(self) -> Attempt:
         name = f"{self._job}.{self._restart}"
