@@ -18,7 +18,7 @@ usage: ftslurm run [options] program [arguments]    run a program on all nodes, 
        ftslurm status [run directory | job id]      say what a run does right now
        ftslurm doctor [directory]                   prove that a directory can carry a run, on all nodes
        ftslurm health [check ...]                   look whether this node, or all nodes of a step, are fit
-       ftslurm nodes list|exclude|allow             say which nodes are set aside; set one aside, allow it again
+       ftslurm nodes list|exclude|allow             say which nodes are excluded; exclude one, allow it again
        ftslurm template [name]                      print a ready-to-submit sbatch script
        ftslurm --version
 

@@ -200,9 +200,11 @@ def _supervise(
     console = containment.hold(
         OUTPUT, Console, placement.node, answers={"log": lambda text: log_at_once(placement.node, text)}
     )
-    asides = ExclusionSettings(options.exclude_after, options.exclude_for_s, _drain(options, placement))
+    exclusion_settings = ExclusionSettings(options.exclude_after, options.exclude_for_s, _drain(options, placement))
     facts = (placement.run_id, time.time_ns, console.log)
-    aside = containment.hold(EXCLUSION, Excluder, asides, exclusions, *facts, answers={"finish": lambda _: True})
+    excluder = containment.hold(
+        EXCLUSION, Excluder, exclusion_settings, exclusions, *facts, answers={"finish": lambda _: True}
+    )
     loop = AgentLoop(
         settings,
         machine,
@@ -214,7 +216,7 @@ def _supervise(
         lambda: ReservedPort(pick_at_random, lowest),
         bell,
         health,
-        aside,
+        excluder,
         containment,
         defects,
         ward.explain,
@@ -261,7 +263,7 @@ def _look_up(exclusions: Exclusions, node: str) -> str | None:
     from ftslurm.agent.exclusion import exclusion_of
 
     excluded, problems = exclusion_of(exclusions, node, time.time_ns())
-    for line in (*problems, *([f"set aside before: {excluded}"] if excluded else ())):
+    for line in (*problems, *([f"excluded before: {excluded}"] if excluded else ())):
         complain(f"{node}: {line}")
     return excluded
 

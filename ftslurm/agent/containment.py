@@ -63,7 +63,7 @@ THREADS = {
     "console": OUTPUT,
     "follower": OUTPUT,
     "doorbell": DOORBELL,
-    "aside": EXCLUSION,
+    "exclusion": EXCLUSION,
     "revocation": LEFTOVERS,
     "build-locks": BUILD_LOCKS,
     "ftslurm-guard": GUARD,

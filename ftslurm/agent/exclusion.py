@@ -1,4 +1,4 @@
-"""Sets nodes aside for later jobs: those that failed first again and again, and those whose hardware is broken.
+"""Excludes nodes for later jobs: those that failed first again and again, and those whose hardware is broken.
 
 The coordinator writes down the former, each node itself the latter, on a thread of its own: the directory may be on a
 filesystem that hangs, and Slurm may take its time. Only files are written, which templates, requeues and people read;
@@ -16,7 +16,7 @@ from ftslurm.agent.health_gate import HAPPENED
 from ftslurm.dataclasses import dataclass
 from ftslurm.health.node_health import HealthFinding
 from ftslurm.health.verdict import FAIL
-from ftslurm.nodes.exclude import Exclusions, lemon
+from ftslurm.nodes.exclude import Exclusions, why_repeat_offender
 from ftslurm.nodes.record import as_line
 from ftslurm.rendezvous.exclusion import repeat_offenders
 from ftslurm.rendezvous.node_record import NodeRecord
@@ -35,9 +35,9 @@ class ExclusionSettings:
     """What the user asked for.
 
     Attributes:
-        after: so many first failures set a node aside; 0: none do.
+        after: so many first failures exclude a node; 0: none do.
         for_s: for how long, in seconds.
-        drain: asks Slurm to drain a node that is set aside, with a reason; returns what went wrong. None: nobody asks.
+        drain: asks Slurm to drain a node that is excluded, with a reason; returns what went wrong. None: nobody asks.
     """
 
     after: int
@@ -162,8 +162,8 @@ class Excluder:
         return known is not None and known.reason == as_line(reason) and known.by == f"run {self._run_id}"
 
     def _strike(self, failure: Failure) -> None:
-        known = self._exclusions.strike(failure.node, self._run_id, failure.message, failure.time_ns)
-        reason = lemon(known, self._now_ns())
+        known = self._exclusions.add_strike(failure.node, self._run_id, failure.message, failure.time_ns)
+        reason = why_repeat_offender(known, self._now_ns())
         if reason is not None and not known.holds(self._now_ns()):
             # No drain: what names the hardware is a rank's own text.
             self._exclude(failure.node, reason)
@@ -175,14 +175,14 @@ class Excluder:
         now_ns = self._now_ns()
         until_ns = now_ns + round(self._settings.for_s * 1e9)
         self._exclusions.exclude(node, reason, f"run {self._run_id}", until_ns, now_ns)
-        self._tell(f"{node} is set aside for {_span(self._settings.for_s)}: {reason} (`ftslurm nodes allow {node}`)")
+        self._tell(f"{node} is excluded for {_span(self._settings.for_s)}: {reason} (`ftslurm nodes allow {node}`)")
         if drain and self._settings.drain is not None:
             problem = self._settings.drain(node, f"ftslurm: {reason}")
             self._tell(f"{node} could not be drained: {problem}" if problem else f"{node} is drained")
 
 
 def _on_a_thread(work: Callable[[], None]) -> None:
-    threading.Thread(target=work, name="aside", daemon=True).start()
+    threading.Thread(target=work, name="exclusion", daemon=True).start()
 
 
 def _broken(record: NodeRecord) -> HealthFinding | None:
@@ -193,9 +193,9 @@ def _broken(record: NodeRecord) -> HealthFinding | None:
 
 
 def exclusion_of(exclusions: Exclusions, node: str, now_ns: int) -> tuple[str | None, Iterable[str]]:
-    """Return why this node was set aside before, None if it was not, and what is wrong with the files."""
+    """Return why this node was excluded before, None if it was not, and what is wrong with the files."""
     known = exclusions.of(node, now_ns)
-    return (known.reason or "set aside") if known is not None else None, exclusions.problems
+    return (known.reason or "excluded") if known is not None else None, exclusions.problems
 
 
 def _span(seconds: float) -> str:

@@ -107,7 +107,7 @@ class Journal:
         """Return what is known of how a worker failed; None when it ended well."""
         if worker.exit_code == 0:
             return None
-        facts = {**self._facts(worker, node_record), "surroundings": self._around.at_a_failure()}
+        facts = {**self._facts(worker, node_record), "host_resources": self._around.at_a_failure()}
         self._seen[worker.rank] = facts
         return complete(worker.record_dir, facts)
 
@@ -145,7 +145,7 @@ class Journal:
             self._publish(os.path.join(self._run.rank(showing.round, worker.rank), STACKS), content)
             if (what := showing.why.get(local_rank)) is not None:
                 facts = {**self._facts(worker, node_record), "kind": HANG, "time_ns": self._now_ns()}
-                facts["surroundings"] = self._around.at_a_failure()
+                facts["host_resources"] = self._around.at_a_failure()
                 self._publish_error(worker, compose(what, showing.text(local_rank), facts))
 
     def round(
@@ -169,7 +169,7 @@ class Journal:
             "agent_pid": node_record.pid,
         }
         content = round_record(record, workers, pages, who, started_ns, self._now_ns(), self._errors)
-        content["surroundings"] = self._before
+        content["host_resources"] = self._before
         content["messages"] = dict(survived)
         content["health"] = None if node_record.health is None else asdict(node_record.health)
         clock = self._clock()

@@ -110,7 +110,7 @@ class AgentLoop:
         reserve: reserves a port for the next round.
         bell: by which others say that there is news.
         health: how to look at this node's health.
-        aside: notes nodes that fail first again and again.
+        excluder: notes nodes that fail first again and again.
         containment: holds the helper parts, those given here and those made here.
         defects: writes down what is wrong with ftslurm itself.
         explain: tells the guardian why this agent ends, for the case that it cannot tell the other nodes.
@@ -129,7 +129,7 @@ class AgentLoop:
         reserve: Callable[[], ReservedPort],
         bell: Doorbell,
         health: HealthSettings,
-        aside: Excluder,
+        excluder: Excluder,
         containment: Containment,
         defects: DefectRecords,
         explain: Callable[[str], None],
@@ -146,7 +146,7 @@ class AgentLoop:
         self._reserve = reserve
         self._port = reserve()
         self._bell = bell
-        self._aside = aside
+        self._excluder = excluder
         self._monotonic = monotonic
         self._now_ns = now_ns
         self._containment = containment
@@ -255,7 +255,7 @@ class AgentLoop:
             # A coordinator's last look may have closed the run.
             self._on_rank_event(news)
         self._revocation.finish(CLEAN_UP_S)
-        if not self._aside.finish(ASIDE_S) and self._containment.works(EXCLUSION):
+        if not self._excluder.finish(ASIDE_S) and self._containment.works(EXCLUSION):
             self._console.log("not all that is known of the nodes could be noted for later jobs in time")
         if not finished:
             self._console.log(f"the shared directory has not answered for {FINISH_S:.0f} s: leaving all the same")
@@ -410,7 +410,7 @@ class AgentLoop:
         if record != self._record:
             self._record = record
             self._courier.publish(record)
-            self._aside.on_health(record)
+            self._excluder.on_health(record)
 
     # What happened
 
@@ -472,7 +472,7 @@ class AgentLoop:
         """Tell the user what the coordinator has decided; only the coordinator does."""
         if isinstance(news, View) and news.state is not None:
             if news.coordinating:
-                self._aside.on_state(news.state)
+                self._excluder.on_state(news.state)
                 for line in self._containment.call(MESSAGES, NO_LINES, messages, self._told, news.state):
                     self._console.log(line)
             self._health.on_state(news.state)

@@ -234,19 +234,19 @@ _OPTIONS = (
         "checkpoint and data directories that every node must be able to use",
     ),
     _Option(
-        ("--set-aside",),
+        ("--exclude-after",),
         kinds.count(0),
         2,
         "N",
         "others are preferred to a node that failed first in N rounds, in later jobs too; default 2, 0: never",
     ),
-    _Option(("--set-aside-for",), kinds.seconds(0), 86_400.0, "SECONDS", "how long later jobs avoid it; default a day"),
+    _Option(("--exclude-for",), kinds.seconds(0), 86_400.0, "SECONDS", "how long later jobs avoid it; default a day"),
     _Option(
         ("--exclude-dir",),
         kinds.text_of,
         None,
         "DIR",
-        "where nodes that are set aside are noted; default: excluded-UID/ beside the run directories",
+        "where nodes that are excluded are noted; default: excluded-UID/ beside the run directories",
     ),
     _Option(
         ("--drain",),
@@ -258,7 +258,7 @@ _OPTIONS = (
     _Option(("-m", "--module"), kinds.switch, False, "", "the program is a Python module, as in python -m"),
     _Option(("--no-python",), kinds.switch, False, "", "the program is no Python script: run it as it is"),
 )
-_IN_SECONDS = ("grace", "heartbeat", "node_timeout", "join_timeout", "last_call", "health_every", "set_aside_for")
+_IN_SECONDS = ("grace", "heartbeat", "node_timeout", "join_timeout", "last_call", "health_every", "exclude_for")
 _BY_FLAG = {flag: option for option in _OPTIONS for flag in option.flags}
 
 _NOT_OURS = {

@@ -57,7 +57,7 @@ def place(
         job = None if options.local_nodes or LOCAL_NODE in environment else from_environ(environment)
         run_id = check_name("--rdzv-id", options.rdzv_id or (job.run_id if job else f"local-{unique}"))
         if is_folder_name(run_id):
-            raise UsageError(f"--rdzv-id {run_id}: nodes that are set aside are noted under that name; choose another")
+            raise UsageError(f"--rdzv-id {run_id}: nodes that are excluded are noted under that name; choose another")
         run_dir = os.path.join(shared_directory(options.shared_dir, job, cwd), run_id)
         if LOCAL_NODE in environment:
             return _local(options, environment, run_id, run_dir)

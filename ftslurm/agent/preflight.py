@@ -30,7 +30,7 @@ def prepare(arguments: Sequence[str]) -> int:
     Takes the arguments of `ftslurm run`. Prints, each with a NUL behind it, for a path may hold anything else: the run
     directory; a random name for this start; the time, in nanoseconds since the epoch; the batch script's node, empty
     without one; the node time-out in seconds; the site's KillWait in seconds, empty if Slurm does not say; the
-    directory of the nodes that are set aside.
+    directory of the nodes that are excluded.
     """
     started_ns = time.time_ns()
     from ftslurm.nodes.exclude import folder

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 from ftslurm.failures.abort_message import abort_message
 from ftslurm.failures.catalogue import CASCADE, OTHER_NODE, POINTLESS, PRIMARY, RESTARTS, ROWS, SAME_NODE, Cause
-from ftslurm.failures.evidence import CONTEXT, MEMBER, Evidence, OomKills, Space
+from ftslurm.failures.evidence import CONTEXT, MEMBER, Evidence, HostResources, OomKills, Space
 from ftslurm.failures.reason import is_code
 
 __all__ = ["CASCADE", "OTHER_NODE", "POINTLESS", "PRIMARY", "RESTARTS", "ROWS", "SAME_NODE", "Cause", "Evidence"]
-__all__ += ["OomKills", "Space", "HostResources", "classify", "describe", "find"]
+__all__ += ["HostResources", "OomKills", "Space", "classify", "describe", "find"]
 
 _SUB_EXCEPTIONS = re.compile(r" \(\d+ sub-exceptions?\)$")
 _INNER_LIMIT = 200  # characters of the exception behind another one

@@ -154,7 +154,7 @@ def complete(record_dir: str | os.PathLike[str], facts: Mapping[str, Any]) -> Re
             What cannot be used is named in the record's "notes" and in its message.
         facts: what the agent saw, by the names in the record: "exit_code" or "signal" ("SIGKILL"), "time_ns"
             of the end (nanoseconds since the epoch), "rank", "round", ...; optional "step", "argv", "sections" (those
-            that the mark has open) and "surroundings" (see `ftslurm.agent.host_resources`).
+            that the mark has open) and "host_resources" (see `ftslurm.agent.host_resources`).
 
     In the result "time_ns" is when the exception was recorded, if one was (it then also stands in
     "recorded_ns"), else the time of the end.
@@ -214,8 +214,8 @@ def merge(written: Record | None, note: str | None, stacks: str, facts: Mapping[
     ours.update(exit_code=exit_code, signal=signal, stacks=stacks or None, notes=[note] if note else [])
     if facts.get("sections"):
         ours.setdefault("sections", facts["sections"])
-    if facts.get("surroundings"):
-        ours["surroundings"] = facts["surroundings"]
+    if facts.get("host_resources"):
+        ours["host_resources"] = facts["host_resources"]
     record = compose(text + (f" ({note})" if note else ""), callstack, ours)
     record["message"]["errorCode"] = _error_code(facts.get("exit_code"), signal)
     return record if written is None else _superset(record, written)

@@ -85,7 +85,7 @@ def blame(record: Mapping[str, Any]) -> str | None:
 
 def _killed_for_its_own_memory(ours: Mapping[str, Any]) -> bool:
     """Whether the kernel killed for memory, and nothing shows that it was the host's that ran out."""
-    around = ours.get("surroundings") or {}
+    around = ours.get("host_resources") or {}
     oom = around.get("oom") or {}
     if ours["signal"] != "SIGKILL" or not oom.get("recent"):
         return False

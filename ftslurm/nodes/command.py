@@ -1,4 +1,4 @@
-"""`ftslurm nodes list|exclude|allow`: who is set aside, by whom and why; people's side of `exclude.py`."""
+"""`ftslurm nodes list|exclude|allow`: who is excluded, by whom and why; people's side of `exclude.py`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SLURM_S = 10.0
 """Seconds that each of Slurm's commands may take."""
 
 EPILOG = """\
-A node set aside is not taken into a round while there are enough others. To keep Slurm from giving it to a new job:
+A node excluded is not taken into a round while there are enough others. To keep Slurm from giving it to a new job:
   sbatch --exclude="$(ftslurm nodes list --hostlist)" job.sbatch
 which works with an empty list too, and takes the place of an --exclude in the script. A job that waits already:
   ftslurm nodes pass-on JOB
@@ -132,9 +132,9 @@ def _exclude(options: argparse.Namespace, files: Exclusions, nodes: Sequence[str
 
     until_ns = None if options.time is None else now_ns + options.time
     for node in nodes:
-        files.exclude(node, options.reason or "set aside by hand", user_name(), until_ns, now_ns)
+        files.exclude(node, options.reason or "excluded by hand", user_name(), until_ns, now_ns)
         until = "until it is allowed again" if options.time is None else f"for {table.span(options.time)}"
-        show(f"{node}: set aside {until}\n")
+        show(f"{node}: excluded {until}\n")
     return DONE
 
 
@@ -210,16 +210,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ftslurm nodes",
         allow_abbrev=False,
-        description="Say which nodes are set aside, set one aside, or allow it again.",
+        description="Say which nodes are excluded, exclude one, or allow it again.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="list|exclude|allow|pass-on")
-    listing = actions.add_parser("list", parents=[common], allow_abbrev=False, help="say who is set aside, and why")
+    listing = actions.add_parser("list", parents=[common], allow_abbrev=False, help="say who is excluded, and why")
     form = listing.add_mutually_exclusive_group()
-    form.add_argument("--hostlist", action="store_true", help="print Slurm's list of those set aside now, else nothing")
+    form.add_argument("--hostlist", action="store_true", help="print Slurm's list of those excluded now, else nothing")
     form.add_argument("--json", action="store_true", help="print all that is known as JSON")
-    exclude = actions.add_parser("exclude", parents=[common], allow_abbrev=False, help="set nodes aside")
+    exclude = actions.add_parser("exclude", parents=[common], allow_abbrev=False, help="exclude nodes")
     exclude.add_argument("nodes", nargs="+", metavar="NODE", help="a name, or Slurm's list: n[1-3,7]")
     exclude.add_argument("--reason", metavar="TEXT", help="why; one line for people")
     exclude.add_argument(
@@ -228,7 +228,7 @@ def _parser() -> argparse.ArgumentParser:
     allow = actions.add_parser("allow", parents=[common], allow_abbrev=False, help="allow nodes again, forget strikes")
     allow.add_argument("nodes", nargs="+", metavar="NODE", help="a name, or Slurm's list: n[1-3,7]")
     pass_on = actions.add_parser(
-        "pass-on", parents=[common], allow_abbrev=False, help="let a waiting job avoid the nodes that are set aside"
+        "pass-on", parents=[common], allow_abbrev=False, help="let a waiting job avoid the nodes that are excluded"
     )
     pass_on.add_argument("jobs", nargs="+", metavar="JOB", help="a job that waits, or is being requeued: 123, 123_4")
     return parser

@@ -1,12 +1,12 @@
-"""The nodes that a user has set aside: one small JSON file for each, `<shared directory>/excluded-<uid>/<node>.json`.
+"""The nodes that a user has excluded: one small JSON file for each, `<shared directory>/excluded-<uid>/<node>.json`.
 
 Each user has a directory of them: users who share a directory of runs cannot write into each other's files, and do not
 believe them.
 
-A file per node needs no lock: whoever sets another node aside writes another file, and `rm` allows a node again. Two
+A file per node needs no lock: whoever excludes another node writes another file, and `rm` allows a node again. Two
 that write about the same node at the same moment are one after the other: the later one's file stands, whole. A node's
 strikes are in a file of their own, `strikes/<node>.json` there, for the coordinator notes them while people, or the
-node itself, set it aside: neither overwrites the other. (Of two strikes noted at the very same instant one may be lost,
+node itself, exclude it: neither overwrites the other. (Of two strikes noted at the very same instant one may be lost,
 which is as good as one failure.) Files may be edited by hand, so nothing in them is believed unseen, and none of them
 can break a run: what cannot be read is told in `problems`, and its node counts as allowed.
 """
@@ -71,10 +71,10 @@ def strikes_within(known: Exclusion | None, now_ns: int, window_ns: int = LEMON_
     return [strike for strike in known.strikes if now_ns - strike.time_ns <= window_ns] if known else []
 
 
-def lemon(known: Exclusion | None, now_ns: int, window_ns: int = LEMON_WINDOW_NS) -> str | None:
-    """Return why the strikes are reason enough to set the node aside, None if they are not.
+def why_repeat_offender(known: Exclusion | None, now_ns: int, window_ns: int = LEMON_WINDOW_NS) -> str | None:
+    """Return why the strikes are reason enough to exclude the node, None if they are not.
 
-    Whoever was set aside before and comes back needs only one more strike: the old ones still count.
+    Whoever was excluded before and comes back needs only one more strike: the old ones still count.
     """
     strikes = strikes_within(known, now_ns, window_ns)
     if len(strikes) < LEMON_STRIKES:
@@ -90,7 +90,7 @@ class Exclusions:
 
     Args:
         fs: the filesystem; let it refuse files of other owners.
-        directory: absolute; it need not be there, and is made when a node is set aside.
+        directory: absolute; it need not be there, and is made when a node is excluded.
 
     Attributes:
         problems: a line for each file that the last `read` or `of` could not understand, or not fully.
@@ -117,11 +117,13 @@ class Exclusions:
         except OSError as error:
             self.unreadable = f"{self.directory}: {_words(error)}"
             return {}
-        aside, struck = self._nodes(self.directory, names), self._struck()
+        exclusion, struck = self._nodes(self.directory, names), self._struck()
         found = {}
-        for node in sorted({*aside, *struck}):
+        for node in sorted({*exclusion, *struck}):
             known = _known(
-                node, self._aside(node) if node in aside else None, self._strikes(node) if node in struck else ()
+                node,
+                self._exclusion(node) if node in exclusion else None,
+                self._strikes(node) if node in struck else (),
             )
             if known is not None:
                 found[node] = known
@@ -129,28 +131,30 @@ class Exclusions:
 
     def known(self, node: str) -> Exclusion | None:
         """Return what is known of one node: a file that cannot be read is told in `problems`, and is None."""
-        return _known(node, self._aside(node), self._strikes(node)) if self._refreshed() else None
+        return _known(node, self._exclusion(node), self._strikes(node)) if self._refreshed() else None
 
     def of(self, node: str, now_ns: int) -> Exclusion | None:
         """Return the node's exclusion if it holds now; it never raises, see `known`."""
-        aside = self._aside(node) if self._refreshed() else None
-        return aside.with_strikes(self._strikes(node)) if aside is not None and aside.holds(now_ns) else None
+        exclusion = self._exclusion(node) if self._refreshed() else None
+        return (
+            exclusion.with_strikes(self._strikes(node)) if exclusion is not None and exclusion.holds(now_ns) else None
+        )
 
     def exclude(self, node: str, reason: str, by: str, until_ns: int | None, now_ns: int) -> Exclusion:
-        """Set a node aside, or do so anew: this reason and end replace those before; strikes stay.
+        """Exclude a node, or do so anew: this reason and end replace those before; strikes stay.
 
         Raises:
             RunDirectoryError: the name cannot be a node's.
             OSError: it could not be written.
         """
         check_name("node name", node)
-        aside = self._aside(node) if self._refreshed() else None
-        since_ns = aside.since_ns if aside is not None and aside.holds(now_ns) else now_ns
-        known = self._write(Exclusion(node, reason, by, since_ns, until_ns, aside.strikes if aside else ()))
+        exclusion = self._exclusion(node) if self._refreshed() else None
+        since_ns = exclusion.since_ns if exclusion is not None and exclusion.holds(now_ns) else now_ns
+        known = self._write(Exclusion(node, reason, by, since_ns, until_ns, exclusion.strikes if exclusion else ()))
         return known.with_strikes(self._strikes(node))
 
-    def strike(self, node: str, run: str, reason: str, now_ns: int) -> Exclusion:
-        """Note that a failure began on the node; whether it is set aside stays as it is. `lemon` judges the result.
+    def add_strike(self, node: str, run: str, reason: str, now_ns: int) -> Exclusion:
+        """Note that a failure began on the node; whether it is excluded stays as it is. `why_repeat_offender` judges the result.
 
         The second call with the same run, reason and time changes nothing.
 
@@ -159,12 +163,12 @@ class Exclusions:
             OSError: it could not be written.
         """
         check_name("node name", node)
-        aside, before = (self._aside(node), self._strikes(node)) if self._refreshed() else (None, ())
+        exclusion, before = (self._exclusion(node), self._strikes(node)) if self._refreshed() else (None, ())
         strike = Strike(now_ns, as_line(run), as_line(reason))
         strikes = merged(before, (strike,))
-        if strike not in (*before, *(aside.strikes if aside else ())):
+        if strike not in (*before, *(exclusion.strikes if exclusion else ())):
             self._publish(self._strikes_path(node), encode_strikes(node, strikes))
-        return (aside or never_excluded(node, strikes[0])).with_strikes(strikes)
+        return (exclusion or never_excluded(node, strikes[0])).with_strikes(strikes)
 
     def allow(self, node: str) -> bool:
         """Allow a node again and forget its strikes; False: there was nothing about it.
@@ -174,8 +178,8 @@ class Exclusions:
             OSError: it could not be removed.
         """
         check_name("node name", node)
-        struck, aside = self._remove(self._strikes_path(node)), self._remove(self._path(node))
-        return struck or aside
+        struck, exclusion = self._remove(self._strikes_path(node)), self._remove(self._path(node))
+        return struck or exclusion
 
     def end(self, node: str, now_ns: int) -> None:
         """End a node's exclusion; its strikes stay.
@@ -185,10 +189,10 @@ class Exclusions:
             OSError: it could not be written, or removed.
         """
         check_name("node name", node)
-        aside = self._aside(node) if self._refreshed() else None
-        if aside is not None and (aside.strikes or self._strikes(node)):
-            self._write(replace(aside, until_ns=now_ns))
-        elif aside is not None:
+        exclusion = self._exclusion(node) if self._refreshed() else None
+        if exclusion is not None and (exclusion.strikes or self._strikes(node)):
+            self._write(replace(exclusion, until_ns=now_ns))
+        elif exclusion is not None:
             self._remove(self._path(node))
 
     def _path(self, node: str) -> str:
@@ -239,7 +243,7 @@ class Exclusions:
         so = f"{node} counts as one without strikes"
         return self._file(self._strikes_path(node), node, decode_strikes, so) or ()
 
-    def _aside(self, node: str) -> Exclusion | None:
+    def _exclusion(self, node: str) -> Exclusion | None:
         """Return what the node's own file says; only files of earlier versions hold strikes too."""
         path = self._path(node)
         known = self._file(path, node, decode_exclusion, f"{node} counts as allowed")
@@ -285,10 +289,10 @@ class Exclusions:
         publish(self._fs, path, data)
 
 
-def _known(node: str, aside: Exclusion | None, strikes: tuple[Strike, ...]) -> Exclusion | None:
-    if aside is None and not strikes:
+def _known(node: str, exclusion: Exclusion | None, strikes: tuple[Strike, ...]) -> Exclusion | None:
+    if exclusion is None and not strikes:
         return None
-    return (aside or never_excluded(node, strikes[0])).with_strikes(strikes)
+    return (exclusion or never_excluded(node, strikes[0])).with_strikes(strikes)
 
 
 def _words(error: OSError) -> str:

@@ -1,4 +1,4 @@
-"""Passes the nodes that are set aside on to a job that waits in Slurm's queue, or is just being requeued.
+"""Passes the nodes that are excluded on to a job that waits in Slurm's queue, or is just being requeued.
 
 Measured on Slurm 22.05 and 24.11: ExcNodeList can be changed while the job is PENDING, and from `scontrol requeue`,
 preemption or a node's failure on (its state is COMPLETING then, and the batch script still runs for KillWait seconds
@@ -36,17 +36,17 @@ class Plan:
     note: str = ""
 
 
-def plan(job: JobFacts, aside: Sequence[str], partition: Mapping[str, str]) -> Plan:
+def plan(job: JobFacts, excluded: Sequence[str], partition: Mapping[str, str]) -> Plan:
     """Decide which nodes a job is to avoid (pure).
 
     Args:
         job: as Slurm describes it.
-        aside: the nodes that are set aside, those most wanted out first.
+        excluded: the nodes that are excluded, those most wanted out first.
         partition: the nodes that it could get, and their states as sinfo spells them.
     """
     if job.state not in ("PENDING", "COMPLETING"):
         return Plan(None)
-    new = [node for node in aside if node in partition and node not in job.excluded]
+    new = [node for node in excluded if node in partition and node not in job.excluded]
     if not new:
         return Plan(None)
     free = [node for node, state in partition.items() if node not in job.excluded and not state.startswith(_OUT)]
@@ -58,22 +58,22 @@ def plan(job: JobFacts, aside: Sequence[str], partition: Mapping[str, str]) -> P
             f"job {job.job_id} is not told to avoid {compress(new)}: without them, {left} usable nodes are left in "
             f"partition {job.partition}, and it needs {needed}",
         )
-    return Plan((*job.excluded, *new), f"job {job.job_id} avoids {compress(new)} from now on, which are set aside")
+    return Plan((*job.excluded, *new), f"job {job.job_id} avoids {compress(new)} from now on, which are excluded")
 
 
-def pass_on(slurm: SlurmControl, job_id: str, aside: Sequence[str]) -> str:
+def pass_on(slurm: SlurmControl, job_id: str, excluded: Sequence[str]) -> str:
     """Let a job avoid these nodes, where Slurm allows that; return what to tell, empty for nothing.
 
     Raises:
         SlurmError: Slurm did not answer, or refused.
         ValueError: `job_id` is no job's id.
     """
-    if not aside:
+    if not excluded:
         return ""
     job = slurm.job(job_id)
     if job is None or job.partition is None:
         return ""
-    decided = plan(job, aside, slurm.partition_nodes(job.partition))
+    decided = plan(job, excluded, slurm.partition_nodes(job.partition))
     if decided.exclude is not None:
         try:
             slurm.exclude_nodes(job_id, decided.exclude)

@@ -1,4 +1,4 @@
-"""What is known of a node, and the two files that say it: whether it is set aside, and its strikes (pure).
+"""What is known of a node, and the two files that say it: whether it is excluded, and its strikes (pure).
 
 People open and edit these files: nothing in them is believed unseen.
 """
@@ -43,11 +43,11 @@ class Exclusion:
     """What is known of one node.
 
     Attributes:
-        reason: why the node is set aside, one line.
+        reason: why the node is excluded, one line.
         by: who did it: a user's name, or "run <id>".
         since_ns: since when, nanoseconds since the epoch.
         until_ns: when it ends by itself; None: when somebody allows the node again. Not after `since_ns`: the node was
-            never set aside, there are strikes alone.
+            never excluded, there are strikes alone.
         strikes: oldest first.
     """
 
@@ -59,7 +59,7 @@ class Exclusion:
     strikes: tuple[Strike, ...] = ()
 
     def holds(self, now_ns: int) -> bool:
-        """Tell whether the node is set aside at that time."""
+        """Tell whether the node is excluded at that time."""
         return self.until_ns is None or now_ns < self.until_ns
 
     def with_strikes(self, strikes: Iterable[Strike]) -> Exclusion:
@@ -68,7 +68,7 @@ class Exclusion:
 
 
 def never_excluded(node: str, strike: Strike) -> Exclusion:
-    """Return what is known of a node that was not set aside when it had its first strike."""
+    """Return what is known of a node that was not excluded when it had its first strike."""
     return Exclusion(node, "", f"run {strike.run}", strike.time_ns, strike.time_ns)
 
 
@@ -79,7 +79,7 @@ def merged(*groups: Iterable[Strike]) -> tuple[Strike, ...]:
 
 
 def encode_exclusion(known: Exclusion) -> bytes:
-    """Return the file that sets a node aside."""
+    """Return the file that excludes a node."""
     fields: dict[str, Any] = {
         "schema": SCHEMA,
         "version": VERSION,

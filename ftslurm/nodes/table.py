@@ -1,4 +1,4 @@
-"""The nodes that are set aside as a table, as a list of names and as JSON; and times as people write them (pure)."""
+"""The nodes that are excluded as a table, as a list of names and as JSON; and times as people write them (pure)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECOND_NS = 1_000_000_000
 _UNITS = {"w": 604_800, "d": 86_400, "h": 3600, "m": 60, "s": 1}
 _DURATION = re.compile(r"(?:[0-9]{1,9}[wdhms])+")
 _LONGEST_S = 3650 * 86_400
-_HEAD = ("node", "set aside", "ends", "by", "strikes", "reason")
+_HEAD = ("node", "excluded", "ends", "by", "strikes", "reason")
 
 
 def duration_ns(text: str) -> int:
@@ -61,27 +61,27 @@ def render(
     others = [one for one in known.values() if not one.holds(now_ns)]
     count = len(holding)
     head = (
-        f"{'no node is' if not count else '1 node is' if count == 1 else f'{count} nodes are'} set aside in {directory}"
+        f"{'no node is' if not count else '1 node is' if count == 1 else f'{count} nodes are'} excluded in {directory}"
     )
     lines = [head]
     if holding:
         lines += _columns([_HEAD, *(_row(one, now_ns, local) for one in in_order(holding))])
     if others:
-        lines += ["not set aside (any more), and allowed:"]
+        lines += ["not excluded (any more), and allowed:"]
         lines += _columns([_HEAD, *(_row(one, now_ns, local) for one in in_order(others))])
     return "\n".join(lines) + "\n"
 
 
 def _row(known: Exclusion, now_ns: int, local: Callable[[float], time.struct_time]) -> tuple[str, ...]:
-    aside = known.until_ns is None or known.until_ns > known.since_ns
+    exclusion = known.until_ns is None or known.until_ns > known.since_ns
     since = "-"
-    if aside and known.since_ns:
+    if exclusion and known.since_ns:
         since = (
             f"{time.strftime('%Y-%m-%d %H:%M', local(known.since_ns // SECOND_NS))} ({span(now_ns - known.since_ns)})"
         )
     strikes = f"{len(known.strikes)}" if known.strikes else "-"
     last = known.strikes[-1] if known.strikes else None
-    reason = known.reason if aside else f"strike in run {last.run}: {last.reason}" if last else "-"
+    reason = known.reason if exclusion else f"strike in run {last.run}: {last.reason}" if last else "-"
     return (known.node, since, ends(known, now_ns), known.by or "-", strikes, reason)
 
 
@@ -98,7 +98,7 @@ def in_order(known: Iterable[Exclusion]) -> list[Exclusion]:
 
 
 def names(known: Iterable[Exclusion], now_ns: int) -> tuple[list[str], list[str]]:
-    """Return the nodes that are set aside now, in order, and apart those with names that Slurm cannot have."""
+    """Return the nodes that are excluded now, in order, and apart those with names that Slurm cannot have."""
     good, strange = [], []
     for one in in_order(known):
         if one.holds(now_ns):

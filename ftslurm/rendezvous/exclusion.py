@@ -39,7 +39,7 @@ def repeat_offenders(state: State, after: int) -> dict[str, str]:
 
 
 def excluded_nodes(state: State, records: Mapping[str, NodeRecord], after: int) -> dict[str, str]:
-    """Return the nodes that others are preferred to, with the reason: lemons, and those set aside before this run."""
+    """Return the nodes that others are preferred to, with the reason: lemons, and those excluded before this run."""
     excluded = {record.node: record.excluded for record in records.values() if record.excluded}
     return {**excluded, **repeat_offenders(state, after)}
 

@@ -113,7 +113,7 @@ class NodeRecord:
         looking: it is being looked at, and will say soon whether it can.
         to_be_replaced: its agent was killed, and its guardian starts a new one; of a record that says LEFT.
         predecessor: the killed agent that this one replaces; None: it is the first one here.
-        excluded: why it was set aside, by people or in an earlier run: it takes part only where others do not suffice.
+        excluded: why it was excluded, by people or in an earlier run: it takes part only where others do not suffice.
     """
 
     node: str
@@ -174,14 +174,14 @@ class NodeRecord:
             fields.maybe_text("stop_signal"),
             fields.number("token"),
             fields.number("time_ns"),
-            fields.maybe_number("bell") or 0,
+            fields.maybe_number("doorbell_port") or 0,
             fields.maybe_object("hang", Hang.read),
-            fields.maybe_number("shown") or 0,
+            fields.maybe_number("stacks_collected") or 0,
             fields.maybe_object("vitals", Vitals.read),
             fields.maybe_object("clock", _read_clock),
             fields.maybe_read("health", read_health),
-            fields.maybe_text("unfit"),
-            fields.flag("looking"),
+            fields.maybe_text("unhealthy"),
+            fields.flag("health_pending"),
             fields.maybe_text("excluded"),
             fields.flag("to_be_replaced"),
             fields.maybe_object("predecessor", Predecessor.read),

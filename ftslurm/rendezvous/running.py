@@ -197,7 +197,7 @@ def refuse_repetition(state: State, observation: Observation, timing: Timing) ->
 
 
 def _may_do_better_elsewhere(state: State, observation: Observation, timing: Timing) -> bool:
-    """Tell whether the node of the newest failure is about to be set aside, and another one can take its place."""
+    """Tell whether the node of the newest failure is about to be excluded, and another one can take its place."""
     last = state.past(state.round)
     node = last.failure.node if last is not None and last.failure is not None else None
     return node in repeat_offenders(state, timing.exclude_after) and bool(waiting_nodes(state, observation.records))

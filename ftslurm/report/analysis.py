@@ -127,8 +127,8 @@ def analyse(
           (first seen), ``round`` (the newest one whose files have it; null: it stands in nodes' own words only),
           ``of_failure`` (its node was in the first failure's place), ``relation`` to the first failure of round
           ``focus``, or null: ``before_s`` (negative: after), ``uncertainty_s``, ``words``; ``more``: findings that
-          are left out; ``left_out``: nodes that took no part: ``node``, ``kind`` ("unfit", "excluded": set aside
-          before the run, "lemon": set aside in it), ``rounds``, ``why``, ``text``; ``more_left_out``.
+          are left out; ``left_out``: nodes that took no part: ``node``, ``kind`` ("unhealthy", "excluded": excluded
+          before the run, "excluded-in-run": excluded in it), ``rounds``, ``why``, ``text``; ``more_left_out``.
           A check that failed on the first failure's node is among its ``evidence_lines``; where it explains a crash,
           a CUDA error or a failure of communication, ``cause`` is "health". If too few nodes were fit for a first
           round, the run's ``cause`` is "health-check", of no rank

@@ -162,7 +162,7 @@ def node_record_from(o: Json) -> NodeRecordFacts:
         time_ns=integer(o, "time_ns"),
         clock=_clock(o.get("clock")),
         health=_health(o.get("health")),
-        unhealthy=_reason(o, "unfit"),
+        unhealthy=_reason(o, "unhealthy"),
         excluded=_reason(o, "excluded"),
         incarnation=text(o, "incarnation"),
         predecessor=_predecessor(o.get("predecessor")),

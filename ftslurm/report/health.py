@@ -203,7 +203,7 @@ def _event(failure: Dict) -> str:
 
 
 def _left_out(snapshot: Snapshot, rounds: Sequence[Dict]) -> list[Dict]:
-    """Return the nodes that took no part in rounds for their health, or because they were set aside, and why."""
+    """Return the nodes that took no part in rounds for their health, or because they were excluded, and why."""
     newest = rounds[-1]["attempt"] if rounds else None
     records = [record for record in snapshot.nodes if newest is None or record.attempt == newest]
     ours = [(each["round"], set(each["nodes"])) for each in rounds if each["attempt"] == newest]
@@ -220,19 +220,19 @@ def _left_out(snapshot: Snapshot, rounds: Sequence[Dict]) -> list[Dict]:
         without = [number for number, nodes in ours if record.node not in nodes]
         later = [number for number in without if number > max(part, default=0)]
         if record.unhealthy is not None:
-            told.append(_out(record, "unfit", later, record.unhealthy))
+            told.append(_out(record, "unhealthy", later, record.unhealthy))
         elif record.excluded is not None and without:
             told.append(_out(record, "excluded", without, record.excluded))
         elif record.node in again and later and part and record.node not in lost and record.reason is None:
-            told.append(_out(record, "lemon", later, again[record.node]))
+            told.append(_out(record, "excluded-in-run", later, again[record.node]))
     return told
 
 
 def _out(record: NodeRecordFacts, kind: str, numbers: Sequence[int], why: str) -> Dict:
     which = f"round{'s' if len(numbers) > 1 else ''} {ranges(numbers)}"
     how = f"was left out of {which}" if numbers else "takes no part"
-    aside = {"excluded": "set aside before: ", "lemon": "set aside: "}.get(kind, "")
-    text = f"{safe(record.node)} {how}: {aside}{safe(why)}"
+    origin = {"excluded": "excluded before: ", "excluded-in-run": "excluded: "}.get(kind, "")
+    text = f"{safe(record.node)} {how}: {origin}{safe(why)}"
     return {"node": record.node, "kind": kind, "rounds": list(numbers), "why": why, "text": text}
 
 

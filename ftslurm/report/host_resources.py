@@ -14,10 +14,10 @@ def host_resources_from(ours: Json) -> HostResources | None:
     """Return what agent and worker saw around a failure.
 
     Args:
-        ours: the "ftslurm" part of an error record: "surroundings" is the agent's; "shm", the free and all bytes of
+        ours: the "ftslurm" part of an error record: "host_resources" is the agent's; "shm", the free and all bytes of
             /dev/shm when the worker still held its part, and "memory_limit" (bytes, in a list) are the worker's.
     """
-    value, limit = ours.get("surroundings"), ours.get("memory_limit")
+    value, limit = ours.get("host_resources"), ours.get("memory_limit")
     o: Json = value if isinstance(value, dict) else {}
     spaces = [space for space in map(_space, objects(o, "spaces")[:_MANY]) if space is not None]
     seen = _sizes(ours.get("shm"))

@@ -37,7 +37,7 @@ _TEXTS: dict[Path, str] = {
 # Not believed or not needed; a rank is known by its folder.
 _UNUSED: set[Path] = {("message", "errorCode"), ("message", "extraInfo", "timestamp")}
 _UNUSED |= {(_OURS, name) for name in ("rank", "round", "world_size", "recorded_ns", "run_id", "attempt")}
-_PARTS: set[Path] = {(_OURS, name) for name in ("surroundings", "shm", "memory_limit", "sections", "cuda")}
+_PARTS: set[Path] = {(_OURS, name) for name in ("host_resources", "shm", "memory_limit", "sections", "cuda")}
 _VARYING: set[Path] = {*_NUMBERS, *_TEXTS, *_UNUSED, *_PARTS}
 _SKIP, _TEXT, _PART, _CHECKED, _NUMBER = range(5)
 
@@ -125,7 +125,7 @@ class _Pattern:
 
     def _parts(self, data: bytes, changes: dict[str, object]) -> None:
         found = {path[1]: json.loads(data[span]) for path, span in self.parts.items()}
-        changes["surroundings"] = host_resources_from(found)
+        changes["host_resources"] = host_resources_from(found)
         changes["sections"] = sections_from(found.get("sections"))
         changes["cuda"] = cuda_from(found.get("cuda"))
 

@@ -112,8 +112,8 @@ class Nodes:
             "stuck": vitals.stuck if vitals else 0,
             "shown": record is not None and self.state is not None and 0 < self.state.round == record.stacks_collected,
             "why": why,
-            "unfit": record.unhealthy if record else None,
-            "looking": record is not None and record.health_pending,
+            "unhealthy": record.unhealthy if record else None,
+            "health_pending": record is not None and record.health_pending,
             "excluded": record.excluded if record else None,
             "health": _health(record),
         }
@@ -139,7 +139,7 @@ def _fitness(record: NodeRecord, status: str) -> tuple[str, str | None]:
     """Return how a node does whose ranks may run: that it takes no part in the next round, if that is so."""
     if record.unhealthy is None:
         return status, None
-    return ("unfit" if record.status == READY else f"{status}, unfit"), record.unhealthy
+    return ("unhealthy" if record.status == READY else f"{status}, unfit"), record.unhealthy
 
 
 def _health(record: NodeRecord | None) -> Dict | None:

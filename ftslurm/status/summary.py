@@ -205,11 +205,11 @@ def _forming(state: State | None, rows: list[Dict]) -> Dict | None:
     staying = [row for row in present if row["why"] is None and row["status"] not in ("no word", "lost", "left")]
     ready = [row for row in staying if row["status"] == READY]
     return {
-        "ready": sum(not row["looking"] for row in ready),
+        "ready": sum(not row["health_pending"] for row in ready),
         "needed": state.min_nodes,
         "busy": [row["node"] for row in staying if row["status"] != READY],
-        "looking": [row["node"] for row in ready if row["looking"]],
-        "unfit": [row["node"] for row in present if row["unfit"] is not None],
+        "health_pending": [row["node"] for row in ready if row["health_pending"]],
+        "unhealthy": [row["node"] for row in present if row["unhealthy"] is not None],
         "unheard": [row["node"] for row in rows if row["role"] == "unheard"],
     }
 

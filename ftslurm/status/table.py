@@ -43,7 +43,7 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _alike(row: Json) -> tuple[object, ...]:
-    fitness = row["looking"], row["excluded"]
+    fitness = row["health_pending"], row["excluded"]
     return row["role"], row["status"], row["why"], row["round"], row["silent"], row["stuck"] > 0, fitness
 
 
@@ -105,10 +105,10 @@ def _status(group: Sequence[Json]) -> str:
     stuck = sum(row["stuck"] for row in group)
     if stuck:
         parts.append(f"stuck {stuck}x")
-    if first["looking"]:
+    if first["health_pending"]:
         parts.append("being looked at")
     if first["excluded"]:
-        parts.append("set aside")
+        parts.append("excluded")
     reason = first["why"] or first["excluded"]
     why = f": {safe(reason)}" if reason else ""
     return ", ".join(parts) + why

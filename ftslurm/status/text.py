@@ -178,9 +178,9 @@ def _waits(status: Json) -> Iterable[str]:
     if forming is not None:
         if forming["busy"]:
             yield f"still ending the last round: {_list(forming['busy'])}"
-        if forming["looking"]:
+        if forming["health_pending"]:
             yield f"being looked at: {_list(forming['looking'])}"
-        if forming["unfit"]:
+        if forming["unhealthy"]:
             yield f"unfit: {_list(forming['unfit'])}"
         if forming["unheard"]:
             yield f"never heard of: {_list(forming['unheard'])}"

@@ -141,7 +141,7 @@ def _word(run: RunBuilder, name: str, position: int) -> Dict:
         "token": 7,
         "time_ns": run.last_words.get(name, run.now_ns),
         "health": run.health_of(name),
-        **run.aside.get(name, {}),
+        **run.exclusions.get(name, {}),
     }
 
 

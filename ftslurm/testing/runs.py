@@ -69,7 +69,7 @@ class RunBuilder:
         self.reasons: dict[str, str] = {}
         self.last_words: dict[str, int] = {}
         self.found: dict[str, list[Dict]] = {}
-        self.aside: dict[str, Dict] = {}
+        self.exclusions: dict[str, Dict] = {}
         self.closed: Dict | None = None
         self.clocks: dict[str, tuple[int, int | None]] = {}
         # Of the newest round, by rank: a search for each of 16,384 ranks would take minutes.
@@ -210,7 +210,7 @@ class RunBuilder:
 
     def exclude(self, node: str, *, unfit: str | None = None, excluded: str | None = None) -> RunBuilder:
         """Let a node's last word say why it takes part in no round, or only where others do not suffice."""
-        self.aside[node] = {"unfit": unfit, "excluded": excluded}
+        self.exclusions[node] = {"unhealthy": unfit, "excluded": excluded}
         return self
 
     def health_of(self, node: str) -> Dict | None:
@@ -435,7 +435,7 @@ class RunBuilder:
         reason, time_ns = self.reasons.pop(node), self.last_words.pop(node)
         self.status[node] = "ready"
         predecessor = {"incarnation": f"{node}-1", "reason": reason, "time_ns": time_ns}
-        self.aside.setdefault(node, {}).update(incarnation=f"{node}-2", predecessor=predecessor)
+        self.exclusions.setdefault(node, {}).update(incarnation=f"{node}-2", predecessor=predecessor)
         return self
 
     def succeed(self, *, after_s: float = 60.0) -> RunBuilder:

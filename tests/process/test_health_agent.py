@@ -66,7 +66,7 @@ def test_a_node_that_is_sick_before_the_start_is_left_out_and_a_spare_takes_its_
     assert "local0: health: fail: " in run.err and "the fan stands still" in run.err
     assert "local0: health: unfit: it takes no part in any round" in run.err
     said = word(run, "local0")
-    assert "the fan stands still" in said["unfit"]
+    assert "the fan stands still" in said["unhealthy"]
     # What this machine's kernel has to say (of other tests) is no more than a warning.
     failed = [one["check"] for one in said["health"]["findings"] if one["status"] == "fail"]
     assert failed == ["own-commands"]
@@ -89,7 +89,7 @@ time.sleep(600 if round_ == 0 else 0)
     run = look(start, script, "--nnodes", "2")
     assert run.wait() == 0, run.err
     assert [entry["nodes"] for entry in rounds(run)] == [["local0", "local1"], ["local2", "local1"]]
-    assert "gone" in word(run, "local0")["unfit"]
+    assert "gone" in word(run, "local0")["unhealthy"]
 
 
 def test_without_a_spare_a_sick_node_is_waited_for_and_looked_at_again(start: Start, sick: Sick) -> None:  # noqa: F811
@@ -110,7 +110,7 @@ def test_a_node_whose_failure_is_put_in_other_words_is_not_said_to_be_fit_again(
     run = look(start, WORK, "--health-every", "0.5")
     run.until(lambda: "it takes no part" in run.err)
     sick(2, "gone 2 min ago")
-    run.until(lambda: "2 min ago" in (word(run, "local2")["unfit"] or ""))
+    run.until(lambda: "2 min ago" in (word(run, "local2")["unhealthy"] or ""))
     assert "fit again" not in run.err
     sick(2, None)
     assert run.wait() == 0, run.err
@@ -143,7 +143,7 @@ def test_nothing_is_looked_at_when_switched_off(start: Start) -> None:  # noqa: 
     assert word(run, "local0")["health"] is None
 
 
-def test_a_node_in_the_first_failures_place_twice_is_set_aside_for_this_job_and_the_next(
+def test_a_node_in_the_first_failures_place_twice_is_excluded_for_this_job_and_the_next(
     start: Start,  # noqa: F811
     tmp_path: Path,
 ) -> None:
@@ -160,14 +160,14 @@ time.sleep(600 if round_ < 2 else 0)
     assert [entry["nodes"] for entry in rounds(run)] == [["local0", "local1"]] * 2 + [["local0", "local2"]]
     noted = json.loads((tmp_path / "ftslurm-runs" / f"excluded-{os.geteuid()}" / "local1.json").read_text())
     assert "first to fail in 2 rounds" in noted["reason"] and noted["by"] == "run first"
-    assert "local1 is set aside for 24 hours" in run.err
+    assert "local1 is excluded for 24 hours" in run.err
     for path in tmp_path.glob("up*"):
         path.unlink()
     again = look(start, WORK, "--nnodes", "2", "--rdzv-id", "second")
     assert again.wait() == 0, again.err
     state = max((tmp_path / "ftslurm-runs" / "second" / "state").glob("0*.json")).read_text().split("\n", 1)[1]
     assert [entry["nodes"] for entry in json.loads(state)["history"]] == [["local0", "local2"]]
-    assert "local1: set aside before: first to fail" in again.err
+    assert "local1: excluded before: first to fail" in again.err
 
 
 @pytest.fixture
@@ -219,14 +219,14 @@ def test_a_driver_that_hangs_in_one_look_alone_keeps_no_node_out_of_later_jobs(s
     gpus.say()
     assert run.wait() == 0, run.err
     assert "health: this node is fit again" in run.err
-    assert "set aside" not in run.err and not (run.directory / "ftslurm-runs" / f"excluded-{os.geteuid()}").exists()
+    assert "excluded" not in run.err and not (run.directory / "ftslurm-runs" / f"excluded-{os.geteuid()}").exists()
 
 
 def test_a_gpu_that_a_second_look_misses_too_keeps_its_node_out_of_later_jobs(start: Start, gpus: Standin) -> None:  # noqa: F811
     gpus.say(["count 7"])
     run = start(WORK, "--health", "act", "--join-timeout", "8", SLURM_GPUS_ON_NODE="8", **on_gpus(gpus))
     assert run.wait() == 1
-    assert "is set aside for 24 hours: 7 of the 8 GPUs that Slurm gave can be used" in run.err, run.err
+    assert "is excluded for 24 hours: 7 of the 8 GPUs that Slurm gave can be used" in run.err, run.err
     (found,) = [one for one in word(run, hostname(run))["health"]["findings"] if one["status"] == "fail"]
     assert found["confirmed"] is True
 

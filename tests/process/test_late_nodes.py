@@ -40,7 +40,7 @@ def begin(start: Start, *arguments: str) -> Started:
 
 def unfit(run: Started) -> bool:
     word = json.loads((run.run_dir / "nodes/local1.json").read_text())
-    return word["unfit"] is not None or word["looking"]
+    return word["unhealthy"] is not None or word["health_pending"]
 
 
 def sizes(run: Started) -> dict[str, str]:

@@ -142,8 +142,8 @@ from ftslurm.sharedfs.filesystem import PosixFileSystem
 from ftslurm.sharedfs.rundir import open_run
 run = open_run("{project}/ftslurm-runs/" + sys.argv[1], "somebody", 1, "0.1.0")
 nodes = Exclusions(PosixFileSystem(owner=os.geteuid()), folder(run.root))
-nodes.exclude("n1", "set aside by " + sys.argv[1], "me", None, 1)
-assert nodes.known("n1").reason == "set aside by " + sys.argv[1], nodes.problems
+nodes.exclude("n1", "excluded by " + sys.argv[1], "me", None, 1)
+assert nodes.known("n1").reason == "excluded by " + sys.argv[1], nodes.problems
 """
     for user, name in ((1001, "first"), (1002, "second")):
         drop = ["setpriv", f"--reuid={user}", f"--regid={user}", f"--groups={group}"]

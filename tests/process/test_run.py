@@ -56,7 +56,7 @@ class Started:
 
     @property
     def run_dir(self) -> Path:
-        # Beside the run there may be the nodes that are set aside.
+        # Beside the run there may be the nodes that are excluded.
         return next(
             path for path in (self.directory / "ftslurm-runs").iterdir() if not path.name.startswith("excluded")
         )

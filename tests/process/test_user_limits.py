@@ -81,7 +81,7 @@ def test_a_start_that_fails_for_a_users_own_limits_is_not_held_against_the_node(
     for limit in limits:
         directory = tmp_path / str(limit)
         directory.mkdir()
-        options = ["--nproc-per-node", "4", "--max-restarts", "2", "--set-aside", "1", "--health", "off"]
+        options = ["--nproc-per-node", "4", "--max-restarts", "2", "--exclude-after", "1", "--health", "off"]
         command = [sys.executable, "-m", "ftslurm.cli", "run", *options, "--join-timeout", "20", str(script)]
         done = limited(name, limit, command, directory)
         excluded = list(directory.glob("ftslurm-runs/excluded/*"))

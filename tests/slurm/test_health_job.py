@@ -59,7 +59,7 @@ def test_the_right_nodes_are_left_out_the_ranks_stay_put_and_the_report_says_why
     # h1 is sick before the start.
     lab.until(lambda: len(ranks(work, 1)) == 2, 60, job.explain)
     assert ranks(work, 1) == {0: "h2", 1: "h3"}
-    assert "the fan stands still" in said(job, "h1")["unfit"]
+    assert "the fan stands still" in said(job, "h1")["unhealthy"]
 
     # h3 gets sick: its rank crashes, and its check says why.
     (work / "sick.h3").write_text("the disk is worn out\n")
@@ -95,7 +95,7 @@ def test_a_node_that_is_mended_is_a_spare_again(lab: Lab, work: Path) -> None:
     job = lab.submit(work, f"exec ftsrun {options} train.py", nodes=3)
     lab.until(lambda: len(ranks(work, 1)) == 2, 60, job.explain)
     (work / "sick.h1").unlink()
-    lab.until(lambda: said(job, "h1")["unfit"] is None, 30, job.explain)
+    lab.until(lambda: said(job, "h1")["unhealthy"] is None, 30, job.explain)
     (work / "die.h3").touch()
     lab.until(lambda: len(ranks(work, 2)) == 2, 60, job.explain)
     (work / "finish").touch()

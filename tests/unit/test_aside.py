@@ -84,7 +84,7 @@ def test_a_node_that_fails_first_twice_is_set_aside_once_with_reason_and_expiry(
     assert known is not None and known.by == "run job-7" and "first to fail in 2 rounds" in known.reason
     assert known.until_ns == coordinator.now_ns + DAY_NS
     assert coordinator.exclusions.of("n2", coordinator.now_ns + DAY_NS) is None
-    assert coordinator.told == [f"n2 is set aside for 24 hours: {known.reason} (`ftslurm nodes allow n2`)"]
+    assert coordinator.told == [f"n2 is excluded for 24 hours: {known.reason} (`ftslurm nodes allow n2`)"]
     assert exclusion_of(coordinator.exclusions, "n2", coordinator.now_ns)[0] == known.reason
 
 
@@ -146,7 +146,7 @@ def test_a_full_filesystem_sets_no_node_aside_nor_does_what_somebody_left_on_its
 def test_strikes_outlast_hardware_that_is_well_again() -> None:
     coordinator = Coordinator()
     coordinator.hear(unfit("gpu-count"))
-    coordinator.exclusions.strike("n1", "job-6", "CUDA error", coordinator.now_ns)
+    coordinator.exclusions.add_strike("n1", "job-6", "CUDA error", coordinator.now_ns)
     coordinator.now_ns += 10**9
     coordinator.hear(unfit(None))
     known = coordinator.exclusions.known("n1")
@@ -229,7 +229,7 @@ def test_what_ranks_wrote_of_their_hardware_drains_nobody() -> None:
     drained: list[str] = []
     coordinator = Coordinator(drained=drained)
     for run in ("job-5", "job-6"):
-        coordinator.exclusions.strike("n2", run, "uncorrectable ECC error", coordinator.now_ns)
+        coordinator.exclusions.add_strike("n2", run, "uncorrectable ECC error", coordinator.now_ns)
     story = Story(2)
     story.join()
     fail_first(story, 2, BY_NODE)

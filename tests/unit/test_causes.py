@@ -107,27 +107,30 @@ POSITIVE = [
     ("cuda-access", raised("RuntimeError", "CUDA error: an illegal memory access was encountered")),
     ("cuda-launch", raised("RuntimeError", "CUDA error: unspecified launch failure")),
     ("cuda-error", raised("RuntimeError", "CUDA error: unknown error")),
-    ("memory-limit", signal("SIGKILL", surroundings=AT_LIMIT)),
-    ("memory-limit", ended(137, surroundings=AT_LIMIT)),
-    ("memory-limit", signal("SIGKILL", surroundings=AT_LIMIT, scheduler="OUT_OF_MEMORY")),
-    ("memory-limit", signal("SIGKILL", surroundings=replace(AT_LIMIT, least_available=0))),
-    ("host-oom-kill", signal("SIGKILL", surroundings=HOST_RAN_OUT)),
-    ("host-oom-kill", ended(137, surroundings=HOST_RAN_OUT)),
-    ("oom-kill", signal("SIGKILL", surroundings=KILLED_FOR_MEMORY)),
+    ("memory-limit", signal("SIGKILL", host_resources=AT_LIMIT)),
+    ("memory-limit", ended(137, host_resources=AT_LIMIT)),
+    ("memory-limit", signal("SIGKILL", host_resources=AT_LIMIT, scheduler="OUT_OF_MEMORY")),
+    ("memory-limit", signal("SIGKILL", host_resources=replace(AT_LIMIT, least_available=0))),
+    ("host-oom-kill", signal("SIGKILL", host_resources=HOST_RAN_OUT)),
+    ("host-oom-kill", ended(137, host_resources=HOST_RAN_OUT)),
+    ("oom-kill", signal("SIGKILL", host_resources=KILLED_FOR_MEMORY)),
     ("oom-kill", signal("SIGKILL", scheduler="OUT_OF_MEMORY")),
-    ("oom-kill", ended(137, surroundings=HostResources(OomKills(1, 1, 12.0)))),
-    ("address-space", raised("MemoryError", surroundings=HostResources(own_limit=4 * GIB))),
-    ("address-space", raised("OSError", "[Errno 12] Cannot allocate memory", surroundings=HostResources(own_limit=1))),
+    ("oom-kill", ended(137, host_resources=HostResources(OomKills(1, 1, 12.0)))),
+    ("address-space", raised("MemoryError", host_resources=HostResources(own_limit=4 * GIB))),
+    (
+        "address-space",
+        raised("OSError", "[Errno 12] Cannot allocate memory", host_resources=HostResources(own_limit=1)),
+    ),
     (
         "oom-kill",
         raised(
-            "RuntimeError", "DataLoader worker (pid 7) is killed by signal: Killed. ", surroundings=KILLED_FOR_MEMORY
+            "RuntimeError", "DataLoader worker (pid 7) is killed by signal: Killed. ", host_resources=KILLED_FOR_MEMORY
         ),
     ),
-    ("shm-full", signal("SIGBUS", surroundings=FULL_SHM)),
+    ("shm-full", signal("SIGBUS", host_resources=FULL_SHM)),
     (
         "shm-full",
-        raised("RuntimeError", "DataLoader worker (pid 7) is killed by signal: Bus error. ", surroundings=FULL_SHM),
+        raised("RuntimeError", "DataLoader worker (pid 7) is killed by signal: Bus error. ", host_resources=FULL_SHM),
     ),
     ("shm-space", raised("RuntimeError", "unable to write to file </torch_9_13_0>: No space left on device (28)")),
     ("dataloader-worker", raised("RuntimeError", "DataLoader worker (pid(s) 12, 13) exited unexpectedly")),
@@ -201,11 +204,11 @@ CASCADES = [
 DECOYS = [
     ("the word OOM in a log line", signal("SIGKILL", tail="INFO OOM score adjusted\nout of memory? no\n"), "sigkill"),
     ("a user who prints Killed", ended(1, tail="Killed\n"), "exit"),
-    ("a kill that the counter does not know", signal("SIGKILL", surroundings=NOBODY_COUNTED), "sigkill"),
-    ("a kill for memory long before", signal("SIGKILL", surroundings=LONG_AGO), "sigkill"),
-    ("a kill for memory, but another end", signal("SIGSEGV", surroundings=KILLED_FOR_MEMORY), "segfault"),
-    ("a bus error with room in /dev/shm", signal("SIGBUS", surroundings=ROOMY), "bus-error"),
-    ("a full /dev/shm, but another end", signal("SIGSEGV", surroundings=FULL_SHM), "segfault"),
+    ("a kill that the counter does not know", signal("SIGKILL", host_resources=NOBODY_COUNTED), "sigkill"),
+    ("a kill for memory long before", signal("SIGKILL", host_resources=LONG_AGO), "sigkill"),
+    ("a kill for memory, but another end", signal("SIGSEGV", host_resources=KILLED_FOR_MEMORY), "segfault"),
+    ("a bus error with room in /dev/shm", signal("SIGBUS", host_resources=ROOMY), "bus-error"),
+    ("a full /dev/shm, but another end", signal("SIGSEGV", host_resources=FULL_SHM), "segfault"),
     (
         "a warning that says NCCL error",
         signal("SIGABRT", tail="UserWarning: NCCL error, falling back to gloo\n"),
@@ -365,7 +368,7 @@ def test_a_loader_whose_worker_has_gone_is_said_to_be_one() -> None:
 
 
 def test_the_proof_of_a_kill_for_memory_names_the_counter_and_the_limit() -> None:
-    killed = signal("SIGKILL", surroundings=AT_LIMIT, sections=(("checkpoint", 3.0),))
+    killed = signal("SIGKILL", host_resources=AT_LIMIT, sections=(("checkpoint", 3.0),))
     row, found = find(killed)
     assert describe(killed, row, found) == "killed by the kernel: its memory limit was reached (SIGKILL)"
     assert lines(killed, row, found) == [
@@ -378,7 +381,7 @@ def test_the_proof_of_a_kill_for_memory_names_the_counter_and_the_limit() -> Non
 
 
 def test_the_proof_of_a_refused_request_for_memory_names_the_limit() -> None:
-    refused = raised("MemoryError", surroundings=HostResources(own_limit=4 * GIB))
+    refused = raised("MemoryError", host_resources=HostResources(own_limit=4 * GIB))
     row, found = find(refused)
     assert row.title == "its limit of address space or data was reached"
     assert "ulimit: 4 GiB of address space or data" in lines(refused, row, found)
@@ -387,7 +390,7 @@ def test_the_proof_of_a_refused_request_for_memory_names_the_limit() -> None:
 def test_a_bare_sigkill_says_what_was_counted_and_what_could_not_be() -> None:
     row = classify(signal("SIGKILL"))
     said = [
-        lines(signal("SIGKILL", surroundings=around), row, signal("SIGKILL"))[0]
+        lines(signal("SIGKILL", host_resources=around), row, signal("SIGKILL"))[0]
         for around in (None, HostResources(), NOBODY_COUNTED, LONG_AGO)
     ]
     unknown = "so an out-of-memory kill is neither proved nor excluded"
@@ -403,15 +406,15 @@ def test_a_full_filesystem_is_said_of_any_failure_and_a_roomy_one_only_where_it_
     def said(evidence: Evidence) -> list[str]:
         return lines(evidence, *find(evidence))
 
-    boom, bus = raised("ValueError", "boom", surroundings=ROOMY), signal("SIGBUS", surroundings=ROOMY)
+    boom, bus = raised("ValueError", "boom", host_resources=ROOMY), signal("SIGBUS", host_resources=ROOMY)
     assert said(boom) == ["/tmp: 0 bytes of 10 MiB free"]
     assert said(bus) == ["/dev/shm: 60 MiB of 64 MiB free", "/tmp: 0 bytes of 10 MiB free"]
-    full = signal("SIGBUS", surroundings=FULL_SHM)
+    full = signal("SIGBUS", host_resources=FULL_SHM)
     assert said(full) == ["/dev/shm: 0 bytes of 64 MiB free shortly before, 60 MiB after its end"]
 
 
 def test_a_cascade_needs_no_proof_but_its_own_words() -> None:
-    broken = raised("RuntimeError", GLOO, surroundings=FULL_SHM, notes=("while saving",))
+    broken = raised("RuntimeError", GLOO, host_resources=FULL_SHM, notes=("while saving",))
     assert lines(broken, *find(broken)) == ["note: while saving"]
 
 

@@ -279,7 +279,7 @@ def test_a_node_is_blamed_for_a_kill_for_memory_only_where_its_own_ran_out(
 ) -> None:
     found = record(None, "killed", signal="SIGKILL", kind="signal")
     oom = {"recent": recent, "at_limit": at_limit}
-    found["ftslurm"]["surroundings"] = {"oom": oom, "memory": [64 * GIB, least_available]}
+    found["ftslurm"]["host_resources"] = {"oom": oom, "memory": [64 * GIB, least_available]}
     assert retryability(found, 5000.0)["blame"] == blame
 
 

@@ -86,7 +86,7 @@ def test_the_error_record_holds_what_was_around_the_worker(desk: Desk) -> None:
     desk.carry()
     found = desk.published(0)
     assert found is not None
-    assert [space["path"] for space in found["surroundings"]["spaces"]] == ["/dev/shm", str(desk.local)]
+    assert [space["path"] for space in found["host_resources"]["spaces"]] == ["/dev/shm", str(desk.local)]
     assert desk.journal.leave() is None
 
 
@@ -218,4 +218,4 @@ def test_what_the_worker_wrote_there_itself_is_completed_and_not_overwritten_by_
     found = desk.published(0)
     assert found is not None
     assert (found["recorded_ns"], found["signal"], found["stopped_by_ftslurm"]) == (5, "SIGKILL", False)
-    assert found["surroundings"]["spaces"]
+    assert found["host_resources"]["spaces"]

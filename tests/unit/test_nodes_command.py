@@ -42,10 +42,10 @@ def said(capsys: pytest.CaptureFixture[str], *words: str, now_ns: int = NOW) -> 
 def test_nodes_are_set_aside_listed_and_allowed_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, out, err = said(capsys, "exclude", "n[8-10]", "n17", "--reason", "same switch", "--for", "24h")
     assert (code, err) == (0, "")
-    assert out.splitlines() == [f"{node}: set aside for 24 h" for node in ("n8", "n9", "n10", "n17")]
+    assert out.splitlines() == [f"{node}: excluded for 24 h" for node in ("n8", "n9", "n10", "n17")]
     code, out, _ = said(capsys, "list", now_ns=NOW + 7200 * S)
     lines = out.splitlines()
-    assert lines[0] == f"4 nodes are set aside in {tmp_path}/ftslurm-runs/excluded-{os.geteuid()}"
+    assert lines[0] == f"4 nodes are excluded in {tmp_path}/ftslurm-runs/excluded-{os.geteuid()}"
     assert [line.split()[0] for line in lines[2:]] == ["n8", "n9", "n10", "n17"], "as Slurm counts"
     assert "(2 h)" in lines[2] and "in 22 h" in lines[2] and lines[2].endswith("same switch")
     assert said(capsys, "list", "--hostlist")[1] == "n[8-10,17]\n"
@@ -58,7 +58,7 @@ def test_nodes_are_set_aside_listed_and_allowed_again(capsys: pytest.CaptureFixt
 def test_an_empty_list_prints_nothing_at_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert said(capsys, "list", "--hostlist") == (0, "", "")
     code, out, _ = said(capsys, "list")
-    assert code == 0 and out.startswith("no node is set aside in ")
+    assert code == 0 and out.startswith("no node is excluded in ")
 
 
 def test_a_node_that_slurm_does_not_know_is_left_out_or_sbatch_would_refuse_the_job(
@@ -185,9 +185,9 @@ def test_the_table_tells_strikes_and_what_is_over_apart() -> None:
         "n2": Exclusion("n2", "", "run job-7", NOW - DAY, NOW - DAY, (strike,)),
     }
     lines = table.render(known, "/d", NOW, time.gmtime).splitlines()
-    assert lines[0] == "1 node is set aside in /d"
+    assert lines[0] == "1 node is excluded in /d"
     assert lines[2].split() == ["n10", "2026-11-15", "11:06", "(3", "d)", "when", "allowed", "ada", "1", "smells"]
-    assert lines[3] == "not set aside (any more), and allowed:"
+    assert lines[3] == "not excluded (any more), and allowed:"
     assert lines[5].split()[0] == "n2" and lines[5].endswith("strike in run job-7: signal 7")
     assert lines[6].split()[0] == "n9" and "24 h ago" in lines[6]
 
@@ -205,7 +205,7 @@ IDLE = {"n1": "idle", "n2": "allocated", "n3": "idle*", "n4": "mixed"}
 @pytest.mark.parametrize("state", ["PENDING", "COMPLETING"])
 def test_a_job_that_waits_or_is_being_requeued_avoids_nodes_set_aside_beside_its_own(state: str) -> None:
     decided = plan(job(state, excluded=("n4",)), ["n1", "n4"], IDLE)
-    assert decided.exclude == ("n4", "n1") and decided.note == "job 7 avoids n1 from now on, which are set aside"
+    assert decided.exclude == ("n4", "n1") and decided.note == "job 7 avoids n1 from now on, which are excluded"
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "COMPLETED", "FAILED", "CANCELLED"])

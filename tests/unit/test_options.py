@@ -45,8 +45,8 @@ VALUES = [
     ("--health-skip", "gpu-ecc, nic-ports,gpu-ecc", {"health_skip": ("gpu-ecc", "nic-ports")}),
     ("--health-command", "nvidia-smi -q", {"health_command": "nvidia-smi -q"}),
     ("--health-paths", "/data,/ckpt", {"health_paths": ("/data", "/ckpt")}),
-    ("--set-aside", "0", {"set_aside": 0}),
-    ("--set-aside-for", "3600", {"set_aside_for_s": 3600.0}),
+    ("--exclude-after", "0", {"exclude_after": 0}),
+    ("--exclude-for", "3600", {"exclude_for_s": 3600.0}),
     ("--exclude-dir", "/x", {"exclude_dir": "/x"}),
 ]
 SWITCHES = [("--module", {"module": True}), ("--no-python", {"no_python": True}), ("--drain", {"drain": True})]

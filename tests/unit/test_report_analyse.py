@@ -231,7 +231,7 @@ def test_a_rank_that_hung_while_a_node_was_being_lost_is_not_the_cause(tmp_path:
     hang = run.history[-1]["failure"]
     run.history[-1]["failure"] = None
     run.lose("n2", silent_s=8).close("failed", "n2 was lost")
-    run.aside["n1"] = {"failure": hang}
+    run.exclusions["n1"] = {"failure": hang}
     assert (report(run)["cause"]["kind"], report(run)["cause"]["node"]) == ("node-lost", "n2")
 
 

@@ -177,13 +177,13 @@ def test_whatever_stands_there_is_read_or_left_out(tmp_path: Path) -> None:
         return [spoil(each) for each in value] if isinstance(value, list) else value
 
     for _ in range(500):
-        host_resources_from({"surroundings": spoil(AROUND), "shm": spoil([5, 10]), "memory_limit": spoil([5])})
+        host_resources_from({"host_resources": spoil(AROUND), "shm": spoil([5, 10]), "memory_limit": spoil([5])})
         sections_from(spoil([["a", 1.0], ["b", 2]]))
         cuda_from(spoil({"allocated": 5, "reserved": 6}))
     for junk in JUNK:
         assert sections_from(junk) == ()
         assert cuda_from(junk) == ()
-        assert host_resources_from({"surroundings": junk, "shm": junk, "memory_limit": junk}) is None
+        assert host_resources_from({"host_resources": junk, "shm": junk, "memory_limit": junk}) is None
     for number in range(20):
         run = RunBuilder(tmp_path / str(number)).round().fail(1, signal="SIGKILL")
         result = report(seen(run, 1, surroundings=spoil(AROUND), sections=spoil([["a", 1.0]]), cuda=spoil({"x": 1})))

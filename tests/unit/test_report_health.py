@@ -209,7 +209,7 @@ def test_a_node_that_was_left_out_is_named_with_its_reason(tmp_path: Path) -> No
     assert report["health"]["left_out"] == [
         {
             "node": "n2",
-            "kind": "unfit",
+            "kind": "unhealthy",
             "rounds": [2, 3],
             "why": f"GPU 3: {ECC}",
             "text": f"n2 was left out of rounds 2-3: GPU 3: {ECC}",
@@ -222,7 +222,7 @@ def test_a_node_that_was_set_aside_before_the_run_is_named(tmp_path: Path) -> No
     run = RunBuilder(tmp_path, nodes=3).exclude("n3", excluded="twice in the first failure's place (by ann)")
     run.round(nodes=["n1", "n2"]).wait(3).fail(0, ValueError("x")).stop()
     (out,) = told(run)["health"]["left_out"]
-    assert out["text"] == ("n3 was left out of round 1: set aside before: twice in the first failure's place (by ann)")
+    assert out["text"] == ("n3 was left out of round 1: excluded before: twice in the first failure's place (by ann)")
 
 
 def test_a_node_that_failed_first_again_and_again_is_named_where_it_was_not_used_any_more(tmp_path: Path) -> None:
@@ -233,8 +233,8 @@ def test_a_node_that_failed_first_again_and_again_is_named_where_it_was_not_used
         run.round(nodes=["n1", "n2", "n3"] if len(run.history) == 1 else ["n1", "n3"]).wait(9)
     report = make_report(run.succeed().close("succeeded", "x").write(), now_ns=NOW_NS)
     (out,) = report["health"]["left_out"]
-    assert out["kind"] == "lemon"
-    assert out["text"] == "n2 was left out of round 3: set aside: first to fail in 2 rounds, last: rank 7: SIGSEGV"
+    assert out["kind"] == "excluded-in-run"
+    assert out["text"] == "n2 was left out of round 3: excluded: first to fail in 2 rounds, last: rank 7: SIGSEGV"
 
 
 def test_a_node_that_is_there_for_spare_is_not_said_to_be_left_out(tmp_path: Path) -> None:
@@ -305,7 +305,7 @@ def test_broken_health_costs_nothing_but_itself(health: Any, tmp_path: Path) -> 
         node["health"] = health
     path = run.close("failed", "x").write()
     word = json.loads((path / "nodes/n2.json").read_text())
-    (path / "nodes/n2.json").write_text(json.dumps(word | {"health": health, "unfit": 7, "excluded": []}))
+    (path / "nodes/n2.json").write_text(json.dumps(word | {"health": health, "unhealthy": 7, "excluded": []}))
     report = analyse(gather(path, now_ns=NOW_NS))
     assert (report["cause"]["cause"], report["health"]["findings"]) == ("cuda-launch", [])
     assert report["health"]["left_out"] == []

@@ -165,7 +165,7 @@ def record(chance: random.Random) -> bytes:
     ours |= {"exception": exception, "exit_code": chance.choice([*[1, 2] * 9, 1.5, -1]), "host": "h1", "stacks": None}
     if chance.random() < 0.5:
         oom = {"recent": chance.randrange(3), "in_round": 4, "source": "memory.events"}
-        ours["surroundings"] = {"oom": oom, "spaces": [{"path": "/dev/shm", "free": number(chance), "total": 10**6}]}
+        ours["host_resources"] = {"oom": oom, "spaces": [{"path": "/dev/shm", "free": number(chance), "total": 10**6}]}
         ours["shm"] = [number(chance), 10**6]
     extra = {"timestamp": str(number(chance)), "py_callstack": f'  File "a", line {number(chance)}\nRuntimeError\n'}
     value: Any = {"message": {"message": text(chance), "errorCode": 1, "extraInfo": extra}, "ftslurm": ours}

@@ -123,7 +123,7 @@ def _fail(run: RunBuilder, chance: random.Random, number: int, rank: int, few: l
     if record is not None and chance.random() < 0.3:
         oom = {"recent": chance.randrange(2), "in_round": 2, "source": "memory.events"}
         spaces = [{"path": "/dev/shm", "free": chance.randrange(2) * 10**9 + rank, "total": 10**10}]
-        record["ftslurm"]["surroundings"] = {"oom": oom, "spaces": spaces}
+        record["ftslurm"]["host_resources"] = {"oom": oom, "spaces": spaces}
     if record is not None and chance.random() < 0.05:
         record["ftslurm"]["exception"] = None
 

@@ -1,4 +1,4 @@
-"""Histories: who takes part when nodes are unfit, are being looked at, or were set aside."""
+"""Histories: who takes part when nodes are unfit, are being looked at, or were excluded."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_node_that_was_set_aside_before_takes_part_only_where_others_do_not_su
     assert nodes_of(needed) == ["n1", "n2", "n3"]
 
 
-def test_a_node_twice_in_the_first_failures_place_is_set_aside_for_a_spare() -> None:
+def test_a_node_twice_in_the_first_failures_place_is_excluded_for_a_spare() -> None:
     story = Story(3, low=2, high=2).join()
     blamed(story, 2)
     story.look()

@@ -364,7 +364,7 @@ def test_findings_of_health_checks_are_told_the_worst_first_and_what_many_nodes_
     assert "health: node003: fail: GPU 3: 2 uncorrected ECC errors health: node[000-003]: warn: the limit of" in lines
     rows = summarise(snapshot(tuple(heard(each) for each in words)))["nodes"]
     assert rows[3]["health"]["findings"][0]["since_ns"] == NOW - 60 * S
-    assert (rows[3]["unfit"], rows[2]["unfit"]) == ("GPU 3: 2 uncorrected ECC errors", None)
+    assert (rows[3]["unhealthy"], rows[2]["unhealthy"]) == ("GPU 3: 2 uncorrected ECC errors", None)
 
 
 def test_an_unfit_node_is_not_ready_and_one_that_was_set_aside_says_why() -> None:
@@ -373,13 +373,13 @@ def test_an_unfit_node_is_not_ready_and_one_that_was_set_aside_says_why() -> Non
     words.append(word(3, "ready", excluded="twice in the first failure's place"))
     shot = snapshot(tuple(heard(each) for each in words), told=told)
     forming = summarise(shot)["forming"]
-    assert (forming["ready"], forming["looking"], forming["unfit"]) == (2, ["node001"], ["node002"])
+    assert (forming["ready"], forming["health_pending"], forming["unhealthy"]) == (2, ["node001"], ["node002"])
     shown = text(shot)
     assert "2 nodes ready, at least 2 needed" in shown
     assert "being looked at: node001" in shown
     assert "unfit: node002" in shown
     assert "unfit: GPU 1: it is gone" in shown
-    assert "ready, set aside: twice in the first " in shown
+    assert "ready, excluded: twice in the first " in shown
 
 
 def test_a_spare_that_is_unfit_says_so_and_nothing_in_its_words_can_act_on_the_terminal() -> None:
