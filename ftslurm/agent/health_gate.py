@@ -2,7 +2,7 @@
 
 A look gates: before the first round, and before the next one after a failure that may be the node's, the node says that
 it is being looked at, and keeps its place. Looks while ranks run only tell; what they find counts when the round ends.
-A check that fails makes the node unfit at once, and is made once more, alone and unhurried: that confirms it, for later
+A check that fails makes the node unhealthy at once, and is made once more, alone and unhurried: that confirms it, for later
 jobs too, or takes it back.
 """
 
@@ -20,12 +20,12 @@ MODES = (ACT, WATCH, OFF)
 FRESH_S = 60.0
 """A look of this age still counts when the next round forms; a restart need not wait for another one."""
 AGAIN_S = 30.0
-"""An unfit node is looked at again at least so often, in seconds."""
+"""An unhealthy node is looked at again at least so often, in seconds."""
 FAILURE, XID = "failure", "gpu-xid"
 HAPPENED = (FAILURE, XID)
 """Findings of these names were not looked for: they happened, and are held."""
 HOLD_S = 120.0
-"""What hardware said of itself (an Xid, a CUDA error) makes a node unfit for so long, whatever a look finds: a GPU that
+"""What hardware said of itself (an Xid, a CUDA error) makes a node unhealthy for so long, whatever a look finds: a GPU that
 fails under load is often well when it idles."""
 
 

@@ -242,7 +242,7 @@ class HealthMonitor:
         assert self._look is not None
         pid, late = self._look.pid, not self._look.over
         self._drop_run()
-        unfit = self._fitness.unhealthy
+        unhealthy = self._fitness.unhealthy
         new = self._fitness.on_result(self._set, looked, self._monotonic(), self._now_ns())
         if looked is not None:
             # Some may have ended since, and be collected: their numbers may be anybody's by now.
@@ -257,9 +257,11 @@ class HealthMonitor:
         if looked is None and (late or not self._busy):
             lines.append("health: this look at the node came to nothing: its process hung or was killed")
         # The reason's text changes with time ("2 min ago").
-        if (self._fitness.unhealthy is None) != (unfit is None):
+        if (self._fitness.unhealthy is None) != (unhealthy is None):
             part = "the next round" if self._busy else "any round"
-            lines.append("health: this node is fit again" if unfit else f"health: unfit: it takes no part in {part}")
+            lines.append(
+                "health: this node is healthy again" if unhealthy else f"health: unhealthy: it takes no part in {part}"
+            )
         return lines
 
     def _drop_run(self) -> None:

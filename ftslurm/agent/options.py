@@ -224,7 +224,7 @@ _OPTIONS = (
         kinds.text_of,
         None,
         "COMMAND",
-        "a check of your own: exit code 0 well, 1 warning, 2 unfit, and one line of output",
+        "a check of your own: exit code 0 well, 1 warning, 2 unhealthy, and one line of output",
     ),
     _Option(
         ("--health-paths",),

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ftslurm.health.selection import FIT, UNFIT, USAGE, UsageError, choose, context_of
+from ftslurm.health.selection import HEALTHY, UNHEALTHY, USAGE, UsageError, choose, context_of
 from ftslurm.terminal import print_error
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ Exit codes: 0 fit (warnings and what could not be found out included), 1 a check
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run it; return the exit code: 0 fit, 1 unfit, 2 wrong usage."""
+    """Run it; return the exit code: 0 fit, 1 unhealthy, 2 wrong usage."""
     try:
         options = _parser().parse_args(argv)
     except SystemExit as end:
@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
             from ftslurm.terminal import show
 
             show(listing(checks))
-            return FIT
+            return HEALTHY
         return _look(options, checks)
     except UsageError as error:
         print_error(f"ftslurm health: {error}")
@@ -67,7 +67,7 @@ def _look(options: argparse.Namespace, checks: Sequence[Check]) -> int:
     except NoStand as error:
         raise UsageError(str(error)) from None
     if stand is None:
-        return FIT
+        return HEALTHY
     try:
         with interruptible():
             if len(stand.expected) == 1:
@@ -131,7 +131,7 @@ def _together(options: argparse.Namespace, checks: Sequence[Check], stand: NodeC
                 problem = hand_in(session, looked.verdicts, looked.stuck)
                 if problem:
                     print_error(f"ftslurm health: {stand.node}: its result could not be handed in: {problem}")
-                return UNFIT if problem else FIT
+                return UNHEALTHY if problem else HEALTHY
             slowest_s = max((check.limit_s for check in checks), default=0.0)
             got = gather(session, met.nodes, directory, options.wait, slowest_s + RESULTS_S)
     except Interrupted:
@@ -163,7 +163,7 @@ def _unmet(options: argparse.Namespace, own: ClusterView, stand: NodeContext, wh
     else:
         found = brief(own.verdicts[stand.node]) or "nothing is wrong with the node itself"
         print_error(f"ftslurm health: {stand.node}: could not meet the other nodes: {why}; {found}")
-    return UNFIT
+    return UNHEALTHY
 
 
 def _print(options: argparse.Namespace, sight: ClusterView, took_s: float, note: str) -> int:
@@ -174,7 +174,7 @@ def _print(options: argparse.Namespace, sight: ClusterView, took_s: float, note:
     show(to_document(sight, took_s) if options.json else render(sight, took_s))
     if note:
         print_error(f"ftslurm health: {note}")
-    return UNFIT if sight.status == FAIL else FIT
+    return UNHEALTHY if sight.status == FAIL else HEALTHY
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -210,7 +210,7 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="CMD",
-        help="a check of your own: exit code 0 well, 1 warning, 2 unfit, and one line of output; may be repeated",
+        help="a check of your own: exit code 0 well, 1 warning, 2 unhealthy, and one line of output; may be repeated",
     )
     load = parser.add_mutually_exclusive_group()
     load.add_argument("--busy", action="store_true", help="ranks are running: what they hold is no leftover")

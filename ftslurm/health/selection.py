@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from ftslurm.health.check import Check, CheckedPath, Context
 
-FIT, UNFIT, USAGE = 0, 1, 2
+HEALTHY, UNHEALTHY, USAGE = 0, 1, 2
 
 
 class UsageError(ValueError):

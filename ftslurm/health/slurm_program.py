@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ftslurm.health.selection import FIT, UNFIT, UsageError, choose, context_of
+from ftslurm.health.selection import HEALTHY, UNHEALTHY, UsageError, choose, context_of
 from ftslurm.health.verdict import FAIL, Json, Verdict, worst
 from ftslurm.terminal import print_error
 
@@ -68,7 +68,7 @@ def main(options: argparse.Namespace) -> int:
 
     if options.slurm == "help":
         show(HELP)
-        return FIT
+        return HEALTHY
     if options.list or options.json:
         raise UsageError("--slurm prints one line: leave --list and --json out")
     if options.act and options.slurm == "health-check":
@@ -91,7 +91,7 @@ def main(options: argparse.Namespace) -> int:
 
 def exit_code(mode: str, failed: bool, act: bool) -> int:
     """Return the exit code: only a failed check is told, and to the prolog and epilog only if they are to act."""
-    return UNFIT if failed and (act or mode == "health-check") else FIT
+    return UNHEALTHY if failed and (act or mode == "health-check") else HEALTHY
 
 
 def node_name(environ: Mapping[str, str], hostname: str) -> str:

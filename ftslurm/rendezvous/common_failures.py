@@ -18,18 +18,18 @@ everywhere."""
 
 
 def excuse_shared_trouble(state: State, seen: Observation, timing: Timing) -> Observation:
-    """Return what is seen with nodes fit that are unfit only by storage checks which fail alike on all nodes.
+    """Return what is seen with nodes fit that are unhealthy only by storage checks which fail alike on all nodes.
 
     One node alone cannot tell whose trouble it is.
     """
     staying = [record for record in alive_nodes(state, seen, timing) if record.reason is None]
-    unfit = [record for record in staying if record.unhealthy is not None]
-    if len(unfit) < 2 or len(unfit) < len(staying):
+    unhealthy = [record for record in staying if record.unhealthy is not None]
+    if len(unhealthy) < 2 or len(unhealthy) < len(staying):
         return seen
-    shared = set.intersection(*(_failed(record) for record in unfit))
+    shared = set.intersection(*(_failed(record) for record in unhealthy))
     excused = {
         record.node: replace(record, unhealthy=None)
-        for record in unfit
+        for record in unhealthy
         if _failed(record) <= shared and all(check.startswith(STORAGE) for check, _ in _failed(record))
     }
     return replace(seen, records={**seen.records, **excused}) if excused else seen

@@ -112,7 +112,9 @@ def _too_few(state: State, observation: Observation, staying: Sequence[NodeRecor
     heard = [record for record in observation.records.values() if record.attempt == state.attempt]
     never = [node for node in state.expected if node not in {record.node for record in heard}]
     left = [f"{record.node} left: {record.reason}" for record in heard if record.reason is not None]
-    unfit = [f"{record.node} is unfit: {record.unhealthy}" for record in staying if record.unhealthy is not None]
+    unhealthy = [
+        f"{record.node} is unhealthy: {record.unhealthy}" for record in staying if record.unhealthy is not None
+    ]
     stuck = [
         f"{record.node} still has workers of round {record.round}, which cannot be killed"
         for record in staying
@@ -121,13 +123,13 @@ def _too_few(state: State, observation: Observation, staying: Sequence[NodeRecor
     last = state.past(state.round)
     # A round that lost a node has said so already, with the better words.
     stop_requested = last.reason if last and last.attempt == state.attempt and last.outcome == NODE_LOST else None
-    parts = [*([stop_requested] if stop_requested else left), *unfit, *stuck]
+    parts = [*([stop_requested] if stop_requested else left), *unhealthy, *stuck]
     if never:
         more = f" and {len(never) - 8} more" if len(never) > 8 else ""
         parts.append(f"never heard of {', '.join(never[:8])}{more}")
-    able = count(len(staying) - len(unfit) - len(stuck), "node")
+    able = count(len(staying) - len(unhealthy) - len(stuck), "node")
     why = f"after waiting {observation.forming_for_s:.0f} s" if overdue else "and nothing can replace it"
-    how = "fit" if unfit else "ready" if stuck else "left"
+    how = "healthy" if unhealthy else "ready" if stuck else "left"
     parts.append(f"{able} {how}, at least {state.min_nodes} needed, {why}")
     return close(state, FAILED, "; ".join(parts), EXIT_FAILED, observation.now_ns)
 

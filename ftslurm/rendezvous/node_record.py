@@ -109,7 +109,7 @@ class NodeRecord:
         vitals: how its ranks get on; None before they run.
         clock: its clock against the filesystem server's, None where that cannot be measured; for reports only.
         health: what the last look at it found; None before the first.
-        unfit: why it cannot take part in a round, in words; None: it can.
+        unhealthy: why it cannot take part in a round, in words; None: it can.
         looking: it is being looked at, and will say soon whether it can.
         to_be_replaced: its agent was killed, and its guardian starts a new one; of a record that says LEFT.
         predecessor: the killed agent that this one replaces; None: it is the first one here.

@@ -68,7 +68,7 @@ def _waited_for(state: State, seen: Observation, timing: Timing) -> Iterator[tup
         elif seen.silent_s.get(node, 0.0) >= timing.node_timeout_s:
             yield node, "silent"
         elif record.unhealthy is not None:
-            yield node, f"unfit ({record.unhealthy})"
+            yield node, f"unhealthy ({record.unhealthy})"
         elif record.health_pending:
             yield node, "its health is being checked"
         elif record.status != READY:

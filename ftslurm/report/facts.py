@@ -177,7 +177,7 @@ class Predecessor(NamedTuple):
 
 
 class NodeRecordFacts(NamedTuple):
-    """A node's last word on itself; ``unfit`` and ``excluded``: why it may take part in no round, or should not."""
+    """A node's last word on itself; ``unhealthy`` and ``excluded``: why it may take part in no round, or should not."""
 
     node: str
     attempt: str | None

@@ -255,20 +255,20 @@ def refused(snapshot: Snapshot, rounds: Sequence[Dict]) -> Dict | None:
     None if that was not it.
     """
     closed = snapshot.state.closed if snapshot.state else None
-    unfit = sorted(
+    unhealthy = sorted(
         (record for record in snapshot.nodes if record.unhealthy is not None), key=lambda record: record.node
     )
-    if closed is None or closed.outcome != "failed" or not unfit or " unfit: " not in closed.reason:
+    if closed is None or closed.outcome != "failed" or not unhealthy or " unhealthy: " not in closed.reason:
         return None
-    records = [f"{record.node}: {record.unhealthy}" for record in unfit]
-    more = f" (and {count(len(unfit) - 1, 'more node')})" if len(unfit) > 1 else ""
-    evidence = Evidence(kind="health-check", message=f"{unfit[0].unhealthy}{more}")
+    records = [f"{record.node}: {record.unhealthy}" for record in unhealthy]
+    more = f" (and {count(len(unhealthy) - 1, 'more node')})" if len(unhealthy) > 1 else ""
+    evidence = Evidence(kind="health-check", message=f"{unhealthy[0].unhealthy}{more}")
     cause = classify(evidence, snapshot.causes)
     failure: Dict = dict.fromkeys(FAILURE_KEYS)
     return failure | {
         "round": rounds[-1]["round"] if rounds else 0,
-        "node": unfit[0].node,
-        "nodes": [record.node for record in unfit[:NODES_KEPT]],
+        "node": unhealthy[0].node,
+        "nodes": [record.node for record in unhealthy[:NODES_KEPT]],
         "time_ns": closed.time_ns,
         "kind": "health-check",
         "core_dumped": False,

@@ -139,7 +139,7 @@ def _fitness(record: NodeRecord, status: str) -> tuple[str, str | None]:
     """Return how a node does whose ranks may run: that it takes no part in the next round, if that is so."""
     if record.unhealthy is None:
         return status, None
-    return ("unhealthy" if record.status == READY else f"{status}, unfit"), record.unhealthy
+    return ("unhealthy" if record.status == READY else f"{status}, unhealthy"), record.unhealthy
 
 
 def _health(record: NodeRecord | None) -> Dict | None:

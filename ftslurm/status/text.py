@@ -179,9 +179,9 @@ def _waits(status: Json) -> Iterable[str]:
         if forming["busy"]:
             yield f"still ending the last round: {_list(forming['busy'])}"
         if forming["health_pending"]:
-            yield f"being looked at: {_list(forming['looking'])}"
+            yield f"being looked at: {_list(forming['health_pending'])}"
         if forming["unhealthy"]:
-            yield f"unfit: {_list(forming['unfit'])}"
+            yield f"unhealthy: {_list(forming['unhealthy'])}"
         if forming["unheard"]:
             yield f"never heard of: {_list(forming['unheard'])}"
 
@@ -240,7 +240,7 @@ def _nodes(status: Json, style: Style, everything: bool) -> list[str]:
 
 
 def _health(status: Json, style: Style, everything: bool) -> list[str]:
-    """What was found on the nodes, each thing once; what makes a node unfit stands with it already."""
+    """What was found on the nodes, each thing once; what makes a node unhealthy stands with it already."""
     groups: dict[tuple[str, str, str, str], list[Json]] = {}
     for row in status["nodes"]:
         for each in row["health"]["findings"] if row["health"] is not None and row["role"] != "earlier" else ():

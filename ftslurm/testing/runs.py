@@ -208,9 +208,9 @@ class RunBuilder:
                 name_of["health"] = self.health_of(node)
         return self
 
-    def exclude(self, node: str, *, unfit: str | None = None, excluded: str | None = None) -> RunBuilder:
+    def exclude(self, node: str, *, unhealthy: str | None = None, excluded: str | None = None) -> RunBuilder:
         """Let a node's last word say why it takes part in no round, or only where others do not suffice."""
-        self.exclusions[node] = {"unhealthy": unfit, "excluded": excluded}
+        self.exclusions[node] = {"unhealthy": unhealthy, "excluded": excluded}
         return self
 
     def health_of(self, node: str) -> Dict | None:

@@ -64,7 +64,7 @@ def test_a_node_that_is_sick_before_the_start_is_left_out_and_a_spare_takes_its_
     assert run.wait() == 0, run.err
     assert [entry["nodes"] for entry in rounds(run)] == [["local1", "local2"]]
     assert "local0: health: fail: " in run.err and "the fan stands still" in run.err
-    assert "local0: health: unfit: it takes no part in any round" in run.err
+    assert "local0: health: unhealthy: it takes no part in any round" in run.err
     said = word(run, "local0")
     assert "the fan stands still" in said["unhealthy"]
     # What this machine's kernel has to say (of other tests) is no more than a warning.
@@ -98,11 +98,11 @@ def test_without_a_spare_a_sick_node_is_waited_for_and_looked_at_again(start: St
     run.until(lambda: "it takes no part" in run.err)
     run.until(lambda: "round 1 waits: 2 of 3 nodes are ready after " in run.err)
     (line,) = [line for line in run.err.splitlines() if "round 1 waits" in line]
-    assert "; local2: unfit (" in line and line.endswith("resting)"), "one of them says it, for all"
+    assert "; local2: unhealthy (" in line and line.endswith("resting)"), "one of them says it, for all"
     assert not list(run.directory.glob("up*"))
     sick(2, None)
     assert run.wait() == 0, run.err
-    assert "local2: health: this node is fit again" in run.err
+    assert "local2: health: this node is healthy again" in run.err
 
 
 def test_a_node_whose_failure_is_put_in_other_words_is_not_said_to_be_fit_again(start: Start, sick: Sick) -> None:  # noqa: F811
@@ -215,10 +215,10 @@ def test_an_nvml_that_wedges_while_ranks_run_is_told_and_disturbs_neither_them_n
 def test_a_driver_that_hangs_in_one_look_alone_keeps_no_node_out_of_later_jobs(start: Start, gpus: Standin) -> None:  # noqa: F811
     gpus.say(["* hang nvmlInitWithFlags"])
     run = start(WORK, "--health", "act", **on_gpus(gpus))
-    run.until(lambda: "health: unfit" in run.err, 60)
+    run.until(lambda: "health: unhealthy" in run.err, 60)
     gpus.say()
     assert run.wait() == 0, run.err
-    assert "health: this node is fit again" in run.err
+    assert "health: this node is healthy again" in run.err
     assert "excluded" not in run.err and not (run.directory / "ftslurm-runs" / f"excluded-{os.geteuid()}").exists()
 
 
@@ -236,7 +236,7 @@ def test_a_failing_check_is_made_once_more_at_once(start: Start, tmp_path: Path)
     # Nobody would wait until it is looked at again for another reason.
     run = start(WORK, "--health", "act", "--health-command", once, "--health-every", "0", "--join-timeout", "20")
     assert run.wait() == 0, run.err
-    assert "health: fail: " in run.err and "health: this node is fit again" in run.err
+    assert "health: fail: " in run.err and "health: this node is healthy again" in run.err
 
 
 def test_an_xid_in_a_round_is_in_the_nodes_word_at_once_and_keeps_the_node_out_of_the_next(
@@ -256,7 +256,7 @@ def test_an_xid_in_a_round_is_in_the_nodes_word_at_once_and_keeps_the_node_out_o
     assert ("gpu-xid", "fail") in [(one["check"], one["status"]) for one in said["health"]["findings"]]
     (tmp_path / "die").touch()
     assert run.wait() == 1
-    assert "is unfit: GPU 3" in run.err and "Xid 79" in run.err, run.err
+    assert "is unhealthy: GPU 3" in run.err and "Xid 79" in run.err, run.err
 
 
 def hostname(run: Started) -> str:

@@ -1,4 +1,4 @@
-"""A node where everything takes long is not unfit: no CPU, a load of 40, a slow filesystem under the checks."""
+"""A node where everything takes long is not unhealthy: no CPU, a load of 40, a slow filesystem under the checks."""
 
 from __future__ import annotations
 

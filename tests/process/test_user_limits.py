@@ -54,7 +54,7 @@ def limited(name: str, limit: int, command: list[str], cwd: Path) -> subprocess.
     ],
 )
 def test_no_check_fails_for_a_users_own_limits(name: str, limits: list[int], tmp_path: Path) -> None:
-    # A shell that cannot fork ends with 2, as a check of one's own does that found the node unfit.
+    # A shell that cannot fork ends with 2, as a check of one's own does that found the node unhealthy.
     own = "(:) && (:) && (:); (exit 0)"
     checks = ["storage", "own", "gpu", "host-versions", "network-names", "--path", str(tmp_path), "--command", own]
     command = [sys.executable, "-m", "ftslurm.cli", "health", "--json", *checks]

@@ -77,7 +77,7 @@ def test_the_right_nodes_are_left_out_the_ranks_stay_put_and_the_report_says_why
     finally:
         lab.lab("revive-node", "h2")
     output = job.output
-    assert "h1: health: unfit: it takes no part in any round" in output
+    assert "h1: health: unhealthy: it takes no part in any round" in output
     assert "h3" in output and "the disk is worn out" in output, output
     assert "h2 was lost" in output, output
     report = json.loads(lab.command("ftslurm", "report", str(job.run_dir), "--format", "json").stdout)
@@ -100,7 +100,7 @@ def test_a_node_that_is_mended_is_a_spare_again(lab: Lab, work: Path) -> None:
     lab.until(lambda: len(ranks(work, 2)) == 2, 60, job.explain)
     (work / "finish").touch()
     assert job.wait(60) == "COMPLETED", job.explain()
-    assert "h1: health: this node is fit again" in job.output
+    assert "h1: health: this node is healthy again" in job.output
 
 
 def test_without_health_checks_nothing_is_looked_at(lab: Lab, work: Path) -> None:

@@ -65,7 +65,7 @@ def fail_first(story: Story, number: int, blame: str) -> None:
     story.ready(*(int(p.node[1:]) for p in story.state.participants))
 
 
-def unfit(check: str | None, confirmed: bool = True) -> NodeRecord:
+def unhealthy(check: str | None, confirmed: bool = True) -> NodeRecord:
     word = Story(1).join(1).words["n1"]
     if check is None:
         return word
@@ -109,54 +109,54 @@ def test_what_hardware_says_of_itself_counts_over_jobs() -> None:
 
 def test_broken_hardware_sets_its_node_aside_until_it_is_well() -> None:
     coordinator = Coordinator()
-    assert (coordinator.hear(unfit("gpu-count")), coordinator.hear(unfit("gpu-count"))) == (1, 0)
+    assert (coordinator.hear(unhealthy("gpu-count")), coordinator.hear(unhealthy("gpu-count"))) == (1, 0)
     assert coordinator.exclusions.of("n1", coordinator.now_ns) is not None
-    assert coordinator.hear(unfit(None)) == 1
+    assert coordinator.hear(unhealthy(None)) == 1
     assert coordinator.exclusions.of("n1", coordinator.now_ns) is None
 
 
 def test_what_no_second_look_has_confirmed_excludes_no_node() -> None:
     drained: list[str] = []
     coordinator = Coordinator(drained=drained)
-    assert coordinator.hear(unfit("gpu-count", confirmed=False)) == 0
+    assert coordinator.hear(unhealthy("gpu-count", confirmed=False)) == 0
     assert coordinator.exclusions.of("n1", coordinator.now_ns) is None
-    assert coordinator.hear(unfit("gpu-count")) == 1
+    assert coordinator.hear(unhealthy("gpu-count")) == 1
     assert coordinator.heard.wait(10) and drained == ["n1: ftslurm: GPU 3: gone"]
 
 
 def test_what_hardware_reported_by_itself_needs_no_second_look() -> None:
     coordinator = Coordinator()
-    assert coordinator.hear(unfit("gpu-xid", confirmed=False)) == 1
+    assert coordinator.hear(unhealthy("gpu-xid", confirmed=False)) == 1
 
 
 def test_what_people_said_of_the_node_meanwhile_stays() -> None:
     coordinator = Coordinator()
-    coordinator.hear(unfit("gpu-count"))
+    coordinator.hear(unhealthy("gpu-count"))
     coordinator.exclusions.exclude("n1", "under repair", "ann", None, coordinator.now_ns)
-    coordinator.hear(unfit(None))
+    coordinator.hear(unhealthy(None))
     known = coordinator.exclusions.of("n1", coordinator.now_ns)
     assert known is not None and known.reason == "under repair"
 
 
 def test_a_full_filesystem_sets_no_node_aside_nor_does_what_somebody_left_on_its_gpu() -> None:
     coordinator = Coordinator()
-    assert coordinator.hear(unfit("storage-paths")) == coordinator.hear(unfit("gpu-processes")) == 0
+    assert coordinator.hear(unhealthy("storage-paths")) == coordinator.hear(unhealthy("gpu-processes")) == 0
 
 
 def test_strikes_outlast_hardware_that_is_well_again() -> None:
     coordinator = Coordinator()
-    coordinator.hear(unfit("gpu-count"))
+    coordinator.hear(unhealthy("gpu-count"))
     coordinator.exclusions.add_strike("n1", "job-6", "CUDA error", coordinator.now_ns)
     coordinator.now_ns += 10**9
-    coordinator.hear(unfit(None))
+    coordinator.hear(unhealthy(None))
     known = coordinator.exclusions.known("n1")
     assert known is not None and not known.holds(coordinator.now_ns) and len(known.strikes) == 1
 
 
 def test_a_gpu_that_reported_an_error_under_load_is_not_well_for_idling() -> None:
     coordinator = Coordinator()
-    coordinator.hear(unfit("gpu-xid"))
-    assert coordinator.hear(unfit(None)) == 0
+    coordinator.hear(unhealthy("gpu-xid"))
+    assert coordinator.hear(unhealthy(None)) == 0
     assert coordinator.exclusions.of("n1", coordinator.now_ns) is not None
 
 
@@ -200,17 +200,17 @@ def test_nothing_is_written_where_that_is_switched_off() -> None:
     story.join()
     for _ in range(2):
         fail_first(story, 2, BY_NODE)
-    assert coordinator.see(story) == coordinator.hear(unfit("gpu-count")) == 0
+    assert coordinator.see(story) == coordinator.hear(unhealthy("gpu-count")) == 0
 
 
 def test_draining_is_asked_for_and_its_outcome_told() -> None:
     drained: list[str] = []
     coordinator = Coordinator(drained=drained)
-    coordinator.hear(unfit("gpu-count"))
+    coordinator.hear(unhealthy("gpu-count"))
     assert coordinator.heard.wait(10)
     assert drained == ["n1: ftslurm: GPU 3: gone"] and coordinator.told[-1] == "n1 is drained"
     refused = Coordinator(drained=[], problem="this user may not")
-    refused.hear(unfit("gpu-count"))
+    refused.hear(unhealthy("gpu-count"))
     assert refused.heard.wait(10)
     assert refused.told[-1] == "n1 could not be drained: this user may not"
 
@@ -259,7 +259,7 @@ def test_a_directory_that_hangs_holds_up_nobody_and_the_next_word_is_written_too
     story.join()
     for _ in range(2):
         fail_first(story, 2, "perhaps")
-    aside.on_health(unfit("gpu-count"))
+    aside.on_health(unhealthy("gpu-count"))
     aside.on_state(story.state)
     assert not aside.finish(0.01)
     directory.go.set()
@@ -271,5 +271,5 @@ def test_a_directory_that_cannot_be_written_is_named() -> None:
     told: list[str] = []
     directory = Directory(OSError(13, "Permission denied"))
     aside = Excluder(ExclusionSettings(2, 60.0), directory, "r", lambda: 0, told.append, lambda work: work())
-    aside.on_health(unfit("gpu-count"))
+    aside.on_health(unhealthy("gpu-count"))
     assert told == ["what is known of a node cannot be noted in /runs/excluded: [Errno 13] Permission denied"]

@@ -28,7 +28,7 @@ class FakeMember:
         self.ticks = list(ticks)
         self.said: list[NodeRecord] = []
 
-    def say(self, word: NodeRecord) -> None:
+    def publish(self, word: NodeRecord) -> None:
         self.said.append(word)
 
     def tick(self) -> View:
@@ -125,7 +125,7 @@ def test_a_word_does_not_wait_for_an_errand_that_is_tried_again(monkeypatch: pyt
     clock = VirtualClock()
     said: queue.SimpleQueue[NodeRecord] = queue.SimpleQueue()
     member = FakeMember()
-    monkeypatch.setattr(member, "say", said.put)
+    monkeypatch.setattr(member, "publish", said.put)
     failed = threading.Event()
 
     def errand() -> str:

@@ -40,7 +40,7 @@ def test_the_first_look_gates_the_first_round() -> None:
     assert fitness.health is not None and (fitness.health.status, fitness.health.looked_ns) == ("ok", 5)
 
 
-def test_a_failing_check_makes_the_node_unfit_and_it_is_looked_at_again() -> None:
+def test_a_failing_check_makes_the_node_unhealthy_and_it_is_looked_at_again() -> None:
     fitness = fit()
     new = fitness.on_result(QUICK, looked(LOST, HOT), 100.0, 5)
     assert [one.text for one in new] == ["it does not answer", "91 C"]
@@ -108,7 +108,7 @@ def test_several_failing_checks_are_counted() -> None:
     assert fitness.unhealthy == "GPU 3: it does not answer (and 1 more)"
 
 
-def test_a_warning_makes_nobody_unfit() -> None:
+def test_a_warning_makes_nobody_unhealthy() -> None:
     fitness = fit()
     fitness.on_result(QUICK, looked(HOT), 1.0, 5)
     assert fitness.unhealthy is None

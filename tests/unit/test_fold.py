@@ -95,7 +95,7 @@ class Story:
 
     def show(self, *numbers: int) -> Story:
         for number in numbers:
-            self.say(number, shown=self.state.round)
+            self.say(number, stacks_collected=self.state.round)
         return self
 
     def told(self, *numbers: int, name: str = "SIGTERM") -> Story:

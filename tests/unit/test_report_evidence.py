@@ -56,7 +56,7 @@ def report(run: RunBuilder, **how: Any) -> dict[str, Any]:
 
 
 def test_a_kill_that_the_cgroup_counted_is_the_kernels_and_says_by_which_counter(tmp_path: Path) -> None:
-    run = seen(RunBuilder(tmp_path).round().fail(1, signal="SIGKILL"), 1, surroundings=AROUND)
+    run = seen(RunBuilder(tmp_path).round().fail(1, signal="SIGKILL"), 1, host_resources=AROUND)
     result = report(run)
     cause = result["cause"]
     assert (cause["cause"], cause["restart"]) == ("memory-limit", "same-node")
@@ -186,6 +186,6 @@ def test_whatever_stands_there_is_read_or_left_out(tmp_path: Path) -> None:
         assert host_resources_from({"host_resources": junk, "shm": junk, "memory_limit": junk}) is None
     for number in range(20):
         run = RunBuilder(tmp_path / str(number)).round().fail(1, signal="SIGKILL")
-        result = report(seen(run, 1, surroundings=spoil(AROUND), sections=spoil([["a", 1.0]]), cuda=spoil({"x": 1})))
+        result = report(seen(run, 1, host_resources=spoil(AROUND), sections=spoil([["a", 1.0]]), cuda=spoil({"x": 1})))
         assert result["cause"]["rank"] == 1
         assert render(result)

@@ -203,7 +203,13 @@ def test_a_lost_node_is_told_with_what_was_found_on_it(tmp_path: Path) -> None:
 
 
 def test_a_node_that_was_left_out_is_named_with_its_reason(tmp_path: Path) -> None:
-    run = started(tmp_path).fail(7, LAUNCH).stop().find("n2", ECC, subject="GPU 3").exclude("n2", unfit=f"GPU 3: {ECC}")
+    run = (
+        started(tmp_path)
+        .fail(7, LAUNCH)
+        .stop()
+        .find("n2", ECC, subject="GPU 3")
+        .exclude("n2", unhealthy=f"GPU 3: {ECC}")
+    )
     run.round(nodes=["n1", "n3"]).steps(100, 150).wait(30).fail(0, ValueError("x")).stop()
     report = told(run.round(nodes=["n1", "n3"]).wait(1).fail(0, ValueError("x")).stop())
     assert report["health"]["left_out"] == [
@@ -249,8 +255,8 @@ def test_a_run_that_finds_too_few_fit_nodes_says_which_was_refused(rounds: int, 
     )
     if rounds:
         run.round().wait(9).stop(reason="the spare came back", outcome="stopped").find("n2", ECC, subject="GPU 3")
-    run.exclude("n2", unfit=f"GPU 3: {ECC}")
-    reason = f"n2 is unfit: GPU 3: {ECC}; 1 node fit, at least 2 needed, after waiting 300 s"
+    run.exclude("n2", unhealthy=f"GPU 3: {ECC}")
+    reason = f"n2 is unhealthy: GPU 3: {ECC}; 1 node fit, at least 2 needed, after waiting 300 s"
     report = make_report(run.close("failed", reason).write(), now_ns=NOW_NS)
     cause = report["cause"]
     assert (cause["cause"], cause["rank"], cause["node"], cause["nodes"]) == ("health-check", None, "n2", ["n2"])
@@ -265,7 +271,7 @@ def test_a_run_that_finds_too_few_fit_nodes_says_which_was_refused(rounds: int, 
 
 def test_the_page_and_the_markdown_show_findings_and_who_was_left_out(tmp_path: Path) -> None:
     run = started(tmp_path).find("n2", "<b>2</b> `errors`", subject="GPU 3").wait(40).fail(7, LAUNCH).stop()
-    run.exclude("n2", unfit="GPU 3: <i>bad</i>").round(nodes=["n1", "n3"]).wait(3).fail(0, LAUNCH).stop()
+    run.exclude("n2", unhealthy="GPU 3: <i>bad</i>").round(nodes=["n1", "n3"]).wait(3).fail(0, LAUNCH).stop()
     path = run.close("failed", "x").write()
     report = make_report(path, now_ns=NOW_NS, round_number=1)
     page = render_html(report, zone=time.gmtime)

@@ -1,4 +1,4 @@
-"""Histories: who takes part when nodes are unfit, are being looked at, or were excluded."""
+"""Histories: who takes part when nodes are unhealthy, are being looked at, or were excluded."""
 
 from __future__ import annotations
 
@@ -24,52 +24,54 @@ def blamed(story: Story, number: int, blame: str | None = "perhaps") -> Story:
     return story.ready(*(int(p.node[1:]) for p in story.state.participants))
 
 
-def test_an_unfit_node_does_not_join_and_a_spare_takes_its_place() -> None:
-    story = Story(3, low=2, high=2).join().say(1, unfit="GPU 3: gone")
+def test_an_unhealthy_node_does_not_join_and_a_spare_takes_its_place() -> None:
+    story = Story(3, low=2, high=2).join().say(1, unhealthy="GPU 3: gone")
     assert story.look().phase == RUNNING
     assert nodes_of(story) == ["n2", "n3"]
 
 
-def test_without_a_spare_an_unfit_node_is_waited_for_until_it_is_mended() -> None:
-    story = Story(2).join().say(2, unfit="/scratch: no space left")
+def test_without_a_spare_an_unhealthy_node_is_waited_for_until_it_is_mended() -> None:
+    story = Story(2).join().say(2, unhealthy="/scratch: no space left")
     assert story.look(forming_s=300).phase == FORMING
-    assert story.say(2, unfit=None).look(forming_s=301).phase == RUNNING
+    assert story.say(2, unhealthy=None).look(forming_s=301).phase == RUNNING
     assert nodes_of(story) == ["n1", "n2"]
 
 
-def test_a_node_that_stays_unfit_until_the_join_timeout_closes_the_run_with_the_reason() -> None:
-    story = Story(2).join().say(2, unfit="GPU 3: gone")
+def test_a_node_that_stays_unhealthy_until_the_join_timeout_closes_the_run_with_the_reason() -> None:
+    story = Story(2).join().say(2, unhealthy="GPU 3: gone")
     story.look(forming_s=600)
     assert story.closed == (FAILED, 1)
-    assert story.state.closed.reason == ("n2 is unfit: GPU 3: gone; 1 node fit, at least 2 needed, after waiting 600 s")
+    assert story.state.closed.reason == (
+        "n2 is unhealthy: GPU 3: gone; 1 node healthy, at least 2 needed, after waiting 600 s"
+    )
 
 
 def test_a_node_that_is_being_looked_at_keeps_its_place() -> None:
-    story = Story(3, low=2, high=2).join().say(1, looking=True)
+    story = Story(3, low=2, high=2).join().say(1, health_pending=True)
     assert story.look(forming_s=1).phase == FORMING
-    assert story.say(1, looking=False).look(forming_s=1.5).phase == RUNNING
+    assert story.say(1, health_pending=False).look(forming_s=1.5).phase == RUNNING
     assert nodes_of(story) == ["n1", "n2"]
 
 
 def test_a_look_that_never_ends_is_not_waited_for_without_end() -> None:
-    story = Story(3, low=2, high=2).join().say(1, looking=True)
+    story = Story(3, low=2, high=2).join().say(1, health_pending=True)
     assert story.look(forming_s=600).phase == RUNNING
     assert nodes_of(story) == ["n2", "n3"]
 
 
-def test_an_unfit_node_that_is_mended_waits_as_a_spare() -> None:
-    story = Story(3, low=2, high=2).join().say(1, unfit="x").run()
-    assert story.say(1, unfit=None).look() == story.state
+def test_an_unhealthy_node_that_is_mended_waits_as_a_spare() -> None:
+    story = Story(3, low=2, high=2).join().say(1, unhealthy="x").run()
+    assert story.say(1, unhealthy=None).look() == story.state
     story.fail(2).look()
     story.ready(2, 3).look()
     assert nodes_of(story) == ["n2", "n3"]
 
 
-def test_an_unfit_node_ends_no_round_for_its_sake() -> None:
+def test_an_unhealthy_node_ends_no_round_for_its_sake() -> None:
     story = Story(3, low=2, high=3)
     story.join(1, 2).look(forming_s=30)
     story.say(1, status=RUNNING, round=1).say(2, status=RUNNING, round=1)
-    story.join(3).say(3, unfit="x")
+    story.join(3).say(3, unhealthy="x")
     timing = replace(TIMING, rejoin=AT_ONCE)
     from ftslurm.rendezvous.fold import fold
 
@@ -87,14 +89,14 @@ def test_a_node_that_was_set_aside_ends_no_round_for_its_sake() -> None:
     assert fold(story.state, seen, replace(TIMING, rejoin=AT_ONCE)) is story.state
 
 
-def test_a_node_that_was_unfit_at_the_start_may_come_later_even_where_nobody_else_may() -> None:
+def test_a_node_that_was_unhealthy_at_the_start_may_come_later_even_where_nobody_else_may() -> None:
     from ftslurm.rendezvous.fold import fold
 
-    story = Story(3, low=2, high=3).join().say(3, unfit="x")
+    story = Story(3, low=2, high=3).join().say(3, unhealthy="x")
     story.look(forming_s=30)
     assert nodes_of(story) == ["n1", "n2"] and "n3" in story.state.admitted
     story.say(1, status=RUNNING, round=1).say(2, status=RUNNING, round=1).fail(1).look()
-    story.ready(1, 2).say(3, unfit=None)
+    story.ready(1, 2).say(3, unhealthy=None)
     again = fold(story.state, Observation(story.words, {}, 0.0, 0), replace(TIMING, rejoin=NEVER))
     assert [p.node for p in again.participants] == ["n1", "n2", "n3"]
 

@@ -106,7 +106,7 @@ def test_what_is_not_known_of_an_attempt_is_taken_to_be_the_options_default() ->
 def test_a_running_run_is_told_in_the_first_line_and_then_by_its_rounds_nodes_and_ranks() -> None:
     learned = Learned(Spans(heartbeat_s=250.0), 3)
     asked = RunTiming(timeouts=Timeouts(sections={"step": 60.0}))
-    shot = snapshot(told=state(learned=learned), asked=asked)
+    shot = snapshot(told=state(learned=learned), timing=asked)
 
     assert (
         text(shot)
@@ -189,7 +189,12 @@ def test_a_clock_that_is_behind_is_said_so() -> None:
 
 def test_a_hang_is_told_with_who_has_shown_its_ranks() -> None:
     hang = Hang(3, name(1), 9, 1, NOW, "no heartbeat for 30.0 s (time-out 30.0 s)", 1199)
-    nodes = (heard(word(0, shown=3)), heard(word(1, hang=hang, shown=3)), heard(word(2)), heard(word(3)))
+    nodes = (
+        heard(word(0, stacks_collected=3)),
+        heard(word(1, hang=hang, stacks_collected=3)),
+        heard(word(2)),
+        heard(word(3)),
+    )
     shown = text(snapshot(nodes, state(hang=hang)))
 
     assert shown.startswith(
@@ -306,12 +311,12 @@ def test_ranks_that_report_no_steps_are_not_behind_but_counted() -> None:
 
 def test_an_off_time_out_and_defaults_are_told_as_such() -> None:
     asked = RunTiming(timeouts=Timeouts(heartbeat_s=float("inf"), hang_s=600.0))
-    assert "  time-outs: heartbeat off, any sign of life 600 s (asked for)\n" in text(snapshot(asked=asked))
+    assert "  time-outs: heartbeat off, any sign of life 600 s (asked for)\n" in text(snapshot(timing=asked))
     assert "  time-outs: heartbeat 1800 s (default)\n" in text(snapshot())
 
 
 def test_nothing_is_said_of_defaults_where_the_options_are_not_known() -> None:
-    assert "time-outs" not in text(snapshot(asked=RunTiming()))
+    assert "time-outs" not in text(snapshot(timing=RunTiming()))
 
 
 def test_no_text_from_a_file_can_act_on_a_terminal() -> None:
@@ -357,9 +362,9 @@ def test_findings_of_health_checks_are_told_the_worst_first_and_what_many_nodes_
     limits = finding("warn", "", "the limit of locked memory is 64 KiB", "host-limits")
     bad = finding("fail", "GPU 3", "2 uncorrected ECC errors")
     words = [word(i, health=health(limits)) for i in range(3)]
-    words.append(word(3, health=health(bad, limits), unfit="GPU 3: 2 uncorrected ECC errors"))
+    words.append(word(3, health=health(bad, limits), unhealthy="GPU 3: 2 uncorrected ECC errors"))
     shown = text(snapshot(tuple(heard(each) for each in words)))
-    assert "running, unfit: GPU 3: 2 uncorrected" in shown
+    assert "running, unhealthy: GPU 3: 2 uncorrected" in shown
     lines = " ".join(shown.split())
     assert "health: node003: fail: GPU 3: 2 uncorrected ECC errors health: node[000-003]: warn: the limit of" in lines
     rows = summarise(snapshot(tuple(heard(each) for each in words)))["nodes"]
@@ -367,9 +372,9 @@ def test_findings_of_health_checks_are_told_the_worst_first_and_what_many_nodes_
     assert (rows[3]["unhealthy"], rows[2]["unhealthy"]) == ("GPU 3: 2 uncorrected ECC errors", None)
 
 
-def test_an_unfit_node_is_not_ready_and_one_that_was_set_aside_says_why() -> None:
+def test_an_unhealthy_node_is_not_ready_and_one_that_was_set_aside_says_why() -> None:
     told = state(phase="forming", min_nodes=2, max_nodes=4)
-    words = [word(0, "ready"), word(1, "ready", looking=True), word(2, "ready", unfit="GPU 1: it is gone")]
+    words = [word(0, "ready"), word(1, "ready", health_pending=True), word(2, "ready", unhealthy="GPU 1: it is gone")]
     words.append(word(3, "ready", excluded="twice in the first failure's place"))
     shot = snapshot(tuple(heard(each) for each in words), told=told)
     forming = summarise(shot)["forming"]
@@ -377,15 +382,15 @@ def test_an_unfit_node_is_not_ready_and_one_that_was_set_aside_says_why() -> Non
     shown = text(shot)
     assert "2 nodes ready, at least 2 needed" in shown
     assert "being looked at: node001" in shown
-    assert "unfit: node002" in shown
-    assert "unfit: GPU 1: it is gone" in shown
+    assert "unhealthy: node002" in shown
+    assert "unhealthy: GPU 1: it is gone" in shown
     assert "ready, excluded: twice in the first " in shown
 
 
-def test_a_spare_that_is_unfit_says_so_and_nothing_in_its_words_can_act_on_the_terminal() -> None:
+def test_a_spare_that_is_unhealthy_says_so_and_nothing_in_its_words_can_act_on_the_terminal() -> None:
     words = [heard(word(i)) for i in range(4)]
     bad = "GPU 1: \x1b[2Jgone"
-    words.append(heard(word(4, "ready", 0, unfit=bad, health=health(finding("fail", "GPU 1", "\x1b[2Jgone")))))
+    words.append(heard(word(4, "ready", 0, unhealthy=bad, health=health(finding("fail", "GPU 1", "\x1b[2Jgone")))))
     shown = text(snapshot(tuple(words)))
     assert "\x1b" not in shown
-    assert "unfit: GPU 1: gone" in shown
+    assert "unhealthy: GPU 1: gone" in shown

@@ -193,14 +193,14 @@ class VirtualAgent:
         self._end(None)
 
     def sicken(self, look_s: float, seconds: float) -> None:
-        """Let its health be looked at for `look_s`, and be found unfit for `seconds` after that."""
-        self._deliver(lambda: self._judge(looking=True, unfit=None))
-        self._after(look_s, lambda: self._judge(looking=False, unfit="a check failed"))
-        self._after(look_s + seconds, lambda: self._judge(looking=False, unfit=None))
+        """Let its health be looked at for `look_s`, and be found unhealthy for `seconds` after that."""
+        self._deliver(lambda: self._judge(looking=True, unhealthy=None))
+        self._after(look_s, lambda: self._judge(looking=False, unhealthy="a check failed"))
+        self._after(look_s + seconds, lambda: self._judge(looking=False, unhealthy=None))
 
-    def _judge(self, looking: bool, unfit: str | None) -> None:
+    def _judge(self, looking: bool, unhealthy: str | None) -> None:
         if not self._stopping:
-            self.word = replace(self.word, health_pending=looking, unhealthy=unfit)
+            self.word = replace(self.word, health_pending=looking, unhealthy=unhealthy)
             self._pending = self.word
             self._turn_at(self.host.now())
 

@@ -174,7 +174,7 @@ WEIGHTS = {
     "node dies": 4,
     "node returns": 10,
     "clock jumps": 4,
-    "node unfit": 4,
+    "node unhealthy": 4,
     "rank exits": 5,
     "rank killed": 3,
     "rank hangs": 3,

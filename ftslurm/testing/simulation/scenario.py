@@ -58,7 +58,7 @@ class Scenario:
             "node dies": self._node_dies,
             "node returns": self._node_returns,
             "clock jumps": self._clock_jumps,
-            "node unfit": self._node_unfit,
+            "node unhealthy": self._node_unhealthy,
             "told to stop": self._told_to_stop,
             "job told to stop": self._job_told_to_stop,
             "requeue": self._requeue,
@@ -218,11 +218,11 @@ class Scenario:
             agent.freeze(seconds)
             self._cluster.struck("agent frozen", agent.node)
 
-    def _node_unfit(self, agent: SimulatedAgent) -> None:
+    def _node_unhealthy(self, agent: SimulatedAgent) -> None:
         look_s, seconds = self._rng.uniform(0.05, 3.0), self._length()
         agent.excuse(look_s + seconds)
         agent.sicken(look_s, seconds)
-        self._cluster.struck("node unfit", agent.node)
+        self._cluster.struck("node unhealthy", agent.node)
 
     def _clock_jumps(self, agent: SimulatedAgent) -> None:
         jump = self._rng.choice([1, -1]) * self._rng.choice([10**9, 3600 * 10**9, 2 * faults.DAY_NS])
