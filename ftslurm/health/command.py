@@ -81,8 +81,9 @@ def _places(options: argparse.Namespace, directory: str | None) -> list[Place]:
     """Return the paths that every job uses; the shared directory where there is one."""
     from ftslurm.health.check import Place
 
-    temporary = dict.fromkeys(("/tmp", os.environ.get("TMPDIR") or "/tmp", "/dev/shm"))
-    return [*([Place(directory, "shared directory")] if directory else []), *(Place(p, p) for p in temporary)]
+    # The check adds $TMPDIR, which is the user's, by itself.
+    own = [Place(path, path) for path in ("/tmp", "/dev/shm")]
+    return [*([Place(directory, "shared directory")] if directory else []), *own]
 
 
 def _alone(options: argparse.Namespace, checks: Sequence[Check], stand: Stand) -> int:

@@ -77,7 +77,7 @@ def mounted(start_dir: Path, before: str, *options: str, **environment: str) -> 
     """Start a run in a mount namespace of its own, after a shell command there."""
     (start_dir / "train.py").write_text("print('ran')")
     shell = ("unshare", "--mount", "sh", "-ec", f'{before}; exec "$@"', "sh")
-    return Started(start_dir, "--health", "off", *options, "train.py", before=shell, **environment)
+    return Started(start_dir, *options, "train.py", before=shell, **environment)
 
 
 @needs_root
@@ -85,14 +85,15 @@ def mounted(start_dir: Path, before: str, *options: str, **environment: str) -> 
     "before",
     [
         "rm -rf there",
+        "rmdir there; touch there",
         "mount -t tmpfs -o nr_inodes=1 none there",
         "mount -t tmpfs -o nr_inodes=5 none there",
         "mount -t tmpfs -o ro none there",
         "mount -t tmpfs -o size=4k none there",
     ],
-    ids=["missing", "no inode", "few inodes", "read-only", "no space"],
+    ids=["missing", "a file", "no inode", "few inodes", "read-only", "no space"],
 )
-def test_a_tmpdir_in_which_agent_and_ranks_cannot_work_is_named_and_another_place_is_used(
+def test_a_tmpdir_in_which_agent_and_ranks_cannot_work_is_named_and_another_place_is_used_on_a_node_that_stays_fit(
     tmp_path: Path, before: str
 ) -> None:
     (tmp_path / "there").mkdir()
@@ -100,7 +101,7 @@ def test_a_tmpdir_in_which_agent_and_ranks_cannot_work_is_named_and_another_plac
     assert run.wait() == 0, run.err
     lines = [line for line in run.err.splitlines() if f"{tmp_path / 'there'}: " in line]
     assert len(lines) == 1 and lines[0].endswith("/tmp is used for temporary files instead"), run.err
-    assert "Traceback" not in run.err
+    assert "Traceback" not in run.err and "unfit" not in run.err + run.out, run.err
 
 
 @needs_root
