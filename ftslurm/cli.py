@@ -28,6 +28,7 @@ Each command prints its own options with --help.
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     _hold_standard_streams()
+    _keep_own_access()
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -41,6 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         sys.stderr.write(f"ftslurm: {limit}\n")
         return 1
+
+
+def _keep_own_access() -> None:
+    """Let the umask keep others out, but not this user from what the command and its ranks make (`umask 0777`)."""
+    mask = os.umask(0o077)
+    os.umask(mask & ~0o700)
 
 
 def _own_limit(error: OSError | MemoryError) -> str | None:

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 import test_run
+import test_user_limits
 from test_run import Start, Started
 
 start = test_run.start
 ROOT = Path(__file__).resolve().parents[2]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts and namespaces need root")
+USER, AS_USER = test_user_limits.USER, test_user_limits.AS_USER
 FTSLURM = [sys.executable, "-m", "ftslurm.cli"]
 
 
@@ -43,6 +45,21 @@ def test_a_command_without_files_left_says_so_in_one_line() -> None:
 def test_output_that_cannot_be_written_is_told() -> None:
     done = called("exec >/dev/full", "nodes", "list")
     assert done.stderr == "ftslurm: the output cannot be written: No space left on device\n"
+
+
+@needs_root
+@pytest.mark.parametrize("umask", ["0777", "0377", "0277", "0177"])
+def test_a_umask_that_takes_the_users_own_rights_does_not_keep_a_run_from_its_files(tmp_path: Path, umask: str) -> None:
+    (tmp_path / "train.py").write_text("import os; print(oct(os.umask(0)))")
+    os.chown(tmp_path, USER, USER)
+    for above in tmp_path.parents[:3]:
+        above.chmod(above.stat().st_mode | 0o711)
+    shell = (*AS_USER, "env", f"PYTHONPATH={ROOT}", "bash", "-c", f'umask {umask}; exec "$@"', "bash")
+    run = Started(tmp_path, "--health", "off", "train.py", before=shell)
+    assert run.wait() == 0, run.err
+    # Others are kept out as before.
+    assert "0o77" in run.out
+    assert called(f"umask {umask}; cd {tmp_path}", "report").returncode == 0
 
 
 # Stands for a seccomp profile, or a limit, in the processes of ftslurm itself.
