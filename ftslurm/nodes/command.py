@@ -38,7 +38,7 @@ class UsageError(ValueError):
 def main(argv: Sequence[str], now_ns: Callable[[], int] = time.time_ns) -> int:
     """Run it; return the exit code: 0 done, 1 the files cannot be read or written, 2 wrong usage."""
     from ftslurm.nodes.exclude import Exclusions
-    from ftslurm.sharedfs.filesystem import PosixFileSystem
+    from ftslurm.sharedfs.filesystem import ForeignFile, PosixFileSystem
 
     try:
         options = _parser().parse_args(argv)
@@ -56,6 +56,9 @@ def main(argv: Sequence[str], now_ns: Callable[[], int] = time.time_ns) -> int:
     except UsageError as error:
         _say(str(error))
         return USAGE
+    except ForeignFile as error:
+        _say(f"{error.filename}: {error.strerror}; nothing was changed: use a directory of your own, by --exclude-dir")
+        return FAILED
     except OSError as error:
         _say(f"{error.filename or directory}: {error.strerror or error}")
         return FAILED

@@ -267,7 +267,10 @@ class Exclusions:
 
     def _remove(self, path: str) -> bool:
         try:
-            self._fs.refresh(os.path.dirname(path))
+            # As for writing: what others keep in a directory of theirs says nothing of this user's nodes.
+            for directory in dict.fromkeys((self.directory, os.path.dirname(path))):
+                self._fs.check_own(directory)
+                self._fs.refresh(directory)
             self._fs.unlink(path)
         except FileNotFoundError:
             return False

@@ -235,3 +235,18 @@ def test_nodes_do_not_meet_in_a_directory_that_another_user_has_made(
     assert (victim / "hello" / "n0.json").read_text() == "precious"
     assert sorted(path.name for path in victim.rglob("*")) == ["hello", "n0.json"]
     assert "Traceback" not in said
+
+
+@needs_root
+@pytest.mark.parametrize("action", ["allow", "exclude"])
+def test_a_directory_of_excluded_nodes_that_is_another_users_is_named_and_nothing_in_it_is_changed(
+    open_path: Path, action: str
+) -> None:
+    place = open_path / f"excluded-{os.geteuid()}"
+    as_other(f"mkdir -p {place}/strikes; echo theirs | tee {place}/n1.json > {place}/strikes/n1.json", open_path)
+    command = [sys.executable, "-m", "ftslurm.cli", "nodes", action, "n1", "n2", "--shared-dir", str(open_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"{place}: it belongs to uid {OTHER}, you are uid 0; nothing was changed: use a directory" in done.stderr
+    assert {path.name for path in place.rglob("*")} == {"n1.json", "strikes"}
+    assert (place / "n1.json").read_text() == "theirs\n"
