@@ -250,3 +250,41 @@ def test_a_directory_of_excluded_nodes_that_is_another_users_is_named_and_nothin
     assert f"{place}: it belongs to uid {OTHER}, you are uid 0; nothing was changed: use a directory" in done.stderr
     assert {path.name for path in place.rglob("*")} == {"n1.json", "strikes"}
     assert (place / "n1.json").read_text() == "theirs\n"
+
+
+IN_STEP = {
+    "SLURM_JOB_ID": "25", "SLURM_STEP_ID": "0", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_STEP_NODELIST": "n[1-2]",
+    "SLURMD_NODENAME": "n1", "SLURM_LOCALID": "0", "SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS": "2",
+    "SLURM_NNODES": "2",
+}  # fmt: skip
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        ("mkdir -m 755", "a directory"),
+        ("mkdir -m 777", "a directory"),
+        ("mkfifo", "a named pipe"),
+        ("touch", "a file"),
+        ("ln -s /nowhere", "a symbolic link"),
+        ("ln -s /", "a symbolic link"),
+    ],
+)
+@pytest.mark.parametrize("command", ["doctor", "health"])
+def test_what_another_user_has_put_where_the_nodes_meet_is_named_with_its_place_and_what_to_do(
+    open_path: Path, make: str, what: str, command: str
+) -> None:
+    place = open_path / f".ftslurm-{command}-25.0.0"
+    as_other(f"{make} {place}", open_path)
+    options = ("host", "--shared-dir") if command == "health" else ("--seconds", "0.5")
+    done = subprocess.run(
+        [sys.executable, "-m", "ftslurm.cli", command, *options, str(open_path), "--wait", "0.5"],
+        env={**os.environ, **IN_STEP}, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    output = done.stdout + done.stderr
+    assert done.returncode == 1
+    assert f"{place}: {what} of uid {OTHER} is where the nodes are to meet (you are uid 0)" in output
+    assert "have that user or root remove it" in output or command == "health"
+    assert "choose another directory" not in output and "Traceback" not in output
+    assert os.path.lexists(place)

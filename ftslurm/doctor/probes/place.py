@@ -13,10 +13,9 @@ from collections.abc import Mapping
 
 from ftslurm.dataclasses import dataclass
 from ftslurm.doctor.findings import NOTE, WARNING, WRONG, Finding, Json, some
+from ftslurm.doctor.meet import Occupied, enter
 from ftslurm.doctor.watch import WatchedFileSystem
-from ftslurm.sharedfs.filesystem import ForeignFile
 from ftslurm.sharedfs.mounts import mount_of
-from ftslurm.sharedfs.ownership import check_own_directory
 
 LITTLE_BYTES, FEW_BYTES = 16 << 20, 1 << 30
 FEW_INODES = 10_000
@@ -33,6 +32,7 @@ class Place:
         kind: directory, file, missing or unreadable.
         made_uid: who owns a file that this process made there; None: none could be made.
         problem: why no file could be made; its errno beside it.
+        occupied: what has been put in the place of the directory in which the nodes meet, and by which user.
     """
 
     directory: str
@@ -53,6 +53,7 @@ class Place:
     made_uid: int | None = None
     problem: str | None = None
     problem_errno: int | None = None
+    occupied: str | None = None
 
 
 def look(fs: WatchedFileSystem, directory: str, session_root: str) -> Json:
@@ -71,26 +72,30 @@ def look(fs: WatchedFileSystem, directory: str, session_root: str) -> Json:
         facts.update(mount_point=mount.point, mount_source=mount.source, fs_type=mount.fs_type, options=mount.options)
         if facts["kind"] == "directory":
             facts["made_uid"] = _make(fs, session_root)
+    except Occupied as error:
+        facts.update(problem=str(error), occupied=str(error))
     except OSError as error:
         missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
         facts.setdefault("kind", "missing" if missing else "unreadable")
-        # Not the filesystem's own refusal.
-        number = None if isinstance(error, ForeignFile) else error.errno
-        facts.update(problem=f"{fs.slowest[1] if error.filename is None else error}", problem_errno=number)
+        facts.update(problem=f"{fs.slowest[1] if error.filename is None else error}", problem_errno=error.errno)
     return facts
 
 
 def _make(fs: WatchedFileSystem, session_root: str) -> int:
-    fs.makedirs(session_root)
     path = os.path.join(session_root, f"made.{socket.gethostname()}.{os.getpid()}")
-    # Some filesystems accept a file and refuse its bytes.
-    fs.create(path, b" " * 4096, durable=True)
+    try:
+        fs.makedirs(session_root)
+        # Some filesystems accept a file and refuse its bytes.
+        fs.create(path, b" " * 4096, durable=True)
+    except (FileExistsError, PermissionError):
+        enter(fs, session_root)
+        raise
     try:
         made_uid = fs.during(f"stat {path}", lambda: os.stat(path)).st_uid
     finally:
         fs.unlink(path)
     if made_uid == os.geteuid():
-        check_own_directory(session_root)
+        enter(fs, session_root)
     return made_uid
 
 
@@ -139,6 +144,9 @@ def _view(place: Place) -> list[Said]:
 
 
 def _problem(place: Place) -> tuple[str, str]:
+    if place.occupied is not None:
+        advice = "have that user or root remove it, or name a directory in which others can make nothing"
+        return place.occupied, advice
     reasons = {
         errno.EACCES: (f"not writable by uid {place.uid}", f"owner uid {place.owner}, mode {place.mode:04o}"),
         errno.EPERM: ("not permitted", "look at its attributes (lsattr) and mount options"),
