@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
+
+from ftslurm.terminal import complain
 
 
 def directory() -> str | None:
@@ -25,7 +26,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"usage: ftslurm template NAME > job.sbatch\ntemplates: {known}")
         return 0
     if len(arguments) != 1 or arguments[0] not in names or where is None:
-        sys.stderr.write(f"ftslurm template: expected one of {known}, found {' '.join(arguments)}\n")
+        complain(f"ftslurm template: expected one of {known}, found {' '.join(arguments)}")
         return 2
     with open(os.path.join(where, f"{arguments[0]}.sbatch")) as file:
         print(file.read(), end="")

@@ -1,4 +1,4 @@
-"""What every command does with its standard output: print whole texts to whoever still reads, in colour if wanted."""
+"""What every command does with its output: print whole texts to whoever still reads, and complaints in one line."""
 
 from __future__ import annotations
 
@@ -21,6 +21,16 @@ def show(text: str) -> bool:
             sys.stderr.write(f"ftslurm: the output cannot be written: {error.strerror}\n")
         return False
     return True
+
+
+def complain(text: str) -> None:
+    """Write one line to stderr, at once; what in it could act on a terminal, as a path may, is escaped."""
+    if not text.isprintable():
+        from ftslurm.report.words import safe
+
+        text = safe(text)
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
 
 
 def is_terminal() -> bool:

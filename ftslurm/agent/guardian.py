@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from ftslurm.kernel import become_subreaper, die_with_parent, identity, kill_descendants, signal_name, supervise
 from ftslurm.localdir import keep_from_cleaners, remove_tree
+from ftslurm.terminal import complain
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 FORWARDED = (*STOPPING, signal.SIGUSR1, signal.SIGUSR2)
@@ -398,7 +399,7 @@ def _try_out(path: str, pipes: bool) -> None:
 
 
 def _complain(problem: str) -> None:
-    sys.stderr.write(f"ftslurm: {os.uname().nodename}: {problem}\n")
+    complain(f"ftslurm: {os.uname().nodename}: {problem}")
 
 
 def _flush() -> None:

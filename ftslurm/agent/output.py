@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import select
 import stat
-import sys
 import threading
 from collections import deque
 
+from ftslurm import terminal
 from ftslurm.dataclasses import dataclass
 from ftslurm.kernel import FileWatch
 
@@ -249,8 +249,7 @@ def _read(fd: int) -> bytes:
 
 def complain(text: str) -> None:
     """Write one line to stderr at once, for what happens before there is a console."""
-    sys.stderr.write(f"ftslurm: {text}\n")
-    sys.stderr.flush()
+    terminal.complain(f"ftslurm: {text}")
 
 
 def log_at_once(node: str, text: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from ftslurm.dataclasses import dataclass
+from ftslurm.terminal import complain, show
 
 if TYPE_CHECKING:
     import argparse
@@ -55,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
             return _local_nodes(options)
         stand = stand_of(os.environ, socket.gethostname(), f"local-{os.getpid()}-{os.urandom(3).hex()}")
     except UsageError as error:
-        sys.stderr.write(f"ftslurm doctor: {error}\n")
+        complain(f"ftslurm doctor: {error}")
         return USAGE
     return FINE if stand is None else _on_node(options, stand)
 
@@ -259,17 +260,16 @@ def _own_word(exam: Examination) -> int:
         worst = diagnosis.findings[0]
         others = "" if worst.nodes in ((), (session.node,)) else f"{some(worst.nodes)}: "
         text = f"{others}{worst.text}; {worst.advice}"
-    sys.stderr.write(f"ftslurm doctor: {session.node}: {text}\n")
+    complain(f"ftslurm doctor: {session.node}: {text}")
     return WRONG
 
 
 def _print(options: argparse.Namespace, stand: Stand, diagnosis: Diagnosis, took_s: float, stays: str | None) -> int:
     from ftslurm.doctor.table import render, to_json
-    from ftslurm.terminal import show
 
     text = to_json(diagnosis, took_s) if options.json else render(diagnosis, took_s)
     show(text)
     for line in (stand.note, stays):
         if line:
-            sys.stderr.write(f"ftslurm doctor: {line}\n")
+            complain(f"ftslurm doctor: {line}")
     return WRONG if diagnosis.wrong else FINE

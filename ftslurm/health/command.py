@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ftslurm.health.asked import FIT, UNFIT, USAGE, UsageError, choose, context_of
+from ftslurm.terminal import complain, show
 
 if TYPE_CHECKING:
     import argparse
@@ -47,13 +47,12 @@ def main(argv: Sequence[str]) -> int:
         checks = choose(options)
         if options.list:
             from ftslurm.health.table import listing
-            from ftslurm.terminal import show
 
             show(listing(checks))
             return FIT
         return _look(options, checks)
     except UsageError as error:
-        sys.stderr.write(f"ftslurm health: {error}\n")
+        complain(f"ftslurm health: {error}")
         return USAGE
 
 
@@ -128,7 +127,7 @@ def _together(options: argparse.Namespace, checks: Sequence[Check], stand: Stand
             if stand.node != met.nodes[0]:
                 problem = hand_in(session, looked.verdicts, looked.stuck)
                 if problem:
-                    sys.stderr.write(f"ftslurm health: {stand.node}: its result could not be handed in: {problem}\n")
+                    complain(f"ftslurm health: {stand.node}: its result could not be handed in: {problem}")
                 return UNFIT if problem else FIT
             slowest_s = max((check.limit_s for check in checks), default=0.0)
             got = gather(session, met.nodes, directory, options.wait, slowest_s + RESULTS_S)
@@ -160,18 +159,17 @@ def _unmet(options: argparse.Namespace, own: Sight, stand: Stand, why: str, took
         _print(options, own, took_s, f"only this node of {len(stand.expected)}: {why}; {way_out}")
     else:
         found = brief(own.verdicts[stand.node]) or "nothing is wrong with the node itself"
-        sys.stderr.write(f"ftslurm health: {stand.node}: could not meet the other nodes: {why}; {found}\n")
+        complain(f"ftslurm health: {stand.node}: could not meet the other nodes: {why}; {found}")
     return UNFIT
 
 
 def _print(options: argparse.Namespace, sight: Sight, took_s: float, note: str) -> int:
     from ftslurm.health.table import render, to_document
     from ftslurm.health.verdict import FAIL
-    from ftslurm.terminal import show
 
     show(to_document(sight, took_s) if options.json else render(sight, took_s))
     if note:
-        sys.stderr.write(f"ftslurm health: {note}\n")
+        complain(f"ftslurm health: {note}")
     return UNFIT if sight.status == FAIL else FIT
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -141,11 +140,12 @@ def _exclude(options: argparse.Namespace, files: Exclusions, nodes: Sequence[str
 
 
 def _allow(files: Exclusions, nodes: Sequence[str]) -> int:
+    from ftslurm.report.words import safe
     from ftslurm.terminal import show
 
+    nothing = f"nothing is known against it in {safe(files.directory)}"
     for node in nodes:
-        known = files.allow(node)
-        show(f"{node}: allowed again\n" if known else f"{node}: nothing is known against it in {files.directory}\n")
+        show(f"{node}: {'allowed again' if files.allow(node) else nothing}\n")
     return DONE
 
 
@@ -194,7 +194,9 @@ def user_name() -> str:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"ftslurm nodes: {text}\n")
+    from ftslurm.terminal import complain
+
+    complain(f"ftslurm nodes: {text}")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftslurm.report.formats import FORMATS, format_of, rendered
 from ftslurm.slurm.lookup import job_facts
-from ftslurm.terminal import is_terminal, show, wants_colour
+from ftslurm.terminal import complain, is_terminal, show, wants_colour
 
 if TYPE_CHECKING:
     import argparse
@@ -110,10 +110,9 @@ def _tell_runs(argument: str | None, shown: Path) -> None:
     runs = runs_of_job(shown)
     if len(runs) > 1:
         names = ", ".join(run.name for run in runs)
-        print(
+        complain(
             f"ftslurm report: job {argument} has {len(runs)} runs: {names}; {shown.name} is shown, "
-            f"as the newest; for another one: ftslurm report {runs[0] if runs[0] != shown else runs[-1]}",
-            file=sys.stderr,
+            f"as the newest; for another one: ftslurm report {runs[0] if runs[0] != shown else runs[-1]}"
         )
 
 
@@ -268,7 +267,7 @@ def save(report: dict[str, Any], directory: Path) -> bool:
         for suffix, form in (("json", "json"), ("txt", "text"), ("html", "html")):
             _publish(directory / f"report.{suffix}", rendered(report, form, page_directory=str(directory)))
     except OSError as error:
-        print(f"ftslurm report: not saved in {directory}: {error.strerror or error}", file=sys.stderr)
+        complain(f"ftslurm report: not saved in {directory}: {error.strerror or error}")
         return False
     return True
 
@@ -395,5 +394,5 @@ def _sweep(directory: Path) -> None:
 
 
 def _complain(message: str) -> int:
-    print(f"ftslurm report: {message}", file=sys.stderr)
+    complain(f"ftslurm report: {message}")
     return EXIT_USAGE

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftslurm.slurm.lookup import job_facts
-from ftslurm.terminal import is_terminal, show, wants_colour
+from ftslurm.terminal import complain, is_terminal, show, wants_colour
 
 if TYPE_CHECKING:
     import argparse
@@ -161,7 +160,5 @@ def _form(status: dict[str, Any], options: argparse.Namespace) -> str:
 
 
 def _complain(message: str) -> int:
-    from ftslurm.report.words import safe
-
-    print(f"ftslurm status: {safe(message)}", file=sys.stderr)
+    complain(f"ftslurm status: {message}")
     return EXIT_USAGE

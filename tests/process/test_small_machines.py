@@ -47,6 +47,37 @@ def test_output_that_cannot_be_written_is_told() -> None:
     assert done.stderr == "ftslurm: the output cannot be written: No space left on device\n"
 
 
+STRANGE = "a\x1b[31mred\nline\u202ebidi\x07"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("run", "--health", "off", "no-such.py"),
+        ("run", "--health", "off", "--no-python", "true"),
+        ("run", "--health", "off", "--max-restarts", "0", "--no-python", "false"),
+        ("report",),
+        ("report", "no-such"),
+        ("status", "no-such"),
+        ("nodes", "list"),
+        ("nodes", "allow", "n1"),
+        ("doctor", "--seconds", "0.5"),
+        ("doctor", "missing"),
+        ("health", "storage", "--path", "missing"),
+    ],
+)
+def test_no_path_can_act_on_a_terminal_or_begin_a_line(tmp_path: Path, command: tuple[str, ...]) -> None:
+    place = tmp_path / STRANGE
+    place.mkdir()
+    environment = {**os.environ, "TMPDIR": f"{place}/missing", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*FTSLURM, *command], cwd=place, env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+    output = done.stdout + done.stderr
+    assert not {"\x1b", "\u202e", "\x07"} & set(output), output
+    assert not [line for line in output.splitlines() if line.startswith("line")], output
+
+
 @needs_root
 @pytest.mark.parametrize("umask", ["0777", "0377", "0277", "0177"])
 def test_a_umask_that_takes_the_users_own_rights_does_not_keep_a_run_from_its_files(tmp_path: Path, umask: str) -> None:
