@@ -210,3 +210,17 @@ def test_what_the_system_refuses_is_one_line(start: Start, tmp_path: Path, refus
     told = [each for each in run.err.splitlines() if line in each]
     assert len(told) == (2 if refused == "thread" else 1), run.err
     assert "Traceback" not in run.err + run.out and "defect" not in run.err + run.out
+
+
+@needs_root
+@pytest.mark.parametrize("command", ["mount -t tmpfs none /proc", "umount -l /proc"])
+def test_the_doctor_names_a_proc_that_is_missing_and_finds_nothing_wrong_with_the_directory(
+    tmp_path: Path, command: str
+) -> None:
+    doctor = [*FTSLURM, "doctor", str(tmp_path), "--seconds", "0.5"]
+    shell = ["unshare", "--mount", "sh", "-ec", f'{command}; exec "$@"', "sh", *doctor]
+    done = subprocess.run(shell, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert done.stdout.count("WRONG ") == 1 and "there is no /proc" in done.stdout, done.stdout
+    assert "mount -t proc proc /proc" in done.stdout and "one winner each" in done.stdout, done.stdout
+    assert done.stderr == ""

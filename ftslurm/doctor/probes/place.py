@@ -15,6 +15,7 @@ from ftslurm.dataclasses import dataclass
 from ftslurm.doctor.findings import NOTE, WARNING, WRONG, Finding, Json, some
 from ftslurm.doctor.meet import Occupied, enter
 from ftslurm.doctor.watch import WatchedFileSystem
+from ftslurm.kernel import check_proc
 from ftslurm.sharedfs.mounts import mount_of
 
 LITTLE_BYTES, FEW_BYTES = 16 << 20, 1 << 30
@@ -32,6 +33,7 @@ class Place:
         kind: directory, file, missing or unreadable.
         made_uid: who owns a file that this process made there; None: none could be made.
         problem: why no file could be made; its errno beside it.
+        no_proc: what is wrong with /proc, without which no run can be supervised.
         occupied: what has been put in the place of the directory in which the nodes meet, and by which user.
     """
 
@@ -53,6 +55,7 @@ class Place:
     made_uid: int | None = None
     problem: str | None = None
     problem_errno: int | None = None
+    no_proc: str | None = None
     occupied: str | None = None
 
 
@@ -67,8 +70,7 @@ def look(fs: WatchedFileSystem, directory: str, session_root: str) -> Json:
         space = fs.during(f"statfs {directory}", lambda: os.statvfs(directory))
         facts.update(bytes_free=space.f_bavail * space.f_frsize, bytes_total=space.f_blocks * space.f_frsize)
         facts.update(inodes_free=space.f_favail, inodes_total=space.f_files)
-        with open("/proc/self/mountinfo", errors="surrogateescape") as file:
-            mount = mount_of(file.read(), real)
+        mount = mount_of(_mountinfo(facts), real)
         facts.update(mount_point=mount.point, mount_source=mount.source, fs_type=mount.fs_type, options=mount.options)
         if facts["kind"] == "directory":
             facts["made_uid"] = _make(fs, session_root)
@@ -79,6 +81,17 @@ def look(fs: WatchedFileSystem, directory: str, session_root: str) -> Json:
         facts.setdefault("kind", "missing" if missing else "unreadable")
         facts.update(problem=f"{fs.slowest[1] if error.filename is None else error}", problem_errno=error.errno)
     return facts
+
+
+def _mountinfo(facts: Json) -> str:
+    """Return the kernel's list of mounts; where there is no /proc of this process, note that."""
+    try:
+        check_proc()
+        with open("/proc/self/mountinfo", errors="surrogateescape") as file:
+            return file.read()
+    except OSError as error:
+        facts["no_proc"] = error.strerror
+        return ""
 
 
 def _make(fs: WatchedFileSystem, session_root: str) -> int:
@@ -116,6 +129,9 @@ def judge(places: Mapping[str, Place], alone: bool) -> list[Finding]:
     """
     found: list[Finding] = []
     for node, place in places.items():
+        if place.no_proc is not None:
+            text = f"{place.no_proc}: ftslurm run refuses to start there"
+            found.append(Finding(WRONG, "proc", (node,), text, "mount it in the container: mount -t proc proc /proc"))
         found += [Finding(severity, "place", (node,), text, advice) for severity, text, advice in _view(place)]
         found += [Finding(severity, "mount", (node,), text, advice) for severity, text, advice in _mount(place, alone)]
     return found + _together(places)
