@@ -136,16 +136,17 @@ def mounted(start_dir: Path, before: str, *options: str, **environment: str) -> 
         "rmdir there; touch there",
         "mount -t tmpfs -o nr_inodes=1 none there",
         "mount -t tmpfs -o nr_inodes=5 none there",
+        "mount -t tmpfs -o nr_inodes=18 none there",
         "mount -t tmpfs -o ro none there",
         "mount -t tmpfs -o size=4k none there",
     ],
-    ids=["missing", "a file", "no inode", "few inodes", "read-only", "no space"],
+    ids=["missing", "a file", "no inode", "few inodes", "inodes for few ranks", "read-only", "no space"],
 )
 def test_a_tmpdir_in_which_agent_and_ranks_cannot_work_is_named_and_another_place_is_used_on_a_node_that_stays_fit(
     tmp_path: Path, before: str
 ) -> None:
     (tmp_path / "there").mkdir()
-    run = mounted(tmp_path, before, TMPDIR=str(tmp_path / "there"))
+    run = mounted(tmp_path, before, "--nproc-per-node", "8", TMPDIR=str(tmp_path / "there"))
     assert run.wait() == 0, run.err
     lines = [line for line in run.err.splitlines() if f"{tmp_path / 'there'}: " in line]
     assert len(lines) == 1 and lines[0].endswith("/tmp is used for temporary files instead"), run.err
