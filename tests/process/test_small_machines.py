@@ -154,6 +154,24 @@ def test_a_tmpdir_in_which_agent_and_ranks_cannot_work_is_named_and_another_plac
 
 
 @needs_root
+@pytest.mark.parametrize("nodes", [("--nproc-per-node", "8"), ("--local-nodes", "2", "--nproc-per-node", "4")])
+def test_the_report_of_a_run_whose_agents_gave_up_says_that_it_has_ended_and_why_nobody_could_record_it(
+    tmp_path: Path, nodes: tuple[str, ...]
+) -> None:
+    place = tmp_path / "there"
+    place.mkdir()
+    run = mounted(
+        tmp_path, "mount -t tmpfs -o nr_inodes=30 none there", *nodes, "--health", "off", "--join-timeout", "1",
+        FTSLURM_SHARED_DIR=str(place), TMPDIR=str(place),
+    )  # fmt: skip
+    assert run.wait() == 1, run.err
+    assert "the shared directory has refused for 1 s: giving up" in run.err
+    told = " ".join(run.out.split())
+    assert "is still running" not in told
+    assert "the run directory refuses to be written (No space left on device)" in told, run.out
+
+
+@needs_root
 def test_the_report_of_a_machine_without_any_place_for_temporary_files_is_one_line(tmp_path: Path) -> None:
     # Below /tmp, which is to be hidden, there is nothing left to write to.
     before = "mount -t tmpfs -o ro none /dev/shm; mount -t tmpfs -o ro none /tmp; cd /"
