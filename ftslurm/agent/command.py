@@ -71,7 +71,10 @@ def main(arguments: Sequence[str], ward: Ward, early: EarlyCheck | None) -> int:
         return EXIT_USAGE
     except Exception as error:
         defect = _defect(error)
-        complain(defect.refusal or f"{defect.text}; please report it:\n{defect.traceback}")
+        if defect.refusal:
+            complain(defect.refusal)
+        else:
+            complain(f"{defect.text}; please report it:", *defect.traceback.splitlines())
         return EXIT_FAILED
 
 
@@ -320,7 +323,7 @@ def _tell_all(kept: str, state: State, word: NodeWord) -> None:
 
     concerned = word.failure is not None or state.coordinator.incarnation == word.incarnation
     if concerned and (report := last_report(kept, state, word)):
-        print_error(report.rstrip("\n"))
+        print_error(*report.splitlines())
 
 
 def _health(options: RunOptions, placement: Placement, run: RunDirectory, logs: str, ward: Ward) -> HealthSettings:
