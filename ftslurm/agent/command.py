@@ -92,6 +92,8 @@ def run_agent(options: RunOptions, ward: Ward, early: EarlyCheck | None) -> int:
     run, logs = open_directories(options, placement.run_dir)
     if placement.job is None and LOCAL_NODE not in os.environ:
         warn_of_exposed(run, logs)
+    # Links on the way are followed once: one that is changed while the run goes on leads into no other run.
+    run, logs = RunDirectory(os.path.realpath(run.root)), logs and os.path.realpath(logs)
     # As soon as possible: the checks take as long as all that follows until the first round.
     health = _health(options, placement, run, logs or run.root, ward)
     context = replace(health.context, hurry=True)
