@@ -31,6 +31,7 @@ EXIT_UNWRITTEN = 1  # as coreutils
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     _hold_standard_streams()
+    _keep_own_access()
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -46,6 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print_error(f"ftslurm: {limit}")
         return 1
+
+
+def _keep_own_access() -> None:
+    """Let the umask keep others out, but not this user from what the command and its ranks make (`umask 0777`)."""
+    mask = os.umask(0o077)
+    os.umask(mask & ~0o700)
 
 
 def _own_limit(error: OSError | MemoryError) -> str | None:

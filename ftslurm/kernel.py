@@ -115,7 +115,7 @@ def supervise() -> int:
         OSError: the kernel refuses what supervising processes needs; says what.
     """
     become_subreaper()
-    _check_proc()
+    check_proc()
     try:
         pidfd = pidfd_open(os.getpid())
         pidfd_send_signal(pidfd, 0)
@@ -125,7 +125,7 @@ def supervise() -> int:
     return pidfd
 
 
-def _check_proc() -> None:
+def check_proc() -> None:
     """Raise `OSError` unless /proc shows this process's own PID namespace: pids of another one are other processes'."""
     try:
         own = os.readlink("/proc/self")

@@ -34,9 +34,17 @@ def output_failed() -> bool:
     return _output_failed
 
 
-def print_error(text: str) -> None:
-    """Write one line to stderr at once. That it cannot be written changes neither the exit code nor the job."""
-    _write(sys.stderr, f"{text}\n")
+def print_error(*lines: str) -> None:
+    """Write lines to stderr at once; what in them could act on a terminal, as a path may, is escaped.
+
+    That they cannot be written changes neither the exit code nor the job.
+    """
+    # Without `re` and imports: the guardian stays small, and a line is written where no file can be read any more.
+    _write(sys.stderr, "".join(f"{line if line.isprintable() else _escaped(line)}\n" for line in lines))
+
+
+def _escaped(line: str) -> str:
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in line)
 
 
 def is_terminal() -> bool:

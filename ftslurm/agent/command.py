@@ -71,7 +71,10 @@ def main(arguments: Sequence[str], ward: SupervisorPipe, early: EarlyCheck | Non
         return EXIT_USAGE
     except Exception as error:
         defect = _defect(error)
-        complain(defect.refusal or f"{defect.text}; please report it:\n{defect.traceback}")
+        if defect.refusal:
+            complain(defect.refusal)
+        else:
+            complain(f"{defect.text}; please report it:", *defect.traceback.splitlines())
         return EXIT_FAILED
 
 
@@ -89,6 +92,8 @@ def run_agent(options: RunOptions, ward: SupervisorPipe, early: EarlyCheck | Non
     run, logs = open_directories(options, placement.run_dir)
     if placement.job is None and LOCAL_NODE not in os.environ:
         warn_of_exposed(run, logs)
+    # Links on the way are followed once: one that is changed while the run goes on leads into no other run.
+    run, logs = RunDirectory(os.path.realpath(run.root)), logs and os.path.realpath(logs)
     # As soon as possible: the checks take as long as all that follows until the first round.
     health = _health(options, placement, run, logs or run.root, ward)
     context = replace(health.context, hurry=True)
@@ -322,7 +327,7 @@ def _tell_all(kept: str, state: State, record: NodeRecord) -> None:
 
     concerned = record.failure is not None or state.coordinator.incarnation == record.incarnation
     if concerned and (report := last_report(kept, state, record)):
-        print_error(report.rstrip("\n"))
+        print_error(*report.splitlines())
 
 
 def _health(

@@ -64,7 +64,7 @@ def make_components(
         now_ns,
         workers.spared,
         # What it found last stands, but nobody waits for it any more.
-        answers={"look": list, "say": lambda record: replace(record, looking=False)},
+        answers={"poll": list, "with_health": lambda record: replace(record, health_pending=False)},
         close="close",
     )
     surroundings = hold(

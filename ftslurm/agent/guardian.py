@@ -8,6 +8,7 @@ is killed, the agent notices and does the same.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -31,6 +32,8 @@ SUPERVISOR = "FTSLURM_SUPERVISOR"
 REASON_LIMIT = 300
 PROBES = 16
 """So many files, about those of two ranks, must fit where temporary files are to be."""
+ROOMY_INODES = 1000
+"""So many must be free on a filesystem that counts them, for all ranks of a large node, unless no place has them."""
 SWEEP_NICE = 10
 """What is left can wait for the agent's start."""
 NEEDED = (
@@ -361,13 +364,13 @@ def _make_local_dir() -> str:
     torch's timers are not heard.
     """
     bases = dict.fromkeys(os.path.abspath(base) for base in (os.environ.get("TMPDIR") or "/tmp", "/tmp", "/dev/shm"))
-    for pipes in (True, False):
+    for inodes, pipes in ((ROOMY_INODES, True), (0, True), (0, False)):
         problems = []
         for base in bases:
             path = os.path.join(base, f"ftslurm-{os.getuid()}-{os.getpid()}-{os.urandom(4).hex()}")
             try:
                 os.mkdir(path, 0o700)
-                _try_out(path, pipes)
+                _try_out(path, inodes, pipes)
             except OSError as error:
                 problems.append(f"{base}: {error.strerror}")
                 remove_tree(path)
@@ -382,8 +385,15 @@ def _make_local_dir() -> str:
     sys.exit(EXIT_USAGE)
 
 
-def _try_out(path: str, pipes: bool) -> None:
-    """Make and remove what agent and ranks make in their directory: files with content and, if asked, a named pipe."""
+def _try_out(path: str, inodes: int, pipes: bool) -> None:
+    """Make and remove what agent and ranks make in their directory: files with content and, if asked, a named pipe.
+
+    Raises:
+        OSError: it cannot be made, or fewer than so many inodes are left.
+    """
+    room = os.statvfs(path)
+    if room.f_files and room.f_favail < inodes:
+        raise OSError(errno.ENOSPC, f"only {room.f_favail} inodes are free")
     names = [os.path.join(path, f"probe-{number}") for number in range(PROBES)]
     for name in names:
         fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

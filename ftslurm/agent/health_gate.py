@@ -2,8 +2,8 @@
 
 A look gates: before the first round, and before the next one after a failure that may be the node's, the node says that
 it is being looked at, and keeps its place. Looks while ranks run only tell; what they find counts when the round ends.
-A check that fails makes the node unhealthy at once, and is made once more, alone and unhurried: that confirms it, for later
-jobs too, or takes it back.
+A check that fails makes the node unhealthy at once, and is made once more, alone and unhurried: that confirms it, for
+later jobs too, or takes it back.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ FAILURE, XID = "failure", "gpu-xid"
 HAPPENED = (FAILURE, XID)
 """Findings of these names were not looked for: they happened, and are held."""
 HOLD_S = 120.0
-"""What hardware said of itself (an Xid, a CUDA error) makes a node unhealthy for so long, whatever a look finds: a GPU that
-fails under load is often well when it idles."""
+"""What hardware said of itself (an Xid, a CUDA error) makes a node unhealthy for so long, whatever a check finds: a GPU
+that fails under load is often well when it idles."""
 
 
 class HealthGate:

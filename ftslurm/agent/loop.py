@@ -568,6 +568,8 @@ class AgentLoop:
         if self._record.unhealthy is not None:
             # As `ftslurm.rendezvous.common_failures` decides.
             self._console.log("health: this node takes part all the same: the same storage checks fail on all nodes")
+        # Where it cannot be prepared, no worker starts; the record tells when it was to.
+        self._round_started_ns = self._now_ns()
         self._preparation.begin(assignment)
 
     def _make(self, assignment: Assignment) -> None:

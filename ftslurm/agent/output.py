@@ -247,9 +247,9 @@ def _read(fd: int) -> bytes:
         return b""
 
 
-def complain(text: str) -> None:
-    """Write one line to stderr at once, for what happens before there is a console."""
-    print_error(f"ftslurm: {text}")
+def complain(text: str, *more: str) -> None:
+    """Write lines to stderr at once, for what happens before there is a console."""
+    print_error(f"ftslurm: {text}", *more)
 
 
 def log_at_once(node: str, text: str) -> None:

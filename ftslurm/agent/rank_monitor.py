@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ftslurm.agent.workers import Worker, Workers
 from ftslurm.kernel import parent_of
 from ftslurm.monitor import heartbeat_page
+from ftslurm.monitor.message import newest
 from ftslurm.monitor.pipe import Pipe
 from ftslurm.monitor.timeouts import Learned, Timeouts, effective, to_env
 from ftslurm.monitor.timer_file import TimerFile
@@ -110,7 +111,7 @@ class RankMonitor:
 
     def hear(self) -> list[str]:
         """Take what has come through the pipe; return what the user should be told."""
-        notes = [self._watch.hear(line, self._monotonic(), self._wall()) for line in self.pipe.read()]
+        notes = [self._watch.hear(line, self._monotonic(), self._wall()) for line in newest(self.pipe.read())]
         return [self._told(note.local_rank, note.text) for note in notes if note is not None]
 
     def due(self, now_s: float) -> list[Expiry]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ftslurm.dataclasses import dataclass
 from ftslurm.doctor.findings import WARNING, WRONG, Finding, Json, some
-from ftslurm.sharedfs.filesystem import FileSystem
+from ftslurm.sharedfs.filesystem import FileSystem, ForeignFile
 from ftslurm.sharedfs.ownership import check_own_directory
 from ftslurm.sharedfs.publish import encode, publish, publish_once, read_object
 
@@ -19,6 +20,13 @@ POLL_S = 0.02
 LISTING_S = 0.5
 TRIES = 5
 HOPELESS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR})
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFREG: "a file",
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+}
 T = TypeVar("T")
 TURN_S = 0.5
 
@@ -29,6 +37,13 @@ class TooLate(Exception):
 
 class LeftAlone(Exception):
     """The first node, which opens the gates, did not open this one."""
+
+
+class Occupied(ForeignFile):
+    """The session's directory cannot be made or trusted: somebody has put something in its place."""
+
+    def __str__(self) -> str:
+        return f"{self.filename}: {self.strerror}"
 
 
 @dataclass(frozen=True)
@@ -72,11 +87,27 @@ def enter(fs: FileSystem, root: str) -> None:
     """Make a session's directory, or check the one that another node has made.
 
     Raises:
-        ForeignFile: it is not this user's alone; what lies in it may be anybody's.
+        Occupied: it is not this user's directory alone; what lies in it may be anybody's.
         OSError: it cannot be made.
     """
-    make(fs, root)
-    check_own_directory(root)
+    try:
+        make(fs, root)
+        check_own_directory(root)
+    except (FileExistsError, ForeignFile) as error:
+        raise Occupied(error.errno, _occupant(root) or error.strerror, root) from None
+
+
+def _occupant(root: str) -> str | None:
+    """Return what another user, or this one, has put in a session directory's place; None: a directory of one's own."""
+    try:
+        facts = os.lstat(root)
+    except OSError:
+        return None
+    own = facts.st_uid == os.geteuid()
+    if own and stat.S_ISDIR(facts.st_mode):
+        return None
+    what = _KINDS.get(stat.S_IFMT(facts.st_mode), "a device")
+    return f"{what} of uid {facts.st_uid} is where the nodes are to meet (you are uid {os.geteuid()})"
 
 
 def look(fs: FileSystem, path: str) -> Json | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from ftslurm.dataclasses import dataclass
-from ftslurm.terminal import print_error
+from ftslurm.terminal import print_error, show
 
 if TYPE_CHECKING:
     import argparse
@@ -268,7 +268,6 @@ def _print(
     options: argparse.Namespace, stand: NodeContext, diagnosis: Diagnosis, took_s: float, stays: str | None
 ) -> int:
     from ftslurm.doctor.table import render, to_json
-    from ftslurm.terminal import show
 
     text = to_json(diagnosis, took_s) if options.json else render(diagnosis, took_s)
     show(text)

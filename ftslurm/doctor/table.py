@@ -8,6 +8,7 @@ from typing import Any
 from ftslurm.doctor.diagnose import Diagnosis
 from ftslurm.doctor.findings import SEVERITIES, WARNING, WRONG, Finding, median, some
 from ftslurm.doctor.probes.resolve import is_loopback
+from ftslurm.report.wording import safe
 
 SCHEMA, VERSION = "ftslurm/doctor-report", 1
 ROWS = 16
@@ -29,7 +30,8 @@ def render(diagnosis: Diagnosis, took_s: float) -> str:
     if measured:
         lines += ["", *_table(diagnosis, measured)]
     proofs = _proofs(diagnosis)
-    return "\n".join([*lines, *(["", *proofs] if proofs else [])]) + "\n"
+    # Paths and host names may hold anything.
+    return "".join(f"{safe(line)}\n" for line in (*lines, *(["", *proofs] if proofs else [])))
 
 
 def _verdict(diagnosis: Diagnosis, took_s: float) -> str:

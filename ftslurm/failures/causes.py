@@ -1,6 +1,6 @@
 """Why a worker failed: the pure function that picks a row of the registry, and how to say it.
 
-The rows stand in `ftslurm.failures.catalogue`, what they look at in `ftslurm.failures.evidence`; a site adds rows of its own
+The rows stand in `ftslurm.failures.catalogue`, what they look at in `ftslurm.failures.evidence`; a site adds its own
 by `ftslurm.failures.plugins`.
 """
 

@@ -57,7 +57,7 @@ def sections(error: BaseException | None, record_dir: str | None) -> list[list[A
 
 
 def open_sections(page: Any, but: Collection[str] = ()) -> list[list[Any]]:
-    """Return the sections that are open in a mark (`ftslurm.monitor.heartbeat_page.HeartbeatPage` or None), the oldest first."""
+    """Return the sections that are open on a `HeartbeatPage` (or None), the oldest first."""
     if page is None:
         return []
     now = time.monotonic_ns()

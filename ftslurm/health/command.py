@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ftslurm.health.selection import HEALTHY, UNHEALTHY, USAGE, UsageError, choose, context_of
-from ftslurm.terminal import print_error
+from ftslurm.terminal import print_error, show
 
 if TYPE_CHECKING:
     import argparse
@@ -47,7 +47,6 @@ def main(argv: Sequence[str]) -> int:
         checks = choose(options)
         if options.list:
             from ftslurm.health.table import listing
-            from ftslurm.terminal import show
 
             show(listing(checks))
             return HEALTHY
@@ -81,11 +80,9 @@ def _places(options: argparse.Namespace, directory: str | None) -> list[CheckedP
     """Return the paths that every job uses; the shared directory where there is one."""
     from ftslurm.health.check import CheckedPath
 
-    temporary = dict.fromkeys(("/tmp", os.environ.get("TMPDIR") or "/tmp", "/dev/shm"))
-    return [
-        *([CheckedPath(directory, "shared directory")] if directory else []),
-        *(CheckedPath(p, p) for p in temporary),
-    ]
+    # The check adds $TMPDIR, which is the user's, by itself.
+    own = [CheckedPath(path, path) for path in ("/tmp", "/dev/shm")]
+    return [*([CheckedPath(directory, "shared directory")] if directory else []), *own]
 
 
 def _alone(options: argparse.Namespace, checks: Sequence[Check], stand: NodeContext) -> int:
@@ -169,7 +166,6 @@ def _unmet(options: argparse.Namespace, own: ClusterView, stand: NodeContext, wh
 def _print(options: argparse.Namespace, sight: ClusterView, took_s: float, note: str) -> int:
     from ftslurm.health.table import render, to_document
     from ftslurm.health.verdict import FAIL
-    from ftslurm.terminal import show
 
     show(to_document(sight, took_s) if options.json else render(sight, took_s))
     if note:

@@ -22,7 +22,9 @@ FEW_INODES = 10_000
 LITTLE_INODES = 16
 SMALL_SHM = 1 << 30
 SLOW_S = 2.0
-SHM, RUN_DIRECTORY = "/dev/shm", "run directory"
+SHM, TMP, RUN_DIRECTORY = "/dev/shm", "/tmp", "run directory"
+TMPDIR = "$TMPDIR"
+"""What a directory is for that the user has chosen for temporary files: the agent does without it (WARN at most)."""
 _LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs")
 """Filesystems of this node's disks; the kernel makes them read-only after an error."""
 _ASK = "Look at its server and at the node's kernel log."
@@ -51,12 +53,16 @@ def judge_place(place: CheckedPath, facts: Json, before: Json | None, busy: bool
     """
     subject = shown(place)
     said = _hangs(facts, before, busy) or _gone(place, facts) or _fails(place, facts) or _unwritable(place, facts)
-    if said is None:
-        return [
-            Finding(status, subject, text, advice) for status, text, advice in _free_space(place, facts, busy, gpus)
-        ]
-    status, text, advice = said
-    return [Finding(status, subject, text, advice)]
+    found = [said] if said is not None else _free_space(place, facts, busy, gpus)
+    worst = WARN if place.what == TMPDIR else FAIL
+    return [Finding(worst if status == FAIL else status, subject, text, advice) for status, text, advice in found]
+
+
+def is_usable(facts: Json) -> bool:
+    """Return whether a directory can be written to, as far as its probe came."""
+    if facts["hung"] is not None or facts["error"] is not None:
+        return False
+    return facts["kind"] == "directory" and facts["writable"] and not facts["read_only"]
 
 
 Said = tuple[str, str, str]
@@ -94,7 +100,7 @@ def _gone(place: CheckedPath, facts: Json) -> Said | None:
         if only_read(place):
             lost = facts["nearest"] != parent or facts["empty"]
         else:
-            lost = place.what == RUN_DIRECTORY or place.path == "/tmp"
+            lost = place.what == RUN_DIRECTORY or place.path == TMP
         return FAIL if lost else WARN, text, "Make it, or mount its filesystem on this node."
     if facts["kind"] in ("file", "other") and not (only_read(place) and facts["kind"] == "file"):
         status = FAIL if place.what == RUN_DIRECTORY or own else WARN

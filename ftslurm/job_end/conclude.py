@@ -12,6 +12,7 @@ from ftslurm.agent.output import complain
 from ftslurm.job_end.attempts import StepEnd, attempt_of_start, publish_end
 from ftslurm.job_end.verdict import judge
 from ftslurm.report.command import make_report, save
+from ftslurm.report.facts import StepEnd as UnrecordedEnd
 from ftslurm.report.text import render
 from ftslurm.sharedfs.filesystem import PosixFileSystem
 from ftslurm.sharedfs.publish import BadFile
@@ -45,16 +46,18 @@ def conclude(run_dir: str, attempt: str | None, step_code: int | None = None, to
         step_code: srun's exit code; None: there was no srun, or it did not end.
         told: the name of the signal that told the launcher to stop.
     """
+    unrecorded = None
     if attempt is not None:
         try:
             end = StepEnd(attempt, time.time_ns(), step_code, told)
             publish_end(PosixFileSystem(owner=os.geteuid()), RunDirectory(run_dir), end)
-        except (OSError, BadFile):
+        except (OSError, BadFile) as error:
             # A directory that is full or gone: the report says so, if it matters.
-            pass
+            why = (isinstance(error, OSError) and error.strerror) or str(error)
+            unrecorded = UnrecordedEnd(attempt, time.time_ns(), step_code, told, why)
     report = None
     try:
-        report = make_report(Path(run_dir), offline=False)
+        report = make_report(Path(run_dir), offline=False, ended=unrecorded)
     except OSError:
         pass
     verdict = judge(report, run_dir, attempt, step_code, told)

@@ -144,8 +144,8 @@ def _edges() -> tuple[float, ...]:
 
 
 EDGES_S = _edges()
-"""Lower edge of each bucket of `StepIntervals.buckets`, in seconds: 0, 1.05 ms, and on by factors of 3/2 and 4/3; the last
-bucket is open."""
+"""Lower edge of each bucket of `StepIntervals.buckets`, in seconds: 0, 1.05 ms, and on by factors of 3/2 and 4/3; the
+last bucket is open."""
 
 
 def bucket(interval_ns: int) -> int:

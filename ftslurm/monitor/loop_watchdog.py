@@ -96,7 +96,7 @@ class LoopWatchdog:
             # Without the source lines: reading those could hang as the loop does.
             lines.append(f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}')
             frame = frame.f_back
-        print_error("\n".join(lines))
+        print_error(*lines)
 
 
 __all__ = ["STUCK_S", "LoopWatchdog"]

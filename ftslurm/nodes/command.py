@@ -39,7 +39,7 @@ class UsageError(ValueError):
 def main(argv: Sequence[str], now_ns: Callable[[], int] = time.time_ns) -> int:
     """Run it; return the exit code: 0 done, 1 the files cannot be read or written, 2 wrong usage."""
     from ftslurm.nodes.exclude import Exclusions
-    from ftslurm.sharedfs.filesystem import PosixFileSystem
+    from ftslurm.sharedfs.filesystem import ForeignFile, PosixFileSystem
 
     try:
         options = _parser().parse_args(argv)
@@ -57,6 +57,9 @@ def main(argv: Sequence[str], now_ns: Callable[[], int] = time.time_ns) -> int:
     except UsageError as error:
         _say(str(error))
         return USAGE
+    except ForeignFile as error:
+        _say(f"{error.filename}: {error.strerror}; nothing was changed: use a directory of your own, by --exclude-dir")
+        return FAILED
     except OSError as error:
         _say(f"{error.filename or directory}: {error.strerror or error}")
         return FAILED
@@ -139,11 +142,12 @@ def _exclude(options: argparse.Namespace, files: Exclusions, nodes: Sequence[str
 
 
 def _allow(files: Exclusions, nodes: Sequence[str]) -> int:
+    from ftslurm.report.wording import safe
     from ftslurm.terminal import show
 
+    nothing = f"nothing is known against it in {safe(files.directory)}"
     for node in nodes:
-        known = files.allow(node)
-        show(f"{node}: allowed again\n" if known else f"{node}: nothing is known against it in {files.directory}\n")
+        show(f"{node}: {'allowed again' if files.allow(node) else nothing}\n")
     return DONE
 
 
@@ -192,6 +196,7 @@ def user_name() -> str:
 
 
 def _say(text: str) -> None:
+
     print_error(f"ftslurm nodes: {text}")
 
 

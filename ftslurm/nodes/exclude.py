@@ -93,22 +93,26 @@ class Exclusions:
         directory: absolute; it need not be there, and is made when a node is excluded.
 
     Attributes:
-        problems: a line for each file that the last `read` or `of` could not understand, or not fully.
         unreadable: why the last `read` could not even list the directory; None: it could, or there is none.
     """
 
     def __init__(self, fs: FileSystem, directory: str) -> None:
         self._fs = fs
         self.directory = directory
-        self.problems: tuple[str, ...] = ()
+        self._problems: list[str] = []
         self.unreadable: str | None = None
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """A line for each file that the last `read` or `of` could not understand, or not fully."""
+        return tuple(self._problems)
 
     def read(self) -> dict[str, Exclusion]:
         """Return what is known, by node, in the order of names; also what has expired, and mere strikes.
 
         It never raises: see `problems` and `unreadable`.
         """
-        self.problems, self.unreadable = (), None
+        self._problems, self.unreadable = [], None
         try:
             self._fs.refresh(self.directory)
             names = self._fs.listdir(self.directory)
@@ -117,12 +121,12 @@ class Exclusions:
         except OSError as error:
             self.unreadable = f"{self.directory}: {_words(error)}"
             return {}
-        exclusion, struck = self._nodes(self.directory, names), self._struck()
+        excluded, struck = set(self._nodes(self.directory, names)), set(self._struck())
         found = {}
-        for node in sorted({*exclusion, *struck}):
+        for node in sorted(excluded | struck):
             known = _known(
                 node,
-                self._exclusion(node) if node in exclusion else None,
+                self._exclusion(node) if node in excluded else None,
                 self._strikes(node) if node in struck else (),
             )
             if known is not None:
@@ -154,7 +158,7 @@ class Exclusions:
         return known.with_strikes(self._strikes(node))
 
     def add_strike(self, node: str, run: str, reason: str, now_ns: int) -> Exclusion:
-        """Note that a failure began on the node; whether it is excluded stays as it is. `why_repeat_offender` judges the result.
+        """Note that a failure began on the node; whether it is excluded stays as it is: see `why_repeat_offender`.
 
         The second call with the same run, reason and time changes nothing.
 
@@ -202,11 +206,11 @@ class Exclusions:
         return os.path.join(self.directory, STRIKES_FOLDER, node + _SUFFIX)
 
     def _note(self, path: str, text: str) -> None:
-        self.problems = (*self.problems, f"{path}: {text}")
+        self._problems.append(f"{path}: {text}")
 
     def _refreshed(self) -> bool:
         """Forget the problems before; tell whether there is anything to read."""
-        self.problems = ()
+        self._problems = []
         there = self._refresh(self.directory)
         if there:
             self._refresh(os.path.join(self.directory, STRIKES_FOLDER))
@@ -262,12 +266,15 @@ class Exclusions:
         except RunDirectoryError:
             self._note(ascii(path), "its name is no node's; remove it")
         except BadFile as error:
-            self.problems = (*self.problems, f"{error}; {so}")
+            self._problems.append(f"{error}; {so}")
         return None
 
     def _remove(self, path: str) -> bool:
         try:
-            self._fs.refresh(os.path.dirname(path))
+            # As for writing: what others keep in a directory of theirs says nothing of this user's nodes.
+            for directory in dict.fromkeys((self.directory, os.path.dirname(path))):
+                self._fs.check_own(directory)
+                self._fs.refresh(directory)
             self._fs.unlink(path)
         except FileNotFoundError:
             return False

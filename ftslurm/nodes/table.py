@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ftslurm.dataclasses import asdict
 from ftslurm.nodes.record import SCHEMA, Exclusion
+from ftslurm.report.wording import safe
 from ftslurm.slurm.nodelist import NodeListError, compress
 
 LIST_SCHEMA, LIST_VERSION = f"{SCHEMA}-list", 1
@@ -60,9 +61,8 @@ def render(
     holding = [one for one in known.values() if one.holds(now_ns)]
     others = [one for one in known.values() if not one.holds(now_ns)]
     count = len(holding)
-    head = (
-        f"{'no node is' if not count else '1 node is' if count == 1 else f'{count} nodes are'} excluded in {directory}"
-    )
+    who = "no node is" if not count else "1 node is" if count == 1 else f"{count} nodes are"
+    head = f"{who} excluded in {safe(directory)}"
     lines = [head]
     if holding:
         lines += _columns([_HEAD, *(_row(one, now_ns, local) for one in in_order(holding))])

@@ -83,7 +83,7 @@ def analyse(
             ``facts`` (of /proc, where there is a problem), ``native`` (lines of py-spy); ``more_groups``; ``tree``
             of the first groups' stacks: ``ranks``, ``count``, ``frames`` (outermost first), ``children``; ``missing``:
             ranks of which nothing was collected, ``ranks`` and ``count``, or null. Null without stacks
-          - ``slow``: ranks that were persistently slower than the others (`ftslurm.monitor.step_times`), the slowest first:
+          - ``slow``: ranks that were persistently slower (`ftslurm.monitor.step_times`), the slowest first:
             ``rank``, ``node``, ``median_s`` and ``others_s`` (medians of the time between two steps)
           - ``same_time``: the first primary failure of each other node whose clock cannot put it after the first:
             ``rank``, ``node``, ``what``, ...; ``uncertainty_s``: how much later it would have to be; ``clock``

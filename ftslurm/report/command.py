@@ -18,6 +18,7 @@ from ftslurm.terminal import is_terminal, print_error, show, wants_colour
 if TYPE_CHECKING:
     import argparse
 
+    from ftslurm.report.facts import StepEnd
     from ftslurm.report.locating import NotFound
     from ftslurm.slurm.facts import JobFacts
 
@@ -205,6 +206,7 @@ def make_report(
     rank: int | None = None,
     every: bool = False,
     offline: bool = True,
+    ended: StepEnd | None = None,
 ) -> dict[str, Any]:
     """Read and judge a run directory.
 
@@ -215,10 +217,12 @@ def make_report(
         rank: a rank of that round to tell all about.
         every: whether all that failed in that round are wanted in full.
         offline: whether Slurm is not to be asked how a job ended whose end is not recorded (at most two seconds).
+        ended: the end of an attempt that the run directory could not be told.
 
     Raises:
         OSError: the directory is not there or may not be entered.
     """
+    from ftslurm.dataclasses import replace
     from ftslurm.report.analysis import analyse
     from ftslurm.report.gathering import gather
     from ftslurm.report.scheduler_query import scheduler_query
@@ -229,6 +233,8 @@ def make_report(
         first = analyse(gather(directory, now_ns=now_ns))
         round_number = first["focus"] or (first["rounds"][-1]["round"] if first["rounds"] else None)
     snapshot = gather(directory, now_ns=now_ns, round_number=round_number, rank=rank, every=every)
+    if ended is not None:
+        snapshot = replace(snapshot, steps=(*snapshot.steps, ended))
     report = analyse(snapshot, round_number=round_number, rank=rank, every=every)
     more = None if offline else scheduler_query(snapshot, report)
     return report if more is None else analyse(more, round_number=round_number, rank=rank, every=every)

@@ -287,13 +287,15 @@ class Attempt:
 class StepEnd:
     """The end of an attempt's agents as their launcher saw it: nothing of the attempt runs any more.
 
-    ``exit_code``: srun's, None if it did not end; ``signal``: what told the launcher to stop, if anything did.
+    ``exit_code``: srun's, None if it did not end; ``signal``: what told the launcher to stop, if anything did;
+    ``refused``: why the launcher could not record it, so that only the launcher's own report tells of it.
     """
 
     attempt: str
     ended_ns: int | None
     exit_code: int | None
     signal: str | None
+    refused: str | None = None
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,8 @@ def line(end: StepEnd) -> str:
     told = f", after {safe(end.signal)} from outside" if end.signal else ""
     code = end.exit_code
     what = "its agents have ended" if code is None else f"its step is over: srun ended with code {code}{_by(code)}"
-    return f"{what}{told}, before the agents could say how the run ended"
+    why = f": the run directory refuses to be written ({safe(end.refused)})" if end.refused else ""
+    return f"{what}{told}, before the agents could say how the run ended{why}"
 
 
 def _by(code: int) -> str:

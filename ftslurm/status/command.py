@@ -160,7 +160,5 @@ def _form(status: dict[str, Any], options: argparse.Namespace) -> str:
 
 
 def _complain(message: str) -> int:
-    from ftslurm.report.wording import safe
-
-    print_error(f"ftslurm status: {safe(message)}")
+    print_error(f"ftslurm status: {message}")
     return EXIT_USAGE

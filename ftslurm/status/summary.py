@@ -26,9 +26,9 @@ closed          {outcome, reason, exit_code, time_ns} when it is closed
 hang            {rank, node, what, step, known, shown, of, awaited}: the rank that hangs; whether the coordinator deals
                 with it yet; how many nodes have shown where their ranks are, and which have not
 failures        [{rank, node, message, step}]: what failed in the round that still runs
-forming         {ready, needed, busy, looking, unhealthy, unheard}: while a round forms: how many nodes are ready, how many
-                it needs at least, the nodes that still end the last round, that are being looked at, that are unhealthy,
-                and that nobody has heard of
+forming         {ready, needed, busy, health_pending, unhealthy, unheard}: while a round forms: number of nodes ready,
+                how many it needs at least, the nodes that still end the last round, whose health is being checked, that
+                are unhealthy, and of which there is no sign of life
 rounds          the last rounds, newest first: {round, outcome, reason, nodes, ranks, formed_ns, ended_ns, took_s}
 timeouts        {rounds, silent, entries: [{what, name, seconds, source}]}: those that hold: from how many rounds they
                 were learned; how many ranks have sent no heartbeat yet; `what` is "heartbeat", "first heartbeat",
@@ -40,8 +40,8 @@ nodes           in the order of ranks: {node, role, ranks, first_rank, slots, st
                 [lowest, highest]. `silent_s`: for so long at least it has written nothing, by the file server's clock
                 alone; `silent`: that is much more than a heartbeat. `stuck`: how often its agent's loop was stuck.
                 `shown`: it has shown where its ranks are. `why`: why it left, was lost, is leaving or is unhealthy.
-                `unhealthy`: why it can take part in no round; `looking`: it is being looked at; `excluded`: why it was set
-                aside before, so that others are preferred; `health`: {status, looked_ns, set, findings: [{check,
+                `unhealthy`: why it can take part in no round; `health_pending`: it is being checked; `excluded`: why it
+                was excluded before, so that others are preferred; `health`: {status, looked_ns, set, findings: [{check,
                 status, subject, text, advice, since_ns}]} of the last look at it, times by its own clock
 lost            nodes lost in this attempt: {node, round, time_ns, silent_s}
 behind          ranks whose step is behind the others', the last first: {rank, node, step, usual}

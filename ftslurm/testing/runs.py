@@ -222,7 +222,7 @@ class RunBuilder:
         return {"status": worst, "looked_ns": self.now_ns, "set": "background", "findings": list(found)}
 
     def pace(self, rank: int, bucket: int, intervals: int = 100) -> RunBuilder:
-        """Let so many intervals between a rank's steps have fallen into that bucket (`ftslurm.monitor.heartbeat_page`)."""
+        """Add `intervals` between a rank's steps in one bucket of `ftslurm.monitor.heartbeat_page`."""
         for node in self._nodes():
             for worker in node["workers"]:
                 if worker["rank"] == rank:

@@ -122,7 +122,10 @@ def test_nothing_stays_open(listener: socket.socket, black_hole: int) -> None:
 
 def test_without_a_route_the_answer_comes_at_once() -> None:
     unshare = shutil.which("unshare")
-    code = "from ftslurm.health.tcp_probe import reach; print(*reach([('10.1.2.3', 80), ('127.0.0.1', 80)], 5.0), sep='\\n')"
+    code = (
+        "from ftslurm.health.tcp_probe import probe_all\n"
+        "print(*probe_all([('10.1.2.3', 80), ('127.0.0.1', 80)], 5.0), sep='\\n')"
+    )
     if unshare is None or subprocess.run([unshare, "-rn", "true"], check=False, capture_output=True).returncode:
         pytest.skip("no network of one's own here")
     began = time.monotonic()

@@ -85,3 +85,45 @@ for _ in range(6000):
 """
     run = start(script, "--health", "off", "--max-restarts", "0")
     assert run.wait() == 0, run.out
+
+
+# Ranks 0 and 1 write timer lines without end, rank 2 one from time to time, and then it hangs.
+FLOODED = """
+import json, os, time
+rank = int(os.environ["RANK"])
+fields = {"version": 1, "pid": os.getpid(), "scope_id": "s" * 40, "expiration_time": 0.0, "signal": 9}
+
+def renew():
+    fields["expiration_time"] = time.time() + 600
+    fd = os.open(os.environ["TORCHELASTIC_TIMER_FILE"], os.O_WRONLY | os.O_NONBLOCK)
+    try:
+        os.write(fd, json.dumps(fields).encode() + bytes([10]))
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+
+while rank < 2:
+    renew()
+import ftslurm
+ftslurm.heartbeat()
+taken = 0
+for _ in range(100):
+    taken += renew()
+    ftslurm.heartbeat()
+    time.sleep(0.01)
+open("taken", "w").write(str(taken))
+time.sleep(1000)
+"""
+
+
+def test_ranks_that_write_timers_without_end_take_neither_the_pipe_nor_the_time_outs_of_the_others(
+    start: Start,
+) -> None:
+    options = ("--nproc-per-node", "3", "--heartbeat-timeout", "2", "--hang-timeout", "off", "--max-restarts", "0")
+    run = start(FLOODED, "--health", "off", *options)
+    assert run.wait() == 1, run.err
+    assert "rank 2 hangs: no heartbeat for 2" in run.err
+    # With the pipe full all the time it was one in ten.
+    assert int((run.directory / "taken").read_text()) > 60

@@ -231,7 +231,61 @@ def test_nodes_do_not_meet_in_a_directory_that_another_user_has_made(
     )
     assert done.returncode == 1
     said = " ".join((done.stdout + done.stderr).split())
-    assert (f"it belongs to uid {OTHER}" if "mkdir" in make else "a symbolic link, which is not followed") in said
+    what = "a directory" if "mkdir" in make else "a symbolic link"
+    assert f"{what} of uid {OTHER} is where the nodes are to meet" in said
     assert (victim / "hello" / "n0.json").read_text() == "precious"
     assert sorted(path.name for path in victim.rglob("*")) == ["hello", "n0.json"]
     assert "Traceback" not in said
+
+
+@needs_root
+@pytest.mark.parametrize("action", ["allow", "exclude"])
+def test_a_directory_of_excluded_nodes_that_is_another_users_is_named_and_nothing_in_it_is_changed(
+    open_path: Path, action: str
+) -> None:
+    place = open_path / f"excluded-{os.geteuid()}"
+    as_other(f"mkdir -p {place}/strikes; echo theirs | tee {place}/n1.json > {place}/strikes/n1.json", open_path)
+    command = [sys.executable, "-m", "ftslurm.cli", "nodes", action, "n1", "n2", "--shared-dir", str(open_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"{place}: it belongs to uid {OTHER}, you are uid 0; nothing was changed: use a directory" in done.stderr
+    assert {path.name for path in place.rglob("*")} == {"n1.json", "strikes"}
+    assert (place / "n1.json").read_text() == "theirs\n"
+
+
+IN_STEP = {
+    "SLURM_JOB_ID": "25", "SLURM_STEP_ID": "0", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_STEP_NODELIST": "n[1-2]",
+    "SLURMD_NODENAME": "n1", "SLURM_LOCALID": "0", "SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS": "2",
+    "SLURM_NNODES": "2",
+}  # fmt: skip
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        ("mkdir -m 755", "a directory"),
+        ("mkdir -m 777", "a directory"),
+        ("mkfifo", "a named pipe"),
+        ("touch", "a file"),
+        ("ln -s /nowhere", "a symbolic link"),
+        ("ln -s /", "a symbolic link"),
+    ],
+)
+@pytest.mark.parametrize("command", ["doctor", "health"])
+def test_what_another_user_has_put_where_the_nodes_meet_is_named_with_its_place_and_what_to_do(
+    open_path: Path, make: str, what: str, command: str
+) -> None:
+    place = open_path / f".ftslurm-{command}-25.0.0"
+    as_other(f"{make} {place}", open_path)
+    options = ("host", "--shared-dir") if command == "health" else ("--seconds", "0.5")
+    done = subprocess.run(
+        [sys.executable, "-m", "ftslurm.cli", command, *options, str(open_path), "--wait", "0.5"],
+        env={**os.environ, **IN_STEP}, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    output = done.stdout + done.stderr
+    assert done.returncode == 1
+    assert f"{place}: {what} of uid {OTHER} is where the nodes are to meet (you are uid 0)" in output
+    assert "have that user or root remove it" in output or command == "health"
+    assert "choose another directory" not in output and "Traceback" not in output
+    assert os.path.lexists(place)

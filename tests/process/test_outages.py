@@ -242,3 +242,28 @@ def test_a_storage_check_that_fails_on_all_nodes_leaves_none_of_them_out(start: 
     assert run.wait() == 0, run.err
     assert "health: unhealthy" in run.err, run.err
     assert run.err.count("takes part all the same: the same storage checks fail on all nodes") == 2, run.err
+
+
+def test_a_link_that_is_changed_while_a_run_goes_on_leads_into_no_other_run(start: Start, tmp_path: Path) -> None:
+    """As `current -> /scratch/a` that a script of the site points to the other filesystem."""
+    first, second = tmp_path / "a", tmp_path / "b"
+    link = tmp_path / "current"
+    for place in (first, second):
+        place.mkdir()
+    link.symlink_to(second)
+    options = ("--rdzv-id", "same", "--heartbeat", "0.3", "--node-timeout", f"{NODE_TIMEOUT_S}", "--redirects", "0")
+    other = start("pass", *options, FTSLURM_SHARED_DIR=str(link))
+    assert other.wait() == 0, other.err
+    before = {path: path.read_bytes() for path in second.rglob("*") if path.is_file()}
+    link.unlink()
+    link.symlink_to(first)
+    run = start(STEPPING, *options, FTSLURM_SHARED_DIR=str(link))
+    run.until(lambda: len(marks(run, "step 1")) > 5)
+    link.unlink()
+    link.symlink_to(second)
+    steps = len(marks(run, "step 1"))
+    run.until(lambda: len(marks(run, "step 1")) > steps + NODE_TIMEOUT_S / 0.05)
+    (run.directory / "done").touch()
+    assert run.wait() == 0, run.err
+    assert {path: path.read_bytes() for path in second.rglob("*") if path.is_file()} == before
+    assert (first / "same" / "state").is_dir()

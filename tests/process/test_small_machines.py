@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 import test_run
+import test_user_limits
 from test_run import Start, Started
 
 start = test_run.start
 ROOT = Path(__file__).resolve().parents[2]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts and namespaces need root")
+USER, AS_USER = test_user_limits.USER, test_user_limits.AS_USER
 FTSLURM = [sys.executable, "-m", "ftslurm.cli"]
 
 
@@ -56,6 +58,52 @@ def test_a_reader_that_has_enough_of_an_answer_is_no_error(command: tuple[str, .
     assert (done.returncode, done.stderr) == (0, "")
 
 
+STRANGE = "a\x1b[31mred\nline\u202ebidi\x07"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("run", "--health", "off", "no-such.py"),
+        ("run", "--health", "off", "--no-python", "true"),
+        ("run", "--health", "off", "--max-restarts", "0", "--no-python", "false"),
+        ("report",),
+        ("report", "no-such"),
+        ("status", "no-such"),
+        ("nodes", "list"),
+        ("nodes", "allow", "n1"),
+        ("doctor", "--seconds", "0.5"),
+        ("doctor", "missing"),
+        ("health", "storage", "--path", "missing"),
+    ],
+)
+def test_no_path_can_act_on_a_terminal_or_begin_a_line(tmp_path: Path, command: tuple[str, ...]) -> None:
+    place = tmp_path / STRANGE
+    place.mkdir()
+    environment = {**os.environ, "TMPDIR": f"{place}/missing", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*FTSLURM, *command], cwd=place, env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+    output = done.stdout + done.stderr
+    assert not {"\x1b", "\u202e", "\x07"} & set(output), output
+    assert not [line for line in output.splitlines() if line.startswith("line")], output
+
+
+@needs_root
+@pytest.mark.parametrize("umask", ["0777", "0377", "0277", "0177"])
+def test_a_umask_that_takes_the_users_own_rights_does_not_keep_a_run_from_its_files(tmp_path: Path, umask: str) -> None:
+    (tmp_path / "train.py").write_text("import os; print(oct(os.umask(0)))")
+    os.chown(tmp_path, USER, USER)
+    for above in tmp_path.parents[:3]:
+        above.chmod(above.stat().st_mode | 0o711)
+    shell = (*AS_USER, "env", f"PYTHONPATH={ROOT}", "bash", "-c", f'umask {umask}; exec "$@"', "bash")
+    run = Started(tmp_path, "--health", "off", "train.py", before=shell)
+    assert run.wait() == 0, run.err
+    # Others are kept out as before.
+    assert "0o77" in run.out
+    assert called(f"umask {umask}; cd {tmp_path}", "report").returncode == 0
+
+
 # Stands for a seccomp profile, or a limit, in the processes of ftslurm itself.
 REFUSES = """
 import os, sys
@@ -88,7 +136,7 @@ def mounted(start_dir: Path, before: str, *options: str, **environment: str) -> 
     """Start a run in a mount namespace of its own, after a shell command there."""
     (start_dir / "train.py").write_text("print('ran')")
     shell = ("unshare", "--mount", "sh", "-ec", f'{before}; exec "$@"', "sh")
-    return Started(start_dir, "--health", "off", *options, "train.py", before=shell, **environment)
+    return Started(start_dir, *options, "train.py", before=shell, **environment)
 
 
 @needs_root
@@ -96,22 +144,42 @@ def mounted(start_dir: Path, before: str, *options: str, **environment: str) -> 
     "before",
     [
         "rm -rf there",
+        "rmdir there; touch there",
         "mount -t tmpfs -o nr_inodes=1 none there",
         "mount -t tmpfs -o nr_inodes=5 none there",
+        "mount -t tmpfs -o nr_inodes=18 none there",
         "mount -t tmpfs -o ro none there",
         "mount -t tmpfs -o size=4k none there",
     ],
-    ids=["missing", "no inode", "few inodes", "read-only", "no space"],
+    ids=["missing", "a file", "no inode", "few inodes", "inodes for few ranks", "read-only", "no space"],
 )
-def test_a_tmpdir_in_which_agent_and_ranks_cannot_work_is_named_and_another_place_is_used(
+def test_a_tmpdir_in_which_agent_and_ranks_cannot_work_is_named_and_another_place_is_used_on_a_node_that_stays_fit(
     tmp_path: Path, before: str
 ) -> None:
     (tmp_path / "there").mkdir()
-    run = mounted(tmp_path, before, TMPDIR=str(tmp_path / "there"))
+    run = mounted(tmp_path, before, "--nproc-per-node", "8", TMPDIR=str(tmp_path / "there"))
     assert run.wait() == 0, run.err
     lines = [line for line in run.err.splitlines() if f"{tmp_path / 'there'}: " in line]
     assert len(lines) == 1 and lines[0].endswith("/tmp is used for temporary files instead"), run.err
-    assert "Traceback" not in run.err
+    assert "Traceback" not in run.err and "unhealthy" not in run.err + run.out, run.err
+
+
+@needs_root
+@pytest.mark.parametrize("nodes", [("--nproc-per-node", "8"), ("--local-nodes", "2", "--nproc-per-node", "4")])
+def test_the_report_of_a_run_whose_agents_gave_up_says_that_it_has_ended_and_why_nobody_could_record_it(
+    tmp_path: Path, nodes: tuple[str, ...]
+) -> None:
+    place = tmp_path / "there"
+    place.mkdir()
+    run = mounted(
+        tmp_path, "mount -t tmpfs -o nr_inodes=30 none there", *nodes, "--health", "off", "--join-timeout", "1",
+        FTSLURM_SHARED_DIR=str(place), TMPDIR=str(place),
+    )  # fmt: skip
+    assert run.wait() == 1, run.err
+    assert "the shared directory has refused for 1 s: giving up" in run.err
+    told = " ".join(run.out.split())
+    assert "is still running" not in told
+    assert "the run directory refuses to be written (No space left on device)" in told, run.out
 
 
 @needs_root
@@ -172,3 +240,17 @@ def test_what_the_system_refuses_is_one_line(start: Start, tmp_path: Path, refus
     told = [each for each in run.err.splitlines() if line in each]
     assert len(told) == (2 if refused == "thread" else 1), run.err
     assert "Traceback" not in run.err + run.out and "defect" not in run.err + run.out
+
+
+@needs_root
+@pytest.mark.parametrize("command", ["mount -t tmpfs none /proc", "umount -l /proc"])
+def test_the_doctor_names_a_proc_that_is_missing_and_finds_nothing_wrong_with_the_directory(
+    tmp_path: Path, command: str
+) -> None:
+    doctor = [*FTSLURM, "doctor", str(tmp_path), "--seconds", "0.5"]
+    shell = ["unshare", "--mount", "sh", "-ec", f'{command}; exec "$@"', "sh", *doctor]
+    done = subprocess.run(shell, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert done.stdout.count("WRONG ") == 1 and "there is no /proc" in done.stdout, done.stdout
+    assert "mount -t proc proc /proc" in done.stdout and "one winner each" in done.stdout, done.stdout
+    assert done.stderr == ""

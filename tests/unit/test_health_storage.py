@@ -417,10 +417,45 @@ def test_the_jobs_paths_come_first_and_each_path_once() -> None:
         "/local",
         "/scratch/run",
         "/data/imagenet",
+        "/tmp",
         "/dev/shm",
     ]
     same = Context("n1", environ={"TMPDIR": "/dev/shm"})
     assert [one.path for one in storage_paths.places(same)] == ["/dev/shm"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kind": "file"},
+        missing("/"),
+        hangs("/mine", "lstat"),
+        {"read_only": True},
+        {"writable": False},
+        {"inodes": 5},
+        {"free": 4096},
+        fails("create", errno.ENOSPC),
+        fails("create", errno.EACCES),
+    ],
+)
+@pytest.mark.parametrize("check", [storage_paths, storage_round_trip])
+def test_a_users_own_directory_for_temporary_files_is_never_the_nodes_fault(changes: Json, check: Any) -> None:
+    place = {**GOOD, "path": "/mine", "what": "$TMPDIR", "write_s": None, **changes}
+    found = check.judge({"places": [place], "gpus": False}, None, NODE).findings
+    assert {finding.status for finding in found} <= {WARN}
+    assert found or check is storage_round_trip
+
+
+@pytest.mark.parametrize("name", ["usable", "missing"])
+def test_the_fallback_for_temporary_files_is_judged_only_where_the_agent_would_use_it(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "usable").mkdir()
+    monkeypatch.setattr(storage_paths, "TMP", f"{tmp_path}/broken")
+    (tmp_path / "broken").touch()
+    context = Context("n1", environ={"TMPDIR": f"{tmp_path}/{name}"})
+    verdicts = [one.status for one in storage_paths.judge(storage_paths.fetch(context), None, context).findings]
+    assert verdicts == ([] if name == "usable" else [WARN, FAIL])
 
 
 @pytest.fixture

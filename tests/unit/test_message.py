@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from ftslurm.monitor.message import LIMIT, SAID, ClientMessage, MalformedMessage, Timer, encode, parse, shown
+from ftslurm.monitor.message import LIMIT, SAID, ClientMessage, MalformedMessage, Timer, encode, newest, parse, shown
 from ftslurm.monitor.timeouts import Timeouts
 from ftslurm.monitor.watchdog import Watchdog
 
@@ -204,3 +204,23 @@ def test_random_and_mutated_lines_never_raise_and_never_reach_a_stranger() -> No
     assert watch.counts["garbage"] > number / 10 and watch.counts["stranger"] > 0
     assert notes <= 110
     print(f"{number} lines: {dict(watch.counts)}, {notes} notes, {expiries} expiries")
+
+
+def _timer_line(pid: int, scope: str, expires: float) -> bytes:
+    fields = {"version": 1, "pid": pid, "scope_id": scope, "expiration_time": expires, "signal": 9}
+    return json.dumps(fields).encode()
+
+
+def test_of_lines_read_at_one_moment_only_the_last_of_each_timer_counts_and_all_that_is_no_timer() -> None:
+    renewed = [_timer_line(5, "a", 1.7e9 + n) for n in range(50)]
+    other, elsewhere, released = _timer_line(5, "b", 1.0), _timer_line(6, "a", 2), _timer_line(6, "a", -1)
+    ours = encode(ClientMessage("finished", 0, 5)).strip()
+    torn = renewed[0][:-5] + renewed[1]
+    lines = [*renewed[:20], other, ours, elsewhere, b"garbage", torn, ours, *renewed[20:], released]
+    assert newest(lines) == [other, ours, b"garbage", torn, ours, renewed[-1], released]
+    assert newest([]) == []
+
+
+def test_a_timer_that_is_not_written_as_torch_writes_it_is_never_taken_for_out_of_date() -> None:
+    strange = [b'{"expiration_time": 1, "pid": 5}', b'{"expiration_time": 1, "pid": 6}', b'{"version": 1, "pid": 5}']
+    assert newest([*strange, *strange]) == [*strange, *strange]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ftslurm.report import locating
 from ftslurm.report.locating import NotFound, locate
 from ftslurm.sharedfs.pointer import leave_pointer
 from ftslurm.slurm.facts import JobFacts
@@ -132,3 +133,28 @@ def test_of_several_runs_of_a_job_its_id_finds_the_newest(tmp_path: Path) -> Non
                     os.utime(path / name, (moment, moment))
         assert locate("123", environ={}, cwd=tmp_path) == newest
     assert locate("job-123", environ={}, cwd=tmp_path) == first
+
+
+@pytest.mark.parametrize("kind", ["job-{}", "job-{}_0", "local-202601010000{:02}-4"])
+def test_of_very_many_runs_only_those_that_began_last_by_their_names_are_looked_into(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locating, "MOST_RUNS", 3)
+    written = [RunBuilder(runs(tmp_path), run_id=kind.format(n), job_id=str(n)).write() for n in range(8, 13)]
+    for age, path in enumerate(written):
+        for directory in (path, *(each for each in path.iterdir() if each.is_dir())):
+            os.utime(directory, (1e9 - age, 1e9 - age))
+    # 8 and 9 were written to last, and are not among the last three.
+    assert locate(None, environ={}, cwd=tmp_path) == written[2]
+    assert locate(kind.format(8), environ={}, cwd=tmp_path) == written[0]
+
+
+def test_a_job_that_is_not_among_the_newest_of_very_many_runs_is_said_to_be_looked_for_there_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locating, "MOST_RUNS", 3)
+    for number in range(5):
+        RunBuilder(runs(tmp_path), run_id=f"job-{number}", job_id=f"7{number}").write()
+    assert locate("74", environ={}, cwd=tmp_path).name == "job-4"
+    with pytest.raises(NotFound, match="of whose runs the 3 newest by name were looked into; give the run directory"):
+        locate("70", environ={}, cwd=tmp_path)

@@ -12,11 +12,11 @@ import stat
 from collections.abc import Mapping
 
 from ftslurm.dataclasses import dataclass
+from ftslurm.doctor.barrier import Occupied, enter
 from ftslurm.doctor.findings import NOTE, WARNING, WRONG, Finding, Json, some
 from ftslurm.doctor.timed_filesystem import TimedFileSystem
-from ftslurm.sharedfs.filesystem import ForeignFile
+from ftslurm.kernel import check_proc
 from ftslurm.sharedfs.mounts import mount_of
-from ftslurm.sharedfs.ownership import check_own_directory
 
 LITTLE_BYTES, FEW_BYTES = 16 << 20, 1 << 30
 FEW_INODES = 10_000
@@ -33,6 +33,8 @@ class MountView:
         kind: directory, file, missing or unreadable.
         made_uid: who owns a file that this process made there; None: none could be made.
         problem: why no file could be made; its errno beside it.
+        no_proc: what is wrong with /proc, without which no run can be supervised.
+        occupied: what has been put in the place of the directory in which the nodes meet, and by which user.
     """
 
     directory: str
@@ -53,6 +55,8 @@ class MountView:
     made_uid: int | None = None
     problem: str | None = None
     problem_errno: int | None = None
+    no_proc: str | None = None
+    occupied: str | None = None
 
 
 def read_mount(fs: TimedFileSystem, directory: str, session_root: str) -> Json:
@@ -66,31 +70,45 @@ def read_mount(fs: TimedFileSystem, directory: str, session_root: str) -> Json:
         space = fs.during(f"statfs {directory}", lambda: os.statvfs(directory))
         facts.update(bytes_free=space.f_bavail * space.f_frsize, bytes_total=space.f_blocks * space.f_frsize)
         facts.update(inodes_free=space.f_favail, inodes_total=space.f_files)
-        with open("/proc/self/mountinfo", errors="surrogateescape") as file:
-            mount = mount_of(file.read(), real)
+        mount = mount_of(_mountinfo(facts), real)
         facts.update(mount_point=mount.point, mount_source=mount.source, fs_type=mount.fs_type, options=mount.options)
         if facts["kind"] == "directory":
             facts["made_uid"] = _make(fs, session_root)
+    except Occupied as error:
+        facts.update(problem=str(error), occupied=str(error))
     except OSError as error:
         missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
         facts.setdefault("kind", "missing" if missing else "unreadable")
-        # Not the filesystem's own refusal.
-        number = None if isinstance(error, ForeignFile) else error.errno
-        facts.update(problem=f"{fs.slowest[1] if error.filename is None else error}", problem_errno=number)
+        facts.update(problem=f"{fs.slowest[1] if error.filename is None else error}", problem_errno=error.errno)
     return facts
 
 
+def _mountinfo(facts: Json) -> str:
+    """Return the kernel's list of mounts; where there is no /proc of this process, note that."""
+    try:
+        check_proc()
+        with open("/proc/self/mountinfo", errors="surrogateescape") as file:
+            return file.read()
+    except OSError as error:
+        facts["no_proc"] = error.strerror
+        return ""
+
+
 def _make(fs: TimedFileSystem, session_root: str) -> int:
-    fs.makedirs(session_root)
     path = os.path.join(session_root, f"made.{socket.gethostname()}.{os.getpid()}")
-    # Some filesystems accept a file and refuse its bytes.
-    fs.create(path, b" " * 4096, durable=True)
+    try:
+        fs.makedirs(session_root)
+        # Some filesystems accept a file and refuse its bytes.
+        fs.create(path, b" " * 4096, durable=True)
+    except (FileExistsError, PermissionError):
+        enter(fs, session_root)
+        raise
     try:
         made_uid = fs.during(f"stat {path}", lambda: os.stat(path)).st_uid
     finally:
         fs.unlink(path)
     if made_uid == os.geteuid():
-        check_own_directory(session_root)
+        enter(fs, session_root)
     return made_uid
 
 
@@ -111,6 +129,9 @@ def judge(places: Mapping[str, MountView], alone: bool) -> list[Finding]:
     """
     found: list[Finding] = []
     for node, place in places.items():
+        if place.no_proc is not None:
+            text = f"{place.no_proc}: ftslurm run refuses to start there"
+            found.append(Finding(WRONG, "proc", (node,), text, "mount it in the container: mount -t proc proc /proc"))
         found += [Finding(severity, "place", (node,), text, advice) for severity, text, advice in _view(place)]
         found += [Finding(severity, "mount", (node,), text, advice) for severity, text, advice in _mount(place, alone)]
     return found + _together(places)
@@ -139,6 +160,9 @@ def _view(place: MountView) -> list[Said]:
 
 
 def _problem(place: MountView) -> tuple[str, str]:
+    if place.occupied is not None:
+        advice = "have that user or root remove it, or name a directory in which others can make nothing"
+        return place.occupied, advice
     reasons = {
         errno.EACCES: (f"not writable by uid {place.uid}", f"owner uid {place.owner}, mode {place.mode:04o}"),
         errno.EPERM: ("not permitted", "look at its attributes (lsattr) and mount options"),

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Check, CheckedPath, Context
 from ftslurm.health.children import REAP_S, SLACK_S
-from ftslurm.health.path_judge import SHM, judge_place, only_read, shown, unmounted
+from ftslurm.health.path_judge import SHM, TMP, TMPDIR, is_usable, judge_place, only_read, shown, unmounted
 from ftslurm.health.probe import Wish, file_name, probe_all
 from ftslurm.health.procfs import has_gpus
 from ftslurm.health.sysfs import text
@@ -24,10 +24,16 @@ SMALL = 4096
 
 
 def places(context: Context) -> list[CheckedPath]:
-    """Return the job's paths and the node's own, each path once."""
-    temporary = context.environ.get("TMPDIR") or "/tmp"
-    found = {place.path: place for place in (CheckedPath(SHM, SHM), CheckedPath(temporary, temporary), *context.paths)}
-    own = [found.pop(path) for path in dict.fromkeys((temporary, SHM)) if found[path].what == path]
+    """Return the job's paths and the node's own, each path once.
+
+    A $TMPDIR of the user's own is among them, and /tmp, which the agent falls back to.
+    """
+    wanted = context.environ.get("TMPDIR") or TMP
+    temporary = CheckedPath(wanted, wanted if wanted in (TMP, SHM) else TMPDIR)
+    fallback = () if wanted == SHM else (CheckedPath(TMP, TMP),)
+    found = {place.path: place for place in (CheckedPath(SHM, SHM), *fallback, temporary, *context.paths)}
+    last = [path for path in dict.fromkeys((wanted, TMP, SHM)) if path in found]
+    own = [found.pop(path) for path in last if found[path].what in (path, TMPDIR)]
     return [*found.values(), *own]
 
 
@@ -67,6 +73,9 @@ def look(context: Context, limit_s: float, wish: Callable[[CheckedPath, int], Wi
         facts["unmounted"] = unmounted(fstab, points_of(mountinfo), facts["real"])
         facts.update(path=place.path, what=place.what, uid=os.geteuid(), limit_s=limit_s)
         found.append(facts)
+    # An agent that can work in the user's $TMPDIR does not use /tmp.
+    if CheckedPath(TMP, TMP) not in context.paths and any(one["what"] == TMPDIR and is_usable(one) for one in found):
+        found = [one for one in found if one["path"] != TMP or one["what"] != TMP]
     return {"places": found, "gpus": has_gpus(context.root)}
 
 
