@@ -49,7 +49,7 @@ def test_what_changes_is_said_soon_but_not_node_by_node(wait: Wait) -> None:
 def test_each_node_has_its_reason(wait: Wait) -> None:
     story = wait.story
     story.join(2, 3, 4)
-    story.say(2, looking=True).say(3, unhealthy="GPU 3: gone").say(4, status=FAILED, round=6)
+    story.say(2, health_pending=True).say(3, unhealthy="GPU 3: gone").say(4, status=FAILED, round=6)
     assert wait.line(5.0) == (
         "round 1 waits: 1 of 4 nodes are ready after 5 s; n2: its health is being checked; "
         "n3: unhealthy (GPU 3: gone); n4: its workers of round 6 have not ended"
