@@ -111,10 +111,10 @@ def test_a_node_whose_failure_is_put_in_other_words_is_not_said_to_be_fit_again(
     run.until(lambda: "it takes no part" in run.err)
     sick(2, "gone 2 min ago")
     run.until(lambda: "2 min ago" in (word(run, "local2")["unhealthy"] or ""))
-    assert "fit again" not in run.err
+    assert "healthy again" not in run.err
     sick(2, None)
     assert run.wait() == 0, run.err
-    assert run.err.count("it takes no part") == run.err.count("fit again") == 1
+    assert run.err.count("it takes no part") == run.err.count("healthy again") == 1
 
 
 def test_a_check_that_hangs_holds_up_no_job_and_no_heartbeat(start: Start) -> None:  # noqa: F811

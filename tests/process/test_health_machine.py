@@ -59,10 +59,10 @@ def test_a_plain_healthy_machine_is_well(set_: str, tmp_path: Path) -> None:
 HEALTHY = """
 import sys
 from test_health_machine import own_checks
-from ftslurm.health.check import Context, Place
+from ftslurm.health.check import CheckedPath, Context
 from ftslurm.health.run import run
 set_, directory = sys.argv[1:]
-paths = (Place(directory, "run directory"), Place("/usr", "data"))
+paths = (CheckedPath(directory, "run directory"), CheckedPath("/usr", "data"))
 for verdict in run(own_checks(set_), Context("n1", paths=paths, busy=set_ == "background"), {}).verdicts:
     print(verdict.status, verdict.check, verdict.summary, verdict.findings)
 """
@@ -256,9 +256,9 @@ def test_a_check_may_be_killed_at_any_time_and_nothing_stays(tmp_path: Path) -> 
         for wait_s in (0.0, 0.002, 0.01, 0.03, 0.1):
             code = (
                 "import sys; from test_health_machine import own_checks; from ftslurm.health.run import run\n"
-                "from ftslurm.health.check import Context, Place\n"
+                "from ftslurm.health.check import CheckedPath, Context\n"
                 "print(flush=True)\n"
-                "run(own_checks('thorough'), Context('n1', paths=(Place(sys.argv[1], 'run directory'),)), {})"
+                "run(own_checks('thorough'), Context('n1', paths=(CheckedPath(sys.argv[1], 'run directory'),)), {})"
             )
             looking = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
             assert looking.stdout is not None

@@ -132,7 +132,7 @@ def test_without_a_route_the_answer_comes_at_once() -> None:
     said = subprocess.run([unshare, "-rn", sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert time.monotonic() - began < 4.0
     text = os.strerror(errno.ENETUNREACH).lower()
-    assert said.stdout.splitlines()[0] == f"Reached(outcome='{NO_ROUTE}', text='{text}')"
+    assert said.stdout.splitlines()[0] == f"ProbeResult(outcome='{NO_ROUTE}', text='{text}')"
 
 
 def test_peers_are_reached_by_address_and_by_name(listener: socket.socket, black_hole: int) -> None:
