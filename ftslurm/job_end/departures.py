@@ -73,4 +73,4 @@ class Departures:
         except OSError:
             self._begin()
             raise
-        return found, self._liveness.look(node, *sign, self._attention.note())
+        return found, self._liveness.update(node, *sign, self._attention.note())

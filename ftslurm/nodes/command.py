@@ -230,7 +230,9 @@ def _parser() -> argparse.ArgumentParser:
     exclude.add_argument(
         "--for", dest="time", type=_duration, metavar="TIME", help="90m, 24h, 7d; default: until it is allowed again"
     )
-    allow = actions.add_parser("allow", parents=[common], allow_abbrev=False, help="allow nodes again, forget strikes")
+    allow = actions.add_parser(
+        "allow", parents=[common], allow_abbrev=False, help="allow nodes again, forget strikes"
+    )
     allow.add_argument("nodes", nargs="+", metavar="NODE", help="a name, or Slurm's list: n[1-3,7]")
     pass_on = actions.add_parser(
         "pass-on", parents=[common], allow_abbrev=False, help="let a waiting job avoid the nodes that are excluded"

@@ -417,7 +417,7 @@ class RunBuilder:
                     "silent_s": silent_s,
                 }
             )
-        told = "; ".join(f"{n} was lost: its agent gave no sign of life for {silent_s:.1f} s" for n in names)
+        told = "; ".join(f"{n} was lost: no heartbeat of its agent for {silent_s:.1f} s" for n in names)
         self.stop(reason=told, outcome="node-lost", after_s=0)
         for name in names:
             self.round_nodes[len(self.history), name]["outcome"] = "running"

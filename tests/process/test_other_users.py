@@ -117,7 +117,7 @@ def test_a_directory_in_which_others_may_rename_the_run_is_named_once(
         SCRIPT, "--health", "off", "--rdzv-id", "mine", "--shared-dir", str(tmp_path / "team" / "runs"), *agents
     )
     assert run.wait() == 0
-    line = f"everybody may rename it, because {tmp_path / 'team'} is writable without the sticky bit"
+    line = f"any user may rename it, because {tmp_path / 'team'} is writable without the sticky bit"
     assert run.err.count(line) == 1
     (tmp_path / "team").chmod(0o1777)
     again = start(

@@ -338,7 +338,7 @@ def test_a_reader_that_sees_only_retired_generations_is_told_to_look_again() -> 
     for name in fs.listdir(STATE):
         if name != "000000000001.json":
             fs.unlink(f"{STATE}/{name}")
-    with pytest.raises(OSError, match="cannot be seen yet"):
+    with pytest.raises(OSError, match="not visible yet"):
         FencedCell(fs, STATE).get()
 
 

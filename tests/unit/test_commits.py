@@ -13,7 +13,7 @@ import pytest
 from ftslurm.agent.actions import Assignment
 from ftslurm.agent.revocation import OTHERS_S, Revocation
 from ftslurm.rendezvous.state import Master
-from ftslurm.sharedfs.commits import ASIDE, REVOKED, Commits, PendingCommit, Revoked, temporary_of
+from ftslurm.sharedfs.commits import REVOKED, REVOKED_SUFFIX, Commits, PendingCommit, Revoked, temporary_of
 from ftslurm.sharedfs.filesystem import PosixFileSystem
 from ftslurm.sharedfs.rundir import RunDirectory
 from ftslurm.testing.clock import VirtualClock
@@ -60,7 +60,7 @@ def test_what_was_revoked_can_no_longer_be_finished_and_is_told_of_for_deletion(
     temporary = shelf.begin(3)
     revoked, others = shelf.commits().revoke(4, everybody)
     assert others == 0
-    assert [one.path for one in revoked] == [temporary + ASIDE]
+    assert [one.path for one in revoked] == [temporary + REVOKED_SUFFIX]
     with pytest.raises(FileNotFoundError):
         shelf.fs.rename(temporary, "/data/last.pt")
     assert all(path.startswith((f"{RUN.commits}/{REVOKED}", "/data/.last.pt.round3")) for path in shelf.fs.files())
@@ -100,7 +100,7 @@ def test_a_revocation_that_was_interrupted_is_completed_by_the_next_one() -> Non
     with pytest.raises(OSError, match="server gone"):
         shelf.commits(shelf.fs.client(stop)).revoke(4, everybody)
     revoked, _ = shelf.commits().revoke(4, everybody)
-    assert [one.path for one in revoked] == [temporary + ASIDE]
+    assert [one.path for one in revoked] == [temporary + REVOKED_SUFFIX]
     again, _ = shelf.commits().revoke(9, everybody)
     assert again == revoked, "what nobody has deleted yet is told of again"
 

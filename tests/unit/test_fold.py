@@ -179,7 +179,7 @@ def test_a_missing_node_at_the_join_timeout_closes_the_run_and_is_named() -> Non
     assert story.look(forming_s=599).phase == FORMING
     story.look(forming_s=600)
     assert story.closed == (FAILED, 1)
-    assert "never heard of n2" in story.state.closed.reason
+    assert "no node record of n2" in story.state.closed.reason
     assert "2 nodes left, at least 3 needed, after waiting 600 s" in story.state.closed.reason
 
 
@@ -304,7 +304,7 @@ def test_a_lost_node_without_a_replacement_is_waited_for_until_the_join_timeout(
     assert story.closed == (FAILED, 1)
     assert story.last.outcome == NODE_LOST
     assert [(gone.node, gone.round, gone.silent_s) for gone in story.state.lost] == [("n2", 1, 8.0)]
-    assert "n2 was lost: its agent gave no sign of life for 8.0 s" in story.state.closed.reason
+    assert "n2 was lost: no heartbeat of its agent for 8.0 s" in story.state.closed.reason
     assert "1 node left, at least 2 needed" in story.state.closed.reason
 
 
@@ -355,7 +355,7 @@ def test_a_node_that_comes_back_takes_part_again() -> None:
 def test_an_agent_that_was_started_anew_on_its_node_is_lost_and_takes_part_again() -> None:
     story = Story(2).join().run().say(2, incarnation="again", status=READY, round=0)
     assert story.look().phase == FORMING
-    assert "n2 was lost: its agent was started anew" in story.last.reason
+    assert "n2 was lost: its agent was restarted" in story.last.reason
     assert story.ready(1).look().participants[1].incarnation == "again"
 
 
@@ -761,7 +761,7 @@ def test_where_late_nodes_get_in_at_once_only_the_first_round_waits_for_the_unkn
 def test_a_node_that_is_ready_although_its_round_runs_ends_the_round_for_all() -> None:
     story = Story(2).join().run().ready(2)
     assert (story.look().phase, story.last.outcome) == (FORMING, FAILED)
-    assert story.last.reason == "n2 asked for the next round"
+    assert story.last.reason == "n2 requested the next round"
     assert story.ready(1).look().round == 2
 
 
@@ -812,7 +812,7 @@ def test_a_node_that_is_silent_is_lost_before_a_rank_that_waited_for_it_is_said_
     story.silent["n3"] = 8.0
     story.look(hanging_s=6.0)
     assert (story.last.outcome, story.last.failure) == (NODE_LOST, None)
-    assert story.last.reason == "n3 was lost: its agent gave no sign of life for 8.0 s"
+    assert story.last.reason == "n3 was lost: no heartbeat of its agent for 8.0 s"
     assert [lost.node for lost in story.state.lost] == ["n3"]
 
 

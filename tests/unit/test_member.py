@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from ftslurm.rendezvous.member import RUNG_S, FencedOut, Member, NodeRefused, Pace, RunInUse, View, first_record
+from ftslurm.rendezvous.member import WAKE_S, FencedOut, Member, NodeRefused, Pace, RunInUse, View, first_record
 from ftslurm.rendezvous.node_record import NodeRecord
 from ftslurm.rendezvous.observation import RunSpec, Timing
 from ftslurm.rendezvous.state import CLOSED, FAILED, FORMING, LEFT, READY, RUNNING, SUCCEEDED, Failure, State
@@ -447,9 +447,9 @@ def test_an_old_word_that_nfs_serves_late_is_not_believed() -> None:
     cluster.fs.unlink(RUN.node_file("n2"))
     cluster.fs.create(RUN.node_file("n2"), old, durable=False)
     member = cluster.members["n1"]
-    known = member._observer.words["n2"]
+    known = member._observer.records["n2"]
     member._observer.read_record("n2")
-    assert member._observer.words["n2"] == known
+    assert member._observer.records["n2"] == known
 
 
 def test_another_nodes_word_under_a_nodes_name_is_not_believed() -> None:
@@ -575,14 +575,14 @@ def test_two_looks_at_the_same_moment_are_no_sign_of_life() -> None:
 
 def test_members_hurry_while_a_round_forms_and_take_their_time_while_it_runs() -> None:
     cluster = Cluster().add("n1", "n2")
-    assert cluster.members["n1"].next_look_s() < 0.05
+    assert cluster.members["n1"].next_tick_s() < 0.05
     cluster.running(1)
-    looks = {name: cluster.members[name].next_look_s() for name in cluster.members}
+    looks = {name: cluster.members[name].next_tick_s() for name in cluster.members}
     follower = next(name for name in looks if name != cluster.coordinator())
     assert looks[cluster.coordinator()] < 0.2
     assert looks[follower] == PACE.follow_s
     cluster.say(follower, status=SUCCEEDED)
-    assert cluster.members[follower].next_look_s() < 0.05
+    assert cluster.members[follower].next_tick_s() < 0.05
 
 
 def test_any_member_can_close_the_run_and_the_coordinator_obeys() -> None:
@@ -621,7 +621,7 @@ def test_a_dead_coordinator_is_noticed_at_every_pace_that_the_options_allow(hear
     died_at = cluster.clock.now()
     while cluster.coordinator() == "n1":
         cluster.tick("n2")
-        cluster.clock.advance(cluster.members["n2"].next_look_s())
+        cluster.clock.advance(cluster.members["n2"].next_tick_s())
         assert cluster.clock.now() - died_at < 3 * TIMING.node_timeout_s
 
 
@@ -692,11 +692,11 @@ def test_a_follower_that_is_rung_looks_past_its_caches_for_a_while_and_then_rest
     cluster.go(3)
     follower = next(name for name in cluster.members if name != cluster.coordinator())
     member = cluster.members[follower]
-    assert member.next_look_s() == PACE.follow_s
+    assert member.next_tick_s() == PACE.follow_s
     member.wake()
-    assert member.next_look_s() < PACE.follow_s / 4
-    cluster.clock.advance(RUNG_S)
-    assert member.next_look_s() == PACE.follow_s
+    assert member.next_tick_s() < PACE.follow_s / 4
+    cluster.clock.advance(WAKE_S)
+    assert member.next_tick_s() == PACE.follow_s
 
 
 def test_who_rings_all_the_time_without_news_makes_a_node_look_a_few_times_a_second() -> None:
@@ -711,9 +711,9 @@ def test_who_rings_all_the_time_without_news_makes_a_node_look_a_few_times_a_sec
         end = cluster.clock.now() + 60.0
         while cluster.clock.now() < end:
             member.wake()
-            cluster.clock.advance(min(member.next_look_s(), 0.5))
-            looks[-1] += member.next_look_s() < PACE.follow_s
-    assert looks[1] < 60 * 0.2 / PACE.hurry_s and looks[2] < 60 * 0.2 / PACE.hurry_s, looks
+            cluster.clock.advance(min(member.next_tick_s(), 0.5))
+            looks[-1] += member.next_tick_s() < PACE.follow_s
+    assert looks[1] < 60 * 0.2 / PACE.transition_s and looks[2] < 60 * 0.2 / PACE.transition_s, looks
     cluster.clock.advance(60.0)
     member.wake()
-    assert member.next_look_s() < PACE.follow_s / 4, "once there was peace it is heard again"
+    assert member.next_tick_s() < PACE.follow_s / 4, "once there was peace it is heard again"

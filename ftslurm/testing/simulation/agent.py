@@ -216,7 +216,7 @@ class VirtualAgent:
 
     def _look_soon(self) -> None:
         self.member.wake()
-        self._due = min(self._due, self.host.now() + self.member.next_look_s())
+        self._due = min(self._due, self.host.now() + self.member.next_tick_s())
         self._turn_at(self._due)
 
     def _thaw(self) -> None:
@@ -324,7 +324,7 @@ class VirtualAgent:
             return now() + RETRY_S
         self._trouble_since = None
         self._show(view)
-        return now() + self.member.next_look_s()
+        return now() + self.member.next_tick_s()
 
     def _show(self, view: View) -> None:
         if view.state is not None and (view.token, view.coordinating) != self._last:

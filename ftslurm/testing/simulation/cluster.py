@@ -30,7 +30,7 @@ from ftslurm.testing.simulation.saver import TARGET, Saver
 
 RUN = RunDirectory("/runs/r")
 TIMING = Timing(node_timeout_s=8.0, join_timeout_s=60.0, last_call_s=4.0, rejoin=NEXT_ROUND)
-PACE = Pace(heartbeat_s=2.0, follow_s=1.0, thorough_s=5.0, coordinate_s=0.5, hurry_s=0.25)
+PACE = Pace(heartbeat_s=2.0, follow_s=1.0, thorough_s=5.0, coordinate_s=0.5, transition_s=0.25)
 GRACE_S, KILL_WAIT_S = 2.0, 6.0
 
 MEMORY_S = 30.0

@@ -10,7 +10,7 @@ from ftslurm.agent.actions import Assignment
 from ftslurm.fencing import Fence, RoundIsOver, check
 from ftslurm.sharedfs.commits import Commits, PendingCommit, temporary_of
 from ftslurm.sharedfs.filesystem import FileSystem
-from ftslurm.sharedfs.publish import forget
+from ftslurm.sharedfs.publish import remove_temporary
 from ftslurm.sharedfs.rundir import RunDirectory
 from ftslurm.testing.simulation.agent import Host, VirtualAgent, VirtualWorker
 from ftslurm.testing.simulation.invariants import Ledger
@@ -82,10 +82,10 @@ class Saver:
                 yield from self._commit(commits, temporary)
             except RoundIsOver:
                 self._counts["kept out"] += 1
-                forget(self._fs, temporary)
+                remove_temporary(self._fs, temporary)
                 return
             except OSError:
-                forget(self._fs, temporary)
+                remove_temporary(self._fs, temporary)
 
     def _commit(self, commits: Commits, temporary: str) -> Generator[float, None, None]:
         registration = commits.register(PendingCommit(self._round, self._agent.node, temporary, TARGET))
