@@ -168,12 +168,12 @@ def test_who_owns_the_directory_of_runs_or_a_link_above_it_is_named(tmp_path: Pa
     os.chown(theirs, stranger, stranger)
     theirs.chmod(0o1777)
     warning = exposed(str(theirs / "run")) or ""
-    assert f"uid {stranger} may rename it, because {theirs} is theirs" in warning
+    assert f"uid {stranger} may rename it, because {theirs} belongs to it" in warning
     (tmp_path / "mine").mkdir()
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "mine")
     os.chown(link, stranger, stranger, follow_symlinks=False)
-    assert f"{link} is a link of theirs" in (exposed(str(link / "run")) or "")
+    assert f"{link} is a link that belongs to it" in (exposed(str(link / "run")) or "")
     os.chown(link, os.geteuid(), -1, follow_symlinks=False)
     assert "theirs" not in (exposed(str(link / "run")) or "")
 

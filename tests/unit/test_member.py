@@ -245,7 +245,7 @@ def test_a_sleeping_coordinator_that_wakes_up_can_change_nothing() -> None:
     assert cluster.state() == before
     view = member.tick()
     assert view.coordinating is False
-    assert f"{cluster.coordinator()} has coordinated" in view.notes[0]
+    assert f"lost the coordinator lease to {cluster.coordinator()}" in view.notes[0]
     assert cluster.views[rest[0]].state == before
 
 

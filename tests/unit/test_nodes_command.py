@@ -12,7 +12,7 @@ import pytest
 from ftslurm.nodes import command, table
 from ftslurm.nodes.command import directory_of, main, names
 from ftslurm.nodes.drain import drain
-from ftslurm.nodes.pass_on import Plan, pass_on, plan
+from ftslurm.nodes.pass_on import ExclusionPlan, pass_on, plan
 from ftslurm.nodes.record import Exclusion, Strike
 from ftslurm.slurm.errors import SlurmError, SlurmRefused, SlurmTimeout
 from ftslurm.slurm.facts import JobFacts
@@ -210,11 +210,11 @@ def test_a_job_that_waits_or_is_being_requeued_avoids_nodes_set_aside_beside_its
 
 @pytest.mark.parametrize("state", ["RUNNING", "COMPLETED", "FAILED", "CANCELLED"])
 def test_a_job_that_runs_or_has_ended_stays_as_it_is(state: str) -> None:
-    assert plan(job(state), ["n1"], IDLE) == Plan(None)
+    assert plan(job(state), ["n1"], IDLE) == ExclusionPlan(None)
 
 
 def test_nodes_of_other_partitions_and_unknown_ones_are_left_out_of_the_list() -> None:
-    assert plan(job(), ["gone", "n9"], IDLE) == Plan(None)
+    assert plan(job(), ["gone", "n9"], IDLE) == ExclusionPlan(None)
 
 
 def test_a_job_that_would_wait_for_ever_is_not_told() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ftslurm.nodes.exclude import LEMON_WINDOW_NS, Exclusions, folder, strikes_within, why_repeat_offender
+from ftslurm.nodes.exclude import STRIKE_WINDOW_NS, Exclusions, folder, strikes_within, why_repeat_offender
 from ftslurm.nodes.record import KEPT_STRIKES, SCHEMA, STRIKES_SCHEMA, Exclusion, Strike
 from ftslurm.sharedfs.rundir import RunDirectoryError
 from ftslurm.testing.memoryfs import AFTER, BEFORE, MemoryFileSystem, Operation
@@ -103,7 +103,7 @@ def test_two_strikes_within_a_week_make_a_lemon(files: Exclusions) -> None:
     known = files.add_strike("n17", "job-8", "CUDA error", NOW + DAY)
     reason = why_repeat_offender(known, NOW + DAY)
     assert reason == "2 failures began here within 7 days; the last, in job-8: CUDA error"
-    assert why_repeat_offender(known, NOW + LEMON_WINDOW_NS + 1) is None
+    assert why_repeat_offender(known, NOW + STRIKE_WINDOW_NS + 1) is None
     assert strikes_within(None, NOW) == []
 
 

@@ -110,12 +110,12 @@ job-123 FAILED: node n2 was lost: no heartbeat of its agent for 30.0 s
   hint: Ask Slurm what it knows of the node: sacct, sinfo -R.
 
 the other ranks of round 1
-  ranks 0-1, 4-5  stopped by ftslurm: n2 was lost: its agent gave no sign of...
+  ranks 0-1, 4-5  stopped by ftslurm: n2 was lost: no heartbeat of its agent...
   ranks 2-3       no end recorded (on n2)
 
 rounds (2026-03-01 GMT)
   round  nodes  ranks  started   took    ended
-  1      3      6      12:00:01  2m 10s  node n2 was lost: its agent gave no...
+  1      3      6      12:00:01  2m 10s  node n2 was lost: no heartbeat of it...
 
   files: /shared/runs/job-123
 """
