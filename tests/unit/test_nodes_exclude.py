@@ -285,7 +285,7 @@ def test_a_file_with_a_name_that_no_node_can_have_is_told(files: Exclusions, fs:
     put(fs, "a b\x1b.json", edited())
     assert files.read() == {}
     (problem,) = files.problems
-    assert "its name is no node's" in problem and "\x1b" not in problem
+    assert "its name is no valid node name" in problem and "\x1b" not in problem
 
 
 @pytest.mark.parametrize("name", ["", "../n1", "n 1", ".n1", "n1/../n2", "x" * 200])

@@ -171,7 +171,7 @@ def test_a_run_without_recent_writes_is_silent_regardless_of_its_state() -> None
     output = text(snapshot(tuple(received(record(i), 7200.0) for i in range(4))))
 
     assert output.startswith(
-        "run lm is SILENT for about 2h 00m: no agent has written since; it was in round 3,\n  step 1200\n"
+        "run lm is SILENT for about 2h 00m: no agent has written since; it was in round\n  3, step 1200\n"
     )
 
 

@@ -77,7 +77,7 @@ def test_the_newest_run_is_found_by_itself_by_its_job_and_by_its_directory(
         assert cli.main(["status", *arguments]) == 0
         out = capsys.readouterr().out
         assert out.startswith("run job-123: round 1 runs on 2 nodes, 4 ranks, step 12, 0 of 3 restarts used\n")
-        assert "  time-outs: heartbeat 30 s, hang off (set by option); first\n" in out
+        assert "  time-outs: heartbeat 30 s, hang off (set by option); first heartbeat" in out
 
 
 def test_json_is_the_same_dictionary(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
