@@ -47,7 +47,8 @@ class SharedFSBackend(RendezvousBackend):  # type: ignore[misc]
         """Publish `state` if `token` is the newest one (None: if there is no state yet).
 
         Returns:
-            The newest state, its token, and whether it is this caller's; None without a state, if `token` was never issued.
+            The newest state, its token, and whether it is this caller's; None without a state (`token` was never
+                issued).
 
         Raises:
             RendezvousConnectionError, RendezvousStateError: as `get_state`; whether it was published is unknown.
