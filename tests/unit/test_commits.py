@@ -55,7 +55,7 @@ def everybody(node: str) -> bool:
     return True
 
 
-def test_what_was_revoked_can_no_longer_be_finished_and_is_told_of_for_deletion() -> None:
+def test_a_revoked_commit_can_no_longer_be_finished_and_is_returned_for_deletion() -> None:
     shelf = Shelf()
     temporary = shelf.begin(3)
     revoked, others = shelf.commits().revoke(4, everybody)
@@ -105,7 +105,7 @@ def test_a_revocation_that_was_interrupted_is_completed_by_the_next_one() -> Non
     assert again == revoked, "what nobody has deleted yet is told of again"
 
 
-def test_of_several_who_revoke_at_once_each_is_sure_that_it_is_done() -> None:
+def test_each_of_several_concurrent_revocations_returns_only_after_the_commit_is_revoked() -> None:
     shelf = Shelf()
     temporaries = [shelf.begin(3) for _ in range(3)]
     others = iter([shelf.commits() for _ in range(20)])
