@@ -185,7 +185,9 @@ def _supervise(
     none = {"port": 0, "fileno": lambda: -1, "deadline": None}
     bell = containment.hold(DOORBELL, Doorbell, placement.address, incarnation, answers=none)
     clock = server_clock(run.nodes, time.monotonic)
-    member = Member(fs, run, run_spec, record, timing, pace, time.monotonic, time.time_ns, ring=bell.ring, clock=clock)
+    member = Member(
+        fs, run, run_spec, record, timing, pace, time.monotonic, time.time_ns, wake_agents=bell.ring, clock=clock
+    )
     courier = Courier(member, time.monotonic)
     containment.connect(courier.post)
     # What --no-python runs imports nothing.

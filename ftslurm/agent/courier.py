@@ -139,7 +139,7 @@ class Courier:
                 self._woken = False
                 self._member.wake()
                 # Sixty nodes that say something at once make a few looks, not sixty.
-                self._due = min(self._due, self._looked_at + self._member.next_look_s())
+                self._due = min(self._due, self._looked_at + self._member.next_tick_s())
             if self._vitals is not None:
                 self._member.update_vitals(self._vitals)
                 self._vitals = None
@@ -227,7 +227,7 @@ class Courier:
         self._looked_at = self._monotonic()
         self._post_problem(None)
         self._post_view(view)
-        return self._member.next_look_s()
+        return self._member.next_tick_s()
 
     def _post_view(self, view: View) -> None:
         for note in view.notes:

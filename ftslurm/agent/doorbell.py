@@ -3,7 +3,7 @@
 Everything works without it, only later: who is not rung looks once a second, and a datagram may be lost, blocked or
 forged at will. It carries no news, and it is obeyed only when it names this agent's incarnation, which stands in the
 run directory. What others send costs little: a node that is sent too much does not listen for a while, and how often it
-looks because it was rung is bounded, too (`ftslurm.rendezvous.member.RUNG_SHARE`).
+looks because it was rung is bounded, too (`ftslurm.rendezvous.member.WAKE_SHARE`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a round and an attempt end, written into the state."""
+"""State updates that end a round or close an attempt."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ftslurm.rendezvous.state import (
 def end_round(
     state: State, observation: Observation, outcome: str, reason: str | None, failure: Failure | None
 ) -> State:
-    """Return `state` whose newest round has ended so, in its history."""
+    """Return `state` with the outcome of its newest round entered in its history."""
     entry = state.past(state.round)
     if entry is None:
         return state
@@ -34,7 +34,7 @@ def end_round(
 
 
 def _learn(state: State, observation: Observation) -> Learned | None:
-    """Return the time-outs that the next round starts with, from the last word that each node said of this one."""
+    """Return the time-outs of the next round, learned from each node's last record of this one."""
     parts = [
         record.vitals.longest
         for participant in state.participants
@@ -46,14 +46,14 @@ def _learn(state: State, observation: Observation) -> Learned | None:
 
 
 def close(state: State, outcome: str, reason: str, exit_code: int, now_ns: int) -> State:
-    """Return `state` closed: everybody leaves with `exit_code`."""
+    """Return `state` closed: every agent exits with `exit_code`."""
     return replace(state, phase=CLOSED, closed=Closed(outcome, reason, exit_code, now_ns))
 
 
 def finish(
     state: State, outcome: str, reason: str, exit_code: int, now_ns: int, failure: Failure | None = None
 ) -> State:
-    """Return `state` closed by somebody who knows how it ended; the running round ended the same way."""
+    """Return `state` closed with a known outcome, which a running round takes over."""
     entry = state.past(state.round)
     if state.phase == RUNNING and entry is not None:
         state = with_history(state, replace(entry, ended_ns=now_ns, outcome=outcome, reason=reason, failure=failure))
@@ -61,7 +61,7 @@ def finish(
 
 
 def stop_code(name: str | None) -> int:
-    """Return the exit code of a job that was stopped by that signal: 128 + its number."""
+    """Return the exit code of a job stopped by a signal: 128 + its number."""
     try:
         return 128 + signal.Signals[name or ""].value
     except KeyError:
@@ -71,7 +71,7 @@ def stop_code(name: str | None) -> int:
 def describe(failure: Failure) -> str:
     """Return a failure in one line."""
     if failure.kind == UNREACHABLE:
-        # It names both nodes; no rank was started.
+        # The message names both nodes; no rank was started.
         return failure.message
     step = "" if failure.step is None else f" at step {failure.step}"
     happened = "hung" if failure.kind == HANG else "failed"

@@ -1,7 +1,7 @@
-"""Fold the nodes' words into the next state: every decision of the coordinator, as one pure function.
+"""Fold the node records into the next state: every decision of the coordinator, as one pure function.
 
-The coordinator calls `fold` with what it sees; whatever it publishes follows from that alone, so a successor that takes
-over in the middle goes on as if nothing had happened.
+The state that the coordinator publishes depends on the old state and the observation alone, so a coordinator that takes
+over at any point continues consistently.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ftslurm.dataclasses import replace
 from ftslurm.rendezvous.closing import close, end_round, stop_code
-from ftslurm.rendezvous.common_failures import excuse_shared_failure, excuse_shared_trouble
+from ftslurm.rendezvous.common_failures import excuse_shared_failure, excuse_shared_findings
 from ftslurm.rendezvous.forming import fold_forming
 from ftslurm.rendezvous.node_record import NodeRecord
 from ftslurm.rendezvous.observation import Observation, RunSpec, Timing, alive_nodes
@@ -32,17 +32,17 @@ STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 
 
 def begin(old: State | None, run_spec: RunSpec, node: str, incarnation: str, now_ns: int) -> State:
-    """Return the first state of an attempt, whose coordinator is `node`; rounds go on counting from `old`."""
+    """Return the first state of an attempt with `node` as the coordinator; round numbers continue from `old`."""
     history = old.history if old else ()
     if old and old.phase == RUNNING:
         entry = old.past(old.round)
         if entry:
-            # Nobody was left to say how it ended: a requeue, or everything was killed.
+            # No agent recorded how the round ended: a requeue, or all agents were killed.
             ended = replace(
                 entry,
                 ended_ns=now_ns,
                 outcome=STOPPED,
-                reason=f"ended without a word before attempt {run_spec.attempt}",
+                reason=f"ended without a record before attempt {run_spec.attempt}",
             )
             history = with_history(old, ended).history
     return State(
@@ -73,25 +73,25 @@ def take_lease(state: State, node: str, incarnation: str) -> State:
 
 
 def hand_over(state: State, observation: Observation, timing: Timing) -> State:
-    """Return `state` with the lease given to the next one who stays; `state` itself when nobody does."""
+    """Return `state` with the lease given to the next agent that stays; `state` itself if none does."""
     staying = [record for record in alive_nodes(state, observation, timing) if record.reason is None]
     if not staying:
         return state
-    heir = min(staying, key=lambda record: (record.position, record.node))
-    return take_lease(state, heir.node, heir.incarnation)
+    successor = min(staying, key=lambda record: (record.position, record.node))
+    return take_lease(state, successor.node, successor.incarnation)
 
 
 def fold(state: State, observation: Observation, timing: Timing) -> State:
-    """Return the state that follows from `state` and what is seen; `state` itself when nothing does."""
+    """Return the successor of `state` given the observation; `state` itself if nothing changes."""
     if state.phase == CLOSED:
         return state
-    observation = excuse_shared_trouble(state, observation, timing)
+    observation = excuse_shared_findings(state, observation, timing)
     if state.phase == RUNNING and all_succeeded(state, observation):
         return succeed(state, observation)
     stop_requested = [
         record for record in observation.records.values() if record.attempt == state.attempt and record.stop_signal
     ]
-    if stop_requested and _all_told(state, observation, timing):
+    if stop_requested and _all_stop_requested(state, observation, timing):
         return _stop(state, observation, timing, stop_requested)
     if stop_requested and observation.stop_requested_s < timing.stop_spread_s:
         return state
@@ -102,8 +102,8 @@ def fold(state: State, observation: Observation, timing: Timing) -> State:
     return state
 
 
-def _all_told(state: State, observation: Observation, timing: Timing) -> bool:
-    """Tell whether everybody who is alive was told from outside to stop (scancel, preemption, time limit, Ctrl-C)."""
+def _all_stop_requested(state: State, observation: Observation, timing: Timing) -> bool:
+    """Return whether all live agents have received a stop signal (scancel, preemption, time limit, Ctrl-C)."""
     records = alive_nodes(state, observation, timing)
     return bool(records) and all(record.stop_signal for record in records)
 
@@ -112,15 +112,15 @@ def _stop(state: State, observation: Observation, timing: Timing, stop_requested
     first = stop_requested[0]
     reason = first.reason or "stopped"
     last = state.past(state.round)
-    if state.phase == RUNNING or (last is not None and _was_the_stop(state, observation, timing, last)):
+    if state.phase == RUNNING or (last is not None and _ended_by_stop(state, observation, timing, last)):
         state = end_round(state, observation, STOPPED, reason, None)
     return close(state, STOPPED, reason, stop_code(first.stop_signal), observation.now_ns)
 
 
-def _was_the_stop(state: State, observation: Observation, timing: Timing, last: RoundHistory) -> bool:
-    """Tell whether the round ended as the first effect of the stop: one node heard of it before the others.
+def _ended_by_stop(state: State, observation: Observation, timing: Timing, last: RoundHistory) -> bool:
+    """Return whether the round ended as the first effect of the stop: one node received the signal before the others.
 
-    A node or rank that was lost for another reason, or long before, keeps its place in the history.
+    A node or rank lost for another reason, or long before, keeps its entry in the history.
     """
     if last.attempt != state.attempt or state.phase != FORMING:
         return False

@@ -1,4 +1,4 @@
-"""What a node says of itself, in its own file; and its form as JSON. Facts only: what follows is decided elsewhere."""
+"""The node record that each agent publishes in its own file, and its JSON form. Facts only; decisions are elsewhere."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ NODE_SCHEMA, NODE_VERSION = "ftslurm/node", 1
 
 @dataclass(frozen=True)
 class RankVitals:
-    """How one rank gets on.
+    """Progress of one rank.
 
     Attributes:
-        step: the last that it reported, None before the first.
-        intervals: how many intervals between its steps fell into which bucket (`monitor.mark`), as far as not none.
+        step: the last training step that it reported; None before the first.
+        intervals: pairs of a bucket (`monitor.heartbeat_page`) and its number of step intervals, without empty buckets.
     """
 
     rank: int
@@ -34,12 +34,12 @@ class RankVitals:
 
 @dataclass(frozen=True)
 class Vitals:
-    """How the ranks of a node get on: for people, and to learn time-outs from.
+    """Progress of a node's ranks: for display, and to learn time-outs from.
 
     Attributes:
-        round: whose ranks they are.
+        round: the ranks' round.
         longest: the longest completed intervals.
-        stuck: how often this agent's own loop was stuck.
+        stuck: number of times that this agent's own loop was stuck.
     """
 
     round: int
@@ -60,7 +60,7 @@ class Vitals:
 
 @dataclass(frozen=True)
 class Predecessor:
-    """The agent of the same node that was killed before this one: its incarnation, how it ended, and when."""
+    """The killed agent of the same node that this one replaces: incarnation, reason and time of its end."""
 
     incarnation: str
     reason: str
@@ -87,33 +87,34 @@ def _read_intervals(value: object, where: str) -> tuple[tuple[int, int], ...]:
 
 @dataclass(frozen=True)
 class NodeRecord:
-    """What a node says of itself, in its own file; nobody else writes it.
+    """A node's record, in a file that only the node's own agent (and its guardian) writes.
 
     Attributes:
         incarnation: a nonce, new for each agent process.
-        counter: grows with each writing; observers measure how long it stands still.
-        position: place in Slurm's node order, from 0.
-        slots: workers that it runs.
-        address, port: where its first rank would listen as the master of the next round.
-        status: READY (no worker alive; said of the round that still runs: it wants the next one), LEFT, or for round
-            `round` RUNNING, SUCCEEDED, FAILED (workers may be left).
-        round: the newest round that it took part in, 0 for none.
-        failure: the first failure here in `round`, if any; kept until the next round starts.
-        reason: why it is leaving or left; None: it stays.
-        stop_signal: the signal from outside that told it to leave ("SIGTERM"), if that is why.
-        token: the newest state that it has seen.
-        time_ns: its own clock, for people; never compared with another node's.
-        bell: the port of its doorbell at `address`, 0 without one.
-        hang: the first rank here that hung in `round`, if any.
-        shown: the newest round of which it has collected its ranks' stacks, 0 for none.
-        vitals: how its ranks get on; None before they run.
-        clock: its clock against the filesystem server's, None where that cannot be measured; for reports only.
-        health: what the last look at it found; None before the first.
-        unhealthy: why it cannot take part in a round, in words; None: it can.
-        looking: it is being looked at, and will say soon whether it can.
-        to_be_replaced: its agent was killed, and its guardian starts a new one; of a record that says LEFT.
-        predecessor: the killed agent that this one replaces; None: it is the first one here.
-        excluded: why it was excluded, by people or in an earlier run: it takes part only where others do not suffice.
+        counter: incremented at each write; observers measure how long it does not change.
+            position: index in Slurm's node order, from 0.
+            slots: number of workers that it runs.
+            address, port: where its first rank would listen as the master of the next round.
+            status: READY (no worker alive; if `round` still runs, the node requests the next one), LEFT, or for round
+            `round`
+                RUNNING, SUCCEEDED, FAILED (workers may be left).
+            round: the newest round that it took part in; 0 for none.
+            failure: the first failure here in `round`, if any; kept until the next round starts.
+            reason: why it is leaving or left; None: it stays.
+            stop_signal: the external signal that stopped it ("SIGTERM"), if that is the reason.
+            token: the newest state that it has read.
+            time_ns: its own clock, for display; never compared with another node's.
+            doorbell_port: the UDP port of its doorbell at `address`; 0 without one.
+            hang: the first rank here that hung in `round`, if any.
+            stacks_collected: the newest round whose ranks' stacks it has collected; 0 for none.
+            vitals: progress of its ranks; None before they run.
+            clock: its clock's offset from the filesystem server's; None if that cannot be measured; for reports only.
+            health: the result of the last run of its health checks; None before the first.
+            unhealthy: why it cannot take part in a round, as text; None: it can.
+            health_pending: its health checks are running; the result decides whether it can take part.
+            to_be_replaced: its agent was killed, and its guardian starts a new one; only with status LEFT.
+            predecessor: the killed agent that this one replaces; None for the node's first agent.
+            excluded: why it was excluded, by users or in an earlier run: it takes part only if others do not suffice.
     """
 
     node: str

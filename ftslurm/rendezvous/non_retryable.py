@@ -1,4 +1,4 @@
-"""Failures that a restart cannot cure: told by the ranks themselves, or by the same failure at start again (pure)."""
+"""Failures that a restart cannot cure: marked so by the ranks, or repeated identically at start (pure)."""
 
 from __future__ import annotations
 
@@ -9,43 +9,43 @@ from ftslurm.dataclasses import replace
 from ftslurm.rendezvous.state import SPAWN, Failure, RoundHistory, State, with_history
 
 SAME_RANK, ANY_RANK = 2, 3
-"""So many rounds in a row, failed at start in the same way by the same rank, or by any, are enough."""
+"""Number of consecutive rounds with the same failure at start, of the same rank or of any rank, that is decisive."""
 
 
 def why_non_retryable(failures: Sequence[Failure]) -> str | None:
-    """Return why the ranks would fail again, in words; None: they might not."""
+    """Return why the ranks would fail again, as text; None: they might not."""
     return next((failure.again for failure in failures if failure.again), None)
 
 
-def agreed(state: State, failures: Sequence[Failure]) -> bool:
-    """Whether the ranks of all nodes of the round have failed so."""
+def on_all_nodes(state: State, failures: Sequence[Failure]) -> bool:
+    """Return whether ranks of all nodes of the round have non-retryable failures."""
     return {f.node for f in failures if f.again} >= {p.node for p in state.participants}
 
 
-def compared(state: State, failures: Sequence[Failure]) -> State:
-    """Return `state` whose newest round's failure has the signature that its node found after it had published it.
+def with_signature(state: State, failures: Sequence[Failure]) -> State:
+    """Return `state` with the signature of its newest round's failure, which the node publishes after the failure.
 
-    What a rank wrote to its stderr lies on the shared filesystem; the failure itself is not held up for it.
+    It is computed from the rank's stderr on the shared filesystem; the failure itself is not delayed for that.
     """
     last = state.past(state.round)
     if last is None or last.failure is None or last.failure.signature is not None:
         return state
-    known = last.failure
+    current = last.failure
     for failure in failures:
-        if failure.signature is not None and replace(failure, signature=None) == known:
+        if failure.signature is not None and replace(failure, signature=None) == current:
             return with_history(state, replace(last, failure=failure))
     return state
 
 
-def disagreeing(state: State, failures: Sequence[Failure]) -> bool:
-    """Whether it is open yet if all nodes lack something, or only some: none has failed by anything else."""
+def awaiting_other_nodes(state: State, failures: Sequence[Failure]) -> bool:
+    """Return whether it is still open if all nodes lack something or only some: no rank failed for another reason."""
     if not all(f.again and not f.everywhere for f in failures):
         return False
-    return not agreed(state, failures)
+    return not on_all_nodes(state, failures)
 
 
 def repeated(state: State) -> list[int]:
-    """Return the rounds, the newest last, that failed at start in the same way; empty if that is no pattern yet."""
+    """Return the rounds, newest last, that failed identically at start; empty if they are too few."""
     rounds: list[RoundHistory] = []
     for entry in reversed(state.history):
         newest = rounds[0].failure if rounds else entry.failure
@@ -65,11 +65,11 @@ def _at_start(failure: Failure) -> bool:
 
 
 def _same(one: Failure, other: Failure) -> bool:
-    """Tell whether two failures are the same one; where there is nothing to compare, an exit code proves nothing."""
+    """Return whether two failures are the same; without a signature to compare, an exit code proves nothing."""
     if (one.kind, one.exit_code, one.signal) != (other.kind, other.exit_code, other.signal):
         return False
     if one.kind == SPAWN:
-        # The agent's own words, which name the program and the operating system's error.
+        # The agent's own message, which names the program and the operating system's error.
         return _without_numbers(one.message) == _without_numbers(other.message)
     return one.signature is not None and one.signature == other.signature
 

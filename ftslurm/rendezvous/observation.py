@@ -1,4 +1,4 @@
-"""What a coordinator sees and what it goes by: the facts that every decision of the fold follows from."""
+"""Observation, timing and run spec: the inputs of every decision of the fold."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ REJOIN = (AT_ONCE, NEXT_ROUND, NEVER)
 
 @dataclass(frozen=True)
 class Timing:
-    """How long things may take, in seconds.
+    """Time-outs and waits of the rendezvous, in seconds, and policies.
 
     Attributes:
-        node_timeout_s: a node whose counter stands still for so long is lost.
-        join_timeout_s: a round that has too few nodes for so long closes the run.
-        last_call_s: how long to wait for more nodes once the minimum is ready.
-        stop_spread_s: Slurm's signals reach the nodes one after the other: when one node has been told to stop, the
-            verdict waits so long for the others to say the same.
-        settle_s: with nodes to spare, how long the first round waits for the ones that come first in Slurm's order.
-        rejoin: when a late node gets in: with the NEXT_ROUND, whenever that comes, or AT_ONCE: the running round ends
-            for it, after a last call that costs no training time; or NEVER: only nodes that were there at the start
-            take part, spares included.
-        show_s: when a rank hangs, how long the round waits for all nodes to collect their ranks' stacks.
-        agree_s: when a rank fails by what its node may lack, how long to wait whether all nodes' ranks do.
-        set_aside_after: so many first failures on a node let others be preferred to it; 0: none do.
+        node_timeout_s: a node whose counter does not change for this time is lost.
+            join_timeout_s: a round that has too few nodes for this time closes the run.
+            last_call_s: wait for more nodes once the minimum is ready.
+            stop_spread_s: Slurm's signals reach the nodes one after the other: after one node has received a stop
+            signal,
+                the verdict waits this long for the others.
+            settle_s: with spares, wait of the first round for the nodes that come first in Slurm's order.
+            rejoin: when a late node is admitted: NEXT_ROUND: with the next round, whenever that forms; AT_ONCE: the
+            running
+                round ends for it, after a last call that costs no training time; NEVER: only nodes that were present at
+                the start take part, spares included.
+            stack_collection_s: when a rank hangs, wait of the round for all nodes to collect their ranks' stacks.
+            signature_s: when a rank fails because its node may lack something, wait for the same from all nodes' ranks.
+            exclude_after: number of first failures on a node that excludes it; 0 disables exclusion.
     """
 
     node_timeout_s: float
@@ -44,18 +46,18 @@ class Timing:
 
 @dataclass(frozen=True)
 class Observation:
-    """What the coordinator sees.
+    """The coordinator's observation of all nodes; durations count the time of this coordinator alone.
 
     Attributes:
-        words: the newest word read of each node, of any attempt.
-        silent_s: for how long each node (those without a word too) has been silent.
-        forming_for_s: for how long this coordinator has seen the phase FORMING.
-        now_ns: this coordinator's clock, for stamps that people read.
-        told_for_s: for how long it has seen a node that was told from outside to stop.
-        joining_for_s: for how long no further node has come to wait for a place.
-        hanging_for_s: for how long it has seen that a rank hangs.
-        failing_for_s: for how long it has seen a failure in the newest round.
-        unproven: nodes whose record has not changed since this coordinator first read it: perhaps they are dead.
+        records: the newest record read of each node, of any attempt.
+        silent_s: silence of each node, including those without a record.
+        forming_for_s: time in the phase FORMING.
+        now_ns: this coordinator's clock, for time stamps that people read.
+        stop_requested_s: time since the last node received a stop signal from outside.
+        joining_for_s: time since the last further node began to wait for a place.
+        hanging_for_s: time since a hang was observed.
+        failing_for_s: time since a failure of the newest round was observed.
+        unproven: nodes whose record has not changed since this coordinator first read it: they may be dead.
     """
 
     records: Mapping[str, NodeRecord]
@@ -71,7 +73,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """What an attempt asks for; see `State` for the fields."""
+    """Requirements of an attempt; see `State` for the fields."""
 
     run_id: str
     attempt: str
@@ -82,12 +84,12 @@ class RunSpec:
 
 
 def may_join(record: NodeRecord) -> bool:
-    """Tell whether the node could take part in a round that forms now."""
+    """Return whether the node could take part in a round that forms now."""
     return record.status == READY and record.reason is None and record.unhealthy is None and not record.health_pending
 
 
 def waiting_nodes(state: State, records: Mapping[str, NodeRecord]) -> list[NodeRecord]:
-    """Return the words of nodes that could take part and have no part in the newest round."""
+    """Return the records of nodes that could take part and are no participants of the newest round."""
     return [
         record
         for record in records.values()
@@ -98,13 +100,13 @@ def waiting_nodes(state: State, records: Mapping[str, NodeRecord]) -> list[NodeR
 
 
 def record_of(participant: Participant, observation: Observation) -> NodeRecord | None:
-    """Return the participant's word, None when its node has none or speaks for another agent by now."""
+    """Return the participant's record; None if its node has none, or one of another agent."""
     record = observation.records.get(participant.node)
     return record if record is not None and record.incarnation == participant.incarnation else None
 
 
 def alive_nodes(state: State, observation: Observation, timing: Timing) -> list[NodeRecord]:
-    """Return the words of this attempt's agents that are neither silent nor gone."""
+    """Return the records of this attempt's agents that are neither silent nor have left."""
     return [
         record
         for node, record in observation.records.items()
@@ -115,7 +117,7 @@ def alive_nodes(state: State, observation: Observation, timing: Timing) -> list[
 
 
 def is_replaced(state: State, participant: Participant, observation: Observation) -> bool:
-    """Tell whether another agent speaks for that participant's node by now."""
-    # Another attempt's word proves nothing: it is an old one read late, or an agent that has no business here.
+    """Return whether another agent has published a record of that participant's node."""
+    # Another attempt's record proves nothing: it is an old one read late, or of an agent that does not own the run.
     record = observation.records.get(participant.node)
     return record is not None and record.incarnation != participant.incarnation and record.attempt == state.attempt

@@ -1,8 +1,8 @@
-"""Rounds that could not begin because a node did not reach the master: how long to wait, and with whom to try (pure).
+"""Rounds that could not begin because a node did not reach the master: back-off and choice of nodes (pure).
 
-A network that is cut comes back, or is cut for one node alone; nothing of it is the program's fault. So such a round
-uses up no restart. The next one waits, longer each time, and is formed without the nodes that were involved as far as
-others suffice, under another master.
+A network outage is temporary, or affects one node alone; the program does not cause it. So such a round uses up no
+restart. The next one waits, longer each time, and is formed under another master, without the involved nodes as far as
+others suffice.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ftslurm.rendezvous.state import EXIT_FAILED, FAILED, UNREACHABLE, RoundHist
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
 PROVEN = 2
-"""A node that was involved so often in a row is left out although the round could be larger with it."""
+"""A node involved in this many consecutive rounds is left out although the round could be larger with it."""
 
 
 def unreachable_rounds(state: State) -> list[RoundHistory]:
-    """Return the newest rounds of this attempt that ended so, one after the other, the newest first."""
+    """Return the newest consecutive unreachable rounds of this attempt, newest first."""
     found: list[RoundHistory] = []
     for entry in reversed(state.history):
         if entry.attempt != state.attempt or entry.failure is None or entry.failure.kind != UNREACHABLE:
@@ -42,7 +42,7 @@ def _wait_s(count: int) -> float:
 
 
 def give_up(state: State, observation: Observation, timing: Timing) -> State | None:
-    """Close the attempt when this has gone on for the join time-out; None: try again."""
+    """Close the attempt once the waits add up to the join time-out; None: try again."""
     rounds = unreachable_rounds(state)
     spent_s = sum(_wait_s(count) for count in range(1, len(rounds) + 1))
     if not rounds or spent_s < timing.join_timeout_s:
@@ -54,9 +54,9 @@ def give_up(state: State, observation: Observation, timing: Timing) -> State | N
 
 
 def involvement(state: State) -> Mapping[str, tuple[int, int]]:
-    """Return for each node involved how often it was, and how often of these as the master.
+    """Return for each involved node the number of its rounds, and in how many of these it was the master.
 
-    Of one connection nobody knows which end is cut: both count.
+    Which end of a failed connection is cut is unknown: both count.
     """
     ends: Counter[str] = Counter()
     masters: Counter[str] = Counter()
@@ -68,7 +68,7 @@ def involvement(state: State) -> Mapping[str, tuple[int, int]]:
 
 
 def reachable_first(state: State, ready: Sequence[NodeRecord]) -> list[NodeRecord]:
-    """Return the nodes from which to choose; after an unreachable round only as many as can take part.
+    """Return the candidate nodes; after an unreachable round only as many as can take part.
 
     The least involved come first, then those of the last round, then Slurm's order. Those involved often are left out
     as far as the others suffice.

@@ -1,55 +1,56 @@
-"""What a run does right now, as one dictionary made from a snapshot (pure).
+"""Current status of a run as one dictionary, computed from a snapshot (pure).
 
-`summarise` returns, ready for JSON (times ``_ns``: since the epoch; ``_s``: seconds; None: not known):
+`summarise` returns, ready for JSON (times ``_ns``: since the epoch; ``_s``: seconds; None: unknown):
 
 =============== =======================================================================================================
 key             meaning
 =============== =======================================================================================================
 schema, version "ftslurm/status", 1
-run, directory  the run's name and where it is
-made_ns         when this was read, by this machine's clock
+run, directory  the run's name and path
+made_ns         when the directory was read, by this machine's clock
 status          "running", "hanging" (a rank hangs, its round is about to end), "ending" (a rank failed, the same),
-                "forming" (the next round), "closed", "silent" (not closed, but no agent has said anything for long, or
-                their launcher says that they have ended),
-                "unknown" (no state can be read)
-phase, round    what the state says: "forming", "running" or "closed"; the newest formed round, 0 for none
-token           the generation of the state; ``newest_token``: the newest there is, larger when that one cannot be used
-attempt         its name; ``attempts``: how many there were, this one included
-coordinator     {node, term, silent_s}: who decides, how often that changed hands, and as in ``nodes``
-world           {nodes, ranks, min_nodes, max_nodes} of the round, and what was asked for
-formed_ns       when the round formed, by the coordinator's clock then; ``formed_s``: for how long it has run, by the
+                "forming" (the next round), "closed", "silent" (not closed, but all agents have been silent for long, or
+                their launcher has recorded that they have ended),
+                "unknown" (no readable state)
+phase, round    of the state: "forming", "running" or "closed"; the newest formed round, 0 for none
+token           the state's generation; ``newest_token``: the newest in the directory, larger if that one is unusable
+attempt         its name; ``attempts``: number of attempts, this one included
+coordinator     {node, term, silent_s}: its node, number of lease changes, and silence as in ``nodes``
+world           {nodes, ranks, min_nodes, max_nodes}: size of the round, and limits of the run spec
+formed_ns       when the round formed, by the coordinator's clock; ``formed_s``: for how long it has run, by the
                 difference to this machine's clock
 restarts        {used, allowed}
-steps           {first, last, reporting, of, step_s, compared}: lowest and highest last step over the ranks, how many
-                ranks report steps, of how many, the usual time of a step, how many ranks' paces were compared
+steps           {first, last, reporting, of, step_s, compared}: lowest and highest last training step of the ranks,
+                number of ranks that report steps, of all, usual time of a step, number of ranks with compared paces
 closed          {outcome, reason, exit_code, time_ns} when it is closed
-hang            {rank, node, what, step, known, shown, of, awaited}: the rank that hangs; whether the coordinator deals
-                with it yet; how many nodes have shown where their ranks are, and which have not
-failures        [{rank, node, message, step}]: what failed in the round that still runs
-forming         {ready, needed, busy, health_pending, unhealthy, unheard}: while a round forms: number of nodes ready,
-                how many it needs at least, the nodes that still end the last round, whose health is being checked, that
-                are unhealthy, and of which there is no sign of life
+hang            {rank, node, what, step, acknowledged, stacks_collected, of, awaited}: the rank that hangs; whether the
+                state contains the hang yet; number of nodes that have collected their ranks' stacks, and the others
+failures        [{rank, node, message, step}]: failures in the round that still runs
+forming         {ready, needed, busy, health_pending, unhealthy, missing}: while a round forms: number of nodes ready,
+                minimal number, nodes that still end the last round, whose health is pending, that are unhealthy, and
+                without a node record
 rounds          the last rounds, newest first: {round, outcome, reason, nodes, ranks, formed_ns, ended_ns, took_s}
-timeouts        {rounds, silent, entries: [{what, name, seconds, source}]}: those that hold: from how many rounds they
-                were learned; how many ranks have sent no heartbeat yet; `what` is "heartbeat", "first heartbeat",
-                "section" (`name`), "between sections" or "any sign of life"; `seconds` None: off; `source` is
-                "asked", "learned" or "default"
-nodes           in the order of ranks: {node, role, ranks, first_rank, slots, status, round, steps, silent_s, silent,
-                stuck, shown, why}. `role`: "rank" (takes part in the round), "spare", "gone" (left or lost), "unheard"
-                (Slurm gave it, it has not spoken), "earlier" (its last word is from an earlier attempt). `steps`:
-                [lowest, highest]. `silent_s`: for so long at least it has written nothing, by the file server's clock
-                alone; `silent`: that is much more than a heartbeat. `stuck`: how often its agent's loop was stuck.
-                `shown`: it has shown where its ranks are. `why`: why it left, was lost, is leaving or is unhealthy.
-                `unhealthy`: why it can take part in no round; `health_pending`: it is being checked; `excluded`: why it
-                was excluded before, so that others are preferred; `health`: {status, looked_ns, set, findings: [{check,
-                status, subject, text, advice, since_ns}]} of the last look at it, times by its own clock
+timeouts        {rounds, silent, entries: [{what, name, seconds, source}]}: time-outs in force: number of rounds that
+                they were learned from; number of ranks without a heartbeat yet; `what` is "heartbeat", "first
+                heartbeat", "section" (`name`), "between sections" or "hang"; `seconds` None: off; `source` is
+                "option", "learned" or "default"
+nodes           in rank order: {node, role, ranks, first_rank, slots, status, round, steps, silent_s, silent, stuck,
+                stacks_collected, why}. `role`: "rank" (participant of the round), "spare", "gone" (left or lost),
+                "missing" (allocated, without a record), "earlier" (its record is from an earlier attempt). `steps`:
+                [lowest, highest]. `silent_s`: lower bound of the time since its last write, by the file server's clock
+                alone; `silent`: that is much more than a heartbeat interval. `stuck`: how often its agent's loop was
+                stuck. `stacks_collected`: it has collected its ranks' stacks. `why`: why it left, was lost, is leaving
+                or is unhealthy. `unhealthy`: why it cannot take part in a round; `health_pending`: its health checks
+                are running; `excluded`: why it was excluded before, so that others are preferred; `health`: {status,
+                looked_ns, set, findings: [{check, status, subject, text, advice, since_ns}]} of the last run of its
+                health checks, times by its own clock
 lost            nodes lost in this attempt: {node, round, time_ns, silent_s}
 behind          ranks whose step is behind the others', the last first: {rank, node, step, usual}
 slow            ranks that are persistently slower than the others, the slowest first: {rank, node, median_s, others_s}
-newest_s        how old the newest word of all is, by the difference between this machine's clock and the file server's
-clock_behind_s  by how much this machine's clock is surely behind the file server's
+newest_s        age of the newest node record, by the difference between this machine's clock and the file server's
+clock_behind_s  lower bound of this machine's clock's delay behind the file server's
 problems        files that cannot be used: {file, reason}
-time            in words, where the time went until now; None: nothing is known, or it would take long to find out
+time            accounting of the time until now, as text; None: unknown, or too slow to compute
 =============== =======================================================================================================
 """
 
@@ -81,7 +82,7 @@ DEAD_LEAST_S = 60.0
 
 
 def summarise(snapshot: Snapshot) -> Dict:
-    """Say what the run does; for the keys see this module's docstring."""
+    """Return the run's status; for the keys see this module's docstring."""
     state = snapshot.state
     nodes = Nodes(snapshot)
     rows = nodes.rows()
@@ -133,7 +134,7 @@ def _status(snapshot: Snapshot, newest_s: float | None, hang: Dict | None, failu
         return "unknown"
     if state.phase == CLOSED:
         return "closed"
-    # Two clocks are compared here, so that it takes more than a node's time-out.
+    # Two clocks are compared here, so the limit is larger than a node's time-out.
     if (
         snapshot.ended
         or newest_s is None
@@ -149,7 +150,7 @@ def _coordinator(state: State | None, nodes: Nodes) -> Dict | None:
     if state is None:
         return None
     lease = state.coordinator
-    record = nodes.words.get(lease.node)
+    record = nodes.records.get(lease.node)
     silent_s = nodes.silent_s[lease.node] if record is not None and record.incarnation == lease.incarnation else None
     return {"node": lease.node, "term": lease.term, "silent_s": silent_s}
 
@@ -172,20 +173,20 @@ def _hang(state: State | None, nodes: Nodes) -> Dict | None:
     if state is None or state.phase != RUNNING:
         return None
     records = nodes.participants
-    told = [record.hang for record in records if record.hang is not None and record.hang.round == state.round]
-    hang: Hang | None = state.hang or next(iter(told), None)
+    hangs = [record.hang for record in records if record.hang is not None and record.hang.round == state.round]
+    hang: Hang | None = state.hang or next(iter(hangs), None)
     if hang is None:
         return None
-    shown = {record.node for record in records if record.stacks_collected == state.round}
+    collected = {record.node for record in records if record.stacks_collected == state.round}
     return {
         "rank": hang.rank,
         "node": hang.node,
         "what": hang.what,
         "step": hang.step,
-        "known": state.hang is not None,
-        "shown": len(shown),
+        "acknowledged": state.hang is not None,
+        "stacks_collected": len(collected),
         "of": len(state.participants),
-        "awaited": [part.node for part in state.participants if part.node not in shown],
+        "awaited": [part.node for part in state.participants if part.node not in collected],
     }
 
 
@@ -193,7 +194,7 @@ def _failures(state: State | None, nodes: Nodes) -> list[Dict]:
     if state is None or state.phase != RUNNING:
         return []
     found = [record.failure for record in nodes.participants if record.failure and record.failure.round == state.round]
-    # Nodes' clocks are not compared: in the order of ranks.
+    # In rank order, since the nodes' clocks cannot be compared.
     found.sort(key=lambda failure: failure.rank)
     return [{"rank": each.rank, "node": each.node, "message": each.message, "step": each.step} for each in found]
 
@@ -202,7 +203,7 @@ def _forming(state: State | None, rows: list[Dict]) -> Dict | None:
     if state is None or state.phase != FORMING:
         return None
     present = [row for row in rows if row["role"] in ("rank", "spare")]
-    staying = [row for row in present if row["why"] is None and row["status"] not in ("no word", "lost", "left")]
+    staying = [row for row in present if row["why"] is None and row["status"] not in ("no record", "lost", "left")]
     ready = [row for row in staying if row["status"] == READY]
     return {
         "ready": sum(not row["health_pending"] for row in ready),
@@ -210,7 +211,7 @@ def _forming(state: State | None, rows: list[Dict]) -> Dict | None:
         "busy": [row["node"] for row in staying if row["status"] != READY],
         "health_pending": [row["node"] for row in ready if row["health_pending"]],
         "unhealthy": [row["node"] for row in present if row["unhealthy"] is not None],
-        "unheard": [row["node"] for row in rows if row["role"] == "unheard"],
+        "missing": [row["node"] for row in rows if row["role"] == "missing"],
     }
 
 
@@ -235,19 +236,19 @@ def _lost(lost: LostNode) -> Dict:
 
 def _timeouts(snapshot: Snapshot, nodes: Nodes) -> Dict:
     learned = snapshot.state.learned if snapshot.state else None
-    asked = snapshot.timing.timeouts
-    # Nothing is said of defaults where it is not known what stands against them.
-    hold = effective(asked or NOTHING, learned, NOTHING if asked is None else DEFAULTS)
+    option = snapshot.timing.timeouts
+    # Defaults are omitted if the options, which may override them, are unknown.
+    in_force = effective(option or NOTHING, learned, NOTHING if option is None else DEFAULTS)
     known = learned.timeouts if learned else Spans()
-    wanted = asked or NOTHING
+    given = option or NOTHING
     entries = [
-        _timeout("first heartbeat", hold.initial_s, wanted.initial_s, known.initial_s),
-        _timeout("heartbeat", hold.heartbeat_s, wanted.heartbeat_s, known.heartbeat_s),
-        _timeout("between sections", hold.out_of_section_s, wanted.out_of_section_s, known.out_of_section_s),
-        _timeout("any sign of life", hold.hang_s, wanted.hang_s, None),
+        _timeout("first heartbeat", in_force.initial_s, given.initial_s, known.initial_s),
+        _timeout("heartbeat", in_force.heartbeat_s, given.heartbeat_s, known.heartbeat_s),
+        _timeout("between sections", in_force.out_of_section_s, given.out_of_section_s, known.out_of_section_s),
+        _timeout("hang", in_force.hang_s, given.hang_s, None),
     ]
-    for name in sorted({*wanted.sections, *known.sections}):
-        entries.append(_section(name, hold, wanted, known.sections.get(name)))
+    for name in sorted({*given.sections, *known.sections}):
+        entries.append(_section(name, in_force, given, known.sections.get(name)))
     state = snapshot.state
     vitals = [
         record.vitals for record in nodes.participants if record.vitals and state and record.vitals.round == state.round
@@ -259,22 +260,22 @@ def _timeouts(snapshot: Snapshot, nodes: Nodes) -> Dict:
     }
 
 
-def _section(name: str, hold: Timeouts, asked: Timeouts, learned: float | None) -> Dict | None:
-    entry = _timeout("section", hold.sections.get(name), asked.sections.get(name), learned)
+def _section(name: str, in_force: Timeouts, option: Timeouts, learned: float | None) -> Dict | None:
+    entry = _timeout("section", in_force.sections.get(name), option.sections.get(name), learned)
     return entry and entry | {"name": name}
 
 
-def _timeout(what: str, seconds: float | None, asked: float | None, learned: float | None) -> Dict | None:
-    if seconds is None and asked is None:
+def _timeout(what: str, seconds: float | None, option: float | None, learned: float | None) -> Dict | None:
+    if seconds is None and option is None:
         return None
-    source = "asked" if asked is not None else "learned" if learned is not None else "default"
+    source = "option" if option is not None else "learned" if learned is not None else "default"
     return {"what": what, "name": None, "seconds": seconds, "source": source}
 
 
 def _newest_s(snapshot: Snapshot) -> float | None:
     if snapshot.server_ns is None or not snapshot.nodes:
         return None
-    return span_s(max(heard.written_ns for heard in snapshot.nodes), snapshot.now_ns)
+    return span_s(max(received.written_ns for received in snapshot.nodes), snapshot.now_ns)
 
 
 __all__ = ["summarise"]

@@ -1,4 +1,4 @@
-"""What torch's launcher knows of how its job ended, as one of our records."""
+"""The failure reported by torch's launcher, as a `Failure`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from ftslurm.rendezvous.state import Failure
 
 LONGEST = 500
-# torch's words for a worker without an error file; its exit code says more.
+# torch's message for a worker without an error file; its exit code is more informative.
 NO_MESSAGE = "To enable traceback"
 
 
 def failure_of(error: BaseException, round_: int, node: str) -> Failure | None:
-    """Return the first failure among the workers, None when `error` is about something else."""
+    """Return the first failure among the workers, None if `error` is not a worker's failure."""
     if not isinstance(error, ChildFailedError):
         return None
     rank, first = error.get_first_failure()

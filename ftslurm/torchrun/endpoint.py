@@ -1,4 +1,4 @@
-"""Where this torchrun agent stands: its run directory, its name, its place in the order, the attempt it belongs to."""
+"""Endpoint of this torchrun agent: its run directory, its name, its position among the nodes, and its attempt."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous.api import RendezvousParameters
 
 NO_ID = "none"
-"""torchrun's run id when nobody chose one."""
+"""torchrun's default run id."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """This agent's place.
+    """This agent's endpoint.
 
     Attributes:
-        node: its name, which no other agent has.
-        position: place in the node order, from 0; agents of one position are ordered by name.
-        expected: all nodes of the attempt in their order; empty when unknown.
-        address: what other nodes reach this one by.
-        attempts: names the attempts of this run, from 0 on: the next one begins where the one before was closed.
+        node: its unique name.
+        position: index in the node order, from 0; agents with the same position are ordered by name.
+        expected: all nodes of the attempt in their order; empty if unknown.
+        address: this node's address for other nodes.
+        attempts: returns the name of the run's n-th attempt, from 0; each begins after the previous one was closed.
     """
 
     run: RunDirectory
@@ -45,10 +45,10 @@ class Endpoint:
 
 
 def open_endpoint(params: RendezvousParameters, protocol: str) -> Endpoint:
-    """Find this agent's place and open its run directory.
+    """Compute this agent's endpoint and open its run directory.
 
     Raises:
-        WrongOption: with one line.
+        WrongOption: the message is one line.
     """
     try:
         job = _job(os.environ, params.max_nodes)
@@ -62,13 +62,13 @@ def open_endpoint(params: RendezvousParameters, protocol: str) -> Endpoint:
         run = open_run(root, _user(), time.time_ns(), __version__)
     except (SlurmEnvironmentError, RunDirectoryError) as error:
         raise WrongOption(str(error).replace("--shared-dir", "--rdzv-endpoint")) from None
-    place = Endpoint(run, run_id, node, position, expected, address, attempt_names(job))
-    _claim(place, protocol)
-    return place
+    opened = Endpoint(run, run_id, node, position, expected, address, attempt_names(job))
+    _check_protocol(opened, protocol)
+    return opened
 
 
 def _job(environment: Mapping[str, str], max_nodes: int) -> SlurmJob | None:
-    """Return Slurm's job; of a loop of one-node sruns that make up one world, the job without its step."""
+    """Return Slurm's job; for a loop of one-node sruns that form one world, the job without its step."""
     job = from_environ(environment)
     if job is not None and job.in_step and len(job.node_list) == 1 and max_nodes > 1:
         return from_environ({key: value for key, value in environment.items() if not key.startswith("SLURM_STEP")})
@@ -90,17 +90,17 @@ def _name(job: SlurmJob | None, hostname: str, pid: int) -> tuple[str, int, tupl
     position = job.node_list.index(node) if node in job.node_list else job.node_id or 0
     if job.in_step and (job.ntasks_per_node or 1) == 1:
         return node, position, job.node_list
-    # Several agents on a node (or nobody knows how many): the process tells them apart.
+    # Several agents on a node (or an unknown number): the process id makes the name unique.
     return f"{node}-{pid}", position, ()
 
 
 def choose_address(job: SlurmJob | None, hostname: str, max_nodes: int, resolves: Callable[[str], bool]) -> str:
-    """Return what other nodes reach this one by, unless the user says.
+    """Return this node's address for other nodes, if the user has not set one.
 
-    Not getfqdn, as torch does: where /etc/hosts names the host after localhost it is "localhost" on every node.
+    Not getfqdn, which torch uses: if /etc/hosts lists the host after localhost, it returns "localhost" on every node.
 
     Raises:
-        WrongOption: no name of this node is known to its own resolver.
+        WrongOption: this node's resolver resolves none of its names.
     """
     if max_nodes == 1:
         return "127.0.0.1"
@@ -109,7 +109,9 @@ def choose_address(job: SlurmJob | None, hostname: str, max_nodes: int, resolves
     for name in names:
         if resolves(name):
             return name
-    raise WrongOption(f"{' and '.join(names)}: this node cannot resolve its own name; give its address by --local-addr")
+    raise WrongOption(
+        f"{' and '.join(names)}: this node cannot resolve its own name; set its address with --local-addr"
+    )
 
 
 def _resolves(name: str) -> bool:
@@ -120,7 +122,7 @@ def _resolves(name: str) -> bool:
 
 
 def attempt_names(job: SlurmJob | None) -> Callable[[int], str]:
-    """Return what names this run's attempts: `<job>[.<step>].<restart>`, outside Slurm `torchrun.<number>`.
+    """Return the function that names attempts: `<job>[.<step>].<restart>`, outside Slurm `torchrun.<number>`.
 
     A step is an attempt of its own: a batch script may start torchrun several times with one run id.
     """
@@ -133,8 +135,8 @@ def attempt_names(job: SlurmJob | None) -> Callable[[int], str]:
 def choose_attempt(attempts: Callable[[int], str], state: State | None, fixed_size: bool) -> str:
     """Return the attempt to take part in: the open one, or the next one.
 
-    A closed rendezvous stays closed for who comes late to it. With as many nodes at least as at most there are no
-    late nodes, so whoever comes then has been started anew.
+    A closed rendezvous stays closed for late nodes. With a fixed number of nodes there are no late nodes, so an agent
+    that finds it closed has been restarted.
     """
     number = 0
     if state is None or not fixed_size:
@@ -144,18 +146,18 @@ def choose_attempt(attempts: Callable[[int], str], state: State | None, fixed_si
     return attempts(number)
 
 
-def _claim(place: Endpoint, protocol: str) -> None:
-    """Refuse a run directory in which agents meet by the other protocol: they would never see each other."""
+def _check_protocol(endpoint: Endpoint, protocol: str) -> None:
+    """Refuse a run directory used with the other protocol: the agents would never find each other."""
     from ftslurm.torchrun.options import DYNAMIC
 
-    other = place.run.state if protocol == DYNAMIC else os.path.join(place.run.root, DYNAMIC)
+    other = endpoint.run.state if protocol == DYNAMIC else os.path.join(endpoint.run.root, DYNAMIC)
     try:
         taken = any(name.endswith(".json") or protocol != DYNAMIC for name in os.listdir(other))
     except FileNotFoundError:
         return
     if taken:
         found = "the fold protocol" if protocol == DYNAMIC else "protocol=dynamic"
-        raise WrongOption(f"run directory {place.run.root}: its agents meet by {found}; choose another --rdzv-id")
+        raise WrongOption(f"run directory {endpoint.run.root}: its agents use {found}; choose another --rdzv-id")
 
 
 def _user() -> str:

@@ -96,7 +96,7 @@ class Agent:
         self.bell = Doorbell(self._word.address, self._word.incarnation)
         self._word = replace(self._word, bell=self.bell.port)
         ring = self.bell.ring
-        member = Member(self.fs, run, shape, self._word, timing, Pace(), time.monotonic, time.time_ns, ring=ring)
+        member = Member(self.fs, run, shape, self._word, timing, Pace(), time.monotonic, time.time_ns, wake_agents=ring)
         self.courier = Courier(member, time.monotonic)
 
     def hear(self) -> None:

@@ -290,7 +290,7 @@ CORE = [
         "start", "send", "publish", "_work", "_wait", "_publish", "_run", "_tick", "_post_view",
     )),
     *(f"ftslurm.rendezvous.member:Member:{name}" for name in (
-        "tick", "publish", "next_look_s", "_publish_record", "_lead",
+        "tick", "publish", "next_tick_s", "_publish_record", "_lead",
     )),
     *(f"ftslurm.agent.round_setup:RoundSetup:{name}" for name in ("begin", "made", "on_time", "deadline")),
     *(f"ftslurm.agent.loop:AgentLoop:{name}" for name in (

@@ -258,7 +258,7 @@ def test_a_report_that_cannot_be_made_in_time_leaves_sruns_exit_code(job: Job) -
     job.script = job.bin / "ftsrun"
     code, output = job.run()
     assert code == 0, output
-    assert "no report could be made in 1 s" in output and "ftslurm report /" in output, output
+    assert "no report could be made within 1 s" in output and "ftslurm report /" in output, output
 
 
 def test_a_heterogeneous_job_is_told_in_one_line_that_its_first_component_is_used(job: Job) -> None:

@@ -117,7 +117,7 @@ def test_a_directory_in_which_others_may_rename_the_run_is_named_once(
         SCRIPT, "--health", "off", "--rdzv-id", "mine", "--shared-dir", str(tmp_path / "team" / "runs"), *agents
     )
     assert run.wait() == 0
-    line = f"everybody may rename it, because {tmp_path / 'team'} is writable without the sticky bit"
+    line = f"any user may rename it, because {tmp_path / 'team'} is writable without the sticky bit"
     assert run.err.count(line) == 1
     (tmp_path / "team").chmod(0o1777)
     again = start(
@@ -168,12 +168,12 @@ def test_who_owns_the_directory_of_runs_or_a_link_above_it_is_named(tmp_path: Pa
     os.chown(theirs, stranger, stranger)
     theirs.chmod(0o1777)
     warning = exposed(str(theirs / "run")) or ""
-    assert f"uid {stranger} may rename it, because {theirs} is theirs" in warning
+    assert f"uid {stranger} may rename it, because {theirs} belongs to it" in warning
     (tmp_path / "mine").mkdir()
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "mine")
     os.chown(link, stranger, stranger, follow_symlinks=False)
-    assert f"{link} is a link of theirs" in (exposed(str(link / "run")) or "")
+    assert f"{link} is a link that belongs to it" in (exposed(str(link / "run")) or "")
     os.chown(link, os.geteuid(), -1, follow_symlinks=False)
     assert "theirs" not in (exposed(str(link / "run")) or "")
 
@@ -248,7 +248,7 @@ def test_a_directory_of_excluded_nodes_that_is_another_users_is_named_and_nothin
     command = [sys.executable, "-m", "ftslurm.cli", "nodes", action, "n1", "n2", "--shared-dir", str(open_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout) == (1, "")
-    assert f"{place}: it belongs to uid {OTHER}, you are uid 0; nothing was changed: use a directory" in done.stderr
+    assert f"{place}: it belongs to uid {OTHER}, you are uid 0; nothing was changed; choose your own directory" in done.stderr
     assert {path.name for path in place.rglob("*")} == {"n1.json", "strikes"}
     assert (place / "n1.json").read_text() == "theirs\n"
 

@@ -74,7 +74,7 @@ def test_it_asks_a_few_times_at_the_start_and_then_every_ten_minutes() -> None:
     assert clock.offset.error_ns <= 6 * MS
 
 
-def test_a_clock_that_was_set_is_measured_anew_at_once() -> None:
+def test_a_clock_that_was_set_is_measured_again_at_once() -> None:
     stamps = iter([NOW + 1, NOW + 3 * 10**9])
     clock = ServerClock(lambda: 0.0, lambda path: next(stamps))
     clock.published("x", NOW, NOW + 2)
@@ -129,7 +129,7 @@ def test_nothing_is_measured_on_filesystems_whose_clients_stamp(monkeypatch: pyt
     assert server_clock(os.getcwd(), lambda: 0.0) is not None
 
 
-def test_a_member_says_its_clock_in_its_word_and_words_without_one_still_read() -> None:
+def test_a_member_publishes_its_clock_in_its_record_and_records_without_one_are_readable() -> None:
     fs = MemoryFileSystem()
     for directory in ("/run/nodes", "/run/state"):
         fs.makedirs(directory)

@@ -40,7 +40,7 @@ class FakeMember:
     def view(self) -> View:
         return View(None, 0, False, ())
 
-    def next_look_s(self) -> float:
+    def next_tick_s(self) -> float:
         return 3600.0
 
 

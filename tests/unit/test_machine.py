@@ -454,7 +454,7 @@ def test_a_run_that_is_closed_during_a_stop_is_left_after_it() -> None:
 
 def test_an_idle_agent_leaves_a_closed_run_with_its_code() -> None:
     agent = Agent()
-    actions = agent.sees(closed(FAILED, "never heard of n1", 1, round_=1))
+    actions = agent.sees(closed(FAILED, "no node record of n1", 1, round_=1))
     assert kinds(actions) == ["Publish", "Exit"]
     assert actions[1] == Exit(1)
 

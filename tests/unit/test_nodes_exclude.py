@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ftslurm.nodes.exclude import LEMON_WINDOW_NS, Exclusions, folder, strikes_within, why_repeat_offender
+from ftslurm.nodes.exclude import STRIKE_WINDOW_NS, Exclusions, folder, strikes_within, why_repeat_offender
 from ftslurm.nodes.record import KEPT_STRIKES, SCHEMA, STRIKES_SCHEMA, Exclusion, Strike
 from ftslurm.sharedfs.rundir import RunDirectoryError
 from ftslurm.testing.memoryfs import AFTER, BEFORE, MemoryFileSystem, Operation
@@ -103,7 +103,7 @@ def test_two_strikes_within_a_week_make_a_lemon(files: Exclusions) -> None:
     known = files.add_strike("n17", "job-8", "CUDA error", NOW + DAY)
     reason = why_repeat_offender(known, NOW + DAY)
     assert reason == "2 failures began here within 7 days; the last, in job-8: CUDA error"
-    assert why_repeat_offender(known, NOW + LEMON_WINDOW_NS + 1) is None
+    assert why_repeat_offender(known, NOW + STRIKE_WINDOW_NS + 1) is None
     assert strikes_within(None, NOW) == []
 
 
@@ -285,7 +285,7 @@ def test_a_file_with_a_name_that_no_node_can_have_is_told(files: Exclusions, fs:
     put(fs, "a b\x1b.json", edited())
     assert files.read() == {}
     (problem,) = files.problems
-    assert "its name is no node's" in problem and "\x1b" not in problem
+    assert "its name is no valid node name" in problem and "\x1b" not in problem
 
 
 @pytest.mark.parametrize("name", ["", "../n1", "n 1", ".n1", "n1/../n2", "x" * 200])

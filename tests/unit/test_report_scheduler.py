@@ -101,7 +101,7 @@ def test_a_slurm_that_cannot_be_asked_is_said_in_one_line(tmp_path: Path) -> Non
     assert result["cause"] is None
     (line,) = [line for line in render(result).splitlines() if "Slurm tells nothing" in line]
     assert line.startswith("  Slurm tells nothing: `scontrol show job 123` failed")
-    assert "Slurm knows no job 123" in render(report(unfinished(tmp_path / "b"), FakeSlurm()))
+    assert "Slurm no longer has a record of job 123" in render(report(unfinished(tmp_path / "b"), FakeSlurm()))
 
 
 def test_slurm_is_not_asked_about_runs_whose_end_is_known(tmp_path: Path) -> None:

@@ -99,23 +99,23 @@ def test_a_recovered_failure_stands_under_the_success_with_its_cost(tmp_path: Pa
 
 
 def test_a_lost_node_is_named_with_the_ranks_it_had(tmp_path: Path) -> None:
-    reason = "n2 was lost: its agent gave no sign of life for 30.0 s"
+    reason = "n2 was lost: no heartbeat of its agent for 30.0 s"
     run = RunBuilder(tmp_path, nodes=3).round().steps(1, 120).wait(100).lose("n2")
     run.close("failed", f"{reason}; 2 of at least 3 nodes are there, and nothing can replace it")
     assert text(run) == (
         """\
-job-123 FAILED: node n2 was lost: its agent gave no sign of life for 30.0 s
+job-123 FAILED: node n2 was lost: no heartbeat of its agent for 30.0 s
   step 120, round 1; it had ranks 2-3
   2 of at least 3 nodes are there, and nothing can replace it; exit code 1
   hint: Ask Slurm what it knows of the node: sacct, sinfo -R.
 
 the other ranks of round 1
-  ranks 0-1, 4-5  stopped by ftslurm: n2 was lost: its agent gave no sign of...
+  ranks 0-1, 4-5  stopped by ftslurm: n2 was lost: no heartbeat of its agent...
   ranks 2-3       no end recorded (on n2)
 
 rounds (2026-03-01 GMT)
   round  nodes  ranks  started   took    ended
-  1      3      6      12:00:01  2m 10s  node n2 was lost: its agent gave no...
+  1      3      6      12:00:01  2m 10s  node n2 was lost: no heartbeat of it...
 
   files: /shared/runs/job-123
 """

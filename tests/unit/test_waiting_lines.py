@@ -28,9 +28,7 @@ def wait() -> Wait:
 
 def test_nothing_is_said_before_5_s(wait: Wait) -> None:
     assert wait.line(FIRST_S - 0.1) is None
-    assert wait.line(FIRST_S) == (
-        "round 1 waits: 1 of 4 nodes are ready after 5 s; n2, n3, n4: no record of its agent yet"
-    )
+    assert wait.line(FIRST_S) == ("round 1 waits: 1 of 4 nodes are ready after 5 s; n2, n3, n4: no node record yet")
 
 
 def test_the_same_is_said_again_now_and_then(wait: Wait) -> None:
@@ -43,7 +41,7 @@ def test_what_changes_is_said_soon_but_not_node_by_node(wait: Wait) -> None:
     wait.story.join(2)
     assert wait.line(7.0) is None
     wait.story.join(3)
-    assert wait.line(10.0) == "round 1 waits: 3 of 4 nodes are ready after 10 s; n4: no record of its agent yet"
+    assert wait.line(10.0) == "round 1 waits: 3 of 4 nodes are ready after 10 s; n4: no node record yet"
 
 
 def test_each_node_has_its_reason(wait: Wait) -> None:
@@ -51,8 +49,8 @@ def test_each_node_has_its_reason(wait: Wait) -> None:
     story.join(2, 3, 4)
     story.say(2, health_pending=True).say(3, unhealthy="GPU 3: gone").say(4, status=FAILED, round=6)
     assert wait.line(5.0) == (
-        "round 1 waits: 1 of 4 nodes are ready after 5 s; n2: its health is being checked; "
-        "n3: unhealthy (GPU 3: gone); n4: its workers of round 6 have not ended"
+        "round 1 waits: 1 of 4 nodes are ready after 5 s; n2: health pending; "
+        "n3: unhealthy (GPU 3: gone); n4: workers of round 6 have not ended"
     )
     story.silent = {"n2": TIMING.node_timeout_s}
     story.say(3, status=LEFT, reason="SIGTERM from outside")
@@ -64,7 +62,7 @@ def test_of_a_thousand_nodes_a_few_are_named() -> None:
     story = Story(1000).join(1)
     line = WaitingLines().line(story.state, Observation(story.words, {}, 5.0, 0), TIMING)
     assert line == (
-        "round 1 waits: 1 of 1000 nodes are ready after 5 s; n2, n3, n4, n5 and 995 more: no record of its agent yet"
+        "round 1 waits: 1 of 1000 nodes are ready after 5 s; n2, n3, n4, n5 and 995 more: no node record yet"
     )
 
 

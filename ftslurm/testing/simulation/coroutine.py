@@ -1,7 +1,7 @@
-"""Code that waits in the middle of a call: a thread that runs only while the simulation waits for it.
+"""Coroutines for plain functions: threads of which exactly one runs at any time.
 
-The state machines are plain functions that call the filesystem; to stop one between two of its calls, and let others
-run meanwhile, its stack must be kept. Exactly one thread runs at any moment, so everything stays deterministic.
+The state machines are plain functions that call the filesystem; to suspend one between two of its calls, and let others
+run meanwhile, its stack must be kept. Since exactly one thread runs at any time, the simulation is deterministic.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _idle: list[Coroutine] = []
 
 
 class Coroutine:
-    """One stack of its own; get one with `strand`, for they are used again."""
+    """A function with its own stack; obtained with `get_coroutine`, since threads are reused."""
 
     def __init__(self) -> None:
         self._go = threading.Lock()
@@ -25,19 +25,19 @@ class Coroutine:
         self._work: Callable[[], None] | None = None
         self._error: BaseException | None = None
         self._killed = False
-        threading.Thread(target=self._live, name="strand", daemon=True).start()
+        threading.Thread(target=self._live, name="coroutine", daemon=True).start()
 
     def run(self, work: Callable[[], None]) -> bool:
-        """Run `work` until it parks or ends; True when it has ended.
+        """Run `work` until it parks or ends; return whether it has ended.
 
         Raises:
-            BaseException: what `work` raised.
+            BaseException: an exception of `work`.
         """
         self._work = work
         return self.resume()
 
     def resume(self) -> bool:
-        """Go on behind the place where the work parked; see `run`."""
+        """Continue parked work; see `run`."""
         self._go.release()
         self._back.acquire()
         if self._work is not None:
@@ -49,7 +49,7 @@ class Coroutine:
         return True
 
     def park(self) -> None:
-        """Wait here until somebody calls `resume`; only for the work itself.
+        """Suspend until `resume` is called; only called by the work itself.
 
         Raises:
             Crash: the work's process was killed meanwhile.
@@ -60,7 +60,7 @@ class Coroutine:
             raise Crash
 
     def kill(self) -> None:
-        """Let parked work end where it is."""
+        """End parked work at its current point."""
         self._killed = True
         try:
             self.resume()
@@ -81,6 +81,6 @@ class Coroutine:
             self._back.release()
 
 
-def strand() -> Coroutine:
-    """Return a strand without work."""
+def get_coroutine() -> Coroutine:
+    """Return an idle coroutine."""
     return _idle.pop() if _idle else Coroutine()

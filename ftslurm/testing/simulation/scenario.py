@@ -1,4 +1,4 @@
-"""What befalls a cluster, and when: faults until enough have struck, calm, and a last attempt that must succeed."""
+"""Course of a simulation: a number of faults, a calm phase, and a final attempt that must succeed."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ftslurm.testing.simulation.faults import STOP_SIGNALS, WEIGHTS
 from ftslurm.testing.simulation.invariants import check
 
 CALM_S = 45.0
-"""This long after the last hindrance everything has settled, in seconds."""
+"""Time after the last fault until everything has settled, in seconds."""
 
 PATIENCE_S = 60.0
-"""Calm returns when faults strike more seldom than once in so many seconds: some kinds need others to happen at all."""
+"""The calm phase begins if faults are rarer than one in this time, in seconds: some kinds need others to occur."""
 
 END_S = 600.0
-"""This long after it every run has ended."""
+"""Time after it until every run has ended, in seconds."""
 
 
 class Scenario:
@@ -33,16 +33,16 @@ class Scenario:
         cluster: fresh.
 
     Attributes:
-        had_to_succeed: the attempt of which, when calm returned, enough nodes were well, with budget left to go on.
+        had_to_succeed: the attempt that had enough healthy nodes and restarts left at the calm phase.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._rng = random.Random(f"storm {cluster.plan.seed}")
+        self._rng = random.Random(f"scenario {cluster.plan.seed}")
         self._pause_s = self._rng.uniform(1.0, 6.0)
         self._job, self._restart = 100, 0
         self._calm = False
-        self._finale: Attempt | None = None
+        self._final_attempt: Attempt | None = None
         self.had_to_succeed: Attempt | None = None
         kinds = cluster.plan.kinds or tuple(WEIGHTS)
         self._kinds = kinds, [WEIGHTS[kind] for kind in kinds]
@@ -59,15 +59,15 @@ class Scenario:
             "node returns": self._node_returns,
             "clock jumps": self._clock_jumps,
             "node unhealthy": self._node_unhealthy,
-            "told to stop": self._told_to_stop,
-            "job told to stop": self._job_told_to_stop,
+            "agent stopped": self._agent_stopped,
+            "job stopped": self._job_stopped,
             "requeue": self._requeue,
             "another job": self._another_job,
             "other options": self._other_options,
         }
 
     def run(self) -> None:
-        """Let everything happen.
+        """Run the simulation.
 
         Raises:
             Broken: an invariant does not hold.
@@ -75,11 +75,11 @@ class Scenario:
         cluster = self._cluster
         cluster.begin(self._attempt_name(new_job=True), cluster.nodes)
         cluster.after(self._pause_s, self._next)
-        while self._finale is None or any(cluster.living()) or not self._finale.agents:
+        while self._final_attempt is None or any(cluster.living()) or not self._final_attempt.agents:
             cluster.step()
-            if self._calm and self._finale is None and not any(cluster.living()):
-                self._begin_finale()
-        self._must_have_succeeded(self._finale, "nothing failed any more")
+            if self._calm and self._final_attempt is None and not any(cluster.living()):
+                self._begin_final_attempt()
+        self._must_have_succeeded(self._final_attempt, "no more faults")
         cluster.ledger.contents_hold(cluster.server.files())
 
     def _attempt_name(self, new_job: bool) -> str:
@@ -89,7 +89,7 @@ class Scenario:
             self._restart += 1
         return f"{self._job}.{self._restart}"
 
-    # The storm
+    # The faults
 
     def _next(self) -> None:
         if self._calm:
@@ -99,17 +99,17 @@ class Scenario:
             self._calm_down()
             return
         if not any(cluster.living()):
-            self._renew()
+            self._restart_job()
         else:
             self._make(self._rng.choices(*self._kinds)[0])
         cluster.after(self._rng.expovariate(1.0 / self._pause_s), self._next)
 
-    def _renew(self) -> None:
-        """Everybody is gone: start the next attempt, as a requeue or as another job."""
+    def _restart_job(self) -> None:
+        """All agents have ended: start the next attempt, as a requeue or as another job."""
         for node in self._cluster.nodes:
             node.up = node.up or self._rng.random() < 0.7
         if any(node.up for node in self._cluster.nodes) and not self._is_beginning():
-            self._renew_as(self._rng.random() < 0.3)
+            self._begin_next(self._rng.random() < 0.3)
 
     def _is_beginning(self) -> bool:
         newest = self._cluster.attempts[-1]
@@ -123,7 +123,7 @@ class Scenario:
         if kind in FAULTS_OF_CALLS:
             self._arm(kind, agent)
         elif kind.startswith("rank "):
-            self._hurt_rank(kind, agent)
+            self._fault_rank(kind, agent)
         else:
             self._others[kind](agent)
 
@@ -174,7 +174,7 @@ class Scenario:
         def strike(victim: VirtualAgent, _: Operation) -> None:
             cluster = self._cluster
             for other in cluster.living():
-                other.sleep_through(seconds)
+                other.extend_excuses(seconds)
             cluster.stalled_until = max(cluster.stalled_until, cluster.now() + seconds)
             victim.wait_until(cluster.stalled_until)
 
@@ -189,11 +189,11 @@ class Scenario:
         self._cluster.struck("node refused", agent.node, errno.errorcode[outage.number])
 
     def _all_refused(self, _: SimulatedAgent) -> None:
-        """Let the filesystem refuse everybody: no excuse for anyone to be silent to the others."""
+        """Let the filesystem refuse calls on all nodes, which does not excuse silence of single nodes."""
         cluster = self._cluster
         outage = cluster.outage = faults.outage(self._rng, cluster.now())
         for other in cluster.living():
-            other.sleep_through(outage.until - cluster.now())
+            other.extend_excuses(outage.until - cluster.now())
         cluster.struck("all refused", f"for {outage.until - cluster.now():.1f} s", errno.errorcode[outage.number])
 
     def _network_cut(self, agent: SimulatedAgent) -> None:
@@ -219,9 +219,9 @@ class Scenario:
             self._cluster.struck("agent frozen", agent.node)
 
     def _node_unhealthy(self, agent: SimulatedAgent) -> None:
-        look_s, seconds = self._rng.uniform(0.05, 3.0), self._length()
-        agent.excuse(look_s + seconds)
-        agent.sicken(look_s, seconds)
+        check_s, seconds = self._rng.uniform(0.05, 3.0), self._length()
+        agent.excuse(check_s + seconds)
+        agent.make_unhealthy(check_s, seconds)
         self._cluster.struck("node unhealthy", agent.node)
 
     def _clock_jumps(self, agent: SimulatedAgent) -> None:
@@ -232,7 +232,7 @@ class Scenario:
                 other.offset_ns += jump
         self._cluster.struck("clock jumps", agent.node)
 
-    # Ends and beginnings
+    # Ends and starts
 
     def _agent_killed(self, agent: SimulatedAgent) -> None:
         agent.armed.append(faults.crash_at_call(self._rng, "agent killed", faults.die))
@@ -249,7 +249,7 @@ class Scenario:
         agent.armed.append(faults.crash_at_call(self._rng, "node dies", strike))
 
     def _node_returns(self, _: SimulatedAgent) -> None:
-        """Start an agent anew where there is none, on a node that was down or not."""
+        """Start a new agent on a node without one, whether it was down or not."""
         newest = self._newest()
         absent = [node for node in self._cluster.nodes if not newest.has(node)]
         if newest.agents and absent:
@@ -259,32 +259,32 @@ class Scenario:
             self._cluster.start(newest, node, self._cluster.nodes.index(node))
 
     def _other_options(self, _: SimulatedAgent) -> None:
-        """Start an agent that asks for something else than the others: it is refused and disturbs nobody."""
+        """Start an agent with other options than the run's: it is refused without effect on the others."""
         newest = self._newest()
         free = [node for node in self._cluster.nodes if node.up and not newest.has(node)]
         if newest.agents and free:
             node = self._rng.choice(free)
             self._cluster.struck("other options", node.name)
-            run_spec = replace(newest.shape, max_restarts=newest.shape.max_restarts + 1)
+            run_spec = replace(newest.run_spec, max_restarts=newest.run_spec.max_restarts + 1)
             self._cluster.start(newest, node, self._cluster.nodes.index(node), run_spec)
 
     def _newest(self) -> Attempt:
         name = f"{self._job}.{self._restart}"
         return next(attempt for attempt in self._cluster.attempts if attempt.name == name)
 
-    def _told_to_stop(self, agent: SimulatedAgent) -> None:
-        self._cluster.struck("told to stop", agent.node)
+    def _agent_stopped(self, agent: SimulatedAgent) -> None:
+        self._cluster.struck("agent stopped", agent.node)
         agent.signal(self._rng.choice(STOP_SIGNALS))
 
-    def _job_told_to_stop(self, agent: SimulatedAgent) -> None:
-        self._cluster.struck("job told to stop", agent.attempt.name)
+    def _job_stopped(self, agent: SimulatedAgent) -> None:
+        self._cluster.struck("job stopped", agent.attempt.name)
         number = self._rng.choice(STOP_SIGNALS)
         for other in agent.attempt.agents:
             if other.alive:
-                self._cluster.after(self._rng.uniform(0.0, 1.0), partial(_tell, other, number))
+                self._cluster.after(self._rng.uniform(0.0, 1.0), partial(_signal_agent, other, number))
 
     def _requeue(self, _: SimulatedAgent) -> None:
-        """Start the next attempt while agents of the last one are killed, frozen, or overlooked."""
+        """Start the next attempt while agents of the last one are killed, frozen, or still running."""
         cluster = self._cluster
         cluster.struck("requeue")
         for agent in list(cluster.living()):
@@ -295,20 +295,20 @@ class Scenario:
                 seconds = self._length()
                 agent.excuse(seconds)
                 agent.freeze(seconds)
-        self._renew_as(new_job=False)
+        self._begin_next(new_job=False)
 
     def _another_job(self, _: SimulatedAgent) -> None:
-        """Start another job in the same run directory: refused while the owner lives, its heir when it does not."""
+        """Start another job in the same run directory: refused while the owner is alive, its successor otherwise."""
         self._cluster.struck("another job")
         some = self._rng.sample(self._cluster.nodes, self._rng.randint(1, min(2, len(self._cluster.nodes))))
         self._cluster.begin(f"{500 + len(self._cluster.attempts)}.0", some)
 
-    def _renew_as(self, new_job: bool) -> Attempt:
+    def _begin_next(self, new_job: bool) -> Attempt:
         return self._cluster.begin(self._attempt_name(new_job), self._cluster.nodes)
 
     # Ranks
 
-    def _hurt_rank(self, kind: str, agent: SimulatedAgent) -> None:
+    def _fault_rank(self, kind: str, agent: SimulatedAgent) -> None:
         if kind == "rank cannot be started":
             agent.cannot_start += 1
             return
@@ -316,15 +316,15 @@ class Scenario:
             return
         worker = self._rng.choice(list(agent.workers.values()))
         self._cluster.struck(kind, agent.node)
-        if kind == "rank says: do not restart":
-            agent.attempt.said_78 = True
+        if kind == "rank requests no restart":
+            agent.attempt.requested_no_restart = True
             agent.end_worker(worker, 0.0, EXIT_DO_NOT_REQUEUE, None)
         else:
-            faults.hurt_worker(self._rng, kind, agent, worker)
+            faults.fault_worker(self._rng, kind, agent, worker)
         if kind in ("rank exits", "rank killed") and self._rng.random() < 0.5:
-            self._fell_peers(agent)
+            self._fail_peers(agent)
 
-    def _fell_peers(self, agent: SimulatedAgent) -> None:
+    def _fail_peers(self, agent: SimulatedAgent) -> None:
         """Let other ranks of the round fail in consequence."""
         assert agent.assignment is not None
         for other in self._cluster.living():
@@ -333,7 +333,7 @@ class Scenario:
                 for worker in other.workers.values():
                     other.end_worker(worker, self._rng.uniform(0.0, 3.0), -1, "SIGABRT")
 
-    # Calm
+    # Calm phase
 
     def _calm_down(self) -> None:
         cluster = self._cluster
@@ -348,26 +348,26 @@ class Scenario:
             settled = max(settled, agent.home.stalled_until, agent.frozen_until)
             for worker in agent.workers.values():
                 if worker.signal is None and worker.ends_at > cluster.now() + CALM_S:
-                    # It need not train on for minutes; it must be there when it is judged whether all is well.
+                    # Shorten the training, but beyond the time of the check in `_judge`.
                     agent.end_worker(worker, CALM_S + self._rng.uniform(1.0, 5.0), 0, None)
         cluster.note("calm")
         cluster.after(settled - cluster.now() + CALM_S, self._judge)
         cluster.after(settled - cluster.now() + END_S, self._must_be_over)
 
     def _judge(self) -> None:
-        """When enough nodes are well and nothing stands in the way, the run must now succeed."""
+        """Require success of the run if enough nodes are unimpaired."""
         cluster = self._cluster
         state = cluster.ledger.state
-        if self._finale is not None or state is None or state.phase != RUNNING:
+        if self._final_attempt is not None or state is None or state.phase != RUNNING:
             return
         attempt = next(attempt for attempt in cluster.attempts if attempt.name == state.attempt)
         gone = [p.incarnation for p in state.participants if not cluster.agents[p.incarnation].alive]
         alive = [agent for agent in attempt.agents if agent.alive]
-        check(not gone or not alive, f"nobody has noticed in {CALM_S} s that agents are gone", gone, state)
-        well = [agent for agent in attempt.agents if agent.alive and not agent.unwell()]
-        told = any(agent.told for agent in attempt.agents)
+        check(not gone or not alive, f"lost agents were not detected within {CALM_S} s", gone, state)
+        well = [agent for agent in attempt.agents if agent.alive and not agent.is_impaired()]
+        told = any(agent.stop_signal for agent in attempt.agents)
         left = state.max_restarts - state.restarts_used
-        if len(well) >= state.min_nodes and left >= 2 and not told and not attempt.said_78:
+        if len(well) >= state.min_nodes and left >= 2 and not told and not attempt.requested_no_restart:
             self.had_to_succeed = attempt
 
     def _must_have_succeeded(self, attempt: Attempt, why: str) -> None:
@@ -376,24 +376,24 @@ class Scenario:
         check(good, f"{why}, and attempt {attempt.name} did not succeed", verdict)
 
     def _must_be_over(self) -> None:
-        if self._finale is None:
-            self._nobody_lives("the last fault")
+        if self._final_attempt is None:
+            self._check_no_agents("the last fault")
 
-    def _nobody_lives(self, since: str) -> None:
+    def _check_no_agents(self, since: str) -> None:
         names = [f"{agent.incarnation} of {agent.attempt.name}" for agent in self._cluster.living()]
-        check(not names, f"agents still live {END_S:.0f} s after {since}", names, self._cluster.ledger.state)
+        check(not names, f"agents are still alive {END_S:.0f} s after {since}", names, self._cluster.ledger.state)
 
-    def _begin_finale(self) -> None:
-        """Let the next attempt run on healthy nodes: it must succeed, whatever the others left behind."""
+    def _begin_final_attempt(self) -> None:
+        """Run the next attempt on healthy nodes: it must succeed, regardless of the leftovers of the others."""
         cluster = self._cluster
         if self.had_to_succeed is not None:
-            self._must_have_succeeded(self.had_to_succeed, "enough nodes were well")
+            self._must_have_succeeded(self.had_to_succeed, "enough nodes were healthy")
         for node in cluster.nodes:
             node.up, node.stalled_until, node.slow_until, node.cut_until, node.outage = True, 0.0, 0.0, 0.0, None
         cluster.stalled_until, cluster.outage = 0.0, None
-        cluster.note("the finale")
-        self._finale = cluster.last = self._renew_as(self._rng.random() < 0.5)
-        cluster.after(END_S, partial(self._nobody_lives, "the beginning of a healthy attempt"))
+        cluster.note("the final_attempt")
+        self._final_attempt = cluster.last = self._begin_next(self._rng.random() < 0.5)
+        cluster.after(END_S, partial(self._check_no_agents, "the beginning of a healthy attempt"))
 
 
 FAULTS_OF_CALLS = tuple(kind for kind in WEIGHTS if kind.startswith("lost reply")) + (
@@ -403,6 +403,6 @@ FAULTS_OF_CALLS = tuple(kind for kind in WEIGHTS if kind.startswith("lost reply"
 )
 
 
-def _tell(agent: SimulatedAgent, number: int) -> None:
+def _signal_agent(agent: SimulatedAgent, number: int) -> None:
     if agent.alive:
         agent.signal(number)
