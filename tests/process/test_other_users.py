@@ -325,21 +325,9 @@ def test_a_link_to_a_run_that_another_user_left_beside_the_jobs_output_is_not_fo
     os.chmod(open_path / "runs", 0o755)
     as_other(f"ln -s {open_path}/runs/mine slurm-14.ftslurm", open_path)
     status = [sys.executable, "-m", "ftslurm.cli", "status", "14"]
-    done = subprocess.run(
-        [sys.executable, "-m", "ftslurm.cli", "status", "14"],
-        cwd=open_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = subprocess.run(status, cwd=open_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, ""), done
     (open_path / "slurm-14.ftslurm").unlink()
     (open_path / "slurm-14.ftslurm").symlink_to(open_path / "runs" / "mine")
-    done = subprocess.run(
-        [sys.executable, "-m", "ftslurm.cli", "status", "14"],
-        cwd=open_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = subprocess.run(status, cwd=open_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "mine" in done.stdout, done
