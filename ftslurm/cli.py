@@ -32,13 +32,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     _hold_standard_streams()
     _keep_own_access()
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         os.getcwd()
     except FileNotFoundError:
-        print_error("ftslurm: the current directory is gone; cd to one that exists")
-        return 2
+        # Slurm's programs run in /, wherever they are started.
+        if not _for_slurm(words):
+            print_error("ftslurm: the current directory is gone; cd to one that exists")
+            return 2
     try:
-        words = list(sys.argv[1:] if arguments is None else arguments)
         code = _command(words)
         return EXIT_UNWRITTEN if code == 0 and output_failed() and _answers(words) else code
     except (OSError, MemoryError) as error:

@@ -253,7 +253,7 @@ def defect_of(part: Component | None, error: BaseException) -> Defect:
         one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
     # CPython's only word for it, the same in all versions.
     threads = isinstance(error, RuntimeError) and str(error) == "can't start new thread"
-    refusal = "no more threads can be started here (ulimit -u, the cgroup's pids.max)" if threads else None
+    refusal = "no more threads can be started here (ulimit -u, ulimit -v, the cgroup's pids.max)" if threads else None
     return Defect(part, text, _place(error.__traceback__), "\n\n".join(reversed(traces)) + "\n", refusal)
 
 

@@ -214,8 +214,12 @@ def _sweep(local_dir: str) -> None:
 
 
 def _run_agent(agent: Callable[[SupervisorPipe], int], ward: SupervisorPipe, mask: set[int | signal.Signals]) -> int:
-    # A group of its own: Ctrl-C reaches the guardian alone, which passes it on once.
-    os.setpgid(0, 0)
+    try:
+        # A group of its own: Ctrl-C reaches the guardian alone, which passes it on once.
+        os.setpgid(0, 0)
+    except PermissionError:
+        # A seccomp profile. Without a terminal it makes no difference; with one, a Ctrl-C stops the job twice.
+        pass
     become_subreaper()
     # Until the agent handles them: a program that is still starting must not die of "please save a checkpoint", and
     # Python's way with Ctrl-C would not get it out of a filesystem that hangs.

@@ -608,7 +608,7 @@ class AgentLoop:
             try:
                 worker = self._workers.start(planned.launch)
             except OSError as error:
-                # Either the program, or the directory for the worker's records.
+                # The directory for the worker's records, its standard input, or the program.
                 what = error.filename or planned.launch.command[0]
                 problem = f"cannot start a worker: {what}: {error.strerror or error}"
                 self._do(self._machine.on_spawn_failed(local_rank, problem, self._moment(), error.errno))

@@ -422,6 +422,8 @@ def find_program(options: RunOptions, path: str) -> str:
         if not os.path.isfile(os.path.join(name, "__main__.py")):
             raise UsageError(f"{name}: is a directory without __main__.py, expected a Python script (in {os.getcwd()})")
         return name
+    if os.path.exists(name) and not os.path.isfile(name):
+        raise UsageError(f"{name}: not a regular file, expected a Python script (in {os.getcwd()})")
     if not os.path.isfile(name):
         raise UsageError(f"{name}: no such script (in {os.getcwd()}); expected a Python script, or -m, or --no-python")
     if not os.access(name, os.R_OK):

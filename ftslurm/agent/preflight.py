@@ -35,6 +35,7 @@ def prepare(arguments: Sequence[str]) -> int:
     started_ns = time.time_ns()
     from ftslurm.nodes.exclude import folder
     from ftslurm.sharedfs.job_runs import run_of_start
+    from ftslurm.sharedfs.ownership import is_foreign
     from ftslurm.sharedfs.publish import random_nonce
     from ftslurm.slurm.control import CommandSlurm
     from ftslurm.slurm.errors import SlurmError
@@ -56,7 +57,10 @@ def prepare(arguments: Sequence[str]) -> int:
             # Slurm's controller may be busy: its word is good to have, no more.
             pass
         if placement.job is not None and options.rdzv_id is None:
-            run_dir = run_of_start(run_dir, placement.attempt, _closer_of)
+            wanted = run_dir
+            run_dir = run_of_start(wanted, placement.attempt, _closer_of, is_foreign)
+            if run_dir != wanted and is_foreign(wanted):
+                complain(f"{wanted} is not yours: this run is in {os.path.basename(run_dir)}")
         run, logs = open_directories(options, run_dir)
     except (UsageError, RunDirectoryError) as error:
         complain(str(error))

@@ -146,4 +146,10 @@ def spawn(command: Sequence[str], environment: Mapping[str, str], stdin: Any) ->
     """
     # Python ignores the first two, the agent the third; programs expect them to be as a shell leaves them.
     ignored = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTTOU)
-    return kernel.spawn(command, environment, [stdin], ignored)
+    try:
+        return kernel.spawn(command, environment, [stdin], ignored)
+    except OSError:
+        # posix_spawn(3) does not tell which of its steps failed.
+        if stdin == NO_INPUT:
+            os.close(os.open(NO_INPUT[2], NO_INPUT[3] | os.O_CLOEXEC))
+        raise

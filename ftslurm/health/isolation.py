@@ -29,6 +29,10 @@ def isolate() -> str | None:
         None, or why this must not run as root: one line.
     """
     os.chdir("/")
+    if any(name.startswith("LD_") for name in os.environ):
+        # The dynamic loader has read them already, and libraries would be loaded by them: begin again without.
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("LD_")}
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], kept)
     for name in set(os.environ) - set(kept_environment(os.environ)):
         del os.environ[name]
     if os.geteuid() != 0:

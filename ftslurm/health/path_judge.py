@@ -178,7 +178,11 @@ def _free_space(place: CheckedPath, facts: Json, busy: bool, gpus: bool) -> Iter
     free, total, inodes, all_inodes = (facts[key] for key in ("free", "total", "inodes", "all_inodes"))
     source = _source(facts)
     worst = WARN if busy else FAIL
-    advice = "Remove leftover files there: `ls -la`." if place.path == SHM else "Remove files there: `df -h`."
+    advice = (
+        f"Remove leftover files there, or ask their owners: `ls -la {SHM}`."
+        if place.path == SHM
+        else "Remove files there: `df -h`."
+    )
     if total and free < min(FEW_BYTES, FEW_SHARE * total):
         little = free < min(LITTLE_BYTES, LITTLE_SHARE * total)
         yield worst if little else WARN, f"only {size(free)} of {size(total)} are free ({source})", advice

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ftslurm.health.selection import HEALTHY, UNHEALTHY, UsageError, choose, context_of
@@ -73,6 +73,8 @@ def main(options: argparse.Namespace) -> int:
         raise UsageError("--slurm prints one line: leave --list and --json out")
     if options.act and options.slurm == "health-check":
         raise UsageError("--act is for prolog and epilog: Slurm does nothing with a HealthCheckProgram's exit code")
+    if problem := _not_roots(options.command):
+        raise UsageError(problem)
     node = node_name(os.environ, socket.gethostname())
     _find_commands()
     verdicts = _look(options, node)
@@ -87,6 +89,35 @@ def main(options: argparse.Namespace) -> int:
         if problem:
             print_error(f"ftslurm health: {node} could not be drained: {problem}")
     return exit_code(options.slurm, failed, options.act)
+
+
+def _not_roots(commands: Sequence[str]) -> str | None:
+    """Return which file that a command names can be written by others than root; None: none, or this is not root."""
+    from ftslurm.health.isolation import writable_by
+
+    if os.geteuid() != 0:
+        return None
+    for command in commands:
+        for path in _files_of(command):
+            if problem := writable_by(path):
+                return f"--command {command}: {problem}: root runs only what nobody else can write"
+    return None
+
+
+def _files_of(command: str) -> Iterator[str]:
+    """Yield the files that a shell command names, and the directories that it changes to."""
+    import shlex
+
+    try:
+        parts = shlex.split(command)
+    except ValueError:
+        # The shell will complain.
+        parts = command.split()
+    for before, part in zip(["", *parts], parts, strict=False):
+        if any(char.isspace() for char in part):
+            yield from _files_of(part)
+        elif before == "cd" or os.path.isfile(part):
+            yield os.path.abspath(part)
 
 
 def exit_code(mode: str, failed: bool, act: bool) -> int:

@@ -72,7 +72,9 @@ def pass_on(slurm: SlurmControl, job_id: str, excluded: Sequence[str]) -> str:
     if not excluded:
         return ""
     job = slurm.job(job_id)
-    if job is None or job.partition is None:
+    if job is None:
+        return f"job {job_id}: Slurm knows no such job, or it ended long ago"
+    if job.partition is None:
         return ""
     decided = plan(job, excluded, slurm.partition_nodes(job.partition))
     if decided.exclude is not None:

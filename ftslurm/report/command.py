@@ -57,6 +57,8 @@ def main(argv: Sequence[str], *, ask: Callable[[str], JobFacts | None] | None = 
     if collecting:
         gc.disable()
     try:
+        if options.output is not None and str(options.output) == "-":
+            options.output = None
         return _report(options, cache(ask or job_facts))
     except (NotFound, CannotWrite) as error:
         return _complain(str(error))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ftslurm.report.reading import MAX_ENTRIES
 from ftslurm.sharedfs.job_runs import runs_beside
+from ftslurm.sharedfs.ownership import is_foreign
 from ftslurm.sharedfs.pointer import pointer_name
 from ftslurm.sharedfs.rundir import RUNS_FOLDER
 
@@ -89,9 +90,15 @@ def locate(
 
 
 def _pointed_to(directory: Path, job_id: str) -> Path | None:
-    """Return the run directory that ftsrun's link leads to."""
+    """Return the run directory that ftsrun's link leads to; a link that another user has made is not followed."""
     path = directory / pointer_name(job_id)
-    return Path(os.path.realpath(path)) if _is_run(path) else None
+    try:
+        maker, owner = path.lstat().st_uid, path.stat().st_uid
+    except OSError:
+        return None
+    reader = os.geteuid()
+    trusted = maker == owner if reader == 0 else maker in (reader, 0)
+    return Path(os.path.realpath(path)) if trusted and _is_run(path) else None
 
 
 def runs_of_job(run: Path) -> list[Path]:
@@ -119,10 +126,11 @@ def _parents(environ: Mapping[str, str], cwd: Path, shared_dir: str | None) -> l
 def _in_parent(parent: Path, argument: str | None, job: re.Match[str] | None) -> Path | None:
     if argument is None:
         return _newest(_runs(parent))
+    if job and (runs := [run for run in runs_of_job(parent / f"job-{argument}") if _is_run(run)]):
+        # In a shared directory anybody can take a name.
+        return _newest([run for run in runs if not is_foreign(str(run))] or runs)
     if _is_run(parent / argument):
         return parent / argument
-    if job and _is_run(parent / f"job-{argument}"):
-        return _newest(runs_of_job(parent / f"job-{argument}"))
     return _newest(_with_job(parent, job[1], job[2])) if job else None
 
 
@@ -206,7 +214,22 @@ def _scan(path: Path) -> list[tuple[str, int]]:
         return []
 
 
+def _closed(path: Path) -> str | None:
+    """Return why a directory that exists cannot be read; None: it can, or is not there."""
+    try:
+        owner = path.stat().st_uid
+    except (OSError, ValueError):
+        return None
+    if not path.is_dir() or os.access(path, os.R_OK | os.X_OK):
+        return None
+    return f"{path} belongs to user id {owner}, you are {os.geteuid()}, and may not be read"
+
+
 def _not_a_run(path: Path) -> str:
+    if closed := _closed(path):
+        return closed
+    if path.exists() and not path.is_dir():
+        return f"expected a run directory, but {path} is not a directory"
     found = "is not there" if not path.exists() else "holds none of " + ", ".join(_MARKS)
     return f"expected a run directory, but {path} {found}; give the directory that the job's output names"
 
@@ -215,6 +238,12 @@ def _nothing(argument: str | None, cwd: Path, parents: list[Path]) -> NotFound:
     looked = ", ".join(str(p) + ("" if p.is_dir() else " (not there)") for p in dict.fromkeys(parents))
     wanted = "run" if argument is None else f"run directory or job {argument!r}"
     here = "" if argument is None else f"{cwd}, "
+    if argument is not None:
+        for place in (cwd / argument, *(parent / name for parent in parents for name in (argument, f"job-{argument}"))):
+            if closed := _closed(place):
+                return NotFound(closed, f"{here}{looked}; {closed}")
+        if os.path.isfile(cwd / argument):
+            return NotFound(_not_a_run(cwd / argument), f"{here}{looked}")
     many = any(len(_scan(parent)) > MOST_RUNS for parent in parents)
     only = f", of whose runs the {MOST_RUNS} newest by name were looked into" if many else ""
     text = f"found no {wanted} in {here}{looked}{only}; give the run directory itself, or --shared-dir"

@@ -13,7 +13,13 @@ from collections.abc import Callable
 _NAME = re.compile(r"(job-[0-9]+(?:_[0-9]+)?)(?:-([0-9]+))?")
 
 
-def run_of_start(first: str, attempt: str, closed_by: Callable[[str], str | None]) -> str:
+MOST_RUNS = 1000
+"""No job starts ftsrun so often; other users may have taken names in a shared directory."""
+
+
+def run_of_start(
+    first: str, attempt: str, closed_by: Callable[[str], str | None], is_foreign: Callable[[str], bool]
+) -> str:
     """Return the run directory of a start of ftsrun: the first one that this restart of the job has not closed.
 
     That may be one that it has begun and not closed: if it is running, the agents refuse it, else they take it over.
@@ -22,12 +28,17 @@ def run_of_start(first: str, attempt: str, closed_by: Callable[[str], str | None
         first: the run directory of the job's first start.
         attempt: the attempt's name.
         closed_by: returns the attempt that has closed a run; None for a run that is not closed or does not exist.
+        is_foreign: whether something that is not this user's has that name. Job ids are easily guessed: in a directory
+            that several users share, one must not stop another's job by taking its name.
     """
-    number, run_dir = 1, first
-    while (closer := closed_by(run_dir)) is not None and _restart(closer) == _restart(attempt):
-        number += 1
-        run_dir = f"{first}-{number}"
-    return run_dir
+    names = [first, *(f"{first}-{number}" for number in range(2, MOST_RUNS + 1))]
+    for run_dir in names:
+        if is_foreign(run_dir):
+            continue
+        closer = closed_by(run_dir)
+        if closer is None or _restart(closer) != _restart(attempt):
+            return run_dir
+    return first
 
 
 def _restart(attempt: str) -> str:

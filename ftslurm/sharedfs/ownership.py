@@ -77,6 +77,15 @@ def open_own_log(path: str, root: str) -> int:
     return fd
 
 
+def is_foreign(path: str) -> bool:
+    """Tell whether something exists at `path` that is not a directory of this user's own."""
+    try:
+        facts = os.lstat(path)
+    except OSError:
+        return False
+    return not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid()
+
+
 def renamer(path: str) -> tuple[str, str] | None:
     """Return a user or group that could replace the directory `path`, and why; None: there is none.
 

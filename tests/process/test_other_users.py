@@ -14,6 +14,7 @@ from test_run import Start
 from ftslurm.sharedfs.rundir import exposed
 
 start = test_run.start
+ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "print('a line of the rank', flush=True)"
 OTHER = 12345
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
@@ -289,3 +290,44 @@ def test_what_another_user_has_put_where_the_nodes_meet_is_named_with_its_place_
     assert "have that user or root remove it" in output or command == "health"
     assert "choose another directory" not in output and "Traceback" not in output
     assert os.path.lexists(place)
+
+
+@needs_root
+@pytest.mark.parametrize("command", ["report", "status"])
+@pytest.mark.parametrize("argument", ["ftslurm-runs/job-7", "7", "job-7"])
+def test_a_run_that_may_not_be_read_is_said_to_be_there(open_path: Path, command: str, argument: str) -> None:
+    run_dir = open_path / "ftslurm-runs" / "job-7"
+    (run_dir / "state").mkdir(parents=True)
+    run_dir.parent.chmod(0o755)
+    run_dir.chmod(0o700)
+    drop = ["setpriv", f"--reuid={OTHER}", f"--regid={OTHER}", "--clear-groups", "env", f"PYTHONPATH={ROOT}"]
+    # The system's own Python: this one may lie where only root can read.
+    python = [*drop, "/usr/bin/python3", "-B"]
+    if subprocess.run([*python, "-c", "import ftslurm.cli"], cwd="/", check=False, capture_output=True).returncode:
+        pytest.skip("another user cannot run ftslurm from here")
+    done = subprocess.run(
+        [*python, "-m", "ftslurm.cli", command, argument],
+        cwd=open_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done
+    assert f"job-7 belongs to user id 0, you are {OTHER}, and may not be read" in done.stderr, done
+
+
+@needs_root
+def test_a_link_to_a_run_that_another_user_left_beside_the_jobs_output_is_not_followed(
+    start: Start, open_path: Path
+) -> None:
+    run = start(SCRIPT, "--health", "off", "--rdzv-id", "mine", "--shared-dir", str(open_path / "runs"))
+    assert run.wait() == 0, run.err
+    os.chmod(open_path / "runs", 0o755)
+    as_other(f"ln -s {open_path}/runs/mine slurm-14.ftslurm", open_path)
+    status = [sys.executable, "-m", "ftslurm.cli", "status", "14"]
+    done = subprocess.run(status, cwd=open_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, ""), done
+    (open_path / "slurm-14.ftslurm").unlink()
+    (open_path / "slurm-14.ftslurm").symlink_to(open_path / "runs" / "mine")
+    done = subprocess.run(status, cwd=open_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "mine" in done.stdout, done

@@ -124,6 +124,8 @@ if refused and "ftslurm.cli" in sys.orig_argv:
         _socket.socket = NoSocket
     elif refused == "fork":
         os.fork = no_process
+    elif refused == "setpgid":
+        os.setpgid = not_permitted
     elif refused == "thread":
         threading._start_new_thread = no_thread
     elif refused == "prctl":
@@ -225,7 +227,7 @@ def test_a_proc_that_does_not_show_this_process_is_refused_before_anything_is_ki
     [
         ("mkfifo", 0, "no named pipe can be made on this node: torch's timers are not heard"),
         ("socket", 1, "an agent cannot work here: ftslurm/agent/ports.py"),
-        ("thread", 1, "no more threads can be started here (ulimit -u, the cgroup's pids.max)"),
+        ("thread", 1, "no more threads can be started here (ulimit -u, ulimit -v, the cgroup's pids.max)"),
         ("fork", 2, "no process can be started for the agent"),
         ("prctl", 2, "cannot supervise processes here: "),
     ],
@@ -240,6 +242,22 @@ def test_what_the_system_refuses_is_one_line(start: Start, tmp_path: Path, refus
     told = [each for each in run.err.splitlines() if line in each]
     assert len(told) == (2 if refused == "thread" else 1), run.err
     assert "Traceback" not in run.err + run.out and "defect" not in run.err + run.out
+
+
+def test_a_process_group_of_its_own_is_nothing_that_an_agent_must_have(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(REFUSES)
+    path = os.pathsep.join((str(tmp_path / "site"), str(ROOT)))
+    run = start("print('ran')", "--health", "off", REFUSED="setpgid", PYTHONPATH=path)
+    assert run.wait() == 0, run.err
+    assert "Traceback" not in run.err
+
+
+@needs_root
+def test_a_machine_without_dev_null_is_named_as_such(tmp_path: Path) -> None:
+    run = mounted(tmp_path, "mount -t tmpfs none /dev", "--health", "off", "--max-restarts", "0")
+    assert run.wait() == 1
+    assert "cannot start a worker: /dev/null: No such file or directory" in run.err, run.err
 
 
 @needs_root

@@ -46,7 +46,8 @@ def help_of(command: Callable[[Sequence[str]], int], *arguments: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "command"), [("report", report), ("status", status), ("health", health), ("nodes", nodes), ("doctor", doctor)]
+    ("name", "command"),
+    [("report", report), ("status", status), ("health", health), ("nodes", nodes), ("doctor", doctor)],
 )
 def test_each_option_of_a_command_is_documented_and_each_documented_one_exists(
     name: str, command: Callable[[Sequence[str]], int], capsys: pytest.CaptureFixture[str]
@@ -139,7 +140,12 @@ KEPT = {"ftslurm/health/checks/gpu_rows.py", "ftslurm/health/checks/host_memory.
 
 def test_retired_words_are_not_used() -> None:
     folders = ("ftslurm", "scripts", "sbatch_templates", "docs", "tests")
-    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md", ".sbatch", "")]
+    files = [
+        path
+        for folder in folders
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".md", ".sbatch", "")
+    ]
     files += PAGES
     found = []
     for path in files:
