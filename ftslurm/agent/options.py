@@ -267,7 +267,7 @@ _OPTIONS = (
         kinds.seconds(0),
         86_400.0,
         "SECONDS",
-        "duration of an exclusion for later jobs; default a day",
+        "duration of an exclusion; default a day",
     ),
     _Option(
         ("--exclude-dir",),

@@ -115,7 +115,7 @@ class RankMonitor:
         return [self._with_rank(note.local_rank, note.text) for note in notes if note is not None]
 
     def due(self, now_s: float) -> list[Expiry]:
-        """Return the time-outs that have expired by `now_s` (monotonic); messages sent before then must have been received."""
+        """Return the time-outs expired by `now_s` (monotonic); receive messages sent before then first."""
         return self._watch.due(now_s)
 
     def step(self, local_rank: int) -> int | None:
@@ -131,7 +131,7 @@ class RankMonitor:
         return Vitals(round_, self._watch.longest(), ranks, self._stuck())
 
     def counts(self) -> dict[str, int]:
-        """Return the numbers of survived errors by kind: garbage, foreign senders, misuse, over-long lines, restored pipes."""
+        """Return the survived errors by kind: garbage, foreign senders, misuse, long lines, restored pipes."""
         kinds = {**self._watch.counts, **{name: self.pipe.counts[name] for name in ("overlong", "remade", "failed")}}
         return {name: count for name, count in sorted(kinds.items()) if count}
 

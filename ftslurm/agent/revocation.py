@@ -80,7 +80,7 @@ class Revocation:
             self._sleep(POLL_S)
 
     def _is_mine(self, assignment: Assignment | None, node: str) -> bool:
-        """Return whether this node revokes the commits of `node`; `assignment` None: the wait for the others is over."""
+        """Return whether this node revokes the commits of `node`; None: the wait for others is over."""
         if assignment is None or node in assignment.nodes:
             return assignment is None or node == self._node
         return int.from_bytes(node.encode(), "big") % len(assignment.nodes) == assignment.group_rank

@@ -73,7 +73,7 @@ class TimerFile:
                 os.unlink(self._users)
             os.symlink(self._pipe, self._users)
         except OSError as error:
-            return f"{FILE}={self._users}: {error.strerror or error}; torch's timers are not heard"
+            return f"{FILE}={self._users}: {error.strerror or error}; torch's timers are not received"
         return None
 
     def withdraw(self) -> None:

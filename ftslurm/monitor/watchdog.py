@@ -163,7 +163,7 @@ class Watchdog:
         """What holds for all ranks."""
         return self._timeouts
 
-    def hear(self, line: bytes, now_s: float, wall_s: float) -> Note | None:
+    def receive(self, line: bytes, now_s: float, wall_s: float) -> Note | None:
         """Take one line of the pipe.
 
         Args:

@@ -52,7 +52,7 @@ def test_auto_without_a_gpu_is_the_processors() -> None:
 @pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"])
 def test_what_slurm_or_the_user_hides_is_not_counted(name: str, visible: str, count: int | None) -> None:
     if count is None:
-        with pytest.raises(UsageError, match=f"4 GPUs are here, but {name} allows none"):
+        with pytest.raises(UsageError, match=f"4 GPUs found, but {name} allows none"):
             slots("gpu", **{name: visible})
     else:
         assert slots("gpu", **{name: visible}) == count

@@ -54,7 +54,7 @@ def watch(fd: int, *expiries: Expiry) -> RankWatch:
     settings: Any = SimpleNamespace(hang_signal=9, vitals_s=3.0, timeouts=SimpleNamespace(hang_s=None))
     no: Any = None
     monitor: Any = Monitor(fd, list(expiries))
-    journal: Any = SimpleNamespace(showed=lambda showing, word: None)
+    journal: Any = SimpleNamespace(stacks_collected=lambda showing, word: None)
     return RankWatch(settings, monitor, journal, no, no, lambda: 100.0)
 
 
