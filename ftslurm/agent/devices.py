@@ -35,7 +35,7 @@ def resolve_slots(text: str, environment: Mapping[str, str], gpus: Callable[[], 
         return cpus
     if present:
         raise UsageError(
-            f"--nproc-per-node gpu: {present} GPUs found,  but {_limit(environment)} allows none; "
+            f"--nproc-per-node gpu: {present} GPUs found, but {_limit(environment)} allows none; "
             "ask Slurm for GPUs (--gpus-per-node)"
         )
     raise UsageError(f"--nproc-per-node gpu: no GPU found on {os.uname().nodename} ({why}); give a number, or cpu")

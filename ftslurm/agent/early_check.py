@@ -100,7 +100,7 @@ def _run(request: str, wait: int, write: int) -> NoReturn:
             agent_run.main()
         code = 0
     except Exception as error:
-        # A module that is broken or missing. The agent reports that the run failed.
+        # A module that is broken or missing. The agent reports that the check run failed.
         print_error(f"ftslurm: health: {type(error).__name__}: {error}")
     finally:
         os._exit(code)

@@ -196,14 +196,14 @@ _OPTIONS = (
         kinds.count(0),
         0,
         "N",
-        "number of initial heartbeats (and entries per section) that get the warm-up time-out; default 0",
+        "number of initial heartbeats (and entries per section) that get the warm-up time-out",
     ),
     _Option(
         ("--warmup-timeout",),
         kinds.seconds(0),
         0.0,
         "SECONDS",
-        "minimum time-out of these initial heartbeats and entries; default 0",
+        "minimum time-out of these initial heartbeats and entries",
     ),
     _Option(
         ("--hang-timeout",),

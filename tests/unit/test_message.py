@@ -194,7 +194,7 @@ def test_random_and_mutated_lines_never_raise_and_never_reach_a_stranger() -> No
     for _ in range(number):
         text = mutated(rng, seeds) if rng.random() < 0.9 else rng.randbytes(rng.randrange(200)).replace(b"\n", b"")
         now += 0.001
-        notes += watch.hear(text, now, 1e9 + now) is not None
+        notes += watch.receive(text, now, 1e9 + now) is not None
         for expiry in watch.due(now):
             expiries += 1
             assert expiry.local_rank == 0 and 0 <= expiry.signal <= 64 and "\n" not in expiry.what
