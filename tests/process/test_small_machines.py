@@ -39,7 +39,7 @@ def test_a_current_directory_that_is_gone_is_one_line_for_each_command(
 def test_a_command_without_files_left_says_so_in_one_line() -> None:
     done = called("ulimit -n 8", "health")
     assert done.returncode == 1
-    assert done.stderr == "ftslurm: Too many open files; look at ulimit -a and the limits of the job's cgroup\n"
+    assert done.stderr == "ftslurm: Too many open files; check ulimit -a and the limits of the job's cgroup\n"
 
 
 QUESTIONS = [("nodes", "list"), ("health", "--list"), ("template", "single_node"), ("--version",), ("--help",)]

@@ -8,7 +8,17 @@ import random
 
 import pytest
 
-from ftslurm.monitor.message import LIMIT, SAID, ClientMessage, MalformedMessage, Timer, encode, newest, parse, shown
+from ftslurm.monitor.message import (
+    LIMIT,
+    TEXT_LIMIT,
+    ClientMessage,
+    MalformedMessage,
+    Timer,
+    encode,
+    newest,
+    parse,
+    shown,
+)
 from ftslurm.monitor.timeouts import Timeouts
 from ftslurm.monitor.watchdog import Watchdog
 
@@ -147,7 +157,7 @@ def test_our_own_words_are_short_whatever_they_say() -> None:
     word = ClientMessage("misuse", 2**20, 2**22, "\U0001f600" * 10000, "\x01" * 10000)
     encoded = encode(word)
     assert len(encoded) <= LIMIT
-    assert parse(encoded.strip()) == ClientMessage("misuse", 2**20, 2**22, "\U0001f600" * SAID, "\x01" * SAID)
+    assert parse(encoded.strip()) == ClientMessage("misuse", 2**20, 2**22, "\U0001f600" * TEXT_LIMIT, "\x01" * SAID)
 
 
 def test_what_strangers_wrote_is_shown_in_one_short_printable_line() -> None:
