@@ -270,7 +270,7 @@ def _look_up(exclusions: Exclusions, node: str) -> str | None:
     from ftslurm.agent.exclusion import exclusion_of
 
     excluded, problems = exclusion_of(exclusions, node, time.time_ns())
-    for line in (*problems, *([f"excluded earlier: {excluded}"] if excluded else ())):
+    for line in (*problems, *([f"excluded before: {excluded}"] if excluded else ())):
         complain(f"{node}: {line}")
     return excluded
 
