@@ -1,4 +1,4 @@
-"""What happens to an agent and what it does about it: the words between the loop and the machine."""
+"""Events of an agent and its actions on them: the vocabulary shared by the loop and the machine."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What came of a `Prepare`.
+    """Result of a `Prepare`.
 
     Attributes:
         problem: why the round cannot begin here; None: it can.
-        unreachable: the problem is that the round's master cannot be reached.
+        unreachable: the round's master cannot be reached.
     """
 
     round: int
@@ -48,12 +48,12 @@ class Prepared:
 
 @dataclass(frozen=True)
 class WorkerEnd:
-    """How a worker ended, as the kernel and its error record have it.
+    """How a worker ended, according to the kernel and its error record.
 
     Attributes:
         ended_ns: when the kernel reported it.
         recorded_ns: when the worker wrote its own error record; None: it wrote none.
-        failure: the failure in short; None when it ended with code 0.
+        failure: summary of the failure; None when it ended with code 0.
     """
 
     local_rank: int
@@ -91,14 +91,14 @@ class Signal:
 
 @dataclass(frozen=True)
 class CollectStacks:
-    """Collect the stacks of these workers; answer with `on_shown` when that is done, or has taken too long."""
+    """Collect the stacks of these workers; answer with `on_stacks_collected` when done or timed out."""
 
     local_ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Compare:
-    """Find what this failure is compared by with later ones; answer with `on_compared`."""
+    """Compute the signature by which this failure is compared with later ones; answer with `on_compared`."""
 
     failure: Failure
 
@@ -117,7 +117,7 @@ class KillLeftovers:
 
 @dataclass(frozen=True)
 class Publish:
-    """Change this node's word; only the given fields change."""
+    """Change this node's record; only the given fields change."""
 
     status: str
     round: int
@@ -131,7 +131,7 @@ class Publish:
 
 @dataclass(frozen=True)
 class RecordRound:
-    """Write down how the round went on this node."""
+    """Record how the round went on this node."""
 
     assignment: Assignment
     outcome: str
@@ -146,20 +146,20 @@ class RecordRound:
 
 @dataclass(frozen=True)
 class Log:
-    """Tell the user one line."""
+    """Log one line for the user."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Exit:
-    """Leave with this code once everything said has been published."""
+    """Leave with this code once everything pending has been published."""
 
     code: int
 
 
 def changed_record(record: NodeRecord, change: Publish) -> NodeRecord:
-    """Return a node's word with what `change` changes of it."""
+    """Return a node record with `change` applied."""
     return replace(
         record,
         status=change.status,

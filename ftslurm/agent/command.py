@@ -39,20 +39,20 @@ if TYPE_CHECKING:
 DEFAULT_KILL_WAIT_S = 30.0
 TROUBLE_S = 60.0
 DEFECTS_S = 2.0
-"""So long the records of defects may take in the end."""
+"""Seconds that writing the records of defects may take at the end."""
 NOTHING: list[str] = []
-# What comes of limits and of seccomp profiles, while an agent puts itself together.
+# Errors caused by limits and seccomp profiles while an agent is set up.
 REFUSALS = (errno.EPERM, errno.EACCES, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSYS)
 KILL_WAIT_MARGIN = 0.6
-"""Share of Slurm's KillWait that workers get before they are killed; the rest is for the last words."""
+"""Share of Slurm's KillWait that workers get before they are killed; the rest is for the last records."""
 
 
-def main(arguments: Sequence[str], ward: SupervisorPipe, early: EarlyCheck | None) -> int:
+def main(arguments: Sequence[str], supervisor: SupervisorPipe, early: EarlyCheck | None) -> int:
     """Run `ftslurm run` in the process below the guardian; return its exit code.
 
     Args:
         arguments: of the command line.
-        ward: of the guardian above.
+        supervisor: pipe to the guardian.
         early: will run the first health check.
     """
     try:
@@ -64,8 +64,8 @@ def main(arguments: Sequence[str], ward: SupervisorPipe, early: EarlyCheck | Non
         if launches:
             from ftslurm.agent.launcher import launch
 
-            return launch(options, arguments, ward)
-        return run_agent(options, ward, early)
+            return launch(options, arguments, supervisor)
+        return run_agent(options, supervisor, early)
     except (UsageError, RunDirectoryError) as error:
         complain(str(error))
         return EXIT_USAGE
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str], ward: SupervisorPipe, early: EarlyCheck | Non
         return EXIT_FAILED
 
 
-def run_agent(options: RunOptions, ward: SupervisorPipe, early: EarlyCheck | None) -> int:
+def run_agent(options: RunOptions, supervisor: SupervisorPipe, early: EarlyCheck | None) -> int:
     """Run this node's agent to its end; return the exit code.
 
     Raises:
@@ -94,10 +94,10 @@ def run_agent(options: RunOptions, ward: SupervisorPipe, early: EarlyCheck | Non
         warn_of_exposed(run, logs)
     # Links on the way are followed once: one that is changed while the run goes on leads into no other run.
     run, logs = RunDirectory(os.path.realpath(run.root)), logs and os.path.realpath(logs)
-    # As soon as possible: the checks take as long as all that follows until the first round.
-    health = _health(options, placement, run, logs or run.root, ward)
+    # As early as possible: the checks take as long as all that follows until the first round.
+    health = _health(options, placement, run, logs or run.root, supervisor)
     context = replace(health.context, hurry=True)
-    if early is not None and early.begin(request_for(QUICK, (), context, ward.local_dir)):
+    if early is not None and early.begin(request_for(QUICK, (), context, supervisor.local_dir)):
         health.early = early
     write_attempt(run, options, placement, program, logs)
     incarnation = random_nonce()
@@ -111,21 +111,23 @@ def run_agent(options: RunOptions, ward: SupervisorPipe, early: EarlyCheck | Non
         lambda text: log_at_once(placement.node, text),
     )
     try:
-        code = _supervise(options, placement, program, slots, run, logs or run.root, ward, health, incarnation, records)
+        code = _supervise(
+            options, placement, program, slots, run, logs or run.root, supervisor, health, incarnation, records
+        )
     except Exception as error:
-        # While its parts were put together, or after all of them had done their work.
-        code = _end_by(_defect(error), records, ward)
+        # During set-up, or after the loop has ended.
+        code = _end_by(_defect(error), records, supervisor)
     if placement.job is None and LOCAL_NODE not in os.environ and os.environ.get("FTSLURM_REPORT") != "0":
         for number in STOPPING:
-            # Nobody waits for them any more: a report that cannot be written must not be unkillable.
+            # No handler is needed any more, and a report that cannot be written must stay killable.
             signal.signal(number, signal.SIG_DFL)
         from ftslurm.job_end.conclude import conclude
 
         try:
             conclude(run.root, placement.attempt)
         except Exception as error:
-            # It is the job's end that counts, not the report's.
-            _end_by(_defect(error), records, ward)
+            # The exit code is the job's, not the report's.
+            _end_by(_defect(error), records, supervisor)
     return code
 
 
@@ -136,7 +138,7 @@ def _supervise(
     slots: int,
     run: RunDirectory,
     logs: str,
-    ward: SupervisorPipe,
+    supervisor: SupervisorPipe,
     health: HealthSettings,
     incarnation: str,
     defects: DefectRecords,
@@ -155,7 +157,7 @@ def _supervise(
     from ftslurm.sharedfs.clock import server_clock
     from ftslurm.sharedfs.filesystem import PosixFileSystem
 
-    ward.register(run.node_file(placement.node), incarnation)
+    supervisor.register(run.node_file(placement.node), incarnation)
     run_spec = RunSpec(
         placement.run_id,
         placement.attempt,
@@ -165,15 +167,15 @@ def _supervise(
         options.max_restarts,
     )
     record = first_record(placement.node, incarnation, placement.attempt, placement.position, slots)
-    before = Predecessor(*ward.predecessor) if ward.predecessor is not None else None
+    before = Predecessor(*supervisor.predecessor) if supervisor.predecessor is not None else None
     record = replace(record, host=os.uname().nodename, address=placement.address, predecessor=before)
     fs = PosixFileSystem(owner=os.geteuid())
     containment = Containment()
     threading.excepthook = containment.on_thread
     exclusions = Exclusions(fs, folder(run.root, options.exclude_dir))
     if options.exclude_after:
-        look = (_look_up, exclusions, placement.node)
-        record = replace(record, excluded=containment.call(EXCLUSION, None, *look))
+        exclusion = (_look_up, exclusions, placement.node)
+        record = replace(record, excluded=containment.call(EXCLUSION, None, *exclusion))
     pace = Pace(heartbeat_s=options.heartbeat_s, follow_s=min(1.0, options.heartbeat_s))
     timing = Timing(
         options.node_timeout_s,
@@ -190,7 +192,7 @@ def _supervise(
     )
     courier = Courier(member, time.monotonic)
     containment.connect(courier.post)
-    # What --no-python runs imports nothing.
+    # With --no-python there is nothing to import ahead.
     spare_imports = options.spare_imports if program.kind != "exec" else ()
     machine = AgentMachine(
         placement.node,
@@ -203,7 +205,7 @@ def _supervise(
     )
     lowest = lowest_ephemeral()
     share_heap()
-    settings = _settings(options, placement, program, run, logs, ward, spare_imports)
+    settings = _settings(options, placement, program, run, logs, supervisor, spare_imports)
     console = containment.hold(
         OUTPUT, Console, placement.node, answers={"log": lambda text: log_at_once(placement.node, text)}
     )
@@ -226,14 +228,14 @@ def _supervise(
         excluder,
         containment,
         defects,
-        ward.explain,
+        supervisor.explain,
         time.monotonic,
         time.time_ns,
     )
     code = loop.run()
     if courier.published:
-        ward.left()
-    _after(loop, placement, incarnation, run, options.node_timeout_s, containment)
+        supervisor.left()
+    _after_leaving(loop, placement, incarnation, run, options.node_timeout_s, containment)
     for defect in courier.events:
         if isinstance(defect, Defect):
             complain(defect.message("as this agent leaves", defects.write(defect, 0)))
@@ -241,7 +243,7 @@ def _supervise(
     return code
 
 
-def _after(
+def _after_leaving(
     loop: AgentLoop,
     placement: Placement,
     incarnation: str,
@@ -249,14 +251,14 @@ def _after(
     node_timeout_s: float,
     containment: Containment,
 ) -> None:
-    """Do what is left to do after this agent has left the run."""
+    """Run the job end's work after this agent has left the run."""
     from ftslurm.agent.containment import JOB_END
 
     state = loop.state
     if state is None:
         return
     if loop.kept is not None and not os.path.isdir(run.root):
-        containment.call(JOB_END, None, _tell_all, loop.kept, state, loop.record)
+        containment.call(JOB_END, None, _print_last_report, loop.kept, state, loop.record)
     if placement.job is not None:
         from ftslurm.job_end.after_run import after_run
 
@@ -266,7 +268,7 @@ def _after(
 
 
 def _look_up(exclusions: Exclusions, node: str) -> str | None:
-    """Return why this node was excluded before, None if it was not; tell the user, and what is wrong with the files."""
+    """Return why this node was excluded earlier, None if it was not; log that, and problems with the files."""
     from ftslurm.agent.exclusion import exclusion_of
 
     excluded, problems = exclusion_of(exclusions, node, time.time_ns())
@@ -276,20 +278,20 @@ def _look_up(exclusions: Exclusions, node: str) -> str | None:
 
 
 def _defect(error: Exception) -> Defect:
-    """Return what is told of an exception that ends the agent: a limit or a refusal of the system is no defect."""
+    """Return the defect for an exception that ends the agent; limits and refusals of the system are no defects."""
     from ftslurm.agent.containment import defect_of
 
     defect = defect_of(None, error)
     refused = isinstance(error, OSError) and error.errno in REFUSALS
     if not refused and not isinstance(error, MemoryError):
         return defect
-    what = f"{error.filename or defect.place}: {error.strerror}" if isinstance(error, OSError) else "no memory is left"
-    advice = "look at ulimit -a, the cgroup's limits and the container's seccomp profile"
-    return replace(defect, refusal=f"an agent cannot work here: {what}; {advice}")
+    what = f"{error.filename or defect.place}: {error.strerror}" if isinstance(error, OSError) else "out of memory"
+    advice = "check ulimit -a, the cgroup's limits and the container's seccomp profile"
+    return replace(defect, refusal=f"an agent cannot run here: {what}; {advice}")
 
 
-def _end_by(defect: Defect, records: DefectRecords, ward: SupervisorPipe) -> int:
-    ward.explain(defect.text)
+def _end_by(defect: Defect, records: DefectRecords, supervisor: SupervisorPipe) -> int:
+    supervisor.explain(defect.text)
     complain(defect.message("this agent ends", records.write(defect, 0)))
     records.finish(DEFECTS_S)
     return EXIT_FAILED
@@ -301,7 +303,7 @@ def _settings(
     program: Program,
     run: RunDirectory,
     logs: str,
-    ward: SupervisorPipe,
+    supervisor: SupervisorPipe,
     spare_imports: tuple[str, ...],
 ) -> AgentSettings:
     from ftslurm.agent.settings import AgentSettings
@@ -312,9 +314,9 @@ def _settings(
         options.redirects,
         options.tee,
         logs,
-        ward.local_dir,
+        supervisor.local_dir,
         dict(os.environ),
-        ward.guardian,
+        supervisor.guardian,
         options.timeouts,
         options.hang_signal,
         options.heartbeat_s,
@@ -323,8 +325,8 @@ def _settings(
     )
 
 
-def _tell_all(kept: str, state: State, record: NodeRecord) -> None:
-    """Print what this node knows of a run whose directory has vanished, if it led the run or saw a failure."""
+def _print_last_report(kept: str, state: State, record: NodeRecord) -> None:
+    """Print this node's report of a run whose directory has vanished, if it was the coordinator or had a failure."""
     from ftslurm.job_end.last_report import last_report
 
     concerned = record.failure is not None or state.coordinator.incarnation == record.incarnation
@@ -333,7 +335,7 @@ def _tell_all(kept: str, state: State, record: NodeRecord) -> None:
 
 
 def _health(
-    options: RunOptions, placement: Placement, run: RunDirectory, logs: str, ward: SupervisorPipe
+    options: RunOptions, placement: Placement, run: RunDirectory, logs: str, supervisor: SupervisorPipe
 ) -> HealthSettings:
     from ftslurm.agent.health_monitor import HealthSettings
     from ftslurm.health.check import CheckedPath, Context
@@ -351,9 +353,11 @@ def _health(
         address=placement.address,
         job_since_s=time.monotonic(),
     )
-    # Not all nodes of a job at the same moment.
+    # Spread the checks of a job's nodes over time.
     spread_s = options.health_every_s * (placement.position % 64) / 64
-    return HealthSettings(options.health, options.health_every_s, sys.executable, ward.local_dir, context, spread_s)
+    return HealthSettings(
+        options.health, options.health_every_s, sys.executable, supervisor.local_dir, context, spread_s
+    )
 
 
 def _drain(options: RunOptions, placement: Placement) -> Callable[[str, str], str | None] | None:
@@ -365,7 +369,7 @@ def _drain(options: RunOptions, placement: Placement) -> Callable[[str, str], st
 
 
 def _kill_wait_s(placement: Placement) -> float:
-    """Return how long workers may take to stop when Slurm stops the job; ftsrun passes on the site's KillWait."""
+    """Return the seconds that workers may take to stop when Slurm stops the job; ftsrun passes the site's KillWait."""
     if placement.job is None:
         return 1e9
     text = os.environ.get("FTSLURM_KILL_WAIT", "")

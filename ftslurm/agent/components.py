@@ -1,4 +1,4 @@
-"""The helper parts of an agent that its loop drives, each in its containment."""
+"""The agent's components that its loop drives, each contained."""
 
 from __future__ import annotations
 
@@ -46,28 +46,28 @@ def make_components(
     monotonic: Callable[[], float],
     now_ns: Callable[[], int],
 ) -> Components:
-    """Make the parts; one that cannot be made is disabled from the start.
+    """Make the components; one whose construction fails is disabled from the start.
 
     Args:
         workers: the agent's.
-        courier: takes the parts' errands.
+        courier: runs the components' tasks.
         fs, run: where records go.
-        health: how to look at this node's health.
+        health: settings of the health checks.
         monotonic, now_ns: the clocks.
     """
-    hold, errand = containment.hold, containment.contained_task
-    watch = hold(
+    hold, task = containment.hold, containment.contained_task
+    health_monitor = hold(
         HEALTH,
         HealthMonitor,
         health,
         monotonic,
         now_ns,
         workers.spared,
-        # What it found last stands, but nobody waits for it any more.
+        # Its last findings stand, but the node is no longer health pending.
         answers={"poll": list, "with_health": lambda record: replace(record, health_pending=False)},
         close="close",
     )
-    surroundings = hold(
+    host_resources = hold(
         HOST_RESOURCES,
         HostResources,
         settings.local_dir,
@@ -76,10 +76,10 @@ def make_components(
         answers={"begin": dict, "at_a_failure": dict},
     )
     local = os.path.dirname(settings.local_dir)
-    facts = (settings.facts.run_id, now_ns, surroundings, local, lambda: courier.clock)
-    journal = hold(RECORDS, Journal, errand(RECORDS, courier.send), fs, run, *facts)
+    facts = (settings.facts.run_id, now_ns, host_resources, local, lambda: courier.clock)
+    journal = hold(RECORDS, Journal, task(RECORDS, courier.send), fs, run, *facts)
     guard = hold(GUARD, LoopWatchdog, monotonic=monotonic, answers={"stuck": 0})
-    nowhere = {} if FILE in settings.inherited else {FILE: os.devnull}
+    discarded = {} if FILE in settings.inherited else {FILE: os.devnull}
     monitor = hold(
         MONITOR,
         RankMonitor,
@@ -90,7 +90,7 @@ def make_components(
         monotonic,
         lambda: now_ns() / 1e9,
         lambda: guard.stuck,
-        answers={"environment": lambda _: nowhere, "counts": dict},
+        answers={"environment": lambda _: discarded, "counts": dict},
     )
     rank_watch = hold(
         MONITOR,
@@ -98,10 +98,10 @@ def make_components(
         settings,
         monitor,
         journal,
-        surroundings,
-        errand(MONITOR, courier.send),
+        host_resources,
+        task(MONITOR, courier.send),
         monotonic,
         answers={"turn": lambda *_: iter(())},
     )
     locks = hold(BUILD_LOCKS, BuildLocks, settings.local_dir, monotonic, lambda text: courier.post(Notice(text)))
-    return Components(watch, journal, guard, monitor, rank_watch, locks)
+    return Components(health_monitor, journal, guard, monitor, rank_watch, locks)

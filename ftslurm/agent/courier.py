@@ -1,7 +1,7 @@
 """The courier: the only thread of the agent that touches the shared filesystem.
 
-The loop hands it words and errands and goes on; when the filesystem hangs, the courier hangs alone. What it
-learns comes back through a queue and one byte in a pipe that the loop selects on.
+The loop hands it records and tasks and goes on; when the filesystem hangs, the courier hangs alone. Results come back
+as events through a queue and one byte in a pipe that the loop selects on.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ TRIES, RETRY_S = 3, 0.2
 
 @dataclass(frozen=True)
 class Evicted:
-    """This agent may not go on, for `reason`."""
+    """This agent must not continue, for `reason`."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class StorageProblem:
-    """The shared directory failed the courier with `problem`; None: it works again."""
+    """Access to the shared directory failed with `problem`; None: it works again."""
 
     problem: str | None
 
 
 @dataclass(frozen=True)
 class Notice:
-    """Something that people should know, said once."""
+    """Information for the user, logged once."""
 
     text: str
 
 
 class Courier:
-    """Runs `member.tick` whenever it is due, and errands in their order.
+    """Runs `member.tick` whenever it is due, and tasks in their order.
 
     Args:
         member: this node's membership; only the courier's thread uses it.
         monotonic: clock, seconds.
 
     Attributes:
-        published: the last look at the shared directory succeeded, so what was said before it is known to others.
+        published: the last tick succeeded, so records handed over before it are visible to other nodes.
     """
 
     def __init__(self, member: Member, monotonic: Callable[[], float]) -> None:
@@ -63,7 +63,7 @@ class Courier:
         self._stopping = False
         self._woken = False
         self._vitals: Vitals | None = None
-        self._looked_at = float("-inf")
+        self._ticked_at = float("-inf")
         self._due = monotonic()
         self.published = False
         self.events: deque[object] = deque()
@@ -79,41 +79,41 @@ class Courier:
         return self._member.record.clock
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def publish(self, record: NodeRecord) -> None:
-        """Have this word published at once."""
+        """Publish this record at once."""
         with self._condition:
             self._record = record
             self._condition.notify()
 
     def update_vitals(self, vitals: Vitals) -> None:
-        """Have the next heartbeat publish these."""
+        """Publish these vitals with the next heartbeat."""
         with self._condition:
             self._vitals = vitals
 
-    def send(self, errand: Task, answer: object = None) -> None:
-        """Have `errand` run; then `answer` and its result come back as news, unless `answer` is None.
+    def send(self, task: Task, answer: object = None) -> None:
+        """Run `task`; post `answer` and its result as an event, unless `answer` is None.
 
-        An errand that raises `OSError` or `BadFile` gives the exception as its result.
+        If the task raises `OSError` or `BadFile`, the exception is its result.
         """
         with self._condition:
-            self._tasks.append((errand, answer))
+            self._tasks.append((task, answer))
             self._condition.notify()
 
-    def post(self, news: object) -> None:
-        """Bring the loop news of another thread."""
-        self._post(news)
+    def post(self, event: object) -> None:
+        """Post an event of another thread to the loop."""
+        self._post(event)
 
     def wake(self) -> None:
-        """Somebody says that there is news: look as soon as a hurried look is due."""
+        """Handle a wake: tick as soon as the rate limit of wakes allows."""
         with self._condition:
             self._woken = True
             self._condition.notify()
 
     def finish(self, timeout_s: float) -> bool:
-        """Publish the last word, run the errands left, stop; False when that took longer than `timeout_s` seconds."""
+        """Publish the last record, run the remaining tasks, stop; False if that exceeds `timeout_s` seconds."""
         with self._condition:
             self._stopping = True
             self._condition.notify()
@@ -127,28 +127,28 @@ class Courier:
         try:
             self._work()
         except BaseException:
-            # What was said last may never have got there; the guardian says that this agent has gone.
+            # The last record may not be published; the guardian publishes that this agent is gone.
             self.published = False
             raise
 
     def _work(self) -> None:
         tries = TRIES
         while True:
-            record, errands, stopping = self._wait()
+            record, tasks, stopping = self._wait()
             if self._woken:
                 self._woken = False
                 self._member.wake()
-                # Sixty nodes that say something at once make a few looks, not sixty.
-                self._due = min(self._due, self._looked_at + self._member.next_tick_s())
+                # Sixty nodes that publish at once cause a few ticks, not sixty.
+                self._due = min(self._due, self._ticked_at + self._member.next_tick_s())
             if self._vitals is not None:
                 self._member.update_vitals(self._vitals)
                 self._vitals = None
-            # The word goes first: others wait for it, nobody waits for a record.
+            # The node record goes first: other nodes wait for it, none waits for the tasks' files.
             self._publish(record, stopping)
-            for errand, answer in errands:
-                self._run(errand, answer)
+            for task, answer in tasks:
+                self._run(task, answer)
             if stopping and not self._tasks:
-                # Once more where the last words met an error: nobody should have to wait for this node's silence.
+                # Retry a failed last publish: otherwise the others wait until this node's heartbeat expires.
                 if self.published or tries == 0:
                     return
                 tries -= 1
@@ -162,12 +162,12 @@ class Courier:
                     break
                 self._condition.wait(left)
             record, self._record = self._record, None
-            errands = list(self._tasks)
+            tasks = list(self._tasks)
             self._tasks.clear()
-            return record, errands, self._stopping
+            return record, tasks, self._stopping
 
     def _pause(self) -> None:
-        """Let some time pass before something is tried again; what there is to say meanwhile is said at once."""
+        """Wait before a retry; records that arrive meanwhile are published at once."""
         end = self._monotonic() + RETRY_S
         while (left := end - self._monotonic()) > 0:
             with self._condition:
@@ -177,17 +177,17 @@ class Courier:
             self._publish(record)
 
     def _publish(self, record: NodeRecord | None, now: bool = False) -> None:
-        """Publish the word, if there is one; look at the shared directory for it, when a look is due, or now."""
+        """Publish the record, if any; tick if there is one, if a tick is due, or if `now`."""
         if record is not None:
             self._member.publish(record)
         if record is not None or now or self._monotonic() >= self._due:
             self._due = self._monotonic() + self._tick()
 
-    def _run(self, errand: Task, answer: object) -> None:
+    def _run(self, task: Task, answer: object) -> None:
         for left in reversed(range(TRIES)):
             result: object
             try:
-                result = errand()
+                result = task()
             except OSError as error:
                 result = error
                 if left:
@@ -216,15 +216,16 @@ class Courier:
             return 3600.0
         except (OSError, BadFile) as error:
             self._post_problem(str(error), kind=getattr(error, "errno", None))
-            # A full disk still tells what the others have decided: this node obeys, although it cannot publish.
+            # On a full disk the decisions of others are still readable: this node follows them, although it cannot
+            # publish.
             self._post_view(self._member.view())
             return 0.5
         except Exception as error:
-            # Without this thread the agent would look alive to itself and dead to all others.
+            # Without this thread the agent would run on while all others consider it dead.
             self._post(defect_of(None, error))
             return 3600.0
         self.published = True
-        self._looked_at = self._monotonic()
+        self._ticked_at = self._monotonic()
         self._post_problem(None)
         self._post_view(view)
         return self._member.next_tick_s()
@@ -239,14 +240,14 @@ class Courier:
             self._post(view)
 
     def _post_problem(self, problem: str | None, kind: int | None = None) -> None:
-        # The same error of another file, a temporary one's say, is no news.
+        # The same error of another file, such as a temporary one, is not a new problem.
         trouble = problem if kind is None else str(kind)
         if trouble != self._trouble:
             self._trouble = trouble
             self._post(StorageProblem(problem))
 
-    def _post(self, news: object) -> None:
-        self.events.append(news)
+    def _post(self, event: object) -> None:
+        self.events.append(event)
         try:
             os.write(self._wake_w, b"x")
         except BlockingIOError:

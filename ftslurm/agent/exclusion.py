@@ -1,9 +1,9 @@
-"""Excludes nodes for later jobs: those that failed first again and again, and those whose hardware is broken.
+"""Exclusion of nodes for later jobs: those that repeatedly failed first, and those with broken hardware.
 
-The coordinator writes down the former, each node itself the latter, on a thread of its own: the directory may be on a
-filesystem that hangs, and Slurm may take its time. Only files are written, which templates, requeues and people read;
-draining a node is opt-in, and done only for what a check of its hardware or its driver reported: two failures, whatever
-their ranks wrote, are enough to prefer others, not to take a node from everybody.
+The coordinator records the former, each node itself the latter, on a separate thread: the directory may be on a
+filesystem that hangs, and Slurm may be slow. Only files are written, which templates, requeues and people read;
+draining a node is opt-in, and done only for a finding of a hardware check or of the driver: two failures, whatever
+their ranks wrote, justify preferring other nodes, not taking a node from all users.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ from ftslurm.sharedfs.publish import BadFile
 from ftslurm.sharedfs.rundir import RunDirectoryError
 
 HARDWARE = ("gpu-", "amd-", "nic-")
-"""Checks of what breaks on one node. A full /scratch is everybody's trouble, and no node is to be avoided for it."""
+"""Checks of hardware of one node. A full /scratch affects all nodes, and no node is avoided for it."""
 LEFTOVERS = "gpu-processes"
-"""No hardware: whoever is on the GPU today is gone tomorrow."""
+"""Not hardware: leftover processes on a GPU do not last."""
 
 
 @dataclass(frozen=True)
 class ExclusionSettings:
-    """What the user asked for.
+    """The options of exclusion.
 
     Attributes:
-        after: so many first failures exclude a node; 0: none do.
-        for_s: for how long, in seconds.
-        drain: asks Slurm to drain a node that is excluded, with a reason; returns what went wrong. None: nobody asks.
+        after: number of first failures that exclude a node; 0: never.
+        for_s: duration of an exclusion, in seconds.
+        drain: asks Slurm to drain a node that is excluded, with a reason; returns the problem, if any. None: no
+            draining.
     """
 
     after: int
@@ -46,14 +47,14 @@ class ExclusionSettings:
 
 
 class Excluder:
-    """What the coordinator of a run does about its failing nodes.
+    """Records strikes and exclusions of a run's nodes.
 
     Args:
-        exclusions: where it is written down; used by this one's thread alone.
+        exclusions: the files; used by this object's thread alone.
         run_id: of this run.
         now_ns: wall clock, nanoseconds since the epoch.
-        tell: tells the user a line, from any thread.
-        start: has a function run elsewhere, while nothing waits for it.
+        log: logs a line, from any thread.
+        start: runs a function in the background.
     """
 
     def __init__(
@@ -62,27 +63,27 @@ class Excluder:
         exclusions: Exclusions,
         run_id: str,
         now_ns: Callable[[], int],
-        tell: Callable[[str], None],
+        log: Callable[[str], None],
         start: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         self._settings = settings
         self._exclusions = exclusions
         self._run_id = run_id
         self._now_ns = now_ns
-        self._tell = tell
+        self._log = log
         self._known: dict[str, str] = {}
         self._struck: set[tuple[int, str]] = set()
         self._broken: HealthFinding | None = None
-        self._errands: deque[Callable[[], None]] = deque()
+        self._tasks: deque[Callable[[], None]] = deque()
         self._working = threading.Lock()
         self._start = start or _on_a_thread
 
     def on_state(self, state: State) -> None:
-        """Have written down what follows from the newest state; the coordinator calls this."""
+        """Record the consequences of the newest state; only the coordinator calls this."""
         self._send(self._of_state(state))
 
     def on_health(self, record: NodeRecord) -> None:
-        """Have written down what follows from this node's own health."""
+        """Record the consequences of this node's own health."""
         self._send(self._of_health(record))
 
     def finish(self, timeout_s: float) -> bool:
@@ -92,27 +93,27 @@ class Excluder:
             self._working.release()
         return done
 
-    def _send(self, errands: Iterable[Callable[[], None]]) -> None:
-        self._errands += errands
-        if self._errands and self._working.acquire(blocking=False):
+    def _send(self, tasks: Iterable[Callable[[], None]]) -> None:
+        self._tasks += tasks
+        if self._tasks and self._working.acquire(blocking=False):
             self._start(self._work)
 
     def _work(self) -> None:
         while True:
             try:
-                while self._errands:
-                    self._run(self._errands.popleft())
+                while self._tasks:
+                    self._run(self._tasks.popleft())
             finally:
                 self._working.release()
-            # One that came just before the release found nobody to start.
-            if not self._errands or not self._working.acquire(blocking=False):
+            # A task added just before the release started no thread.
+            if not self._tasks or not self._working.acquire(blocking=False):
                 return
 
-    def _run(self, errand: Callable[[], None]) -> None:
+    def _run(self, task: Callable[[], None]) -> None:
         try:
-            errand()
+            task()
         except (OSError, BadFile, RunDirectoryError) as error:
-            self._tell(f"what is known of a node cannot be noted in {self._exclusions.directory}: {error}")
+            self._log(f"exclusions cannot be recorded in {self._exclusions.directory}: {error}")
 
     def _of_state(self, state: State) -> list[Callable[[], None]]:
         if not self._settings.after:
@@ -121,7 +122,7 @@ class Excluder:
         blamed: set[str] = set()
         for past in state.history:
             failure = past.failure
-            # Earlier attempts' coordinators have written down theirs, and people may have allowed the node since.
+            # Coordinators of earlier attempts have recorded theirs, and users may have allowed the node since.
             if failure is None or past.attempt != state.attempt or failure.blame is None:
                 continue
             blamed.add(failure.node)
@@ -133,7 +134,7 @@ class Excluder:
             if node in blamed and node not in self._known:
                 self._known[node] = reason
                 found.append(lambda node=node, reason=reason: self._exclude(node, reason))  # type: ignore[misc]
-        # The failure has followed its rank to another node: it was the program's.
+        # The failure has followed its rank to another node: its cause is the program.
         for node in [node for node in self._known if node not in now]:
             reason = self._known.pop(node)
             found.append(lambda node=node, reason=reason: self._take_back(node, reason))  # type: ignore[misc]
@@ -148,12 +149,12 @@ class Excluder:
             return [lambda: self._exclude(node, broken.line(), drain=True)]
         if broken is None and self._broken is not None and record.unhealthy is None:
             over, self._broken = self._broken, None
-            # That a GPU is well while it idles does not undo what it said of itself under load.
+            # A healthy result of an idle GPU does not revoke an error that it reported under load.
             return [] if over.check in HAPPENED else [lambda: self._take_back(node, over.line())]
         return []
 
     def _take_back(self, node: str, reason: str) -> None:
-        # Not what people, or other runs, have against it.
+        # Exclusions by users or other runs stay.
         if self._is_ours(node, reason):
             self._exclusions.end(node, self._now_ns())
 
@@ -165,20 +166,20 @@ class Excluder:
         known = self._exclusions.add_strike(failure.node, self._run_id, failure.message, failure.time_ns)
         reason = why_repeat_offender(known, self._now_ns())
         if reason is not None and not known.holds(self._now_ns()):
-            # No drain: what names the hardware is a rank's own text.
+            # No drain: the hardware is named only by a rank's own text.
             self._exclude(failure.node, reason)
 
     def _exclude(self, node: str, reason: str, drain: bool = False) -> None:
         if self._is_ours(node, reason):
-            # The coordinator before this one has done so.
+            # The previous coordinator has excluded it.
             return
         now_ns = self._now_ns()
         until_ns = now_ns + round(self._settings.for_s * 1e9)
         self._exclusions.exclude(node, reason, f"run {self._run_id}", until_ns, now_ns)
-        self._tell(f"{node} is excluded for {_span(self._settings.for_s)}: {reason} (`ftslurm nodes allow {node}`)")
+        self._log(f"{node} is excluded for {_duration(self._settings.for_s)}: {reason} (`ftslurm nodes allow {node}`)")
         if drain and self._settings.drain is not None:
             problem = self._settings.drain(node, f"ftslurm: {reason}")
-            self._tell(f"{node} could not be drained: {problem}" if problem else f"{node} is drained")
+            self._log(f"{node} could not be drained: {problem}" if problem else f"{node} is drained")
 
 
 def _on_a_thread(work: Callable[[], None]) -> None:
@@ -187,18 +188,18 @@ def _on_a_thread(work: Callable[[], None]) -> None:
 
 def _broken(record: NodeRecord) -> HealthFinding | None:
     found = record.health.findings if record.health is not None and record.unhealthy is not None else ()
-    # What happened was not looked for, and need not be seen twice; a look may be deceived by a node that is busy.
+    # Events are not results of checks and need no confirmation; a check may fail on a node that is only busy.
     sure = [one for one in found if one.status == FAIL and (one.confirmed or one.check in HAPPENED)]
     return next((one for one in sure if one.check.startswith(HARDWARE) and one.check != LEFTOVERS), None)
 
 
 def exclusion_of(exclusions: Exclusions, node: str, now_ns: int) -> tuple[str | None, Iterable[str]]:
-    """Return why this node was excluded before, None if it was not, and what is wrong with the files."""
+    """Return why this node was excluded earlier, None if it was not, and problems with the files."""
     known = exclusions.of(node, now_ns)
     return (known.reason or "excluded") if known is not None else None, exclusions.problems
 
 
-def _span(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     if seconds >= 7200:
         return f"{seconds / 3600:.0f} hours"
     return f"{seconds / 60:.0f} minutes" if seconds >= 120 else f"{seconds:.0f} s"

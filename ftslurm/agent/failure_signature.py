@@ -1,4 +1,4 @@
-"""By what a failure without an exception is compared with later ones: the end of its worker's stderr.
+"""Signature of a failure without an exception, for comparison with later ones: the end of its worker's stderr.
 
 The file lies on the shared filesystem, which may hang: this is for the courier's thread.
 """
@@ -26,5 +26,5 @@ def signature_of(path: str) -> str | None:
         text = os.pread(fd, OUTPUT_LIMIT, start).decode("utf-8", "replace")
     finally:
         os.close(fd)
-    # A piece of a line is as long as chance will have it.
+    # The first line is cut at an arbitrary point.
     return of_output(text.partition("\n")[2] if start else text)

@@ -1,7 +1,7 @@
-"""Looks at this node's health while the agent works: the processes around `HealthGate`, and what the node's word says.
+"""Checks of this node's health while the agent runs: the processes around `HealthGate`, and the node record's part.
 
-A look is a process of its own; what the GPUs' driver tells of by itself (Xid events) is heard by another one, where
-there are such GPUs. Whatever hangs in a driver hangs there.
+A run of a check set is a separate process; another one reads the events of the GPUs' driver (Xid), where there are such
+GPUs. A call that hangs in a driver hangs only there.
 """
 
 from __future__ import annotations
@@ -31,25 +31,26 @@ if TYPE_CHECKING:
     from ftslurm.rendezvous.state import Failure, State
 
 START_S = 120.0
-"""A look that has not begun with its checks by then is given up: its modules come from a filesystem that hangs."""
+"""Seconds after which a run whose checks have not take_wanted is given up: its modules lie on a filesystem that
+hangs."""
 LOADING_S = 5.0
-"""After so many seconds the user is told that they are still being loaded."""
+"""Seconds after which the user is informed that the checks are still being loaded."""
 SLACK_S = 10.0
-"""A look that has begun says how long its checks may take; it gets so much more."""
+"""Seconds granted to a run in addition to the time limit that it announces."""
 
 STUCK = 16
-"""While more processes than so many, left by earlier looks, hang in the kernel, none is begun: each would leave some
-more, until the node has no process numbers."""
+"""No run starts while more than so many processes of earlier runs hang in the kernel: each run would add some, until
+the node has no process numbers left."""
 
 _RESULT_LIMIT = 8 << 20
 _LINE_LIMIT = 4096
 DRIVER = "gpu-driver"
-"""The check that finds something to look at where NVIDIA's driver is."""
+"""The check that is present on nodes with NVIDIA's driver."""
 
 
 @dataclass
 class HealthSettings:
-    """What the user asked for.
+    """The options of the health checks.
 
     Attributes:
         mode, every_s: see `HealthGate`.
@@ -57,7 +58,7 @@ class HealthSettings:
         local_dir: node-local directory of this agent.
         context: of this node's checks, as while no rank runs; its environment is the processes' own, too.
         spread_s: see `HealthGate`.
-        early: the process of the first look, which has begun already; None: it has not.
+        early: the process of the first run if that has take_wanted already, else None.
     """
 
     mode: str
@@ -88,13 +89,13 @@ class HealthMonitor:
     """This node's health, as the agent's loop uses it.
 
     Args:
-        settings: what is asked for.
+        settings: the options.
         monotonic, now_ns: the clocks.
-        spared: gets the pids that no sweep is for: who listens to the driver, and checks that were killed but hang in
-            the kernel. Whoever collects a process takes it out.
+        spared: receives the pids that sweeps leave alone: the event reader, and killed checks that hang in the
+            kernel. The collector of a process removes its pid.
 
     Attributes:
-        fd: becomes readable when `look` has something to do.
+        fd: becomes readable when `poll` is due.
     """
 
     def __init__(
@@ -108,13 +109,13 @@ class HealthMonitor:
         self._spared = spared
         self._monotonic = monotonic
         self._now_ns = now_ns
-        self._fitness = HealthGate(settings.mode, settings.every_s, settings.spread_s)
+        self._gate = HealthGate(settings.mode, settings.every_s, settings.spread_s)
         self._poll = select.epoll()
-        self._look: _Process | None = None
+        self._run: _Process | None = None
         self._set = ""
-        self._look_by: float | None = None
-        self._loading_told_at: float | None = None
-        self._sentinel: _Process | None = None
+        self._run_by: float | None = None
+        self._loading_notice_at: float | None = None
+        self._event_reader: _Process | None = None
         self._busy = False
         self._present: tuple[str, ...] = ()
         self._peers: tuple[Peer, ...] = ()
@@ -122,142 +123,142 @@ class HealthMonitor:
 
     @property
     def deadline(self) -> float | None:
-        """The monotonic second at which `look` wants to be called."""
-        moments = (self._fitness.deadline, self._look_by, self._loading_told_at)
+        """The monotonic second at which `poll` is due."""
+        moments = (self._gate.deadline, self._run_by, self._loading_notice_at)
         return min((at for at in moments if at is not None), default=None)
 
     def begin(self) -> None:
-        """Start the first look, or take the one that goes on already."""
-        self._fitness.begin()
+        """Start the first run, or adopt the one that is running already."""
+        self._gate.begin()
         early = self._settings.early
-        if early is None or self._fitness.wanted is None:
+        if early is None or self._gate.wanted is None:
             self._start_wanted()
             return
-        self._set = self._fitness.begun()
-        self._look = _Process(early.pid, early.pidfd, early.fd)
+        self._set = self._gate.take_wanted()
+        self._run = _Process(early.pid, early.pidfd, early.fd)
         self._poll.register(early.fd, select.EPOLLIN)
         self._give_time()
 
     def on_state(self, state: State) -> None:
-        """The newest state was read: looks try to reach the master of its round, where that is another node."""
+        """The newest state was read: runs test the connection to its round's master if that is another node."""
         first = next((one.node for one in state.participants if one.group_rank == 0), None)
         if state.master is not None and first is not None and first != self._settings.context.node:
             self._peers = (Peer(first, state.master.address, state.master.port),)
 
     def with_health(self, record: NodeRecord) -> NodeRecord:
-        """Return the word with what there is to say of this node's health."""
-        fitness = self._fitness
-        return replace(record, health=fitness.health, unhealthy=fitness.unhealthy, health_pending=fitness.looking)
+        """Return the record with this node's health."""
+        gate = self._gate
+        return replace(record, health=gate.health, unhealthy=gate.unhealthy, health_pending=gate.health_pending)
 
     def on_round(self) -> None:
         """Ranks run from now on."""
         self._busy = True
-        self._fitness.on_round(self._monotonic())
-        # One that was started for a spare looks at a node without ranks.
+        self._gate.on_round(self._monotonic())
+        # A run that was started for a spare assumes a node without ranks.
         self._drop_run()
         self._start_event_reader()
 
     def on_swept(self, failure: Failure | None) -> None:
-        """Nothing of the round is left, nor of what this watch had started."""
+        """The round is swept, including the processes of this monitor."""
         self._busy = False
         self._drop_run()
-        self._fitness.on_swept(failure, self._monotonic(), self._now_ns())
+        self._gate.on_swept(failure, self._monotonic(), self._now_ns())
         self._start_wanted()
 
     def poll(self) -> list[str]:
-        """Take what came, start what is due; return lines for the user. `say` may say something new then."""
+        """Read results, start due runs; return lines for the user. `with_health` may change then."""
         lines: list[str] = []
         now = self._monotonic()
-        if self._look is not None:
-            over = self._receive(self._look)
-            lines += self._follow(self._look, now)
+        if self._run is not None:
+            over = self._receive(self._run)
+            lines += self._follow(self._run, now)
             if over:
-                lines += self._finish(_result(self._look.data))
-            elif self._look_by is not None and now >= self._look_by:
+                lines += self._finish(_result(self._run.data))
+            elif self._run_by is not None and now >= self._run_by:
                 lines += self._finish(None)
-        if self._sentinel is not None:
-            over = self._receive(self._sentinel)
-            lines += self._read_events(self._sentinel)
+        if self._event_reader is not None:
+            over = self._receive(self._event_reader)
+            lines += self._read_events(self._event_reader)
             if over:
-                self._drop(self._sentinel)
-                self._sentinel = None
-        self._fitness.on_time(now)
+                self._drop(self._event_reader)
+                self._event_reader = None
+        self._gate.on_time(now)
         self._start_wanted()
         return lines
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop all runs."""
         self._drop_run()
-        if self._sentinel is not None:
-            self._drop(self._sentinel)
-            self._sentinel = None
+        if self._event_reader is not None:
+            self._drop(self._event_reader)
+            self._event_reader = None
 
-    # Looks
+    # Runs
 
     def _start_wanted(self) -> None:
-        if self._fitness.wanted is None or self._look is not None:
+        if self._gate.wanted is None or self._run is not None:
             return
-        names = self._fitness.pending
-        self._set = self._fitness.begun()
+        names = self._gate.unconfirmed
+        self._set = self._gate.take_wanted()
         if len(self._spared) > STUCK:
-            self._fitness.on_result(self._set, None, self._monotonic(), self._now_ns())
+            self._gate.on_result(self._set, None, self._monotonic(), self._now_ns())
             return
         settings = self._settings
-        context = replace(settings.context, busy=self._busy, hurry=self._fitness.looking, peers=self._peers)
+        context = replace(settings.context, busy=self._busy, hurry=self._gate.health_pending, peers=self._peers)
         request = request_for(self._set, names, context, settings.local_dir)
         path = os.path.join(settings.local_dir, "health-request.json")
         try:
             make_private(settings.local_dir)
             with open(path, "w") as file:
                 json.dump(request, file)
-            self._look = self._start("ftslurm.health.agent_run", path)
+            self._run = self._start("ftslurm.health.agent_run", path)
         except OSError:
-            # A full /tmp, no process left: what cannot be looked at is not found sick.
-            self._fitness.on_result(self._set, None, self._monotonic(), self._now_ns())
+            # A full /tmp, no process left: a node that cannot be checked is not unhealthy.
+            self._gate.on_result(self._set, None, self._monotonic(), self._now_ns())
             return
         self._give_time()
 
     def _give_time(self) -> None:
         now = self._monotonic()
-        self._look_by = now + START_S
-        self._loading_told_at = now + LOADING_S if self._fitness.looking else None
+        self._run_by = now + START_S
+        self._loading_notice_at = now + LOADING_S if self._gate.health_pending else None
 
-    def _follow(self, look: _Process, now: float) -> list[str]:
-        """Take what a look says before its result."""
+    def _follow(self, run: _Process, now: float) -> list[str]:
+        """Read the messages of a run before its result."""
         lines: list[str] = []
-        for line in look.lines():
-            said = _object(line)
-            if isinstance(said.get("longest_s"), (int, float)):
-                self._look_by = now + said["longest_s"] + SLACK_S
-                self._loading_told_at = None
-            if isinstance(said.get("waiting"), list) and self._fitness.looking:
-                names = ", ".join(str(name)[:80] for name in said["waiting"])
+        for line in run.lines():
+            message = _object(line)
+            if isinstance(message.get("longest_s"), (int, float)):
+                self._run_by = now + message["longest_s"] + SLACK_S
+                self._loading_notice_at = None
+            if isinstance(message.get("waiting"), list) and self._gate.health_pending:
+                names = ", ".join(str(name)[:80] for name in message["waiting"])
                 lines.append(f"health: still being checked: no answer yet from {names}")
-        if self._loading_told_at is not None and now >= self._loading_told_at:
-            self._loading_told_at = None
+        if self._loading_notice_at is not None and now >= self._loading_notice_at:
+            self._loading_notice_at = None
             lines.append("health: still being checked: the checks are being loaded, from a slow filesystem perhaps")
         return lines
 
-    def _finish(self, looked: RunResult | None) -> list[str]:
-        assert self._look is not None
-        pid, late = self._look.pid, not self._look.over
+    def _finish(self, result: RunResult | None) -> list[str]:
+        assert self._run is not None
+        pid, late = self._run.pid, not self._run.over
         self._drop_run()
-        unhealthy = self._fitness.unhealthy
-        new = self._fitness.on_result(self._set, looked, self._monotonic(), self._now_ns())
-        if looked is not None:
-            # Some may have ended since, and be collected: their numbers may be anybody's by now.
-            above = {os.getpid(), pid, *looked.stuck}
-            self._spared |= {stuck for stuck in looked.stuck if parent_of(stuck) in above}
+        unhealthy = self._gate.unhealthy
+        new = self._gate.on_result(self._set, result, self._monotonic(), self._now_ns())
+        if result is not None:
+            # Some may have ended and been collected since: their pids may be reused.
+            above = {os.getpid(), pid, *result.stuck}
+            self._spared |= {stuck for stuck in result.stuck if parent_of(stuck) in above}
             if self._set != CONFIRM:
-                self._present = looked.present
-        # Several checks may say the same of one cause (a driver that hangs): the worst of them says it.
-        told = {one.line(): one for one in reversed(new)}
-        lines = [f"health: {one.status}: {one.line()}{_advice(one)}" for one in reversed(told.values())]
-        # While ranks run, one that has ended was swept away with them.
-        if looked is None and (late or not self._busy):
-            lines.append("health: this look at the node came to nothing: its process hung or was killed")
+                self._present = result.present
+        # Several checks may report the same cause (a driver that hangs): only the worst is logged.
+        distinct = {one.line(): one for one in reversed(new)}
+        lines = [f"health: {one.status}: {one.line()}{_advice(one)}" for one in reversed(distinct.values())]
+        # While ranks run, an ended run was swept together with them.
+        if result is None and (late or not self._busy):
+            lines.append("health: check run failed: its process hung or was killed")
         # The reason's text changes with time ("2 min ago").
-        if (self._fitness.unhealthy is None) != (unhealthy is None):
+        if (self._gate.unhealthy is None) != (unhealthy is None):
             part = "the next round" if self._busy else "any round"
             lines.append(
                 "health: this node is healthy again" if unhealthy else f"health: unhealthy: it takes no part in {part}"
@@ -265,39 +266,39 @@ class HealthMonitor:
         return lines
 
     def _drop_run(self) -> None:
-        self._look_by = self._loading_told_at = None
-        if self._look is not None:
-            self._drop(self._look)
-            self._look = None
+        self._run_by = self._loading_notice_at = None
+        if self._run is not None:
+            self._drop(self._run)
+            self._run = None
 
-    # What the driver tells
+    # Events of the driver
 
     def _start_event_reader(self) -> None:
-        if self._sentinel is not None or self._settings.mode == OFF or XID in self._settings.context.skip:
+        if self._event_reader is not None or self._settings.mode == OFF or XID in self._settings.context.skip:
             return
         if DRIVER not in self._present:
             return
         try:
-            self._sentinel = self._start("ftslurm.health.xid", os.devnull)
-            self._spared.add(self._sentinel.pid)
+            self._event_reader = self._start("ftslurm.health.xid", os.devnull)
+            self._spared.add(self._event_reader.pid)
         except OSError:
-            # The kernel's log may tell of them later.
+            # The kernel's log may report them later.
             pass
 
     def _read_events(self, process: _Process) -> list[str]:
         lines: list[str] = []
         for text in process.lines():
             finding = _event(text)
-            if finding is not None and self._fitness.on_event(finding, self._monotonic(), self._now_ns()):
+            if finding is not None and self._gate.on_event(finding, self._monotonic(), self._now_ns()):
                 lines.append(f"health: {finding.status}: {finding.line()}{_advice(finding)}")
-        # A line without end is none.
+        # Drop an endless line.
         del process.data[:-_LINE_LIMIT]
         return lines
 
     # Processes
 
     def _start(self, module: str, stdin: str) -> _Process:
-        """Start a module of ours in a session of its own; from the main thread, as `Workers.start`."""
+        """Start a module of ftslurm in a separate session; from the main thread, as `Workers.start`."""
         read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(write, True)
         actions = [(os.POSIX_SPAWN_OPEN, 0, stdin, os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, write, 1)]
@@ -313,7 +314,7 @@ class HealthMonitor:
         return _Process(pid, pidfd, read)
 
     def _receive(self, process: _Process) -> bool:
-        """Take what it wrote; True when it will write no more."""
+        """Read its output; True at the end of it."""
         while True:
             try:
                 chunk = os.read(process.fd, 1 << 16)
@@ -325,12 +326,12 @@ class HealthMonitor:
                 return True
 
     def _drop(self, process: _Process) -> None:
-        """Kill it, if it is there, with what it has started; the agent collects it."""
+        """Kill it, if it still exists, with its descendants; the agent collects it."""
         self._poll.unregister(process.fd)
         os.close(process.fd)
         try:
             if not process.over:
-                # A user's command that goes on would be in the ranks' way. Stopped, it starts no other meanwhile.
+                # A user's command that runs on would disturb the ranks. SIGSTOP first, so that it forks no more.
                 pidfd_send_signal(process.pidfd, signal.SIGSTOP)
                 kill_descendants(process.pid)
             pidfd_send_signal(process.pidfd, signal.SIGKILL)
@@ -345,10 +346,10 @@ def _advice(finding: HealthFinding) -> str:
 
 def _object(line: bytes) -> Json:
     try:
-        said = json.loads(line)
+        message = json.loads(line)
     except ValueError:
         return {}
-    return said if isinstance(said, dict) else {}
+    return message if isinstance(message, dict) else {}
 
 
 def _result(data: bytes | bytearray) -> RunResult | None:
@@ -360,14 +361,14 @@ def _result(data: bytes | bytearray) -> RunResult | None:
 
 def _event(line: bytes) -> HealthFinding | None:
     try:
-        said = json.loads(line)
-        status = said["status"]
+        message = json.loads(line)
+        status = message["status"]
         if status not in SEVERITY:
             return None
-        which = "a GPU" if said["gpu"] is None else f"GPU {said['gpu']}"
-        where = which + (f" ({said['bus_id']})" if said.get("bus_id") else "")
-        text, advice = (str(said[name])[:300] for name in ("text", "advice"))
-        number = f"Xid {said['xid']}: " if said.get("xid") is not None else ""
-        return HealthFinding(XID, status, where, number + text, advice, int(said["time_ns"]))
+        which = "a GPU" if message["gpu"] is None else f"GPU {message['gpu']}"
+        where = which + (f" ({message['bus_id']})" if message.get("bus_id") else "")
+        text, advice = (str(message[name])[:300] for name in ("text", "advice"))
+        number = f"Xid {message['xid']}: " if message.get("xid") is not None else ""
+        return HealthFinding(XID, status, where, number + text, advice, int(message["time_ns"]))
     except (ValueError, KeyError, TypeError):
         return None

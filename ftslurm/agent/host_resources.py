@@ -1,7 +1,7 @@
-"""What the agent sees around its workers: the kernel's count of out-of-memory kills, and room in local filesystems.
+"""Resources of the workers' host: the kernel's count of out-of-memory kills, and free space in local filesystems.
 
 All reads are of /proc, of the cgroup tree and of node-local filesystems: nothing here can hang with the shared
-directory. What cannot be read is named, and never taken for zero.
+directory. A value that cannot be read is reported as such, never taken for zero.
 
 Sources: the kernel's admin-guide/cgroup-v2 (memory.events counts in the whole subtree, memory.events.local does not;
 "oom": a limit was met and nothing was left to reclaim) and cgroup-v1/memory (memory.oom_control counts the victims of
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 WINDOW_S = 10.0
-"""Kills in so many seconds before a worker's end are taken to be about it; looks come every few seconds."""
+"""Kills within so many seconds before a worker's end are attributed to it; samples are taken every few seconds."""
 
 _READ_LIMIT = 1 << 16
 
@@ -34,7 +34,7 @@ class Counter:
 
     Attributes:
         directory: of the cgroup.
-        level: its last name, for people ("step_0").
+        level: its last path component, for display ("step_0").
         version: 1 or 2.
     """
 
@@ -59,7 +59,7 @@ class _Sample:
 
 
 class HostResources:
-    """Looks from time to time, so that a failure can be compared with what was before it.
+    """Samples host resources periodically, so that the values at a failure can be compared with earlier ones.
 
     Args:
         local_dir: a directory on the filesystem of $TMPDIR, node-local.
@@ -81,34 +81,34 @@ class HostResources:
         self._monotonic = monotonic
         self._statvfs = statvfs
         self._core_limit = core_limit
-        self._places = (("/dev/shm", "/dev/shm"), (_shown(local_dir), local_dir))
+        self._places = (("/dev/shm", "/dev/shm"), (_display_path(local_dir), local_dir))
         self.unread: list[str] = []
         self.counter = find_counter(root, self.unread)
         self._first = self._sample()
-        self._looks: deque[_Sample] = deque((self._first,))
+        self._samples: deque[_Sample] = deque((self._first,))
         self._hits = self._limit_hits()
 
     def begin(self) -> dict[str, Any]:
-        """Note how things are as a round begins; return it for the node's record."""
+        """Sample at the beginning of a round; return the values for the round record."""
         self._first = self._sample()
-        self._looks = deque((self._first,))
+        self._samples = deque((self._first,))
         self._hits = self._limit_hits()
         return {"oom_kills": self._first.kills, "spaces": self._spaces()[0]}
 
     def sample(self) -> None:
-        """Note how things are now."""
+        """Take a sample."""
         now = self._sample()
-        self._looks.append(now)
+        self._samples.append(now)
         # The newest of those that are old enough stays: kills are counted from there.
-        while len(self._looks) > 1 and self._looks[1].at_s <= now.at_s - WINDOW_S:
-            self._looks.popleft()
+        while len(self._samples) > 1 and self._samples[1].at_s <= now.at_s - WINDOW_S:
+            self._samples.popleft()
 
     def at_a_failure(self) -> dict[str, Any]:
-        """Return what there is to say about a worker that has just failed, for its error record."""
+        """Return the resources at a worker's failure, for its error record."""
         self.sample()
         spaces, unread = self._spaces()
         found: dict[str, Any] = {"oom": self._oom(), "spaces": spaces, "core_limit": self._core_limit}
-        newest, oldest = self._looks[-1], self._looks[0]
+        newest, oldest = self._samples[-1], self._samples[0]
         if newest.node_kills is not None and oldest.node_kills is not None:
             found["node_oom_kills"] = max(0, newest.node_kills - oldest.node_kills)
         found["memory"] = [_kib(f"{self._root}/proc/meminfo", "MemTotal"), self._least_available()]
@@ -117,7 +117,7 @@ class HostResources:
         return found
 
     def _oom(self) -> dict[str, Any] | None:
-        counter, now, before = self.counter, self._looks[-1], self._looks[0]
+        counter, now, before = self.counter, self._samples[-1], self._samples[0]
         if counter is None or now.kills is None or before.kills is None or self._first.kills is None:
             return None
         hits = self._limit_hits()
@@ -141,7 +141,7 @@ class HostResources:
         return now > before and (counter.version == 2 or ran_out(None, total, self._least_available()) is None)
 
     def _least_available(self) -> int | None:
-        return min((look.available for look in self._looks if look.available is not None), default=None)
+        return min((sample.available for sample in self._samples if sample.available is not None), default=None)
 
     def _sample(self) -> _Sample:
         return _Sample(
@@ -177,7 +177,7 @@ class HostResources:
             except OSError as error:
                 unread.append(f"{shown}: {error.strerror or error}")
                 continue
-            seen = [look.free[place] for look in self._looks if look.free[place] >= 0]
+            free = [sample.free[place] for sample in self._samples if sample.free[place] >= 0]
             spaces.append(
                 {
                     "path": shown,
@@ -185,7 +185,7 @@ class HostResources:
                     "total": space.f_blocks * space.f_frsize,
                     "free_inodes": space.f_favail,
                     "total_inodes": space.f_files,
-                    "least_free": min(seen, default=None),
+                    "least_free": min(free, default=None),
                 }
             )
         return spaces, unread
@@ -233,12 +233,12 @@ def _nearest(mount: str, path: str, version: int, unread: list[str]) -> Counter 
 
 
 def kills(counter: Counter) -> int | None:
-    """Return how many processes of that cgroup the kernel has killed for memory; None: it does not say."""
+    """Return how many processes of that cgroup the kernel has killed for memory; None: unknown."""
     return _field(_read(f"{counter.directory}/{counter.file}"), "oom_kill")
 
 
 def times_at_limit(counter: Counter) -> int | None:
-    """Return how often a limit of that cgroup, of one below or above it, left no memory; None: nothing says so.
+    """Return how often a limit of that cgroup, of one below or above it, left no memory; None: unknown.
 
     In version 2 the own file counts for those below too; of those above only what they met themselves is of interest.
     """
@@ -306,5 +306,5 @@ def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
 
 
-def _shown(local_dir: str) -> str:
+def _display_path(local_dir: str) -> str:
     return os.path.dirname(local_dir) or local_dir

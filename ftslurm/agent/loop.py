@@ -1,4 +1,4 @@
-"""The agent's event loop: waits for everything at once and carries out what the machine decides.
+"""The agent's event loop: waits for all sources at once and carries out the machine's actions.
 
 It waits on a pidfd per worker, a wake-up for signals, the guardian's pidfd and the courier's pipe. Nothing
 local is polled and nothing here touches the shared filesystem.
@@ -77,23 +77,19 @@ from ftslurm.sharedfs.filesystem import FileSystem
 from ftslurm.sharedfs.ownership import check_own_directory
 from ftslurm.sharedfs.rundir import RunDirectory, rank_directory
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    pass
-
 HANDLED = (*FORWARDED, signal.SIGCHLD)
 SWEEP_RETRY_S, QUICK_S = 0.02, 1.0
 UNKILLABLE_S = 10.0
 FINISH_S = 6.0
-ASIDE_S = 2.0
+EXCLUSION_S = 2.0
 DEFECTS_S = 2.0
 BREAK_OFF_S = 5.0
 LATE = "as this agent leaves"
 BY_DEFECT = "its agent ended by "
-"""As the guardian's last word on an agent begins, see `ftslurm.agent.guardian`."""
+"""Beginning of the reason in the guardian's death notice, see `ftslurm.agent.guardian`."""
 CLEAN_UP_S = 2.0
 OVERSLEPT_S = 5.0
-TROUBLE_LOOK_S = 1.0
+TROUBLE_POLL_S = 1.0
 NO_LINES: list[str] = []
 
 
@@ -102,18 +98,18 @@ class AgentLoop:
 
     Args:
         settings: see `AgentSettings`.
-        machine: decides.
-        word: this node's first word, as the courier's member has it.
-        courier: carries words and errands to the shared filesystem; not yet started.
-        console: tells the user.
-        fs, run: where errands write.
+        machine: makes the decisions.
+        record: this node's first record, the same as the courier's member has.
+        courier: carries records and tasks to the shared filesystem; not yet started.
+        console: writes log lines.
+        fs, run: where tasks write.
         reserve: reserves a port for the next round.
-        bell: by which others say that there is news.
-        health: how to look at this node's health.
-        excluder: notes nodes that fail first again and again.
-        containment: holds the helper parts, those given here and those made here.
-        defects: writes down what is wrong with ftslurm itself.
-        explain: tells the guardian why this agent ends, for the case that it cannot tell the other nodes.
+        bell: the doorbell, by which other nodes wake this agent.
+        health: settings of this node's health checks.
+        excluder: records nodes that repeatedly fail first.
+        containment: of the components, those given here and those made here.
+        defects: records defects of ftslurm itself.
+        explain: gives the guardian the reason of this agent's end, in case the agent cannot publish it.
         monotonic, now_ns: the clocks.
     """
 
@@ -161,13 +157,13 @@ class AgentLoop:
         self._watch = parts.watch
         self._build_locks = parts.build_locks
         self._ends = WorkerExits(parts.journal, containment, courier.send, monotonic)
-        # Not all programs talk to the master: who switches this check off must get his round.
+        # Not all programs connect to the master: with this check switched off, the round must begin.
         skipped = health.mode == OFF or REACH in health.context.skip
         reach = None if skipped else lambda master: containment.call(CONNECTION, None, reach_master, master)
         tell = console.log if health.mode == WATCH else None
         self._commits = Commits(fs, run)
         self._revocation = Revocation(self._commits, record.node, monotonic, time.sleep)
-        self._preparation = RoundSetup(
+        self._round_setup = RoundSetup(
             self._make, self._revocation.start, courier.post, monotonic, settings.trouble_s, reach, tell
         )
         self._selector = selectors.DefaultSelector()
@@ -176,38 +172,38 @@ class AgentLoop:
         self._sweeping = False
         self._killed_at: float | None = None
         self._ready: list[Worker] = []
-        self._told: State | None = None
+        self._state: State | None = None
         self._exit: int | None = None
         self._trouble_since: float | None = None
 
     @property
     def state(self) -> State | None:
-        """The newest state that this agent has seen."""
-        return self._told
+        """The newest state that this agent has read."""
+        return self._state
 
     @property
     def record(self) -> NodeRecord:
-        """What this agent said last of its node."""
+        """This node's newest record."""
         return self._record
 
     @property
     def kept(self) -> str | None:
-        """Where it has left on this node what did not get into the run directory."""
+        """The node-local directory of records that could not be written to the run directory."""
         return self._journal.kept
 
     def run(self) -> int:
-        """Run until the machine says to leave; return the exit code."""
+        """Run until the machine decides to leave; return the exit code."""
         try:
             wake_r = self._begin()
             while self._exit is None:
-                self._turn(wake_r)
+                self._run_once(wake_r)
         except Exception as error:
             self._break_off(error)
         assert self._exit is not None
         try:
             self._leave(self._exit)
         except Exception as error:
-            # Nothing runs any more: the verdict stands, and the guardian says that this agent has left.
+            # No worker runs any more: the verdict stands, and the guardian publishes that this agent has left.
             self._on_late_defect(defect_of(None, error))
             self._defects.finish(DEFECTS_S)
             self._console.drain(1.0)
@@ -216,7 +212,7 @@ class AgentLoop:
     def _begin(self) -> int:
         wake_r, wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
-        # The pipe only wakes: when thousands of orphans end at once it may be full.
+        # The pipe only wakes the loop: it may be full when thousands of orphans end at once.
         for number in HANDLED:
             signal.signal(number, lambda number, _: self._signals.append(number))
         self._selector.register(wake_r, selectors.EVENT_READ, "signal")
@@ -232,12 +228,12 @@ class AgentLoop:
         self._courier.publish(self._record)
         self._courier.start()
         self._guard.start()
-        # While the courier looks at the shared directory for the first time.
+        # Concurrent with the courier's first tick.
         self._containment.call(ANALYSIS, None, preload, bool(self._settings.spare_imports))
         return wake_r
 
     def _listen(self, part: Component, fd: int | None) -> None:
-        """Wait for that descriptor of a helper part, too; None: the part has none, or is disabled."""
+        """Wait for that descriptor of a component, too; None: the component has none, or is disabled."""
         if fd is not None and fd >= 0:
             self._selector.register(fd, selectors.EVENT_READ, part)
 
@@ -249,16 +245,16 @@ class AgentLoop:
             self._courier.send(self._monitor.timer_file.withdraw)
         finished = self._courier.finish(FINISH_S)
         while self._courier.events:
-            news = self._courier.events.popleft()
-            if isinstance(news, Defect):
-                self._on_late_defect(news)
-            # A coordinator's last look may have closed the run.
-            self._on_rank_event(news)
+            event = self._courier.events.popleft()
+            if isinstance(event, Defect):
+                self._on_late_defect(event)
+            # A coordinator's last tick may have closed the run.
+            self._on_rank_event(event)
         self._revocation.finish(CLEAN_UP_S)
-        if not self._excluder.finish(ASIDE_S) and self._containment.works(EXCLUSION):
-            self._console.log("not all that is known of the nodes could be noted for later jobs in time")
+        if not self._excluder.finish(EXCLUSION_S) and self._containment.works(EXCLUSION):
+            self._console.log("not all exclusions of nodes could be recorded for later jobs in time")
         if not finished:
-            self._console.log(f"the shared directory has not answered for {FINISH_S:.0f} s: leaving all the same")
+            self._console.log(f"the shared directory has not responded for {FINISH_S:.0f} s: leaving anyway")
         if kept := self._journal.leave():
             self._console.log(kept)
         self._defects.finish(DEFECTS_S if finished else 0.0)
@@ -284,15 +280,15 @@ class AgentLoop:
             self._publish_health()
         if defect.part == MONITOR:
             try:
-                # A torch timer that cannot write would end its rank.
+                # A torch timer that cannot write to the pipe would end its rank.
                 discard(os.path.join(self._settings.local_dir, PIPE))
             except OSError:
                 pass
-            # Others may wait for this node's stacks.
+            # Other nodes may wait for this node's stacks.
             self._do(self._machine.on_stacks_collected(self._moment()))
 
     def _break_off(self, error: Exception) -> None:
-        """End, whatever state this agent is in: kill its workers, then say that this node has left and why."""
+        """End in any state: kill the workers, then publish that this node has left and why."""
         defect = defect_of(None, error)
         self._exit = EXIT_FAILED
         path = self._defects.write(defect, self._record.round)
@@ -313,11 +309,11 @@ class AgentLoop:
 
     # Waiting
 
-    def _turn(self, wake_r: int) -> None:
+    def _run_once(self, wake_r: int) -> None:
         self._guard.waiting()
         events = self._wait()
         self._guard.working()
-        # A signal from outside explains workers that died of the same signal, so it is heard first.
+        # A signal from outside explains workers that died of the same signal, so it is handled first.
         sources = [key.data for key, _ in events]
         if "signal" in sources:
             _drain(wake_r)
@@ -326,7 +322,7 @@ class AgentLoop:
         if "guardian" in sources:
             self._selector.unregister(self._settings.guardian)
             self._do(self._machine.on_evicted("its guardian process was killed", EXIT_FAILED, self._moment()))
-            # No grace: the others are told at once that this node is gone, and its ranks may run elsewhere soon.
+            # No grace: the other nodes see at once that this node is gone, and its ranks may run elsewhere soon.
             self._workers.sweep()
         for source in sources:
             if isinstance(source, Worker):
@@ -349,10 +345,10 @@ class AgentLoop:
             self._killed_at = self._monotonic()
             pids = ", ".join(str(pid) for pid, _ in descendants(os.getpid())[:8])
             self._do(self._machine.on_unkillable(f"processes {pids}", self._moment()))
-        self._build_locks.on_time(self._running)
+        self._build_locks.on_time(self._running_pids)
         for ended in self._ends.on_time():
             self._on_worker_ended(ended)
-        self._on_prepared(self._preparation.on_time())
+        self._on_prepared(self._round_setup.on_time())
         self._do(self._machine.on_time(self._moment()))
         self._give_up()
 
@@ -366,7 +362,7 @@ class AgentLoop:
 
     def _timeout(self) -> float | None:
         now = self._monotonic()
-        watches = (self._watch.deadline, self._health.deadline, self._preparation.deadline, self._build_locks.deadline)
+        watches = (self._watch.deadline, self._health.deadline, self._round_setup.deadline, self._build_locks.deadline)
         moments = (self._machine.deadline, self._ends.deadline, self._bell.deadline, *watches)
         waits = [max(0.0, moment - now) for moment in moments if moment is not None]
         if self._killed_at is not None:
@@ -375,7 +371,7 @@ class AgentLoop:
             since_s = self._monotonic() - self._killed_at
             waits.append(SWEEP_RETRY_S if since_s < QUICK_S else 10 * SWEEP_RETRY_S)
         if self._trouble_since is not None:
-            waits.append(TROUBLE_LOOK_S)
+            waits.append(TROUBLE_POLL_S)
         return min(waits, default=None)
 
     def _is_due(self, deadline: float | None) -> bool:
@@ -384,8 +380,8 @@ class AgentLoop:
     def _moment(self) -> Moment:
         return Moment(self._monotonic(), self._now_ns())
 
-    def _watch_ranks(self, spoken_to: bool) -> None:
-        for happened in self._watch.turn(spoken_to, self._record):
+    def _watch_ranks(self, readable: bool) -> None:
+        for happened in self._watch.turn(readable, self._record):
             if isinstance(happened, Message):
                 self._console.log(happened.text)
             elif isinstance(happened, HungRank):
@@ -398,8 +394,8 @@ class AgentLoop:
                 self._record = replace(self._record, vitals=happened.vitals)
                 self._courier.update_vitals(happened.vitals)
 
-    def _poll_health(self, spoken_to: bool) -> None:
-        if not spoken_to and not self._is_due(self._health.deadline):
+    def _poll_health(self, readable: bool) -> None:
+        if not readable and not self._is_due(self._health.deadline):
             return
         for line in self._health.poll():
             self._console.log(line)
@@ -412,7 +408,7 @@ class AgentLoop:
             self._courier.publish(record)
             self._excluder.on_health(record)
 
-    # What happened
+    # Events
 
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGCHLD:
@@ -423,7 +419,7 @@ class AgentLoop:
         self._do(self._machine.on_signal(number, self._moment()))
 
     def _poll_workers(self) -> None:
-        # One that a debugger holds stays here until SIGCHLD says that it can be collected.
+        # A worker held by a debugger stays here until SIGCHLD announces that it can be collected.
         reaped = [worker for worker in self._ready if self._workers.reap(worker)]
         for worker in reaped:
             self._ready.remove(worker)
@@ -437,46 +433,46 @@ class AgentLoop:
             stopped = self._machine.stopped(ended.worker.local_rank)
             self._journal.failed(ended.worker, ended.record, stopped)
 
-    def _on_event(self, news: object) -> None:
-        self._on_rank_event(news)
-        if isinstance(news, View) and news.state is not None:
-            self._monitor.learn(news.state.learned)
-            self._do(self._machine.on_state(news.state, self._moment()))
-        elif isinstance(news, Evicted):
-            self._console.log(f"{news.reason}; this agent leaves")
-            self._do(self._machine.on_evicted(news.reason, EXIT_FAILED, self._moment()))
-        elif isinstance(news, StorageProblem):
-            self._on_trouble(news.problem)
-        elif isinstance(news, Notice):
-            self._console.log(news.text)
-        elif isinstance(news, Defect):
-            self._on_defect(news)
-        elif isinstance(news, tuple) and news[0] == SIZES:
-            self._watch.on_log_sizes(news[1])
-        elif isinstance(news, tuple) and isinstance(news[0], Failure):
-            signature = news[1] if isinstance(news[1], str) else None
-            self._do(self._machine.on_compared(news[0], signature, self._moment()))
-        elif isinstance(news, tuple) and isinstance(news[0], RecordOf):
-            if ended := self._ends.on_record(*news):
+    def _on_event(self, event: object) -> None:
+        self._on_rank_event(event)
+        if isinstance(event, View) and event.state is not None:
+            self._monitor.learn(event.state.learned)
+            self._do(self._machine.on_state(event.state, self._moment()))
+        elif isinstance(event, Evicted):
+            self._console.log(f"{event.reason}; this agent leaves")
+            self._do(self._machine.on_evicted(event.reason, EXIT_FAILED, self._moment()))
+        elif isinstance(event, StorageProblem):
+            self._on_trouble(event.problem)
+        elif isinstance(event, Notice):
+            self._console.log(event.text)
+        elif isinstance(event, Defect):
+            self._on_defect(event)
+        elif isinstance(event, tuple) and event[0] == SIZES:
+            self._watch.on_log_sizes(event[1])
+        elif isinstance(event, tuple) and isinstance(event[0], Failure):
+            signature = event[1] if isinstance(event[1], str) else None
+            self._do(self._machine.on_compared(event[0], signature, self._moment()))
+        elif isinstance(event, tuple) and isinstance(event[0], RecordOf):
+            if ended := self._ends.on_record(*event):
                 self._on_worker_ended(ended)
-        elif isinstance(news, tuple):
-            self._on_prepared(self._preparation.made(*news))
-        elif isinstance(news, StepDone):
-            self._on_prepared(self._preparation.step_done(news))
+        elif isinstance(event, tuple):
+            self._on_prepared(self._round_setup.made(*event))
+        elif isinstance(event, StepDone):
+            self._on_prepared(self._round_setup.step_done(event))
 
     def _on_prepared(self, prepared: Prepared | None) -> None:
         if prepared is not None:
             self._do(self._machine.on_prepared(prepared, self._moment()))
 
-    def _on_rank_event(self, news: object) -> None:
-        """Tell the user what the coordinator has decided; only the coordinator does."""
-        if isinstance(news, View) and news.state is not None:
-            if news.coordinating:
-                self._excluder.on_state(news.state)
-                for line in self._containment.call(MESSAGES, NO_LINES, messages, self._told, news.state):
+    def _on_rank_event(self, event: object) -> None:
+        """Log the coordinator's decisions; only the coordinator's agent logs them."""
+        if isinstance(event, View) and event.state is not None:
+            if event.coordinating:
+                self._excluder.on_state(event.state)
+                for line in self._containment.call(MESSAGES, NO_LINES, messages, self._state, event.state):
                     self._console.log(line)
-            self._health.on_state(news.state)
-            self._told = news.state
+            self._health.on_state(event.state)
+            self._state = event.state
 
     def _on_trouble(self, problem: str | None) -> None:
         if problem is None:
@@ -489,14 +485,14 @@ class AgentLoop:
             self._trouble_since = self._monotonic()
 
     def _give_up(self) -> None:
-        """Leave when the shared directory has refused for long (full, read-only, damaged) and no worker needs us."""
+        """Leave when the shared directory has failed for long (full, read-only, damaged) and no worker runs."""
         if self._trouble_since is None or any(worker.ended_ns is None for worker in self._workers.all):
             return
         if self._monotonic() - self._trouble_since >= self._settings.trouble_s:
-            self._console.log(f"the shared directory has refused for {self._settings.trouble_s:.0f} s: giving up")
+            self._console.log(f"the shared directory has failed for {self._settings.trouble_s:.0f} s: giving up")
             self._exit = EXIT_FAILED
 
-    # What to do
+    # Actions
 
     def _do(self, actions: list[Action]) -> None:
         for action in actions:
@@ -511,20 +507,20 @@ class AgentLoop:
             elif isinstance(action, Compare):
                 self._compare(action.failure)
             elif isinstance(action, StartStandbys):
-                self._warm(action.local_ranks)
+                self._start_standbys(action.local_ranks)
             elif isinstance(action, Prepare):
                 self._prepare(action.assignment)
             elif isinstance(action, RecordRound):
                 survived = self._monitor.counts()
                 self._journal.round(action, self._workers.all, self._record, self._round_started_ns, survived)
             elif isinstance(action, KillLeftovers):
-                self._preparation.drop()
+                self._round_setup.drop()
                 self._drop_standbys()
                 self._sweeping = True
-                # Also those of ranks below a shell or another launcher.
+                # Includes ranks below a shell or another launcher.
                 below = [pid for pid, _ in descendants(os.getpid())]
-                self._build_locks.look(below)
-                self._build_locks.look_at_builders(below)
+                self._build_locks.scan(below)
+                self._build_locks.scan_builders(below)
                 self._killed_at = self._monotonic()
             elif isinstance(action, Log):
                 self._console.log(action.text)
@@ -541,15 +537,15 @@ class AgentLoop:
         )
         self._courier.publish(self._record)
 
-    def _running(self) -> list[int]:
+    def _running_pids(self) -> list[int]:
         return [worker.pid for worker in self._workers.all if worker.ended_ns is None]
 
     def _signal(self, action: Signal) -> None:
-        self._build_locks.look(self._running())
+        self._build_locks.scan(self._running_pids())
         self._workers.send(action.local_ranks, action.number)
         alive = {worker.local_rank for worker in self._workers.all if worker.ended_ns is None}
         if action.number == signal.SIGKILL and alive <= set(action.local_ranks):
-            # Not for a hung rank alone: the others still have their grace.
+            # Not for a hung rank alone: the others still have their grace period.
             self._killed_at = self._monotonic()
 
     def _collect_stacks(self, local_ranks: tuple[int, ...]) -> None:
@@ -567,10 +563,10 @@ class AgentLoop:
     def _prepare(self, assignment: Assignment) -> None:
         if self._record.unhealthy is not None:
             # As `ftslurm.rendezvous.common_failures` decides.
-            self._console.log("health: this node takes part all the same: the same storage checks fail on all nodes")
-        # Where it cannot be prepared, no worker starts; the record tells when it was to.
+            self._console.log("health: this node takes part anyway: the same storage checks fail on all nodes")
+        # If the set-up fails, no worker starts; the round record still needs a start time.
         self._round_started_ns = self._now_ns()
-        self._preparation.begin(assignment)
+        self._round_setup.begin(assignment)
 
     def _make(self, assignment: Assignment) -> None:
         def make() -> int:
@@ -585,7 +581,7 @@ class AgentLoop:
         self._courier.send(make, assignment.round)
 
     def _make_directories(self, assignment: Assignment) -> int:
-        """Make a round's directories; return how many commits of past rounds are registered."""
+        """Make a round's directories; return the number of registered commits of past rounds."""
         for local_rank in range(assignment.slots):
             rank = assignment.first_rank + local_rank
             for root in dict.fromkeys((self._run.root, self._settings.logs)):
@@ -608,7 +604,7 @@ class AgentLoop:
             try:
                 worker = self._workers.start(planned.launch)
             except OSError as error:
-                # The directory for the worker's records, its standard input, or the program.
+                # The worker's record directory, its standard input, or the program.
                 what = error.filename or planned.launch.command[0]
                 problem = f"cannot start a worker: {what}: {error.strerror or error}"
                 self._do(self._machine.on_spawn_failed(local_rank, problem, self._moment(), error.errno))
@@ -617,11 +613,11 @@ class AgentLoop:
             self._watch.begin(worker, planned.logs)
             for path, stream in planned.shown:
                 self._console.follow(path, f"[rank {worker.rank}] ", stream)
-        self._build_locks.look(self._running())
+        self._build_locks.scan(self._running_pids())
 
     # A spare's standby workers
 
-    def _warm(self, local_ranks: Sequence[int]) -> None:
+    def _start_standbys(self, local_ranks: Sequence[int]) -> None:
         standbys = self._workers.standbys
         if standbys is None:
             from ftslurm.agent.standby import StandbyEvents, Standbys
@@ -634,7 +630,7 @@ class AgentLoop:
                 slots,
                 collect,
                 self._monotonic,
-                answers={"all": (), "look": StandbyEvents},
+                answers={"all": (), "poll": StandbyEvents},
                 passes=(OSError,),
                 close="drop_all",
             )
@@ -648,10 +644,10 @@ class AgentLoop:
 
     def _poll_standbys(self) -> None:
         assert self._workers.standbys is not None
-        news = self._workers.standbys.look()
-        for line in news.lines:
+        event = self._workers.standbys.poll()
+        for line in event.lines:
             self._console.log(line)
-        for local_rank in news.ended:
+        for local_rank in event.ended:
             self._do(self._machine.on_standby_ended(local_rank, self._moment()))
 
     def _drop_standbys(self) -> None:

@@ -1,4 +1,4 @@
-"""What the coordinator tells the user about a change of the state: one line for each thing that happened (pure)."""
+"""Log lines of the coordinator about a change of the state: one line per event (pure)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from ftslurm.rendezvous.unreachable import wait_s
 
 
 def messages(old: State | None, new: State) -> list[str]:
-    """Return the lines that `new` adds to what was told up to `old`."""
+    """Return the lines for the events between `old` and `new`."""
     lines: list[str] = []
     if old is not None and old.attempt == new.attempt and old.phase == RUNNING and new.phase != CLOSED:
-        # One step may end a round and begin the next.
+        # One change may end a round and begin the next.
         past = new.past(old.round)
         if past is not None and past.outcome != RUNNING:
             then = f"restart {new.restarts_used} of {new.max_restarts}"

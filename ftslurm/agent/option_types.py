@@ -1,4 +1,4 @@
-"""Makes values of what options say: each reader takes how the option was called and the text."""
+"""Parsers of option values: each takes the name that the option was given by, and the text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ftslurm.monitor.timeouts import parse_seconds, parse_section
 
 
 class UsageError(ValueError):
-    """A wrong option, argument or environment variable; one line that says what was expected and found."""
+    """A wrong option, argument or environment variable; one line with the expected and the found value."""
 
 
 def text_of(option: str, text: str) -> str:
@@ -21,7 +21,7 @@ def text_of(option: str, text: str) -> str:
 
 
 def is_number(text: str) -> bool:
-    """Tell whether the text is a number that fits."""
+    """Return whether the text is a number of at most nine digits."""
     # isdigit alone is true for a superscript two, which int() refuses; int() also refuses thousands of digits.
     return text.isascii() and text.isdigit() and len(text) <= 9
 
@@ -38,7 +38,7 @@ def nodes(option: str, text: str) -> tuple[int, int]:
 
 
 def processes(option: str, text: str) -> str:
-    """Read a number of workers, or what to count."""
+    """Read a number of workers, or the kind of device to count."""
     if text in ("gpu", "cpu", "auto"):
         return text
     if not is_number(text) or int(text) < 1:
@@ -80,7 +80,7 @@ def switch(option: str, text: str) -> bool:
 
 
 def one_of(choices: Sequence[str]) -> Callable[[str, str], str]:
-    """Return a reader of one of some words."""
+    """Return a reader of one of `choices`."""
 
     def read(option: str, text: str) -> str:
         if text not in choices:
@@ -91,7 +91,7 @@ def one_of(choices: Sequence[str]) -> Callable[[str, str], str]:
 
 
 def streams(option: str, text: str) -> int | dict[int, int]:
-    """Read which streams are meant, see `parse_streams`."""
+    """Read a choice of streams, see `parse_streams`."""
     try:
         return parse_streams(option, text)
     except ValueError as error:
@@ -99,7 +99,7 @@ def streams(option: str, text: str) -> int | dict[int, int]:
 
 
 def allowed(option: str, text: str) -> float:
-    """Read how long something may take; None: without limit."""
+    """Read a time-out in seconds; None: no limit."""
     try:
         return parse_seconds(option, text)
     except ValueError as error:
@@ -107,7 +107,7 @@ def allowed(option: str, text: str) -> float:
 
 
 def sections(option: str, text: str) -> dict[str, float]:
-    """Read how long sections may take."""
+    """Read the time-outs of sections."""
     try:
         return dict(parse_section(option, part) for part in text.split(","))
     except ValueError as error:
@@ -131,8 +131,8 @@ def signal_number(option: str, text: str) -> int:
 
 
 def names(option: str, text: str) -> tuple[str, ...]:
-    """Read names with commas in between."""
+    """Read comma-separated names."""
     found = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     if not all(name and name.isprintable() and not name.isspace() for name in found):
-        raise UsageError(f"{option} {text}: expected names with commas in between")
+        raise UsageError(f"{option} {text}: expected comma-separated names")
     return found

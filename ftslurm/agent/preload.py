@@ -1,7 +1,7 @@
-"""Loads, before anything has happened, what the loop needs only then: later the filesystem of Python itself may hang.
+"""Early import of modules that the loop needs only later: by then the filesystem of Python itself may hang.
 
-An import in the loop that hangs with it would keep the agent from its signals, its ranks and its heartbeat. What
-threads of their own need (a connection test, the report after the end) may hang there.
+An import that hangs in the loop would keep the agent from its signals, its ranks and its heartbeat. Imports on separate
+threads (a connection test) and after the end (the report) may hang there.
 """
 
 from __future__ import annotations
@@ -11,6 +11,6 @@ FOR_SPARES = ("ftslurm.agent.standby",)
 
 
 def preload(spares: bool) -> None:
-    """Import all of these modules, those for standby workers too where there may be some."""
+    """Import these modules; if there may be standby workers, theirs too."""
     for name in MODULES + (FOR_SPARES if spares else ()):
         __import__(name)

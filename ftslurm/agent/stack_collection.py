@@ -1,4 +1,4 @@
-"""Where all ranks of this node are, when one of the round hangs: collected by the loop, published by the courier."""
+"""Stacks of all ranks of this node when a rank of the round hangs: collected by the loop, published by the courier."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class StackCollection:
     """Collects the stacks of some workers, once.
 
     Args:
-        round_: whose workers they are.
+        round_: the workers' round.
         workers: those that are alive.
-        why: local rank to what expired, of those that hang.
+        why: description of the expiry by local rank, for those that hang.
         monotonic: clock, seconds.
     """
 
@@ -38,18 +38,18 @@ class StackCollection:
 
     @property
     def deadline(self) -> float | None:
-        """The monotonic second at which `poll` wants to be called."""
+        """The monotonic second at which `poll` is due."""
         return None if self.done else self._collector.deadline
 
     def poll(self) -> bool:
-        """Go on; True once, when all is there or the time is over."""
+        """Continue; return True once, when all stacks are collected or the time is over."""
         if self.done or not self._collector.poll(self._monotonic()):
             return False
         self.close()
         return True
 
     def close(self) -> None:
-        """Collect no more."""
+        """Stop collecting."""
         self.done = True
         self._collector.close()
 

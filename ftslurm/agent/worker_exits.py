@@ -1,4 +1,4 @@
-"""Workers that have ended: in which order, with which error record, and in short what the machine is told of each."""
+"""Ended workers: their order, their error records, and the summary of each for the machine."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from typing import Any
 
 ELSEWHERE_S = 1.0
-"""So long, in seconds, the end of a worker that has left no record on its node waits for one in the run directory."""
+"""Seconds that the end of a worker without a record on its node waits for one in the run directory."""
 ENDED_BY_US = ("SIGTERM", "SIGKILL")
 """A worker that ends by these has not failed by an exception of its own."""
 
 
 @dataclass(frozen=True)
 class EndedWorker:
-    """A worker that has ended, and its error record; None: it ended well, or there is no telling."""
+    """A worker that has ended, and its error record; None: it succeeded, or the record could not be composed."""
 
     worker: Worker
     record: Record | None
@@ -34,7 +34,7 @@ class EndedWorker:
 
 @dataclass(frozen=True)
 class RecordOf:
-    """Names the answer of the errand that looks for the record of the worker with this pid."""
+    """Key of the result of the task that reads the record of the worker with this pid."""
 
     pid: int
 
@@ -45,7 +45,7 @@ class WorkerExits:
     Args:
         journal: has the records.
         containment: of the journal, and of the analysis of failures.
-        send: has an errand run where the filesystem may hang; its answer, named by a `RecordOf`, is for `found`.
+        send: runs a task where the filesystem may hang; its result, keyed by a `RecordOf`, is for `on_record`.
         monotonic: clock, seconds.
     """
 
@@ -68,18 +68,18 @@ class WorkerExits:
         return min((until_s for _, until_s in self._awaited.values()), default=None)
 
     def take(self, workers: Iterable[Worker], node_record: NodeRecord) -> list[EndedWorker]:
-        """Return those of these workers, all just ended, of which all is known; the others come by `found`.
+        """Return those of these just ended workers whose record is complete; the others follow by `on_record`.
 
         Of several, the one that failed first is the first: its peers ended because of it.
 
         Args:
-            word: this node's, for the records.
+            node_record: of this node, for the error records.
         """
         ended = [EndedWorker(worker, self._journal.error_record(worker, node_record)) for worker in workers]
-        return [one for one in sorted(ended, key=_failed_ns) if not self._look_elsewhere(one)]
+        return [one for one in sorted(ended, key=_failed_ns) if not self._find_elsewhere(one)]
 
     def on_record(self, answer: RecordOf, record: object) -> EndedWorker | None:
-        """Take what came of a look into the run directory; return the worker that waited for it."""
+        """Handle the result of reading the run directory; return the worker that waited for it."""
         waiting = self._awaited.pop(answer.pid, None)
         if waiting is None:
             return None
@@ -92,7 +92,7 @@ class WorkerExits:
         return [self._awaited.pop(pid)[0] for pid in late]
 
     def worker_end(self, ended: EndedWorker, node_record: NodeRecord) -> WorkerEnd:
-        """Return what the machine is told of it."""
+        """Return the event for the machine."""
         worker, record = ended.worker, ended.record
         assert worker.ended_ns is not None
         failure = None
@@ -102,16 +102,16 @@ class WorkerExits:
         recorded_ns = record["ftslurm"].get("recorded_ns") if record is not None else None
         return WorkerEnd(worker.local_rank, worker.exit_code, worker.signal, worker.ended_ns, recorded_ns, failure)
 
-    def _look_elsewhere(self, ended: EndedWorker) -> bool:
-        """Look for the worker's own record in the run directory: its node may have had no room for it."""
+    def _find_elsewhere(self, ended: EndedWorker) -> bool:
+        """Read the worker's own record from the run directory: its node's disk may have been full."""
         worker, record = ended.worker, ended.record
         if record is None or is_own(record) or worker.signal in ENDED_BY_US:
             return False
-        look: Callable[[], object] | None = self._journal.elsewhere(worker, record)
-        if look is None:
+        task: Callable[[], object] | None = self._journal.elsewhere(worker, record)
+        if task is None:
             return False
         self._awaited[worker.pid] = (ended, self._monotonic() + ELSEWHERE_S)
-        self._send(look, RecordOf(worker.pid))
+        self._send(task, RecordOf(worker.pid))
         return True
 
 
@@ -128,7 +128,7 @@ def _failure_of(worker: Worker, record: dict[str, Any] | None) -> Failure | None
 
 
 def _bare_failure(worker: Worker, node_record: NodeRecord) -> Failure:
-    """Return the short form of a failure of which only the end of the process is known."""
+    """Return the summary of a failure of which only the exit status is known."""
     assert worker.ended_ns is not None
     kind, text = "exit", f"exit code {worker.exit_code}"
     if worker.signal is not None:

@@ -1,8 +1,8 @@
-"""What one look at a rank says: what has expired, and when to look again (pure).
+"""Expiry of a rank's time-outs: which one has expired, and when to check again (pure).
 
-A watch with the time-out T that is idle now, or is re-armed after now, cannot expire before now + T. So nobody needs to
-be told of a heartbeat: looking again at the earlier of "the running one's deadline" and "now + T" misses no expiry, and
-finds it to the moment.
+A watch with the time-out T that is idle now, or is re-armed after now, cannot expire before now + T. So heartbeats need
+no notification: a check at the earlier of "the running watch's deadline" and "now + T" misses no expiry, and finds it
+at the exact time.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ftslurm.monitor.message import shown
 from ftslurm.monitor.timeouts import Longest, Spans, Timeouts
 
 INITIAL, HEARTBEAT, SECTION, OUT, SILENCE = "initial", "heartbeat", "section", "out-of-section", "silence"
-SHORTEST_S = 0.001  # a shorter time-out would keep the agent busy with looking
+SHORTEST_S = 0.001  # a shorter time-out would keep the agent busy with checks
 
 
 @dataclass(frozen=True)
 class Watched:
-    """One thing that is watched of a rank.
+    """One watched interval of a rank.
 
     Attributes:
         kind, name: which.
@@ -44,12 +44,12 @@ class Watched:
 
 @dataclass(frozen=True)
 class Life:
-    """What is known of a rank beside its mark, monotonic seconds.
+    """Facts on a rank besides its heartbeat page, monotonic seconds.
 
     Attributes:
         began_s: when the worker was started.
         floor_s: nothing before it counts (the rank may not have run then).
-        sign_s: the last sign of life that is not in the mark.
+        sign_s: the last progress that is not in the heartbeat page.
     """
 
     began_s: float
@@ -58,12 +58,12 @@ class Life:
 
 
 def next_expiry(
-    mark: HeartbeatPage | None, timeouts: Timeouts, life: Life, now_s: float
+    page: HeartbeatPage | None, timeouts: Timeouts, life: Life, now_s: float
 ) -> tuple[Watched | None, float | None]:
-    """Return what has expired, the first of it, and when to look again; None: nothing; never."""
+    """Return the first expired watch (None: none) and when to check again (None: never)."""
     expired: Watched | None = None
     again = math.inf
-    for watched in watched_intervals(mark, timeouts, life, now_s):
+    for watched in watched_intervals(page, timeouts, life, now_s):
         deadline = watched.deadline_s
         if deadline <= now_s and (expired is None or deadline < expired.deadline_s):
             expired = watched
@@ -71,46 +71,46 @@ def next_expiry(
     return expired, None if again == math.inf else again
 
 
-def watched_intervals(mark: HeartbeatPage | None, timeouts: Timeouts, life: Life, now_s: float) -> Iterator[Watched]:
-    """Yield all that is watched of the rank; nothing once it has said that it is finished."""
-    if mark is not None and mark.finished:
+def watched_intervals(page: HeartbeatPage | None, timeouts: Timeouts, life: Life, now_s: float) -> Iterator[Watched]:
+    """Yield all watched intervals of the rank; none once it has called workload_finished()."""
+    if page is not None and page.finished:
         return
-    if mark is not None and mark.excused_ns:
-        life = replace(life, floor_s=max(life.floor_s, mark.excused_ns / 1e9))
-    beating = mark is not None and mark.beats.number > 0
-    initial_s = _choose(mark.initial_s if mark else None, timeouts.initial_s)
+    if page is not None and page.excused_ns:
+        life = replace(life, floor_s=max(life.floor_s, page.excused_ns / 1e9))
+    beating = page is not None and page.beats.number > 0
+    initial_s = _choose(page.initial_s if page else None, timeouts.initial_s)
     if initial_s is not None and not beating:
         yield Watched(INITIAL, None, max(life.began_s, life.floor_s), initial_s, initial_s)
-    yield from _heartbeat(mark, timeouts, life, now_s)
+    yield from _heartbeat(page, timeouts, life, now_s)
     covered = False
-    for watched in _sections(mark, timeouts, life, now_s):
+    for watched in _sections(page, timeouts, life, now_s):
         covered = covered or watched.since_s is not None
         yield watched
-    out_s = _choose(mark.out_of_section_s if mark else None, timeouts.out_of_section_s)
+    out_s = _choose(page.out_of_section_s if page else None, timeouts.out_of_section_s)
     if out_s is not None:
-        inside = mark is None or mark.unlisted > 0 or any(section.opened_ns for section in mark.sections)
-        since = None if mark is None or inside or not mark.section_ns else _since(mark.section_ns, life, now_s)
+        inside = page is None or page.unlisted > 0 or any(section.opened_ns for section in page.sections)
+        since = None if page is None or inside or not page.section_ns else _since(page.section_ns, life, now_s)
         yield Watched(OUT, None, since, out_s, out_s)
     hang_s = _choose(None, timeouts.hang_s)
     if hang_s is not None:
-        # An open section that has a time-out speaks for itself: it may be meant to take longer than silence may.
-        since = None if covered else _since(_last_sign(mark), life, now_s, life.sign_s)
+        # An open section with a time-out is not subject to this one: it may be meant to take longer.
+        since = None if covered else _since(_last_sign(page), life, now_s, life.sign_s)
         yield Watched(SILENCE, None, since, hang_s, hang_s)
 
 
-def _heartbeat(mark: HeartbeatPage | None, timeouts: Timeouts, life: Life, now_s: float) -> Iterator[Watched]:
-    allowed = _choose(mark.heartbeat_s if mark else None, timeouts.heartbeat_s)
+def _heartbeat(page: HeartbeatPage | None, timeouts: Timeouts, life: Life, now_s: float) -> Iterator[Watched]:
+    allowed = _choose(page.heartbeat_s if page else None, timeouts.heartbeat_s)
     if allowed is None:
         return
-    if mark is None or not mark.beats.number:
+    if page is None or not page.beats.number:
         yield Watched(HEARTBEAT, None, None, allowed, allowed)
         return
-    since = _since(mark.beats.last_ns, life, now_s)
-    yield Watched(HEARTBEAT, None, since, _warm(allowed, mark.beats.number, timeouts), allowed)
+    since = _since(page.beats.last_ns, life, now_s)
+    yield Watched(HEARTBEAT, None, since, _warm(allowed, page.beats.number, timeouts), allowed)
 
 
-def _sections(mark: HeartbeatPage | None, timeouts: Timeouts, life: Life, now_s: float) -> Iterator[Watched]:
-    slots = {section.name: section for section in mark.sections} if mark else {}
+def _sections(page: HeartbeatPage | None, timeouts: Timeouts, life: Life, now_s: float) -> Iterator[Watched]:
+    slots = {section.name: section for section in page.sections} if page else {}
     for name in {**timeouts.sections, **slots}:
         section = slots.get(name)
         allowed = _choose(section.timeout_s if section else None, timeouts.sections.get(name))
@@ -124,12 +124,12 @@ def _sections(mark: HeartbeatPage | None, timeouts: Timeouts, life: Life, now_s:
 
 
 def _since(ns: int, life: Life, now_s: float, other_s: float = -math.inf) -> float:
-    # What stands there from before the worker's start is a trace of an earlier one; after now, it is nonsense.
+    # A value before the worker's start is of an earlier worker; one after now is invalid.
     return min(max(ns / 1e9, life.began_s, life.floor_s, other_s), now_s)
 
 
-def _last_sign(mark: HeartbeatPage | None) -> int:
-    return max(mark.beats.last_ns, mark.section_ns, mark.progress_ns) if mark else 0
+def _last_sign(page: HeartbeatPage | None) -> int:
+    return max(page.beats.last_ns, page.section_ns, page.progress_ns) if page else 0
 
 
 def _warm(allowed_s: float, number: int, timeouts: Timeouts) -> float:
@@ -143,7 +143,7 @@ def _choose(own_s: float | None, common_s: float | None) -> float | None:
 
 
 def describe(watched: Watched, now_s: float) -> str:
-    """Return the expiry in words."""
+    """Return the description of the expiry."""
     if watched.since_s is None:
         raise ValueError(f"{watched} is idle and cannot have expired")
     taken, allowed = f"{now_s - watched.since_s:.1f} s", f"(time-out {watched.allowed_s:g} s)"
@@ -158,19 +158,19 @@ def describe(watched: Watched, now_s: float) -> str:
     return f"no sign of life for {taken} {allowed}"
 
 
-def longest(mark: HeartbeatPage | None, began_s: float, cut: Spans) -> Longest:
+def longest(page: HeartbeatPage | None, began_s: float, cut: Spans) -> Longest:
     """Return the longest intervals of one rank; `cut` is the time-out that ended it."""
-    if mark is None or not mark.beats.number:
+    if page is None or not page.beats.number:
         initial = None
     else:
-        initial = max(mark.beats.first_ns / 1e9 - began_s, 0.0)
-    seen: Mapping[tuple[str, str | None], float | None] = {
+        initial = max(page.beats.first_ns / 1e9 - began_s, 0.0)
+    completed: Mapping[tuple[str, str | None], float | None] = {
         (INITIAL, None): initial,
-        (HEARTBEAT, None): _positive(mark.beats.longest_ns if mark else 0),
-        (OUT, None): _positive(mark.out_longest_ns if mark else 0),
-        **{(SECTION, section.name): _positive(section.longest_ns) for section in (mark.sections if mark else ())},
+        (HEARTBEAT, None): _positive(page.beats.longest_ns if page else 0),
+        (OUT, None): _positive(page.out_longest_ns if page else 0),
+        **{(SECTION, section.name): _positive(section.longest_ns) for section in (page.sections if page else ())},
     }
-    return Longest(spans(seen), cut, silent=int(initial is None))
+    return Longest(spans(completed), cut, silent=int(initial is None))
 
 
 def _positive(ns: int) -> float | None:

@@ -1,11 +1,11 @@
-"""The rank's mark: one memory-mapped page that says what this rank did last, even after SIGKILL.
+"""The heartbeat page of a rank: one memory-mapped page with its last activity, readable even after SIGKILL.
 
 A heartbeat, a section or a step costs a few stores of eight bytes: no system call, no lock, nothing that can block.
-What was stored is in the page cache at once, so the agent reads it at any time, and after any kind of death but the
-machine's. One process writes it; words are eight bytes and aligned, so that none is ever seen half-written.
+A store is in the page cache at once, so the agent can read it at any time, and after any kind of death but the
+machine's. One process writes it; words are eight bytes and aligned, so that a reader never gets a half-written one.
 
 Times are nanoseconds of CLOCK_MONOTONIC, which is the same for all processes of a machine, but for the two stamps of
-the first and the last step: those are for people, since the epoch.
+the first and the last step: those are for display, since the epoch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NAME = "progress"
 MAGIC = b"ftsprog2"
 SIZE = 4096
 SLOTS, NAME_BYTES, BUCKETS = 44, 40, 40
-UNSET, OFF = 0, -1  # own time-outs: nothing said; not watched
+UNSET, OFF = 0, -1  # own time-outs: unset; not watched
 
 # The page in words.
 FIRST_STEP, FIRST_WALL, LAST_STEP, LAST_WALL, STEPS, STEP_NS = 1, 2, 3, 4, 5, 6
@@ -97,7 +97,7 @@ class StepIntervals:
 
 @dataclass(frozen=True)
 class HeartbeatPage:
-    """All that a mark says.
+    """The decoded heartbeat page.
 
     Attributes:
         progress: steps; None before the first.
@@ -107,12 +107,12 @@ class HeartbeatPage:
         beats: heartbeats.
         sections: every section that was ever opened or given a time-out.
         section_ns: when a section was last opened or closed; with none open, since when that is so. 0: never.
-        unlisted: sections open now that found no slot.
+        unlisted: sections open now without a slot.
         out_longest_ns: longest time between two sections.
         initial_s, heartbeat_s, out_of_section_s: the rank's own time-outs; None: unset, `math.inf`: off.
-        misused, dropped: calls that were wrong; messages that did not get into the pipe.
+        misused, dropped: wrong calls; messages that could not be written into the pipe.
         pace: intervals between steps.
-        excused_ns: no time before that counts: this rank waited within ftslurm. 0: it never did.
+        excused_ns: time before that does not count: this rank waited within ftslurm. 0: never.
     """
 
     progress: Progress | None
@@ -158,10 +158,10 @@ def bucket(interval_ns: int) -> int:
 
 
 def open_writer(directory: str | os.PathLike[str]) -> Words | None:
-    """Map the mark in `directory`, creating it if needed; return its words.
+    """Map the heartbeat page in `directory`, creating it if needed; return its words.
 
-    A mark that this rank's earlier program left (one that replaced itself by exec, or the first of two in a shell
-    script) goes on from what it says, its sections closed. None if a living process writes it: there is one writer.
+    A page of this rank's earlier program (one that replaced itself by exec, or the first of two in a shell script) is
+    continued, its sections closed. None if a living process writes it: there is one writer.
     Keeps no file descriptor, so that scripts which close all of theirs harm nothing.
 
     Raises:
@@ -218,7 +218,7 @@ def _started(pid: int) -> int:
 
 
 def read(directory: str | os.PathLike[str]) -> HeartbeatPage | None:
-    """Return what the mark in `directory` says; None for no mark, not a mark, not readable."""
+    """Return the heartbeat page in `directory`; None if missing, invalid or unreadable."""
     path = os.path.join(os.fspath(directory), NAME)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -233,7 +233,7 @@ def read(directory: str | os.PathLike[str]) -> HeartbeatPage | None:
 
 
 def decode(data: bytes) -> HeartbeatPage | None:
-    """Return what the page `data` says; None if it is no mark. Impossible values become 0."""
+    """Decode the page `data`; None if it is no heartbeat page. Impossible values become 0."""
     if len(data) < SIZE or data[:8] != MAGIC:
         return None
     raw = _PAGE.unpack_from(data)
@@ -308,7 +308,7 @@ def new_slot(words: Words, name: str) -> int | None:
 
 
 def beater(words: Words, warmup_steps: int, clock: Callable[[], int] = time.monotonic_ns) -> Callable[[], None]:
-    """Return what stores a heartbeat. With two threads at once, a beat may not be counted."""
+    """Return a function that stores a heartbeat. With two concurrent threads, one may not be counted."""
     last, count, longest = words[BEAT_LAST], words[BEATS], words[BEAT_LONGEST]
 
     def beat() -> None:
@@ -333,7 +333,7 @@ def stepper(
     clock: Callable[[], int] = time.monotonic_ns,
     wall: Callable[[], int] = time.time_ns,
 ) -> Callable[[int], None]:
-    """Return what stores that a step has been reached, now. With two threads at once, one of the two steps stays."""
+    """Return a function that stores a reached training step. With two concurrent threads, one of the steps is kept."""
     count, last, total, intervals = words[STEPS], words[STEP_NS], words[PACE_SUM], words[PACE_COUNT]
 
     def step(number: int) -> None:

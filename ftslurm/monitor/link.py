@@ -1,4 +1,4 @@
-"""A rank's way to its agent: what is said often goes into the mark, what is rare into the node's pipe."""
+"""A rank's connection to its agent: frequent data go into the heartbeat page, rare messages into the node's pipe."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ MAX_REPORTS = 32  # different misuses that are sent; all are counted
 
 
 class AgentLink:
-    """The way to the agent, of a process that is a rank.
+    """The connection of a rank's process to its agent.
 
     Args:
-        words: its mark.
+        words: its heartbeat page.
         environment: `LOCAL_RANK`; `FTSLURM_PIPE`, the node's pipe; `FTSLURM_TIMEOUTS`, see `timeouts.to_env`.
     """
 
@@ -40,10 +40,10 @@ class AgentLink:
         self.step = heartbeat_page.stepper(words)
         self.known: dict[str, Section] = {}
         self._reported: set[tuple[str, str]] = set()
-        self._own: set[str] = set()  # what the script has set itself: a loaded state does not change it
+        self._own: set[str] = set()  # set by the script itself: a loaded state does not change these
 
     def misuse(self, what: str, name: str = "") -> None:
-        """Count a wrong call, and tell the agent the first time."""
+        """Count a wrong call, and send the first of its kind to the agent."""
         self.words[heartbeat_page.MISUSED] += 1
         if (what, name) not in self._reported and len(self._reported) < MAX_REPORTS:
             self._reported.add((what, name))
@@ -52,14 +52,14 @@ class AgentLink:
     def send(self, kind: str, what: str = "", name: str = "") -> bool:
         """Write one line into the pipe; False, and counted, if that is not possible now."""
         if self.pipe is None:
-            return True  # Nobody listens, ever.
+            return True  # There is no reader.
         from ftslurm.monitor.message import ClientMessage, encode
 
         try:
-            # Opened each time: the agent makes a removed pipe anew, and a script may close all descriptors.
+            # Opened each time: the agent restores a removed pipe, and a script may close all descriptors.
             fd = os.open(self.pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
-                # Nothing is written into what somebody put in its place.
+                # Nothing is written into another file in its place.
                 if not stat.S_ISFIFO(os.fstat(fd).st_mode):
                     raise OSError(f"{self.pipe} is no pipe")
                 os.write(fd, encode(ClientMessage(kind, self.rank, self.pid, what, name)))
@@ -70,8 +70,8 @@ class AgentLink:
             return False
         return True
 
-    def tell_timeouts(self) -> None:
-        """Have the agent look at the mark, now or when the pipe can be written."""
+    def notify_timeouts(self) -> None:
+        """Have the agent read the heartbeat page, now or when the pipe can be written."""
         self.book.unsent = not self.send("timeouts")
 
     def finish(self) -> None:
@@ -87,7 +87,7 @@ class AgentLink:
         self.pipe = None
 
     def find_section(self, name: str) -> Section:
-        """Return the section of that name; one that has no place in the mark is not watched."""
+        """Return the section of that name; one without a slot in the heartbeat page is not watched."""
         found = self.known.get(name) if isinstance(name, str) else None
         if found is not None:
             return found
@@ -98,10 +98,10 @@ class AgentLink:
             return self.book.unlisted(str(name))
         listed = self.book.listed(name)
         if listed is None:
-            # Not each by its name: a script that counts its sections has endlessly many.
+            # Reported without the name: a script that numbers its sections has endlessly many.
             self.misuse(f"more than {heartbeat_page.SLOTS} names of sections: further ones are not watched")
             return self.book.unlisted(name)
-        # Of two threads that come here at once, both get the same one.
+        # Two concurrent threads get the same object.
         return self.known.setdefault(name, listed)
 
     def set_section(self, name: str, seconds: float) -> bool:
@@ -132,10 +132,10 @@ class AgentLink:
             else:
                 self.misuse("a time-out must be seconds above 0", name)
         if any(changed):
-            self.tell_timeouts()
+            self.notify_timeouts()
 
     def set_loaded(self, loaded: Learned) -> None:
-        """Let the loaded time-outs hold, but for what was asked for, here or on the command line."""
+        """Apply the loaded time-outs, except where configured by the script or the command line."""
         from ftslurm.monitor.timeouts import NOTHING, Spans, widest
 
         asked = self.asked or NOTHING
@@ -153,7 +153,7 @@ class AgentLink:
                 found = self.find_section(name)
                 changed.append(type(found) is Section and self._store(found.at + heartbeat_page.OWN_TIMEOUT, seconds))
         if any(changed):
-            self.tell_timeouts()
+            self.notify_timeouts()
 
     def _store(self, at: int, seconds: float) -> bool:
         word = heartbeat_page.encode_timeout(seconds)
@@ -182,7 +182,7 @@ def _from_environment(environment: Mapping[str, str]) -> tuple[Timeouts | None, 
 
 
 def say(text: str) -> bool:
-    """Write one line to the standard error, if there is one; tell whether that was possible."""
+    """Write one line to the standard error, if there is one; return whether that was possible."""
     try:
         os.write(2, f"ftslurm: {text}\n".encode("utf-8", "backslashreplace"))
     except OSError:

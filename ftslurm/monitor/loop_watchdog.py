@@ -1,7 +1,7 @@
-"""The watchdog's own watchdog: a tiny thread that notices when the agent's loop is stuck in one of its turns.
+"""Watchdog of the agent's loop: a thread that detects when an iteration of the loop is stuck.
 
-It acts on nothing. That the loop is stuck is counted, for the node file, and the loop's stack goes to stderr once, so
-that whoever looks finds the call that it is stuck in.
+It takes no action. A stuck loop is counted in the node record, and the loop's stack goes to stderr once, so that the
+stuck call can be found.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ class LoopWatchdog:
         self._stuck_s = stuck_s
         self._monotonic = monotonic
         self._watched = threading.get_ident()
-        self._report = report or self._tell
+        self._report = report or self._print_stack
         self._since: float | None = None  # the turn's start, which also names the turn; None while the loop waits
         self._reported: float | None = None
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
 
     def working(self) -> None:
-        """Say that a turn's work begins."""
+        """The work of an iteration begins."""
         self._since = self._monotonic()
 
     def waiting(self) -> None:
-        """Say that it is done, and that the loop waits for what comes."""
+        """The work is done; the loop waits for events."""
         self._since = None
 
     def start(self) -> None:
@@ -89,7 +89,7 @@ class LoopWatchdog:
                 # Stderr may be gone; the count is right all the same.
                 pass
 
-    def _tell(self, taken_s: float) -> None:
+    def _print_stack(self, taken_s: float) -> None:
         lines = [f"ftslurm: the agent's loop has been stuck for {taken_s:.1f} s, most recent call first:"]
         frame = sys._current_frames().get(self._watched)
         while frame is not None:

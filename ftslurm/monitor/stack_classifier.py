@@ -1,4 +1,4 @@
-"""What a stack is doing: waiting for other ranks or not, in which part of which library, at which own line (pure)."""
+"""Classification of a stack: waiting for other ranks or not, in which library, at which line of user code (pure)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _rows(*rows: tuple[str, str, str, str]) -> tuple[_Row, ...]:
 
 # What frames of libraries below the user's innermost frame tell; the first match from the inside out counts.
 _BELOW = _rows(
-    # The other ranks must come: whoever is elsewhere is the one.
+    # All other ranks must arrive: a rank that is elsewhere is the cause.
     (WAITS, r"/torch/distributed/(distributed_c10d|_functional_collectives|rendezvous)\.py$", r"[a-z]\w*", ""),
     (WAITS, r"/torch/distributed/elastic/utils/store\.py$", r"barrier|synchronize|get_all", "store barrier"),
     (WAITS, r"/horovod/.*/mpi_ops\.py$", r"synchronize|wait|\w*(allreduce|allgather|broadcast|alltoall)\w*", ""),
@@ -44,7 +44,7 @@ _BELOW = _rows(
     (MAY_WAIT, r"/torch/distributed/fsdp/", r"\w*(unshard|all_gather|reduce_scatter|wait)\w*", "FSDP"),
     # Another process must finish, which may have been killed, see `ftslurm.agent.build_locks`.
     (MAY_WAIT, r"/torch/utils/file_baton\.py$", r"wait", BUILD_LOCK),
-    # Its own affair.
+    # Work of this rank alone.
     (
         WORKS,
         r"/torch/_(dynamo/convert_frame|inductor/(compile_fx|codecache|async_compile))\.py$",
@@ -71,7 +71,7 @@ _THREAD_WAIT = "thread wait"
 
 @dataclass(frozen=True)
 class Activity:
-    """What a stack is doing.
+    """Classification of a stack.
 
     Attributes:
         kind: `WAITS` for other ranks, `MAY_WAIT` for them (nobody sees what a device waits for), or `WORKS`.

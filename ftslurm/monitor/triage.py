@@ -1,8 +1,8 @@
-"""Which rank hung: the stacks of all ranks, put together by place, and the odd one named (pure).
+"""Which rank hung: the stacks of all ranks, grouped by place, and the odd one (pure).
 
 A hang looks the same on every rank that waits; what tells is the rank that waits elsewhere, or not at all. What this
 can see is Python's side of it: ranks that all wait in the same collective may do so because of one rank's device or
-network, and then it says that it does not know.
+network, and then the verdict is `NONE`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Group:
     Attributes:
         ranks: sorted.
         nodes: theirs, in the order of the ranks, each once.
-        doing: what they do; None where there are no stacks.
+        activity: their activity; None without stacks.
         frames: the stack of the first of them, outermost first; those of the others may differ inside of libraries.
         problem: why there are no stacks, or what else keeps these ranks; None if nothing does.
     """

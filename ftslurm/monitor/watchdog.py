@@ -1,10 +1,10 @@
-"""The watch over all ranks of this node: what has expired, and when to look next (pure).
+"""The watchdog of all ranks of this node: what has expired, and when to check next (pure).
 
-What a rank does often stands in its mark, which is read only when something could have expired (see `look`). What is
-rare comes through the pipe. The clock, the marks and the processes' parentage are arguments.
+Frequent data are in the heartbeat page, which is read only when a time-out could have expired (see `expiry`). Rare
+messages come through the pipe. The clock, the pages and the processes' parentage are arguments.
 
-The agent's loop takes the time, hears every line that the pipe holds, and asks for what is due at that time: so a
-timer's release that was written in time is heard before the timer expires, however late the agent wakes up.
+The agent's loop takes the time, receives every line in the pipe, and calls `due` for that time: so a timer's release
+that was written in time is received before the timer expires, however late the agent wakes up.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ftslurm.monitor.timeouts import Longest, Spans, Timeouts, merge
 TIMER = "timer"
 MAX_TIMERS = 1024  # of one rank at once; a script that arms scopes without end must not fill the agent's memory
 MAX_NOTES = 100  # of one round
-BLIND_S = 10.0  # until the next try to read a mark that could be read before
+BLIND_S = 10.0  # until the next try to read a page that was readable before
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Expiry:
 
     Attributes:
         local_rank: which.
-        what: in words.
+        what: description.
         kind: "initial", "heartbeat", "section", "out-of-section", "timer" or "silence".
         name: the section or the timer's scope.
-        since_s: since when nothing moved, monotonic seconds.
-        allowed_s: how long it was allowed to take.
-        signal: what the rank is to be ended with: SIGTERM, or the signal of the timer's client; 0: only tell.
+        since_s: the last progress, monotonic seconds.
+        allowed_s: the time-out.
+        signal: ends the rank: SIGTERM, or the signal of the timer's client; 0: only report.
     """
 
     local_rank: int
@@ -52,7 +52,7 @@ class Expiry:
 
 @dataclass(frozen=True)
 class Note:
-    """Something to tell the user, once; `local_rank` None: nobody knows whose."""
+    """A line for the user, once; `local_rank` None: unknown."""
 
     local_rank: int | None
     text: str
@@ -61,7 +61,7 @@ class Note:
 @dataclass
 class _Rank:
     life: Life
-    mark: HeartbeatPage | None = None  # the last that could be read
+    page: HeartbeatPage | None = None  # the last that could be read
     blind: bool = False
     expiry: Expiry | None = None  # what ended it
     dropped: int = 0
@@ -82,8 +82,8 @@ class Watchdog:
     """Watches the registered workers of this node, for one agent's life.
 
     Args:
-        timeouts: what holds for all ranks; a rank's own, in its mark, hold before them.
-        read_mark: reads the mark of a local rank; None if it cannot.
+        timeouts: for all ranks; a rank's own, in its page, override them.
+        read_page: reads the page of a local rank; None if it cannot.
         owner: the local rank that a process belongs to (the worker or below it); None for a stranger or a pid that is
             gone.
 
@@ -96,17 +96,17 @@ class Watchdog:
     def __init__(
         self,
         timeouts: Timeouts,
-        read_mark: Callable[[int], HeartbeatPage | None],
+        read_page: Callable[[int], HeartbeatPage | None],
         owner: Callable[[int], int | None],
     ) -> None:
         self._timeouts = timeouts
-        self._read_mark = read_mark
+        self._read_page = read_page
         self._owner = owner
         self._ranks: dict[int, _Rank] = {}
         self._timers: dict[_TimerKey, _Armed] = {}
         self._deadlines = Deadlines()
         self._ended: list[Longest] = []
-        self._said: set[object] = set()
+        self._noted: set[object] = set()
         self.counts: Counter[str] = Counter()
 
     def begin(self, local_rank: int, now_s: float) -> None:
@@ -116,23 +116,23 @@ class Watchdog:
         self._deadlines.set(local_rank, now_s)
 
     def end(self, local_rank: int) -> None:
-        """The worker has ended: it is watched no more, nor are its timers."""
+        """The worker has ended: stop watching it and its timers."""
         if local_rank in self._ranks:
             self._ended.append(self._longest(local_rank))
         self._forget(local_rank)
 
     def clear(self) -> None:
-        """The round is over: the next one starts as if there had been none."""
+        """The round is over: drop all of its data."""
         for local_rank in list(self._ranks):
             self._forget(local_rank)
         self._ended.clear()
-        self._said.clear()
+        self._noted.clear()
 
     def update(self, timeouts: Timeouts) -> None:
-        """Let other time-outs hold from now on, for what runs already too."""
+        """Apply other time-outs from now on, also to running watches."""
         self._timeouts = timeouts
         for local_rank in self._ranks:
-            self._look_soon(local_rank)
+            self._check_soon(local_rank)
 
     def forgive(self, now_s: float) -> None:
         """Count nothing before `now_s`: the agent was not running, so the ranks perhaps were not either.
@@ -141,14 +141,14 @@ class Watchdog:
         """
         for local_rank, rank in self._ranks.items():
             rank.life = replace(rank.life, floor_s=now_s)
-            self._look_soon(local_rank)
+            self._check_soon(local_rank)
         for key, armed in self._timers.items():
             allowed_s = armed.deadline_s - armed.since_s
             self._timers[key] = _Armed(armed.local_rank, now_s, now_s + allowed_s, armed.signal)
             self._deadlines.set(key, now_s + allowed_s)
 
     def sign_of_life(self, local_rank: int, now_s: float) -> None:
-        """The rank did something that its mark does not know of: its output grew, it armed a timer."""
+        """The rank made progress that is not in its page: its output grew, it armed a timer."""
         rank = self._ranks.get(local_rank)
         if rank is not None:
             rank.life = replace(rank.life, sign_s=now_s)
@@ -163,8 +163,8 @@ class Watchdog:
         """What holds for all ranks."""
         return self._timeouts
 
-    def hear(self, line: bytes, now_s: float, wall_s: float) -> Note | None:
-        """Take one line of the pipe.
+    def receive(self, line: bytes, now_s: float, wall_s: float) -> Note | None:
+        """Process one line of the pipe.
 
         Args:
             line: without its newline.
@@ -187,15 +187,15 @@ class Watchdog:
             return None
         self.sign_of_life(local_rank, now_s)
         if isinstance(message, Timer):
-            return self._hear_timer(local_rank, message, now_s, wall_s)
+            return self._receive_timer(local_rank, message, now_s, wall_s)
         if message.kind == MISUSE:
             self.counts["misuse"] += 1
             text = f"{message.what}: {shown(message.name)}" if message.name else message.what
             return self._note((local_rank, message.what, message.name), local_rank, text)
-        self._look_soon(local_rank)
+        self._check_soon(local_rank)
         return self._note((local_rank, FINISHED), local_rank, "has finished") if message.kind == FINISHED else None
 
-    def _hear_timer(self, local_rank: int, message: Timer, now_s: float, wall_s: float) -> Note | None:
+    def _receive_timer(self, local_rank: int, message: Timer, now_s: float, wall_s: float) -> Note | None:
         key = (message.pid, message.scope)
         if message.expiration_s is None:
             self._timers.pop(key, None)
@@ -212,18 +212,18 @@ class Watchdog:
 
     def _timers_of(self, local_rank: int) -> int:
         if len(self._timers) < MAX_TIMERS:
-            return 0  # few enough, whoever's they are
+            return 0  # few enough in total
         return sum(armed.local_rank == local_rank for armed in self._timers.values())
 
     def due(self, now_s: float) -> list[Expiry]:
         """Return what has expired by now, the first first; each is given once.
 
-        After an expiry that ends it, a rank is watched no more; of several, the one that expired first is given.
+        After an expiry that ends it, a rank is no longer watched; of several, the one that expired first is returned.
         """
         found: list[tuple[float, Expiry]] = []
         for key in self._deadlines.pop_due(now_s):
             if isinstance(key, int):
-                found += self._look(key, now_s)
+                found += self._check(key, now_s)
             else:
                 found += self._expire_timer(key, now_s)
         found.sort(key=lambda item: item[0])
@@ -238,18 +238,18 @@ class Watchdog:
                 self._drop_deadlines(expiry.local_rank)
         return expiries
 
-    def _look(self, local_rank: int, now_s: float) -> list[tuple[float, Expiry]]:
+    def _check(self, local_rank: int, now_s: float) -> list[tuple[float, Expiry]]:
         rank = self._ranks[local_rank]
-        mark = self._read(local_rank)
-        if mark is None and rank.mark is not None:
-            # Somebody removed it. Who cannot be seen is not thereby hung: only the torch timers go on.
+        page = self._read(local_rank)
+        if page is None and rank.page is not None:
+            # The page was removed. A rank without a page is not thereby hung: only its torch timers go on.
             if not rank.blind:
                 self.counts["unreadable"] += 1
                 rank.blind = True
             self._deadlines.set(local_rank, now_s + BLIND_S)
             return []
         rank.blind = False
-        expired, again_s = expiries.next_expiry(mark, self._timeouts, rank.life, now_s)
+        expired, again_s = expiries.next_expiry(page, self._timeouts, rank.life, now_s)
         if expired is None or expired.since_s is None:
             if again_s is not None:
                 self._deadlines.set(local_rank, again_s)
@@ -263,7 +263,7 @@ class Watchdog:
         armed = self._timers.pop(key)
         pid, scope = key
         if self._owner(pid) != armed.local_rank:
-            # A data-loader process that ended inside its scope; its pid may be somebody else's by now.
+            # A data-loader process that ended inside its scope; its pid may be reused by now.
             self.counts["gone"] += 1
             return []
         allowed_s = armed.deadline_s - armed.since_s
@@ -280,28 +280,28 @@ class Watchdog:
         rank = self._ranks[local_rank]
         ended = rank.expiry
         cut = expiries.spans({(ended.kind, ended.name): ended.allowed_s}) if ended else Spans()
-        return expiries.longest(rank.mark, rank.life.began_s, cut)
+        return expiries.longest(rank.page, rank.life.began_s, cut)
 
     def _read(self, local_rank: int) -> HeartbeatPage | None:
         rank = self._ranks[local_rank]
-        mark = self._read_mark(local_rank)
-        if mark is None:
+        page = self._read_page(local_rank)
+        if page is None:
             return None
-        if mark.dropped > rank.dropped:
-            self.counts["dropped"] += mark.dropped - rank.dropped
-            rank.dropped = mark.dropped
-        rank.mark = mark
-        return mark
+        if page.dropped > rank.dropped:
+            self.counts["dropped"] += page.dropped - rank.dropped
+            rank.dropped = page.dropped
+        rank.page = page
+        return page
 
-    def _look_soon(self, local_rank: int) -> None:
+    def _check_soon(self, local_rank: int) -> None:
         rank = self._ranks[local_rank]
         if rank.expiry is None:
             self._deadlines.set(local_rank, rank.life.began_s)  # long past: at the next turn
 
     def _note(self, key: object, local_rank: int | None, text: str) -> Note | None:
-        if key in self._said or len(self._said) >= MAX_NOTES:
+        if key in self._noted or len(self._noted) >= MAX_NOTES:
             return None
-        self._said.add(key)
+        self._noted.add(key)
         return Note(local_rank, text)
 
     def _forget(self, local_rank: int) -> None:

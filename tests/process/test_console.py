@@ -24,9 +24,9 @@ def test_a_log_file_that_hangs_does_not_hold_up_the_agents_own_lines(
     os.mkfifo(tmp_path / "hangs")
     console = Console("n1")
     console.follow(str(tmp_path / "hangs"), "", 1)
-    console.log("the shared directory has not answered")
+    console.log("the shared directory has not responded")
     console.drain(0.3)
-    assert capfd.readouterr().err == "ftslurm: n1: the shared directory has not answered\n"
+    assert capfd.readouterr().err == "ftslurm: n1: the shared directory has not responded\n"
 
 
 def test_output_is_shown_without_inotify_too(

@@ -134,7 +134,7 @@ def test_a_look_that_crashes_or_prints_rubbish_is_a_word_to_the_user_and_no_more
     (tmp_path / "site" / "site_checks.py").write_text("import os\nos.write(1, b'rubbish')\nos._exit(3)\n")
     run = start(WORK, "--health", "act", PYTHONPATH=str(tmp_path / "site"))
     assert run.wait() == 0, run.err
-    assert "this look at the node came to nothing" in run.err
+    assert "check run failed" in run.err
 
 
 def test_nothing_is_looked_at_when_switched_off(start: Start) -> None:  # noqa: F811

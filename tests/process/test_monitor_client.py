@@ -67,7 +67,7 @@ class Node:
         select.select([self.pipe.fd], [], [], wait)
         now, wall = time.monotonic(), time.time()
         for line in self.pipe.read():
-            note = self.watch.hear(line, now, wall)
+            note = self.watch.receive(line, now, wall)
             if note:
                 self.notes.append(note)
         for expiry in self.watch.due(now):
@@ -267,7 +267,7 @@ print(time.monotonic() - began < 20)
     assert node.mark().dropped > 10000
     lines = node.pipe.read()
     assert 0 < len(lines) < 60000
-    assert all(node.watch.hear(line, time.monotonic(), time.time()) is None for line in lines)
+    assert all(node.watch.receive(line, time.monotonic(), time.time()) is None for line in lines)
     assert node.watch.counts == {}
 
 

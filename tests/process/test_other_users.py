@@ -249,7 +249,10 @@ def test_a_directory_of_excluded_nodes_that_is_another_users_is_named_and_nothin
     command = [sys.executable, "-m", "ftslurm.cli", "nodes", action, "n1", "n2", "--shared-dir", str(open_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout) == (1, "")
-    assert f"{place}: it belongs to uid {OTHER}, you are uid 0; nothing was changed; choose your own directory" in done.stderr
+    assert (
+        f"{place}: it belongs to uid {OTHER}, you are uid 0; nothing was changed; choose your own directory"
+        in done.stderr
+    )
     assert {path.name for path in place.rglob("*")} == {"n1.json", "strikes"}
     assert (place / "n1.json").read_text() == "theirs\n"
 

@@ -39,7 +39,7 @@ def test_a_current_directory_that_is_gone_is_one_line_for_each_command(
 def test_a_command_without_files_left_says_so_in_one_line() -> None:
     done = called("ulimit -n 8", "health")
     assert done.returncode == 1
-    assert done.stderr == "ftslurm: Too many open files; look at ulimit -a and the limits of the job's cgroup\n"
+    assert done.stderr == "ftslurm: Too many open files; check ulimit -a and the limits of the job's cgroup\n"
 
 
 QUESTIONS = [("nodes", "list"), ("health", "--list"), ("template", "single_node"), ("--version",), ("--help",)]
@@ -178,7 +178,7 @@ def test_the_report_of_a_run_whose_agents_gave_up_says_that_it_has_ended_and_why
         FTSLURM_SHARED_DIR=str(place), TMPDIR=str(place),
     )  # fmt: skip
     assert run.wait() == 1, run.err
-    assert "the shared directory has refused for 1 s: giving up" in run.err
+    assert "the shared directory has failed for 1 s: giving up" in run.err
     told = " ".join(run.out.split())
     assert "is still running" not in told
     assert "the run directory refuses to be written (No space left on device)" in told, run.out
@@ -225,8 +225,8 @@ def test_a_proc_that_does_not_show_this_process_is_refused_before_anything_is_ki
 @pytest.mark.parametrize(
     ("refused", "code", "line"),
     [
-        ("mkfifo", 0, "no named pipe can be made on this node: torch's timers are not heard"),
-        ("socket", 1, "an agent cannot work here: ftslurm/agent/ports.py"),
+        ("mkfifo", 0, "no named pipe can be made on this node: torch's timers are not received"),
+        ("socket", 1, "an agent cannot run here: ftslurm/agent/ports.py"),
         ("thread", 1, "no more threads can be started here (ulimit -u, ulimit -v, the cgroup's pids.max)"),
         ("fork", 2, "no process can be started for the agent"),
         ("prctl", 2, "cannot supervise processes here: "),

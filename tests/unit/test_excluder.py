@@ -272,4 +272,4 @@ def test_a_directory_that_cannot_be_written_is_named() -> None:
     directory = Directory(OSError(13, "Permission denied"))
     aside = Excluder(ExclusionSettings(2, 60.0), directory, "r", lambda: 0, told.append, lambda work: work())
     aside.on_health(unhealthy("gpu-count"))
-    assert told == ["what is known of a node cannot be noted in /runs/excluded: [Errno 13] Permission denied"]
+    assert told == ["exclusions cannot be recorded in /runs/excluded: [Errno 13] Permission denied"]

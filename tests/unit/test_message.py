@@ -8,7 +8,17 @@ import random
 
 import pytest
 
-from ftslurm.monitor.message import LIMIT, SAID, ClientMessage, MalformedMessage, Timer, encode, newest, parse, shown
+from ftslurm.monitor.message import (
+    LIMIT,
+    TEXT_LIMIT,
+    ClientMessage,
+    MalformedMessage,
+    Timer,
+    encode,
+    newest,
+    parse,
+    shown,
+)
 from ftslurm.monitor.timeouts import Timeouts
 from ftslurm.monitor.watchdog import Watchdog
 
@@ -117,8 +127,8 @@ def test_what_is_no_message_is_garbage_with_a_reason(text: bytes) -> None:
         assert reason(text)
 
 
-def test_a_key_that_stands_twice_is_refused() -> None:
-    assert "twice" in reason(line()[:-1] + b', "pid": 124}')
+def test_a_duplicate_key_is_refused() -> None:
+    assert "duplicate key" in reason(line()[:-1] + b', "pid": 124}')
 
 
 def test_a_line_behind_the_half_of_another_is_not_lost() -> None:
@@ -147,7 +157,9 @@ def test_our_own_words_are_short_whatever_they_say() -> None:
     word = ClientMessage("misuse", 2**20, 2**22, "\U0001f600" * 10000, "\x01" * 10000)
     encoded = encode(word)
     assert len(encoded) <= LIMIT
-    assert parse(encoded.strip()) == ClientMessage("misuse", 2**20, 2**22, "\U0001f600" * SAID, "\x01" * SAID)
+    assert parse(encoded.strip()) == ClientMessage(
+        "misuse", 2**20, 2**22, "\U0001f600" * TEXT_LIMIT, "\x01" * TEXT_LIMIT
+    )
 
 
 def test_what_strangers_wrote_is_shown_in_one_short_printable_line() -> None:
@@ -194,7 +206,7 @@ def test_random_and_mutated_lines_never_raise_and_never_reach_a_stranger() -> No
     for _ in range(number):
         text = mutated(rng, seeds) if rng.random() < 0.9 else rng.randbytes(rng.randrange(200)).replace(b"\n", b"")
         now += 0.001
-        notes += watch.hear(text, now, 1e9 + now) is not None
+        notes += watch.receive(text, now, 1e9 + now) is not None
         for expiry in watch.due(now):
             expiries += 1
             assert expiry.local_rank == 0 and 0 <= expiry.signal <= 64 and "\n" not in expiry.what

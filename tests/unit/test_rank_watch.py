@@ -54,7 +54,7 @@ def watch(fd: int, *expiries: Expiry) -> RankWatch:
     settings: Any = SimpleNamespace(hang_signal=9, vitals_s=3.0, timeouts=SimpleNamespace(hang_s=None))
     no: Any = None
     monitor: Any = Monitor(fd, list(expiries))
-    journal: Any = SimpleNamespace(showed=lambda showing, word: None)
+    journal: Any = SimpleNamespace(stacks_collected=lambda showing, word: None)
     return RankWatch(settings, monitor, journal, no, no, lambda: 100.0)
 
 
@@ -67,8 +67,8 @@ def test_all_ranks_that_are_late_at_once_get_their_why(fd: int) -> None:
         if len(found) == 1:
             # As the loop does on the first: all ranks are to show where they are, before the next one is told.
             ranks.collect_stacks(1, [0, 1, 2, 3])
-    assert ranks._showing is not None
-    assert ranks._showing.why == {0: "no heartbeat for 30.0 s", 2: "section 'x' open for 9.0 s", 3: "silent"}
+    assert ranks._collection is not None
+    assert ranks._collection.why == {0: "no heartbeat for 30.0 s", 2: "section 'x' open for 9.0 s", 3: "silent"}
     assert [(each.local_rank, each.step, each.since_s) for each in found if isinstance(each, HungRank)] == [
         (0, 100, 50.0),
         (2, 102, 52.0),

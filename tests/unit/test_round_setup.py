@@ -147,7 +147,7 @@ def test_a_directory_of_checkpoints_that_hangs_is_not_waited_for_without_end() -
     story = with_commits()
     story.now += 60.0
     done = story.preparation.on_time()
-    assert done is not None and "their directory has not answered for 60 s" in str(done.problem)
+    assert done is not None and "their directory has not responded for 60 s" in str(done.problem)
     story.revoking[0](None)
     assert story.preparation.step_done(story.brought[0]) is None
 
@@ -171,7 +171,7 @@ def test_a_name_server_that_does_not_answer_is_not_waited_for_without_end() -> N
     story.now += 0.2
     done = story.preparation.on_time()
     assert done is not None and done.unreachable
-    assert "no answer from the name server within 20 s" in str(done.problem)
+    assert "no response from the name server within 20 s" in str(done.problem)
 
 
 def test_what_belongs_to_an_earlier_round_counts_for_nothing() -> None:

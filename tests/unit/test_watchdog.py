@@ -99,7 +99,7 @@ class Node:
             expiries += self.watch.due(self.now)
 
     def hear(self, line: bytes, wall: float | None = None) -> Note | None:
-        return self.watch.hear(line, self.now, WALL + self.now if wall is None else wall)
+        return self.watch.receive(line, self.now, WALL + self.now if wall is None else wall)
 
     def timer(self, after: float | None, scope: str = "batch", sig: int = 9, pid: int = 100) -> Note | None:
         expiration = -1 if after is None else WALL + self.now + after
