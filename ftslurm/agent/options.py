@@ -61,7 +61,7 @@ class RunOptions:
 
 
 @dataclass(frozen=True)
-class _Option:
+class Option:
     """One option; `read` parses its value, given the option's name as used and the text, or raises `UsageError`."""
 
     flags: tuple[str, ...]
@@ -86,47 +86,45 @@ class _Option:
 
 DEFAULT_HEARTBEAT_S = 3.0
 
-_OPTIONS = (
-    _Option(("--nnodes",), kinds.nodes, None, "N|MIN:MAX", "nodes in a round; default: all of the Slurm step's"),
-    _Option(("--nproc-per-node",), kinds.processes, "1", "N|gpu|cpu|auto", "workers on each node; default 1"),
-    _Option(("--max-restarts",), kinds.count(0), 3, "N", "restarts of the whole job, over all nodes; default 3"),
-    _Option(
+OPTIONS = (
+    Option(("--nnodes",), kinds.nodes, None, "N|MIN:MAX", "nodes in a round; default: all of the Slurm step's"),
+    Option(("--nproc-per-node",), kinds.processes, "1", "N|gpu|cpu|auto", "workers on each node; default 1"),
+    Option(("--max-restarts",), kinds.count(0), 3, "N", "restarts of the whole job, over all nodes; default 3"),
+    Option(
         ("--rdzv-id",),
         kinds.text_of,
         None,
         "ID",
         "name of the run; the same name continues it; default job-<job id>",
     ),
-    _Option(
+    Option(
         ("--shared-dir",),
         kinds.text_of,
         None,
         "DIR",
         "shared by all nodes, holds the run directory; default ./ftslurm-runs where the job was submitted",
     ),
-    _Option(
+    Option(
         ("--log-dir",), kinds.text_of, None, "DIR", "put the ranks' log files here instead of into the run directory"
     ),
-    _Option(
+    Option(
         ("-r", "--redirects"),
         kinds.streams,
         3,
         "0|1|2|3|R:S,…",
         "streams that go to the rank's files: 1 stdout, 2 stderr, 3 both; default 3",
     ),
-    _Option(
+    Option(
         ("-t", "--tee"),
         kinds.streams,
         None,
         "0|1|2|3|R:S,…",
         "streams also copied to the terminal, prefixed by the rank; default: both of rank 0",
     ),
-    _Option(("--role",), kinds.text_of, "default", "NAME", "ROLE_NAME for the workers"),
-    _Option(("--local-addr",), kinds.text_of, None, "ADDRESS", "this node's MASTER_ADDR; default: Slurm's name of it"),
-    _Option(
-        ("--local-nodes",), kinds.count(1), None, "N", "run N agents on this machine instead of one per Slurm node"
-    ),
-    _Option(
+    Option(("--role",), kinds.text_of, "default", "NAME", "ROLE_NAME for the workers"),
+    Option(("--local-addr",), kinds.text_of, None, "ADDRESS", "this node's MASTER_ADDR; default: Slurm's name of it"),
+    Option(("--local-nodes",), kinds.count(1), None, "N", "run N agents on this machine instead of one per Slurm node"),
+    Option(
         ("--grace",),
         kinds.seconds(0),
         15.0,
@@ -134,160 +132,160 @@ _OPTIONS = (
         "time between SIGTERM and SIGKILL when workers are stopped; default 15. "
         "At most 0.6 of Slurm's KillWait when Slurm signals the job: after KillWait it kills everything",
     ),
-    _Option(
+    Option(
         ("--heartbeat",),
         kinds.seconds(0.01),
         None,
         "SECONDS",
         "heartbeat interval of a node; default 3, less if --node-timeout requires it",
     ),
-    _Option(
+    Option(
         ("--node-timeout",),
         kinds.seconds(0.1),
         8.0,
         "SECONDS",
         "a node without a heartbeat for so long is lost; default 8",
     ),
-    _Option(("--join-timeout",), kinds.seconds(0.1), 600.0, "SECONDS", "time to wait for enough nodes; default 600"),
-    _Option(
+    Option(("--join-timeout",), kinds.seconds(0.1), 600.0, "SECONDS", "time to wait for enough nodes; default 600"),
+    Option(
         ("--last-call",),
         kinds.seconds(0),
         30.0,
         "SECONDS",
         "time to wait for more nodes once MIN have joined; default 30",
     ),
-    _Option(
+    Option(
         ("--rejoin",),
         kinds.one_of(REJOIN),
         NEXT_ROUND,
         "|".join(REJOIN),
         "effect of a node that joins late or again: end the round, wait for the next one (default), or stay out",
     ),
-    _Option(
+    Option(
         ("--heartbeat-timeout",),
         kinds.allowed,
         None,
         "SECONDS|off",
         "a rank that sends heartbeats hangs if none arrives for so long; default: learned, else 1800",
     ),
-    _Option(
+    Option(
         ("--initial-heartbeat-timeout",),
         kinds.allowed,
         None,
         "SECONDS|off",
         "time from a worker's start to its first heartbeat; default: learned, else off",
     ),
-    _Option(
+    Option(
         ("--section-timeouts",),
         kinds.sections,
         {},
         "NAME=SECONDS|off,…",
         "time-outs of sections; default: learned, else off",
     ),
-    _Option(
+    Option(
         ("--out-of-section-timeout",),
         kinds.allowed,
         None,
         "SECONDS|off",
         "time that a rank may spend outside of all its sections; default: learned, else off",
     ),
-    _Option(
+    Option(
         ("--warmup-steps",),
         kinds.count(0),
         0,
         "N",
         "number of initial heartbeats (and entries per section) that get the warm-up time-out",
     ),
-    _Option(
+    Option(
         ("--warmup-timeout",),
         kinds.seconds(0),
         0.0,
         "SECONDS",
         "minimum time-out of these initial heartbeats and entries",
     ),
-    _Option(
+    Option(
         ("--hang-timeout",),
         kinds.allowed,
         None,
         "SECONDS|off",
         "a rank without any progress (heartbeat, section, step or output) for so long hangs; default off",
     ),
-    _Option(
+    Option(
         ("--hang-signal",),
         kinds.signal_number,
         signal.SIGKILL,
         "SIGNAL",
         "signal that ends a rank that hangs; default SIGKILL",
     ),
-    _Option(
+    Option(
         ("--spare-imports",),
         kinds.modules,
         (),
         "MODULE,…",
         "modules that standby workers on spare nodes import ahead (none that opens the GPU)",
     ),
-    _Option(
+    Option(
         ("--health",),
         kinds.one_of(MODES),
         None,
         "|".join(MODES),
         "leave out nodes whose health checks fail (default), only report, or do not check; off with --local-nodes",
     ),
-    _Option(
+    Option(
         ("--health-every",),
         kinds.seconds(0),
         300.0,
         "SECONDS",
         "interval of health checks while ranks run; default 300, 0: none",
     ),
-    _Option(("--health-skip",), kinds.names, (), "NAME,…", "skip these checks; see ftslurm health --list"),
-    _Option(
+    Option(("--health-skip",), kinds.names, (), "NAME,…", "skip these checks; see ftslurm health --list"),
+    Option(
         ("--health-command",),
         kinds.text_of,
         None,
         "COMMAND",
         "a custom check: exit code 0 healthy, 1 warning, 2 unhealthy, and one line of output",
     ),
-    _Option(
+    Option(
         ("--health-paths",),
         kinds.names,
         (),
         "DIR,…",
         "checkpoint and data directories that every node must be able to use",
     ),
-    _Option(
+    Option(
         ("--exclude-after",),
         kinds.count(0),
         2,
         "N",
         "exclude a node that failed first in N rounds if others are available, in later jobs too; default 2, 0: never",
     ),
-    _Option(
+    Option(
         ("--exclude-for",),
         kinds.seconds(0),
         86_400.0,
         "SECONDS",
         "duration of an exclusion; default a day",
     ),
-    _Option(
+    Option(
         ("--exclude-dir",),
         kinds.text_of,
         None,
         "DIR",
         "directory of the records of excluded nodes; default: excluded-UID/ beside the run directories",
     ),
-    _Option(
+    Option(
         ("--drain",),
         kinds.switch,
         False,
         "",
         "ask Slurm to drain a node whose hardware a check or its driver finds broken",
     ),
-    _Option(("-m", "--module"), kinds.switch, False, "", "the program is a Python module, as in python -m"),
-    _Option(("--no-python",), kinds.switch, False, "", "the program is not a Python script: execute it directly"),
+    Option(("-m", "--module"), kinds.switch, False, "", "the program is a Python module, as in python -m"),
+    Option(("--no-python",), kinds.switch, False, "", "the program is not a Python script: execute it directly"),
 )
 _IN_SECONDS = ("grace", "heartbeat", "node_timeout", "join_timeout", "last_call", "health_every", "exclude_for")
-_BY_FLAG = {flag: option for option in _OPTIONS for flag in option.flags}
+_BY_FLAG = {flag: option for option in OPTIONS for flag in option.flags}
 
 _NOT_OURS = {
     "--rdzv-backend": "the shared directory is the rendezvous: leave it out",
@@ -323,7 +321,7 @@ def parse_run(arguments: Sequence[str], environment: Mapping[str, str]) -> RunOp
     """
     given, program, rest = _split(arguments)
     values: dict[str, Any] = {}
-    for option in _OPTIONS:
+    for option in OPTIONS:
         if option.name in given:
             values[option.name] = option.read(option.flags[-1], given[option.name])
         elif environment.get(option.variable):
@@ -395,7 +393,7 @@ def _flag_and_value(argument: str) -> tuple[str, str | None]:
     return flag, value if equals else None
 
 
-def _find(flag: str) -> _Option:
+def _find(flag: str) -> Option:
     # torchrun accepts --nproc_per_node too.
     name = flag.replace("_", "-")
     if name in ("-h", "--help"):
@@ -420,7 +418,7 @@ def _print_help() -> None:
         "(a worker ended with 78), 128+n stopped by signal n from outside.",
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=36, width=110),
     )
-    for option in _OPTIONS:
+    for option in OPTIONS:
         if option.is_switch:
             parser.add_argument(*option.flags, action="store_true", help=option.help)
         else:
