@@ -15,12 +15,12 @@ _HOW = {CAUSE: "raised from", CONTEXT: "raised while handling"}
 
 
 def lines(evidence: Evidence, cause: Cause, found: Evidence) -> list[str]:
-    """Say what proves the cause, and what else was seen that helps to understand it.
+    """Return the evidence of the cause, and further observations that help to understand it.
 
     Args:
         evidence: of the end.
         cause: the row for it.
-        found: the link of the exception's chain that the row was found by.
+        found: the link of the exception's chain that matched the row.
     """
     said = [*_behind(evidence, found), *(f"note: {note[:_NOTE_LIMIT]}" for note in evidence.notes[:_NOTES])]
     if evidence.health:
@@ -39,7 +39,7 @@ def lines(evidence: Evidence, cause: Cause, found: Evidence) -> list[str]:
 
 
 def size(number: int) -> str:
-    """Say a number of bytes: ``0 bytes``, ``64 KiB``, ``3.9 GiB``."""
+    """Format a number of bytes: ``0 bytes``, ``64 KiB``, ``3.9 GiB``."""
     value = float(number)
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if abs(value) < 1024:
@@ -49,7 +49,7 @@ def size(number: int) -> str:
 
 
 def _behind(evidence: Evidence, found: Evidence) -> list[str]:
-    """The exception that says why, or the one that the script itself names as the reason."""
+    """The exception behind the row, or the one that the script itself gives as the cause."""
     links = [(how, inner) for how, inner in evidence.inner if inner is found or how == CAUSE]
     if found is not evidence and all(inner is not found for _, inner in links):
         links = [(CAUSE, found)]  # further down the chain
