@@ -57,10 +57,10 @@ def _behind(evidence: Evidence, rows: Sequence[Cause]) -> tuple[Cause, Evidence]
             return row, where
     # Of a group's members, a specific one, and none that is a cascade.
     for wanted in (PRIMARY, CASCADE):
-        told = [found for found in members if found[0].role == wanted]
-        if told:
-            clear = [found for found in told if not found[0].vague]
-            return (clear or told)[0]
+        matched = [found for found in members if found[0].role == wanted]
+        if matched:
+            clear = [found for found in matched if not found[0].vague]
+            return (clear or matched)[0]
     return None
 
 
@@ -123,12 +123,12 @@ def _describe(evidence: Evidence, cause: Cause) -> str:
     if evidence.kind == "signal":
         name = evidence.signal or "a signal"
         text = cause.title if name in cause.title else f"{cause.title} ({name})"
-        words = abort_message(evidence.tail) if cause.name == "abort" else ""
-        return f"{text}: {words}" if words else text
+        message = abort_message(evidence.tail) if cause.name == "abort" else ""
+        return f"{text}: {message}" if message else text
     if evidence.kind != "exit":
         return evidence.message or cause.title
     if evidence.exit_code is None:
-        return evidence.message or "ended, how is not recorded"
+        return evidence.message or "ended in an unrecorded way"
     if cause.name in ("missing-script", "missing-program"):
         return evidence.message
     if cause.name.startswith("shell-"):

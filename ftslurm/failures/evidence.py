@@ -7,7 +7,7 @@ from functools import cached_property
 
 from ftslurm.dataclasses import dataclass, replace
 from ftslurm.failures.memory import ran_out
-from ftslurm.failures.retryability import HOPELESS_S
+from ftslurm.failures.retryability import NON_RETRYABLE_S
 
 UNKNOWN = "unknown"
 CAUSE, CONTEXT, MEMBER = "cause", "context", "member"
@@ -118,8 +118,8 @@ class Evidence:
         step: the last training step it reported; None before the first.
         tail: the end of its stderr; used only by rows that need a runtime's final message.
         notes: of the exception.
-        inner: the exceptions behind it, each with its relation: CAUSE ("raise ... from"), CONTEXT (raised while that one
-                was handled), or MEMBER (of an exception group).
+        inner: the exceptions behind it, each with its relation: CAUSE ("raise ... from"), CONTEXT (raised while that
+                one was handled), or MEMBER (of an exception group).
         life_s: the worker's lifetime, seconds.
         core_dumped: whether it wrote a core file.
         host_resources: observed by its agent; None: nothing is recorded.
@@ -152,7 +152,7 @@ class Evidence:
     @property
     def early(self) -> bool:
         """Whether the worker was probably still starting: no reported step, and a short lifetime."""
-        return self.step is None and (self.life_s is None or self.life_s < HOPELESS_S)
+        return self.step is None and (self.life_s is None or self.life_s < NON_RETRYABLE_S)
 
     @property
     def oom_kills(self) -> int:

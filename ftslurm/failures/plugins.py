@@ -27,7 +27,7 @@ def load() -> tuple[tuple[Cause, ...], list[tuple[str, str]]]:
     try:
         found = find(GROUP)
     except Exception as error:
-        return ROWS, [(GROUP, f"the entry points cannot be read: {_said(error)}")]
+        return ROWS, [(GROUP, f"the entry points cannot be read: {_error_text(error)}")]
     return load_from(found)
 
 
@@ -42,7 +42,7 @@ def load_from(found: Iterable[EntryPoint]) -> tuple[tuple[Cause, ...], list[tupl
                 loaded = loaded()
             rows += _checked([loaded] if isinstance(loaded, Cause) else loaded, rows)
         except Exception as error:
-            problems.append((f"{GROUP}: {point.name}", f"{point.value}: {_said(error)}; its rows are omitted"))
+            problems.append((f"{GROUP}: {point.name}", f"{point.value}: {_error_text(error)}; its rows are omitted"))
     # The same object where nothing was added: `rows is ROWS` means that only ftslurm's rows are used.
     return (*rows, *ROWS) if rows else ROWS, problems
 
@@ -65,5 +65,5 @@ def _checked(added: Sequence[object], before: Sequence[Cause]) -> list[Cause]:
     return checked
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error)[:200]}"

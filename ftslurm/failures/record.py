@@ -54,7 +54,7 @@ _MEANING = {
     "SIGSEGV": "segmentation fault",
 }
 _BY_WORKERS = ("exception", "exit")
-_WITNESSED = ("sections", "cuda", "shm", "memory_limit")  # see `witness`
+_FROM_CONTEXT = ("sections", "cuda", "shm", "memory_limit")  # see `worker_context`
 _IDENTITY = ("run_id", "attempt", "round", "node", "host", "rank", "local_rank", "world_size", "pid")
 
 
@@ -153,8 +153,8 @@ def complete(record_dir: str | os.PathLike[str], facts: Mapping[str, Any]) -> Re
         record_dir: the directory of error.json and stacks.txt; both may be missing, torn or hostile.
                 Unusable parts are named in the record's "notes" and in its message.
         facts: the agent's observations, by the names in the record: "exit_code" or "signal" ("SIGKILL"), "time_ns"
-                of the end (nanoseconds since the epoch), "rank", "round", ...; optional "step", "argv", "sections" (open
-                in the heartbeat page) and "host_resources" (see `ftslurm.agent.host_resources`).
+                of the end (nanoseconds since the epoch), "rank", "round", ...; optional "step", "argv", "sections" (open in
+                the heartbeat page) and "host_resources" (see `ftslurm.agent.host_resources`).
 
     In the result "time_ns" is the time of the exception's recording, if one was recorded (then also in
     "recorded_ns"), else the time of the end.
@@ -203,8 +203,8 @@ def merge(written: Record | None, note: str | None, stacks: str, facts: Mapping[
     ours: dict[str, Any] = {"kind": kind, "time_ns": facts["time_ns"], "argv": argv}
     text, callstack = _ending(exit_code, signal, stacks), stacks
     if written is not None:
-        believed = ("kind", "time_ns", "argv", "step", "world_size", "exception", "reported_before", *_WITNESSED)
-        ours.update({name: written["ftslurm"][name] for name in believed if name in written["ftslurm"]})
+        trusted = ("kind", "time_ns", "argv", "step", "world_size", "exception", "reported_before", *_FROM_CONTEXT)
+        ours.update({name: written["ftslurm"][name] for name in trusted if name in written["ftslurm"]})
         ours["recorded_ns"] = ours["time_ns"]
         text, callstack = _torch_part(written)
         text += f"; then {_ending(None, signal, stacks)}" if signal else ""

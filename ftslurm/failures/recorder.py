@@ -50,7 +50,7 @@ class Recorder:
                 fd = dumpsignal.private_file(os.path.join(self.directory, "stacks.txt"))
                 faulthandler.enable(fd, all_threads=True)
         except (OSError, ImportError) as problem:
-            say(f"stacks of fatal signals or of a hang will not be recorded: {self.directory}: {problem}")
+            write_stderr(f"stacks of fatal signals or of a hang will not be recorded: {self.directory}: {problem}")
 
     def exception(self, error: BaseException, trace: TracebackType | None) -> None:
         """Write the record of this process's failure; never raises. Forked children write nothing."""
@@ -69,19 +69,19 @@ class Recorder:
             previous = record.read(self.directory)[0] if self.directory else None
             self._write(record.from_exception(error, trace, facts, previous))
         except BaseException as problem:
-            say(f"the error record could not be made: {type(problem).__name__}: {problem}")
+            write_stderr(f"the error record could not be made: {type(problem).__name__}: {problem}")
         finally:
             sys.setrecursionlimit(limit)
 
     def stop(self, code: int, text: str, prefix: str = "ftslurm") -> NoReturn:
         """Exit because the user's program could not be started: one line on stderr, the record, ``code``."""
-        say(text, prefix)
+        write_stderr(text, prefix)
         try:
             from ftslurm.failures import record
 
             self._write(record.compose(text, "", {**self._facts(), "kind": "exit", "exit_code": code}))
         except BaseException as problem:
-            say(f"the error record could not be made: {type(problem).__name__}: {problem}")
+            write_stderr(f"the error record could not be made: {type(problem).__name__}: {problem}")
         self.done = True
         sys.exit(code)
 
@@ -125,10 +125,10 @@ class Recorder:
         try:
             record.write(content, directories)
         except OSError as problem:
-            say(f"the error record could not be written: {problem}")
+            write_stderr(f"the error record could not be written: {problem}")
 
 
-def say(text: str, prefix: str = "ftslurm") -> None:
+def write_stderr(text: str, prefix: str = "ftslurm") -> None:
     """Write one line to file descriptor 2, independent of ``sys.stderr``."""
     try:
         os.write(2, f"{prefix}: {text}\n".encode("utf-8", "backslashreplace"))

@@ -205,7 +205,7 @@ def _with_short_texts(record: Record) -> Record:
     exception = ours["exception"]
     ours = {
         **ours,
-        "argv": [clean(word, 200) for word in ours["argv"][:20]],
+        "argv": [clean(argument, 200) for argument in ours["argv"][:20]],
         "stacks": ours["stacks"] and clean(ours["stacks"], 4000),
         "exception": exception and {**exception, "message": clean(exception["message"], 1000)},
     }

@@ -95,7 +95,7 @@ def test_an_exception_before_the_stop_began_counts_even_if_its_process_ended_lat
 def test_a_bare_sigkill_is_never_called_out_of_memory(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path).round().fail(1, signal="SIGKILL", log="Killed\nOOM? out of memory\n").stop()
     cause = report(run.close("failed", "x"))["cause"]
-    assert cause["what"] == "killed by SIGKILL, by whom is unknown"
+    assert cause["what"] == "killed by SIGKILL, sender unknown"
     assert cause["cause"] == "sigkill"
 
 

@@ -99,7 +99,7 @@ def test_a_rank_in_the_kernel_is_named_with_the_place_there(tmp_path: Path) -> N
     run = hung(tmp_path, {3: "in uninterruptible sleep (D) in rpc_wait_bit_killable"})
     _, text = told(run.close("failed", REASON))
     assert "in uninterruptible sleep (D) in rpc_wait_bit_killable" in text
-    assert "look at dmesg" in " ".join(text.split())
+    assert "check dmesg there" in " ".join(text.split())
 
 
 def test_where_nobody_stands_out_the_report_says_so_and_tells_whose_time_out_it_was(tmp_path: Path) -> None:

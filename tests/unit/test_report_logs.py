@@ -197,7 +197,7 @@ def test_a_traceback_without_a_rank_is_told_and_nobody_blamed(tmp_path: Path) ->
     (tmp_path / "slurm-5.out").write_text("hello\n" + PLAIN)
     report = report_of_logs(tmp_path / "slurm-5.out")
     assert (report["status"], report["cause"]) == ("unfinished", None)
-    assert "ValueError: bad batch 42; which rank's" in report["problems"][0]["reason"]
+    assert "ValueError: bad batch 42; its rank is unknown" in report["problems"][0]["reason"]
     assert "no failure shows" in render(report)
 
 

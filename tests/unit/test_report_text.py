@@ -107,7 +107,7 @@ def test_a_lost_node_is_named_with_the_ranks_it_had(tmp_path: Path) -> None:
 job-123 FAILED: node n2 was lost: its agent gave no sign of life for 30.0 s
   step 120, round 1; it had ranks 2-3
   2 of at least 3 nodes are there, and nothing can replace it; exit code 1
-  hint: Ask Slurm what it knows of the node: sacct, sinfo -R.
+  hint: See Slurm's view of the node: sacct, sinfo -R.
 
 the other ranks of round 1
   ranks 0-1, 4-5  stopped by ftslurm: n2 was lost: its agent gave no sign of...
@@ -139,7 +139,8 @@ def test_a_run_without_an_end_says_so_and_how_old_its_last_sign_of_life_is(tmp_p
         """\
 job-123: no end was recorded; last activity 2h 00m ago (n2, 03-01 12:12:01)
   it was in round 1, 2 nodes, 4 ranks, step 340
-  all processes were killed at once, or the shared directory became unavailable: see sacct -j 123
+  all processes were killed at once, or the shared directory became unavailable:
+    see sacct -j 123
   files: /shared/runs/job-123
 """
     )
