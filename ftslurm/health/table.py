@@ -1,4 +1,4 @@
-"""A look at one or many nodes as text for people and as JSON (pure)."""
+"""The results on one or many nodes as text and as JSON (pure)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ftslurm.report.wording import clip, safe
 
 SCHEMA, VERSION = "ftslurm/health-report", 1
 ALIKE = 4
-"""Findings of one check and one status that are told; the rest is counted."""
+"""Findings shown per check and status; the rest is counted."""
 
 _WIDTH = 8
 _LONG = 200
@@ -23,13 +23,13 @@ _NAMES = 8
 
 
 def render(sight: ClusterView, took_s: float) -> str:
-    """Return what people read: the verdict, what is wrong and what to do, a line for each check."""
+    """Return the text: the verdict, findings with advice, a line for each check."""
     text = _one(sight, took_s) if len(sight.expected) == 1 and not sight.odd else _many(sight, took_s)
     return "\n".join(map(safe, text)) + "\n"
 
 
 def _one(sight: ClusterView, took_s: float) -> list[str]:
-    """Of a node alone: each check with its findings beneath."""
+    """A single node: each check with its findings below."""
     node = sight.expected[0]
     verdicts = sight.verdicts.get(node, ())
     found = [f"ftslurm health: {node}: {_verdict(verdicts)} ({_count(len(verdicts), 'check')}, {took_s:.1f} s)"]
@@ -47,7 +47,7 @@ def _one(sight: ClusterView, took_s: float) -> list[str]:
 
 
 def _absent(found: Sequence[Line]) -> list[str]:
-    """What there is nothing to look at: a line for each reason, not for each check."""
+    """Checks without a subject here: a line for each reason, not for each check."""
     by_reason: dict[str, list[str]] = {}
     for line in found:
         if line.absent:
@@ -60,13 +60,13 @@ def _verdict(verdicts: Sequence[Verdict]) -> str:
 
 
 def counted(verdicts: Sequence[Verdict], statuses: Iterable[str]) -> str:
-    """Say how many of these statuses there are: `1 FAIL, 2 warn`; empty for none."""
+    """Count these statuses: `1 FAIL, 2 warn`; empty for none."""
     counts = Counter(one.status for one in verdicts if one.status != OK and one.status in statuses)
     return ", ".join(f"{counts[status]} {_label(status)}" for status in reversed(SEVERITY) if counts[status])
 
 
 def _many(sight: ClusterView, took_s: float) -> list[str]:
-    """Of many nodes: all findings, those of few nodes first, then a line for each check."""
+    """Many nodes: all findings, those of few nodes first, then a line for each check."""
     by_status: dict[str, list[str]] = {}
     worst_of = dict.fromkeys(sight.expected, OK)
     for one in sight.findings:
@@ -112,10 +112,10 @@ def _checks(found: Sequence[Line], nodes: int) -> list[str]:
 def _summary(line: Line, nodes: int) -> str:
     most = clip(line.summary, _LONG)
     if not line.others:
-        return most if line.count == nodes else f"{most} ({line.count} of {nodes} nodes looked)"
+        return most if line.count == nodes else f"{most} ({line.count} of {nodes} nodes checked)"
     if line.status == OK:
-        # What differs and is well everywhere (load, free bytes) is shown of one node; --json has it all.
-        return f"{line.node}: {most}; the others are fine, too"
+        # Values that differ but are ok everywhere (load, free bytes) are shown of one node; --json has all.
+        return f"{line.node}: {most}; the others are fine too"
     others = "; ".join(f"{node}: {clip(summary, _LONG // 2)}" for node, summary in line.others)
     more = f" and {_count(line.more, 'node')} more" if line.more else ""
     who = line.node if line.count == 1 else _count(line.count, "node")
@@ -140,7 +140,7 @@ def _count(number: int, what: str) -> str:
 
 
 def brief(verdicts: Sequence[Verdict], limit: int = _LONG) -> str:
-    """Return the worst of a node in one line, for a drain's reason or a log; empty: nothing was found."""
+    """Return a node's worst finding in one line, for a drain's reason or a log; empty: no findings."""
     for one in ordered(verdicts):
         for finding in sorted(one.findings, key=lambda finding: -SEVERITY.index(finding.status)):
             return clip(safe(f"{one.check}: {describe(finding)}"), limit)
@@ -148,14 +148,14 @@ def brief(verdicts: Sequence[Verdict], limit: int = _LONG) -> str:
 
 
 def listing(checks: Iterable[Check]) -> str:
-    """Return the list of checks: name, sets, what it looks at."""
+    """Return the list of checks: name, sets, description."""
     rows = [(check.name, ", ".join(name for name in SETS if name in check.sets), check.about) for check in checks]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(2)]
     return "".join(f"{name:<{widths[0]}}  {sets:<{widths[1]}}  {about}\n" for name, sets, about in rows)
 
 
 def to_document(sight: ClusterView, took_s: float) -> str:
-    """Return all that is known as one JSON object."""
+    """Return all results as one JSON object."""
     nodes: Mapping[str, object] = {
         node: {"verdicts": [to_json(one) for one in verdicts], "stuck": list(sight.stuck.get(node, ()))}
         for node, verdicts in sight.verdicts.items()

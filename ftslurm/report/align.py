@@ -120,7 +120,7 @@ def _shifted_health(health: Health | None, ns: int) -> Health | None:
     if health is None:
         return None
     findings = tuple(replace(each, since_ns=each.since_ns + ns) for each in health.findings)
-    return replace(health, looked_ns=health.looked_ns + ns, findings=findings)
+    return replace(health, checked_ns=health.checked_ns + ns, findings=findings)
 
 
 def _shifted_word(record: NodeRecordFacts, ns: int) -> NodeRecordFacts:

@@ -201,7 +201,7 @@ def _health(value: object) -> Health | None:
         return None
     found = [each for each in map(_finding, objects(value, "findings")[:KEPT]) if each is not None]
     return Health(
-        worst(each.status for each in found), integer(value, "looked_ns") or 0, text(value, "set") or "", (*found,)
+        worst(each.status for each in found), integer(value, "checked_ns") or 0, text(value, "set") or "", (*found,)
     )
 
 

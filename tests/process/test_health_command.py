@@ -162,7 +162,7 @@ def test_a_node_that_stops_in_the_middle_is_named(tmp_path: Path) -> None:
     tasks[1].kill()
     tasks[1].communicate(timeout=10)
     assert tasks[0].returncode == 1, out + err
-    assert "n1: meet: showed up, and then handed in no result within" in out, out + err
+    assert "n1: meet: joined, but sent no result within" in out, out + err
 
 
 def test_nodes_that_share_no_directory_say_so_each(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_nodes_that_share_no_directory_say_so_each(tmp_path: Path) -> None:
     (code0, out0, _), (code1, out1, err1) = ends(tasks)
     assert (code0, code1) == (1, 1)
     assert "n1: meet: did not show up in" in out0
-    assert out1 == "" and "n1: could not meet the other nodes" in err1
+    assert out1 == "" and "n1: could not join the other nodes" in err1
     assert [list((tmp_path / name).iterdir()) for name in ("a", "b")] == [[], []]
 
 
@@ -216,7 +216,7 @@ def test_a_result_that_makes_no_sense_costs_its_node_and_no_other(tmp_path: Path
         barrier.hand_in(PosixFileSystem(), other, {"node": node, "verdicts": verdicts, "stuck": []})
     found = gather(session, session.expected, str(tmp_path), 30, 1)
     assert list(found.verdicts) == ["n1"] and set(found.lost) == {"n2", "n3"}
-    assert all("handed in a result that makes no sense" in why for why in found.lost.values())
+    assert all("sent an invalid result" in why for why in found.lost.values())
 
 
 def test_many_who_set_nodes_aside_at_once_lose_nothing_and_a_reader_sees_whole_files(tmp_path: Path) -> None:

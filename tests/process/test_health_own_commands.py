@@ -90,7 +90,7 @@ def test_a_command_that_is_not_there_is_unknown(mark: str) -> None:
 def test_one_that_hangs_is_killed_and_the_others_are_judged(mark: str) -> None:
     began = time.monotonic()
     verdict = look(mark, "echo waiting; sleep 600", "echo bad; exit 2")
-    assert said(verdict) == [(UNKNOWN, "has not ended within 1 s, and was killed; it said: waiting"), (FAIL, "bad")]
+    assert said(verdict) == [(UNKNOWN, "has not ended within 1 s, and was killed; its output: waiting"), (FAIL, "bad")]
     assert time.monotonic() - began < 2.5
     nothing_left(mark)
 

@@ -37,7 +37,7 @@ def test_the_first_look_gates_the_first_round() -> None:
     assert fitness.begun() == QUICK and fitness.wanted is None
     assert fitness.on_result(QUICK, looked(), 1.0, 5) == []
     assert (fitness.looking, fitness.unhealthy) == (False, None)
-    assert fitness.health is not None and (fitness.health.status, fitness.health.looked_ns) == ("ok", 5)
+    assert fitness.health is not None and (fitness.health.status, fitness.health.checked_ns) == ("ok", 5)
 
 
 def test_a_failing_check_makes_the_node_unhealthy_and_it_is_looked_at_again() -> None:

@@ -40,7 +40,7 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
     summary = nvml.counted(count, "AMD GPU") + (f" of {given}" if given and given != count else "")
     lost = sorted(set((before or facts)["buses"]) - set(facts["buses"]))
     if lost:
-        text = f"{nvml.counted(len(lost), 'AMD GPU')} gone since the look before: {', '.join(lost)}"
+        text = f"{nvml.counted(len(lost), 'AMD GPU')} gone since the last check: {', '.join(lost)}"
         return Judgement(summary, (Finding(FAIL, "", text, _RESTART),))
     if given and not facts["kfd"]:
         if facts["undriven"] and not facts["pci"]:

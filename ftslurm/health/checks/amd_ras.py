@@ -78,8 +78,8 @@ def _judge(gpu: Json, earlier: Json | None) -> list[Finding]:
             findings.append(Finding(FAIL, who, text, "Reset the GPU, or have the node drained."))
         grown = nvml.growth(block.get("ce"), then.get(name, {}).get("ce"))
         if grown > CORRECTED:
-            text = f"{grown} corrected errors in {_block(name)} since the look before{at}"
-            findings.append(Finding(WARN, who, text, "Have the GPU looked at."))
+            text = f"{grown} corrected errors in {_block(name)} since the last check{at}"
+            findings.append(Finding(WARN, who, text, "Have the GPU inspected."))
     pages = gpu["pages"]
     if pages["F"]:
         text = f"{nvml.counted(pages['F'], 'bad memory page')} could not be retired{at}"

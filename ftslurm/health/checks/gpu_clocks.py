@@ -12,7 +12,7 @@ from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
 IDLE, HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, POWER_BRAKE = 0x1, 0x8, 0x20, 0x40, 0x80
 _SHUTDOWN, _SLOWDOWN = 0, 1  # NVML_TEMPERATURE_THRESHOLD_*
 _COOL = "Look at the node's cooling, and whether its neighbours are as hot."
-_POWER = "Have the node's power supply and power cables looked at."
+_POWER = "Have the node's power supply and power cables inspected."
 
 
 def fetch(context: Context) -> Json:
@@ -69,7 +69,7 @@ def _judge(gpu: Json, earlier: Json) -> list[Finding]:
     cause = slowed_by(gpu.get("reasons"))
     if cause:
         again = slowed_by(earlier.get("reasons")) == cause and "software" not in cause
-        text = f"slowed down by {cause}{degrees}{', as at the look before' if again else ''}{at}"
+        text = f"slowed down by {cause}{degrees}{', as at the last check' if again else ''}{at}"
         advice = _POWER if "power" in cause else _COOL
         findings.append(Finding(FAIL if again else WARN, who, text, advice))
     if celsius is None:

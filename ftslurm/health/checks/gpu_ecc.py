@@ -81,7 +81,7 @@ def _judge(gpu: Json, earlier: Json | None) -> list[Finding]:
         text += f", {new} of them new" if new else ""
         text += f" ({gpu['aggregate']} over its life)" if (gpu.get("aggregate") or 0) > errors else ""
         usable = gpu.get("recovery") == 0
-        text += "; the driver says that it may be used" if usable else ""
+        text += "; the driver permits its use" if usable else ""
         findings.append(Finding(WARN if usable else FAIL, nvml.subject(gpu), text + nvml.where(gpu), _RESET))
     if gpu.get("sram_exceeded"):
         text = f"uncorrected SRAM errors exceed NVIDIA's threshold for a replacement{nvml.where(gpu)}"

@@ -1,7 +1,7 @@
 """NVLink: links that are up on the other GPUs of the node and down on one, errors that grow, the fabric's state.
 
 Which links there should be, nobody says: on some nodes only pairs of GPUs are bridged. So a GPU is compared with the
-others of its kind, and with what it had in the look before. With MIG the links are off on purpose.
+others of its kind, and with what it had at the last check. With MIG the links are off on purpose.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _judge(gpu: Json, earlier: Json | None, gpus: list[Json]) -> list[Finding]:
     was = (earlier or {}).get("links") or []
     down = [link for link, (now, then) in enumerate(zip(links, was, strict=False)) if then and not now]
     if down:
-        text = f"NVLink {_numbers(down)} went down since the look before, {sum(links)} of {len(links)} are up{at}"
+        text = f"NVLink {_numbers(down)} went down since the last check, {sum(links)} of {len(links)} are up{at}"
         findings.append(Finding(FAIL, who, text, _LOOK))
     elif finding := _less_than_others(gpu, gpus):
         findings.append(finding)
@@ -103,7 +103,7 @@ def _judge(gpu: Json, earlier: Json | None, gpus: list[Json]) -> list[Finding]:
     for name, words in _WORDS.items():
         grown = nvml.growth(counters.get(name), then.get(name))
         if grown > (0 if name == "recoveries" else ERRORS):
-            text = f"{words}: {grown} since the look before{at}"
+            text = f"{words}: {grown} since the last check{at}"
             findings.append(Finding(WARN, who, text, "Look at `nvidia-smi nvlink -e`."))
     if fabric := gpu.get("fabric"):
         if fabric["state"] in _FABRIC:

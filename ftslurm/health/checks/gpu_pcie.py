@@ -20,7 +20,7 @@ FEW = 4
 with its node takes four times as long, and all other ranks wait for it. Half of them cost little, if anything."""
 _IDLE = 0x1
 _FATAL = 180  # NVML_FI_DEV_PCIE_COUNT_FATAL_ERROR
-_SEAT = "Have the GPU, its riser and its slot looked at."
+_SEAT = "Have the GPU, its riser and its slot inspected."
 
 
 def fetch(context: Context) -> Json:
@@ -63,10 +63,10 @@ def _judge(gpu: Json, gpus: list[Json], earlier: Json | None, minutes: float) ->
         findings.append(Finding(WARN, who, text, _SEAT))
     replays = nvml.growth(gpu.get("replays"), (earlier or {}).get("replays"))
     if replays > REPLAYS_PER_MINUTE * minutes and replays > REPLAYS_PER_MINUTE:
-        text = f"{replays} PCIe packets repeated since the look before, {replays / minutes:.0f} a minute{at}"
+        text = f"{replays} PCIe packets repeated since the last check, {replays / minutes:.0f} a minute{at}"
         findings.append(Finding(WARN, who, text, _SEAT))
     if fatal := nvml.growth(gpu.get("fatal"), (earlier or {}).get("fatal")):
-        text = f"{nvml.counted(fatal, 'fatal PCIe error')} since the look before{at}"
+        text = f"{nvml.counted(fatal, 'fatal PCIe error')} since the last check{at}"
         findings.append(Finding(WARN, who, text, _SEAT))
     return findings
 

@@ -65,7 +65,7 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
     found: list[Finding] = []
     if not OLDEST < facts["now_s"] < NEWEST:
         date = time.strftime("%Y-%m-%d %H:%M", time.gmtime(facts["now_s"]))
-        text_ = f"it says {date}: certificates, tickets and file times do not hold"
+        text_ = f"its date is {date}: certificates, tickets and file times are invalid"
         found.append(Finding(FAIL, "clock", text_, "Set it, and look at NTP there: `chronyc tracking`."))
     found += _kept(facts)
     if before is not None and before["boot"] == facts["boot"]:

@@ -60,12 +60,12 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
         found += _policy(policy)
     if (highest := facts["highest_pct"]) is not None and highest < 100 * HELD_BACK:
         text_ = f"intel_pstate allows {highest} % of the highest performance"
-        found.append(Finding(WARN, "CPUs", text_, "Write 100 to intel_pstate/max_perf_pct, or ask who set it."))
+        found.append(Finding(WARN, "CPUs", text_, "Write 100 to intel_pstate/max_perf_pct, or find out what set it."))
     if before is not None and before["boot"] == facts["boot"]:
         times, ms = (facts[key] - before[key] for key in ("throttled", "throttled_ms"))
         if ms > THROTTLED_MS or (times > 0 and not facts["throttled_ms"]):
             long = f", {span(ms / 1000)} in all" if ms else ""
-            text_ = f"they were throttled for heat {times} times since the look before{long}"
+            text_ = f"they were throttled for heat {times} times since the last check{long}"
             found.append(Finding(WARN, "CPUs", text_, "Look at fans, heat sinks and the room's temperature."))
     if facts["off"]:
         text_ = f"{count(len(facts['off']), 'CPU')} of the node are switched off, the first is CPU {facts['off'][0]}"

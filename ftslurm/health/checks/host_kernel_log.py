@@ -17,7 +17,7 @@ from ftslurm.health.units import span
 from ftslurm.health.verdict import Json, Judgement
 
 WINDOW_S = 600.0
-"""So long what was logged is told, and since the look before if that is longer ago."""
+"""So long what was logged is told, and since the last check if that is longer ago."""
 KEPT_S = 2 * 3600.0
 _RECORD, _KEPT = 1 << 13, 200
 _LINE_LIMIT = 300

@@ -114,7 +114,7 @@ def _files(facts: Json, context: Context) -> list[Finding]:
     if facts["open"] is not None and None not in facts["open"] and facts["open"][0] > USED_UP * facts["open"][1]:
         now, most = facts["open"]
         text_ = f"{now} of the node's {most} file handles are in use"
-        found.append(Finding(WARN, "open files", text_, "Look who holds them, or raise fs.file-max."))
+        found.append(Finding(WARN, "open files", text_, "Find the processes that hold them, or raise fs.file-max."))
     return found
 
 
@@ -140,7 +140,7 @@ def _processes(facts: Json) -> list[Finding]:
         found.append(Finding(WARN, "processes", text_, "Look for leftover processes, or have pids.max raised."))
     if facts["threads"] and facts["pid_max"] and facts["threads"] > USED_UP * facts["pid_max"]:
         text_ = f"{facts['threads']} threads on the node, and there can be {facts['pid_max']}"
-        found.append(Finding(WARN, "processes", text_, "Look whose they are, or raise kernel.pid_max."))
+        found.append(Finding(WARN, "processes", text_, "Find their owners, or raise kernel.pid_max."))
     return found
 
 

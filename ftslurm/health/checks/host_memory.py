@@ -130,8 +130,8 @@ def _room(facts: Json, context: Context) -> list[Finding]:
         advice = "Look for leftover processes of the job, and for its files in /dev/shm."
         found.append(Finding(WARN, "the job's memory", f"{text_} {size(facts['job']['limit'])}", advice))
     if facts["huge_free"] > HUGE_SHARE * total:
-        text_ = f"{size(facts['huge_free'])} of {size(total)} are set aside as huge pages that nobody uses"
-        found.append(Finding(WARN, "memory", text_, "Look at vm.nr_hugepages: only programs that ask can use these."))
+        text_ = f"{size(facts['huge_free'])} of {size(total)} are reserved as unused huge pages"
+        found.append(Finding(WARN, "memory", text_, "Look at vm.nr_hugepages: only programs that request them can use these."))
     return found
 
 
@@ -142,10 +142,10 @@ def _slow(facts: Json, before: Json | None) -> list[Finding]:
         read = facts["swapped_in"] - before["swapped_in"]
         if read > SWAPPING * max(seconds, 10.0):
             text_ = f"{size(read)} were read back from swap in {span(seconds)}, {size(read / seconds)} a second"
-            found.append(Finding(WARN, "swap", text_, "More memory is in use than there is; look who takes it."))
+            found.append(Finding(WARN, "swap", text_, "More memory is in use than there is; find the processes that use it."))
     if facts["stalled"] is not None and facts["stalled"] > STALLED:
         text_ = f"all processes waited for memory {facts['stalled']:.0f} % of the last minute"
-        found.append(Finding(WARN, "memory", text_, "More memory is in use than there is; look who takes it."))
+        found.append(Finding(WARN, "memory", text_, "More memory is in use than there is; find the processes that use it."))
     return found
 
 

@@ -221,7 +221,7 @@ def _load(facts: Json, context: Context) -> list[Finding]:
         return []
     now, five = facts["load"]
     text_ = f"{now:.0f}, and {five:.0f} over 5 minutes, on {facts['cpus']} CPUs before the round"
-    return [Finding(WARN, "load", text_, "Look who runs or hangs there: `ps -eLo stat,pid,user,comm | grep ^[DR]`.")]
+    return [Finding(WARN, "load", text_, "Check what runs or hangs there: `ps -eLo stat,pid,user,comm | grep ^[DR]`.")]
 
 
 CHECK = Check(

@@ -96,12 +96,12 @@ def _changes(facts: Json, before: Json) -> list[Finding]:
     found = []
     name = facts["interface"]
     if facts["mbps"] and before["mbps"] and facts["mbps"] < before["mbps"]:
-        text = f"its link has fallen to {_speed(facts['mbps'])}, was {_speed(before['mbps'])} in the look before"
+        text = f"its link has fallen to {_speed(facts['mbps'])}, was {_speed(before['mbps'])} at the last check"
         found.append(Finding(WARN, name, text, _CABLE))
     if before["boot"] == facts["boot"] and None not in (facts["losses"], before["losses"]):
         lost = facts["losses"] - before["losses"]
         if lost > 0:
-            text = f"has lost its link {'once' if lost == 1 else f'{lost} times'} since the look before"
+            text = f"has lost its link {'once' if lost == 1 else f'{lost} times'} since the last check"
             found.append(Finding(WARN, name, text, _CABLE))
     return found
 

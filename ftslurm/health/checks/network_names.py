@@ -98,7 +98,7 @@ def _others(facts: Json, context: Context) -> list[Finding]:
     inward = [name for name in asked if facts["addresses"][name] and all(map(is_loopback, facts["addresses"][name]))]
     if inward:
         text = f"{_some(inward)}: resolves to this node's own loopback ({_some(facts['addresses'][inward[0]])})"
-        found.append(Finding(WARN, "", text, "Mend /etc/hosts: another node cannot be reached there."))
+        found.append(Finding(WARN, "", text, "Correct /etc/hosts: another node cannot be reached there."))
     return found
 
 

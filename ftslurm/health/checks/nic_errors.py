@@ -82,7 +82,7 @@ def fetch(context: Context) -> Json:
 
 
 def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
-    """Judge by how much the counters have grown since the look before."""
+    """Judge by how much the counters have grown since the last check."""
     ports = facts["ports"]
     said = f"{len(ports)} port{'s' * (len(ports) > 1)}"
     if before is None or before["boot"] != facts["boot"]:

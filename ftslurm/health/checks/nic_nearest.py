@@ -71,7 +71,7 @@ def _far(gpu: Json) -> Finding:
     nics = ", ".join(f"{nic['name']} ({nic['state']})" for nic in gpu["nics"])
     instead = f"the nearest that is up, {gpu['up_name']}, is {gpu['up']}" if gpu["up"] else "none is up"
     text = f"its NIC {nics}, {gpu['how']}, is not up; {instead}"
-    advice = "Mend the NIC's link: until then this GPU's data takes a longer way."
+    advice = "Repair the NIC's link: until then this GPU's data takes a longer way."
     return Finding(WARN, f"GPU {gpu['number']} ({gpu['pci']})", text, advice)
 
 

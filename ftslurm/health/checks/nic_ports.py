@@ -3,7 +3,7 @@
 A port that is down is not a broken one: second ports of cards, cards for a network that a site does not have and ports
 of a machine that was moved stay without a cable for years. What tells a fault from a design, the surest first:
 
-1. The port was ACTIVE in the look before. It broke: FAIL.
+1. The port was ACTIVE at the last check. It broke: FAIL.
 2. It has carried data since its driver was loaded, more than tests of a link do. Somebody used it: FAIL, so that a
    node whose link broke is found by those too that see it for the first time.
 3. At least three others like it (same product, layer, port number and PCI function: second ports are compared with
@@ -38,7 +38,7 @@ _OFF = ("Disabled", "Sleep", "Phy Test")
 
 
 def fetch(context: Context) -> Json:
-    """Read all ports. No port is a fact too: where there were some in the look before, they have gone."""
+    """Read all ports. No port is a fact too: where there were some at the last check, they have gone."""
     ports = infiniband.ports(context.root)
     active = [port for port in ports if port.active]
     return {
@@ -78,7 +78,7 @@ def _judge(port: Port, was: Port | None, ports: Sequence[Port]) -> Finding | Non
 
 
 def _gone(port: Port) -> Finding:
-    text = f"was there in the look before ({port.state}, PCI {port.pci}), and is no more"
+    text = f"was there at the last check ({port.state}, PCI {port.pci}), and is no more"
     advice = "Look at the kernel log for its driver and for PCIe errors."
     return Finding(FAIL if port.active else WARN, port.name, text, advice)
 
@@ -89,7 +89,7 @@ def _down(port: Port, was: Port | None, others: Sequence[Port]) -> Finding | Non
     if not port.state and (was is None or not was.active):
         return Finding(UNKNOWN, port.name, how, "Look at the kernel log for the NIC's driver.")
     if was is not None and was.active:
-        return Finding(FAIL, port.name, f"was ACTIVE in the look before, now {how}", _CABLE)
+        return Finding(FAIL, port.name, f"was ACTIVE at the last check, now {how}", _CABLE)
     if _is_off(port):
         # A person, or the firmware, has decided that: no reason to keep a node that has others out, if one to ask.
         text = f"{how}, but has carried {_size(port)} since its driver was loaded"
@@ -110,11 +110,11 @@ def _down(port: Port, was: Port | None, others: Sequence[Port]) -> Finding | Non
 def _slow(port: Port, was: Port | None, others: Sequence[Port]) -> Finding | None:
     if was is not None and was.active:
         if port.layer != was.layer:
-            text = f"its link is {port.layer}, was {was.layer} in the look before"
+            text = f"its link is {port.layer}, was {was.layer} at the last check"
             return Finding(WARN, port.name, text, "Set the type of the port in its firmware (LINK_TYPE).")
         if port.gbps < was.gbps:
             # All ranks wait for the slowest link, in each step.
-            text = f"its link has fallen to {_rate(port)}, was {_rate(was)} in the look before"
+            text = f"its link has fallen to {_rate(port)}, was {_rate(was)} at the last check"
             return Finding(FAIL, port.name, text, _CABLE)
     expected = {other.gbps for other in others}
     if len(others) >= ALIKE and len(expected) == 1 and port.gbps < min(expected):

@@ -147,7 +147,7 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
             continue
         advice = f"It is your command: run it on {context.node} by hand."
         if code is None:
-            text = f"has not ended within {LIMIT_S:g} s, and was killed" + (f"; it said: {line}" if line else "")
+            text = f"has not ended within {LIMIT_S:g} s, and was killed" + (f"; its output: {line}" if line else "")
             found.append(Finding(UNKNOWN, subject, text, advice))
         elif code in STATUSES:
             found.append(Finding(STATUSES[code], subject, line or f"exit code {code}, no output", advice))

@@ -40,10 +40,10 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
     if words == "healthy":
         return Judgement("healthy")
     if not words:
-        return Judgement("Lustre says nothing")
+        return Judgement("no health status from Lustre")
     used = f"; {', '.join(facts['used'][:3])} is on it" if facts["used"] else ""
     if "lbug" in words:
-        text_ = f"Lustre has found itself broken ({lines[0]}){used}"
+        text_ = f"Lustre reports itself broken ({lines[0]}){used}"
         return Judgement(lines[0], (Finding(FAIL, "Lustre", text_, "Have the node rebooted."),))
     status = FAIL if facts["used"] or not context.paths else WARN
     text_ = f"expected healthy, found {', '.join(lines[:3])}{used}"
