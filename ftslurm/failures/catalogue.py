@@ -46,7 +46,7 @@ class Cause:
         not_for: similar cases that it must not match.
         restart: which restart makes sense: SAME_NODE, OTHER_NODE or POINTLESS.
         behind: it also matches an exception that was only being handled when the one that ended the worker was raised;
-                rows without this match only the cause of a "raise ... from".
+            rows without this match only the cause of a "raise ... from".
         vague: so unspecific that a better row for the exception's cause is used instead.
     """
 

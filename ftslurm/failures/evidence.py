@@ -119,7 +119,7 @@ class Evidence:
         tail: the end of its stderr; used only by rows that need a runtime's final message.
         notes: of the exception.
         inner: the exceptions behind it, each with its relation: CAUSE ("raise ... from"), CONTEXT (raised while that
-                one was handled), or MEMBER (of an exception group).
+            one was handled), or MEMBER (of an exception group).
         life_s: the worker's lifetime, seconds.
         core_dumped: whether it wrote a core file.
         host_resources: observed by its agent; None: nothing is recorded.

@@ -109,7 +109,7 @@ def from_exception(
         trace: its traceback from the user's first frame on.
         facts: the other values of the "ftslurm" part; needs "time_ns" (nanoseconds since the epoch).
         previous: the present content of the file: torch's ``@record`` wrote it about this same exception, or
-                copied it from a failed worker of a nested launch (then the exception is a ChildFailedError).
+            copied it from a failed worker of a nested launch (then the exception is a ChildFailedError).
     """
     exception = describe(error, trace)
     text, callstack = headline(error), traceback_text(error, trace)
@@ -151,10 +151,10 @@ def complete(record_dir: str | os.PathLike[str], facts: Mapping[str, Any]) -> Re
 
     Args:
         record_dir: the directory of error.json and stacks.txt; both may be missing, torn or hostile.
-                Unusable parts are named in the record's "notes" and in its message.
+            Unusable parts are named in the record's "notes" and in its message.
         facts: the agent's observations, by the names in the record: "exit_code" or "signal" ("SIGKILL"), "time_ns"
-                of the end (nanoseconds since the epoch), "rank", "round", ...; optional "step", "argv", "sections" (open in
-                the heartbeat page) and "host_resources" (see `ftslurm.agent.host_resources`).
+            of the end (nanoseconds since the epoch), "rank", "round", ...; optional "step", "argv", "sections" (open in
+            the heartbeat page) and "host_resources" (see `ftslurm.agent.host_resources`).
 
     In the result "time_ns" is the time of the exception's recording, if one was recorded (then also in
     "recorded_ns"), else the time of the end.
@@ -177,7 +177,7 @@ def complete_elsewhere(directory: str | os.PathLike[str], stacks: str, facts: Ma
         directory: the rank's, in the run directory.
         stacks: faulthandler's text, or empty.
         facts: see `complete`. Attempt, round and rank must be those of the record: no other process was started
-                with the same. Its pid need not be the worker's, whose children may have written it (`ftslurm.record`).
+            with the same. Its pid need not be the worker's, whose children may have written it (`ftslurm.record`).
     """
     written, note = read(directory)
     ours = written.get("ftslurm") if written is not None else None

@@ -120,15 +120,15 @@ class Check:
         sets: the sets that contain it.
         limit_s: time-out of the fetch, in seconds, without the time spent waiting for a CPU.
         fetch: returns the facts; raises `Absent` if its subject does not exist. Any other exception makes the verdict
-                UNKNOWN.
+            UNKNOWN.
         judge: maps the facts, those of the previous run (None: the first run) and the context to the judgement; pure.
         lasting: as long as it fails, it is compared with the last run without a failure: a counter that grew too fast
-                has not recovered because it pauses. False: its facts contain their own validity.
+            has not recovered because it pauses. False: its facts contain their own validity.
         late: the status if the fetch exceeds its time-out, on a node that is not slow as a whole.
         late_text, late_advice: the meaning of that: "the driver hangs".
         may_hang: whether the fetch may hang on this node; it then runs in a process of its own, which is killed at the
-                time-out. Avoids the fork for a check whose device does not exist here. Must not hang itself: it may only
-                list /sys, /proc and /dev.
+            time-out. Avoids the fork for a check whose device does not exist here. Must not hang itself: it may only
+            list /sys, /proc and /dev.
     """
 
     name: str

@@ -190,12 +190,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--all", action="store_true", help="all checks, as by default")
-    which.add_argument(
-        "--quick", action="store_true", help="the checks run before a node joins a round: within 1 s"
-    )
-    parser.add_argument(
-        "--skip", action="append", default=[], metavar="NAME,…", help="skip these checks or groups"
-    )
+    which.add_argument("--quick", action="store_true", help="the checks run before a node joins a round: within 1 s")
+    parser.add_argument("--skip", action="append", default=[], metavar="NAME,…", help="skip these checks or groups")
     parser.add_argument("--list", action="store_true", help="list the checks, without running them")
     parser.add_argument("--json", action="store_true", help="print all results as JSON")
     parser.add_argument(
@@ -210,9 +206,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     load = parser.add_mutually_exclusive_group()
     load.add_argument("--busy", action="store_true", help="ranks are running: their resources are no leftovers")
-    load.add_argument("--idle", action="store_true", help="nothing should be running here (the default without --slurm)")
+    load.add_argument(
+        "--idle", action="store_true", help="nothing should be running here (the default without --slurm)"
+    )
     parser.add_argument(
-        "--shared-dir", metavar="DIR", help="directory for joining nodes (default: $FTSLURM_SHARED_DIR, ./ftslurm-runs, or .)"
+        "--shared-dir",
+        metavar="DIR",
+        help="directory for joining nodes (default: $FTSLURM_SHARED_DIR, ./ftslurm-runs, or .)",
     )
     parser.add_argument("--wait", type=seconds, default=30.0, metavar="S", help="wait that long for all nodes (30)")
     parser.add_argument(

@@ -37,7 +37,7 @@ def isolate() -> str | None:
     sys.path[:] = only_roots(sys.path)
     for directory in dict.fromkeys((os.path.dirname(os.path.dirname(__file__)), os.path.dirname(os.__file__))):
         if problem := writable_by(directory):
-            return f"{problem}: root runs only files that no other user can write; install Python and ftslurm in such a place"
+            return f"{problem}: root runs only files that no other user can write; install Python and ftslurm elsewhere"
     return None
 
 

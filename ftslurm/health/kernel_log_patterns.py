@@ -1,11 +1,11 @@
 """Kernel log lines relevant to a node's health: rows of a pattern and its meaning (pure).
 
-A row has the displayed text; lines of one row and one subject are reported once, with their number. Failures of programs
-themselves (a segmentation fault, a job at its own memory limit) are not part of the node's health.
+A row has the displayed text; lines of one row and one subject are reported once, with their number. Failures of
+programs (a segmentation fault, a job at its own memory limit) are not part of the node's health.
 
-Users can place text in the kernel log: a task name (15 bytes) at the start of many lines, the name of a mapped file in a
-line about a segmentation fault, the name of a cgroup in one about memory. So a pattern is matched from the line's first
-character, where the driver's name is, and lines that begin with a task's name are dropped.
+Users can place text in the kernel log: a task name (15 bytes) at the start of many lines, the name of a mapped file in
+a line about a segmentation fault, the name of a cgroup in one about memory. So a pattern is matched from the line's
+first character, where the driver's name is, and lines that begin with a task's name are dropped.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Row:
     Attributes:
         name: its key for counting.
         pattern: of the line from its start; an optional group `subject` is the device. Compiled on first use: most
-                logs contain no match of any row.
+            logs contain no match of any row.
         text: the displayed text; "{line}" is the line itself.
         least: fewer lines are ignored.
         over: pattern of the line that ends the condition; group `subject` must be the same.
         hardware: of the node itself. Other events count only since the start of the job: earlier ones belong to an
-                earlier job.
+            earlier job.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Queries NVIDIA's driver through NVML (nvidia-ml-py), robust against drivers of the last ten years.
 
 Values that a GPU or a driver does not have are None; errors are stored by name in the GPU's `errors`. NVML is loaded
-only in the check's own process: a call may never return. The functions at the end are pure and serve the checks' judges.
+only in the check's own process: a call may never return. The functions at the end are pure, for the checks' judges.
 """
 
 from __future__ import annotations
@@ -334,7 +334,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def earlier(gpu: Json, before: Json | None) -> Json | None:
-    """Return the same GPU's facts at the last check, if it was there."""
+    """Return the same GPU's facts in the previous run, if any."""
     for other in (before or {}).get("gpus", ()):
         same = other.get("bus") == gpu.get("bus") if gpu.get("bus") else other.get("gpu") == gpu.get("gpu")
         if same and other.get("serial") == gpu.get("serial"):

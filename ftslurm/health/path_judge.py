@@ -46,7 +46,7 @@ def judge_place(place: CheckedPath, facts: Json, before: Json | None, busy: bool
 
     Args:
         facts: of `probe.probe_all`, and "mount" with the mount's facts, "unmounted": the mount point in fstab without
-                a mounted filesystem.
+            a mounted filesystem.
         before: those of the previous run; None: there are none.
         busy: ranks are running, which may have filled a directory or slowed a server.
         gpus: this node has GPUs.
@@ -110,7 +110,10 @@ def _gone(place: CheckedPath, facts: Json) -> Said | None:
 
 
 _REASONS = {
-    errno.ESTALE: ("stale file handle: its server no longer exports what is mounted here", "Unmount and mount it again."),
+    errno.ESTALE: (
+        "stale file handle: its server no longer exports what is mounted here",
+        "Unmount and mount it again.",
+    ),
     errno.ENOTCONN: ("the program behind its mount has died", "Unmount and mount it again."),
     errno.ESHUTDOWN: ("its filesystem was shut down after an error", "Look at the node's kernel log."),
     errno.EIO: ("input/output error", "Look at the disk or server, and at the node's kernel log."),

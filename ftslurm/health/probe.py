@@ -278,7 +278,7 @@ def _create(path: str) -> tuple[int, str]:
         os.unlink(path)
         return os.open(path, flags, 0o600), path
     except (FileExistsError, FileNotFoundError, IsADirectoryError, PermissionError):
-        # In a world-writable directory any user can place a file that cannot be removed: no evidence about the directory.
+        # In a world-writable directory any user can place an unremovable file: no evidence about the directory.
         path += f"-{os.urandom(4).hex()}"
         return os.open(path, flags, 0o600), path
 

@@ -39,8 +39,8 @@ at a time, so that processes still running there are leftovers; then leftovers o
 Nothing that a user could have written is used: of the environment only Slurm's own variables are kept, not FTSLURM_…;
 modules, entry points and commands come from directories that only root can write to; they run in /.
 
-Exit code         0 fit, or it is only told; 1 a check failed (warnings and unknowns never)
-  health-check    Slurm does nothing with it; slurmd writes the line to its log when it is not 0 (and only then)
+Exit code         0 healthy, or only reported; 1 a check failed (never for warnings and unknowns)
+  health-check    ignored by Slurm; slurmd writes the line to its log if it is not 0 (and only then)
   prolog          0, or with --act 1: Slurm drains the node and requeues the job, held unless the site has set
                   SchedulerParameters=nohold_on_prolog_fail
   epilog          0, or with --act 1: Slurm drains the node

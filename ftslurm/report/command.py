@@ -37,7 +37,7 @@ def main(argv: Sequence[str], *, ask: Callable[[str], JobFacts | None] | None = 
     Args:
         argv: the arguments after ``report``.
         ask: returns the facts of a job; called only if a job id is given, and either the run was not found by other
-                means or the job took no part in it. Default: query Slurm.
+            means or the job took no part in it. Default: query Slurm.
 
     Returns:
         0; with ``--exit-code`` the job's own exit status (1 if no end was recorded); 2 on wrong usage and

@@ -41,8 +41,8 @@ nodes           in the order of ranks: {node, role, ranks, first_rank, slots, st
                 alone; `silent`: that is much more than a heartbeat. `stuck`: how often its agent's loop was stuck.
                 `shown`: it has shown where its ranks are. `why`: why it left, was lost, is leaving or is unhealthy.
                 `unhealthy`: why it can take part in no round; `health_pending`: it is being checked; `excluded`: why it
-                was excluded before, so that others are preferred; `health`: {status, checked_ns, set, findings: [{check,
-                status, subject, text, advice, since_ns}]} of the last look at it, times by its own clock
+                was excluded before, so that others are preferred; `health`: {status, checked_ns, set, findings: [{
+                check, status, subject, text, advice, since_ns}]} of the last run of checks, times by its own clock
 lost            nodes lost in this attempt: {node, round, time_ns, silent_s}
 behind          ranks whose step is behind the others', the last first: {rank, node, step, usual}
 slow            ranks that are persistently slower than the others, the slowest first: {rank, node, median_s, others_s}

@@ -133,9 +133,7 @@ FAULTS = [
         "the kernel hit a bug: Oops: general protection fault",
         id="oops-6",
     ),
-    pytest.param(
-        ("Internal error: Oops: 0000000096000004 [#1] SMP",), WARN, "the kernel hit a bug", id="oops-arm64"
-    ),
+    pytest.param(("Internal error: Oops: 0000000096000004 [#1] SMP",), WARN, "the kernel hit a bug", id="oops-arm64"),
     pytest.param(
         ("BUG: kernel NULL pointer dereference, address: 0000000000000008",), WARN, "the kernel ran", id="bug-null"
     ),
@@ -179,9 +177,7 @@ FAULTS = [
         "sdb: the disk gives errors",
         id="medium-error",
     ),
-    pytest.param(
-        ("BUG: unable to handle page fault for address: ffffb2e0",), WARN, "the kernel hit a bug", id="bug"
-    ),
+    pytest.param(("BUG: unable to handle page fault for address: ffffb2e0",), WARN, "the kernel hit a bug", id="bug"),
     pytest.param(
         ("Out of memory: Killed process 4242 (python) total-vm:90000kB, anon-rss:80000kB",),
         WARN,

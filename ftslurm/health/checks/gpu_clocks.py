@@ -1,6 +1,6 @@
 """Is a GPU slowed down by its hardware: heat, the power supply's brake, a power limit below the others'.
 
-A software power cap is how a GPU at full load normally runs, and an idle one is slow by itself: neither is a finding.
+A software power cap is normal for a GPU at full load, and an idle one is slow by design: neither is a finding.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _POWER = "Have the node's power supply and power cables inspected."
 
 
 def fetch(context: Context) -> Json:
-    """Read why the clocks are what they are, and the temperatures."""
+    """Read the reasons for reduced clocks, and the temperatures."""
     return nvml.each(context.environ, _facts)
 
 
@@ -33,7 +33,7 @@ def _facts(gpu: nvml.Gpu) -> Json:
 
 
 def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
-    """A slowdown in two looks running is no short peak any more."""
+    """A slowdown in two consecutive runs is no short peak."""
     gpus = facts["gpus"]
     findings = [finding for gpu in gpus for finding in _judge(gpu, nvml.earlier(gpu, before) or {})]
     limits = sorted(gpu["limit_mw"] for gpu in gpus if gpu.get("limit_mw"))
@@ -50,7 +50,7 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
 
 
 def slowed_by(reasons: int | None) -> str | None:
-    """Return what slows a GPU down, in words; None: nothing that matters."""
+    """Return the reason of a GPU's slowdown as text; None: none that matters."""
     if not reasons or reasons & IDLE:
         return None
     if reasons & HW_THERMAL:

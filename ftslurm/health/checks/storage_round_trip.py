@@ -1,4 +1,4 @@
-"""A write that must survive, read again and compared, in each of the job's directories, with its time."""
+"""A synced write, read again and compared, in each of the job's directories, with its time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def fetch(context: Context) -> Json:
 
 
 def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
-    """Judge what only a round trip shows; the rest is told by storage-paths."""
+    """Judge the round trip alone; the rest is left to storage-paths."""
     found: list[Finding] = []
     summary = []
     for one in facts["places"]:
@@ -60,7 +60,7 @@ CHECK = Check(
     name="storage-round-trip",
     about="a file written, synced, read and compared in the job's directories, with its time",
     sets=frozenset((THOROUGH,)),
-    # Its probes have the limit; what hangs hangs there.
+    # The time-out applies to its probes, which do the I/O.
     limit_s=LIMIT_S + SLACK_S + REAP_S + 1.0,
     fetch=fetch,
     judge=judge,
