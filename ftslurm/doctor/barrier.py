@@ -19,7 +19,7 @@ SCHEMA, VERSION = "ftslurm/doctor", 1
 POLL_S = 0.02
 LISTING_S = 0.5
 TRIES = 5
-HOPELESS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR})
+PERMANENT_ERRORS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR})
 _KINDS = {
     stat.S_IFDIR: "a directory",
     stat.S_IFREG: "a file",
@@ -128,7 +128,7 @@ def _insist(call: Callable[[], T]) -> T:
         try:
             return call()
         except OSError as error:
-            if error.errno in HOPELESS:
+            if error.errno in PERMANENT_ERRORS:
                 raise
             time.sleep(POLL_S)
     return call()
@@ -205,7 +205,7 @@ def pass_barrier(
     if not post or session.node != nodes[0]:
         # Longer than the first node's own time-out, or all would leave just before the release.
         if wait_for(fs, opened, deadline + 1) is None:
-            raise LeftAlone(f"{nodes[0]} did not keep in step within {wait_s:g} s")
+            raise LeftAlone(f"{nodes[0]} did not release the barrier within {wait_s:g} s")
         return
     known = look(fs, absent)
     given_up = known["nodes"] if known is not None else []
@@ -282,7 +282,7 @@ def judge_listing(first: str, nodes: Sequence[str]) -> list[Finding]:
     return [Finding(WARNING, "listing", (first,), text, advice)]
 
 
-def hand_in(fs: FileSystem, session: Session, result: Json) -> None:
+def publish_result(fs: FileSystem, session: Session, result: Json) -> None:
     """Publish this node's result."""
     make(fs, session.path("results"))
     tell(fs, session.path("results", f"{session.node}.json"), **result)

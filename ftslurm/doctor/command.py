@@ -54,11 +54,11 @@ def main(argv: Sequence[str]) -> int:
     try:
         if options.local_nodes:
             return _local_nodes(options)
-        stand = node_context(os.environ, socket.gethostname(), f"local-{os.getpid()}-{os.urandom(3).hex()}")
+        placement = node_context(os.environ, socket.gethostname(), f"local-{os.getpid()}-{os.urandom(3).hex()}")
     except UsageError as error:
         print_error(f"ftslurm doctor: {error}")
         return USAGE
-    return FINE if stand is None else _on_node(options, stand)
+    return FINE if placement is None else _on_node(options, placement)
 
 
 def node_context(
@@ -200,14 +200,16 @@ class interruptible:
         raise Interrupted(number)
 
 
-def _on_node(options: argparse.Namespace, stand: NodeContext) -> int:
+def _on_node(options: argparse.Namespace, placement: NodeContext) -> int:
     from ftslurm import __version__
     from ftslurm.doctor.barrier import Session
     from ftslurm.doctor.node import Task, clean_up, examine
 
     began = time.monotonic()
     directory = directory_of(options.directory, os.environ, os.getcwd(), is_dir_watched)
-    session = Session(os.path.join(directory, f".ftslurm-doctor-{stand.session}"), stand.node, stand.expected)
+    session = Session(
+        os.path.join(directory, f".ftslurm-doctor-{placement.session}"), placement.node, placement.expected
+    )
     task = Task(directory, session, options.seconds, options.wait, __version__, not options.local_nodes)
     try:
         with interruptible():
@@ -220,8 +222,8 @@ def _on_node(options: argparse.Namespace, stand: NodeContext) -> int:
         return _own_word(exam)
     # A node that met no other created nothing, or cannot; a hanging filesystem is left alone.
     never_met = not exam.nodes
-    stays = None if exam.hangs else clean_up(session, others=never_met and len(stand.expected) > 1)
-    return _print(options, stand, diagnosis, time.monotonic() - began, stays)
+    stays = None if exam.hangs else clean_up(session, others=never_met and len(placement.expected) > 1)
+    return _print(options, placement, diagnosis, time.monotonic() - began, stays)
 
 
 def _report(task: Task, exam: Examination) -> Diagnosis | None:
@@ -265,13 +267,13 @@ def _own_word(exam: Examination) -> int:
 
 
 def _print(
-    options: argparse.Namespace, stand: NodeContext, diagnosis: Diagnosis, took_s: float, stays: str | None
+    options: argparse.Namespace, placement: NodeContext, diagnosis: Diagnosis, took_s: float, stays: str | None
 ) -> int:
     from ftslurm.doctor.table import render, to_json
 
     text = to_json(diagnosis, took_s) if options.json else render(diagnosis, took_s)
     show(text)
-    for line in (stand.note, stays):
+    for line in (placement.note, stays):
         if line:
             print_error(f"ftslurm doctor: {line}")
     return WRONG if diagnosis.wrong else FINE

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ftslurm.dataclasses import dataclass, field
-from ftslurm.doctor.barrier import Session, arrive, collect, hand_in, make, pass_barrier, unlisted, versions
+from ftslurm.doctor.barrier import Session, arrive, collect, make, pass_barrier, publish_result, unlisted, versions
 from ftslurm.doctor.findings import Json
 from ftslurm.doctor.probes import atomic_rename, clock, exclusive_link, lock, mount, rate, resolve, visibility
 from ftslurm.doctor.timed_filesystem import Outcome, TimedFileSystem, Work, run_all
@@ -92,7 +92,7 @@ def examine(task: Task) -> Examination:
     for probe in (_alone, _names, _whole, _lock, _seen, _rate):
         if exam.hangs < HANGS and not exam.alone:
             probe(exam)
-    exam.run("results", [lambda fs: hand_in(fs, session, exam.result)], CALL_LIMIT_S + SLACK_S)
+    exam.run("results", [lambda fs: publish_result(fs, session, exam.result)], CALL_LIMIT_S + SLACK_S)
     return exam
 
 

@@ -51,15 +51,15 @@ def run_set(request: Json, out: int) -> None:
         raise ValueError(f"unknown set of checks {request['set']!r}")
     _answer(out, {"longest_s": longest_s(checks, unhurried=confirm)})
     if confirm:
-        looked = run_unhurried(checks, context, before)
+        result = run_unhurried(checks, context, before)
     else:
-        looked = run(checks, context, before, slow=lambda names: _answer(out, {"waiting": names}), slow_s=SLOW_S)
-    write_facts(request["facts"], facts_to_keep(checks, before, looked))
-    send(out, encode(replace(looked, stuck=leave_nothing())).encode("utf-8", "backslashreplace"))
+        result = run(checks, context, before, slow=lambda names: _answer(out, {"waiting": names}), slow_s=SLOW_S)
+    write_facts(request["facts"], facts_to_keep(checks, before, result))
+    send(out, encode(replace(result, stuck=leave_nothing())).encode("utf-8", "backslashreplace"))
 
 
-def _answer(out: int, said: Json) -> None:
-    send(out, json.dumps(said).encode() + b"\n")
+def _answer(out: int, message: Json) -> None:
+    send(out, json.dumps(message).encode() + b"\n")
 
 
 def leave_nothing() -> tuple[int, ...]:
@@ -76,11 +76,11 @@ def leave_nothing() -> tuple[int, ...]:
         time.sleep(0.005)
 
 
-def facts_to_keep(checks: Sequence[Check], before: Mapping[str, Json], looked: RunResult) -> dict[str, Json]:
+def facts_to_keep(checks: Sequence[Check], before: Mapping[str, Json], result: RunResult) -> dict[str, Json]:
     """Return the facts for comparison in the next run: the new ones, except those kept for `Check.lasting`."""
     lasting = {check.name for check in checks if check.lasting}
     kept = dict(before)
-    for one in looked.verdicts:
+    for one in result.verdicts:
         stays = one.status == FAIL and one.check in lasting and one.check in before
         if one.facts is not None and not stays:
             kept[one.check] = one.facts

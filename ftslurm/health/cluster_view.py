@@ -112,14 +112,14 @@ class Line:
     more: int
 
 
-def lines(sight: ClusterView, shown: int = 2) -> list[Line]:
+def lines(view: ClusterView, shown: int = 2) -> list[Line]:
     """Return a line for each check: the worst first, absent ones last."""
     by_check: dict[str, dict[str, Verdict]] = {}
-    for node, verdicts in sight.verdicts.items():
+    for node, verdicts in view.verdicts.items():
         for one in verdicts:
             by_check.setdefault(one.check, {})[node] = one
     odd: dict[str, list[str]] = {}
-    for other in sight.odd:
+    for other in view.odd:
         odd.setdefault(other.check, []).append(other.finding.status)
     found = [_line(check, looks, odd.get(check, []), shown) for check, looks in by_check.items()]
     return sorted(found, key=lambda line: (-SEVERITY.index(line.status), line.absent))

@@ -58,25 +58,25 @@ def main(argv: Sequence[str]) -> int:
 
 def _look(options: argparse.Namespace, checks: Sequence[Check]) -> int:
     from ftslurm.doctor.command import Interrupted, interruptible, node_context
-    from ftslurm.doctor.command import UsageError as NoStand
+    from ftslurm.doctor.command import UsageError as ContextError
 
     unique = f"local-{os.getpid()}-{os.urandom(3).hex()}"
     try:
-        stand = node_context(os.environ, socket.gethostname(), unique, "ftslurm health")
-    except NoStand as error:
+        placement = node_context(os.environ, socket.gethostname(), unique, "ftslurm health")
+    except ContextError as error:
         raise UsageError(str(error)) from None
-    if stand is None:
+    if placement is None:
         return HEALTHY
     try:
         with interruptible():
-            if len(stand.expected) == 1:
-                return _alone(options, checks, stand)
-            return _together(options, checks, stand)
+            if len(placement.expected) == 1:
+                return _alone(options, checks, placement)
+            return _together(options, checks, placement)
     except Interrupted:
         return INTERRUPTED
 
 
-def _places(options: argparse.Namespace, directory: str | None) -> list[CheckedPath]:
+def _paths(options: argparse.Namespace, directory: str | None) -> list[CheckedPath]:
     """Return the paths that every job uses; the shared directory where there is one."""
     from ftslurm.health.check import CheckedPath
 
@@ -85,7 +85,7 @@ def _places(options: argparse.Namespace, directory: str | None) -> list[CheckedP
     return [*([CheckedPath(directory, "shared directory")] if directory else []), *own]
 
 
-def _alone(options: argparse.Namespace, checks: Sequence[Check], stand: NodeContext) -> int:
+def _alone(options: argparse.Namespace, checks: Sequence[Check], placement: NodeContext) -> int:
     from ftslurm.doctor.command import directory_of, is_dir_watched
     from ftslurm.health.cluster_view import ClusterView
     from ftslurm.health.run import run
@@ -93,84 +93,88 @@ def _alone(options: argparse.Namespace, checks: Sequence[Check], stand: NodeCont
     began = time.monotonic()
     default = directory_of(None, os.environ, os.getcwd(), lambda path: True)
     directory = options.shared_dir or (default if is_dir_watched(default) else None)
-    context = context_of(options, stand.node, os.environ, _places(options, directory), options.busy)
-    looked = run(checks, context, {})
-    sight = ClusterView(stand.expected, {stand.node: looked.verdicts}, stuck={stand.node: looked.stuck})
-    return _print(options, sight, time.monotonic() - began, stand.note)
+    context = context_of(options, placement.node, os.environ, _paths(options, directory), options.busy)
+    result = run(checks, context, {})
+    view = ClusterView(placement.expected, {placement.node: result.verdicts}, stuck={placement.node: result.stuck})
+    return _print(options, view, time.monotonic() - began, placement.note)
 
 
-def _together(options: argparse.Namespace, checks: Sequence[Check], stand: NodeContext) -> int:
+def _together(options: argparse.Namespace, checks: Sequence[Check], placement: NodeContext) -> int:
     """Run the checks as one node of several: publish the result; the first node prints the table."""
     from ftslurm.dataclasses import replace
     from ftslurm.doctor.barrier import Session
     from ftslurm.doctor.command import Interrupted, directory_of, is_dir_watched
     from ftslurm.doctor.node import clean_up
     from ftslurm.health.cluster_view import ClusterView
-    from ftslurm.health.multi_node import gather, hand_in, meet_all
+    from ftslurm.health.multi_node import gather, join_nodes, publish_result
     from ftslurm.health.peers import compare
     from ftslurm.health.run import run
 
     began = time.monotonic()
     directory = directory_of(options.shared_dir, os.environ, os.getcwd(), is_dir_watched)
-    session = Session(os.path.join(directory, f".ftslurm-health-{stand.session}"), stand.node, stand.expected)
+    session = Session(
+        os.path.join(directory, f".ftslurm-health-{placement.session}"), placement.node, placement.expected
+    )
     try:
-        with _listening() as door:
-            met = meet_all(session, directory, stand.node, door.getsockname()[1], options.wait)
-            context = context_of(options, stand.node, os.environ, _places(options, directory), options.busy)
-            looked = run(checks, replace(context, address=stand.node, peers=met.peers), {})
-            alone = len(met.nodes) < 2 and stand.node != stand.expected[0]
-            if alone or not met.nodes:
-                clean_up(session, others=not met.nodes)
-                own = ClusterView((stand.node,), {stand.node: looked.verdicts}, stuck={stand.node: looked.stuck})
-                why = met.problem or f"no other node joined in {directory} within {options.wait:g} s"
-                return _unmet(options, own, stand, why, time.monotonic() - began)
-            if stand.node != met.nodes[0]:
-                problem = hand_in(session, looked.verdicts, looked.stuck)
+        with _listening() as listener:
+            joined = join_nodes(session, directory, placement.node, listener.getsockname()[1], options.wait)
+            context = context_of(options, placement.node, os.environ, _paths(options, directory), options.busy)
+            result = run(checks, replace(context, address=placement.node, peers=joined.peers), {})
+            alone = len(joined.nodes) < 2 and placement.node != placement.expected[0]
+            if alone or not joined.nodes:
+                clean_up(session, others=not joined.nodes)
+                own = ClusterView(
+                    (placement.node,), {placement.node: result.verdicts}, stuck={placement.node: result.stuck}
+                )
+                why = joined.problem or f"no other node joined in {directory} within {options.wait:g} s"
+                return _unmet(options, own, placement, why, time.monotonic() - began)
+            if placement.node != joined.nodes[0]:
+                problem = publish_result(session, result.verdicts, result.stuck)
                 if problem:
-                    print_error(f"ftslurm health: {stand.node}: its result could not be published: {problem}")
+                    print_error(f"ftslurm health: {placement.node}: its result could not be published: {problem}")
                 return UNHEALTHY if problem else HEALTHY
             slowest_s = max((check.limit_s for check in checks), default=0.0)
-            got = gather(session, met.nodes, directory, options.wait, slowest_s + RESULTS_S)
+            gathered = gather(session, joined.nodes, directory, options.wait, slowest_s + RESULTS_S)
     except Interrupted:
         clean_up(session)
         raise
-    verdicts = {**got.verdicts, stand.node: looked.verdicts}
-    stuck = {**got.stuck, stand.node: looked.stuck}
-    in_order = {node: verdicts[node] for node in stand.expected if node in verdicts}
+    verdicts = {**gathered.verdicts, placement.node: result.verdicts}
+    stuck = {**gathered.stuck, placement.node: result.stuck}
+    in_order = {node: verdicts[node] for node in placement.expected if node in verdicts}
     stays = clean_up(session)
-    sight = ClusterView(stand.expected, in_order, got.lost, compare(in_order), stuck)
-    return _print(options, sight, time.monotonic() - began, stays or "")
+    view = ClusterView(placement.expected, in_order, gathered.lost, compare(in_order), stuck)
+    return _print(options, view, time.monotonic() - began, stays or "")
 
 
 def _listening() -> socket.socket:
     """Return a listening socket, for the reachability checks of the other nodes."""
-    door = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    door.bind(("", 0))
-    door.listen(128)
-    return door
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    listener.bind(("", 0))
+    listener.listen(128)
+    return listener
 
 
-def _unmet(options: argparse.Namespace, own: ClusterView, stand: NodeContext, why: str, took_s: float) -> int:
+def _unmet(options: argparse.Namespace, own: ClusterView, placement: NodeContext, why: str, took_s: float) -> int:
     """Print this node's own result because the nodes could not meet: a table on the first node, a line on others."""
     from ftslurm.health.table import brief
 
-    way_out = "give a directory that all nodes share: --shared-dir DIR"
-    if stand.node == stand.expected[0]:
-        _print(options, own, took_s, f"only this node of {len(stand.expected)}: {why}; {way_out}")
+    advice = "give a directory that all nodes share: --shared-dir DIR"
+    if placement.node == placement.expected[0]:
+        _print(options, own, took_s, f"only this node of {len(placement.expected)}: {why}; {advice}")
     else:
-        found = brief(own.verdicts[stand.node]) or "no finding on the node itself"
-        print_error(f"ftslurm health: {stand.node}: could not join the other nodes: {why}; {found}")
+        found = brief(own.verdicts[placement.node]) or "no finding on the node itself"
+        print_error(f"ftslurm health: {placement.node}: could not join the other nodes: {why}; {found}")
     return UNHEALTHY
 
 
-def _print(options: argparse.Namespace, sight: ClusterView, took_s: float, note: str) -> int:
+def _print(options: argparse.Namespace, view: ClusterView, took_s: float, note: str) -> int:
     from ftslurm.health.table import render, to_document
     from ftslurm.health.verdict import FAIL
 
-    show(to_document(sight, took_s) if options.json else render(sight, took_s))
+    show(to_document(view, took_s) if options.json else render(view, took_s))
     if note:
         print_error(f"ftslurm health: {note}")
-    return UNHEALTHY if sight.status == FAIL else HEALTHY
+    return UNHEALTHY if view.status == FAIL else HEALTHY
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -25,7 +25,7 @@ PEERS = 16
 
 
 @dataclass(frozen=True)
-class Met:
+class Joined:
     """Result of joining, on this node.
 
     Attributes:
@@ -48,7 +48,7 @@ class Gathered:
     lost: Mapping[str, str]
 
 
-def meet_all(session: Session, directory: str, address: str, port: int, wait_s: float) -> Met:
+def join_nodes(session: Session, directory: str, address: str, port: int, wait_s: float) -> Joined:
     """Publish this node's address, wait at most `wait_s` seconds for the others, and read their addresses."""
 
     def work(fs: TimedFileSystem) -> Json:
@@ -67,15 +67,15 @@ def meet_all(session: Session, directory: str, address: str, port: int, wait_s: 
 
     (met,) = run_all([work], wait_s + barrier.TURN_S * 10 + CALL_LIMIT_S + SLACK_S, CALL_LIMIT_S)
     if met.value is None:
-        return Met((), problem=met.problem)
+        return Joined((), problem=met.problem)
     peers = tuple(Peer(str(node), str(address), int(port)) for node, address, port in met.value["peers"])
-    return Met(tuple(met.value["nodes"]), peers)
+    return Joined(tuple(met.value["nodes"]), peers)
 
 
-def hand_in(session: Session, verdicts: Sequence[Verdict], stuck: Sequence[int]) -> str | None:
+def publish_result(session: Session, verdicts: Sequence[Verdict], stuck: Sequence[int]) -> str | None:
     """Publish this node's result for the first node; return the error if that fails."""
     result: Json = {"node": session.node, "verdicts": [to_json(one) for one in verdicts], "stuck": list(stuck)}
-    (done,) = run_all([lambda fs: barrier.hand_in(fs, session, result)], CALL_LIMIT_S + SLACK_S, CALL_LIMIT_S)
+    (done,) = run_all([lambda fs: barrier.publish_result(fs, session, result)], CALL_LIMIT_S + SLACK_S, CALL_LIMIT_S)
     return done.problem
 
 

@@ -41,7 +41,7 @@ def shown(place: CheckedPath) -> str:
     return path if place.what in (place.path, "") else f"{path} ({place.what})"
 
 
-def judge_place(place: CheckedPath, facts: Json, before: Json | None, busy: bool, gpus: bool) -> list[Finding]:
+def judge_path(place: CheckedPath, facts: Json, before: Json | None, busy: bool, gpus: bool) -> list[Finding]:
     """Judge the facts of a probe.
 
     Args:

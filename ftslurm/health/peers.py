@@ -80,8 +80,8 @@ def _governors(facts: Json) -> tuple[str, ...] | None:
 
 def _limits(facts: Json) -> tuple[tuple[str, str], ...]:
     # Limits set by the site; the kernel derives others, such as that of processes, from the node's memory.
-    said = {name: facts["soft"][name] for name in ("files", "locked")}
-    return tuple((name, "unlimited" if value is None else str(value)) for name, value in said.items())
+    parts = {name: facts["soft"][name] for name in ("files", "locked")}
+    return tuple((name, "unlimited" if value is None else str(value)) for name, value in parts.items())
 
 
 def _pairs(what: str, pairs: Sequence[tuple[str, str]]) -> str:
@@ -212,9 +212,9 @@ def _differing(groups: Sequence[tuple[Any, list[str]]], row: Row) -> list[NodeFi
     found = []
     for value, nodes in groups:
         others = [(other, those) for other, those in groups if other != value]
-        said = [f"{_who(those)} {row.words(other)}" for other, those in others[:_SHOWN]]
+        parts = [f"{_who(those)} {row.words(other)}" for other, those in others[:_SHOWN]]
         more = f", and {len(others) - _SHOWN} more kinds" if len(others) > _SHOWN else ""
-        text = f"this node has {row.words(value)}, {', '.join(said)}{more}"
+        text = f"this node has {row.words(value)}, {', '.join(parts)}{more}"
         found.append(NodeFinding(row.check, tuple(nodes), Finding(WARN, "", text, row.advice)))
     return found
 
@@ -276,9 +276,9 @@ def _names(facts: Facts) -> list[NodeFinding]:
     """Find names that resolve differently on some nodes; a node's own name as 127.0.1.1 is left to network-names."""
     answers: dict[str, dict[str, frozenset[str]]] = {}
     for node, checks in facts.items():
-        said = checks.get("network-names") or {}
-        for name, addresses in said.get("addresses", {}).items():
-            if not (name in said.get("own", ()) and all(map(is_loopback, addresses))):
+        parts = checks.get("network-names") or {}
+        for name, addresses in parts.get("addresses", {}).items():
+            if not (name in parts.get("own", ()) and all(map(is_loopback, addresses))):
                 answers.setdefault(name, {})[node] = frozenset(addresses)
     return [finding for name, by_node in answers.items() for finding in _name(name, by_node)]
 
@@ -302,8 +302,8 @@ def _name(name: str, answers: Mapping[str, frozenset[str]]) -> list[NodeFinding]
         if majority and nodes is most[1]:
             continue
         others = [most] if majority else [group for group in groups if group[1] is not nodes][:_SHOWN]
-        said = [f"to {_set(those)} on {_on(at, len(answers), majority)}" for those, at in others]
-        text = f"{name} resolves to {_set(addresses)} here, {', '.join(said)}"
+        parts = [f"to {_set(those)} on {_on(at, len(answers), majority)}" for those, at in others]
+        text = f"{name} resolves to {_set(addresses)} here, {', '.join(parts)}"
         finding = Finding(WARN, "", text, "Make /etc/hosts and DNS agree on all nodes.")
         found.append(NodeFinding("network-names", tuple(nodes), finding))
     return found

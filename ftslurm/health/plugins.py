@@ -40,7 +40,7 @@ def load(known: Iterable[Check]) -> list[Check]:
     try:
         found = find(GROUP)
     except Exception as error:
-        return [_broken("plugins", f"the entry points of {GROUP} cannot be read: {_said(error)}")]
+        return [_broken("plugins", f"the entry points of {GROUP} cannot be read: {_error_text(error)}")]
     return load_from(found, known)
 
 
@@ -58,7 +58,7 @@ def load_from(found: Iterable[EntryPoint], known: Iterable[Check]) -> list[Check
             added = _sound([loaded] if isinstance(loaded, Check) else loaded, names)
         except (Exception, SystemExit) as error:  # a module may even exit while it is imported
             name = f"plugin-{point.name}"
-            added = [_broken(name, f"the entry point {point.name} = {point.value} is broken: {_said(error)}")]
+            added = [_broken(name, f"the entry point {point.name} = {point.value} is broken: {_error_text(error)}")]
         names |= {check.name for check in added}
         checks += added
     return checks
@@ -98,5 +98,5 @@ def _broken(name: str, problem: str) -> Check:
     return Check(name, "an added check that is broken", frozenset(SETS), 1.0, fetch, judge)
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

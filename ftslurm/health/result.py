@@ -25,10 +25,10 @@ class RunResult:
     present: tuple[str, ...] = ()
 
 
-def encode(looked: RunResult) -> str:
+def encode(result: RunResult) -> str:
     """Return a run's result as one line; without the facts, which only the next run needs."""
-    verdicts = [asdict(one) for one in without_facts(looked.verdicts)]
-    return json.dumps({**asdict(replace(looked, verdicts=())), "verdicts": verdicts})
+    verdicts = [asdict(one) for one in without_facts(result.verdicts)]
+    return json.dumps({**asdict(replace(result, verdicts=())), "verdicts": verdicts})
 
 
 def decode(data: bytes) -> RunResult:
@@ -38,11 +38,11 @@ def decode(data: bytes) -> RunResult:
         ValueError: the line is no result, for example because the process was killed.
     """
     try:
-        said = json.loads(data)
+        value = json.loads(data)
         verdicts = tuple(
             Verdict(**{**one, "findings": tuple(Finding(**finding) for finding in one["findings"])})
-            for one in said["verdicts"]
+            for one in value["verdicts"]
         )
-        return RunResult(verdicts, tuple(said["stuck"]), said["took_s"], tuple(said["present"]))
+        return RunResult(verdicts, tuple(value["stuck"]), value["took_s"], tuple(value["present"]))
     except (KeyError, TypeError) as error:
         raise ValueError(f"no result of the checks ({type(error).__name__}: {error})") from None

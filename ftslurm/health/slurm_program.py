@@ -132,9 +132,9 @@ def _look(options: argparse.Namespace, node: str) -> Sequence[Verdict]:
     context = context_of(options, node, os.environ, places, busy=not options.idle)
     facts = _facts_file(os.geteuid())
     before: Mapping[str, Json] = _read(facts)
-    looked = run(checks, context, before)
-    _keep(facts, before, looked.verdicts)
-    return looked.verdicts
+    result = run(checks, context, before)
+    _keep(facts, before, result.verdicts)
+    return result.verdicts
 
 
 def _facts_file(uid: int, exists: Callable[[str], bool] = os.path.isdir) -> str | None:

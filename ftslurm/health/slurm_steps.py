@@ -73,7 +73,7 @@ def _is_agent(root: str, pid: int) -> bool:
     return "ftslurm" in (text(f"{root}/proc/{pid}/cmdline") or "")
 
 
-def why_left_over(said: Json, live: Iterable[str], slurmd: bool, environ: Mapping[str, str]) -> str | None:
+def leftover_reason(said: Json, live: Iterable[str], slurmd: bool, environ: Mapping[str, str]) -> str | None:
     """Return as text the origin of a leftover process; None if it may belong here (pure).
 
     Args:

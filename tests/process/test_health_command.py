@@ -213,7 +213,7 @@ def test_a_result_that_makes_no_sense_costs_its_node_and_no_other(tmp_path: Path
     sound = {"check": "own", "status": "ok", "summary": "", "findings": [], "took_s": 0.1, "facts": None}
     for node, verdicts in (("n1", [sound]), ("n2", [{"check": "own"}]), ("n3", 7)):
         other = Session(session.root, node, session.expected)
-        barrier.hand_in(PosixFileSystem(), other, {"node": node, "verdicts": verdicts, "stuck": []})
+        barrier.publish_result(PosixFileSystem(), other, {"node": node, "verdicts": verdicts, "stuck": []})
     found = gather(session, session.expected, str(tmp_path), 30, 1)
     assert list(found.verdicts) == ["n1"] and set(found.lost) == {"n2", "n3"}
     assert all("sent an invalid result" in why for why in found.lost.values())

@@ -374,7 +374,7 @@ def test_a_node_that_never_shows_up_is_named() -> None:
     found = judged({"n1": result()}, ("n1", "n2"), ("n1",))
     assert found.wrong
     assert said(list(found.findings)) == [(WRONG, "meet", ("n2",))]
-    assert "n2: never showed up in /shared within 30 s" in render(found, 1)
+    assert "n2: did not join in /shared within 30 s" in render(found, 1)
 
 
 def test_a_node_that_falls_silent_is_named_and_its_neighbours_troubles_are_not_blamed() -> None:

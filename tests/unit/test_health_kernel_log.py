@@ -135,7 +135,7 @@ FAULTS = [
     ),
     pytest.param(("Internal error: Oops: 0000000096000004 [#1] SMP",), WARN, "the kernel hit a bug", id="oops-arm64"),
     pytest.param(
-        ("BUG: kernel NULL pointer dereference, address: 0000000000000008",), WARN, "the kernel ran", id="bug-null"
+        ("BUG: kernel NULL pointer dereference, address: 0000000000000008",), WARN, "the kernel hit", id="bug-null"
     ),
     pytest.param(
         ("{7}[Hardware Error]:   Error 0, type: fatal",), FAIL, "uncorrected hardware error", id="firmware-error"

@@ -235,7 +235,7 @@ def test_what_is_wrong_is_said(
     ],
 )
 def test_what_only_looks_bad_is_not_said(place: CheckedPath, changes: Json, context: Context, gpus: bool) -> None:
-    assert path_judge.judge_place(place, {**GOOD, **changes}, None, context.busy, gpus) == []
+    assert path_judge.judge_path(place, {**GOOD, **changes}, None, context.busy, gpus) == []
 
 
 def test_the_summary_has_each_path() -> None:

@@ -1,6 +1,6 @@
 """Locks: does a lock exclude other nodes, and is it released at once when its holder is killed?
 
-ftslurm uses locks only to avoid useless work of competitors: a lock that does not exclude costs time, not safety. A lock
+ftslurm uses locks only to avoid useless work of competitors: one that does not exclude costs time, not safety. A lock
 that outlives its holder costs more time, repeatedly.
 """
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Check, Context
 from ftslurm.health.procfs import Process, above, below, fields, process, processes, whole
-from ftslurm.health.slurm_steps import belonging, live_steps, why_left_over
+from ftslurm.health.slurm_steps import belonging, leftover_reason, live_steps
 from ftslurm.health.sysfs import names, text
 from ftslurm.health.units import count, one_line, size, span
 from ftslurm.health.verdict import WARN, Finding, Json, Judgement
@@ -165,7 +165,7 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
 
 
 def _left(one: Json, facts: Json, context: Context) -> str | None:
-    return why_left_over(one, facts["steps"], facts["slurmd"], context.environ)
+    return leftover_reason(one, facts["steps"], facts["slurmd"], context.environ)
 
 
 def _leftovers(left: list[tuple[Json, str]]) -> list[Finding]:

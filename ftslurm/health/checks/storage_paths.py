@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Check, CheckedPath, Context
 from ftslurm.health.children import REAP_S, SLACK_S
-from ftslurm.health.path_judge import SHM, TMP, TMPDIR, is_usable, judge_place, only_read, shown, unmounted
+from ftslurm.health.path_judge import SHM, TMP, TMPDIR, is_usable, judge_path, only_read, shown, unmounted
 from ftslurm.health.probe import Wish, file_name, probe_all
 from ftslurm.health.procfs import has_gpus
 from ftslurm.health.sysfs import text
@@ -94,7 +94,7 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
     summary = []
     for one in facts["places"]:
         place = CheckedPath(one["path"], one["what"])
-        said = judge_place(place, one, then.get(place.path), context.busy, facts["gpus"])
+        said = judge_path(place, one, then.get(place.path), context.busy, facts["gpus"])
         found += said
         free = "" if one["free"] is None else f" {size(one['free'])} free"
         summary.append(f"{shown(place)}{free}" if not said else f"{shown(place)} {said[0].status}")
