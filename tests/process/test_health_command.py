@@ -145,7 +145,7 @@ def test_a_node_that_never_comes_is_named_after_the_wait(tmp_path: Path) -> None
     (code, out, err), (other, _, _) = ends([step(tmp_path, node, 3, *QUIET, "--wait", "1") for node in (0, 1)])
     assert time.monotonic() - began < 30
     assert (code, other) == (1, 0), out + err
-    assert "FAIL on n2; 2 fine" in out and "n2: meet: did not show up in" in out
+    assert "FAIL on n2; 2 fine" in out and "n2: meet: did not join in" in out
     assert list(tmp_path.iterdir()) == []
 
 
@@ -171,7 +171,7 @@ def test_nodes_that_share_no_directory_say_so_each(tmp_path: Path) -> None:
     tasks = [step(tmp_path / "ab"[node], node, 2, *QUIET, "--wait", "1") for node in (0, 1)]
     (code0, out0, _), (code1, out1, err1) = ends(tasks)
     assert (code0, code1) == (1, 1)
-    assert "n1: meet: did not show up in" in out0
+    assert "n1: meet: did not join in" in out0
     assert out1 == "" and "n1: could not join the other nodes" in err1
     assert [list((tmp_path / name).iterdir()) for name in ("a", "b")] == [[], []]
 
@@ -182,7 +182,7 @@ def test_a_shared_directory_that_is_not_there_is_not_made_and_each_node_tells_it
     (code0, out0, err0), (code1, out1, err1) = said
     assert (code0, code1) == (1, 1)
     assert out0.startswith("ftslurm health: n0: fine") and "only this node of 2" in err0 and "--shared-dir" in err0
-    assert out1 == "" and "nothing is wrong with the node itself" in err1
+    assert out1 == "" and "no finding on the node itself" in err1
     assert list(tmp_path.iterdir()) == []
 
 

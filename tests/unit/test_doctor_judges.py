@@ -44,7 +44,7 @@ def test_a_name_won_twice_is_wrong_and_names_both_nodes() -> None:
 
 def test_a_name_that_nobody_won_is_wrong_if_all_histories_are_there() -> None:
     races = {"n1": [race(1, seen=3)], "n2": [race(3, seen=3)]}
-    assert "1 of 3 names exist and nobody won them (the first: 2)" in exclusive_link.judge(races, complete=True)[0].text
+    assert "1 of 3 names exist without a winner (the first: 2)" in exclusive_link.judge(races, complete=True)[0].text
     assert exclusive_link.judge(races, complete=False) == []
 
 

@@ -134,7 +134,7 @@ FAULTS: list[tuple[str, Json, Context, str, str]] = [
         names({}, unanswered=["n5", "n6"], slow={"n5": 4.0, "n6": 4.0}),
         CONTEXT,
         WARN,
-        "nobody answered what n5, n6 is within 4 s",
+        "no answer for n5, n6 within 4 s",
     ),
 ]
 

@@ -116,9 +116,9 @@ def judge(races: Mapping[str, list[Race]], complete: bool) -> list[Finding]:
             found.append(Finding(WRONG, "link", tuple(nodes), text, _ELSEWHERE))
             break
     taken = max((process.seen for processes in races.values() for process in processes), default=0)
-    nobodys = [number for number in range(1, taken + 1) if number not in winners]
-    if complete and nobodys:
-        text = f"{len(nobodys)} of {taken} names exist and nobody won them (the first: {nobodys[0]})"
+    unowned = [number for number in range(1, taken + 1) if number not in winners]
+    if complete and unowned:
+        text = f"{len(unowned)} of {taken} names exist without a winner (the first: {unowned[0]})"
         found.append(Finding(WRONG, "link", (), text, _ELSEWHERE))
     return found + _errors(races, taken)
 

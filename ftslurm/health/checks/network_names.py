@@ -54,7 +54,7 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
         slowest = max(facts["slow"], key=facts["slow"].__getitem__)
         text = f"{slowest} took {facts['slow'][slowest]:g} s to look up"
         if slowest in facts["unanswered"]:
-            text = f"nobody answered what {_some(facts['unanswered'])} is within {facts['slow'][slowest]:g} s"
+            text = f"no answer for {_some(facts['unanswered'])} within {facts['slow'][slowest]:g} s"
         found.append(Finding(WARN, "", text, "Look at /etc/resolv.conf and the name servers."))
     own = facts["own"][0]
     meant = ", ".join(facts["addresses"].get(own) or ["no address"])
