@@ -106,7 +106,7 @@ def test_where_nobody_stands_out_the_report_says_so_and_tells_whose_time_out_it_
     report, text = told(hung(tmp_path, {3: REDUCE}).close("failed", REASON))
     assert text.splitlines()[0] == "job-123 FAILED: rank 0 on n1: hung: no heartbeat for 30.0 s (time-out 30.0 s)"
     assert "  none of them is a suspect\n" in text
-    assert "look at the network" in " ".join(text.split())
+    assert "check the network" in " ".join(text.split())
     assert report["rounds"][0]["whereabouts"]["verdict"] == "none"
 
 
