@@ -134,7 +134,7 @@ class HealthGate:
             # Without a result the old findings stay, but held events expire.
             if self.health is not None:
                 still = [*self._held_findings(), *self._old()]
-                self.health = health_of((), self.health.set, self.health.looked_ns, self.health, still)
+                self.health = health_of((), self.health.set, self.health.checked_ns, self.health, still)
         else:
             self._checked_at = now_s
             names = {one.check for one in result.verdicts}

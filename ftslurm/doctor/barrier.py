@@ -1,4 +1,4 @@
-"""How the nodes find each other and keep in step: small files in one sub-directory of the directory under test."""
+"""Joining and barriers of the nodes: small files in one sub-directory of the directory under test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCHEMA, VERSION = "ftslurm/doctor", 1
 POLL_S = 0.02
 LISTING_S = 0.5
 TRIES = 5
-HOPELESS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR})
+PERMANENT_ERRORS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR})
 _KINDS = {
     stat.S_IFDIR: "a directory",
     stat.S_IFREG: "a file",
@@ -32,15 +32,15 @@ TURN_S = 0.5
 
 
 class TooLate(Exception):
-    """The others began without this node."""
+    """The other nodes began without this node."""
 
 
 class LeftAlone(Exception):
-    """The first node, which opens the gates, did not open this one."""
+    """The first node, which releases the barriers, did not release this one."""
 
 
 class Occupied(ForeignFile):
-    """The session's directory cannot be made or trusted: somebody has put something in its place."""
+    """The session's directory cannot be created or trusted: something else is in its place."""
 
     def __str__(self) -> str:
         return f"{self.filename}: {self.strerror}"
@@ -61,7 +61,7 @@ class Session:
     expected: tuple[str, ...]
 
     def path(self, *names: str) -> str:
-        """Return a name inside the session's directory."""
+        """Return a path inside the session's directory."""
         return os.path.join(self.root, *names)
 
 
@@ -73,22 +73,22 @@ def document(**fields: object) -> bytes:
 def tell(fs: FileSystem, path: str, **fields: object) -> None:
     """Publish a small file for the other nodes.
 
-    A lost reply makes a done call look failed, and single errors are for the probes to count: it is tried again.
+    Repeated on errors: a lost reply makes a completed call look failed, and single errors are counted by the probes.
     """
     _insist(lambda: publish(fs, path, document(**fields)))
 
 
 def make(fs: FileSystem, path: str) -> None:
-    """Make a directory, where single errors happen, too."""
+    """Create a directory, repeated on single errors."""
     _insist(lambda: fs.makedirs(path))
 
 
 def enter(fs: FileSystem, root: str) -> None:
-    """Make a session's directory, or check the one that another node has made.
+    """Create a session's directory, or verify the one created by another node.
 
     Raises:
-        Occupied: it is not this user's directory alone; what lies in it may be anybody's.
-        OSError: it cannot be made.
+        Occupied: it is not a directory of this user alone; its content is untrusted.
+        OSError: it cannot be created.
     """
     try:
         make(fs, root)
@@ -98,7 +98,7 @@ def enter(fs: FileSystem, root: str) -> None:
 
 
 def _occupant(root: str) -> str | None:
-    """Return what another user, or this one, has put in a session directory's place; None: a directory of one's own."""
+    """Return what is in a session directory's place; None: a directory of this user alone."""
     try:
         facts = os.lstat(root)
     except OSError:
@@ -107,11 +107,11 @@ def _occupant(root: str) -> str | None:
     if own and stat.S_ISDIR(facts.st_mode):
         return None
     what = _KINDS.get(stat.S_IFMT(facts.st_mode), "a device")
-    return f"{what} of uid {facts.st_uid} is where the nodes are to meet (you are uid {os.geteuid()})"
+    return f"{what} of uid {facts.st_uid} is in the place of the session's directory (you are uid {os.geteuid()})"
 
 
 def look(fs: FileSystem, path: str) -> Json | None:
-    """Read a small file the way the product does, directory first; None when it is not there (yet)."""
+    """Read a small file as agents do, directory first; None if it does not exist (yet)."""
 
     def read() -> Json | None:
         fs.refresh(os.path.dirname(path))
@@ -128,14 +128,14 @@ def _insist(call: Callable[[], T]) -> T:
         try:
             return call()
         except OSError as error:
-            if error.errno in HOPELESS:
+            if error.errno in PERMANENT_ERRORS:
                 raise
             time.sleep(POLL_S)
     return call()
 
 
 def wait_for(fs: FileSystem, path: str, deadline: float, poll_s: float = POLL_S) -> Json | None:
-    """Read a small file as soon as it is there; None when it is not there at `deadline` (monotonic seconds)."""
+    """Read a small file as soon as it exists; None if it does not exist at `deadline` (monotonic seconds)."""
     while True:
         found = look(fs, path)
         if found is not None or time.monotonic() > deadline:
@@ -144,14 +144,14 @@ def wait_for(fs: FileSystem, path: str, deadline: float, poll_s: float = POLL_S)
 
 
 def arrive(fs: FileSystem, session: Session, version: str, wait_s: float) -> list[str]:
-    """Say that this node is here; return the nodes that take part, in order, once that is settled.
+    """Publish this node's arrival; return the participating nodes, in order, once that is decided.
 
-    The first node waits for all for `wait_s` seconds. Should it not be there itself, the next ones decide in turn;
-    a plan is published once, whoever does it.
+    The first node waits for all for `wait_s` seconds. If it is missing itself, the next ones decide in turn; a plan is
+    published once, by any of them.
 
     Raises:
         TooLate: this node is not among them.
-        OSError: the filesystem does not let it meet the others.
+        OSError: the filesystem prevents it.
     """
     hello, plan = session.path("hello"), session.path("plan.json")
     enter(fs, session.root)
@@ -169,7 +169,7 @@ def arrive(fs: FileSystem, session: Session, version: str, wait_s: float) -> lis
         time.sleep(POLL_S)
     nodes = [str(node) for node in settled["nodes"]]
     if session.node not in nodes:
-        raise TooLate(f"{session.node} came when the others had begun")
+        raise TooLate(f"{session.node} arrived after the others had begun")
     return nodes
 
 
@@ -177,7 +177,7 @@ def _settle(fs: FileSystem, plan: str, nodes: Sequence[str]) -> None:
     try:
         publish_once(fs, plan, document(nodes=nodes), durable=False)
     except OSError:
-        # Links may be what is wrong here; the doctor must get as far as saying so.
+        # Links may be broken here; the doctor must be able to report that.
         if look(fs, plan) is None:
             tell(fs, plan, nodes=nodes)
 
@@ -185,16 +185,16 @@ def _settle(fs: FileSystem, plan: str, nodes: Sequence[str]) -> None:
 def pass_barrier(
     fs: FileSystem, session: Session, nodes: Sequence[str], step: str, wait_s: float, post: bool = True
 ) -> None:
-    """Wait until all are at `step`, at most `wait_s` seconds; only the first node looks at all, the others at it.
+    """Wait until all are at `step`, at most `wait_s` seconds; only the first node reads all, the others only its file.
 
     Args:
         nodes: those that take part.
-        step: a name used once.
-        wait_s: seconds; a node that hangs must not hold up the rest. It is waited for once, not at every gate.
-        post: whether this process speaks for its node (its other processes only wait).
+        step: a unique name.
+        wait_s: seconds; a hanging node must not block the rest. It is awaited once, not at every barrier.
+        post: whether this process publishes for its node (its other processes only wait).
 
     Raises:
-        LeftAlone: the first node did not open the gate in time.
+        LeftAlone: the first node did not release the barrier in time.
     """
     directory = session.path("gates", step)
     opened, absent = os.path.join(directory, "open.json"), session.path("gates", "absent.json")
@@ -203,9 +203,9 @@ def pass_barrier(
     if post:
         tell(fs, os.path.join(directory, f"{session.node}.json"), node=session.node)
     if not post or session.node != nodes[0]:
-        # Longer than the first node's own patience, or everybody would leave a moment before it opens.
+        # Longer than the first node's own time-out, or all would leave just before the release.
         if wait_for(fs, opened, deadline + 1) is None:
-            raise LeftAlone(f"{nodes[0]} did not keep in step within {wait_s:g} s")
+            raise LeftAlone(f"{nodes[0]} did not release the barrier within {wait_s:g} s")
         return
     known = look(fs, absent)
     given_up = known["nodes"] if known is not None else []
@@ -228,9 +228,9 @@ def until(true: Callable[[], bool], deadline: float) -> bool:
 
 
 class _Roll:
-    """Who has put a file of its name into a directory: by its listing, and by name where the listing lacks it.
+    """The nodes with a file of their name in a directory: by its listing, and by name where the listing lacks it.
 
-    On NFS a listing was seen to stay old for more than a minute while the names in it could be opened.
+    On NFS a listing was observed to stay stale for more than a minute while the files could be opened by name.
     """
 
     def __init__(self, fs: FileSystem, directory: str, nodes: Sequence[str]) -> None:
@@ -242,7 +242,7 @@ class _Roll:
         self.unlisted: list[str] = []
 
     def call(self) -> list[str]:
-        """Look again; return those who are here, in order."""
+        """Read again; return the present nodes, in order."""
         self._fs.refresh(self._directory)
         listed = set(self._fs.listdir(self._directory))
         self._here.update(node for node in self._nodes if f"{node}.json" in listed)
@@ -255,7 +255,7 @@ class _Roll:
         return [node for node in self._nodes if node in self._here]
 
     def complete(self) -> bool:
-        """Look again; return whether all are here."""
+        """Read again; return whether all are present."""
         return len(self.call()) == len(self._nodes)
 
     def _file(self, node: str) -> str:
@@ -268,28 +268,28 @@ def _note_unlisted(fs: FileSystem, session: Session, roll: _Roll) -> None:
 
 
 def unlisted(fs: FileSystem, session: Session) -> list[str]:
-    """Return the nodes whose files could be opened when the first node's listing did not have them."""
+    """Return the nodes whose files could be opened although the first node's listing lacked them."""
     known = look(fs, session.path("unlisted.json"))
     return [str(node) for node in known["nodes"]] if known is not None else []
 
 
 def judge_listing(first: str, nodes: Sequence[str]) -> list[Finding]:
-    """A listing that stays old hides files from every program that looks for them in a directory."""
+    """A stale listing hides files from every program that searches a directory."""
     if not nodes:
         return []
     text = f"a listing lacked {some(nodes)}'s file for more than {LISTING_S:g} s, although it could be opened by name"
-    advice = "look for what others made by its name, not in a listing; NFS: try lookupcache=none or a newer kernel"
+    advice = "open other nodes' files by name, not from a listing; NFS: try lookupcache=none or a newer kernel"
     return [Finding(WARNING, "listing", (first,), text, advice)]
 
 
-def hand_in(fs: FileSystem, session: Session, result: Json) -> None:
+def publish_result(fs: FileSystem, session: Session, result: Json) -> None:
     """Publish this node's result."""
     make(fs, session.path("results"))
     tell(fs, session.path("results", f"{session.node}.json"), **result)
 
 
 def collect(fs: FileSystem, session: Session, nodes: Sequence[str], wait_s: float) -> dict[str, Json]:
-    """Return the results of all nodes that hand one in within `wait_s` seconds."""
+    """Return the results of all nodes that publish one within `wait_s` seconds."""
     directory = session.path("results")
     deadline = time.monotonic() + wait_s
     make(fs, directory)
@@ -307,11 +307,11 @@ def versions(fs: FileSystem, session: Session, nodes: Sequence[str]) -> dict[str
 def judge(
     expected: Sequence[str], present: Sequence[str], reported: Sequence[str], directory: str, wait_s: float
 ) -> list[Finding]:
-    """Name the nodes that never came and those that came and fell silent."""
+    """Findings for the nodes that never joined and those that joined and fell silent."""
     found = []
     missing = tuple(node for node in expected if node not in present)
     if missing:
-        text = f"never showed up in {directory} within {wait_s:g} s"
+        text = f"did not join in {directory} within {wait_s:g} s"
         advice = (
             "either the task did not start there, or the directory is another one there (not mounted?): compare "
             f"`srun -w {missing[0]} stat -f {directory}` with `srun -w {present[0] if present else 'NODE'} stat -f …`"
@@ -319,14 +319,14 @@ def judge(
         found.append(Finding(WRONG, "meet", missing, text, advice))
     silent = tuple(node for node in present if node not in reported)
     if silent:
-        text = "took part and then handed in no result"
-        advice = f"the filesystem hangs there or the node died; look at `srun -w {silent[0]} ls {directory}`"
+        text = "took part and then published no result"
+        advice = f"the filesystem hangs there or the node died; try `srun -w {silent[0]} ls {directory}`"
         found.append(Finding(WRONG, "meet", silent, text, advice))
     return found
 
 
 def judge_versions(by_node: dict[str, str]) -> list[Finding]:
-    """Different versions of ftslurm on the nodes of one job do not understand each other."""
+    """Different versions of ftslurm on the nodes of one job are incompatible."""
     if len(set(by_node.values())) < 2:
         return []
     kinds = {version: [n for n, v in by_node.items() if v == version] for version in sorted(set(by_node.values()))}

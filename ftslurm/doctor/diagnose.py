@@ -1,4 +1,4 @@
-"""From all nodes' facts to a diagnosis: every judge in one place (pure)."""
+"""From all nodes' facts to a diagnosis: all judges in one place (pure)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ftslurm.doctor.probes import atomic_rename, clock, exclusive_link, lock, mo
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What is known and thought about the directory.
+    """Facts and findings about the directory.
 
     Attributes:
         expected: all nodes that were started, in order.
-        results: node to what it found, of those that handed it in.
+        results: node to its facts, of those that published them.
         findings: worst first.
         offsets: node to its clock's offset, from the server's or (`server_clock` False) the first node's.
-        delays: node that waits to how long it does.
+        delays: waiting node to its delay.
     """
 
     directory: str
@@ -49,10 +49,10 @@ def diagnose(
     Args:
         directory: the directory under test.
         expected: all nodes that were started, in order.
-        present: those that met; empty when this node could not even try.
-        results: node to what it handed in.
-        versions: node to its ftslurm.
-        wait_s: how long the nodes waited for each other.
+        present: those that joined; empty if this node could not even try.
+        results: node to its published facts.
+        versions: node to its ftslurm version.
+        wait_s: time-out of joining.
     """
     places = facts(mount.MountView, results, "place")
     races = {
@@ -98,14 +98,14 @@ def _times(results: Mapping[str, Json]) -> tuple[dict[str, clock.Offset], bool, 
 
 
 def _problems(results: Mapping[str, Json], silent: bool) -> list[Finding]:
-    """Say which probes came to nothing; with a node that fell `silent`, that is most likely why."""
+    """Findings for failed probes; with a `silent` node, that is the most likely reason."""
     found = []
     for node, result in results.items():
         hung = [problem for problem in result["problems"] if problem["hung"]]
         if hung:
             more = f" (and {len(hung) - 1} more)" if len(hung) > 1 else ""
             text = f"the filesystem hangs: {hung[0]['text']}{more}"
-            advice = "a run survives that only if it ends; look at the server, and the kernel's log (dmesg) there"
+            advice = "a run survives that only if it ends; check the server, and the kernel's log (dmesg) there"
             found.append(Finding(WRONG, hung[0]["probe"], (node,), text, advice))
         for problem in result["problems"]:
             if not problem["hung"]:

@@ -1,4 +1,4 @@
-"""Child processes for every touch of the shared filesystem: a call that never returns costs a child and has a name."""
+"""Child processes for every access to the shared filesystem: a call that hangs costs only a child, and is named."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ REAP_S = 0.5
 
 
 class CallSlot:
-    """Memory shared with the parent that says which call the child is in, and since when."""
+    """Memory shared with the parent: the child's present call, and its start."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, _SLOT)
 
     def begin(self, what: str) -> None:
-        """Say that the call `what` begins."""
+        """Record the start of the call `what`."""
         text = what.encode("utf-8", "backslashreplace")[: _SLOT - _HEAD.size]
         self._memory[_HEAD.size : _HEAD.size + len(text)] = text
         self._memory[: _HEAD.size] = _HEAD.pack(time.monotonic_ns(), len(text))
 
     def end(self) -> None:
-        """Say that the child is in no call."""
+        """Record that the child is in no call."""
         self._memory[: _HEAD.size] = _HEAD.pack(0, 0)
 
     def current(self) -> tuple[float, str] | None:
-        """Return how long the child has been in its call, in seconds, and which one that is."""
+        """Return the duration of the child's present call, in seconds, and the call."""
         began_ns, length = _HEAD.unpack(self._memory[: _HEAD.size])
         if not began_ns:
             return None
@@ -47,7 +47,7 @@ class CallSlot:
 
 
 class TimedFileSystem(PosixFileSystem):
-    """The real filesystem; every operation is announced in the slot, and the slowest one is remembered.
+    """The real filesystem; every operation is recorded in the slot, and the slowest one is kept.
 
     Other users' files are refused.
     """
@@ -58,7 +58,7 @@ class TimedFileSystem(PosixFileSystem):
         self.slowest: tuple[float, str] = (0.0, "")
 
     def during(self, what: str, function: Callable[[], T]) -> T:
-        """Call `function`, announced as `what`."""
+        """Call `function`, recorded as `what`."""
         began = time.monotonic()
         self._slot.begin(what)
         try:
@@ -107,13 +107,13 @@ Work = Callable[[TimedFileSystem], Any]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a child's work ended.
+    """Result of a child's work.
 
     Attributes:
-        value: what it returned (as JSON brings it back); None when it did not.
-        problem: why it returned nothing, one line.
-        hung: the call that had not returned when the time was over.
-        slowest: the slowest call, seconds and which.
+        value: the return value (after JSON); None without one.
+        problem: why there is none, one line.
+        hung: the call that had not returned at the time-out.
+        slowest: the slowest call: seconds and name.
     """
 
     value: Any = None
@@ -123,12 +123,12 @@ class Outcome:
 
 
 def run_all(works: Sequence[Work], limit_s: float, call_limit_s: float) -> list[Outcome]:
-    """Do each work in a child process of its own, all at once.
+    """Run each work in a child process of its own, concurrently.
 
     Args:
-        works: what they do; each returns something that JSON can hold.
-        limit_s: after so many seconds they are killed.
-        call_limit_s: a child that is in one filesystem call for so many seconds is killed.
+        works: the functions; each returns a JSON-serialisable value.
+        limit_s: seconds until all are killed.
+        call_limit_s: longest duration of one filesystem call before the child is killed, seconds.
     """
     children: list[_Child] = []
     try:
@@ -175,13 +175,13 @@ class _Child:
         os.close(write)
 
     def receive(self) -> bool:
-        """Take what the child sent; False at its end."""
+        """Read the child's output; False at its end."""
         chunk = os.read(self.fd, 1 << 16)
         self._data += chunk
         return bool(chunk)
 
     def end(self) -> None:
-        """Kill what is left of it. One that hangs in the kernel cannot even be killed: it is not waited for."""
+        """Kill it. A child that hangs in the kernel cannot be killed: it is not waited for."""
         os.close(self.fd)
         deadline = time.monotonic() + REAP_S
         try:
@@ -192,7 +192,7 @@ class _Child:
             time.sleep(0.005)
 
     def outcome(self) -> Outcome:
-        """Say how it ended."""
+        """Return its outcome."""
         import json
 
         if self.late:
@@ -205,7 +205,7 @@ class _Child:
 
 
 def _work(work: Work, slot: CallSlot, write: int) -> None:
-    """Do it and report; never returns."""
+    """Run the work and report; never returns."""
     import json
 
     code = 1
@@ -219,7 +219,7 @@ def _work(work: Work, slot: CallSlot, write: int) -> None:
             value = work(fs)
         except OSError as error:
             problem = f"{fs.slowest[1]}: {error}" if error.filename is None else str(error)
-        except Exception as error:  # a bug must be a finding on one node, not the end of all
+        except Exception as error:  # a bug must be a finding on one node, not abort all nodes
             problem = f"{type(error).__name__}: {error}"
         data = memoryview(json.dumps({"value": value, "problem": problem, "slowest": fs.slowest}).encode())
         while data:

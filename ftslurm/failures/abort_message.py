@@ -1,6 +1,6 @@
-"""What a runtime says on stderr before it aborts its process: libstdc++, libc++ and the C library (pure).
+"""A runtime's message on stderr before it aborts its process: libstdc++, libc++ and the C library (pure).
 
-Anybody may print such words; they count only as the last ones of a process that SIGABRT ended, each at a line's start.
+Any program may print such text; it counts only at a line's start in the last output of a process ended by SIGABRT.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _THROWN = (
 
 
 def abort_message(tail: str) -> str:
-    """Return why the process was aborted, as its runtime said last: ``std::runtime_error: boom``; empty if it did not.
+    """Return the runtime's reason for an abort: ``std::runtime_error: boom``; empty if there is none.
 
     Args:
         tail: the end of its stderr.
@@ -31,7 +31,7 @@ def abort_message(tail: str) -> str:
         return ""
     found = all_of_them[-1]
     if found["type"]:
-        # An inline namespace is the library's business.
+        # Without the inline namespace, a detail of the library.
         name = found["type"].replace("std::__cxx11::", "std::")
         return _cut(f"{name}: {found['what'].strip()}" if found["what"] else name)
     return _cut(next(text for text in (found["clang"], found["plain"], found["assertion"], found["libc"]) if text))

@@ -1,7 +1,7 @@
-"""The causes that ftslurm knows: one row each.
+"""The catalogue of causes: one row each.
 
-Rows are tried in order and the first match wins, so special rows stand above general ones. What a row claims beyond its
-match it must have proof of: a bare SIGKILL is no out-of-memory kill without a counter, or the scheduler, that says so.
+Rows are tried in order and the first match wins, so special rows precede general ones. Claims beyond the match need
+proof: a bare SIGKILL is no out-of-memory kill without a counter's or the scheduler's evidence.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ class Cause:
 
     Attributes:
         name: the row's key in reports, stable.
-        title: in words, fit for the middle of "rank 3 on n2: ...".
-        role: PRIMARY: such a failure starts things; CASCADE: it follows from another rank's failure.
-        matches: what it is matched by.
+        title: text for use after "rank 3 on n2: ".
+        role: PRIMARY: an independent failure; CASCADE: a consequence of another rank's failure.
+        matches: the predicate that selects it.
         advice: what the user can do, one or two short sentences; may be empty.
-        proof: what it needs beyond the match; None: the match is proof enough.
-        not_for: what it must not be taken for.
+        proof: evidence required beyond the match; None: the match is sufficient.
+        not_for: similar cases that it must not match.
         restart: which restart makes sense: SAME_NODE, OTHER_NODE or POINTLESS.
-        behind: it counts too when it was only being handled while the exception that ended the worker was raised; rows
-            without this are looked for behind a "raise ... from" alone.
-        vague: it says so little that a better row for what the exception came from is taken instead.
+        behind: it also matches an exception that was only being handled when the one that ended the worker was raised;
+            rows without this match only the cause of a "raise ... from".
+        vague: so unspecific that a better row for the exception's cause is used instead.
     """
 
     name: str
@@ -62,11 +62,11 @@ class Cause:
     vague: bool = False
 
     def fits(self, evidence: Evidence) -> bool:
-        """Whether it matches and is proved."""
+        """Whether it matches and has its proof."""
         return self.matches(evidence) and (self.proof is None or self.proof(evidence))
 
 
-_PEERS = "A rank waited for one that did not come: look for a rank that stopped, hung or went elsewhere."
+_PEERS = "A rank waited for another one in vain: look for a rank that stopped, hung or took another path."
 _ENV = "It fails the same way every time: fix the script or its environment before submitting again."
 _WATCHDOG = r"(?m)^(\[rank\d+\]:)?\s*\[[EF][^\]\n]*ProcessGroupNCCL\.cpp:\d+\].*([Ww]atchdog|timeout|aborted)"
 
@@ -75,30 +75,29 @@ _WITHOUT_A_WORKER: tuple[Cause, ...] = (
           "Check that the program and its interpreter exist on this node and are executable.",
           not_for="a script that starts and then fails", restart=OTHER_NODE),
     Cause("unreachable", "the round's master could not be reached", PRIMARY, kind("unreachable"),
-          "Look at the network between the two nodes: links, routes, firewall, and what the names resolve to "
-          "(ftslurm doctor).",
+          "Check the network between the two nodes: links, routes, firewall, name resolution (ftslurm doctor).",
           not_for="a connection that breaks while ranks run", restart=OTHER_NODE),
     Cause("health", "the node's device failed a health check", PRIMARY, kind("health"),
           "Drain the node, or exclude it; ask the administrators.",
           proof=lambda e: bool(e.health or e.message),
           not_for="a CUDA error that the script itself caused", restart=OTHER_NODE),
     Cause("health-check", "the node was refused by its health check", PRIMARY, kind("health-check"),
-          "See what the check found; exclude the node until it is mended.",
-          not_for="a node that failed while it worked", restart=OTHER_NODE),
+          "See the check's finding; exclude the node until it is repaired.",
+          not_for="a node that failed in use", restart=OTHER_NODE),
     Cause("agent-lost", "the node's agent was killed", PRIMARY, kind("agent-lost"),
-          "The node itself may be well: look for who killed the agent (dmesg: its out-of-memory killer; sacct).",
-          not_for="a lost node, of which nothing is heard at all", restart=OTHER_NODE),
+          "The node itself may be healthy: find what killed the agent (dmesg: the OOM killer; sacct).",
+          not_for="a lost node, without any sign of its guardian", restart=OTHER_NODE),
     Cause("agent-defect", "a defect of ftslurm ended the node's agent", PRIMARY, kind("agent-defect"),
-          "Neither your program nor the node is to blame: report it, with what lies in defects/ of the run directory.",
-          not_for="an agent that somebody killed"),
+          "Neither your program nor the node is the cause: report it, with the files in defects/ of the run directory.",
+          not_for="an agent that was killed"),
     Cause("node-lost", "node lost", PRIMARY, kind("node-lost"),
-          "Ask Slurm what it knows of the node: sacct, sinfo -R.",
-          not_for="a rank that broke its connections while its agent lives", restart=OTHER_NODE),
+          "See Slurm's view of the node: sacct, sinfo -R.",
+          not_for="a rank whose connections broke while its agent lives", restart=OTHER_NODE),
     Cause("hang", "hang", PRIMARY, kind("hang"),
-          "No stacks were collected; see the ranks' output for what each did last.",
+          "No stacks were collected; see the end of each rank's output.",
           not_for="a collective's time-out on a rank that only waited"),
     Cause("time-limit", "the job's time limit", PRIMARY, either(kind("time-limit"), scheduler("TIMEOUT", "DEADLINE")),
-          "Ask for more time, or let it save and requeue before the limit (--signal).",
+          "Request more time, or save and requeue before the limit (--signal).",
           not_for="scancel or a preemption, which send the same signals"),
     Cause("preempted", "preempted", PRIMARY, either(kind("preempted"), scheduler("PREEMPTED")),
           "Slurm gave the nodes to another job; requeue, and save often.",
@@ -115,7 +114,7 @@ _DISTRIBUTED: tuple[Cause, ...] = (
     Cause("port-in-use", "port in use", PRIMARY,
           either(distributed(r"EADDRINUSE|[Aa]ddress already in use"), os_error(98)),
           "Another process holds the port. Let ftslurm choose it: do not set MASTER_PORT in the script.",
-          not_for="a connection that was refused"),
+          not_for="a refused connection"),
     Cause("nccl-usage", "NCCL used wrongly", PRIMARY, distributed(r"ncclInvalidUsage|Duplicate GPU detected"),
           "Usually two ranks on one GPU: set the device from LOCAL_RANK.",
           not_for="an NCCL error that follows from a dead peer"),
@@ -125,16 +124,16 @@ _DISTRIBUTED: tuple[Cause, ...] = (
     Cause("peer-reset", "connection to another rank broke", CASCADE,
           distributed(r"Connection (closed|reset) by peer|Broken pipe|[Ss]ocket closed|Connection refused"
                       r"|recvValue failed|failed to recv, got 0 bytes|Read (error|timeout)|writev?: "),
-          "The rank at the other end ended first: its own failure is the one to look for.",
+          "The rank at the other end ended first: look for its failure.",
           not_for="a broken connection to a server of the user's own", behind=True),
     Cause("collective-timeout", "time-out waiting for other ranks", CASCADE,
           distributed(r"[Tt]imed out|[Tt]imeout|DistStoreError|wait timeout"), _PEERS,
           not_for="the rank that the others waited for", behind=True),
     Cause("peer-lost", "other ranks did not answer the peer heartbeat", CASCADE, exception("PeerLostError"),
-          "Look at the ranks that it names.", not_for="a rank that answers with a wrong token"),
-    Cause("round-over", "a rank of a past round woke up", CASCADE, exception("RoundIsOver"),
-          "What ended that round is the one to look for; the fence kept its data from replacing newer data.",
-          not_for="a rank of the round that still runs"),
+          "Check the ranks that it names.", not_for="a rank that answers with a wrong token"),
+    Cause("round-over", "a rank of a past round resumed", CASCADE, exception("RoundIsOver"),
+          "Look for the end of that round; the fence prevented its data from replacing newer data.",
+          not_for="a rank of the running round"),
     Cause("nccl", "NCCL error", CASCADE, distributed(r"NCCL|nccl"),
           "Run with NCCL_DEBUG=WARN for NCCL's own reason if no other rank explains this.",
           not_for="a warning or a message that only mentions NCCL", behind=True),
@@ -153,17 +152,17 @@ _DEVICES: tuple[Cause, ...] = (
           not_for="a broken device", behind=True),
     Cause("gpu-ecc", "uncorrectable memory error of the GPU", PRIMARY, cuda(r"uncorrectable (ECC|NVLink) error"),
           "The GPU or its link is faulty: exclude the node, report it (dmesg: Xid 48, 63, 64, 74, 94, 95).",
-          not_for="an illegal memory access, which is the program's", restart=OTHER_NODE, behind=True),
-    Cause("gpu-lost", "the GPU has gone", PRIMARY, cuda(r"fallen off the bus|GPU is lost|GPU access blocked"),
+          not_for="an illegal memory access, a fault of the program", restart=OTHER_NODE, behind=True),
+    Cause("gpu-lost", "the GPU is lost", PRIMARY, cuda(r"fallen off the bus|GPU is lost|GPU access blocked"),
           "The GPU no longer answers (dmesg: Xid 79): exclude the node, report it.",
           not_for="a job without a GPU", restart=OTHER_NODE, behind=True),
     Cause("gpu-missing", "no usable GPU", PRIMARY,
           cuda(r"no CUDA-capable device|No CUDA GPUs are available|Found no NVIDIA driver|invalid device ordinal"
                r"|CUDA (driver )?initialization( failed|:)"),
           "Check the request for GPUs (--gpus-per-node), CUDA_VISIBLE_DEVICES, and nvidia-smi on this node.",
-          not_for="a GPU that failed while it worked", restart=OTHER_NODE),
+          not_for="a GPU that failed in use", restart=OTHER_NODE),
     Cause("gpu-busy", "the GPU is busy", PRIMARY, cuda("CUDA-capable devices are busy or unavailable"),
-          "Another process holds it in exclusive mode, or one left from before: nvidia-smi on this node.",
+          "Another process, perhaps a leftover one, holds it in exclusive mode: nvidia-smi on this node.",
           not_for="CUDA out of memory", restart=OTHER_NODE),
     Cause("cuda-access", "illegal memory access on the GPU", PRIMARY,
           cuda("illegal memory access|misaligned address|illegal instruction was encountered"),
@@ -173,7 +172,7 @@ _DEVICES: tuple[Cause, ...] = (
           "Mostly a fault of the program (CUDA_LAUNCH_BLOCKING=1); with Xid messages in dmesg, the GPU's.",
           not_for="a proved hardware error", behind=True),
     Cause("cuda-error", "CUDA error", PRIMARY, cuda("^CUDA error"),
-          "Look for Xid messages of this node in dmesg; if it is always this node, exclude it.",
+          "Look for Xid messages of this node in dmesg; if it repeats on this node, exclude it.",
           not_for="a message that only mentions CUDA"),
 )  # fmt: skip
 
@@ -190,15 +189,15 @@ _REFUSED = either(
 
 _MEMORY: tuple[Cause, ...] = (
     Cause("memory-limit", "killed by the kernel: its memory limit was reached", PRIMARY, _KILLED,
-          "Ask for more memory (--mem), take fewer loader workers, or less per rank: the node itself has more.",
-          proof=lambda e: e.killed_for == LIMIT, not_for="a host that has no memory left"),
+          "Request more memory (--mem), use fewer loader workers, or less per rank: the node itself has more.",
+          proof=lambda e: e.killed_for == LIMIT, not_for="a host without free memory"),
     Cause("host-oom-kill", "killed by the kernel: the host's memory ran out", PRIMARY, _KILLED,
-          "Look who else takes memory on the node, and for leftovers; fewer loader workers, or less per rank.",
+          "Check the node for other users of memory and for leftovers; fewer loader workers, or less per rank.",
           proof=lambda e: e.killed_for == HOST, not_for="a kill at the job's or the rank's own limit"),
     Cause("oom-kill", "killed by the kernel: out of memory", PRIMARY, _KILLED,
           "More memory for the job (--mem), fewer loader workers, or less per rank.",
           proof=lambda e: e.killed_for == UNKNOWN,
-          not_for='a SIGKILL that nobody counted, or the words "OOM" or "Killed" in some output'),
+          not_for='a SIGKILL without a counted OOM kill, or "OOM" or "Killed" in some output'),
     Cause("shm-full", "bus error with a full /dev/shm", PRIMARY,
           either(signal("SIGBUS"), exception("RuntimeError", text=r"DataLoader worker \(pid.*signal: Bus error"),
                  ended(135)),
@@ -212,7 +211,7 @@ _MEMORY: tuple[Cause, ...] = (
           either(exception("RuntimeError", text=r"DataLoader worker \(pid.*(killed by signal|exited unexpectedly)"),
                  loader_gone),
           "Often too little memory or /dev/shm: fewer workers, smaller batches, or more of either.",
-          not_for="an exception that the worker raised, which arrives as itself"),
+          not_for="an exception of the worker, which is raised again with its own type"),
     Cause("address-space", "its limit of address space or data was reached", PRIMARY, _REFUSED,
           "See ulimit -v and -d of the job; the host may have more memory.",
           proof=lambda e: e.own_limit is not None, not_for="memory that the host does not have", behind=True),
@@ -235,20 +234,20 @@ _SCRIPT: tuple[Cause, ...] = (
     Cause("import-error", "the script cannot start", PRIMARY, not_importable, _ENV,
           proof=lambda e: e.early, not_for="an import that fails after training has begun", restart=POINTLESS),
     Cause("wrong-usage", "the script refused its arguments", PRIMARY, wrong_usage,
-          "Its own words are in its output; the same arguments fail the same way every time.",
+          "Its message is in its output; the same arguments fail the same way every time.",
           proof=lambda e: e.early, not_for="exit code 2 from elsewhere", restart=POINTLESS),
     Cause("no-stdin", "workers have no stdin", PRIMARY,
           either(exception("EOFError", text="^EOF when reading a line$"), exception("BdbQuit")),
-          "Take breakpoint() and input() out: nobody is there to answer.",
+          "Remove breakpoint() and input(): there is no terminal to answer.",
           not_for="a file that ends too early", restart=POINTLESS),
-    Cause("missing-script", "the script is not there", PRIMARY, ended(2, text="^can't open file "),
-          "Check the path on this node; it is looked for from where the job was submitted.",
-          not_for="a file that the script wants to open", restart=POINTLESS),
+    Cause("missing-script", "the script does not exist", PRIMARY, ended(2, text="^can't open file "),
+          "Check the path on this node; it is relative to the submission directory.",
+          not_for="a file that the script opens", restart=POINTLESS),
     Cause("missing-program", "the program cannot be started", PRIMARY, ended(126, 127, text="^cannot start "),
           "Check that it exists on this node, in PATH, and is executable.",
           not_for="a command inside the script", restart=POINTLESS),
     Cause("log-file", "a rank's log file could not be opened", PRIMARY, ended(1, text="^cannot open the log file "),
-          "Look at that filesystem (ftslurm doctor DIR): full, read-only or away; --log-dir puts the logs elsewhere.",
+          "Check that filesystem (ftslurm doctor DIR): full, read-only or unmounted; --log-dir moves the logs.",
           not_for="a log file that the script opens"),
     Cause("disk-full", "disk full", PRIMARY, either(os_error(28), exception(text="No space left on device")),
           "Free space (or inodes) on that filesystem, or write elsewhere.",
@@ -259,21 +258,21 @@ _SCRIPT: tuple[Cause, ...] = (
           "See ulimit -f of the job.", not_for="a full disk", restart=POINTLESS),
     Cause("write-failed", "a file could not be written", PRIMARY,
           exception("RuntimeError", text="PytorchStreamWriter failed writing|unexpected pos [0-9]+ vs"),
-          "torch does not say why; look for a full disk or an exceeded quota where it writes.",
-          not_for="a disk that is proved to be full", behind=True),
+          "torch gives no reason; check the target filesystem for a full disk or an exceeded quota.",
+          not_for="a disk that is provably full", behind=True),
     Cause("read-only", "read-only filesystem", PRIMARY, os_error(30),
-          "Write elsewhere; a filesystem that turned read-only has seen errors (dmesg).",
+          "Write elsewhere; a filesystem turns read-only after errors (dmesg).",
           not_for="missing permissions", restart=OTHER_NODE, behind=True),
     Cause("filesystem", "the filesystem failed", PRIMARY, os_error(5, 107, 108, 112, 113, 116, 121),
           "The storage or its network, not the script: see dmesg of this node and the storage's state.",
           not_for="a missing file", restart=OTHER_NODE, behind=True),
     Cause("missing-file", "a file is missing", PRIMARY, exception("FileNotFoundError"),
-          "Check that the path exists on this node too, not only where you submitted.",
+          "Check that the path exists on this node too, not only on the login node.",
           not_for="a module that is missing"),
     Cause("permission", "permission denied", PRIMARY, either(exception("PermissionError"), os_error(1, 13)),
           "Check the owner and the mode of the path on this node.", not_for="a read-only filesystem"),
     Cause("nan", "a number is not finite", PRIMARY, not_finite,
-          "Look at the learning rate, the batch at that step, and mixed precision; go back to an older checkpoint.",
+          "Check the learning rate, the batch at that step, and mixed precision; resume from an older checkpoint.",
           not_for="data that happens to hold NaN, or a function with nan in its name"),
     Cause("system-exit", "the script ended itself", PRIMARY, exception("SystemExit"),
           "Its reason is usually in the last lines of its output.", not_for="wrong usage", vague=True),
@@ -284,16 +283,16 @@ _SCRIPT: tuple[Cause, ...] = (
 )  # fmt: skip
 
 _ENDS: tuple[Cause, ...] = (
-    Cause("sigkill", "killed by SIGKILL, by whom is unknown", PRIMARY, signal("SIGKILL"),
-          "Look for the kernel's OOM killer (dmesg, sacct: OUT_OF_MEMORY) and for people or tools who kill.",
-          not_for="an out-of-memory kill: the OOM killer, Slurm and people all send SIGKILL"),
+    Cause("sigkill", "killed by SIGKILL, sender unknown", PRIMARY, signal("SIGKILL"),
+          "Look for the kernel's OOM killer (dmesg, sacct: OUT_OF_MEMORY), and for users or tools that send SIGKILL.",
+          not_for="an out-of-memory kill: the OOM killer, Slurm and users all send SIGKILL"),
     Cause("segfault", "segmentation fault", PRIMARY, signal("SIGSEGV"),
           "Native code crashed: the stacks show the Python line that called it.", not_for="an abort"),
     Cause("bus-error", "bus error", PRIMARY, signal("SIGBUS"),
           "Often a mapped file that was truncated, or a full filesystem under it.",
-          not_for="a full /dev/shm, without seeing that it was full"),
+          not_for="a /dev/shm that was observed to be full"),
     Cause("abort", "aborted", PRIMARY, signal("SIGABRT"),
-          "Native code gave up: its reason is in the last lines of stderr.", not_for="a segmentation fault"),
+          "Native code aborted: its reason is in the last lines of stderr.", not_for="a segmentation fault"),
     Cause("illegal-instruction", "illegal instruction", PRIMARY, signal("SIGILL"),
           "A binary built for another CPU than this node's.",
           not_for="CUDA's illegal instruction", restart=OTHER_NODE),
@@ -303,18 +302,18 @@ _ENDS: tuple[Cause, ...] = (
     Cause("cpu-limit", "CPU time limit", PRIMARY, signal("SIGXCPU"),
           "See ulimit -t of the job.", not_for="the job's time limit", restart=POINTLESS),
     Cause("terminated", "terminated by SIGTERM, not by ftslurm", PRIMARY, signal("SIGTERM"),
-          "Somebody or something else sent it; Slurm does so before a time limit or a preemption.",
+          "A user or another program sent it; Slurm does so before a time limit or a preemption.",
           not_for="a rank that ftslurm stopped"),
     Cause("signal", "ended by a signal", PRIMARY, signal(), not_for="a stop by ftslurm"),
     Cause("shell-killed", "a command of the script was killed by SIGKILL", PRIMARY, ended(137),
-          "Exit code 137 is a shell's word for SIGKILL; by whom is unknown.",
-          not_for="an out-of-memory kill, without a counter that says so"),
+          "Exit code 137 is a shell's report of SIGKILL; its sender is unknown.",
+          not_for="an out-of-memory kill, without a counter as evidence"),
     Cause("shell-crashed", "a command of the script crashed", PRIMARY, ended(134, 135, 139),
           "A shell reports a crash by signal as 128 + its number.", not_for="a crash of the worker itself"),
     Cause("shell-missing", "a command of the script could not be run", PRIMARY, ended(126, 127),
-          "A shell's word for a command that is not there (127) or not executable (126).",
-          not_for="the program that ftslurm was to start"),
-    Cause("exit", "ended with an exit code", PRIMARY, lambda e: True, not_for="anything that says more"),
+          "A shell's report of a command that does not exist (127) or is not executable (126).",
+          not_for="the worker's own program"),
+    Cause("exit", "ended with an exit code", PRIMARY, lambda e: True, not_for="any end with more information"),
 )  # fmt: skip
 
 ROWS: tuple[Cause, ...] = (*_WITHOUT_A_WORKER, *_DISTRIBUTED, *_DEVICES, *_MEMORY, *_SCRIPT, *_ENDS)

@@ -1,8 +1,8 @@
-"""What rows of causes are matched by: small predicates over the evidence (pure).
+"""Predicates over the evidence that the rows of causes are built from (pure).
 
-Words that anybody can print ("NCCL", "Killed", "OOM") count only where the runtime itself put them: in the message of
-an exception of the right type, or in the form in which the runtime logs before it aborts. Patterns are compiled when
-they are first needed: most reports need few of them.
+Words that any program can print ("NCCL", "Killed", "OOM") count only where the runtime itself put them: in the message
+of an exception of the right type, or in the runtime's log format before an abort. Patterns are compiled on first use:
+most reports need few of them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def exception(*types: str, text: str = "") -> Match:
 
 
 def os_error(*numbers: int) -> Match:
-    """Match an error of the operating system by the number that Python puts first: ``[Errno 28]``.
+    """Match an error of the operating system by the number at the start of Python's message: ``[Errno 28]``.
 
     Also where it was raised in a DataLoader's worker, whose traceback is then part of the message.
     """
@@ -49,7 +49,7 @@ def os_error(*numbers: int) -> Match:
 
 
 def cuda(text: str) -> Match:
-    """Match what torch raises for CUDA, by a pattern in its message."""
+    """Match torch's exceptions for CUDA errors, by a pattern in the message."""
     return exception(*_CUDA_TYPES, text=text)
 
 
@@ -59,7 +59,7 @@ def signal(*names: str) -> Match:
 
 
 def ended(*codes: int, text: str = "") -> Match:
-    """Match an end by one of these exit codes, or any, without an exception; ``text`` in what was said about it."""
+    """Match an end by one of these exit codes, or any, without an exception; ``text``: a pattern in its message."""
 
     def matches(e: Evidence) -> bool:
         if e.kind != "exit" or e.exception is not None or (codes and e.exit_code not in codes):
@@ -70,22 +70,22 @@ def ended(*codes: int, text: str = "") -> Match:
 
 
 def kind(*kinds: str) -> Match:
-    """Match by what has ended."""
+    """Match by the kind of end."""
     return lambda e: e.kind in kinds
 
 
 def scheduler(*states: str) -> Match:
-    """Match by the scheduler's word; it ends jobs by these signals only."""
+    """Match by the scheduler's state; it ends jobs by these signals only."""
     return lambda e: e.scheduler in states and (e.signal in ("SIGTERM", "SIGKILL", "SIGINT") or e.kind == "scheduler")
 
 
 def either(*matches: Match) -> Match:
-    """Match what one of these matches."""
+    """Match if any of these matches."""
     return lambda e: any(match(e) for match in matches)
 
 
 def tail(name: str, text: str) -> Match:
-    """Match an end by that signal with a runtime's own last words on stderr."""
+    """Match an end by that signal with a runtime's final message on stderr."""
     return lambda e: e.kind == "signal" and e.signal == name and re.search(text, e.tail) is not None
 
 

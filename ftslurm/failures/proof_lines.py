@@ -1,4 +1,4 @@
-"""The evidence of a failure in words: short lines for people, each a fact with its source (pure)."""
+"""The evidence of a failure as text: short lines, each a fact with its source (pure)."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ _HOW = {CAUSE: "raised from", CONTEXT: "raised while handling"}
 
 
 def lines(evidence: Evidence, cause: Cause, found: Evidence) -> list[str]:
-    """Say what proves the cause, and what else was seen that helps to understand it.
+    """Return the evidence of the cause, and further observations that help to understand it.
 
     Args:
         evidence: of the end.
         cause: the row for it.
-        found: the link of the exception's chain that the row was found by.
+        found: the link of the exception's chain that matched the row.
     """
-    said = [*_behind(evidence, found), *(f"note: {note[:_NOTE_LIMIT]}" for note in evidence.notes[:_NOTES])]
+    lines = [*_behind(evidence, found), *(f"note: {note[:_NOTE_LIMIT]}" for note in evidence.notes[:_NOTES])]
     if evidence.health:
-        said.append(f"health check: {evidence.health}")
+        lines.append(f"health check: {evidence.health}")
     if evidence.scheduler:
-        said.append(f"scheduler: state {evidence.scheduler}")
+        lines.append(f"scheduler: state {evidence.scheduler}")
     if cause.role == CASCADE:
-        return said
-    around = evidence.host_resources
-    if around is not None:
-        said += _around(evidence, cause, around)
+        return lines
+    resources = evidence.host_resources
+    if resources is not None:
+        lines += _resource_lines(evidence, cause, resources)
     elif cause.name in ("sigkill", "shell-killed"):
-        said.append(f"cgroup: nothing is recorded of it, {_UNKNOWN}")
-    said += _doing(evidence)
-    return said + (_cuda(evidence) if cause.name.startswith(("cuda", "gpu", "nccl")) else [])
+        lines.append(f"cgroup: no record of its counters, {_UNKNOWN}")
+    lines += _section_lines(evidence)
+    return lines + (_cuda(evidence) if cause.name.startswith(("cuda", "gpu", "nccl")) else [])
 
 
 def size(number: int) -> str:
-    """Say a number of bytes: ``0 bytes``, ``64 KiB``, ``3.9 GiB``."""
+    """Format a number of bytes: ``0 bytes``, ``64 KiB``, ``3.9 GiB``."""
     value = float(number)
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if abs(value) < 1024:
@@ -49,7 +49,7 @@ def size(number: int) -> str:
 
 
 def _behind(evidence: Evidence, found: Evidence) -> list[str]:
-    """The exception that says why, or the one that the script itself names as the reason."""
+    """The exception behind the row, or the one that the script itself gives as the cause."""
     links = [(how, inner) for how, inner in evidence.inner if inner is found or how == CAUSE]
     if found is not evidence and all(inner is not found for _, inner in links):
         links = [(CAUSE, found)]  # further down the chain
@@ -61,42 +61,42 @@ def _link(how: str, inner: Evidence) -> str:
     return f"{_HOW.get(how, 'in its group')} {inner.exception}{f': {text}' if text else ''}"
 
 
-def _around(evidence: Evidence, cause: Cause, around: HostResources) -> list[str]:
-    said: list[str] = []
+def _resource_lines(evidence: Evidence, cause: Cause, resources: HostResources) -> list[str]:
+    lines: list[str] = []
     if cause.name in _MEMORY_ROWS:
-        said += _memory(evidence, around)
-    said += [_space(space) for space in around.spaces if space.full or cause.name in _SPACE_ROWS]
+        lines += _memory(evidence, resources)
+    lines += [_space(space) for space in resources.spaces if space.full or cause.name in _SPACE_ROWS]
     if evidence.signal in _CRASHES:
-        said += _core(evidence, around)
-    return said + [f"not known: {text}" for text in around.unread if cause.name in _MEMORY_ROWS + _SPACE_ROWS]
+        lines += _core(evidence, resources)
+    return lines + [f"unknown: {text}" for text in resources.unread if cause.name in _MEMORY_ROWS + _SPACE_ROWS]
 
 
-def _memory(evidence: Evidence, around: HostResources) -> list[str]:
-    said: list[str] = []
-    oom = around.oom
+def _memory(evidence: Evidence, resources: HostResources) -> list[str]:
+    lines: list[str] = []
+    oom = resources.oom
     if oom is None:
-        said.append(f"cgroup: no out-of-memory counter could be read, {_UNKNOWN}")
+        lines.append(f"cgroup: no out-of-memory counter could be read, {_UNKNOWN}")
     elif oom.recent:
         kills = f"{oom.recent} out-of-memory kill{'s' if oom.recent != 1 else ''}"
-        said.append(f"cgroup: {kills} in the last {oom.window_s:.0f} s before its end ({oom.source})")
+        lines.append(f"cgroup: {kills} in the last {oom.window_s:.0f} s before its end ({oom.source})")
     elif oom.in_round:
-        said.append(f"cgroup: {oom.in_round} out-of-memory kills in this round, but none near its end ({oom.source})")
+        lines.append(f"cgroup: {oom.in_round} out-of-memory kills in this round, but none near its end ({oom.source})")
     else:
-        said.append(f"cgroup: no out-of-memory kill was counted ({oom.source})")
+        lines.append(f"cgroup: no out-of-memory kill was counted ({oom.source})")
     if oom is not None and oom.recent and oom.at_limit:
-        said.append("cgroup: a memory limit was reached in those seconds")
+        lines.append("cgroup: a memory limit was reached in those seconds")
     if oom is not None:
-        said += _limits(oom)
-    if around.own_limit is not None:
-        said.append(f"ulimit: {size(around.own_limit)} of address space or data")
-    if around.memory_total and around.least_available is not None:
-        free = f"{size(around.least_available)} of {size(around.memory_total)}"
-        said.append(f"host memory: {free} available when least was, in those seconds (MemAvailable)")
-    if around.node_oom_kills and not evidence.oom_kills:
-        said.append(
-            f"node: {around.node_oom_kills} out-of-memory kills in those seconds, not in this cgroup (/proc/vmstat)"
+        lines += _limits(oom)
+    if resources.own_limit is not None:
+        lines.append(f"ulimit: {size(resources.own_limit)} of address space or data")
+    if resources.memory_total and resources.least_available is not None:
+        free = f"{size(resources.least_available)} of {size(resources.memory_total)}"
+        lines.append(f"host memory: at least {free} available in those seconds (MemAvailable)")
+    if resources.node_oom_kills and not evidence.oom_kills:
+        lines.append(
+            f"node: {resources.node_oom_kills} out-of-memory kills in those seconds, not in this cgroup (/proc/vmstat)"
         )
-    return said
+    return lines
 
 
 def _limits(oom: OomKills) -> list[str]:
@@ -115,15 +115,15 @@ def _space(space: Space) -> str:
     return text
 
 
-def _core(evidence: Evidence, around: HostResources) -> list[str]:
+def _core(evidence: Evidence, resources: HostResources) -> list[str]:
     if evidence.core_dumped:
-        return [f"core: dumped to {around.core_pattern}" if around.core_pattern else "core: dumped"]
-    if around.core_limit == 0:
+        return [f"core: dumped to {resources.core_pattern}" if resources.core_pattern else "core: dumped"]
+    if resources.core_limit == 0:
         return ["core: none, the limit is 0 (ulimit -c)"]
     return []
 
 
-def _doing(evidence: Evidence) -> list[str]:
+def _section_lines(evidence: Evidence) -> list[str]:
     opened = [f"'{name}' for {seconds:.1f} s" for name, seconds in evidence.sections[:_SECTIONS]]
     more = len(evidence.sections) - len(opened)
     return [f"open sections: {', '.join(opened)}{f' and {more} more' if more else ''}"] if opened else []

@@ -1,8 +1,8 @@
-"""What two failures are compared by: a short signature of the exception, or of the end of stderr (pure).
+"""The signature for comparing two failures: of the exception, or of the end of stderr (pure).
 
 An exit code is no proof that two failures are the same: a program that logs its exceptions, a shell script, ``uv run``
-or ``apptainer`` ends by the same code for every reason. Where there is nothing to compare there is no signature, and
-such a failure is the same as no other one.
+or ``apptainer`` ends by the same code for every reason. Without anything to compare there is no signature, and
+such a failure equals no other one.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 OUTPUT_LIMIT = 16 * 1024
-"""Bytes of stderr that are looked at, from its end."""
+"""Bytes read from the end of stderr."""
 LINES = 20
-"""Lines of stderr that are compared: a traceback of usual length and what was said just before it."""
+"""Lines of stderr that are compared: a traceback of usual length and the output just before it."""
 
 _VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{6,}\b|\btmp[a-z0-9_]{8}\b|\d+")
 _COLOUR = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
@@ -29,11 +29,11 @@ _PEERS = re.compile(
     r"(\[rank\d+\]: ?)?"
     r"([\w.]*\.Dist\w*(Error|Exception)\b|[\w.]*(Error|Exception): .*(gloo[/:]|TCPStore|c10d::|\bNCCL\b))"
 )
-"""An exception of torch.distributed: this rank was let down by another one, whose failure it says nothing of."""
+"""An exception of torch.distributed: a consequence of another rank's failure, without information about that."""
 
 
 def signature(record: Mapping[str, Any]) -> str | None:
-    """Return what a failure is compared by as far as its error record tells; None: it tells nothing.
+    """Return a failure's signature from its error record; None if the record contains nothing to compare.
 
     Args:
         record: the error record, completed.
@@ -41,21 +41,21 @@ def signature(record: Mapping[str, Any]) -> str | None:
     ours = record["ftslurm"]
     exception = reason(ours.get("exception") or {})
     if exception.get("type") and not is_bare_exit(exception):
-        # All of the chain: programs wrap whatever happens into one exception of their own.
+        # The whole chain: programs wrap every failure into one exception type of their own.
         return _digest(*(line for link in links(exception) for line in _lines(link)))
     crashed = crash_place(ours.get("stacks") or "") if ours.get("signal") else ""
     return _digest(crashed) if crashed else None
 
 
 def of_output(end: str) -> str | None:
-    """Return what a failure is compared by as far as its output tells; None: it tells nothing.
+    """Return a failure's signature from its output; None if that contains nothing to compare.
 
     Numbers, addresses and names of temporary files do not count.
 
     Args:
         end: the last lines of stderr, from the beginning of a line on.
     """
-    # Of a line that was written again and again (a progress bar) a terminal shows the last state.
+    # Of a line that is rewritten (a progress bar) a terminal shows the last state.
     lines = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in _COLOUR.sub("", end).split("\n")]
     last = [line for line in lines if line][-LINES:]
     if not last or any(map(_PEERS.match, last)):

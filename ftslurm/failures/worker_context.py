@@ -1,7 +1,7 @@
-"""What a failing worker can say of itself besides its exception: open sections, CUDA's memory, /dev/shm.
+"""A failing worker's context besides its exception: open sections, CUDA's memory, /dev/shm.
 
-Runs in a process that is already failing: it imports nothing big, initialises nothing, waits for no device, and what
-cannot be said is left out.
+Runs in a failing process: it imports nothing large, initialises nothing, waits for no device, and omits
+unavailable values.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _FIGURES = (
 
 
 def facts(error: BaseException, record_dir: str | None) -> dict[str, Any]:
-    """Return the values of the error record that only the worker knows: "sections", "cuda", "shm", "memory_limit"."""
+    """Return the error record's values that only the worker has: "sections", "cuda", "shm", "memory_limit"."""
     found: dict[str, Any] = {}
-    for name, look in (
+    for name, read in (
         ("sections", lambda: sections(error, record_dir)),
         ("cuda", lambda: cuda_memory(error)),
         ("shm", shm),
         ("memory_limit", memory_limit),
     ):
         try:
-            value = look()
+            value = read()
         except BaseException:
             continue
         if value:
@@ -42,18 +42,18 @@ def facts(error: BaseException, record_dir: str | None) -> dict[str, Any]:
 
 
 def sections(error: BaseException | None, record_dir: str | None) -> list[list[Any]]:
-    """Return the sections that are open, or that the exception has left on its way, with the seconds since opened."""
+    """Return the sections that are open, or that the exception has left, with the seconds since their opening."""
     from ftslurm.monitor import heartbeat_page
     from ftslurm.monitor.section import LEFT
 
-    said: dict[str, float] = {}
-    link, seen = error, 0
-    while link is not None and seen < LINKS:
+    left: dict[str, float] = {}
+    link, depth = error, 0
+    while link is not None and depth < LINKS:
         for name, seconds in link.__dict__.get(LEFT, ()):
-            said.setdefault(str(name), float(seconds))
-        link, seen = link.__cause__ or link.__context__, seen + 1
+            left.setdefault(str(name), float(seconds))
+        link, depth = link.__cause__ or link.__context__, depth + 1
     page = heartbeat_page.read(record_dir) if record_dir else None
-    return [[name, seconds] for name, seconds in said.items()][:SECTIONS] + open_sections(page, set(said))
+    return [[name, seconds] for name, seconds in left.items()][:SECTIONS] + open_sections(page, set(left))
 
 
 def open_sections(page: Any, but: Collection[str] = ()) -> list[list[Any]]:
@@ -66,10 +66,10 @@ def open_sections(page: Any, but: Collection[str] = ()) -> list[list[Any]]:
 
 
 def cuda_memory(error: BaseException) -> dict[str, int]:
-    """Return torch's figures of the current device, in bytes; empty where torch or CUDA is not in use here.
+    """Return torch's memory statistics of the current device, in bytes; empty if torch or CUDA is not in use here.
 
-    They are counters of the allocator on the host's side. The device itself is asked only after an out-of-memory error:
-    of a broken one an answer may never come.
+    They are counters of the allocator on the host. The device itself is queried only after an out-of-memory error:
+    a broken one may never answer.
     """
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is None or not cuda.is_initialized():

@@ -1,9 +1,9 @@
-"""One look at this node for its agent, in a process that may hang or crash alone: forked, or `python -m` this module.
+"""One run of a check set for the agent, in a process that may hang or crash: forked, or `python -m` this module.
 
 The request is one JSON object: {"set", "names": of the checks, if the set is CONFIRM, "context", "facts": a file with
-the facts of the look before, which is written anew}. It answers by lines of JSON: {"longest_s"}: the checks begin, and
-take at most so long; {"waiting"}: names of those that have not answered after `SLOW_S`; at last the result, see
-`ftslurm.health.result`. Run as a program it reads standard input and writes to standard output.
+the facts of the previous run, which is rewritten}. It answers by lines of JSON: {"longest_s"}: the checks begin, with
+their longest duration; {"waiting"}: names of those without a result after `SLOW_S`; finally the result, see
+`ftslurm.health.result`. As a program it reads standard input and writes to standard output.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from ftslurm.kernel import become_subreaper, descendants, die_with_parent, kill_
 
 KILL_S = 0.3
 SLOW_S = 5.0
-"""After so many seconds people want to know what is waited for."""
+"""Seconds after which the pending checks are reported."""
 
 
 def main() -> int:
-    """Look once."""
+    """Run the set once."""
     run_set(json.load(sys.stdin), 1)
     return 0
 
 
 def run_set(request: Json, out: int) -> None:
-    """Look once, and answer by `out`."""
-    # Killed with its agent: this is no orphan that could live on.
+    """Run the set once, and answer on `out`."""
+    # Killed with its agent: it must not survive as an orphan.
     die_with_parent()
-    # What a check starts and leaves behind comes here.
+    # Orphaned children of checks are reparented to this process.
     become_subreaper()
     context = Context.of_json(request["context"])
     before = read_facts(request["facts"])
@@ -51,19 +51,19 @@ def run_set(request: Json, out: int) -> None:
         raise ValueError(f"unknown set of checks {request['set']!r}")
     _answer(out, {"longest_s": longest_s(checks, unhurried=confirm)})
     if confirm:
-        looked = run_unhurried(checks, context, before)
+        result = run_unhurried(checks, context, before)
     else:
-        looked = run(checks, context, before, slow=lambda names: _answer(out, {"waiting": names}), slow_s=SLOW_S)
-    write_facts(request["facts"], facts_to_keep(checks, before, looked))
-    send(out, encode(replace(looked, stuck=leave_nothing())).encode("utf-8", "backslashreplace"))
+        result = run(checks, context, before, slow=lambda names: _answer(out, {"waiting": names}), slow_s=SLOW_S)
+    write_facts(request["facts"], facts_to_keep(checks, before, result))
+    send(out, encode(replace(result, stuck=leave_nothing())).encode("utf-8", "backslashreplace"))
 
 
-def _answer(out: int, said: Json) -> None:
-    send(out, json.dumps(said).encode() + b"\n")
+def _answer(out: int, message: Json) -> None:
+    send(out, json.dumps(message).encode() + b"\n")
 
 
 def leave_nothing() -> tuple[int, ...]:
-    """Kill what the checks left behind; return the pids of what hangs in the kernel and cannot be killed at once."""
+    """Kill leftover processes of the checks; return the pids of those that hang in the kernel and survive the kill."""
     end = time.monotonic() + KILL_S
     while True:
         try:
@@ -76,11 +76,11 @@ def leave_nothing() -> tuple[int, ...]:
         time.sleep(0.005)
 
 
-def facts_to_keep(checks: Sequence[Check], before: Mapping[str, Json], looked: RunResult) -> dict[str, Json]:
-    """Return the facts that the next look is compared with: the new ones, but for what `Check.lasting` keeps."""
+def facts_to_keep(checks: Sequence[Check], before: Mapping[str, Json], result: RunResult) -> dict[str, Json]:
+    """Return the facts for comparison in the next run: the new ones, except those kept for `Check.lasting`."""
     lasting = {check.name for check in checks if check.lasting}
     kept = dict(before)
-    for one in looked.verdicts:
+    for one in result.verdicts:
         stays = one.status == FAIL and one.check in lasting and one.check in before
         if one.facts is not None and not stays:
             kept[one.check] = one.facts
@@ -88,7 +88,7 @@ def facts_to_keep(checks: Sequence[Check], before: Mapping[str, Json], looked: R
 
 
 def read_facts(path: str) -> dict[str, Json]:
-    """Return the facts of the look before, by check; none where there was none."""
+    """Return the facts of the previous run, by check; empty without one."""
     try:
         with open(path, "rb") as file:
             facts = json.load(file)
@@ -98,7 +98,7 @@ def read_facts(path: str) -> dict[str, Json]:
 
 
 def write_facts(path: str, facts: dict[str, Json]) -> None:
-    """Keep facts for the next look; a disk that is full costs growth, no more."""
+    """Store facts for the next run; on a full disk only the detection of growth is lost."""
     temporary = f"{path}.{os.getpid()}"
     try:
         with open(temporary, "w") as file:

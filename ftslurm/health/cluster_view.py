@@ -1,4 +1,4 @@
-"""What was found on all nodes of one look: findings that differ in their node alone as one, outliers first (pure)."""
+"""Findings of one run on all nodes: those that differ only in the node are merged, outliers first (pure)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ftslurm.dataclasses import asdict, dataclass, field
 from ftslurm.health.verdict import FAIL, OK, SEVERITY, Finding, Json, Verdict, worst
 
 MEET = "meet"
-"""The name under which it is told that nothing was heard of a node; there is no such check."""
+"""Name in place of a check for a node that did not report; there is no such check."""
 
 
 @dataclass(frozen=True)
 class NodeFinding:
-    """A finding of one check, and the nodes that it was made on."""
+    """A finding of one check, and its nodes."""
 
     check: str
     nodes: tuple[str, ...]
@@ -24,13 +24,13 @@ class NodeFinding:
 
 @dataclass(frozen=True)
 class ClusterView:
-    """One look at one or many nodes.
+    """One run of checks on one or many nodes.
 
     Attributes:
-        expected: all nodes that were to be looked at, in Slurm's order.
-        verdicts: what was found, by node; of the nodes of which there is word.
-        lost: nodes of which there is none, and why.
-        odd: what only comparing the nodes shows.
+        expected: all nodes to check, in Slurm's order.
+        verdicts: by node, of the nodes that reported.
+        lost: nodes that did not report, with reasons.
+        odd: findings of the comparison between nodes.
         stuck: by node, processes of checks that hang in its kernel.
     """
 
@@ -47,7 +47,7 @@ class ClusterView:
 
     @property
     def findings(self) -> list[NodeFinding]:
-        """All findings: the worst first, of those the ones of few nodes: who differs is seen, what all have is not."""
+        """All findings: the worst first, among equals those of few nodes first: outliers precede common findings."""
         place = {node: index for index, node in enumerate(self.expected)}
         alike: dict[tuple[str, Finding], list[NodeFinding]] = {}
         for one in (*self._own(), *self.odd):
@@ -64,7 +64,7 @@ class ClusterView:
 
     def _own(self) -> list[NodeFinding]:
         found = [
-            NodeFinding(MEET, (node,), Finding(FAIL, "", why, f"Look at {node} by hand: {by_hand(node)}."))
+            NodeFinding(MEET, (node,), Finding(FAIL, "", why, f"Check {node} by hand: {by_hand(node)}."))
             for node, why in self.lost.items()
         ]
         for node, verdicts in self.verdicts.items():
@@ -73,7 +73,7 @@ class ClusterView:
 
 
 def _nameless(one: NodeFinding) -> Finding:
-    """Return a node's finding without the node's own name, so that those of several nodes can be told as one."""
+    """Return a node's finding without the node's own name, so that those of several nodes can be merged."""
     if len(one.nodes) != 1:
         return one.finding
     name = re.compile(rf"(?<![\w.-]){re.escape(one.nodes[0])}(?![\w-])")
@@ -84,22 +84,22 @@ def _nameless(one: NodeFinding) -> Finding:
 
 
 def by_hand(node: str) -> str:
-    """Return the command that looks at one node from elsewhere."""
+    """Return the command to check one node from elsewhere."""
     return f"`srun -w {node} ftslurm health`"
 
 
 @dataclass(frozen=True)
 class Line:
-    """How one check came out over all nodes.
+    """Result of one check over all nodes.
 
     Attributes:
         status: the worst of the nodes.
-        absent: there was nothing to look at on any of them.
-        summary: what most of them say.
-        node: one of those.
-        count: how many they are.
-        others: a few of those that say something else, and what.
-        more: how many more there are.
+        absent: its subject exists on none of them.
+        summary: the most frequent summary.
+        node: one node with it.
+        count: number of nodes with it.
+        others: a few nodes with other summaries.
+        more: number of further ones.
     """
 
     check: str
@@ -112,14 +112,14 @@ class Line:
     more: int
 
 
-def lines(sight: ClusterView, shown: int = 2) -> list[Line]:
-    """Return a line for each check: the worst first, what there is nothing of last."""
+def lines(view: ClusterView, shown: int = 2) -> list[Line]:
+    """Return a line for each check: the worst first, absent ones last."""
     by_check: dict[str, dict[str, Verdict]] = {}
-    for node, verdicts in sight.verdicts.items():
+    for node, verdicts in view.verdicts.items():
         for one in verdicts:
             by_check.setdefault(one.check, {})[node] = one
     odd: dict[str, list[str]] = {}
-    for other in sight.odd:
+    for other in view.odd:
         odd.setdefault(other.check, []).append(other.finding.status)
     found = [_line(check, looks, odd.get(check, []), shown) for check, looks in by_check.items()]
     return sorted(found, key=lambda line: (-SEVERITY.index(line.status), line.absent))
@@ -127,11 +127,11 @@ def lines(sight: ClusterView, shown: int = 2) -> list[Line]:
 
 def _line(check: str, looks: Mapping[str, Verdict], odd: Sequence[str], shown: int) -> Line:
     counts = Counter(look.summary for look in looks.values())
-    # Where all differ, as figures do, the worst speaks for them.
+    # If all differ, as measured values do, the worst is shown.
     worst_first = sorted(looks, key=lambda node: (-counts[looks[node].summary], -SEVERITY.index(looks[node].status)))
     most = looks[worst_first[0]].summary
     others = [(node, look.summary) for node, look in looks.items() if look.summary != most]
-    # Who differs and is worse is what people look for.
+    # Nodes that differ and are worse come first.
     others.sort(key=lambda other: -SEVERITY.index(looks[other[0]].status))
     return Line(
         check=check,
@@ -146,7 +146,7 @@ def _line(check: str, looks: Mapping[str, Verdict], odd: Sequence[str], shown: i
 
 
 def is_absent(verdict: Verdict) -> bool:
-    """Tell whether there was nothing to look at."""
+    """Return whether the check's subject does not exist."""
     return verdict.status == OK and verdict.facts is None
 
 
@@ -156,7 +156,7 @@ def to_json(verdict: Verdict) -> Json:
 
 
 def of_json(fields: Mapping[str, object]) -> Verdict:
-    """Read it back, from a node whose ftslurm may be another one.
+    """Read it back, from a node whose ftslurm version may differ.
 
     Raises:
         ValueError: it is no verdict.

@@ -1,11 +1,11 @@
-"""What lines of the kernel's log say of a node's health: rows of a pattern and what it means (pure).
+"""Kernel log lines relevant to a node's health: rows of a pattern and its meaning (pure).
 
-A row gives the words for people; lines of one row and one subject are told once, with their number. What programs do to
-themselves (a segmentation fault, a job that hits its own memory limit) is not the node's health.
+A row has the displayed text; lines of one row and one subject are reported once, with their number. Failures of
+programs (a segmentation fault, a job at its own memory limit) are not part of the node's health.
 
-Any user can have the kernel log text of his choice: a task name (15 bytes) in front of many lines, the name of a mapped
-file in a line about a segmentation fault, the name of a cgroup in one about memory. So a pattern is matched from the
-line's first character, where the driver names itself, and lines that begin with a task's name are dropped.
+Users can place text in the kernel log: a task name (15 bytes) at the start of many lines, the name of a mapped file in
+a line about a segmentation fault, the name of a cgroup in one about memory. So a pattern is matched from the line's
+first character, where the driver's name is, and lines that begin with a task's name are dropped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ftslurm.health.units import one_line, span
 from ftslurm.health.verdict import FAIL, OK, SEVERITY, WARN, Finding, Json
 from ftslurm.health.xid_catalogue import XidLine, xid_in
 
-HARDWARE = "Have the hardware looked at; drain the node when it comes again."
+HARDWARE = "Have the hardware inspected; drain the node if it recurs."
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,14 @@ class Row:
     """One kind of message.
 
     Attributes:
-        name: what it is counted as.
-        pattern: of the line from its start; a group `subject`, where there is one, is what it is about. Compiled when
-            first needed: most logs hold nothing of any row.
-        text: in words; "{line}" is the line itself.
-        least: fewer lines of it say nothing.
-        over: a pattern of the line that says that it is over; group `subject` must be the same.
-        hardware: of the node itself. Other events count only since the job has begun: those from before it are the
-            doing of an earlier job.
+        name: its key for counting.
+        pattern: of the line from its start; an optional group `subject` is the device. Compiled on first use: most
+            logs contain no match of any row.
+        text: the displayed text; "{line}" is the line itself.
+        least: fewer lines are ignored.
+        over: pattern of the line that ends the condition; group `subject` must be the same.
+        hardware: of the node itself. Other events count only since the start of the job: earlier ones belong to an
+            earlier job.
     """
 
     name: str
@@ -51,7 +51,7 @@ _PCI = (
     r"(?:PCIe Bus Error: severity=)?"
 )
 _HARDWARE_ERROR = r"(?:mce: |BERT: |\{\d+\})?\[Hardware Error\]: "
-# Images of containers are on loop devices: theirs is not the node's health.
+# Loop devices are images of containers, not part of the node's health.
 _DEVICE = r"\((?:device )?(?P<subject>(?!loop\d|device )[\w-]+)"
 _BLOCK = r"(?:(?:blk_update_request|print_req_error|end_request): )?"
 
@@ -63,7 +63,7 @@ ROWS: tuple[Row, ...] = (
         rf"|{_HARDWARE_ERROR}(?:CPU \d+: Machine Check Exception: |.*\b(?:[Uu]ncorrect(?:ed|able)|[Ff]atal)\b)",
         FAIL,
         "uncorrected hardware error: {line}",
-        "Have the node drained and its memory looked at.",
+        "Have the node drained and its memory inspected.",
     ),
     Row(
         "memory-corrected",
@@ -105,12 +105,12 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "amdgpu",
-        # Further on in a line the driver names the task that uses the GPU.
+        # Further on in a line the driver prints the name of the task that uses the GPU.
         r"amdgpu (?P<subject>[0-9a-f:.]+): (?:amdgpu: )?(?:GPU reset(?:\(\d+\))? (?:begin|failed)"
         r"|[\w{}:, ]*\buncorrectable hardware errors? ?(?:detected|\()|Fatal error during GPU init)",
         WARN,
         "the AMD GPU's driver had to reset it: {line}",
-        "Look at the GPU's RAS counters; have the node rebooted when it comes again.",
+        "Look at the GPU's RAS counters; have the node rebooted if it recurs.",
     ),
     Row(
         "nic-firmware",
@@ -132,7 +132,7 @@ ROWS: tuple[Row, ...] = (
         r"(?:(?:NMI )?watchdog: )?BUG: soft lockup - (?P<subject>CPU#\d+) stuck",
         WARN,
         "a CPU was stuck in the kernel: {line}",
-        "Look at the lines after it in the kernel's log; have the node rebooted when it comes again.",
+        "Look at the lines after it in the kernel's log; have the node rebooted if it recurs.",
         hardware=False,
     ),
     Row(
@@ -156,7 +156,7 @@ ROWS: tuple[Row, ...] = (
         r"(?:Internal error: |Oops: )?(?:Oops|general protection fault)\b.*: [0-9a-f]{4,16} \[#\d+\](?: [A-Z_]+\S*)*$"
         r"|kernel BUG at \S+:\d+!|BUG: (?:unable to handle|kernel NULL pointer dereference)",
         WARN,
-        "the kernel ran into a bug: {line}",
+        "the kernel hit a bug: {line}",
         "Have the node rebooted: what the kernel held then stays held.",
         hardware=False,
     ),
@@ -165,7 +165,7 @@ ROWS: tuple[Row, ...] = (
         r"Out of memory: Kill",
         WARN,
         "the node ran out of memory: {line}",
-        "Look who takes the memory; the job's own limit was not the reason.",
+        "Find the processes that use the memory; the job's own limit was not the reason.",
         hardware=False,
     ),
     Row(
@@ -189,12 +189,12 @@ ROWS: tuple[Row, ...] = (
         "filesystem-error",
         rf"(?:EXT4-fs error|BTRFS:? (?:error|critical)|XFS(?=.*(?:error|[Cc]orrupt))) {_DEVICE}\b",
         WARN,
-        "the filesystem found itself damaged: {line}",
+        "the filesystem is damaged: {line}",
         "Have it checked (fsck).",
     ),
     Row(
         "disk-error",
-        # Floppy and CD drives that are not there are asked at each start of many virtual machines.
+        # Many virtual machines probe missing floppy and CD drives at each start.
         rf"{_BLOCK}(?:I/O error, dev |Buffer I/O error on dev(?:ice)? |critical (?:medium|target) error, dev )"
         r"(?P<subject>(?!fd\d|sr\d|loop\d)[\w-]+), (?:sector|logical block) \d",
         WARN,
@@ -230,7 +230,7 @@ ROWS: tuple[Row, ...] = (
         "lustre-evicted",
         r"LustreError: (?:[\w-]+: )?(?P<subject>[\w-]+): This client was evicted by",
         WARN,
-        "Lustre has thrown this node out, and what it had not written is lost: {line}",
+        "Lustre evicted this node; its unwritten data is lost: {line}",
         "Look at the network between node and server.",
         hardware=False,
     ),
@@ -244,11 +244,11 @@ _QUICK = (
 
 
 _TASK_FIRST = re.compile(
-    # /dev/kmsg writes a byte that is no printable ASCII as \\xNN.
+    # /dev/kmsg writes a byte outside printable ASCII as \\xNN.
     r"(?:\\x[0-9a-f]{2}|.){0,15}?"
     r"(?:\[\d+\]|/\d+\b|:? ?\(\d+\)|: \d+: | invoked oom-killer|: [\w ]*(?:allocation|table at address)| uses? )"
 )
-"""A task's name, which its user chooses, and what the kernel writes after one that begins a line:
+"""A task's name, which its user chooses, followed by the kernel's text after a task name at a line's start:
 "name[pid]: segfault", "name (pid): drop_caches", "name invoked oom-killer", "name: page allocation failure"."""
 
 _LIMIT_REACHED = "Memory cgroup out of memory: Kill"
@@ -263,8 +263,8 @@ class Line:
 
 
 def is_relevant(line: bytes) -> bool:
-    """Return whether a line is of a row, an Xid, or says that a memory limit was reached: others are not kept."""
-    # Most lines hold none of these words, and cost one search.
+    """Return whether a line matches a row, an Xid, or a reached memory limit: others are dropped."""
+    # Most lines contain none of these words, and cost one search.
     if re.search(_QUICK, line) is None:
         return False
     text = line.decode("utf-8", "replace")
@@ -272,11 +272,11 @@ def is_relevant(line: bytes) -> bool:
 
 
 def findings(lines: Sequence[Line], now_s: float, job_since_s: float | None = None) -> tuple[list[Finding], int]:
-    """Return what the lines say, and how many jobs' processes were killed for their own limit.
+    """Return the findings of the lines, and the number of processes killed at their job's own limit.
 
     Args:
         now_s: seconds since the start of the machine.
-        job_since_s: when the job has begun here, likewise; None: the node is looked at for no job.
+        job_since_s: start of the job here, likewise; None: the checks run outside a job.
     """
     found = _xids(lines, now_s)
     for (row, subject), matched in _by_row(lines).items():
@@ -290,7 +290,7 @@ def findings(lines: Sequence[Line], now_s: float, job_since_s: float | None = No
 
 
 def _by_row(lines: Iterable[Line]) -> dict[tuple[Row, str], list[Line]]:
-    """Put each line to the first row that fits, and to its subject there."""
+    """Group the lines by the first matching row, and by subject."""
     found: dict[tuple[Row, str], list[Line]] = {}
     for line in lines:
         if (matched := _row_of(line.text)) is None:
@@ -304,7 +304,7 @@ def _by_row(lines: Iterable[Line]) -> dict[tuple[Row, str], list[Line]]:
 
 
 def _row_of(text: str) -> tuple[Row, str, bool] | None:
-    """Return the first row that a line is of, its subject, and whether the line says that it is over."""
+    """Return the first row that matches a line, its subject, and whether the line ends the condition."""
     if _TASK_FIRST.match(text):
         return None
     for row in ROWS:

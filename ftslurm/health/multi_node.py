@@ -1,6 +1,6 @@
-"""How the tasks of a step look at their nodes together: they meet in the shared directory, and the first gathers.
+"""Checks by all tasks of a Slurm step: they join in the shared directory, and the first node gathers the results.
 
-Every touch of that directory is in a child process: it may hang on one node, which is then told by the others.
+Every access to that directory is in a child process: it may hang on one node, which the others then report.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from ftslurm.health.cluster_view import of_json, to_json
 from ftslurm.health.verdict import Json, Verdict
 
 PEERS = 16
-"""Other nodes that each node is told of, those that follow it; more would be many small files to read."""
+"""Number of following nodes whose addresses each node reads; more would be many small files."""
 
 
 @dataclass(frozen=True)
-class Met:
-    """How the meeting went on this node.
+class Joined:
+    """Result of joining, on this node.
 
     Attributes:
-        nodes: those that take part, in Slurm's order; empty: there was no meeting.
-        peers: where the nodes after this one can be reached.
-        problem: why there was no meeting, one line.
+        nodes: those that take part, in Slurm's order; empty: joining failed.
+        peers: addresses of the nodes after this one.
+        problem: why joining failed, one line.
     """
 
     nodes: tuple[str, ...]
@@ -41,18 +41,18 @@ class Met:
 
 @dataclass(frozen=True)
 class Gathered:
-    """What the nodes have handed in, and of those that have not, why there is no word of them."""
+    """The published results, and for nodes without one the reason."""
 
     verdicts: Mapping[str, tuple[Verdict, ...]]
     stuck: Mapping[str, tuple[int, ...]]
     lost: Mapping[str, str]
 
 
-def meet_all(session: Session, directory: str, address: str, port: int, wait_s: float) -> Met:
-    """Say that this node is here, wait at most `wait_s` seconds for the others, and learn where they are."""
+def join_nodes(session: Session, directory: str, address: str, port: int, wait_s: float) -> Joined:
+    """Publish this node's address, wait at most `wait_s` seconds for the others, and read their addresses."""
 
     def work(fs: TimedFileSystem) -> Json:
-        # Never made: a directory that is on one node alone would be a meeting of one.
+        # Never created: in a directory that exists on one node alone, that node would be alone.
         if not fs.during(f"stat {directory}", lambda: os.path.isdir(directory)):
             raise FileNotFoundError(errno.ENOENT, "there is no such directory here", directory)
         barrier.enter(fs, session.root)
@@ -67,27 +67,27 @@ def meet_all(session: Session, directory: str, address: str, port: int, wait_s: 
 
     (met,) = run_all([work], wait_s + barrier.TURN_S * 10 + CALL_LIMIT_S + SLACK_S, CALL_LIMIT_S)
     if met.value is None:
-        return Met((), problem=met.problem)
+        return Joined((), problem=met.problem)
     peers = tuple(Peer(str(node), str(address), int(port)) for node, address, port in met.value["peers"])
-    return Met(tuple(met.value["nodes"]), peers)
+    return Joined(tuple(met.value["nodes"]), peers)
 
 
-def hand_in(session: Session, verdicts: Sequence[Verdict], stuck: Sequence[int]) -> str | None:
-    """Publish this node's result for the first node; return what is wrong if that cannot be done."""
+def publish_result(session: Session, verdicts: Sequence[Verdict], stuck: Sequence[int]) -> str | None:
+    """Publish this node's result for the first node; return the error if that fails."""
     result: Json = {"node": session.node, "verdicts": [to_json(one) for one in verdicts], "stuck": list(stuck)}
-    (done,) = run_all([lambda fs: barrier.hand_in(fs, session, result)], CALL_LIMIT_S + SLACK_S, CALL_LIMIT_S)
+    (done,) = run_all([lambda fs: barrier.publish_result(fs, session, result)], CALL_LIMIT_S + SLACK_S, CALL_LIMIT_S)
     return done.problem
 
 
 def gather(session: Session, nodes: Sequence[str], directory: str, met_s: float, wait_s: float) -> Gathered:
-    """Take the results of the other nodes.
+    """Collect the results of the other nodes.
 
     Args:
-        session: the session; this node's own result is not waited for.
-        nodes: those that met.
-        directory: where.
-        met_s: how long the meeting was waited for, for the words.
-        wait_s: how long results are waited for, seconds.
+        session: the session; this node's own result is not awaited.
+        nodes: those that joined.
+        directory: the shared directory, for messages.
+        met_s: time-out of joining, for messages.
+        wait_s: time-out for results, seconds.
     """
     others = [node for node in nodes if node != session.node]
 
@@ -101,18 +101,18 @@ def gather(session: Session, nodes: Sequence[str], directory: str, met_s: float,
         results, problem = got.value or {}, got.problem
     verdicts: dict[str, tuple[Verdict, ...]] = {}
     stuck: dict[str, tuple[int, ...]] = {}
-    lost = dict.fromkeys(absent(session, nodes), f"did not show up in {directory} within {met_s:g} s")
+    lost = dict.fromkeys(absent(session, nodes), f"did not join in {directory} within {met_s:g} s")
     for node in others:
         try:
             verdicts[node] = tuple(of_json(one) for one in results[node]["verdicts"])
             stuck[node] = tuple(int(pid) for pid in results[node]["stuck"])
         except (KeyError, TypeError, ValueError) as error:
-            why = f"handed in a result that makes no sense ({error})" if node in results else "handed in no result"
-            lost[node] = f"showed up, and then {why}" + (f": {problem}" if problem else f" within {wait_s:g} s")
+            why = f"sent an invalid result ({error})" if node in results else "sent no result"
+            lost[node] = f"joined, but {why}" + (f": {problem}" if problem else f" within {wait_s:g} s")
             verdicts.pop(node, None)
     return Gathered(verdicts, stuck, lost)
 
 
 def absent(session: Session, nodes: Sequence[str]) -> list[str]:
-    """Return the nodes that were started and did not come."""
+    """Return the expected nodes that did not join."""
     return [node for node in session.expected if node not in nodes]

@@ -1,4 +1,4 @@
-"""A node's health as its word carries it: what is wrong, since when, and whether the node may take part (pure)."""
+"""A node's health in its node record: findings, their first times, and whether the node may take part (pure)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 KEPT = 16
-"""Findings that a word carries, the worst first; `ftslurm health` on the node shows them all."""
+"""Findings in a node record, the worst first; `ftslurm health` on the node shows them all."""
 
 _TEXT_LIMIT = 300
 
@@ -24,7 +24,7 @@ class HealthFinding:
 
     Attributes:
         since_ns: when it was first seen, by that node's clock.
-        confirmed: a second look, alone and unhurried, has found it too.
+        confirmed: a second run, alone and with longer time-outs, has found it too.
     """
 
     check: str
@@ -42,17 +42,17 @@ class HealthFinding:
 
 @dataclass(frozen=True)
 class Health:
-    """What the last look at a node found.
+    """Result of the last run of checks on a node.
 
     Attributes:
         status: the worst of the findings, OK without any.
-        looked_ns: when that was, by that node's clock.
-        set: which set of checks.
+        checked_ns: time of the run, by that node's clock.
+        set: the set of checks.
         findings: WARN and FAIL, the worst first.
     """
 
     status: str
-    looked_ns: int
+    checked_ns: int
     set: str
     findings: tuple[HealthFinding, ...]
 
@@ -60,11 +60,11 @@ class Health:
 def health_of(
     verdicts: Iterable[Verdict], set_: str, now_ns: int, before: Health | None, more: Sequence[HealthFinding] = ()
 ) -> Health:
-    """Return what a look found as the word carries it.
+    """Return the health for the node record from a run's verdicts.
 
     Args:
-        before: of the look before: what was wrong then and is now keeps its time, and stays confirmed.
-        more: findings that were not looked for but happened (an Xid event).
+        before: the previous health: persistent findings keep their first time, and stay confirmed.
+        more: findings from events instead of checks (an Xid event).
     """
     known = {(old.check, old.subject): old for old in (before.findings if before else ())}
     found = [
@@ -85,7 +85,7 @@ def health_of(
 
 
 def _past(old: HealthFinding | None, finding: Finding, now_ns: int, set_: str) -> tuple[int, bool]:
-    """Return since when it is known, and whether it is confirmed."""
+    """Return the finding's first time, and whether it is confirmed."""
     if old is None:
         return now_ns, set_ == CONFIRM
     return old.since_ns, set_ == CONFIRM or (old.confirmed and old.status == finding.status)
@@ -95,18 +95,18 @@ def read_health(value: Any, where: str) -> Health:
     """Read it from JSON.
 
     Raises:
-        ValueError: it is not that; the text names `where`.
+        ValueError: the value is invalid; the text names `where`.
     """
     try:
         findings = tuple(_finding(one) for one in _list(value["findings"])[:KEPT])
-        return Health(_status(value["status"]), int(value["looked_ns"]), str(value["set"]), findings)
+        return Health(_status(value["status"]), int(value["checked_ns"]), str(value["set"]), findings)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{where}: expected a node's health ({type(error).__name__}: {error})") from None
 
 
 def _finding(value: Any) -> HealthFinding:
     subject, text, advice = (str(value[name])[:_TEXT_LIMIT] for name in ("subject", "text", "advice"))
-    # Older versions did not look twice.
+    # Older versions did not confirm findings.
     confirmed = value.get("confirmed") is True
     status, since_ns = _status(value["status"]), int(value["since_ns"])
     return HealthFinding(str(value["check"]), status, subject, text, advice, since_ns, confirmed)

@@ -1,4 +1,4 @@
-"""What a probed path is good for, in words: there, mounted, answering, writable, with room (pure)."""
+"""Judgement of a probed path: existing, mounted, answering, writable, with free space (pure)."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ SMALL_SHM = 1 << 30
 SLOW_S = 2.0
 SHM, TMP, RUN_DIRECTORY = "/dev/shm", "/tmp", "run directory"
 TMPDIR = "$TMPDIR"
-"""What a directory is for that the user has chosen for temporary files: the agent does without it (WARN at most)."""
+"""Purpose of the user's directory for temporary files: the agent can do without it (WARN at most)."""
 _LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs")
 """Filesystems of this node's disks; the kernel makes them read-only after an error."""
 _ASK = "Look at its server and at the node's kernel log."
 
 
 def only_read(place: CheckedPath) -> bool:
-    """Return whether the job only reads there, as the user's word for it says."""
+    """Return whether the job only reads there, by the user's name for it."""
     return "data" in place.what.lower()
 
 
 def shown(place: CheckedPath) -> str:
-    """Return a path as findings name it."""
+    """Return a path's name in findings."""
     path = one_line(place.path)
     return path if place.what in (place.path, "") else f"{path} ({place.what})"
 
 
-def judge_place(place: CheckedPath, facts: Json, before: Json | None, busy: bool, gpus: bool) -> list[Finding]:
-    """Judge what a probe found.
+def judge_path(place: CheckedPath, facts: Json, before: Json | None, busy: bool, gpus: bool) -> list[Finding]:
+    """Judge the facts of a probe.
 
     Args:
-        facts: of `probe.probe_all`, and "mount" with the mount's facts, "unmounted": the mount point by fstab that
-            nothing is mounted on.
-        before: those of the look before; None: there are none.
-        busy: ranks are running, whose doing a full directory or a slow server may be.
-        gpus: this node has some.
+        facts: of `probe.probe_all`, and "mount" with the mount's facts, "unmounted": the mount point in fstab without
+            a mounted filesystem.
+        before: those of the previous run; None: there are none.
+        busy: ranks are running, which may have filled a directory or slowed a server.
+        gpus: this node has GPUs.
     """
     subject = shown(place)
     said = _hangs(facts, before, busy) or _gone(place, facts) or _fails(place, facts) or _unwritable(place, facts)
@@ -59,7 +59,7 @@ def judge_place(place: CheckedPath, facts: Json, before: Json | None, busy: bool
 
 
 def is_usable(facts: Json) -> bool:
-    """Return whether a directory can be written to, as far as its probe came."""
+    """Return whether a directory is writable, as far as its probe got."""
     if facts["hung"] is not None or facts["error"] is not None:
         return False
     return facts["kind"] == "directory" and facts["writable"] and not facts["read_only"]
@@ -83,7 +83,7 @@ def _hangs(facts: Json, before: Json | None, busy: bool) -> Said | None:
     text += f" {one_line(mount['source'])}; in {facts['hung']} of {one_line(facts['real'])})"
     if facts["stuck"] is not None:
         text += f"; process {facts['stuck']} that tried it cannot be killed"
-    # Ranks that all write at once may keep a server busy for so long; twice in a row they do not.
+    # Ranks that write concurrently may keep a server busy for this time, but not in two consecutive runs.
     again = before is not None and before["hung"] is not None
     return (WARN if busy and not again else FAIL, text, _ASK)
 
@@ -110,7 +110,10 @@ def _gone(place: CheckedPath, facts: Json) -> Said | None:
 
 
 _REASONS = {
-    errno.ESTALE: ("stale file handle: its server has given up what is mounted here", "Unmount and mount it again."),
+    errno.ESTALE: (
+        "stale file handle: its server no longer exports what is mounted here",
+        "Unmount and mount it again.",
+    ),
     errno.ENOTCONN: ("the program behind its mount has died", "Unmount and mount it again."),
     errno.ESHUTDOWN: ("its filesystem was shut down after an error", "Look at the node's kernel log."),
     errno.EIO: ("input/output error", "Look at the disk or server, and at the node's kernel log."),
@@ -120,7 +123,7 @@ _REASONS = {
     errno.EKEYEXPIRED: ("the Kerberos ticket has expired", "Renew it: `kinit`."),
     errno.ENOKEY: ("no Kerberos ticket", "Get one: `kinit`."),
     errno.EILSEQ: ("other bytes were read than had been written", "Do not use it; look at the disk or server."),
-    errno.ELOOP: ("its symbolic links go round in circles", "Look where they lead."),
+    errno.ELOOP: ("its symbolic links form a loop", "Check their targets."),
 }
 
 
@@ -148,7 +151,7 @@ def _fails(place: CheckedPath, facts: Json) -> Said | None:
 def _denied(place: CheckedPath, facts: Json, step: str) -> Said:
     text = f"{step} is not permitted to user {facts['uid']} ({_source(facts)})"
     if facts["uid"] == 0 and facts["mount"]["type"] not in (*_LOCAL, "tmpfs", "overlay"):
-        # Servers take root for nobody.
+        # Servers map root to nobody.
         return UNKNOWN, text, "Look as the job's user."
     return WARN if place.path == SHM else FAIL, text, "Look at its owner and mode: `ls -ld`."
 
@@ -197,10 +200,10 @@ def _free_space(place: CheckedPath, facts: Json, busy: bool, gpus: bool) -> Iter
 
 
 def unmounted(fstab: str, points: Iterable[str], path: str) -> str | None:
-    """Return the mount point that a path should be on by fstab(5), and that nothing is mounted on.
+    """Return the mount point in fstab(5) for a path if nothing is mounted there.
 
     Args:
-        points: where something is mounted, automounters included.
+        points: mount points, including automounters.
     """
     mounted = set(points)
     for line in fstab.splitlines():

@@ -1,4 +1,4 @@
-"""What `ftslurm health` was asked for: which checks, and what they are told of the node and the job."""
+"""The arguments of `ftslurm health`: the selected checks, and their context of node and job."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class UsageError(ValueError):
 
 
 def choose(options: argparse.Namespace, default: str | None = None) -> list[Check]:
-    """Return the checks that are meant.
+    """Return the selected checks.
 
     Args:
         options: the arguments.
-        default: the set if nothing is said; None: all of them.
+        default: the set without arguments; None: all checks.
 
     Raises:
         UsageError: there is no such check.
@@ -45,20 +45,20 @@ def choose(options: argparse.Namespace, default: str | None = None) -> list[Chec
 
 
 def _means(name: str, check: Check) -> bool:
-    """A check by its name, or all of a group by what is in front of the hyphen."""
+    """A check by its name, or all of a group by the part before the hyphen."""
     return name in (check.name, check.name.partition("-")[0])
 
 
 def context_of(
     options: argparse.Namespace, node: str, environ: Mapping[str, str], places: Sequence[CheckedPath], busy: bool
 ) -> Context:
-    """Return what the checks are told.
+    """Return the context of the checks.
 
     Args:
         options: the arguments.
         node: this node's name.
         environ: the environment.
-        places: paths that are looked at anyway.
+        places: paths that are always checked.
         busy: ranks may be running.
     """
     from ftslurm.health.check import CheckedPath, Context

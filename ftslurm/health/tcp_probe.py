@@ -1,6 +1,6 @@
-"""Tries whether an address and port can be reached, by TCP, without waiting longer than one likes.
+"""Tests whether an address and port can be reached, by TCP, with a time-out.
 
-Somebody who refuses is reached: his machine is there and answers. Nothing is sent.
+A refused connection counts as reached: the machine answers. Nothing is sent.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _REFUSED = (errno.ECONNREFUSED, errno.ECONNRESET)
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What came of an attempt.
+    """Result of an attempt.
 
     Attributes:
         outcome: CONNECTED, REFUSED, SILENT, NO_ROUTE, UNRESOLVED or ERROR.
-        text: the same in words, with the system's own for an error.
+        text: the same as text, with the system's message for an error.
     """
 
     outcome: str
@@ -46,18 +46,18 @@ class ProbeResult:
 
 
 class Probe:
-    """One attempt, under way from the start; for a caller who waits for several things himself.
+    """One attempt, started by the constructor; for a caller with its own event loop.
 
-    Wait until `fileno()` can be written to, or as long as one likes, and ask for the `result()`. Close it.
+    Wait until `fileno()` is writable, or for a time-out, and read the `result()`. Close it.
     """
 
     def __init__(self, address: str, port: int, source: str | None = None) -> None:
-        """Begin.
+        """Start the connection.
 
         Args:
-            address: numeric; a name is not looked up, for that may take half a minute.
+            address: numeric; names are not looked up, because that may take half a minute.
             port: to connect to.
-            source: own address to connect from; of another family, or not this node's: none in particular.
+            source: own address to connect from; ignored if of another family, or not this node's.
         """
         self._socket: socket.socket | None = None
         self._result: ProbeResult | None = None
@@ -74,11 +74,11 @@ class Probe:
             self._result = ProbeResult(ERROR, str(error))
 
     def fileno(self) -> int:
-        """Return what becomes writable when the attempt is over; -1: it is over."""
+        """Return the descriptor that becomes writable at the end of the attempt; -1: it has ended."""
         return -1 if self._socket is None or self._result is not None else self._socket.fileno()
 
     def result(self) -> ProbeResult | None:
-        """Return what came of it; None: nothing yet."""
+        """Return the result; None: still pending."""
         if self._result is None and self._socket is not None:
             poll = select.poll()
             poll.register(self._socket, select.POLLOUT)
@@ -87,7 +87,7 @@ class Probe:
         return self._result
 
     def close(self) -> None:
-        """Give up the attempt, or the connection."""
+        """Cancel the attempt, or close the connection."""
         if self._socket is not None:
             self._socket.close()
 
@@ -113,10 +113,10 @@ def probe_all(
     clock: Callable[[], float] = time.monotonic,
     one_is_enough: bool = False,
 ) -> list[ProbeResult]:
-    """Try several numeric addresses and ports at once, for `timeout_s` seconds in all, and return what came of each.
+    """Try several numeric addresses and ports concurrently, within `timeout_s` seconds, and return each result.
 
     Args:
-        one_is_enough: all are ways to the same place: when one of them was reached the others are given up.
+        one_is_enough: all are addresses of the same target: when one is reached the others are cancelled.
     """
     attempts = [Probe(address, port, source) for address, port in targets]
     try:
@@ -148,7 +148,7 @@ def family(address: str) -> socket.AddressFamily | None:
 
 
 def is_own(address: str) -> bool:
-    """Tell whether an address is one of this node's: only those can be bound to."""
+    """Return whether an address is one of this node's: only those can be bound to."""
     found = family(address)
     if found is None:
         return False

@@ -1,4 +1,4 @@
-"""Figures as people read them (pure)."""
+"""Formatting of sizes, durations and counts (pure)."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ def count(number: int, what: str) -> str:
 
 
 def one_line(text: str, limit: int = 200) -> str:
-    r"""Return a text that somebody else wrote as one line that a terminal can be given: "\x1b" for an escape."""
+    r"""Return foreign text as one line that is safe for a terminal: "\x1b" for an escape."""
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: 2 * limit].strip())
     return shown if len(shown) <= limit else f"{shown[: limit - 1]}…"

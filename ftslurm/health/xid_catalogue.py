@@ -1,9 +1,9 @@
-"""What the numbers mean that NVIDIA's driver reports errors by (Xid), and the kernel log's lines that have one (pure).
+"""Meanings of NVIDIA's driver error numbers (Xid), and their lines in the kernel log (pure).
 
 Source: NVIDIA's Xid catalog, https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html, and its archive for
-GPUs before Ampere. What the catalog wants done at once decides the status: to reset the GPU or restart the machine is a
-FAIL; to restart the application is nothing that the node is to blame for; memory that was repaired, and links that
-corrected their errors, are worth a WARN.
+GPUs before Ampere. The catalog's immediate action decides the status: a reset of the GPU or a restart of the machine is
+a FAIL; a restart of the application is not the node's fault; repaired memory, and links with corrected errors, are a
+WARN.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from ftslurm.health.verdict import FAIL, OK, WARN
 RESET = "Reset the GPU, or have the node drained."
 RESET_LATER = "Reset the GPU when convenient."
 REBOOT = "Have the node drained and power-cycled."
-REPLACE = "Have the GPU looked at: run NVIDIA's field diagnostics."
-DEBUG = "Look for the error in the program: compute-sanitizer finds out-of-range accesses."
+REPLACE = "Have the GPU inspected: run NVIDIA's field diagnostics."
+DEBUG = "Find the error in the program: compute-sanitizer finds out-of-range accesses."
 FOLLOW = "Look at the Xid before this one."
 _NVLINK = "Look at `nvidia-smi nvlink -e` and at the other end of the link."
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """What one Xid means.
+    """Meaning of one Xid.
 
     Attributes:
-        text: in words, as short as NVIDIA's.
-        status: OK (the program's doing, or nothing to do), WARN or FAIL.
+        text: as short as NVIDIA's.
+        status: OK (caused by the program, or nothing to do), WARN or FAIL.
         advice: one short sentence.
     """
 
@@ -53,7 +53,7 @@ def _table() -> dict[int, Meaning]:
         45: Meaning("the program was taken off the GPU, since it ended or for an earlier error", OK, FOLLOW),
         46: Meaning("the GPU stopped processing", FAIL, RESET),
         48: Meaning("uncorrectable (double-bit) ECC error", FAIL, RESET),
-        54: Meaning("auxiliary power is not connected to the GPU", FAIL, "Have the power cables looked at."),
+        54: Meaning("auxiliary power is not connected to the GPU", FAIL, "Have the power cables inspected."),
         56: Meaning("display engine error", OK, FOLLOW),
         57: Meaning("error of the video memory's interface", WARN, REPLACE),
         58: Meaning("unstable video memory interface", WARN, REPLACE),
@@ -87,7 +87,7 @@ def _table() -> dict[int, Meaning]:
         143: Meaning("the GPU could not be initialised", FAIL, RESET),
         151: Meaning("key rotation error", WARN, "Restart the virtual machine."),
         154: Meaning("the GPU's recovery action changed", WARN, "Look at the recovery action: `nvidia-smi -q`."),
-        155: Meaning("NVLink down by software, which may be meant", WARN, _NVLINK),
+        155: Meaning("NVLink down by software, perhaps intended", WARN, _NVLINK),
         156: Meaning("a faulty part of the GPU was retired", WARN, "Reset the GPU, to bring it into effect."),
         157: Meaning("a faulty part of the GPU could not be retired", WARN, REPLACE),
         158: Meaning("the GPU does not answer (fatal time-out)", FAIL, RESET),
@@ -108,13 +108,13 @@ def _table() -> dict[int, Meaning]:
         found[number] = Meaning("copy engine error", OK, FOLLOW)
     for number in (60, 65, 68, *range(82, 85), 86, 88, 89, *range(96, 106), 139, 142):
         found[number] = Meaning("video or image engine error", OK, FOLLOW)
-    for number in range(144, 151):  # whether such a one is fatal is only in its text
+    for number in range(144, 151):  # only the text shows whether it is fatal
         found[number] = Meaning("NVLink error", WARN, _NVLINK)
     return found
 
 
 MEANINGS = _table()
-"""Of the Xids that mean anything; the others are unused."""
+"""The Xids in use."""
 
 _UNKNOWN = Meaning("unknown to this version of ftslurm", WARN, "Look it up in NVIDIA's Xid catalog.")
 _FATAL = re.compile(r"\b(non-?)?fatal\b", re.IGNORECASE)
@@ -123,14 +123,14 @@ _ACTIONS_HARMLESS = {0: OK, 5: WARN}  # none; recover the IMEX domain
 
 
 def meaning(xid: int, text: str = "") -> Meaning:
-    """Return what an Xid means, more exactly with the driver's words for it; of an unknown number, that it is unknown.
+    """Return an Xid's meaning, more exact with the driver's text; for an unknown number `_UNKNOWN`.
 
     Args:
-        text: what stands behind the number in the kernel's log; empty where only the number is known.
+        text: the text after the number in the kernel's log; empty if only the number is known.
     """
     known = MEANINGS.get(xid, _UNKNOWN)
     if 144 <= xid <= 150 and (found := _FATAL.findall(text)):
-        # The last one is the driver's: in front of its words stands the program's name, which a user chooses.
+        # The last one is the driver's: before its text is the program's name, which a user chooses.
         return known if found[-1] else Meaning(f"fatal {known.text}", FAIL, RESET)
     if xid == 154 and (action := _ACTION.search(text)):
         status = _ACTIONS_HARMLESS.get(int(action[1], 16), FAIL)
@@ -145,7 +145,7 @@ class XidLine:
 
     Attributes:
         bus_id: of the GPU, as `bus_key` has it.
-        text: the driver's words, without the number.
+        text: the driver's text, without the number.
     """
 
     bus_id: str
@@ -165,13 +165,13 @@ _XID = re.compile(
 
 
 def xid_in(line: str) -> XidLine | None:
-    """Return the Xid in a record of /dev/kmsg, None where it is none: the driver's own begin with its name."""
+    """Return the Xid in a record of /dev/kmsg, None if there is none: the driver's own begin with its name."""
     match = _XID.match(line)
     return XidLine(bus_key(match[1]), int(match[2]), (match[3] or "").strip()) if match else None
 
 
 def bus_key(bus_id: str) -> str:
-    """Return a PCI address as sysfs writes it: NVML's domain has eight digits, the driver's log has no function."""
+    """Return a PCI address in sysfs's form: NVML's domain has eight digits, the driver's log has no function."""
     try:
         *front, bus, device = bus_id.strip().lower().split(":")
         slot, _, function = device.partition(".")

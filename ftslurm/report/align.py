@@ -1,4 +1,4 @@
-"""Times of nodes whose clocks are far off, corrected all over a snapshot; and what is left of each clock (pure)."""
+"""Correction of all times in a snapshot of nodes whose clocks are far off; remaining error of each clock (pure)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ftslurm.report.facts import (
 )
 
 SKEWED_NS = 500_000_000
-"""A clock that is so far off gets all its times corrected, so that times and spans in the report make sense."""
+"""Offset from which all times of a clock are corrected, so that times and durations in the report make sense."""
 
 
 def aligned(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot with its ``clocks``, and the times of nodes whose clocks are far off corrected.
+    """Return the snapshot with its ``clocks``, and with corrected times of nodes whose clocks are far off.
 
-    All are compared by the clock that stands in the middle of the nodes': where they agree with each other, nothing
-    changes, whatever the server's clock says.
+    The reference is the median of the nodes' clocks: where they agree with each other, nothing changes, whatever the
+    offset of the server's clock.
     """
     records = {record.node: record.clock for record in snapshot.nodes if record.clock is not None}
     readings: dict[tuple[int, str], Reading] = {}
@@ -68,7 +68,7 @@ def aligned(snapshot: Snapshot) -> Snapshot:
 
 
 def corrected(snapshot: Snapshot, files: RoundFiles, error: RankError, node: str) -> RankError:
-    """Return an error record that was read later as `aligned` would have it; ``node`` is where its rank was seen."""
+    """Return an error record that was read later with the corrections of `aligned`; ``node`` is its rank's node."""
     return _shifted_error(error, snapshot.clocks.moved_ns.get((files.number, error.node or node), 0))
 
 
@@ -76,7 +76,7 @@ def _shifts(clocks: Mapping[str, Clock]) -> dict[str, int]:
     offsets = sorted(clock.offset_ns for clock in clocks.values())
     if not offsets:
         return {}
-    # Of two in the middle the one that agrees better with the server.
+    # With an even number, the one of the two medians that is closer to the server.
     base = min(offsets[(len(offsets) - 1) // 2], offsets[len(offsets) // 2], key=abs)
     return {node: clock.offset_ns - base for node, clock in clocks.items()}
 
@@ -120,7 +120,7 @@ def _shifted_health(health: Health | None, ns: int) -> Health | None:
     if health is None:
         return None
     findings = tuple(replace(each, since_ns=each.since_ns + ns) for each in health.findings)
-    return replace(health, looked_ns=health.looked_ns + ns, findings=findings)
+    return replace(health, checked_ns=health.checked_ns + ns, findings=findings)
 
 
 def _shifted_word(record: NodeRecordFacts, ns: int) -> NodeRecordFacts:
@@ -138,7 +138,7 @@ def _shifted_failure(failure: Failure | None, far: Mapping[str, int]) -> Failure
 
 
 def _shifted_state(state: State, far: Mapping[str, int]) -> State:
-    # The state's own times are its coordinator's, as far as is known the same one all along.
+    # The state's times are its coordinator's, assumed to be the same one throughout.
     ns = far.get(state.coordinator or "", 0)
     closed = state.closed
     return replace(

@@ -1,4 +1,4 @@
-"""A worker that failed by itself: all that is known of it, and the verdict on why (pure)."""
+"""A worker that ftslurm did not stop and that failed: its facts, and the verdict on the cause (pure)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ftslurm.failures.record_summary import VARIES
 from ftslurm.report.facts import Exc, Frame, LogTail
 
 UNJUDGED = ROWS[-1]
-_CASCADES_KEPT = 4096
+_CASCADES_CACHED = 4096
 _cascades: dict[tuple[object, ...], Cause] = {}
 
 
 @dataclass(frozen=True)
 class FailedWorker:
-    """A worker that failed by itself, with everything that is known of it; ``lines`` are the proofs in words."""
+    """A failed worker with all its facts; ``lines`` are the evidence as text."""
 
     rank: int
     node: str
@@ -47,75 +47,75 @@ class FailedWorker:
     exit_message: str = ""
 
 
-def judge(suspect: FailedWorker, tails: Sequence[LogTail], rows: Sequence[Cause]) -> FailedWorker:
-    """Return the suspect with the cause of its failure, said in words, and with what proves it."""
-    key = _alike(suspect) if not tails and rows is ROWS else None
+def judge(worker: FailedWorker, tails: Sequence[LogTail], rows: Sequence[Cause]) -> FailedWorker:
+    """Return the failed worker with the cause of its failure, a description, and the evidence."""
+    key = _cascade_key(worker) if not tails and rows is ROWS else None
     known = _cascades.get(key) if key is not None else None
-    if known is not None and suspect.exception is not None:
-        return _decided(suspect, suspect.exception, known)
-    judged = _judge(suspect, tails, rows)
+    if known is not None and worker.exception is not None:
+        return _decided(worker, worker.exception, known)
+    judged = _judge(worker, tails, rows)
     if key is not None and judged.cause.role == CASCADE:
-        if len(_cascades) >= _CASCADES_KEPT:
+        if len(_cascades) >= _CASCADES_CACHED:
             _cascades.clear()
         _cascades[key] = judged.cause
     return judged
 
 
-def _alike(suspect: FailedWorker) -> tuple[object, ...] | None:
-    """What decides whether a plain exception is a cascade; None if more than that has to be looked at.
+def _cascade_key(worker: FailedWorker) -> tuple[object, ...] | None:
+    """Cache key of everything that decides whether an exception is a cascade; None if more facts are needed.
 
-    When one rank of 16,384 fails, the others break their connections to it, and their messages differ in addresses and
-    times only. That no row for cascades, nor one before them, looks at anything else is a property that is tested.
+    When one rank of 16,384 fails, the others' connections to it break, and their messages differ only in addresses
+    and times. A test verifies that no row for cascades, nor one before them, depends on anything else.
     """
-    exception = suspect.exception
-    if exception is None or exception.link is not None or exception.members or exception.notes or suspect.scheduler:
+    exception = worker.exception
+    if exception is None or exception.link is not None or exception.members or exception.notes or worker.scheduler:
         return None
     message = VARIES.sub("#", exception.message)
     files = tuple([frame.file for frame in exception.frames])
-    return suspect.kind, exception.type, exception.module, message, files, suspect.exit_code, suspect.signal
+    return worker.kind, exception.type, exception.module, message, files, worker.exit_code, worker.signal
 
 
-def _decided(suspect: FailedWorker, exception: Exc, cause: Cause) -> FailedWorker:
+def _decided(worker: FailedWorker, exception: Exc, cause: Cause) -> FailedWorker:
     raised = (exception.type, exception.module, exception.message)
-    evidence = Evidence(suspect.kind, *raised, exit_code=suspect.exit_code, exit_message=suspect.exit_message)
+    evidence = Evidence(worker.kind, *raised, exit_code=worker.exit_code, exit_message=worker.exit_message)
     what = describe(evidence, cause)
     # As `replace` would do it, without calling __init__ for 16,384 ranks.
     decided = object.__new__(FailedWorker)
-    decided.__dict__.update(suspect.__dict__, cause=cause, what=what, lines=())
+    decided.__dict__.update(worker.__dict__, cause=cause, what=what, lines=())
     return decided
 
 
-def _judge(suspect: FailedWorker, tails: Sequence[LogTail], rows: Sequence[Cause]) -> FailedWorker:
+def _judge(worker: FailedWorker, tails: Sequence[LogTail], rows: Sequence[Cause]) -> FailedWorker:
     by_stream = {t.stream: t.text for t in tails}
-    evidence = evidence_of(suspect, by_stream.get("stderr", ""))
+    evidence = evidence_of(worker, by_stream.get("stderr", ""))
     cause, where = find(evidence, rows)
     return replace(
-        suspect,
+        worker,
         cause=cause,
         what=describe(evidence, cause, where),
-        stacks=suspect.stacks or by_stream.get("stacks"),
+        stacks=worker.stacks or by_stream.get("stacks"),
         lines=tuple(proof_lines.lines(evidence, cause, where)),
     )
 
 
-def evidence_of(suspect: FailedWorker, stderr: str) -> Evidence:
-    """Return what the causes are judged by; ``stderr`` is the end of the worker's."""
+def evidence_of(worker: FailedWorker, stderr: str) -> Evidence:
+    """Return the input of the catalogue's rows; ``stderr`` is the tail of the worker's."""
     whole = Evidence(
-        kind=suspect.kind,
-        message=suspect.what,
-        exit_code=suspect.exit_code,
-        signal=suspect.signal,
-        step=suspect.step,
+        kind=worker.kind,
+        message=worker.what,
+        exit_code=worker.exit_code,
+        signal=worker.signal,
+        step=worker.step,
         tail=stderr,
-        life_s=suspect.life_s,
-        core_dumped=suspect.core_dumped,
-        host_resources=suspect.host_resources,
-        sections=suspect.sections,
-        cuda=suspect.cuda,
-        scheduler=suspect.scheduler,
-        exit_message=suspect.exit_message,
+        life_s=worker.life_s,
+        core_dumped=worker.core_dumped,
+        host_resources=worker.host_resources,
+        sections=worker.sections,
+        cuda=worker.cuda,
+        scheduler=worker.scheduler,
+        exit_message=worker.exit_message,
     )
-    return whole if suspect.exception is None else replace(_with(whole, suspect.exception), tail=stderr)
+    return whole if worker.exception is None else replace(_with(whole, worker.exception), tail=stderr)
 
 
 def _with(whole: Evidence, exception: Exc) -> Evidence:

@@ -1,4 +1,4 @@
-"""Whether a hang ended a round (pure). What is said of one is in `ftslurm.report.hang`, loaded where there is one."""
+"""Whether a hang ended a round (pure). Its description is in `ftslurm.report.hang`, loaded only if there is one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HANG = "hang"
 
 
 def hang_of(snapshot: Snapshot, number: int) -> Failure | None:
-    """Return the hang that ended a round; None if it was something else."""
+    """Return the hang that ended a round; None if there was another reason."""
     entry = root_cause.history_of(snapshot, number)
     if entry is not None and entry.failure is not None:
         return entry.failure if entry.failure.kind == HANG else None
@@ -23,7 +23,7 @@ def hang_of(snapshot: Snapshot, number: int) -> Failure | None:
 
 
 def is_first(hang: Failure, found: Sequence[FailedWorker]) -> bool:
-    """Whether the hang was the round's first failure: nothing primary was seen before its time-out expired.
+    """Whether the hang was the round's first failure: no primary failure precedes the expiry of its time-out.
 
     A rank that raised an exception and then did not end makes the others hang.
     """
@@ -35,7 +35,7 @@ def is_first(hang: Failure, found: Sequence[FailedWorker]) -> bool:
 
 
 def without_hung(hang: Failure, found: Sequence[FailedWorker]) -> list[FailedWorker]:
-    """Return the failed workers without the hung one, whose own end was our doing."""
+    """Return the failed workers without the hung one, which ftslurm ended."""
     return [s for s in found if s.rank != hang.rank or s.kind == "exception"]
 
 

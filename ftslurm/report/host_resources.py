@@ -1,4 +1,4 @@
-"""From untrusted JSON to what agent and worker saw around a failure; whatever is wrong in it is left out (pure)."""
+"""Decode the host resources observed at a failure from untrusted JSON; invalid values are omitted (pure)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TEXT_LIMIT = 300
 
 
 def host_resources_from(ours: Json) -> HostResources | None:
-    """Return what agent and worker saw around a failure.
+    """Return the host resources that agent and worker observed at a failure.
 
     Args:
         ours: the "ftslurm" part of an error record: "host_resources" is the agent's; "shm", the free and all bytes of
@@ -20,11 +20,11 @@ def host_resources_from(ours: Json) -> HostResources | None:
     value, limit = ours.get("host_resources"), ours.get("memory_limit")
     o: Json = value if isinstance(value, dict) else {}
     spaces = [space for space in map(_space, objects(o, "spaces")[:_MANY]) if space is not None]
-    seen = _sizes(ours.get("shm"))
-    if seen is not None:
-        known = next((space for space in spaces if space.path == SHM), Space(SHM, *seen))
-        least = min(seen[0], known.least)
-        own = Space(SHM, known.free, known.total, known.free_inodes, known.total_inodes, least)
+    shm = _sizes(ours.get("shm"))
+    if shm is not None:
+        agents = next((space for space in spaces if space.path == SHM), Space(SHM, *shm))
+        least = min(shm[0], agents.least)
+        own = Space(SHM, agents.free, agents.total, agents.free_inodes, agents.total_inodes, least)
         spaces = [own, *(space for space in spaces if space.path != SHM)]
     own_limit = _count({"n": limit[0]}, "n") if isinstance(limit, list) and len(limit) == 1 else None
     if not o and not spaces and own_limit is None:
@@ -56,7 +56,7 @@ def sections_from(value: object) -> tuple[tuple[str, float], ...]:
 
 
 def cuda_from(value: object) -> tuple[tuple[str, int], ...]:
-    """Return the record's "cuda": names of figures and their bytes."""
+    """Return the record's "cuda": names of values and their bytes."""
     if not isinstance(value, dict):
         return ()
     pairs = ((name, _count(value, name)) for name in list(value)[:_MANY] if isinstance(name, str))

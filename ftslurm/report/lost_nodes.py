@@ -1,4 +1,4 @@
-"""Nodes that went away in a round: which, whether they were the first failure, and how to say so (pure)."""
+"""Lost nodes of a round: which, whether they were the first failure, and their description (pure)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ftslurm.report.facts import Failure, History, LostNode, NodeRecordFacts, Ro
 from ftslurm.report.failed_worker import FailedWorker
 from ftslurm.report.wording import ranges
 
-# Ranks are numbers in a file: a hostile world size must not make the report count to 2**60.
+# The world size is a number in a file: a hostile one must not make the report count to 2**60.
 WORLD_LIMIT = 1_000_000
-# The last word on a node whose guardian has outlived its agent begins so, see `ftslurm.agent.guardian`.
+# Prefix of the guardian's death notice in the node record, see `ftslurm.agent.guardian`.
 AGENT_GONE = "its agent "
 AGENT_KILLED = "its agent was killed"
 AGENT_DEFECT = "its agent ended by a defect of ftslurm"
@@ -24,32 +24,30 @@ AGENT_DEFECT = "its agent ended by a defect of ftslurm"
 def lost_first(
     snapshot: Snapshot, files: RoundFiles, entry: History | None, found: Sequence[FailedWorker]
 ) -> list[LostNode] | None:
-    """Return the nodes whose loss was the round's first failure; None if that was not it.
+    """Return the nodes whose loss was the round's first failure; None if there was another one.
 
-    Empty: a node was lost, but nothing tells which.
+    Empty: a node was lost, but no record shows which.
     """
     state = snapshot.state
     lost = [x for x in (state.lost if state else ()) if x.round == files.number]
     if lost or (entry is not None and entry.outcome == "node-lost"):
         lost = lost or _without_end(files, entry)
         return None if _before(found, lost) else lost
-    # When an agent is killed, its peers' broken connections are noticed long before its silence. Then
-    # the state blames a rank that only lost its peer, and the missing end of a node's record tells.
-    records = _last_words(snapshot, files)
-    gone = [x for x in _without_end(files, entry) if not _moved_on(records.get(x.node), files.number)]
-    if gone and found and _let_down(found[0]):
-        return gone
-    # What failed by itself after a guardian had told of its agent's end may follow from that, too.
-    told = [
-        replace(x, time_ns=record.time_ns)
-        for x in gone
-        if (record := records.get(x.node)) and _told_by_guardian(record)
+    # When an agent is killed, its peers' connections break long before its heartbeat time-out. Then the
+    # state names a rank that only lost its peer, and the missing end in a node's file is the evidence.
+    records = _last_records(snapshot, files)
+    silent = [x for x in _without_end(files, entry) if not _moved_on(records.get(x.node), files.number)]
+    if silent and found and _peer_lost(found[0]):
+        return silent
+    # A failure after a guardian's death notice may be a consequence of the agent's end, too.
+    reported = [
+        replace(x, time_ns=record.time_ns) for x in silent if (record := records.get(x.node)) and _death_notice(record)
     ]
-    return told if told and found and not _before(found, told) else None
+    return reported if reported and found and not _before(found, reported) else None
 
 
-def _last_words(snapshot: Snapshot, files: RoundFiles) -> dict[str, NodeRecordFacts]:
-    """Return by node the last word of the agent that took part in the round, as far as it is known."""
+def _last_records(snapshot: Snapshot, files: RoundFiles) -> dict[str, NodeRecordFacts]:
+    """Return by node the last record of the agent that took part in the round, if any."""
     took_part = {node.node: node for node in files.nodes}
     records = {}
     for record in snapshot.nodes:
@@ -69,14 +67,14 @@ def _last_words(snapshot: Snapshot, files: RoundFiles) -> dict[str, NodeRecordFa
     return records
 
 
-def silent_before(snapshot: Snapshot, files: RoundFiles, entry: History | None, hang: Failure) -> list[LostNode]:
-    """Return the nodes that fell silent before a rank hung: it waited for theirs, whatever the state says of it.
+def silent_nodes(snapshot: Snapshot, files: RoundFiles, entry: History | None, hang: Failure) -> list[LostNode]:
+    """Return the nodes that fell silent before a rank hung: it waited for their ranks, whatever the state records.
 
-    They gave no sign of life in the second half of the time in which that rank did not move, nor recorded an end.
+    They sent no heartbeat in the second half of that rank's time without progress, nor recorded an end.
     """
     if hang.time_ns is None or hang.since_ns is None:
         return []
-    records = _last_words(snapshot, files)
+    records = _last_records(snapshot, files)
     found = []
     for lost in _without_end(files, entry):
         record = records.get(lost.node)
@@ -121,7 +119,7 @@ def lost_failure(
 
 
 def _spare(snapshot: Snapshot) -> str:
-    """Advise to ask for a spare where the job ended for want of a node."""
+    """Advise a spare where the job ended for lack of a node."""
     state = snapshot.state
     closed = state.closed if state is not None else None
     if (
@@ -131,26 +129,26 @@ def _spare(snapshot: Snapshot) -> str:
         or f"at least {state.min_nodes} needed" not in closed.reason
     ):
         return ""
-    return f" A spare would have taken its place: ask Slurm for one node more and say --nnodes {state.min_nodes}."
+    return f" A spare would have replaced it: request one node more from Slurm and set --nnodes {state.min_nodes}."
 
 
 def _before(found: Sequence[FailedWorker], lost: Sequence[LostNode]) -> bool:
-    """Whether a worker had failed for a reason of its own before the lost nodes fell silent."""
-    gone = {x.node for x in lost}
-    last_words = [x.time_ns - int((x.silent_s or 0) * 1e9) for x in lost if x.time_ns is not None]
-    for suspect in found:
-        if suspect.cause.role != PRIMARY:
+    """Whether a worker's primary failure precedes the silence of the lost nodes."""
+    lost_names = {x.node for x in lost}
+    last_records = [x.time_ns - int((x.silent_s or 0) * 1e9) for x in lost if x.time_ns is not None]
+    for worker in found:
+        if worker.cause.role != PRIMARY:
             continue
-        # What a lost node's agent still wrote about a worker, it wrote before it went.
-        if suspect.node in gone or not last_words:
+        # A lost node's agent wrote its worker's record before its own end.
+        if worker.node in lost_names or not last_records:
             return True
-        if suspect.time_ns is not None and suspect.time_ns <= min(last_words):
+        if worker.time_ns is not None and worker.time_ns <= min(last_records):
             return True
     return False
 
 
 def _without_end(files: RoundFiles, entry: History | None) -> list[LostNode]:
-    """The round's nodes whose agents recorded no end of it."""
+    """The round's nodes whose agents did not record its end."""
     ended = {n.node for n in files.nodes if n.ended_ns is not None}
     names = list(entry.nodes) if entry is not None else [n.node for n in files.nodes]
     time_ns = entry.ended_ns if entry is not None else None
@@ -158,39 +156,39 @@ def _without_end(files: RoundFiles, entry: History | None) -> list[LostNode]:
 
 
 def _moved_on(record: NodeRecordFacts | None, number: int) -> bool:
-    """Whether the node's agent outlived the round, although its record of it has no end: that was not published."""
-    if record is None or _told_by_guardian(record):
+    """Whether the node's agent outlived the round, although its unpublished record of it has no end."""
+    if record is None or _death_notice(record):
         return False
     return record.round > number or record.status in ("succeeded", "failed", "left")
 
 
-def _told_by_guardian(record: NodeRecordFacts) -> bool:
+def _death_notice(record: NodeRecordFacts) -> bool:
     return record.status == "left" and (record.reason or "").startswith(AGENT_GONE)
 
 
-def _let_down(suspect: FailedWorker) -> bool:
-    """Whether another rank's end, or a node's, explains the failure: a connection broke, torch's or one of its own."""
-    if suspect.cause.role != PRIMARY:
+def _peer_lost(worker: FailedWorker) -> bool:
+    """Whether the loss of a peer explains the failure: a connection broke, torch's or the program's own."""
+    if worker.cause.role != PRIMARY:
         return True
-    name = suspect.exception.type if suspect.exception is not None else ""
+    name = worker.exception.type if worker.exception is not None else ""
     return unanswered(name) or name == "EOFError"
 
 
 def _what(snapshot: Snapshot, files: RoundFiles, entry: History | None, lost: Sequence[LostNode]) -> str:
     reason = entry.reason if entry is not None and entry.outcome == "node-lost" else None
     if reason and len(lost) == 1:
-        # The coordinator's words begin with the node, which the report names itself.
+        # The coordinator's text begins with the node, which the report names itself.
         return reason.removeprefix(f"node {lost[0].node} ").removeprefix(f"{lost[0].node} ")
     text = "was lost" if len(lost) < 2 else "were lost"
     if reason:
         return f"{text}: {reason}"
-    record = _last_words(snapshot, files).get(lost[0].node) if lost else None
+    record = _last_records(snapshot, files).get(lost[0].node) if lost else None
     left = record.reason if record is not None and record.status == "left" else None
     silent = max((x.silent_s for x in lost if x.silent_s is not None), default=None)
     if left:
         return f"{text}: {left}"
     if silent is not None:
-        return f"{text}: no sign of life for {silent:.1f} s"
+        return f"{text}: no heartbeat for {silent:.1f} s"
     return f"{text}: no end of the round was recorded there"
 
 

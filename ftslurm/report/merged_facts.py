@@ -1,4 +1,4 @@
-"""All that is known of one failed worker, from its agent, its error record and the run's state together (pure)."""
+"""The facts about one failed worker, merged from its agent, its error record and the run's state (pure)."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ _FRAME = re.compile(r'^ *File "([^"\n]{1,4096})", line (\d{1,9})(?:,? in (\S{1,2
 
 def failed_worker_of(
     rank: int,
-    seen: tuple[RoundNode, Worker] | None,
+    observed: tuple[RoundNode, Worker] | None,
     error: RankError | None,
-    word: Failure | None,
+    summary: Failure | None,
     scheduler: str,
 ) -> FailedWorker:
-    """Put together what is known of a failed worker; not judged yet.
+    """Merge the facts about a failed worker, before judging.
 
     Args:
         rank: its rank.
-        seen: what its agent saw of it.
+        observed: its agent's record of it.
         error: its error record.
-        word: its failure in short, as its node's word or the state have it.
+        summary: its failure's summary in the node record or the state.
         scheduler: the scheduler's state of the job, if that ended with it.
     """
-    node, worker = seen or (None, None)
-    kind = _kind(worker, error, word)
-    exception = _exception(kind, error, word)
+    node, worker = observed or (None, None)
+    kind = _kind(worker, error, summary)
+    exception = _exception(kind, error, summary)
     stacks = error.stacks if error else None
-    # For a crash, the record offers the stacks to torch's readers in the traceback's place.
+    # For a crash, the record has the stacks in the place of the traceback, for readers of torch's format.
     traceback = error.traceback if error and error.traceback != stacks else None
-    known = [x for x in (worker, error, word) if x is not None]
+    known = [x for x in (worker, error, summary) if x is not None]
     record = error is not None and error.whole
     step = _first_known(
         error.step if error else None,
         worker.progress.last_step if worker and worker.progress else None,
-        word.step if word else None,
+        summary.step if summary else None,
     )
     return FailedWorker(
         rank=rank,
-        node=(node.node if node else None) or (error and error.node) or (word.node if word else None) or "?",
+        node=(node.node if node else None) or (error and error.node) or (summary.node if summary else None) or "?",
         host=(node.host if node else None) or (error.host if error else None),
         local_rank=_first_known(*[x.local_rank for x in known]),
-        time_ns=_time_ns(exception is not None, worker, error, word),
+        time_ns=_time_ns(exception is not None, worker, error, summary),
         kind=kind,
         exit_code=_first_known(*[x.exit_code for x in known]),
-        signal=(worker and worker.signal) or (error and error.signal) or (word.signal if word else None),
+        signal=(worker and worker.signal) or (error and error.signal) or (summary.signal if summary else None),
         core_dumped=worker is not None and worker.core_dumped,
         step=step,
         argv=error.argv if error else (),
@@ -56,10 +56,10 @@ def failed_worker_of(
         frames=_frames(exception, traceback, stacks),
         traceback=traceback,
         stacks=stacks,
-        evidence=tuple(n for n, x in (("round-node", worker), ("error.json", record), ("summary", word)) if x),
+        evidence=tuple(n for n, x in (("round-node", worker), ("error.json", record), ("summary", summary)) if x),
         cause=UNJUDGED,
         scheduler=scheduler,
-        what=(error.message if error else "") or (word.message if word else ""),
+        what=(error.message if error else "") or (summary.message if summary else ""),
         life_s=_life_s(worker),
         host_resources=error.host_resources if error else None,
         sections=error.sections if error else (),
@@ -68,7 +68,7 @@ def failed_worker_of(
     )
 
 
-def _kind(worker: Worker | None, error: RankError | None, word: Failure | None) -> str:
+def _kind(worker: Worker | None, error: RankError | None, summary: Failure | None) -> str:
     if error is not None and error.kind == "exception":
         return "exception"
     if worker is not None and worker.signal is not None:
@@ -77,27 +77,27 @@ def _kind(worker: Worker | None, error: RankError | None, word: Failure | None) 
         return "spawn"
     if error is not None:
         return error.kind
-    if word is not None and (worker is None or worker.exit_code is None or word.kind in ("exception", "spawn")):
-        return word.kind
+    if summary is not None and (worker is None or worker.exit_code is None or summary.kind in ("exception", "spawn")):
+        return summary.kind
     return "exit"
 
 
-def _time_ns(raised: bool, worker: Worker | None, error: RankError | None, word: Failure | None) -> int | None:
-    # An exception happened when it was caught; the process may have needed seconds more to end.
+def _time_ns(raised: bool, worker: Worker | None, error: RankError | None, summary: Failure | None) -> int | None:
+    # An exception's time is when it was caught; the process may have needed seconds more to end.
     error_ns = error.time_ns if error else None
     ended_ns = worker.ended_ns if worker else None
-    word_ns = word.time_ns if word else None
+    summary_ns = summary.time_ns if summary else None
     if raised:
-        return _first_known(error_ns, word_ns, ended_ns)
-    return _first_known(ended_ns, error_ns, word_ns)
+        return _first_known(error_ns, summary_ns, ended_ns)
+    return _first_known(ended_ns, error_ns, summary_ns)
 
 
-def _exception(kind: str, error: RankError | None, word: Failure | None) -> Exc | None:
+def _exception(kind: str, error: RankError | None, summary: Failure | None) -> Exc | None:
     if error is not None and error.exception is not None:
         return error.exception
     if kind != "exception":
         return None
-    message = (error.message if error else "") or (word.message if word else "")
+    message = (error.message if error else "") or (summary.message if summary else "")
     match = _TYPED.match(message)
     if match is None:
         return Exc("Exception", "", message, (), None) if message else None
@@ -109,7 +109,7 @@ def _frames(exception: Exc | None, traceback: str | None, stacks: str | None) ->
     if exception is not None and exception.frames:
         return exception.frames
     if traceback:
-        # A record by torch alone: the frames are there only as text.
+        # A record by torch alone has the frames only as text.
         return tuple(_frames_in(traceback[-65536:])[-100:])
     if stacks:
         # faulthandler: innermost first, and the thread that crashed is the "current" one.

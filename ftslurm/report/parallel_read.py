@@ -1,4 +1,4 @@
-"""Many reads of a slow filesystem at once: what a network answers in a millisecond is asked for by many threads."""
+"""Parallel reads of a slow filesystem: many threads hide the network's latency of a millisecond per read."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 THREADS = 48
-# A local filesystem answers in microseconds; threads would only get into each other's way there.
+# A local filesystem answers in microseconds; threads would only contend for the interpreter there.
 SLOW_S = 0.0003
 PROBES = 16
-# What is read ahead of its use: bounds the memory.
+# Number of items read ahead: bounds the memory.
 CHUNK = 192
 
 Item = TypeVar("Item")
@@ -21,16 +21,16 @@ Result = TypeVar("Result")
 def read_in_parallel(
     read: Callable[[Item], Result], items: Sequence[Item], clock: Callable[[], float] = time.perf_counter
 ) -> Iterator[Result]:
-    """Yield ``read(item)`` for each item, in order; by many threads if the first ones show that it pays.
+    """Yield ``read(item)`` for each item, in order; by many threads if the first reads are slow.
 
     Args:
-        read: must not raise, and be safe to call from several threads.
-        items: what to read.
+        read: must not raise, and must be thread-safe.
+        items: arguments of the reads.
         clock: monotonic seconds.
     """
     spans: list[float] = []
     done = 0
-    # The first calls meet cold caches: the typical one counts, and it is asked for again where nothing was slow.
+    # The first calls have cold caches: the median decides, and is measured again later if it was fast.
     while done < len(items):
         before = clock()
         result = read(items[done])
@@ -44,13 +44,13 @@ def read_in_parallel(
     chunks = [items[start : start + CHUNK] for start in range(done, len(items), CHUNK)]
     ahead = [_Chunk(read, chunk) for chunk in chunks[:1]]
     for i in range(len(chunks)):
-        # The next ones are read while these are used.
+        # The next items are read while these are used.
         ahead += [_Chunk(read, chunk) for chunk in chunks[i + 1 : i + 2]]
         yield from ahead.pop(0).results()
 
 
 class _Chunk(Generic[Item, Result]):
-    """Items that are being read by many threads."""
+    """Items read by many threads."""
 
     def __init__(self, read: Callable[[Item], Result], items: Sequence[Item]) -> None:
         self._read, self._items = read, items

@@ -1,9 +1,9 @@
-"""Error records that differ from an earlier one only in digits: decoded from the places where those stand (pure).
+"""Error records that differ from an earlier one only in digits: decoded from the positions of those (pure).
 
-When one rank of 16,384 fails, the others leave 16,383 records of a few KiB that say the same: other ranks, addresses,
-times. Parsing each takes four times as long as reading it. Here the digits of a record are masked; if that gives the
-same bytes as for an earlier record, both have the same structure, and only the values with digits are looked at.
-Whatever is unusual about them is left to the parser, so that the result is always its result.
+When one rank of 16,384 fails, the others write 16,383 records of a few KiB that differ only in ranks, addresses and
+times. Parsing each takes four times as long as reading it. Here the digits of a record are masked; if the result equals
+that of an earlier record, both have the same structure, and only the values with digits are decoded. Unusual values
+are left to the parser, so that the result always equals the parser's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TEXTS: dict[Path, str] = {
     (_OURS, "node"): "node",
     (_OURS, "host"): "host",
 }
-# Not believed or not needed; a rank is known by its folder.
+# Not trusted or not needed; the folder gives the rank.
 _UNUSED: set[Path] = {("message", "errorCode"), ("message", "extraInfo", "timestamp")}
 _UNUSED |= {(_OURS, name) for name in ("rank", "round", "world_size", "recorded_ns", "run_id", "attempt")}
 _PARTS: set[Path] = {(_OURS, name) for name in ("host_resources", "shm", "memory_limit", "sections", "cuda")}
@@ -42,35 +42,35 @@ _VARYING: set[Path] = {*_NUMBERS, *_TEXTS, *_UNUSED, *_PARTS}
 _SKIP, _TEXT, _PART, _CHECKED, _NUMBER = range(5)
 
 
-class Alike:
+class RecordDecoder:
     """Decodes the error records of a run."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, _Pattern | None] = {}
+        self._patterns: dict[bytes, _Pattern | None] = {}
 
     def error(self, data: bytes, rank: int) -> RankError:
-        """Return what `rank_error_from` does of the same file.
+        """Return the result of `rank_error_from` for the same file.
 
         Raises:
-            Malformed: as it does.
+            Malformed: as `rank_error_from` does.
         """
         if len(data) > SIZE_LIMIT:
             return rank_error_from(parse_json(data), rank)
         key = data.translate(_MASK)
-        pattern = self._known.get(key)
+        pattern = self._patterns.get(key)
         if pattern is not None:
             found = pattern.error(data, rank)
             if found is not None:
                 return found
         value = parse_json(data)
         error = rank_error_from(value, rank)
-        if key not in self._known and len(self._known) < KEPT:
-            self._known[key] = _pattern(data, error, _judged(value))
+        if key not in self._patterns and len(self._patterns) < KEPT:
+            self._patterns[key] = _pattern(data, error, _judged(value))
         return error
 
 
 def _judged(record: object) -> Path:
-    """Return where the message of the exception is that is judged; nowhere for an exit, whose code decides on that."""
+    """Return the path of the judged exception's message; empty for an exit, whose code decides which is judged."""
     ours = record.get(_OURS) if isinstance(record, dict) else None
     exception = ours.get("exception") if isinstance(ours, dict) else None
     keys = judged_path(exception)
@@ -79,7 +79,7 @@ def _judged(record: object) -> Path:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Position:
     start: int
     end: int
     path: Path
@@ -87,15 +87,15 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Pattern:
-    """A record, and where in it the values are that others may have different."""
+    """A record, and the positions of the values that may differ in others."""
 
     first: RankError
-    places: tuple[tuple[int, int, bytes, int, str], ...]  # start, end, the value, kind of value, what it is called
-    fixed: tuple[tuple[slice, bytes], ...]  # what lies between them
+    places: tuple[tuple[int, int, bytes, int, str], ...]  # start, end, the value, kind of value, its name
+    fixed: tuple[tuple[slice, bytes], ...]  # the bytes between them
     parts: dict[Path, slice]
 
     def error(self, data: bytes, rank: int) -> RankError | None:
-        """Return the record like this one; None if it has to be parsed."""
+        """Decode a record of this pattern; None if it has to be parsed."""
         for span, same in self.fixed:
             if data[span] != same:
                 return None
@@ -106,7 +106,7 @@ class _Pattern:
             if piece == same or kind == _SKIP:
                 continue
             if kind == _TEXT:
-                # A text without a backslash is what it says.
+                # A text without a backslash needs no decoding.
                 changes[name] = json.loads(piece) if b"\\" in piece else piece[1:-1].decode()
             elif kind == _PART:
                 parts = True
@@ -121,7 +121,7 @@ class _Pattern:
                 self._parts(data, changes)
             except ValueError:
                 return None
-        return _like(self.first, changes)
+        return _with_changes(self.first, changes)
 
     def _parts(self, data: bytes, changes: dict[str, object]) -> None:
         found = {path[1]: json.loads(data[span]) for path, span in self.parts.items()}
@@ -130,7 +130,7 @@ class _Pattern:
         changes["cuda"] = cuda_from(found.get("cuda"))
 
 
-def _like(first: RankError, changes: dict[str, object]) -> RankError:
+def _with_changes(first: RankError, changes: dict[str, object]) -> RankError:
     # As `dataclasses.replace` would do it, without calling __init__ for 16,384 ranks.
     error = object.__new__(RankError)
     error.__dict__.update(first.__dict__, **changes)
@@ -146,11 +146,11 @@ def _with_message(exception: Exc | None, text: object) -> Exc | None:
 
 
 def _pattern(data: bytes, error: RankError, judged: Path) -> _Pattern | None:
-    """Find the places of the values that may differ; None for a record that is not as usual.
+    """Find the positions of the values that may differ; None for an unusual record.
 
     Args:
         data, error: the record.
-        judged: where its exception's message is.
+        judged: the path of its exception's message.
     """
     try:
         walk = _Walk(data)
@@ -184,12 +184,12 @@ def _meaning(path: Path, begin: int) -> tuple[int, str]:
 
 
 def _as_expected(piece: bytes, path: Path, texts: Container[Path], *, stamped: bool) -> bool:
-    """Whether the value has the type that this path should have, so that its place tells all about it."""
+    """Whether the value has the type expected at this path, so that its position determines it."""
     if path in _PARTS:
         return piece[:1] in (b"{", b"[")
     if path in texts:
         return piece[:1] == b'"'
-    # torch's time counts only where there is none of ours.
+    # torch's time is used only where ftslurm's is missing.
     if path in _UNUSED and piece[:1] == b'"':
         return stamped or path[-1] != "timestamp"
     return piece.isdigit() and (stamped or path[-1] != "timestamp")
@@ -199,10 +199,10 @@ class _Walk:
     """The values in a JSON object that has been parsed before; lists and `_PARTS` only as a whole."""
 
     def __init__(self, data: bytes) -> None:
-        self.values: list[_Place] = []
+        self.values: list[_Position] = []
         self.twice = False
         self._tokens = [(token.start(), token.end(), token[0]) for token in _TOKEN.finditer(data)]
-        self._seen: set[Path] = set()
+        self._paths: set[Path] = set()
         self._value(0, (), keep=True)
 
     def _value(self, i: int, path: Path, *, keep: bool) -> int:
@@ -220,12 +220,12 @@ class _Walk:
                 i += self._tokens[i][2] == b","
             end = self._tokens[i][1]
         if keep:
-            # Of a key that stands there twice the last one counts.
-            self.twice = self.twice or path in self._seen
-            self._seen.add(path)
+            # Of a duplicate key the last one counts.
+            self.twice = self.twice or path in self._paths
+            self._paths.add(path)
             if whole or piece != b"{":
-                self.values.append(_Place(start, end, path))
+                self.values.append(_Position(start, end, path))
         return i + 1
 
 
-__all__ = ["Alike"]
+__all__ = ["RecordDecoder"]

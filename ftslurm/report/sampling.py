@@ -1,24 +1,24 @@
-"""Error records that need not be read: their nodes' files have them in short, and one like them was read (pure)."""
+"""Error records that need not be read: node files have their summaries, and one with the same signature was read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from ftslurm.dataclasses import replace
-from ftslurm.failures.record_summary import ALIKE
-from ftslurm.report.facts import Exc, Frame, RankError, RoundFiles, RoundNode, Short, Worker
+from ftslurm.failures.record_summary import SIMILAR
+from ftslurm.report.facts import Exc, Frame, RankError, RecordSummary, RoundFiles, RoundNode, Worker
 
 
 def final(node: RoundNode, worker: Worker) -> bool:
-    """Whether the node's file tells in short all that there is of the worker's record, or that there is none.
+    """Whether the node's file has the complete summary of the worker's record, or records that there is none.
 
-    An older ftslurm's does not; nor does that of an agent that died before it could write its last one.
+    An older ftslurm's does not, nor does that of an agent that died before its last write.
     """
-    return worker.told and worker.ended_ns is not None and node.ended_ns is not None
+    return worker.error_known and worker.ended_ns is not None and node.ended_ns is not None
 
 
-def short_of(files: RoundFiles, node: RoundNode, worker: Worker) -> Short | None:
-    """Return a record's short form, if that has to do for the record."""
+def summary_of(files: RoundFiles, node: RoundNode, worker: Worker) -> RecordSummary | None:
+    """Return a worker's record summary, if its record was not read."""
     return worker.error if worker.rank not in files.errors and final(node, worker) else None
 
 
@@ -26,30 +26,30 @@ def examples(nodes: Iterable[RoundNode]) -> dict[str, int]:
     """Return for each signature the rank that failed first with it, by the nodes' own clocks."""
     first: dict[str, tuple[int, int]] = {}
     for node in nodes:
-        # As `final` says, which 16,384 ranks leave no time for.
+        # Inlined `final`, whose calls would take too long for 16,384 ranks.
         for worker in node.workers if node.ended_ns is not None else ():
-            short = worker.error
-            if short is None or worker.ended_ns is None:
+            summary = worker.error
+            if summary is None or worker.ended_ns is None:
                 continue
-            time = (short.time_ns or 0, worker.rank)
-            best = first.get(short.like)
+            time = (summary.time_ns or 0, worker.rank)
+            best = first.get(summary.signature)
             if best is None or time < best:
-                first[short.like] = time
-    return {like: rank for like, (_, rank) in first.items()}
+                first[summary.signature] = time
+    return {signature: rank for signature, (_, rank) in first.items()}
 
 
-def stand_in(node: RoundNode, worker: Worker, short: Short, like: RankError | None) -> RankError:
-    """Return a record made from its short form.
+def from_summary(node: RoundNode, worker: Worker, summary: RecordSummary, sample: RankError | None) -> RankError:
+    """Return a record reconstructed from its summary.
 
     Args:
-        node, worker: whose it is.
-        short: the form.
-        like: the record of another rank with the same signature, if one was read.
+        node, worker: its node and worker.
+        summary: the record summary.
+        sample: the record of another rank with the same signature, if one was read.
     """
-    record = like or _alone(worker, short)
+    record = sample or _without_sample(worker, summary)
     exception = record.exception
-    if short.like.startswith(ALIKE) and exception is not None:
-        record = replace(record, exception=replace(exception, message=short.message), message=short.message)
+    if summary.signature.startswith(SIMILAR) and exception is not None:
+        record = replace(record, exception=replace(exception, message=summary.message), message=summary.message)
     return replace(
         record,
         rank=worker.rank,
@@ -57,9 +57,9 @@ def stand_in(node: RoundNode, worker: Worker, short: Short, like: RankError | No
         host=node.host,
         local_rank=worker.local_rank,
         pid=worker.pid,
-        time_ns=short.time_ns,
-        step=short.step,
-        # These are that other rank's own.
+        time_ns=summary.time_ns,
+        step=summary.step,
+        # These belong to that other rank only.
         traceback=None,
         stacks=None,
         sections=(),
@@ -68,12 +68,12 @@ def stand_in(node: RoundNode, worker: Worker, short: Short, like: RankError | No
     )
 
 
-def _alone(worker: Worker, short: Short) -> RankError:
+def _without_sample(worker: Worker, summary: RecordSummary) -> RankError:
     exception = None
-    if short.type is not None:
-        exception = Exc(short.type, short.module, short.message, _frames(short.where), None)
-    end = (worker.exit_code, worker.signal, None, None, (), short.message, None, exception, None)
-    return RankError(worker.rank, None, None, None, None, short.kind, *end)
+    if summary.type is not None:
+        exception = Exc(summary.type, summary.module, summary.message, _frames(summary.where), None)
+    end = (worker.exit_code, worker.signal, None, None, (), summary.message, None, exception, None)
+    return RankError(worker.rank, None, None, None, None, summary.kind, *end)
 
 
 def _frames(where: str | None) -> tuple[Frame, ...]:
@@ -84,4 +84,4 @@ def _frames(where: str | None) -> tuple[Frame, ...]:
     return (Frame(file, int(line), function or "?", None),)
 
 
-__all__ = ["examples", "final", "short_of", "stand_in"]
+__all__ = ["examples", "final", "from_summary", "summary_of"]

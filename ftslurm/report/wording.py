@@ -1,4 +1,4 @@
-"""Short phrases that every renderer shares: durations, rank ranges, who failed and where (pure)."""
+"""Short phrases shared by all renderers: durations, rank ranges, what failed and where (pure)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 Json = Mapping[str, Any]
 
 JOB_KINDS = ("time-limit", "preempted", "cancelled", "scheduler")
-"""Kinds of failures that Slurm brought about: of the whole job, of no rank and no node."""
+"""Kinds of failures that Slurm caused: of the whole job, of no rank and no node."""
 
-# Escape sequences first, so that their printable rest does not stay behind as litter.
+# Escape sequences first, so that their printable remainder is removed too.
 _ESCAPES = re.compile(
     "\x1b\\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor movements
     # OSC, DCS and the like, up to their terminator
@@ -27,10 +27,10 @@ _UNSAFE = re.compile(
 
 
 def safe(text: str) -> str:
-    """Return one line of foreign text that cannot do anything to a terminal.
+    """Return one line of foreign text without effects on a terminal.
 
-    Escape sequences vanish; of a line that was rewritten with carriage returns (a progress bar) the last
-    writing stays, as a terminal would show it; other control characters become ``\\xNN`` or ``\\uNNNN``.
+    Escape sequences are removed; of a line rewritten with carriage returns (a progress bar) the last
+    version remains, as on a terminal; other control characters become ``\\xNN`` or ``\\uNNNN``.
     """
     text = _ESCAPES.sub("", text).rstrip("\r\n")
     if "\r" in text:
@@ -50,12 +50,12 @@ def _visible(match: re.Match[str]) -> str:
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-# gloo and c10d begin their messages with the place in their own source, which fills half a line.
+# gloo and c10d begin their messages with their own source location, which fills half a line.
 _NATIVE_PLACE = re.compile(r"\[[^\]\s]{1,300}\.(?:cc|cpp|cu|h|hpp):\d+\] ?")
 
 
 def clip(text: str, width: int) -> str:
-    """Cut to ``width`` characters, the cut shown by three dots."""
+    """Cut to ``width`` characters; three dots mark the cut."""
     return text if len(text) <= width else text[: max(0, width - 3)].rstrip() + "..."
 
 
@@ -68,7 +68,7 @@ def first_line(text: str) -> str:
 
 
 def brief(text: str) -> str:
-    """Return a message's first line without what only the runtime's own developers need."""
+    """Return a message's first line without source locations of the runtime."""
     return first_line(_NATIVE_PLACE.sub("", text[:8192]))
 
 
@@ -93,7 +93,7 @@ def _range(start: int, end: int) -> str:
 
 
 def names(values: Collection[str], most: int = 4) -> str:
-    """List a few names, and say how many more there are."""
+    """List a few names, and the number of further ones."""
     shown = ", ".join(safe(v) for v in list(values)[:most])
     rest = len(values) - most
     return f"{shown} and {rest} more" if rest > 0 else shown
@@ -105,12 +105,12 @@ def count(number: int, thing: str) -> str:
 
 
 def interval(seconds: float) -> str:
-    """Say how long a step takes: ``472 ms``, ``1.25 s``, ``2m 03s``."""
+    """Format the time of a step: ``472 ms``, ``1.25 s``, ``2m 03s``."""
     return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.3g} s" if seconds < 60 else duration(seconds)
 
 
 def duration(seconds: float | None) -> str:
-    """Say a time span in at most two units: ``0.8s``, ``3m 20s``, ``1h 02m``, ``2d 05h``."""
+    """Format a duration in at most two units: ``0.8s``, ``3m 20s``, ``1h 02m``, ``2d 05h``."""
     if seconds is None:
         return "?"
     seconds = max(0.0, seconds)
@@ -126,7 +126,7 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 86400}d {whole % 86400 // 3600:02d}h"
 
 
-def who(failure: Json) -> str:
+def subject(failure: Json) -> str:
     """``rank 3 on n2``, or the lost nodes."""
     if failure["rank"] is None:
         nodes = failure["nodes"]
@@ -139,7 +139,7 @@ def who(failure: Json) -> str:
 
 
 def what(failure: Json) -> str:
-    """Say in one line what happened to it."""
+    """Describe a failure in one line."""
     text = brief(failure["what"]) or failure["title"]
     if not failure["core_dumped"]:
         return text
@@ -150,11 +150,11 @@ def verdict(failure: Json) -> str:
     """``rank 3 on n2: ValueError: boom``, ``node n2 was lost ...``."""
     if failure["rank"] is None and failure.get("kind") in (*JOB_KINDS, "unreachable"):
         return what(failure)
-    return f"{who(failure)}{' ' if failure['rank'] is None else ': '}{what(failure)}"
+    return f"{subject(failure)}{' ' if failure['rank'] is None else ': '}{what(failure)}"
 
 
 def stopped_by(report: Json) -> str:
-    """Say who or what stopped a run from outside: Slurm's word, else the recorded one."""
+    """Describe what stopped a run from outside: Slurm's reason, else the recorded one."""
     cause = report["cause"]
     if cause is not None and cause["kind"] in JOB_KINDS:
         return what(cause)
@@ -162,7 +162,7 @@ def stopped_by(report: Json) -> str:
 
 
 def place(failure: Json) -> str:
-    """``train.py:42 in train_step``, or empty if no line is known."""
+    """``train.py:42 in train_step``, or empty without a known line."""
     where = failure["where"]
     if where is None:
         return ""
@@ -174,7 +174,7 @@ def place(failure: Json) -> str:
 def moment(failure: Json) -> str:
     """``step 120, round 2``, or ``in round 2``."""
     if failure["kind"] == "health-check":
-        # No round was left to take part in.
+        # There was no further round to take part in.
         return f"after round {failure['round']}" if failure["round"] else "before the first round"
     if failure["step"] is None:
         return f"in round {failure['round']}"
@@ -200,7 +200,7 @@ def summary(report: Json) -> str:
         return f"{run} was stopped: {stopped_by(report)}"
     if status == "failed" and cause is None:
         return f"{run} failed: {first_line(report['reason'] or 'why is not recorded')}"
-    word = {"failed": "failed", "running": "is still running"}.get(status, "has no recorded end")
+    state = {"failed": "failed", "running": "is still running"}.get(status, "has no recorded end")
     if report["job"] is not None:
         return f"{run} has no run: {first_line(report['job']['note'])}"
-    return f"{run} {word}" if cause is None else f"{run} {word}: {verdict(cause)}"
+    return f"{run} {state}" if cause is None else f"{run} {state}: {verdict(cause)}"

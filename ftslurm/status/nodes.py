@@ -150,7 +150,7 @@ def _health(record: NodeRecord | None) -> Dict | None:
     health = record.health
     return {
         "status": health.status,
-        "looked_ns": health.looked_ns,
+        "checked_ns": health.checked_ns,
         "set": health.set,
         "findings": [asdict(finding) for finding in health.findings],
     }

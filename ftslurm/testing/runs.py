@@ -219,7 +219,7 @@ class RunBuilder:
         if found is None:
             return None
         worst = "fail" if any(each["status"] == "fail" for each in found) else "warn"
-        return {"status": worst, "looked_ns": self.now_ns, "set": "background", "findings": list(found)}
+        return {"status": worst, "checked_ns": self.now_ns, "set": "background", "findings": list(found)}
 
     def pace(self, rank: int, bucket: int, intervals: int = 100) -> RunBuilder:
         """Add `intervals` step intervals of a rank in one bucket of `ftslurm.monitor.heartbeat_page`."""

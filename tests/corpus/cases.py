@@ -112,7 +112,7 @@ KINDS = (
     Case("bus_error.py", "bus-error", ("SIGBUS",), ("small",), needs=("root",), small="small"),
     Case("loader.py", "dataloader-worker", ("DataLoader worker",), needs=("torch",), ways=(ALONE,)),
     # Signals
-    Case("killed.py", "sigkill", ("killed by SIGKILL, by whom is unknown",), here=False,
+    Case("killed.py", "sigkill", ("killed by SIGKILL, sender unknown",), here=False,
          ways=(ALONE, CASCADE, RECOVERED)),
     Case("terminated.py", "terminated", ("SIGTERM", "not by ftslurm"), here=False),
     Case("segfault.py", "segfault", ("segmentation fault (SIGSEGV)",), rank=0),

@@ -24,7 +24,7 @@ from ftslurm.rendezvous.state import LEFT
 start = test_run.start
 
 
-def node_word(run: Started, node: str) -> NodeRecord:
+def node_record(run: Started, node: str) -> NodeRecord:
     path = run.run_dir / f"nodes/{node}.json"
     return NodeRecord.decode(path.read_bytes(), str(path))
 
@@ -128,10 +128,10 @@ def test_ctrl_c_while_the_agents_start_is_no_traceback(start: Start, delay_s: fl
 def test_an_agent_that_is_stopped_alone_is_continued_at_once(start: Start) -> None:
     run = start(FOREVER, "--local-nodes", "2", "--heartbeat", "0.2", "--node-timeout", "1")
     up(run, 2)
-    word = node_word(run, "local1")
+    word = node_record(run, "local1")
     os.kill(word.pid, signal.SIGSTOP)
     time.sleep(1.5)
-    assert node_word(run, "local1").counter > word.counter + 3
+    assert node_record(run, "local1").counter > word.counter + 3
     run.process.terminate()
     assert run.wait() == 143
 
@@ -149,7 +149,7 @@ def test_a_guardian_speaks_only_for_its_own_agent(tmp_path: Path) -> None:
 def test_signals_that_repeat_do_not_keep_the_guardian_from_its_epitaph(start: Start) -> None:
     run = start(FOREVER, "--local-nodes", "2", "--max-restarts", "0")
     up(run, 2)
-    agent = node_word(run, "local1").pid
+    agent = node_record(run, "local1").pid
     above = parent(agent)
     os.kill(above, signal.SIGSTOP)
     os.kill(agent, signal.SIGKILL)

@@ -363,4 +363,4 @@ def test_a_lone_agents_defect_is_the_cause_in_the_report(inject: Inject) -> None
     report = json.loads((run.run_dir / "report.json").read_text())
     assert report["cause"]["cause"] == "agent-defect"
     assert report["defects"][0]["error"] == "KeyError: 'injected'" and report["defects"][0]["part"] is None
-    assert "Neither your program nor the node is to blame" in " ".join(run.out.split())
+    assert "Neither your program nor the node is the cause" in " ".join(run.out.split())

@@ -155,8 +155,8 @@ def test_nodes_whose_directories_are_not_the_same_say_so_and_end(tmp_path: Path)
     nodes = [step(tmp_path, i, directories[i], "--wait", "1") for i in (0, 1)]
     (out0, _), (out1, err1) = (node.communicate(timeout=60) for node in nodes)
     assert [node.returncode for node in nodes] == [1, 1]
-    assert "n1: never showed up in" in out0, out0
-    assert out1 == "" and "n0: never showed up in" in err1, "one table only"
+    assert "n1: did not join in" in out0, out0
+    assert out1 == "" and "n0: did not join in" in err1, "one table only"
     assert [list(directory.iterdir()) for directory in directories] == [[], []]
 
 
@@ -164,7 +164,7 @@ def test_a_first_node_that_never_comes_is_named_by_the_next_one(tmp_path: Path) 
     node = step(tmp_path, 1, tmp_path, "--wait", "1")
     out, err = node.communicate(timeout=60)
     assert node.returncode == 1
-    assert "n0: never showed up" in err, out + err
+    assert "n0: did not join" in err, out + err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -233,7 +233,7 @@ def test_nodes_do_not_meet_in_a_directory_that_another_user_has_made(
     assert done.returncode == 1
     said = " ".join((done.stdout + done.stderr).split())
     what = "a directory" if "mkdir" in make else "a symbolic link"
-    assert f"{what} of uid {OTHER} is where the nodes are to meet" in said
+    assert f"{what} of uid {OTHER} is in the place of the session's directory" in said
     assert (victim / "hello" / "n0.json").read_text() == "precious"
     assert sorted(path.name for path in victim.rglob("*")) == ["hello", "n0.json"]
     assert "Traceback" not in said
@@ -289,7 +289,7 @@ def test_what_another_user_has_put_where_the_nodes_meet_is_named_with_its_place_
     )  # fmt: skip
     output = done.stdout + done.stderr
     assert done.returncode == 1
-    assert f"{place}: {what} of uid {OTHER} is where the nodes are to meet (you are uid 0)" in output
+    assert f"{place}: {what} of uid {OTHER} is in the place of the session's directory (you are uid 0)" in output
     assert "have that user or root remove it" in output or command == "health"
     assert "choose another directory" not in output and "Traceback" not in output
     assert os.path.lexists(place)

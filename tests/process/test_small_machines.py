@@ -181,7 +181,7 @@ def test_the_report_of_a_run_whose_agents_gave_up_says_that_it_has_ended_and_why
     assert "the shared directory has failed for 1 s: giving up" in run.err
     told = " ".join(run.out.split())
     assert "is still running" not in told
-    assert "the run directory refuses to be written (No space left on device)" in told, run.out
+    assert "the run directory is not writable (No space left on device)" in told, run.out
 
 
 @needs_root

@@ -81,7 +81,7 @@ def test_srun_with_several_tasks_on_a_node_looks_once_at_each_node(lab: Lab, wor
     assert "network-reach" in done.stdout and "1 of 1 other nodes reached" in done.stdout, done.stdout
 
 
-# Set-aside nodes.
+# Excluded nodes.
 
 
 def submitted_around(lab: Lab, work: Path, *options: str) -> str:

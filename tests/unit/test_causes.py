@@ -375,7 +375,7 @@ def test_the_proof_of_a_kill_for_memory_names_the_counter_and_the_limit() -> Non
         "cgroup: 1 out-of-memory kill in the last 12 s before its end (memory.events of step_0)",
         "cgroup: a memory limit was reached in those seconds",
         "cgroup memory: limit 4 GiB, peak 4 GiB, limit hit 120 times in this round",
-        "host memory: 50 GiB of 64 GiB available when least was, in those seconds (MemAvailable)",
+        "host memory: at least 50 GiB of 64 GiB available in those seconds (MemAvailable)",
         "open sections: 'checkpoint' for 3.0 s",
     ]
 
@@ -395,7 +395,7 @@ def test_a_bare_sigkill_says_what_was_counted_and_what_could_not_be() -> None:
     ]
     unknown = "so an out-of-memory kill is neither proved nor excluded"
     assert said == [
-        f"cgroup: nothing is recorded of it, {unknown}",
+        f"cgroup: no record of its counters, {unknown}",
         f"cgroup: no out-of-memory counter could be read, {unknown}",
         "cgroup: no out-of-memory kill was counted (memory.events)",
         "cgroup: 2 out-of-memory kills in this round, but none near its end (memory.events)",

@@ -44,7 +44,7 @@ def test_a_name_won_twice_is_wrong_and_names_both_nodes() -> None:
 
 def test_a_name_that_nobody_won_is_wrong_if_all_histories_are_there() -> None:
     races = {"n1": [race(1, seen=3)], "n2": [race(3, seen=3)]}
-    assert "1 of 3 names exist and nobody won them (the first: 2)" in exclusive_link.judge(races, complete=True)[0].text
+    assert "1 of 3 names exist without a winner (the first: 2)" in exclusive_link.judge(races, complete=True)[0].text
     assert exclusive_link.judge(races, complete=False) == []
 
 
@@ -374,7 +374,7 @@ def test_a_node_that_never_shows_up_is_named() -> None:
     found = judged({"n1": result()}, ("n1", "n2"), ("n1",))
     assert found.wrong
     assert said(list(found.findings)) == [(WRONG, "meet", ("n2",))]
-    assert "n2: never showed up in /shared within 30 s" in render(found, 1)
+    assert "n2: did not join in /shared within 30 s" in render(found, 1)
 
 
 def test_a_node_that_falls_silent_is_named_and_its_neighbours_troubles_are_not_blamed() -> None:

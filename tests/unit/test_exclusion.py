@@ -81,7 +81,7 @@ def test_an_unhealthy_node_ends_no_round_for_its_sake() -> None:
 def test_a_node_that_was_set_aside_ends_no_round_for_its_sake() -> None:
     from ftslurm.rendezvous.fold import fold
 
-    story = Story(3, low=2, high=3).join().say(3, excluded="lemon in job 7")
+    story = Story(3, low=2, high=3).join().say(3, excluded="failed twice in job 7")
     story.look(forming_s=30)
     assert nodes_of(story) == ["n1", "n2"]
     story.say(1, status=RUNNING, round=1).say(2, status=RUNNING, round=1)
@@ -102,10 +102,10 @@ def test_a_node_that_was_unhealthy_at_the_start_may_come_later_even_where_nobody
 
 
 def test_a_node_that_was_set_aside_before_takes_part_only_where_others_do_not_suffice() -> None:
-    story = Story(3, low=2, high=2).join().say(1, excluded="lemon in job 7")
+    story = Story(3, low=2, high=2).join().say(1, excluded="failed twice in job 7")
     story.look()
     assert nodes_of(story) == ["n2", "n3"]
-    needed = Story(3).join().say(1, excluded="lemon in job 7")
+    needed = Story(3).join().say(1, excluded="failed twice in job 7")
     needed.look()
     assert nodes_of(needed) == ["n1", "n2", "n3"]
 
@@ -137,7 +137,7 @@ def test_what_fails_alike_on_all_nodes_sets_none_of_them_aside() -> None:
     assert nodes_of(story) == ["n1", "n2"]
 
 
-def test_a_lemon_is_not_taken_because_the_spare_has_not_shown_yet_that_it_lives() -> None:
+def test_a_repeat_offender_is_not_taken_because_the_spare_has_not_shown_yet_that_it_lives() -> None:
     story = Story(3, low=2, high=2).join()
     blamed(story, 2)
     blamed(story, 2)
@@ -149,7 +149,7 @@ def test_a_lemon_is_not_taken_because_the_spare_has_not_shown_yet_that_it_lives(
     assert [one.node for one in fold_now(set()).participants] == ["n1", "n3"]
 
 
-def test_a_lemon_is_better_than_no_node() -> None:
+def test_a_repeat_offender_is_better_than_no_node() -> None:
     story = Story(2).join()
     for _ in range(3):
         blamed(story, 2)

@@ -124,7 +124,7 @@ def test_all_links_of_a_chain_are_given() -> None:
     assert [link["type"] for link in links(recorded(fail))] == ["KeyError", "SystemExit", "ValueError"]
 
 
-# The outlook of what is hidden
+# The retryability of what is hidden
 
 
 def hiding(error: BaseException, behind: bool = False) -> dict[str, Any]:

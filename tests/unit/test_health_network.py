@@ -134,7 +134,7 @@ FAULTS: list[tuple[str, Json, Context, str, str]] = [
         names({}, unanswered=["n5", "n6"], slow={"n5": 4.0, "n6": 4.0}),
         CONTEXT,
         WARN,
-        "nobody answered what n5, n6 is within 4 s",
+        "no answer for n5, n6 within 4 s",
     ),
 ]
 
@@ -370,16 +370,16 @@ INTERFACE_FAULTS: list[tuple[str, Callable[[Tree], Json | None], str, str]] = [
         "interface-slower",
         slower,
         WARN,
-        "eth0: its link has fallen to 1 Gb/s, was 25 Gb/s in the look before",
+        "eth0: its link has fallen to 1 Gb/s, was 25 Gb/s at the last check",
     ),
     (
         "interface-much-slower",
         slowest,
         WARN,
-        "eth0: its link has fallen to 100 Mb/s, was 25 Gb/s in the look before",
+        "eth0: its link has fallen to 100 Mb/s, was 25 Gb/s at the last check",
     ),
-    ("carrier-lost", lost(2), WARN, "eth0: has lost its link once since the look before"),
-    ("carrier-flaps", lost(10), WARN, "eth0: has lost its link 5 times since the look before"),
+    ("carrier-lost", lost(2), WARN, "eth0: has lost its link once since the last check"),
+    ("carrier-flaps", lost(10), WARN, "eth0: has lost its link 5 times since the last check"),
 ]
 
 

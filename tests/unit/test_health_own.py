@@ -34,7 +34,8 @@ FAULTS = [
                  id="command-not-found"),
     pytest.param(-11, "", UNKNOWN, "./look.sh: was killed by SIGSEGV", id="command-crashes"),
     pytest.param(-50, "", UNKNOWN, "./look.sh: was killed by signal 50", id="command-killed-by-an-unnamed-signal"),
-    pytest.param(None, "waiting for n2", UNKNOWN, "has not ended within 8 s, and was killed; it said: waiting for n2",
+    pytest.param(None, "waiting for n2", UNKNOWN,
+                     "has not ended within 8 s, and was killed; its output: waiting for n2",
                  id="command-hangs"),
 ]  # fmt: skip
 

@@ -147,10 +147,10 @@ def test_commands_are_found_without_a_path(world: World) -> None:
     ("words", "expected"),
     [
         (["--slurm", "nothing"], "invalid choice"),
-        (["--drain"], "--drain and --act are for --slurm"),
-        (["--act"], "--drain and --act are for --slurm"),
+        (["--drain"], "--drain and --act need --slurm"),
+        (["--act"], "--drain and --act need --slurm"),
         (["--slurm", "health-check", "--act"], "--act is for prolog and epilog"),
-        (["--slurm", "prolog", "--json"], "leave --list and --json out"),
+        (["--slurm", "prolog", "--json"], "omit --list and --json"),
         (["--slurm", "prolog", "nosuch"], "nosuch: there is no such check"),
         (["--slurm", "prolog", "--skip", "nosuch"], "nosuch: there is no such check"),
     ],

@@ -125,7 +125,7 @@ FAULTS = [
         RUN,
         fails("lstat", errno.ESTALE, **UNPROBED),
         FAIL,
-        "stale file handle: its server has given up what is mounted here: lstat failed (nfs4 from server:/export, "
+        "stale file handle: its server no longer exports what is mounted here: lstat failed (nfs4 from server:/export, "
         "mounted at /scratch)",
     ),
     fault(
@@ -235,7 +235,7 @@ def test_what_is_wrong_is_said(
     ],
 )
 def test_what_only_looks_bad_is_not_said(place: CheckedPath, changes: Json, context: Context, gpus: bool) -> None:
-    assert path_judge.judge_place(place, {**GOOD, **changes}, None, context.busy, gpus) == []
+    assert path_judge.judge_path(place, {**GOOD, **changes}, None, context.busy, gpus) == []
 
 
 def test_the_summary_has_each_path() -> None:
@@ -278,7 +278,7 @@ def test_a_filesystem_that_the_kernel_made_read_only_is_told_from_one_mounted_so
 # Lustre
 
 FAULTS_OF_LUSTRE = [
-    pytest.param("LBUG", [], FAIL, "Lustre: Lustre has found itself broken (LBUG)", id="lustre-lbug"),
+    pytest.param("LBUG", [], FAIL, "Lustre: Lustre reports itself broken (LBUG)", id="lustre-lbug"),
     pytest.param(
         "device work-OST0001-osc reported unhealthy\nNOT HEALTHY",
         ["/lustre/run"],

@@ -112,11 +112,11 @@ def test_of_many_different_findings_of_one_check_some_are_told_and_the_rest_is_c
 
 
 def test_a_node_without_a_word_is_a_failure_that_names_it() -> None:
-    sight = ClusterView(("n1", "n2"), {"n1": [fine("gpu-ecc")]}, {"n2": "did not show up in /shared within 30 s"})
+    sight = ClusterView(("n1", "n2"), {"n1": [fine("gpu-ecc")]}, {"n2": "did not join in /shared within 30 s"})
     text = render(sight, 30)
     assert sight.status == FAIL
     assert text.startswith("ftslurm health: 2 nodes: FAIL on n2; 1 fine")
-    assert "  FAIL     n2: meet: did not show up in /shared within 30 s" in text
+    assert "  FAIL     n2: meet: did not join in /shared within 30 s" in text
     assert "srun -w n2 ftslurm health" in text
 
 

@@ -194,7 +194,7 @@ def test_the_rounds_file_tells_in_short_of_each_error_record_that_was_published(
     assert node["workers"][0]["error"] == {"of": 0, "message": "boom", "step": 7, "time_ns": 5}
     assert set(node["workers"][2]) == {"rank", "local_rank", "pid", "started_ns", "ended_ns", "exit_code", "error"}
     (common,) = node["errors"]
-    assert common.pop("like").startswith("=")
+    assert common.pop("signature").startswith("=")
     assert common == {"kind": "exception", "type": "ValueError", "module": "builtins", "where": None}
     assert desk.published(0) is not None
     assert desk.published(3) is None, "what ftslurm stopped has nothing to say of its own"

@@ -98,7 +98,7 @@ def test_the_same_strike_told_twice_counts_once(files: Exclusions) -> None:
     assert len(files.add_strike("n17", "job-7", "signal 7", NOW).strikes) == 1
 
 
-def test_two_strikes_within_a_week_make_a_lemon(files: Exclusions) -> None:
+def test_two_strikes_within_a_week_exclude_a_node(files: Exclusions) -> None:
     files.add_strike("n17", "job-7", "signal 7", NOW)
     known = files.add_strike("n17", "job-8", "CUDA error", NOW + DAY)
     reason = why_repeat_offender(known, NOW + DAY)

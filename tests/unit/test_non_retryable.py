@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ftslurm.failures.causes import POINTLESS, Evidence, classify
-from ftslurm.failures.retryability import HOPELESS_S, START_S, retryability
+from ftslurm.failures.retryability import NON_RETRYABLE_S, START_S, retryability
 from ftslurm.rendezvous.fold import begin, fold
 from ftslurm.rendezvous.member import first_record
 from ftslurm.rendezvous.node_record import NodeRecord
@@ -201,7 +201,7 @@ def test_when_the_budget_is_used_up_that_is_what_is_said() -> None:
     assert end(job) == ("rank 3 on n2 failed: ValueError: row 7; the only restart is used up", 1)
 
 
-# The outlook of one failure
+# The retryability of one failure
 
 
 def record(name: str | None, message: str = "", *files: str, **ours: Any) -> dict[str, Any]:
@@ -211,14 +211,14 @@ def record(name: str | None, message: str = "", *files: str, **ours: Any) -> dic
     return {"message": {"message": message}, "ftslurm": {**part, "exception": exception}}
 
 
-HOPELESS = [
+NON_RETRYABLE = [
     (record("SyntaxError", "invalid syntax"), True),
     (record("ModuleNotFoundError", "No module named 'x'"), False),
     (record("SystemExit", "2", "/usr/lib/python3.11/argparse.py", exit_code=2, kind="exit"), True),
     (record(None, "can't open file '/x': [Errno 2] No such file or directory", exit_code=2), False),
     (record(None, "cannot start trian: no such program in PATH", exit_code=127), False),
 ]
-NOT_HOPELESS = [
+RETRYABLE = [
     record("ValueError", "boom"),
     record("SystemExit", "2", "/home/a/train.py", exit_code=2, kind="exit"),
     record(None, "exit code 2, no Python exception reached the top level", exit_code=2),
@@ -291,17 +291,17 @@ def as_evidence(found: dict[str, Any]) -> Evidence:
     )
 
 
-@pytest.mark.parametrize(("found", "everywhere"), HOPELESS)
-def test_what_cannot_start_is_hopeless_as_the_registry_says(found: dict[str, Any], everywhere: bool) -> None:
+@pytest.mark.parametrize(("found", "everywhere"), NON_RETRYABLE)
+def test_what_cannot_start_is_non_retryable_as_in_the_catalogue(found: dict[str, Any], everywhere: bool) -> None:
     assert classify(as_evidence(found)).restart == POINTLESS
     told = retryability(found, 200.0)
     assert told["again"]
     assert told["everywhere"] is everywhere
-    assert retryability(found, HOPELESS_S)["again"] is None, "so late it is no start any more"
+    assert retryability(found, NON_RETRYABLE_S)["again"] is None, "so late it is no start any more"
 
 
-@pytest.mark.parametrize("found", NOT_HOPELESS)
-def test_other_failures_are_not_called_hopeless(found: dict[str, Any]) -> None:
+@pytest.mark.parametrize("found", RETRYABLE)
+def test_other_failures_are_retryable(found: dict[str, Any]) -> None:
     assert classify(as_evidence(found)).restart != POINTLESS
     assert retryability(found, 1.0)["again"] is None
 

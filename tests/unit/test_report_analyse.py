@@ -95,7 +95,7 @@ def test_an_exception_before_the_stop_began_counts_even_if_its_process_ended_lat
 def test_a_bare_sigkill_is_never_called_out_of_memory(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path).round().fail(1, signal="SIGKILL", log="Killed\nOOM? out of memory\n").stop()
     cause = report(run.close("failed", "x"))["cause"]
-    assert cause["what"] == "killed by SIGKILL, by whom is unknown"
+    assert cause["what"] == "killed by SIGKILL, sender unknown"
     assert cause["cause"] == "sigkill"
 
 
@@ -137,7 +137,9 @@ def test_a_lost_node_is_the_cause_when_only_cascades_are_left(tmp_path: Path) ->
 def test_a_job_that_ended_for_want_of_a_node_is_advised_to_ask_for_a_spare(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path, nodes=3).round().lose("n2")
     enough = "n2 was lost; 2 nodes left, at least 3 needed, after waiting 600 s"
-    assert "ask Slurm for one node more and say --nnodes 3" in report(run.close("failed", enough))["cause"]["advice"]
+    assert (
+        "request one node more from Slurm and set --nnodes 3" in report(run.close("failed", enough))["cause"]["advice"]
+    )
     other = RunBuilder(tmp_path / "other", nodes=3).round().lose("n2").close("failed", "all 3 restarts are used up")
     assert "spare" not in report(other)["cause"]["advice"]
 

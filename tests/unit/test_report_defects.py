@@ -82,4 +82,4 @@ def test_an_agent_that_a_defect_ended_is_a_cause_that_blames_nobody(tmp_path: Pa
     run.history[-1]["reason"] = f"n2 left: its agent ended by a defect of ftslurm: {ERROR} ({PLACE})"
     cause = make_report(run.close("failed", "too few nodes left").write())["cause"]
     assert (cause["cause"], cause["node"]) == ("agent-defect", "n2")
-    assert "Neither your program nor the node is to blame" in cause["advice"]
+    assert "Neither your program nor the node is the cause" in cause["advice"]

@@ -64,7 +64,7 @@ def test_a_kill_that_the_cgroup_counted_is_the_kernels_and_says_by_which_counter
         "cgroup: 1 out-of-memory kill in the last 12 s before its end (memory.events of step_0)",
         "cgroup: a memory limit was reached in those seconds",
         "cgroup memory: limit 400 MiB, peak 400 MiB, limit hit 7 times in this round",
-        "host memory: 50 GiB of 64 GiB available when least was, in those seconds (MemAvailable)",
+        "host memory: at least 50 GiB of 64 GiB available in those seconds (MemAvailable)",
         "/dev/shm: 0 bytes of 64 MiB free shortly before, 60 MiB after its end",
     ]
     text = render(result, zone=time.gmtime)

@@ -65,7 +65,7 @@ def test_a_gpus_failed_check_is_the_reason_and_the_rank_stays_named(tmp_path: Pa
     assert "Drain the node, or exclude it" in text(report)
     (finding,) = report["health"]["findings"]
     assert finding["of_failure"]
-    assert finding["relation"] == {"before_s": 40.0, "uncertainty_s": 0.0, "words": "40s before rank 7 failed"}
+    assert finding["relation"] == {"before_s": 40.0, "uncertainty_s": 0.0, "text": "40s before rank 7 failed"}
     assert f"n2: GPU 3: {ECC} (first seen 03-01 12:01:01, 40s before rank 7 failed)" in flat(text(report))
 
 
@@ -153,7 +153,7 @@ def test_another_nodes_finding_is_put_in_order_only_as_far_as_the_clocks_tell(tm
     run = started(tmp_path).clock("n1", 0.0, error_s=0.01).clock("n2", 0.0, error_s=0.02)
     run.find("n1", "HCA down", subject="mlx5_0", check="nic-ports").wait(0.02).fail(7, ValueError("boom")).stop()
     relation = told(run)["health"]["findings"][0]["relation"]
-    assert relation["words"] == "at about the same time as rank 7 failed"
+    assert relation["text"] == "at about the same time as rank 7 failed"
     assert 0.03 <= relation["uncertainty_s"] < 0.04
 
 
@@ -161,7 +161,7 @@ def test_the_times_of_a_node_whose_clock_is_minutes_off_are_corrected(tmp_path: 
     run = started(tmp_path).clock("n1", 0.0).clock("n2", 300.0).clock("n3", 0.0)
     run.find("n2", ECC, subject="GPU 3").wait(40).fail(7, ValueError("boom"), step=120)
     report = told(run.find("n1", "HCA down", check="nic-ports", after_s=2).stop())
-    words = {each["node"]: each["relation"]["words"] for each in report["health"]["findings"]}
+    words = {each["node"]: each["relation"]["text"] for each in report["health"]["findings"]}
     assert words == {"n2": "40s before rank 7 failed", "n1": "2.0s after rank 7 failed"}
     assert "GPU 3: 2 uncorrected ECC errors (expected none) (first seen 03-01 12:01:01, " in flat(text(report))
 
@@ -182,7 +182,7 @@ def test_ranks_that_only_waited_are_told_of_the_node_that_is_not_well(tmp_path: 
     report = told(run.stop())
     assert (report["cause"]["role"], report["cause"]["rank"]) == ("cascade", 0)
     lines = flat("\n".join(text(report).splitlines()[:7]))
-    assert "perhaps for this: n3: GPU 1: it has fallen off the bus (first seen" in lines
+    assert "possible reason: n3: GPU 1: it has fallen off the bus (first seen" in lines
 
 
 def test_a_hang_is_told_with_what_was_found_on_its_node(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from ftslurm.report.failed_worker import UNJUDGED, FailedWorker, judge
 from ftslurm.report.fields import Malformed
 from ftslurm.report.gathering import gather
 from ftslurm.report.reading import parse_json
-from ftslurm.report.record_patterns import Alike
+from ftslurm.report.record_patterns import RecordDecoder
 from ftslurm.testing.runs import RunBuilder
 
 TYPES = [
@@ -100,7 +100,7 @@ def test_the_quick_verdict_is_the_slow_one(seed: int) -> None:
     quick = 0
     for number in range(2000):
         one = failed(chance)
-        key = failed_worker._alike(one)
+        key = failed_worker._cascade_key(one)
         quick += key is not None and key in failed_worker._cascades
         fast, slow = judge(one, (), ROWS), failed_worker._judge(one, (), ROWS)
         assert fast == slow, f"seed {seed}, {number}: {one}"
@@ -131,13 +131,13 @@ def test_the_verdict_on_a_rank_is_reached_once_for_the_same_facts(
         return judge(s, *more)
 
     monkeypatch.setattr(root_cause, "judge", counted)
-    first, again = root_cause.suspects(snapshot, 1), root_cause.suspects(snapshot, 1)
+    first, again = root_cause.failed_workers(snapshot, 1), root_cause.failed_workers(snapshot, 1)
     assert first == again
     assert set(calls) <= {3}, "only the one whose output was read may be judged again"
     files = snapshot.rounds[0]
     other = replace(files.errors[0], message="x", exception=Exc("ValueError", "builtins", "x", (), None))
     changed = replace(snapshot, rounds=(replace(files, errors={**files.errors, 0: other}),))
-    assert next(s for s in root_cause.suspects(changed, 1) if s.rank == 0).what == "ValueError: x"
+    assert next(s for s in root_cause.failed_workers(changed, 1) if s.rank == 0).what == "ValueError: x"
 
 
 @pytest.mark.parametrize("value", [True, 1.0, "1", None, [1], {"a": 1}, 2**70])
@@ -195,10 +195,10 @@ def text(chance: random.Random) -> str:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_record_like_an_earlier_one_is_decoded_as_the_parser_would(seed: int) -> None:
-    chance, alike, quick = random.Random(seed), Alike(), 0
+    chance, alike, quick = random.Random(seed), RecordDecoder(), 0
     for at in range(4000):
         data = record(chance)
-        pattern = alike._known.get(data.translate(alike_module._MASK))
+        pattern = alike._patterns.get(data.translate(alike_module._MASK))
         quick += pattern is not None and pattern.error(data, 3) is not None
         expected: Any
         found: Any

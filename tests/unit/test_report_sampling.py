@@ -273,7 +273,7 @@ def test_what_a_short_form_says_stands_in_one_line() -> None:
     exception = {"type": "ValueError", "module": "builtins", "message": "\nboom\nmore", "frames": frames, "notes": []}
     ours = {"kind": "exception", "time_ns": 5, "step": 3, "exit_code": 1, "signal": None, "exception": exception}
     said = record_summary({"message": {"message": "ValueError: boom"}, "ftslurm": ours})
-    assert said.pop("like").startswith("=")
+    assert said.pop("signature").startswith("=")
     assert said == {
         "kind": "exception",
         "type": "ValueError",
@@ -299,7 +299,8 @@ def test_what_broken_connections_differ_in_is_no_part_of_their_signature(one: st
         exception = {"type": "RuntimeError", "module": "builtins", "message": f"[/gloo/x] {text}", "frames": frames}
         if not module:
             exception |= {"type": "ValueError"}
-        return str(record_summary({"message": text, "ftslurm": {"kind": "exception", "exception": exception}})["like"])
+        record = {"message": text, "ftslurm": {"kind": "exception", "exception": exception}}
+        return str(record_summary(record)["signature"])
 
     assert (like(one, "torch") == like(other, "torch")) is same
     assert like(one, "") != like(other, ""), "what a script raises may mean anything by its numbers"
@@ -310,7 +311,7 @@ def test_a_snapshot_with_short_forms_is_judged_the_same_twice(tmp_path: Path) ->
     assert analyse(snapshot) == analyse(snapshot)
 
 
-@pytest.mark.parametrize("damage", [None, 7, [], [7], [{}], [{"kind": "exception"}], [{"kind": 1, "like": "="}]])
+@pytest.mark.parametrize("damage", [None, 7, [], [7], [{}], [{"kind": "exception"}], [{"kind": 1, "signature": "="}]])
 def test_a_table_of_short_forms_that_is_broken_costs_nothing(damage: Any, tmp_path: Path) -> None:
     path = cascade(tmp_path).stop().close("failed", "x").write()
     whole = make_report(path, now_ns=NOW_NS)

@@ -107,7 +107,7 @@ def test_a_lost_node_is_named_with_the_ranks_it_had(tmp_path: Path) -> None:
 job-123 FAILED: node n2 was lost: no heartbeat of its agent for 30.0 s
   step 120, round 1; it had ranks 2-3
   2 of at least 3 nodes are there, and nothing can replace it; exit code 1
-  hint: Ask Slurm what it knows of the node: sacct, sinfo -R.
+  hint: See Slurm's view of the node: sacct, sinfo -R.
 
 the other ranks of round 1
   ranks 0-1, 4-5  stopped by ftslurm: n2 was lost: no heartbeat of its agent...
@@ -127,7 +127,7 @@ def test_a_running_job_says_its_round_step_and_last_sign_of_life(tmp_path: Path)
     assert text(run, later_s=2) == (
         """\
 job-123 is still running: round 1, 2 nodes, 4 ranks, for 12m 02s, step 340
-  last sign of life 2.0s ago (n2, 03-01 12:12:01)
+  last activity 2.0s ago (n2, 03-01 12:12:01)
   files: /shared/runs/job-123
 """
     )
@@ -137,9 +137,10 @@ def test_a_run_without_an_end_says_so_and_how_old_its_last_sign_of_life_is(tmp_p
     run = RunBuilder(tmp_path).round().steps(1, 340).wait(720)
     assert text(run, later_s=7200) == (
         """\
-job-123: no end was recorded; last sign of life 2h 00m ago (n2, 03-01 12:12:01)
+job-123: no end was recorded; last activity 2h 00m ago (n2, 03-01 12:12:01)
   it was in round 1, 2 nodes, 4 ranks, step 340
-  all was killed at once, or the shared directory went away: see sacct -j 123
+  all processes were killed at once, or the shared directory became unavailable:
+    see sacct -j 123
   files: /shared/runs/job-123
 """
     )

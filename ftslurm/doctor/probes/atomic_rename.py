@@ -19,14 +19,14 @@ MANY_ABSENT = 0.5
 
 @dataclass(frozen=True)
 class Reads:
-    """What one node read of another one's file.
+    """One node's reads of another one's file.
 
     Attributes:
         writer: the node that wrote it.
-        reads: tries; `changes`: how often it was newer than before.
-        torn: tries with an incomplete or mixed content; `example`: one of them in words.
-        absent: tries that found no file, although there was one all the time.
-        errors: tries with another error, after the product's own retries.
+        reads: tries; `changes`: tries with a newer content.
+        torn: tries with an incomplete or mixed content; `example`: one of them as text.
+        absent: tries without a file, although one existed all the time.
+        errors: tries with another error, after ftslurm's own retries.
         backwards: tries that were older than the one before.
     """
 
@@ -41,13 +41,13 @@ class Reads:
 
 
 def content(counter: int) -> bytes:
-    """Return a file of this generation, which tells whether it is whole."""
+    """Return the content of this generation, with a checksum."""
     body = b"%d " % counter * (SIZES[counter % len(SIZES)] // (len(str(counter)) + 1))
     return b"%d %d %d\n" % (counter, len(body), zlib.crc32(body)) + body
 
 
 def check(data: bytes) -> int | str:
-    """Return the generation, or in words what is torn."""
+    """Return the generation, or a description of torn content."""
     head, newline, body = data.partition(b"\n")
     fields = head.split()
     if not newline or len(fields) != 3 or not all(field.isdigit() for field in fields):
@@ -59,7 +59,7 @@ def check(data: bytes) -> int | str:
 
 
 def write(fs: TimedFileSystem, path: str, seconds: float) -> Json:
-    """Rename new generations over `path` until the time is over; generation 0 is there already."""
+    """Rename new generations over `path` until the time is over; generation 0 exists already."""
     end = time.monotonic() + seconds
     counter, failed = 0, 0
     while time.monotonic() < end:
@@ -108,7 +108,7 @@ def read(fs: TimedFileSystem, path: str, writer: str, seconds: float) -> Json:
 
 
 def judge(by_node: Mapping[str, Reads]) -> list[Finding]:
-    """Judge what each node read."""
+    """Judge each node's reads."""
     found: list[Finding] = []
     for node, facts in by_node.items():
         for severity, text, advice in _judge(facts):

@@ -1,7 +1,7 @@
-"""Exclusive link: many processes on all nodes fight for name after name; each must have exactly one winner.
+"""Exclusive link: many processes on all nodes compete for name after name; each must have exactly one winner.
 
-This is what the fenced state rests on. A winner is decided like there: by the call, and after an error by the nonce
-inside the file, for a lost reply makes a done `link` look failed.
+The fenced state depends on this. A winner is determined as there: by the call, and after an error by the nonce inside
+the file, because a lost reply makes a completed `link` look failed.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ MAX_NAMES = 1000
 
 @dataclass(frozen=True)
 class Race:
-    """What one process of one node believes.
+    """One process's view on one node.
 
     Attributes:
         attempts: links tried.
         wins: numbers of the names that it won.
-        rescued: those of them whose call failed although it was done.
-        seen: the highest number that it saw taken; all below are taken, too.
-        refused: errors after which the name was not there: the call really failed. Text to count.
+        rescued: those of them whose call reported an error although it was completed.
+        seen: the highest number observed to be taken; all below are taken, too.
+        refused: errors after which the name did not exist: the call really failed. Text to count.
     """
 
     attempts: int
@@ -39,7 +39,7 @@ class Race:
 
 
 def race(fs: TimedFileSystem, directory: str, seconds: float) -> Json:
-    """Fight for the names 1, 2, ... in `directory` until the time is over."""
+    """Compete for the names 1, 2, ... in `directory` until the time is over."""
     end = time.monotonic() + seconds
     attempts, number = 0, 1
     wins: list[int] = []
@@ -47,7 +47,7 @@ def race(fs: TimedFileSystem, directory: str, seconds: float) -> Json:
     refused: dict[str, int] = {}
     while time.monotonic() < end and number <= MAX_NAMES:
         try:
-            # Who is behind runs after the others, so that all fight for the newest name.
+            # A process that is behind catches up, so that all compete for the newest name.
             if _holder(fs, directory, number) is not None:
                 number += 1
                 continue
@@ -97,11 +97,11 @@ def _try(fs: TimedFileSystem, path: str) -> tuple[bool, bool]:
 
 
 def judge(races: Mapping[str, list[Race]], complete: bool) -> list[Finding]:
-    """Look for names with two winners or none.
+    """Find names with two winners or none.
 
     Args:
         races: node to its processes' histories.
-        complete: every process that fought has handed in its history; else a name without a known winner
+        complete: every competing process has published its history; else a name without a known winner
             proves nothing.
     """
     winners: dict[int, list[str]] = {}
@@ -116,9 +116,9 @@ def judge(races: Mapping[str, list[Race]], complete: bool) -> list[Finding]:
             found.append(Finding(WRONG, "link", tuple(nodes), text, _ELSEWHERE))
             break
     taken = max((process.seen for processes in races.values() for process in processes), default=0)
-    nobodys = [number for number in range(1, taken + 1) if number not in winners]
-    if complete and nobodys:
-        text = f"{len(nobodys)} of {taken} names exist and nobody won them (the first: {nobodys[0]})"
+    unowned = [number for number in range(1, taken + 1) if number not in winners]
+    if complete and unowned:
+        text = f"{len(unowned)} of {taken} names exist without a winner (the first: {unowned[0]})"
         found.append(Finding(WRONG, "link", (), text, _ELSEWHERE))
     return found + _errors(races, taken)
 
@@ -135,7 +135,7 @@ def _errors(races: Mapping[str, list[Race]], taken: int) -> list[Finding]:
     rescued = sum(len(process.rescued) for processes in races.values() for process in processes)
     if rescued:
         text = f"{rescued} of {taken} names were won by a call that failed: replies get lost"
-        found.append(Finding(NOTE, "link", (), text, "ftslurm sees through that; programs that trust errno do not"))
+        found.append(Finding(NOTE, "link", (), text, "ftslurm handles that; programs that trust errno do not"))
     return found
 
 

@@ -1,7 +1,7 @@
-"""Locks: is one seen by other nodes, and is it free at once when its holder is killed?
+"""Locks: does a lock exclude other nodes, and is it released at once when its holder is killed?
 
-ftslurm uses locks only to keep rivals from working in vain: one that does not exclude costs time, no safety. A lock
-that outlives its holder costs more time, again and again.
+ftslurm uses locks only to avoid useless work of competitors: one that does not exclude costs time, not safety. A lock
+that outlives its holder costs more time, repeatedly.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ SLOW_S = 2.0
 
 @dataclass(frozen=True)
 class Lock:
-    """What one node saw of another one's lock; None: it did not come to that.
+    """One node's observation of another one's lock; None: not observed.
 
     Attributes:
         holder: the node whose process held it and was killed.
-        excluded: it could not be had while it was held.
-        released_s: seconds from the holder's death until it could be had; -1: not within RELEASE_S.
-        problem: why there is no answer.
+        excluded: it could not be acquired while it was held.
+        released_s: seconds from the holder's death until it could be acquired; -1: not within RELEASE_S.
+        problem: why there is no result.
     """
 
     holder: str
@@ -62,7 +62,7 @@ def hold(fs: TimedFileSystem, directory: str, node: str) -> Json:
 
 
 def _hold(path: str, write: int) -> None:
-    """Be the holder; never returns."""
+    """The holder process; never returns."""
     try:
         from filelock import FileLock
 
@@ -73,7 +73,7 @@ def _hold(path: str, write: int) -> None:
         time.sleep(LIMIT_S)
     except ImportError:
         os.write(write, NO_FILELOCK.encode())
-    except BaseException as error:  # whatever it is, the other process must be told
+    except BaseException as error:  # any error must be reported to the other process
         os.write(write, f"{type(error).__name__}: {error}"[:400].encode())
     finally:
         os._exit(0)
@@ -113,7 +113,7 @@ def take(fs: TimedFileSystem, directory: str, holder: str) -> Json:
         return {"holder": holder, "excluded": excluded}
     began = time.monotonic()
     try:
-        # Not announced: it waits by itself, in short calls.
+        # Not recorded: it waits by itself, in short calls.
         lock.acquire(timeout=RELEASE_S, poll_interval=0.01)
         released = time.monotonic() - began
         lock.release()

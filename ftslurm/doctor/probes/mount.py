@@ -1,6 +1,6 @@
-"""The directory as one node sees it: is it there, whose is it, on what is it mounted, is there room, can it be written.
+"""One node's view of the directory: existence, owner, mount, free space, permission to write.
 
-Findings that a run cannot work around are judged like `ftslurm run` would meet them.
+Findings that a run cannot work around are judged as by `ftslurm run`.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ LONG_CACHE_S = 60.0
 
 @dataclass(frozen=True)
 class MountView:
-    """What one node sees.
+    """One node's view.
 
     Attributes:
         machine: boot and network name space: equal on "nodes" that are one machine.
         kind: directory, file, missing or unreadable.
-        made_uid: who owns a file that this process made there; None: none could be made.
-        problem: why no file could be made; its errno beside it.
+        made_uid: owner of a file created there by this process; None: creation failed.
+        problem: why no file could be created; with its errno.
         no_proc: what is wrong with /proc, without which no run can be supervised.
-        occupied: what has been put in the place of the directory in which the nodes meet, and by which user.
+        occupied: what is in the place of the session's directory, and its owner.
     """
 
     directory: str
@@ -60,7 +60,7 @@ class MountView:
 
 
 def read_mount(fs: TimedFileSystem, directory: str, session_root: str) -> Json:
-    """Gather the facts; makes `session_root` and, for a moment, one file in it."""
+    """Gather the facts; creates `session_root` and, for a moment, one file in it."""
     facts: Json = {"directory": directory, "host": socket.gethostname(), "machine": _machine(), "uid": os.geteuid()}
     try:
         status = fs.during(f"stat {directory}", lambda: os.stat(directory))
@@ -84,7 +84,7 @@ def read_mount(fs: TimedFileSystem, directory: str, session_root: str) -> Json:
 
 
 def _mountinfo(facts: Json) -> str:
-    """Return the kernel's list of mounts; where there is no /proc of this process, note that."""
+    """Return the kernel's list of mounts; record a missing /proc of this process."""
     try:
         check_proc()
         with open("/proc/self/mountinfo", errors="surrogateescape") as file:
@@ -98,7 +98,7 @@ def _make(fs: TimedFileSystem, session_root: str) -> int:
     path = os.path.join(session_root, f"made.{socket.gethostname()}.{os.getpid()}")
     try:
         fs.makedirs(session_root)
-        # Some filesystems accept a file and refuse its bytes.
+        # Some filesystems accept a file and reject its content.
         fs.create(path, b" " * 4096, durable=True)
     except (FileExistsError, PermissionError):
         enter(fs, session_root)
@@ -121,11 +121,11 @@ def _machine() -> str:
 
 
 def judge(places: Mapping[str, MountView], alone: bool) -> list[Finding]:
-    """Judge each node's view, and whether they are views of one thing.
+    """Judge each node's view, and whether all views are of the same directory.
 
     Args:
         places: node to facts.
-        alone: this is one node; nobody else could have seen the directory.
+        alone: this is the only node.
     """
     found: list[Finding] = []
     for node, place in places.items():

@@ -55,7 +55,7 @@ class Looked:
 
 
 def prepare(fs: TimedFileSystem, directory: str) -> None:
-    """Make what has to be there before anybody looks."""
+    """Create the files needed before any observation."""
     for name in ("there", "back", "plain"):
         make(fs, os.path.join(directory, name))
     tell(fs, os.path.join(directory, "plain", OLD))

@@ -13,22 +13,22 @@ if TYPE_CHECKING:
     from ftslurm.health.tcp_probe import ProbeResult
 
 MOST = 64
-"""Other nodes that are tried: of a thousand nodes, each tries those that follow it, so that each is tried by others."""
+"""Number of nodes to try: of a thousand nodes, each tries the following ones, so that each is tried by others."""
 
 TIMEOUT_S = 3.5
-"""Two lost packets may be chance: the kernel sends the first one again after 1 s, and after 3 s."""
+"""Two lost packets may be chance: the kernel repeats the first one after 1 s, and after 3 s."""
 
 LOOKUP_S = 4.0
 
 _ADDRESSES = 4
-"""Of a name that are tried; one that answers is enough, as for a client who tries all of them."""
+"""Addresses tried per name; one that answers suffices, as for a client that tries all."""
 
 SURE = 3
-"""When so many others cannot be reached, and nobody else can, it is not they."""
+"""If this many others, and all of them, cannot be reached, this node is at fault."""
 
 
 def neighbours(peers: Sequence[Peer], node: str, most: int = MOST) -> list[Peer]:
-    """Return so many of the peers, from this node on, around in a circle."""
+    """Return a number of the peers, following this node in a ring."""
     ordered = sorted((peer for peer in peers if peer.node != node), key=lambda peer: peer.node)
     after = [peer for peer in ordered if peer.node > node]
     return (after + ordered[: len(ordered) - len(after)])[:most]
@@ -67,7 +67,7 @@ def _word(peer: Peer, reached: ProbeResult) -> Json:
 
 
 def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
-    """Judge who is cut off: the others, or this node."""
+    """Judge which side is disconnected: the others, or this node."""
     peers = facts["peers"]
     lost = [peer for peer in peers if not peer["there"]]
     summary = f"{len(peers) - len(lost)} of {len(peers)} other nodes reached"

@@ -1,6 +1,6 @@
-"""The job's directories, /tmp and /dev/shm: there, mounted, answering, writable, with room.
+"""The job's directories, /tmp and /dev/shm: existing, mounted, answering, writable, with free space.
 
-Each is tried in a process of its own, so that one that hangs does not hide the others. While ranks are running nothing
+Each is probed in a process of its own, so that one that hangs does not hide the others. While ranks are running nothing
 is written.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Check, CheckedPath, Context
 from ftslurm.health.children import REAP_S, SLACK_S
-from ftslurm.health.path_judge import SHM, TMP, TMPDIR, is_usable, judge_place, only_read, shown, unmounted
+from ftslurm.health.path_judge import SHM, TMP, TMPDIR, is_usable, judge_path, only_read, shown, unmounted
 from ftslurm.health.probe import Wish, file_name, probe_all
 from ftslurm.health.procfs import has_gpus
 from ftslurm.health.sysfs import text
@@ -26,7 +26,7 @@ SMALL = 4096
 def places(context: Context) -> list[CheckedPath]:
     """Return the job's paths and the node's own, each path once.
 
-    A $TMPDIR of the user's own is among them, and /tmp, which the agent falls back to.
+    These include the user's $TMPDIR, and /tmp, the agent's fallback.
     """
     wanted = context.environ.get("TMPDIR") or TMP
     temporary = CheckedPath(wanted, wanted if wanted in (TMP, SHM) else TMPDIR)
@@ -38,7 +38,7 @@ def places(context: Context) -> list[CheckedPath]:
 
 
 def fetch(context: Context) -> Json:
-    """Try them all out."""
+    """Probe all paths."""
     write = 0 if context.busy else SMALL
     return look(
         context,
@@ -53,15 +53,15 @@ def fetch(context: Context) -> Json:
 
 
 def real(context: Context, place: CheckedPath) -> str:
-    """Return where a path is looked for."""
+    """Return the probed form of a path."""
     return f"{context.root}{SHM}" if place.path == SHM else os.path.abspath(place.path)
 
 
 def look(context: Context, limit_s: float, wish: Callable[[CheckedPath, int], Wish]) -> Json:
-    """Try all places out; return their facts with what they are mounted on."""
+    """Probe all paths; return their facts with their mounts."""
     all_places = places(context)
     probed = probe_all([wish(place, index) for index, place in enumerate(all_places)], limit_s)
-    # Read after the probes: an automounter mounts when it is asked. This file never hangs.
+    # Read after the probes: an automounter mounts on access. This file never hangs.
     mountinfo = _whole(f"{context.root}/proc/self/mountinfo")
     fstab = text(f"{context.root}/etc/fstab") or ""
     found = []
@@ -94,7 +94,7 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
     summary = []
     for one in facts["places"]:
         place = CheckedPath(one["path"], one["what"])
-        said = judge_place(place, one, then.get(place.path), context.busy, facts["gpus"])
+        said = judge_path(place, one, then.get(place.path), context.busy, facts["gpus"])
         found += said
         free = "" if one["free"] is None else f" {size(one['free'])} free"
         summary.append(f"{shown(place)}{free}" if not said else f"{shown(place)} {said[0].status}")
@@ -103,9 +103,9 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
 
 CHECK = Check(
     name="storage-paths",
-    about="the job's directories, /tmp and /dev/shm: there, mounted, answering, writable, with room",
+    about="the job's directories, /tmp and /dev/shm: existing, mounted, answering, writable, with free space",
     sets=frozenset((QUICK, BACKGROUND, THOROUGH)),
-    # Its probes have the limit; what hangs hangs there.
+    # The time-out applies to its probes, which do the I/O.
     limit_s=LIMIT_S + SLACK_S + REAP_S + 1.0,
     fetch=fetch,
     judge=judge,
