@@ -18,7 +18,7 @@ from ftslurm.health.node_health import HealthFinding
 from ftslurm.health.verdict import FAIL
 from ftslurm.nodes.exclude import Exclusions, why_repeat_offender
 from ftslurm.nodes.record import as_line
-from ftslurm.rendezvous.exclusion import repeat_offenders
+from ftslurm.rendezvous.exclusion import failed_repeatedly
 from ftslurm.rendezvous.node_record import NodeRecord
 from ftslurm.rendezvous.state import BY_NODE, Failure, State
 from ftslurm.sharedfs.publish import BadFile
@@ -129,7 +129,7 @@ class Excluder:
             if failure.blame == BY_NODE and (past.round, failure.node) not in self._struck:
                 self._struck.add((past.round, failure.node))
                 found.append(lambda failure=failure: self._strike(failure))  # type: ignore[misc]
-        now = repeat_offenders(state, self._settings.after)
+        now = failed_repeatedly(state, self._settings.after)
         for node, reason in now.items():
             if node in blamed and node not in self._known:
                 self._known[node] = reason

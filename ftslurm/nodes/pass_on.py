@@ -73,7 +73,7 @@ def pass_on(slurm: SlurmControl, job_id: str, excluded: Sequence[str]) -> str:
         return ""
     job = slurm.job(job_id)
     if job is None:
-        return f"job {job_id}: Slurm knows no such job, or it ended long ago"
+        return f"job {job_id}: Slurm has no record of it"
     if job.partition is None:
         return ""
     decided = plan(job, excluded, slurm.partition_nodes(job.partition))

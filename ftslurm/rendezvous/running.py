@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ftslurm.dataclasses import dataclass, field, replace
 from ftslurm.rendezvous.closing import close, count, describe, end_round
-from ftslurm.rendezvous.exclusion import excluded_nodes, repeat_offenders
+from ftslurm.rendezvous.exclusion import excluded_nodes, failed_repeatedly
 from ftslurm.rendezvous.node_record import NodeRecord
 from ftslurm.rendezvous.non_retryable import awaiting_other_nodes, on_all_nodes, repeated, why_non_retryable
 from ftslurm.rendezvous.observation import (
@@ -203,7 +203,7 @@ def _may_do_better_elsewhere(state: State, observation: Observation, timing: Tim
     """Return whether the node of the newest failure is about to be excluded, and another one can take its place."""
     last = state.past(state.round)
     node = last.failure.node if last is not None and last.failure is not None else None
-    return node in repeat_offenders(state, timing.exclude_after) and bool(waiting_nodes(state, observation.records))
+    return node in failed_repeatedly(state, timing.exclude_after) and bool(waiting_nodes(state, observation.records))
 
 
 def refuse_restart(state: State, observation: Observation) -> State | None:

@@ -127,6 +127,7 @@ def attempt_from(o: Json) -> Attempt:
         logs=text(o, "logs"),
         nproc=text(options, "nproc_per_node") if isinstance(options, dict) else None,
         start=text(o, "start"),
+        exclude_after=(integer(options, "exclude_after") or 0) if isinstance(options, dict) else 0,
     )
 
 

@@ -271,7 +271,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One Slurm (re)start of the job; ``start`` is the random name of the ftsrun start that created it."""
+    """One Slurm (re)start of the job; ``start`` is the random name of the ftsrun start that created it.
+
+    ``exclude_after``: that many first failures exclude a node; 0: none do, or not known.
+    """
 
     attempt: str
     job_id: str | None
@@ -281,6 +284,7 @@ class Attempt:
     logs: str | None
     nproc: str | None = None
     start: str | None = None
+    exclude_after: int = 0
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ from ftslurm.dataclasses import dataclass, replace
 from ftslurm.failures.causes import Evidence, classify
 from ftslurm.health.node_health import Health, HealthFinding
 from ftslurm.health.verdict import FAIL, SEVERITY
+from ftslurm.rendezvous.exclusion import repeat_offenders
 from ftslurm.report.evidence import FAILURE_KEYS
 from ftslurm.report.facts import Failure, NodeRecordFacts, RoundFiles, Snapshot
 from ftslurm.report.failed_worker import FailedWorker
 from ftslurm.report.wording import brief, count, duration, ranges, safe
 
 FINDINGS_KEPT, NODES_KEPT, LEFT_OUT_KEPT = 256, 8, 256
-FAILURES_TO_EXCLUDE = 2
 AFTERWARDS_S = 300.0
 """Checks after a failure may find its cause; findings later than this are unrelated."""
 PROOFS_KEPT = 4
@@ -237,15 +237,17 @@ def _left_out_entry(record: NodeRecordFacts, kind: str, numbers: Sequence[int], 
 
 
 def _repeatedly_failed(snapshot: Snapshot) -> dict[str, str]:
-    """Return the nodes that repeatedly failed first, with a text; counted as in `ftslurm.rendezvous.exclusion`."""
+    """Return the nodes that the run excluded for repeated first failures, with a text."""
+    history = snapshot.state.history if snapshot.state else ()
+    failures = [entry.failure for entry in history if entry.failure is not None and entry.failure.blame]
+    after = snapshot.attempt.exclude_after if snapshot.attempt is not None else 0
     by_node: dict[str, list[Failure]] = {}
-    for entry in snapshot.state.history if snapshot.state else ():
-        if entry.failure is not None and entry.failure.blame:
-            by_node.setdefault(entry.failure.node, []).append(entry.failure)
+    for failure in failures:
+        by_node.setdefault(failure.node, []).append(failure)
     return {
         node: f"first to fail in {count(len(own), 'round')}, last: rank {own[-1].rank}: {brief(own[-1].message)}"
         for node, own in by_node.items()
-        if len(own) >= FAILURES_TO_EXCLUDE
+        if node in repeat_offenders([(failure.rank, failure.node) for failure in failures], after)
     }
 
 

@@ -18,6 +18,8 @@ WORLD_LIMIT = 1_000_000
 # Prefix of the guardian's death notice in the node record, see `ftslurm.agent.guardian`.
 AGENT_GONE = "its agent "
 AGENT_KILLED = "its agent was killed"
+NOTICE_NS = 2 * 10**9
+"""Connections to the ranks of a killed agent break at once; on a busy node its guardian notices it later."""
 AGENT_DEFECT = "its agent ended by a defect of ftslurm"
 
 
@@ -142,6 +144,8 @@ def _before(found: Sequence[FailedWorker], lost: Sequence[LostNode]) -> bool:
         # A lost node's agent wrote its worker's record before its own end.
         if worker.node in lost_names or not last_records:
             return True
+        if _peer_lost(worker) and worker.time_ns is not None and worker.time_ns > min(last_records) - NOTICE_NS:
+            continue
         if worker.time_ns is not None and worker.time_ns <= min(last_records):
             return True
     return False

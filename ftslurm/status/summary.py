@@ -42,7 +42,7 @@ nodes           in rank order: {node, role, ranks, first_rank, slots, status, ro
                 stuck. `stacks_collected`: it has collected its ranks' stacks. `why`: why it left, was lost, is leaving
                 or is unhealthy. `unhealthy`: why it cannot take part in a round; `health_pending`: its health checks
                 are running; `excluded`: why it was excluded before, so that others are preferred; `health`: {status,
-                looked_ns, set, findings: [{check, status, subject, text, advice, since_ns}]} of the last run of its
+                checked_ns, set, findings: [{check, status, subject, text, advice, since_ns}]} of the last run of its
                 health checks, times by its own clock
 lost            nodes lost in this attempt: {node, round, time_ns, silent_s}
 behind          ranks whose step is behind the others', the last first: {rank, node, step, usual}

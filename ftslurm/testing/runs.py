@@ -105,7 +105,7 @@ class RunBuilder:
                 "job_id": self.job_id,
                 "restart_count": number,
                 "node_list": self.node_names,
-                "options": {"max_restarts": self.max_restarts},
+                "options": {"max_restarts": self.max_restarts, "exclude_after": 2},
                 "command": ["train.py"],
                 "cwd": cwd,
                 "python": "/usr/bin/python3",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ftslurm.rendezvous.exclusion import repeat_offenders
+from ftslurm.rendezvous.exclusion import failed_repeatedly
 from ftslurm.rendezvous.fold import fold
 from ftslurm.rendezvous.observation import AT_ONCE, NEVER, Observation, Timing
 from ftslurm.rendezvous.state import FAILED, FORMING, RUNNING, State
@@ -118,8 +118,8 @@ def test_a_node_twice_in_the_first_failures_place_is_excluded_for_a_spare() -> N
     blamed(story, 2)
     story.look()
     assert nodes_of(story) == ["n1", "n3"]
-    assert list(repeat_offenders(story.state, 2)) == ["n2"]
-    assert "first to fail in 2 rounds, last: rank 2 on n2 failed" in repeat_offenders(story.state, 2)["n2"]
+    assert list(failed_repeatedly(story.state, 2)) == ["n2"]
+    assert "first to fail in 2 rounds, last: rank 2 on n2 failed" in failed_repeatedly(story.state, 2)["n2"]
 
 
 def test_what_fails_alike_on_all_nodes_sets_none_of_them_aside() -> None:
@@ -133,7 +133,7 @@ def test_what_fails_alike_on_all_nodes_sets_none_of_them_aside() -> None:
             story.say(number, failure=replace(failure, blame="perhaps", message="cannot start a worker"))
             story.look()
         story.ready(1, 2).look()
-    assert repeat_offenders(story.state, 2) == {}
+    assert failed_repeatedly(story.state, 2) == {}
     assert nodes_of(story) == ["n1", "n2"]
 
 
@@ -172,14 +172,14 @@ def test_a_failure_that_follows_its_rank_to_another_node_is_not_the_nodes() -> N
     story.look()
     assert nodes_of(story) == ["n1", "n3"]
     blamed(story, 3)
-    assert repeat_offenders(story.state, 2) == {}
+    assert failed_repeatedly(story.state, 2) == {}
 
 
 def test_nobody_is_set_aside_where_that_is_switched_off() -> None:
     story = Story(2).join()
     for _ in range(2):
         blamed(story, 2)
-    assert repeat_offenders(story.state, 0) == {} and list(repeat_offenders(story.state, 2)) == ["n2"]
+    assert failed_repeatedly(story.state, 0) == {} and list(failed_repeatedly(story.state, 2)) == ["n2"]
 
 
 def test_the_default_sets_aside_after_two() -> None:

@@ -37,7 +37,7 @@ def test_the_first_look_gates_the_first_round() -> None:
     assert gate.take_wanted() == QUICK and gate.wanted is None
     assert gate.on_result(QUICK, looked(), 1.0, 5) == []
     assert (gate.health_pending, gate.unhealthy) == (False, None)
-    assert gate.health is not None and (gate.health.status, gate.health.looked_ns) == ("ok", 5)
+    assert gate.health is not None and (gate.health.status, gate.health.checked_ns) == ("ok", 5)
 
 
 def test_a_failing_check_makes_the_node_unhealthy_and_it_is_looked_at_again() -> None:

@@ -241,7 +241,8 @@ def test_slurm_is_updated_and_a_job_that_was_cancelled_meanwhile_is_no_error() -
     slurm.fail("exclude_nodes", SlurmRefused("Access denied"))
     with pytest.raises(SlurmRefused):
         pass_on(slurm, "7", ["n2"])
-    assert pass_on(slurm, "7", []) == "" and pass_on(slurm, "8", ["n1"]) == ""
+    assert pass_on(slurm, "7", []) == ""
+    assert pass_on(slurm, "8", ["n1"]) == "job 8: Slurm has no record of it"
 
 
 # Draining.

@@ -472,3 +472,13 @@ def test_each_cause_is_told_by_its_proof_and_not_by_lookalikes(evidence: Evidenc
     cause = classify(evidence)
     assert (cause.name, cause.role) == (name, role)
     assert describe(evidence, cause)
+
+
+@pytest.mark.parametrize(("before_s", "lost"), [(0.03, True), (30.0, False)])
+def test_connections_that_break_just_before_a_guardian_notices_its_agents_end_are_not_the_first_failure(
+    tmp_path: Path, before_s: float, lost: bool
+) -> None:
+    run = RunBuilder(tmp_path).round().steps(1, 9).wait(10)
+    run.fail(0, ConnectionResetError(104, "Connection reset by peer")).wait(before_s).lose("n2", silent_s=0.0)
+    cause = report(run.close("failed", "n2 left: its agent was killed by SIGKILL; no restarts allowed"))["cause"]
+    assert (cause["kind"] == "node-lost") is lost

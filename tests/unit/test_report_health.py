@@ -243,6 +243,23 @@ def test_a_node_that_failed_first_again_and_again_is_named_where_it_was_not_used
     assert out["text"] == "n2 was left out of round 3: excluded: first to fail in 2 rounds, last: rank 7: SIGSEGV"
 
 
+@pytest.mark.parametrize("why", ["switched off", "follows its rank"])
+def test_a_node_that_the_run_did_not_exclude_is_not_said_to_be(tmp_path: Path, why: str) -> None:
+    run = started(tmp_path)
+    if why == "switched off":
+        run.attempts[-1]["options"]["exclude_after"] = 0
+    for _ in range(2):
+        run.fail(7, signal="SIGSEGV").stop()
+        run.history[-1]["failure"]["blame"] = "perhaps"
+        run.round(nodes=["n1", "n2", "n3"] if len(run.history) == 1 else ["n1", "n3"]).wait(9)
+    if why == "follows its rank":
+        run.fail(7, signal="SIGSEGV").stop()
+        run.history[-1]["failure"] |= {"blame": "perhaps", "node": "n3"}
+        run.round(nodes=["n1", "n3"]).wait(9)
+    report = make_report(run.succeed().close("succeeded", "x").write(), now_ns=NOW_NS)
+    assert report["health"]["left_out"] == []
+
+
 def test_a_node_that_is_there_for_spare_is_not_said_to_be_left_out(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path, nodes=3).round(nodes=["n1", "n2"]).wait(3).fail(0, ValueError("x")).stop()
     assert told(run)["health"]["left_out"] == []
