@@ -16,7 +16,7 @@ from ftslurm.agent.rank_watch import RankWatch
 from ftslurm.agent.settings import AgentSettings
 from ftslurm.agent.workers import Workers
 from ftslurm.dataclasses import dataclass, replace
-from ftslurm.kernel import core_limit
+from ftslurm.kernel import soft_limit
 from ftslurm.monitor.loop_watchdog import LoopWatchdog
 from ftslurm.monitor.timer_file import FILE
 from ftslurm.sharedfs.filesystem import FileSystem
@@ -72,7 +72,8 @@ def make_components(
         HostResources,
         settings.local_dir,
         monotonic=monotonic,
-        core_limit=core_limit(),
+        core_limit=soft_limit("Max core file size"),
+        cpu_limit_s=soft_limit("Max cpu time"),
         answers={"begin": dict, "at_a_failure": dict},
     )
     local = os.path.dirname(settings.local_dir)

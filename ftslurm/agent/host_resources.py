@@ -67,6 +67,7 @@ class HostResources:
         monotonic: clock, seconds.
         statvfs: as `os.statvfs`.
         core_limit: bytes that a core file of a worker may have, -1 for any; None: unknown.
+        cpu_limit_s: CPU time that a worker may use (ulimit -t), in seconds, -1: unlimited.
     """
 
     def __init__(
@@ -76,11 +77,13 @@ class HostResources:
         monotonic: Callable[[], float] = time.monotonic,
         statvfs: Callable[[str], Any] = os.statvfs,
         core_limit: int | None = None,
+        cpu_limit_s: int = -1,
     ) -> None:
         self._root = root
         self._monotonic = monotonic
         self._statvfs = statvfs
         self._core_limit = core_limit
+        self._cpu_limit_s = cpu_limit_s
         self._places = (("/dev/shm", "/dev/shm"), (_display_path(local_dir), local_dir))
         self.unread: list[str] = []
         self.counter = find_counter(root, self.unread)
@@ -108,6 +111,8 @@ class HostResources:
         self.sample()
         spaces, unread = self._spaces()
         found: dict[str, Any] = {"oom": self._oom(), "spaces": spaces, "core_limit": self._core_limit}
+        if self._cpu_limit_s >= 0:
+            found["cpu_limit_s"] = self._cpu_limit_s
         newest, oldest = self._samples[-1], self._samples[0]
         if newest.node_kills is not None and oldest.node_kills is not None:
             found["node_oom_kills"] = max(0, newest.node_kills - oldest.node_kills)

@@ -78,6 +78,7 @@ class HostResources:
         unread: resources that could not be read, with reasons.
         memory_total, least_available: the host's memory, and the minimum of available memory, in bytes.
         own_limit: of the worker's address space or data (ulimit -v, -d), in bytes; None: it has none.
+        cpu_limit_s: of the worker's CPU time (ulimit -t), in seconds; None: it has none.
     """
 
     oom: OomKills | None = None
@@ -89,6 +90,7 @@ class HostResources:
     memory_total: int | None = None
     least_available: int | None = None
     own_limit: int | None = None
+    cpu_limit_s: int | None = None
 
     @property
     def ran_out(self) -> str | None:
@@ -171,6 +173,11 @@ class Evidence:
     def own_limit(self) -> int | None:
         """The limit of its own address space or data, in bytes."""
         return self.host_resources.own_limit if self.host_resources else None
+
+    @property
+    def cpu_limit_s(self) -> int | None:
+        """The limit of its CPU time, in seconds."""
+        return self.host_resources.cpu_limit_s if self.host_resources else None
 
     @property
     def shm_full(self) -> bool:

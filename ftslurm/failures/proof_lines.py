@@ -89,6 +89,8 @@ def _memory(evidence: Evidence, resources: HostResources) -> list[str]:
         lines += _limits(oom)
     if resources.own_limit is not None:
         lines.append(f"ulimit: {size(resources.own_limit)} of address space or data")
+    if resources.cpu_limit_s is not None:
+        lines.append(f"ulimit: {resources.cpu_limit_s} s of CPU time")
     if resources.memory_total and resources.least_available is not None:
         free = f"{size(resources.least_available)} of {size(resources.memory_total)}"
         lines.append(f"host memory: at least {free} available in those seconds (MemAvailable)")

@@ -137,4 +137,4 @@ def _evidence(ours: Mapping[str, Any]) -> list[object]:
     from ftslurm.report.host_resources import host_resources_from
 
     evidence = Evidence("", host_resources=host_resources_from(ours))
-    return [evidence.killed_for, evidence.own_limit is not None, evidence.shm_full]
+    return [evidence.killed_for, evidence.own_limit is not None, evidence.shm_full, evidence.cpu_limit_s is not None]

@@ -79,13 +79,15 @@ def blame(record: Mapping[str, Any]) -> str | None:
         return "node"
     if chain:
         return "perhaps" if any(map(_may_be_nodes, chain, texts)) else None
-    by_signal = ours.get("signal") in _NODE_SIGNALS and not _killed_for_its_own_memory(ours)
+    by_signal = ours.get("signal") in _NODE_SIGNALS and not _killed_at_its_own_limit(ours)
     return "perhaps" if ours["kind"] in ("spawn", "hang") or by_signal else None
 
 
-def _killed_for_its_own_memory(ours: Mapping[str, Any]) -> bool:
-    """Whether it was an out-of-memory kill without evidence that the host's memory was exhausted."""
+def _killed_at_its_own_limit(ours: Mapping[str, Any]) -> bool:
+    """Whether it was a kill at a limit of CPU time, or for memory without evidence that the host's was exhausted."""
     resources = ours.get("host_resources") or {}
+    if ours["signal"] == "SIGKILL" and resources.get("cpu_limit_s") is not None:
+        return True
     oom = resources.get("oom") or {}
     if ours["signal"] != "SIGKILL" or not oom.get("recent"):
         return False

@@ -41,6 +41,7 @@ def host_resources_from(ours: Json) -> HostResources | None:
         memory_total=_count({"n": total}, "n"),
         least_available=_count({"n": available}, "n"),
         own_limit=own_limit,
+        cpu_limit_s=_count(o, "cpu_limit_s"),
     )
 
 

@@ -148,17 +148,17 @@ METHODS: dict[Component, dict[str, str]] = {
         "on_swept close deadline _start _receive _finish",
     },
     containment.MONITOR: {
-        "ftslurm.agent.rank_monitor:RankMonitor": "hangs: __init__ environment begin end clear learn hear due step "
-        "vitals counts wants_sizes look_at_sizes grown keep_pipe deadline _owner _read_mark",
+        "ftslurm.agent.rank_monitor:RankMonitor": "hangs: __init__ environment begin end clear learn receive due step "
+        "vitals counts wants_sizes read_sizes on_sizes keep_pipe deadline _owner _read_page",
         "ftslurm.agent.rank_watch:RankWatch": "hangs: __init__ begin end collect_stacks on_log_sizes turn over clear "
-        "deadline _expired _look_at_vitals",
+        "deadline _expired _sample_vitals",
         "ftslurm.agent.stack_collection:StackCollection": "hangs: __init__ poll",
         "ftslurm.monitor.timer_file:TimerFile": "fails: __init__ environment",
         "ftslurm.monitor.pipe:Pipe": "hangs: __init__ check read",
     },
     containment.RECORDS: {
         "ftslurm.agent.journal:Journal": "fails: __init__ begin error_record failed round again leave _put",
-        "ftslurm.agent.journal:Journal ": "hangs: showed",
+        "ftslurm.agent.journal:Journal ": "hangs: stacks_collected",
         "ftslurm.agent.journal:Journal  ": "exits: elsewhere",
     },
     containment.HOST_RESOURCES: {
@@ -167,7 +167,7 @@ METHODS: dict[Component, dict[str, str]] = {
     containment.ANALYSIS: {"ftslurm.agent.worker_exits:": "fails: summary retryability"},
     containment.OUTPUT: {
         "ftslurm.agent.output:Console": "fails: __init__ log follow forget drain _work",
-        "ftslurm.agent.output:_Follower": "fails: __init__ send _work _wait _obey _copy",
+        "ftslurm.agent.output:_Follower": "fails: __init__ send _work _wait _execute _copy",
         "ftslurm.agent.output:_Terminal": "fails: __init__ write",
     },
     containment.MESSAGES: {"ftslurm.agent.loop:": "fails: messages"},
@@ -179,7 +179,7 @@ METHODS: dict[Component, dict[str, str]] = {
     },
     containment.LEFTOVERS: {"ftslurm.agent.revocation:Revocation": "fails: clean_up"},
     containment.BUILD_LOCKS: {
-        "ftslurm.agent.build_locks:BuildLocks": "fails: __init__ deadline on_time look look_at_builders remove"
+        "ftslurm.agent.build_locks:BuildLocks": "fails: __init__ deadline on_time scan scan_builders remove"
     },
     containment.GUARD: {"ftslurm.monitor.loop_watchdog:LoopWatchdog": "fails: __init__ start working waiting"},
 }
@@ -242,7 +242,7 @@ if os.environ["FTSLURM_ROUND"] == "1":
 """
 ON_A_SPARE = [
     (containment.STANDBY, "ftslurm.agent.standby:Standbys:" + name)
-    for name in ("__init__", "start", "look", "take", "drop_all")
+    for name in ("__init__", "start", "poll", "take", "drop_all")
 ]
 
 
@@ -294,7 +294,7 @@ CORE = [
     )),
     *(f"ftslurm.agent.round_setup:RoundSetup:{name}" for name in ("begin", "made", "on_time", "deadline")),
     *(f"ftslurm.agent.loop:AgentLoop:{name}" for name in (
-        "_begin", "_turn", "_wait", "_timeout", "_moment", "_on_event", "_on_prepared", "_on_rank_event", "_do",
+        "_begin", "_run_once", "_wait", "_timeout", "_moment", "_on_event", "_on_prepared", "_on_rank_event", "_do",
         "_publish", "_spawn",
         "_make", "_poll_workers", "_on_worker_ended", "_sweep_on", "_on_signal", "_give_up",
         "_watch_ranks", "_poll_health", "_listen", "_make_directories",

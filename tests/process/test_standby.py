@@ -65,7 +65,7 @@ class Spare:
     def listen(self, heard: StandbyEvents, enough: Callable[[], bool]) -> None:
         while not enough():
             assert select.select([self.standbys.fd], [], [], 30)[0], heard.lines
-            news = self.standbys.look()
+            news = self.standbys.poll()
             heard.lines += news.lines
             heard.ended += news.ended
 

@@ -117,6 +117,7 @@ POSITIVE = [
     ("oom-kill", signal("SIGKILL", scheduler="OUT_OF_MEMORY")),
     ("oom-kill", ended(137, host_resources=HostResources(OomKills(1, 1, 12.0)))),
     ("address-space", raised("MemoryError", host_resources=HostResources(own_limit=4 * GIB))),
+    ("cpu-kill", signal("SIGKILL", host_resources=HostResources(cpu_limit_s=3600))),
     (
         "address-space",
         raised("OSError", "[Errno 12] Cannot allocate memory", host_resources=HostResources(own_limit=1)),
