@@ -222,7 +222,7 @@ def _closed(path: Path) -> str | None:
         return None
     if not path.is_dir() or os.access(path, os.R_OK | os.X_OK):
         return None
-    return f"{path} belongs to user id {owner}, you are {os.geteuid()}, and may not be read"
+    return f"{path} belongs to user id {owner}, you are {os.geteuid()}, and is not readable"
 
 
 def _not_a_run(path: Path) -> str:

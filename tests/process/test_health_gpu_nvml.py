@@ -163,7 +163,7 @@ FAULTS: list[tuple[str, list[str], dict[str, str], list[tuple[str, str, str, str
                 "gpu-ecc",
                 "warn",
                 "GPU 3",
-                "1 uncorrected ECC error since the last reset (4 over its life); the driver says",
+                "1 uncorrected ECC error since the last reset (4 over its life); the driver permits",
             )
         ],
     ),
@@ -430,7 +430,7 @@ def test_a_slowdown_in_two_looks_running_fails(node: Standin) -> None:
     first = node.look(["gpu-clocks"])
     ((_, status, _, text),) = node.look(["gpu-clocks"], before=first.facts).findings()
     assert status == "fail"
-    assert "as at the look before" in text
+    assert "as at the last check" in text
 
 
 def test_a_rank_of_this_job_is_no_stranger(node: Standin) -> None:

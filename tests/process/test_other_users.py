@@ -316,7 +316,7 @@ def test_a_run_that_may_not_be_read_is_said_to_be_there(open_path: Path, command
         check=False,
     )
     assert done.returncode == 2, done
-    assert f"job-7 belongs to user id 0, you are {OTHER}, and may not be read" in done.stderr, done
+    assert f"job-7 belongs to user id 0, you are {OTHER}, and is not readable" in done.stderr, done
 
 
 @needs_root
