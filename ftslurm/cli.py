@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 USAGE = """\
 usage: ftslurm run [options] program [arguments]    run a program on all nodes, fault-tolerantly
-       ftslurm report [run directory | job id]      explain how a run went
-       ftslurm status [run directory | job id]      say what a run does right now
-       ftslurm doctor [directory]                   prove that a directory can carry a run, on all nodes
-       ftslurm health [check ...]                   look whether this node, or all nodes of a step, are fit
-       ftslurm nodes list|exclude|allow             say which nodes are set aside; set one aside, allow it again
+       ftslurm report [run directory | job id]      report the course and failures of a run
+       ftslurm status [run directory | job id]      print the current state of a run
+       ftslurm doctor [directory]                   test on all nodes that a directory is suitable for runs
+       ftslurm health [check ...]                   check the health of this node, or of all nodes of a step
+       ftslurm nodes list|exclude|allow             list excluded nodes; exclude a node, allow it again
        ftslurm template [name]                      print a ready-to-submit sbatch script
        ftslurm --version
 
@@ -32,13 +32,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     _hold_standard_streams()
     _keep_own_access()
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         os.getcwd()
     except FileNotFoundError:
-        print_error("ftslurm: the current directory is gone; cd to one that exists")
-        return 2
+        # Slurm's programs run in /, wherever they are started.
+        if not _for_slurm(words):
+            print_error("ftslurm: the current directory is gone; cd to one that exists")
+            return 2
     try:
-        words = list(sys.argv[1:] if arguments is None else arguments)
         code = _command(words)
         return EXIT_UNWRITTEN if code == 0 and output_failed() and _answers(words) else code
     except (OSError, MemoryError) as error:
@@ -58,10 +60,10 @@ def _keep_own_access() -> None:
 def _own_limit(error: OSError | MemoryError) -> str | None:
     """Return which limit of the user's the command has met; None: it is something else."""
     if isinstance(error, MemoryError):
-        return "no memory is left; look at ulimit -v and the limits of the job's cgroup"
+        return "out of memory; check ulimit -v and the limits of the job's cgroup"
     # By number: nothing more can be imported where no file can be opened.
     if error.errno in (errno.EMFILE, errno.EAGAIN, errno.ENOMEM):
-        return f"{error.strerror}; look at ulimit -a and the limits of the job's cgroup"
+        return f"{error.strerror}; check ulimit -a and the limits of the job's cgroup"
     return None
 
 
@@ -150,16 +152,16 @@ def _health(words: Sequence[str]) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    from ftslurm.agent.guardian import Ward, guard
+    from ftslurm.agent.guardian import SupervisorPipe, guard
 
-    def agent(ward: Ward) -> int:
-        # Imported below the guardian: it stays as small as a Python can be, for it does nothing but wait.
+    def agent(pipe: SupervisorPipe) -> int:
+        # Imported below the guardian: it stays as small as a Python can be, since it only waits.
         from ftslurm.agent.early_check import start_early_check
 
-        early = start_early_check(ward.local_dir)
+        early = start_early_check(pipe.local_dir)
         from ftslurm.agent.command import main as run
 
-        return run(arguments, ward, early)
+        return run(arguments, pipe, early)
 
     return guard(agent, below_launcher="FTSLURM__LOCAL_NODE" in os.environ)
 

@@ -1,4 +1,4 @@
-"""A fence for the script's own data: nothing of a past round may replace what a newer round wrote.
+"""Fencing of the script's own data: a past round must not replace data of a newer round.
 
 A rank that was frozen, or whose node lost sight of the cluster, may wake up when its round is long over and go on
 writing its checkpoint. `commit` makes the data visible only while no newer round exists, whatever happens in between;
@@ -195,22 +195,22 @@ def _rename(temporary: str, target: str, guard: Fence) -> str | None:
 
 
 class Waiting:
-    """What a commit waits for, told once on the standard error when that takes long.
+    """Notice of a waiting commit, printed once on the standard error when the wait is long.
 
     Args:
-        what: in words.
+        what: description of the wait.
     """
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._told = False
+        self._printed = False
 
-    def tell(self, waited_s: float, error: OSError) -> None:
-        """Tell of a wait of `waited_s` seconds so far, and of the newest `error`."""
-        if waited_s >= NOTICE_S and not self._told:
+    def notify(self, waited_s: float, error: OSError) -> None:
+        """Print the wait of `waited_s` seconds so far and the newest `error`."""
+        if waited_s >= NOTICE_S and not self._printed:
             # Where the standard error is a log in the very directory that is full, the next try may get through.
-            self._told = say(
-                f"{self._what}, which has refused for {waited_s:.0f} s; it gives up after {PATIENCE_S:g} s: {error}"
+            self._printed = say(
+                f"{self._what}, which has failed for {waited_s:.0f} s; it gives up after {PATIENCE_S:g} s: {error}"
             )
 
 
@@ -224,7 +224,7 @@ def _patiently(call: Callable[[], _T], waiting: Waiting) -> _T:
             waited_s = time.monotonic() - began
             if waited_s >= PATIENCE_S:
                 raise
-            waiting.tell(waited_s, error)
+            waiting.notify(waited_s, error)
         excuse(EXCUSED_S)
         time.sleep(RETRY_S)
 

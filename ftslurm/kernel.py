@@ -294,7 +294,7 @@ def signal_name(number: int) -> str:
         return f"SIG{number}"
 
 
-class FileWatch:
+class FileNotifier:
     """Tells when one of some files has grown on this machine, by inotify."""
 
     def __init__(self) -> None:
@@ -349,12 +349,12 @@ def start_of(pid: int) -> int:
     return int(line[line.rindex(b")") + 2 :].split()[19])
 
 
-def core_limit() -> int:
-    """Return the soft limit of this process for core files, bytes; -1: none.
+def soft_limit(name: str) -> int:
+    """Return a soft limit of this process by its name in /proc/self/limits, "Max core file size"; -1: unlimited.
 
-    From proc(5), not from `resource`: a module that each agent would hold for one number.
+    From proc(5), not from `resource`: a module that each agent would hold for a few numbers.
     """
     with open("/proc/self/limits") as file:
-        line = next(line for line in file if line.startswith("Max core file size"))
-    value = line.split()[4]
+        line = next(line for line in file if line.startswith(name))
+    value = line.removeprefix(name).split()[0]
     return -1 if value == "unlimited" else int(value)

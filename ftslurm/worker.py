@@ -1,4 +1,4 @@
-"""Start one worker: the user's program exactly as plain Python runs it, but its failure gets written down.
+"""Start one worker: the user's program exactly as plain Python runs it, but with a record of its failure.
 
 ``python -u -m ftslurm.worker --parent PID [--standby MODULES] [--log-root DIRECTORY]
 [--log-stdout FILE] [--log-stderr FILE] (--script FILE | --module NAME | --exec PROGRAM) -- ARGS...``; called by the
@@ -48,25 +48,25 @@ def parse(arguments: list[str]) -> Order:
     """
     order = Order()
     rest = iter(arguments)
-    for word in rest:
-        if word == "--":
+    for argument in rest:
+        if argument == "--":
             order.arguments = list(rest)
             break
         value = next(rest, None)
         if value is None:
-            raise ValueError(f"{word} lacks its value")
-        if word == "--parent":
+            raise ValueError(f"{argument} lacks its value")
+        if argument == "--parent":
             order.parent = int(value)
-        elif word == "--standby":
+        elif argument == "--standby":
             order.standby = value.split(",")
-        elif word in ("--log-stdout", "--log-stderr"):
-            order.log[1 if word == "--log-stdout" else 2] = value
-        elif word == "--log-root":
+        elif argument in ("--log-stdout", "--log-stderr"):
+            order.log[1 if argument == "--log-stdout" else 2] = value
+        elif argument == "--log-root":
             order.log_root = value
-        elif word in ("--script", "--module", "--exec") and not order.kind:
-            order.kind, order.target = word[2:], value
+        elif argument in ("--script", "--module", "--exec") and not order.kind:
+            order.kind, order.target = argument[2:], value
         else:
-            raise ValueError(f"unexpected {word} {value}")
+            raise ValueError(f"unexpected {argument} {value}")
     if not order.kind or not order.parent:
         raise ValueError("needs --parent PID and one of --script, --module, --exec")
     return order

@@ -1,9 +1,9 @@
-"""What happens to an agent and what it does about it: the words between the loop and the machine."""
+"""Events of an agent and its actions on them: the vocabulary shared by the loop and the machine."""
 
 from __future__ import annotations
 
 from ftslurm.dataclasses import dataclass, replace
-from ftslurm.rendezvous.node_word import NodeWord
+from ftslurm.rendezvous.node_record import NodeRecord
 from ftslurm.rendezvous.state import Failure, Hang, Master
 
 
@@ -34,11 +34,11 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What came of a `Prepare`.
+    """Result of a `Prepare`.
 
     Attributes:
         problem: why the round cannot begin here; None: it can.
-        unreachable: the problem is that the round's master cannot be reached.
+        unreachable: the round's master cannot be reached.
     """
 
     round: int
@@ -48,12 +48,12 @@ class Prepared:
 
 @dataclass(frozen=True)
 class WorkerEnd:
-    """How a worker ended, as the kernel and its error record have it.
+    """How a worker ended, according to the kernel and its error record.
 
     Attributes:
         ended_ns: when the kernel reported it.
         recorded_ns: when the worker wrote its own error record; None: it wrote none.
-        failure: the failure in short; None when it ended with code 0.
+        failure: summary of the failure; None when it ended with code 0.
     """
 
     local_rank: int
@@ -90,34 +90,34 @@ class Signal:
 
 
 @dataclass(frozen=True)
-class Show:
-    """Collect the stacks of these workers; answer with `on_shown` when that is done, or has taken too long."""
+class CollectStacks:
+    """Collect the stacks of these workers; answer with `on_stacks_collected` when done or timed out."""
 
     local_ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Compare:
-    """Find what this failure is compared by with later ones; answer with `on_compared`."""
+    """Compute the signature by which this failure is compared with later ones; answer with `on_compared`."""
 
     failure: Failure
 
 
 @dataclass(frozen=True)
-class Warm:
+class StartStandbys:
     """Start standby workers in these slots; answer with `on_standby_ended` for one that ends before it is used."""
 
     local_ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Sweep:
+class KillLeftovers:
     """Kill everything that workers left behind, and standby workers; answer with `on_swept` when nothing is left."""
 
 
 @dataclass(frozen=True)
-class Say:
-    """Change this node's word; only the given fields change."""
+class Publish:
+    """Change this node's record; only the given fields change."""
 
     status: str
     round: int
@@ -125,13 +125,13 @@ class Say:
     reason: str | None
     stop_signal: str | None
     hang: Hang | None = None
-    shown: int = 0
+    stacks_collected: int = 0
     new_port: bool = False
 
 
 @dataclass(frozen=True)
-class Record:
-    """Write down how the round went on this node."""
+class RecordRound:
+    """Record how the round went on this node."""
 
     assignment: Assignment
     outcome: str
@@ -146,30 +146,42 @@ class Record:
 
 @dataclass(frozen=True)
 class Log:
-    """Tell the user one line."""
+    """Log one line for the user."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Exit:
-    """Leave with this code once everything said has been published."""
+    """Leave with this code once everything pending has been published."""
 
     code: int
 
 
-def spoken(word: NodeWord, said: Say) -> NodeWord:
-    """Return a node's word with what `said` changes of it."""
+def changed_record(record: NodeRecord, change: Publish) -> NodeRecord:
+    """Return a node record with `change` applied."""
     return replace(
-        word,
-        status=said.status,
-        round=said.round,
-        failure=said.failure,
-        reason=said.reason,
-        stop_signal=said.stop_signal,
-        hang=said.hang,
-        shown=said.shown,
+        record,
+        status=change.status,
+        round=change.round,
+        failure=change.failure,
+        reason=change.reason,
+        stop_signal=change.stop_signal,
+        hang=change.hang,
+        stacks_collected=change.stacks_collected,
     )
 
 
-Action = Prepare | Spawn | Warm | Signal | Show | Compare | Sweep | Say | Record | Log | Exit
+Action = (
+    Prepare
+    | Spawn
+    | StartStandbys
+    | Signal
+    | CollectStacks
+    | Compare
+    | KillLeftovers
+    | Publish
+    | RecordRound
+    | Log
+    | Exit
+)

@@ -1,15 +1,15 @@
-"""Removes the lock that a killed rank has left in the build directory of a C++ extension.
+"""Removal of the lock that a killed rank leaves in the build directory of a C++ extension.
 
 Processes that load an extension by ``torch.utils.cpp_extension`` take turns by a file named ``lock`` in its build
 directory (``torch/utils/file_baton.py``): the one that creates it builds, the others wait until it is gone. Only its
 creator removes it, so the ranks of every later round would wait for one that was killed while it built. The creator
-holds it open, for reading and close-on-exec, until it is done: by that it is recognised while it lives.
+holds it open, for reading and close-on-exec, until it is done, by which a live holder is recognised.
 
-What is known is noted in the agent's node-local directory, too: whoever cleans up behind an agent that was killed with
-its ranks removes these locks (`remove_noted`).
+The known locks are also noted in the agent's node-local directory: the guardian of an agent that was killed with its
+ranks removes them (`remove_noted`).
 
-Of other caches nothing is left: Triton renames complete files into place, and torch's inductor locks by flock(2), which
-ends with the process.
+Other caches leave nothing behind: Triton renames complete files into place, and torch's inductor locks by flock(2),
+which ends with the process.
 """
 
 from __future__ import annotations
@@ -21,42 +21,42 @@ from collections.abc import Callable, Iterable
 
 NAME = "lock"
 NOTES = "build-locks"
-LOOK_S, SHARE = 1.0, 0.001
-"""A rank that others kill is known by the last look. Looks follow each other after a second, or so late that they take
-no more than that share of a core: a process with a thousand files costs 2 ms."""
+SCAN_S, SHARE = 1.0, 0.001
+"""The locks of a rank killed from outside are those of the last scan. Scans run every second, or less often so that
+they take at most that share of a core: a process with a thousand files costs 2 ms."""
 BUILDER = "ninja"
 _PROC = "/proc"
 
 
 class BuildLocks:
-    """Knows which locks this node's ranks hold, and removes those of ranks that have ended.
+    """Tracks which locks this node's ranks hold, and removes those of ranks that have ended.
 
     Args:
         local_dir: the agent's node-local directory, for notes.
         monotonic: clock, seconds.
-        tell: gets a line for each lock that was removed or cannot be; from a thread.
+        log: receives a line per lock that was removed or cannot be; called from a thread.
     """
 
-    def __init__(self, local_dir: str, monotonic: Callable[[], float], tell: Callable[[str], None]) -> None:
+    def __init__(self, local_dir: str, monotonic: Callable[[], float], log: Callable[[str], None]) -> None:
         self._notes = os.path.join(local_dir, NOTES)
         self._noted: dict[str, int | None] = {}
         self._monotonic = monotonic
-        self._tell = tell
+        self._log = log
         self._held: dict[int, dict[str, int | None]] = {}
-        self._look_at: float | None = None
+        self._scan_at: float | None = None
 
     @property
     def deadline(self) -> float | None:
-        """The monotonic second at which `on_time` wants to be called; None: no rank runs."""
-        return self._look_at
+        """The monotonic second at which `on_time` is due; None: no rank runs."""
+        return self._scan_at
 
     def on_time(self, running: Callable[[], Iterable[int]]) -> None:
         """The deadline may have passed; `running` returns the ranks' processes."""
-        if self._look_at is not None and self._monotonic() >= self._look_at:
-            self.look(running())
+        if self._scan_at is not None and self._monotonic() >= self._scan_at:
+            self.scan(running())
 
-    def look(self, pids: Iterable[int]) -> None:
-        """Note which locks these processes, the ranks or all that descends from the agent, hold now.
+    def scan(self, pids: Iterable[int]) -> None:
+        """Note which locks these processes (the ranks, or all descendants of the agent) hold now.
 
         Nothing here touches the filesystem of the locks.
         """
@@ -66,9 +66,9 @@ class BuildLocks:
             if held is not None:
                 self._held[pid] = held
         self._note()
-        self._look_at = began + max(LOOK_S, (self._monotonic() - began) / SHARE)
+        self._scan_at = began + max(SCAN_S, (self._monotonic() - began) / SHARE)
 
-    def look_at_builders(self, pids: Iterable[int]) -> None:
+    def scan_builders(self, pids: Iterable[int]) -> None:
         """Note the locks of builds that go on after the rank that began them was killed."""
         for pid in pids:
             if (directory := _builds_in(pid)) is not None:
@@ -79,9 +79,9 @@ class BuildLocks:
         held = self._all()
         self._held.clear()
         self._note()
-        self._look_at = None
+        self._scan_at = None
         if held:
-            threading.Thread(target=_remove, args=(held, self._tell), name="build-locks", daemon=True).start()
+            threading.Thread(target=_remove, args=(held, self._log), name="build-locks", daemon=True).start()
 
     def _all(self) -> dict[str, int | None]:
         return {path: inode for locks in self._held.values() for path, inode in locks.items()}
@@ -95,11 +95,11 @@ class BuildLocks:
             with open(self._notes, "w", errors="surrogateescape") as file:
                 file.writelines(f"{inode or 0} {path}\0" for path, inode in held.items())
         except OSError:
-            # No room: it only matters if this agent is killed, too.
+            # Disk full: the notes only matter if this agent is killed, too.
             pass
 
 
-def remove_noted(local_dir: str, tell: Callable[[str], None]) -> None:
+def remove_noted(local_dir: str, log: Callable[[str], None]) -> None:
     """Remove the locks that an agent had noted in its node-local directory; it and its ranks have been killed."""
     try:
         with open(os.path.join(local_dir, NOTES), errors="surrogateescape") as file:
@@ -107,10 +107,10 @@ def remove_noted(local_dir: str, tell: Callable[[str], None]) -> None:
     except OSError:
         return
     parts = [note.partition(" ") for note in notes]
-    _remove({path: int(inode) or None for inode, _, path in parts if inode.isdecimal()}, tell)
+    _remove({path: int(inode) or None for inode, _, path in parts if inode.isdecimal()}, log)
 
 
-def _remove(held: dict[str, int | None], tell: Callable[[str], None]) -> None:
+def _remove(held: dict[str, int | None], log: Callable[[str], None]) -> None:
     for path, inode in held.items():
         try:
             if not _is_left(path, inode):
@@ -119,13 +119,13 @@ def _remove(held: dict[str, int | None], tell: Callable[[str], None]) -> None:
         except FileNotFoundError:
             continue
         except OSError as error:
-            tell(f"{path}: {error.strerror}; a killed rank left this lock of a C++ extension: remove it")
+            log(f"{path}: {error.strerror}; a killed rank left this lock of a C++ extension: remove it")
         else:
-            tell(f"removed {path}, which a killed rank left while it built a C++ extension")
+            log(f"removed {path}, which a killed rank left while it built a C++ extension")
 
 
 def _builds_in(pid: int) -> str | None:
-    """Return the directory in which a process builds, as torch starts it; None: it does nothing of the kind."""
+    """Return the directory in which a process builds, as torch starts it; None: it is no build."""
     try:
         with open(f"{_PROC}/{pid}/comm") as file:
             if file.read().strip() == BUILDER:
@@ -153,7 +153,7 @@ def _held_by(pid: int) -> dict[str, int | None] | None:
             # Closed meanwhile.
             continue
         values = {line[0]: line[1] for line in facts if len(line) > 1}
-        # Who holds a lock of the kernel's on the file needs no file to vanish: see flock(2), and proc(5) for "lock:".
+        # A holder of a kernel lock on the file does not rely on the file's removal: flock(2), proc(5) for "lock:".
         if int(values.get("flags:", "1"), 8) & os.O_ACCMODE == os.O_RDONLY and "lock:" not in values:
             inode = values.get("ino:", "")
             found[path] = int(inode) if inode.isdecimal() else None

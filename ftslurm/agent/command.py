@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from ftslurm.agent.environment import Program, RunFacts
-from ftslurm.agent.fitness import OFF
-from ftslurm.agent.guardian import STOPPING, Ward
+from ftslurm.agent.guardian import STOPPING, SupervisorPipe
+from ftslurm.agent.health_gate import OFF
 from ftslurm.agent.options import RunOptions, UsageError, parse_run
 from ftslurm.agent.output import Console, complain, log_at_once
 from ftslurm.agent.placement import LOCAL_NODE, Placement
@@ -29,30 +29,30 @@ if TYPE_CHECKING:
     from ftslurm.agent.containment import Containment, Defect
     from ftslurm.agent.defect_records import DefectRecords
     from ftslurm.agent.early_check import EarlyCheck
-    from ftslurm.agent.health_watch import HealthSettings
+    from ftslurm.agent.health_monitor import HealthSettings
     from ftslurm.agent.loop import AgentLoop
     from ftslurm.agent.settings import AgentSettings
     from ftslurm.nodes.exclude import Exclusions
-    from ftslurm.rendezvous.node_word import NodeWord
+    from ftslurm.rendezvous.node_record import NodeRecord
     from ftslurm.rendezvous.state import State
 
 DEFAULT_KILL_WAIT_S = 30.0
 TROUBLE_S = 60.0
 DEFECTS_S = 2.0
-"""So long the records of defects may take in the end."""
+"""Seconds that writing the records of defects may take at the end."""
 NOTHING: list[str] = []
-# What comes of limits and of seccomp profiles, while an agent puts itself together.
+# Errors caused by limits and seccomp profiles while an agent is set up.
 REFUSALS = (errno.EPERM, errno.EACCES, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSYS)
 KILL_WAIT_MARGIN = 0.6
-"""Share of Slurm's KillWait that workers get before they are killed; the rest is for the last words."""
+"""Share of Slurm's KillWait that workers get before they are killed; the rest is for the last records."""
 
 
-def main(arguments: Sequence[str], ward: Ward, early: EarlyCheck | None) -> int:
+def main(arguments: Sequence[str], supervisor: SupervisorPipe, early: EarlyCheck | None) -> int:
     """Run `ftslurm run` in the process below the guardian; return its exit code.
 
     Args:
         arguments: of the command line.
-        ward: of the guardian above.
+        supervisor: pipe to the guardian.
         early: will run the first health check.
     """
     try:
@@ -64,8 +64,8 @@ def main(arguments: Sequence[str], ward: Ward, early: EarlyCheck | None) -> int:
         if launches:
             from ftslurm.agent.launcher import launch
 
-            return launch(options, arguments, ward)
-        return run_agent(options, ward, early)
+            return launch(options, arguments, supervisor)
+        return run_agent(options, supervisor, early)
     except (UsageError, RunDirectoryError) as error:
         complain(str(error))
         return EXIT_USAGE
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str], ward: Ward, early: EarlyCheck | None) -> int:
         return EXIT_FAILED
 
 
-def run_agent(options: RunOptions, ward: Ward, early: EarlyCheck | None) -> int:
+def run_agent(options: RunOptions, supervisor: SupervisorPipe, early: EarlyCheck | None) -> int:
     """Run this node's agent to its end; return the exit code.
 
     Raises:
@@ -94,10 +94,10 @@ def run_agent(options: RunOptions, ward: Ward, early: EarlyCheck | None) -> int:
         warn_of_exposed(run, logs)
     # Links on the way are followed once: one that is changed while the run goes on leads into no other run.
     run, logs = RunDirectory(os.path.realpath(run.root)), logs and os.path.realpath(logs)
-    # As soon as possible: the checks take as long as all that follows until the first round.
-    health = _health(options, placement, run, logs or run.root, ward)
+    # As early as possible: the checks take as long as all that follows until the first round.
+    health = _health(options, placement, run, logs or run.root, supervisor)
     context = replace(health.context, hurry=True)
-    if early is not None and early.begin(request_for(QUICK, (), context, ward.local_dir)):
+    if early is not None and early.begin(request_for(QUICK, (), context, supervisor.local_dir)):
         health.early = early
     write_attempt(run, options, placement, program, logs)
     incarnation = random_nonce()
@@ -111,21 +111,23 @@ def run_agent(options: RunOptions, ward: Ward, early: EarlyCheck | None) -> int:
         lambda text: log_at_once(placement.node, text),
     )
     try:
-        code = _supervise(options, placement, program, slots, run, logs or run.root, ward, health, incarnation, records)
+        code = _supervise(
+            options, placement, program, slots, run, logs or run.root, supervisor, health, incarnation, records
+        )
     except Exception as error:
-        # While its parts were put together, or after all of them had done their work.
-        code = _end_by(_defect(error), records, ward)
+        # During set-up, or after the loop has ended.
+        code = _end_by(_defect(error), records, supervisor)
     if placement.job is None and LOCAL_NODE not in os.environ and os.environ.get("FTSLURM_REPORT") != "0":
         for number in STOPPING:
-            # Nobody waits for them any more: a report that cannot be written must not be unkillable.
+            # No handler is needed any more, and a report that cannot be written must stay killable.
             signal.signal(number, signal.SIG_DFL)
         from ftslurm.job_end.conclude import conclude
 
         try:
             conclude(run.root, placement.attempt)
         except Exception as error:
-            # It is the job's end that counts, not the report's.
-            _end_by(_defect(error), records, ward)
+            # The exit code is the job's, not the report's.
+            _end_by(_defect(error), records, supervisor)
     return code
 
 
@@ -136,27 +138,27 @@ def _supervise(
     slots: int,
     run: RunDirectory,
     logs: str,
-    ward: Ward,
+    supervisor: SupervisorPipe,
     health: HealthSettings,
     incarnation: str,
     defects: DefectRecords,
 ) -> int:
-    from ftslurm.agent.aside import Aside, AsideSettings
     from ftslurm.agent.containment import DOORBELL, EXCLUSION, OUTPUT, Containment, Defect
     from ftslurm.agent.courier import Courier
     from ftslurm.agent.doorbell import Doorbell
+    from ftslurm.agent.exclusion import Excluder, ExclusionSettings
     from ftslurm.agent.loop import AgentLoop
     from ftslurm.agent.machine import AgentMachine
     from ftslurm.agent.ports import ReservedPort, lowest_ephemeral, pick_at_random
     from ftslurm.nodes.exclude import Exclusions, folder
-    from ftslurm.rendezvous.member import Member, Pace, first_word
-    from ftslurm.rendezvous.node_word import Predecessor
-    from ftslurm.rendezvous.seen import Shape, Timing
+    from ftslurm.rendezvous.member import Member, Pace, first_record
+    from ftslurm.rendezvous.node_record import Predecessor
+    from ftslurm.rendezvous.observation import RunSpec, Timing
     from ftslurm.sharedfs.clock import server_clock
     from ftslurm.sharedfs.filesystem import PosixFileSystem
 
-    ward.bequeath(run.node_file(placement.node), incarnation)
-    shape = Shape(
+    supervisor.register(run.node_file(placement.node), incarnation)
+    run_spec = RunSpec(
         placement.run_id,
         placement.attempt,
         placement.expected,
@@ -164,31 +166,33 @@ def _supervise(
         placement.max_nodes,
         options.max_restarts,
     )
-    word = first_word(placement.node, incarnation, placement.attempt, placement.position, slots)
-    before = Predecessor(*ward.predecessor) if ward.predecessor is not None else None
-    word = replace(word, host=os.uname().nodename, address=placement.address, predecessor=before)
+    record = first_record(placement.node, incarnation, placement.attempt, placement.position, slots)
+    before = Predecessor(*supervisor.predecessor) if supervisor.predecessor is not None else None
+    record = replace(record, host=os.uname().nodename, address=placement.address, predecessor=before)
     fs = PosixFileSystem(owner=os.geteuid())
     containment = Containment()
     threading.excepthook = containment.on_thread
     exclusions = Exclusions(fs, folder(run.root, options.exclude_dir))
-    if options.set_aside:
-        look = (_look_up, exclusions, placement.node)
-        word = replace(word, excluded=containment.call(EXCLUSION, None, *look))
+    if options.exclude_after:
+        exclusion = (_look_up, exclusions, placement.node)
+        record = replace(record, excluded=containment.call(EXCLUSION, None, *exclusion))
     pace = Pace(heartbeat_s=options.heartbeat_s, follow_s=min(1.0, options.heartbeat_s))
     timing = Timing(
         options.node_timeout_s,
         options.join_timeout_s,
         options.last_call_s,
         rejoin=options.rejoin,
-        set_aside_after=options.set_aside,
+        exclude_after=options.exclude_after,
     )
     none = {"port": 0, "fileno": lambda: -1, "deadline": None}
     bell = containment.hold(DOORBELL, Doorbell, placement.address, incarnation, answers=none)
     clock = server_clock(run.nodes, time.monotonic)
-    member = Member(fs, run, shape, word, timing, pace, time.monotonic, time.time_ns, ring=bell.ring, clock=clock)
+    member = Member(
+        fs, run, run_spec, record, timing, pace, time.monotonic, time.time_ns, wake_agents=bell.ring, clock=clock
+    )
     courier = Courier(member, time.monotonic)
-    containment.connect(courier.bring)
-    # What --no-python runs imports nothing.
+    containment.connect(courier.post)
+    # With --no-python there is nothing to import ahead.
     spare_imports = options.spare_imports if program.kind != "exec" else ()
     machine = AgentMachine(
         placement.node,
@@ -201,17 +205,19 @@ def _supervise(
     )
     lowest = lowest_ephemeral()
     share_heap()
-    settings = _settings(options, placement, program, run, logs, ward, spare_imports)
+    settings = _settings(options, placement, program, run, logs, supervisor, spare_imports)
     console = containment.hold(
         OUTPUT, Console, placement.node, answers={"log": lambda text: log_at_once(placement.node, text)}
     )
-    asides = AsideSettings(options.set_aside, options.set_aside_for_s, _drain(options, placement))
+    exclusion_settings = ExclusionSettings(options.exclude_after, options.exclude_for_s, _drain(options, placement))
     facts = (placement.run_id, time.time_ns, console.log)
-    aside = containment.hold(EXCLUSION, Aside, asides, exclusions, *facts, answers={"finish": lambda _: True})
+    excluder = containment.hold(
+        EXCLUSION, Excluder, exclusion_settings, exclusions, *facts, answers={"finish": lambda _: True}
+    )
     loop = AgentLoop(
         settings,
         machine,
-        word,
+        record,
         courier,
         console,
         fs,
@@ -219,25 +225,25 @@ def _supervise(
         lambda: ReservedPort(pick_at_random, lowest),
         bell,
         health,
-        aside,
+        excluder,
         containment,
         defects,
-        ward.explain,
+        supervisor.explain,
         time.monotonic,
         time.time_ns,
     )
     code = loop.run()
     if courier.published:
-        ward.left()
-    _after(loop, placement, incarnation, run, options.node_timeout_s, containment)
-    for defect in courier.news:
+        supervisor.left()
+    _after_leaving(loop, placement, incarnation, run, options.node_timeout_s, containment)
+    for defect in courier.events:
         if isinstance(defect, Defect):
-            complain(defect.told("as this agent leaves", defects.write(defect, 0)))
+            complain(defect.message("as this agent leaves", defects.write(defect, 0)))
     defects.finish(DEFECTS_S)
     return code
 
 
-def _after(
+def _after_leaving(
     loop: AgentLoop,
     placement: Placement,
     incarnation: str,
@@ -245,48 +251,48 @@ def _after(
     node_timeout_s: float,
     containment: Containment,
 ) -> None:
-    """Do what is left to do after this agent has left the run."""
-    from ftslurm.agent.containment import AFTERCARE
+    """Run the job end's work after this agent has left the run."""
+    from ftslurm.agent.containment import JOB_END
 
     state = loop.state
     if state is None:
         return
     if loop.kept is not None and not os.path.isdir(run.root):
-        containment.call(AFTERCARE, None, _tell_all, loop.kept, state, loop.word)
+        containment.call(JOB_END, None, _print_last_report, loop.kept, state, loop.record)
     if placement.job is not None:
         from ftslurm.job_end.after_run import after_run
 
         facts = (placement.job, state, placement.node, incarnation, run, node_timeout_s)
-        for problem in containment.call(AFTERCARE, NOTHING, after_run, *facts):
+        for problem in containment.call(JOB_END, NOTHING, after_run, *facts):
             complain(problem)
 
 
 def _look_up(exclusions: Exclusions, node: str) -> str | None:
-    """Return why this node was excluded before, None if it was not; tell the user, and what is wrong with the files."""
-    from ftslurm.agent.aside import take_part
+    """Return why this node was excluded earlier, None if it was not; log that, and problems with the files."""
+    from ftslurm.agent.exclusion import exclusion_of
 
-    excluded, problems = take_part(exclusions, node, time.time_ns())
-    for line in (*problems, *([f"set aside before: {excluded}"] if excluded else ())):
+    excluded, problems = exclusion_of(exclusions, node, time.time_ns())
+    for line in (*problems, *([f"excluded before: {excluded}"] if excluded else ())):
         complain(f"{node}: {line}")
     return excluded
 
 
 def _defect(error: Exception) -> Defect:
-    """Return what is told of an exception that ends the agent: a limit or a refusal of the system is no defect."""
+    """Return the defect for an exception that ends the agent; limits and refusals of the system are no defects."""
     from ftslurm.agent.containment import defect_of
 
     defect = defect_of(None, error)
     refused = isinstance(error, OSError) and error.errno in REFUSALS
     if not refused and not isinstance(error, MemoryError):
         return defect
-    what = f"{error.filename or defect.place}: {error.strerror}" if isinstance(error, OSError) else "no memory is left"
-    advice = "look at ulimit -a, the cgroup's limits and the container's seccomp profile"
-    return replace(defect, refusal=f"an agent cannot work here: {what}; {advice}")
+    what = f"{error.filename or defect.place}: {error.strerror}" if isinstance(error, OSError) else "out of memory"
+    advice = "check ulimit -a, the cgroup's limits and the container's seccomp profile"
+    return replace(defect, refusal=f"an agent cannot run here: {what}; {advice}")
 
 
-def _end_by(defect: Defect, records: DefectRecords, ward: Ward) -> int:
-    ward.explain(defect.text)
-    complain(defect.told("this agent ends", records.write(defect, 0)))
+def _end_by(defect: Defect, records: DefectRecords, supervisor: SupervisorPipe) -> int:
+    supervisor.explain(defect.text)
+    complain(defect.message("this agent ends", records.write(defect, 0)))
     records.finish(DEFECTS_S)
     return EXIT_FAILED
 
@@ -297,7 +303,7 @@ def _settings(
     program: Program,
     run: RunDirectory,
     logs: str,
-    ward: Ward,
+    supervisor: SupervisorPipe,
     spare_imports: tuple[str, ...],
 ) -> AgentSettings:
     from ftslurm.agent.settings import AgentSettings
@@ -308,9 +314,9 @@ def _settings(
         options.redirects,
         options.tee,
         logs,
-        ward.local_dir,
+        supervisor.local_dir,
         dict(os.environ),
-        ward.guardian,
+        supervisor.guardian,
         options.timeouts,
         options.hang_signal,
         options.heartbeat_s,
@@ -319,22 +325,24 @@ def _settings(
     )
 
 
-def _tell_all(kept: str, state: State, word: NodeWord) -> None:
-    """Print what this node knows of a run whose directory has vanished, if it led the run or saw a failure."""
+def _print_last_report(kept: str, state: State, record: NodeRecord) -> None:
+    """Print this node's report of a run whose directory has vanished, if it was the coordinator or had a failure."""
     from ftslurm.job_end.last_report import last_report
 
-    concerned = word.failure is not None or state.coordinator.incarnation == word.incarnation
-    if concerned and (report := last_report(kept, state, word)):
+    concerned = record.failure is not None or state.coordinator.incarnation == record.incarnation
+    if concerned and (report := last_report(kept, state, record)):
         print_error(*report.splitlines())
 
 
-def _health(options: RunOptions, placement: Placement, run: RunDirectory, logs: str, ward: Ward) -> HealthSettings:
-    from ftslurm.agent.health_watch import HealthSettings
-    from ftslurm.health.check import Context, Place
+def _health(
+    options: RunOptions, placement: Placement, run: RunDirectory, logs: str, supervisor: SupervisorPipe
+) -> HealthSettings:
+    from ftslurm.agent.health_monitor import HealthSettings
+    from ftslurm.health.check import CheckedPath, Context
 
-    places = [Place(run.root, "run directory")]
-    places += [Place(logs, "log directory")] if logs != run.root else []
-    places += [Place(os.path.abspath(path), "--health-paths") for path in options.health_paths]
+    places = [CheckedPath(run.root, "run directory")]
+    places += [CheckedPath(logs, "log directory")] if logs != run.root else []
+    places += [CheckedPath(os.path.abspath(path), "--health-paths") for path in options.health_paths]
     context = Context(
         placement.node,
         dict(os.environ),
@@ -345,9 +353,11 @@ def _health(options: RunOptions, placement: Placement, run: RunDirectory, logs: 
         address=placement.address,
         job_since_s=time.monotonic(),
     )
-    # Not all nodes of a job at the same moment.
+    # Spread the checks of a job's nodes over time.
     spread_s = options.health_every_s * (placement.position % 64) / 64
-    return HealthSettings(options.health, options.health_every_s, sys.executable, ward.local_dir, context, spread_s)
+    return HealthSettings(
+        options.health, options.health_every_s, sys.executable, supervisor.local_dir, context, spread_s
+    )
 
 
 def _drain(options: RunOptions, placement: Placement) -> Callable[[str, str], str | None] | None:
@@ -359,7 +369,7 @@ def _drain(options: RunOptions, placement: Placement) -> Callable[[str, str], st
 
 
 def _kill_wait_s(placement: Placement) -> float:
-    """Return how long workers may take to stop when Slurm stops the job; ftsrun passes on the site's KillWait."""
+    """Return the seconds that workers may take to stop when Slurm stops the job; ftsrun passes the site's KillWait."""
     if placement.job is None:
         return 1e9
     text = os.environ.get("FTSLURM_KILL_WAIT", "")

@@ -1,4 +1,4 @@
-"""Defects of ftslurm itself, written down in the run directory: defects/<node>.<incarnation>.<n>.json."""
+"""Records of defects of ftslurm itself in the run directory: defects/<node>.<incarnation>.<n>.json."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 SCHEMA, VERSION = "ftslurm/defect", 1
 KEPT = 50
-"""So many of one agent are recorded."""
+"""Number of defects of one agent that are recorded."""
 
 
 class DefectRecords:
-    """Writes one agent's records, each on a thread of its own: the courier may be what is broken.
+    """Writes one agent's records, each on a thread of its own: the courier may be defective.
 
     Args:
         fs, run: where they go.
         node, incarnation, attempt: of the agent.
         now_ns: wall clock, nanoseconds since the epoch.
-        complain: gets the traceback of a defect whose record cannot be written.
+        complain: receives the traceback of a defect whose record cannot be written.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class DefectRecords:
         self._writing: dict[threading.Thread, Defect] = {}
 
     def write(self, defect: Defect, round_: int) -> str:
-        """Begin to write the record of a defect that came up in that round, 0 for none; return its path."""
+        """Start writing the record of a defect in that round, 0 for none; return its path."""
         if defect.refusal is not None:
             return ""
         self._number += 1
@@ -67,12 +67,12 @@ class DefectRecords:
         return path
 
     def finish(self, timeout_s: float) -> None:
-        """Wait for what is being written, `timeout_s` seconds in all; complain of what is not there by then."""
+        """Wait for pending records, `timeout_s` seconds in all; complain of those not written by then."""
         end = time.monotonic() + timeout_s
         for thread, defect in self._writing.items():
             thread.join(max(0.0, end - time.monotonic()))
             if thread.is_alive():
-                self._complain(f"{defect.text}; it cannot be recorded, the run directory does not answer")
+                self._complain(f"{defect.text}; it cannot be recorded, the run directory does not respond")
                 self._complain(defect.traceback)
         self._writing.clear()
 

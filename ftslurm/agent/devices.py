@@ -1,4 +1,4 @@
-"""How many workers `gpu`, `cpu` and `auto` mean on this node, without importing torch."""
+"""Number of workers for `gpu`, `cpu` and `auto` on this node, without importing torch."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def resolve_slots(text: str, environment: Mapping[str, str], gpus: Callable[[], 
 
     Args:
         text: `--nproc-per-node`, already checked.
-        environment: CUDA_VISIBLE_DEVICES and its kin limit what is counted.
-        gpus: counts the GPUs of the node; the text says why there is none.
+        environment: CUDA_VISIBLE_DEVICES and its counterparts limit the count.
+        gpus: counts the GPUs of the node; the text is the reason if there is none.
         cpus: processors that this process may use.
 
     Raises:
@@ -35,7 +35,7 @@ def resolve_slots(text: str, environment: Mapping[str, str], gpus: Callable[[], 
         return cpus
     if present:
         raise UsageError(
-            f"--nproc-per-node gpu: {present} GPUs are here, but {_limit(environment)} allows none; "
+            f"--nproc-per-node gpu: {present} GPUs found, but {_limit(environment)} allows none; "
             "ask Slurm for GPUs (--gpus-per-node)"
         )
     raise UsageError(f"--nproc-per-node gpu: no GPU found on {os.uname().nodename} ({why}); give a number, or cpu")
@@ -47,13 +47,13 @@ def _limit(environment: Mapping[str, str]) -> str | None:
 
 
 def _visible(environment: Mapping[str, str], present: int) -> int:
-    """Return how many of the GPUs that are `present` a program will see."""
+    """Return how many of the `present` GPUs are visible to a program."""
     limit = _limit(environment)
     if limit is None:
         return present
     count = 0
     for entry in (part.strip() for part in environment[limit].split(",")):
-        # As CUDA reads it: the first entry that names no device ends the list.
+        # As in CUDA: the first entry that names no device ends the list.
         if not entry or entry.startswith("-") or entry == "NoDevFiles" or (entry.isdecimal() and int(entry) >= present):
             break
         count += 1
@@ -61,10 +61,10 @@ def _visible(environment: Mapping[str, str], present: int) -> int:
 
 
 def count_gpus(python: str, sysfs: str = "/sys") -> tuple[int, str]:
-    """Return the number of GPUs in this machine by NVML, else of AMD's by sysfs, and why there is none.
+    """Return the number of GPUs in this machine by NVML, else of AMD's by sysfs, and the reason if there is none.
 
-    NVML is asked in a process of its own: a wedged driver may hang it, and its library is 5 MB that the agent
-    does not need.
+    NVML is loaded in a separate process: a wedged driver may hang it, and its library is 5 MB that the agent does
+    not need.
     """
     import subprocess
 
@@ -76,15 +76,15 @@ def count_gpus(python: str, sysfs: str = "/sys") -> tuple[int, str]:
             timeout=NVML_TIMEOUT_S,
             check=False,
         )
-        said = done.stdout.strip() or f"NVML ended with code {done.returncode}"
+        text = done.stdout.strip() or f"NVML ended with code {done.returncode}"
     except subprocess.TimeoutExpired:
-        said = f"NVML did not answer within {NVML_TIMEOUT_S:.0f} s: the driver hangs"
+        text = f"NVML did not respond within {NVML_TIMEOUT_S:.0f} s: the driver hangs"
     except OSError as error:
-        said = f"{python}: {error.strerror}"
-    if said.isdigit() and int(said):
-        return int(said), ""
+        text = f"{python}: {error.strerror}"
+    if text.isdigit() and int(text):
+        return int(text), ""
     amd = _count_amd(sysfs)
-    return amd, "" if amd else "NVML counts none" if said == "0" else said.removeprefix("none: ")
+    return amd, "" if amd else "NVML counts none" if text == "0" else text.removeprefix("none: ")
 
 
 def _count_amd(sysfs: str) -> int:

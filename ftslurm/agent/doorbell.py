@@ -1,9 +1,9 @@
-"""The doorbell: "look at the shared directory now", one datagram from node to node; a hint and nothing more.
+"""The doorbell: a UDP wake-up datagram from node to node ("read the shared directory now"); only a hint.
 
-Everything works without it, only later: who is not rung looks once a second, and a datagram may be lost, blocked or
-forged at will. It carries no news, and it is obeyed only when it names this agent's incarnation, which stands in the
-run directory. What others send costs little: a node that is sent too much does not listen for a while, and how often it
-looks because it was rung is bounded, too (`ftslurm.rendezvous.member.RUNG_SHARE`).
+Everything works without it, only later: an agent without wakes reads once a second, and a datagram may be lost, blocked
+or forged at will. It carries no data, and it counts only if it names this agent's incarnation, which is in the run
+directory. Unwanted datagrams cost little: a flooded node closes its doorbell for a while, and the rate of reads caused
+by wakes is bounded, too (`ftslurm.rendezvous.member.WAKE_SHARE`).
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from ftslurm.rendezvous.node_word import NodeWord
+from ftslurm.rendezvous.node_record import NodeRecord
 
 GREETING = b"ftslurm look "
 LONGEST = 128
 AT_ONCE = 256
-"""So many datagrams are taken in one go; the rest may wait, for the next look serves them all."""
+"""Number of datagrams received at a time; the rest may wait, since one read of the directory serves them all."""
 MOST, WINDOW_S = 512, 1.0
-"""After so many datagrams within so many seconds the socket is left alone for as long: somebody floods it. In a large
-world the coordinator may be rung as often when a round begins, and then looks often anyway."""
+"""After so many datagrams within so many seconds (a flood) the socket is ignored for as long. In a large world the
+coordinator may get as many when a round begins, and then it reads often anyway."""
 
 
 class Doorbell:
-    """This agent's bell, and how it rings those of others.
+    """This agent's doorbell, and the sender for those of others.
 
     Args:
-        address: where others reach this node, a name or a number; it hears only that number, or loopback.
+        address: where others reach this node, a name or a numeric address; a numeric one is what the socket binds to.
         incarnation: this agent's.
         monotonic: clock, seconds.
 
     Attributes:
-        port: where it listens; 0 when there is no bell to be had, which costs nothing but time.
-        deadline: the monotonic second at which `answer` is to be called although nothing has come in; None: never.
+        port: where it listens; 0 if no socket could be bound, which only delays updates.
+        deadline: the monotonic second at which `answer` is due without a datagram; None: never.
     """
 
     def __init__(self, address: str, incarnation: str, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -48,63 +48,63 @@ class Doorbell:
         self._window_since = float("-inf")
         self._received = 0
         self.deadline: float | None = None
-        self._attend()
+        self._listen_again()
         self.port: int = self._socket.getsockname()[1] if self._socket else 0
         self._senders: dict[int, socket.socket] = {}
         self._numbers: dict[str, tuple[int, str]] = {}
-        # Not `queue`, which brings along 0.1 MB that each agent would hold.
-        self._asked: deque[NodeWord] = deque()
+        # Not `queue`, which would cost each agent 0.1 MB.
+        self._to_resolve: deque[NodeRecord] = deque()
         self._count = threading.Semaphore(0)
         self._resolver: threading.Thread | None = None
 
     def fileno(self) -> int:
-        """Return the descriptor that becomes readable when somebody rings; -1 without a bell."""
+        """Return the descriptor that becomes readable when a datagram arrives; -1 without a socket."""
         return self._poll.fileno() if self._poll else -1
 
     def answer(self) -> bool:
-        """Take what has come in; tell whether somebody rang who knows this agent."""
+        """Receive the pending datagrams; return whether one of them names this agent's incarnation."""
         now = self._monotonic()
         if self._socket is None or (self.deadline is not None and now < self.deadline):
             return False
         if self.deadline is not None:
             self.deadline = None
-            self._attend()
+            self._listen_again()
         if now - self._window_since >= WINDOW_S:
             self._window_since, self._received = now, 0
-        rung = False
+        woken = False
         for _ in range(AT_ONCE):
             try:
-                rung |= self._socket.recv(LONGEST) == self._greeting
+                woken |= self._socket.recv(LONGEST) == self._greeting
             except OSError:
                 break
             self._received += 1
         if self._received >= MOST:
             self._ignore(now)
-        return rung
+        return woken
 
-    def _attend(self) -> None:
+    def _listen_again(self) -> None:
         if self._poll is not None and self._socket is not None:
             self._poll.register(self._socket, select.EPOLLIN)
 
     def _ignore(self, now: float) -> None:
-        """Listen no more until the deadline: the kernel drops what does not fit into its buffer, at no cost of ours."""
+        """Stop listening until the deadline: the kernel drops what exceeds its buffer, at no cost to the agent."""
         if self._poll is not None and self._socket is not None:
             self._poll.unregister(self._socket)
             self.deadline = now + WINDOW_S
 
-    def ring(self, words: Iterable[NodeWord]) -> None:
-        """Ring the agents that said these words; never blocks, and never says whether anybody heard."""
-        for word in words:
-            if not word.bell:
+    def ring(self, records: Iterable[NodeRecord]) -> None:
+        """Send a wake to the agents of these records; never blocks, and does not report delivery."""
+        for record in records:
+            if not record.doorbell_port:
                 continue
-            if (number := self._number(word.address)) is not None:
-                self._send(number, word)
+            if (number := self._number(record.address)) is not None:
+                self._send(number, record)
                 continue
             if self._resolver is None:
-                # A name server may take half a minute to say nothing: that thread alone waits for it.
+                # A name server may take half a minute to fail: only that thread waits for it.
                 self._resolver = threading.Thread(target=self._resolve, name="doorbell", daemon=True)
                 self._resolver.start()
-            self._asked.append(word)
+            self._to_resolve.append(record)
             self._count.release()
 
     def _number(self, address: str) -> tuple[int, str] | None:
@@ -118,23 +118,23 @@ class Doorbell:
     def _resolve(self) -> None:
         while True:
             self._count.acquire()
-            word = self._asked.popleft()
+            record = self._to_resolve.popleft()
             try:
-                if word.address not in self._numbers:
-                    # As bytes: a text would have Python import what encodes international names.
-                    host = word.address.encode("ascii")
-                    family, *_, place = socket.getaddrinfo(host, word.bell, type=socket.SOCK_DGRAM)[0]
-                    self._numbers[word.address] = (family, str(place[0]))
+                if record.address not in self._numbers:
+                    # As bytes: for a str Python would import the codec of international names.
+                    host = record.address.encode("ascii")
+                    family, *_, place = socket.getaddrinfo(host, record.doorbell_port, type=socket.SOCK_DGRAM)[0]
+                    self._numbers[record.address] = (family, str(place[0]))
             except (OSError, UnicodeError):
                 continue
-            self._send(self._numbers[word.address], word)
+            self._send(self._numbers[record.address], record)
 
-    def _send(self, number: tuple[int, str], word: NodeWord) -> None:
+    def _send(self, number: tuple[int, str], record: NodeRecord) -> None:
         family, address = number
         try:
             if family not in self._senders:
                 self._senders[family] = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-            self._senders[family].sendto(GREETING + word.incarnation.encode(), (address, word.bell))
+            self._senders[family].sendto(GREETING + record.incarnation.encode(), (address, record.doorbell_port))
         except OSError:
             pass
 
@@ -151,7 +151,7 @@ def _family(address: str) -> int | None:
 
 
 def _listen(address: str) -> socket.socket | None:
-    """Return a bound socket; a node known by name listens on all its interfaces, for names resolve as sites like."""
+    """Return a bound socket; a node given by name listens on all interfaces, since a name may resolve to any."""
     family = _family(address)
     places = [(socket.AF_INET6, "::"), (socket.AF_INET, "")] if family is None else [(family, address)]
     for family, place in places:

@@ -1,4 +1,4 @@
-"""The process of the first health check: it loads the checks while its agent is still finding out what to check.
+"""The process of the first health check run: it loads the checks while its agent still determines what to check.
 
 It is forked before the agent has loaded anything, so that both load at the same time on two cores, and before the agent
 has a second thread. An interpreter of its own would load half of the modules again, which takes long where processes
@@ -25,17 +25,17 @@ _DESCRIPTORS = 4096
 
 
 class EarlyCheck:
-    """A process that runs the health checks once, when `begin` hands it the request.
+    """A process that runs the health checks once, when `begin` passes the request.
 
     Args:
         local_dir: node-local directory for the request.
 
     Attributes:
         pid, pidfd: of the process.
-        fd: its output, see `ftslurm.health.look`; reading does not block.
+        fd: its output, see `ftslurm.health.agent_run`; reading does not block.
 
     Raises:
-        OSError: there is no process to be had.
+        OSError: the process cannot be started.
     """
 
     def __init__(self, local_dir: str) -> None:
@@ -60,7 +60,7 @@ class EarlyCheck:
                 json.dump(request, file)
             os.write(self._go, b"x")
         except OSError:
-            # Or the process has ended.
+            # The disk is full, or the process has ended.
             self.drop()
             return False
         os.close(self._go)
@@ -74,7 +74,7 @@ class EarlyCheck:
 
 
 def start_early_check(local_dir: str) -> EarlyCheck | None:
-    """Return an `EarlyCheck`, or None if there is no process to be had."""
+    """Return an `EarlyCheck`, or None if the process cannot be started."""
     try:
         return EarlyCheck(local_dir)
     except OSError:
@@ -91,16 +91,16 @@ def _run(request: str, wait: int, write: int) -> NoReturn:
         os.dup2(write, 1)
         # The pipe by which the guardian notices the agent's end must have no other holder.
         os.closerange(3, _DESCRIPTORS)
-        from ftslurm.health import catalog, look
+        from ftslurm.health import agent_run, catalog
 
         catalog.builtin()
-        # Nothing comes from an agent that has ended, for wrong arguments perhaps.
+        # An agent that has ended, for wrong arguments perhaps, sends nothing.
         if os.read(0, 1):
             os.dup2(os.open(request, os.O_RDONLY), 0)
-            look.main()
+            agent_run.main()
         code = 0
     except Exception as error:
-        # A module that is broken or missing. The agent reports that the look came to nothing.
+        # A module that is broken or missing. The agent reports that the check run failed.
         print_error(f"ftslurm: health: {type(error).__name__}: {error}")
     finally:
         os._exit(code)

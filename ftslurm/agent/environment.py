@@ -1,4 +1,4 @@
-"""The environment and command line that a worker gets: torchrun's, name for name, and a few of our own.
+"""The environment and command line of a worker: torchrun's names, and a few of ftslurm's own.
 
 Source of the names: torch.distributed.run ("Environment Variables") and LocalElasticAgent._start_workers (torch 2.13).
 """
@@ -12,9 +12,9 @@ from ftslurm.agent.actions import Assignment
 from ftslurm.agent.guardian import SUPERVISOR
 from ftslurm.dataclasses import dataclass
 
-# What one worker must not inherit: the agent's own place in Slurm's step stays visible, ftslurm's options do not.
+# Workers do not inherit ftslurm's options; the agent's own place in the Slurm step stays visible.
 _OURS_KEPT = frozenset({"FTSLURM_SHARED_DIR", SUPERVISOR})
-# What only the round says: a standby worker must not take what its agent inherited for it.
+# Set per round: a standby worker must not mistake its agent's inherited values for them.
 OF_THE_ROUND = frozenset(
     (
         *("RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
@@ -28,12 +28,12 @@ _START = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))
 
 @dataclass(frozen=True)
 class Program:
-    """What the user wants run.
+    """The user's program.
 
     Attributes:
         kind: "script" (a Python file), "module" (`python -m`) or "exec" (any program).
         name: the file, module or program.
-        arguments: everything after it, untouched.
+        arguments: everything after it, unchanged.
         python: the interpreter for scripts and modules.
     """
 
@@ -45,7 +45,7 @@ class Program:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What is the same for all workers of this node in all rounds."""
+    """Facts common to all workers of this node in all rounds."""
 
     run_id: str
     run_dir: str
@@ -111,7 +111,7 @@ def standby_environment(inherited: Mapping[str, str], facts: RunFacts, slots: in
     environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     environment.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
     if slots > 1:
-        # As torchrun: several ranks with a thread per core each would only fight.
+        # As torchrun: several ranks with a thread per core each would oversubscribe the cores.
         environment.setdefault("OMP_NUM_THREADS", "1")
     return environment
 
@@ -127,10 +127,10 @@ def worker_command(
     """Return the command line that starts one worker by way of `ftslurm/boot/worker.py`.
 
     Args:
-        program: what the user wants run.
+        program: the user's program.
         parent: the agent's pid.
         stdout, stderr: files that the worker opens for its output; None: it inherits the agent's.
-        logs: directory below which these files lie; from there on, all must be this user's alone.
+        logs: directory below which these files lie; from there on, all must belong to this user alone.
         standby: modules to be imported ahead; the worker then waits for its order, see `ftslurm.boot.standby`.
     """
     command: list[str] = [program.python, "-u", _START, "--parent", str(parent)]
@@ -174,7 +174,7 @@ def streams_of(chosen: int | Mapping[int, int], local_rank: int) -> int:
 
 
 def program_argv(program: Program) -> Sequence[str]:
-    """Return what the user asked for, as people would type it, for the records."""
+    """Return the user's command line, as it would be typed, for the records."""
     if program.kind == "module":
         return [program.python, "-m", program.name, *program.arguments]
     if program.kind == "script":

@@ -1,9 +1,9 @@
-"""The guardian: the tiny process above the agent that outlives it.
+"""The guardian: the small parent process that outlives the agent.
 
 Workers die with their agent (parent-death signal), but what *they* started would live on and hold the GPU. So the
 process that srun or the user started stays a guardian and forks the agent: as a subreaper it inherits whatever
-the agent leaves behind, kills it, and tells the other nodes at once that this agent is gone. When the guardian itself
-is killed, the agent notices and does the same.
+the agent leaves behind, kills it, and publishes at once that this agent is gone. When the guardian itself is killed,
+the agent notices and does the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ftslurm.terminal import print_error
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 FORWARDED = (*STOPPING, signal.SIGUSR1, signal.SIGUSR2)
-EPITAPH_S = 3.0
+DEATH_NOTICE_S = 3.0
 CLEANING_S = 10.0
 EXIT_USAGE = 2
 REPLACEMENTS, REPLACED_WITHIN_S = 3, 3600.0
@@ -31,11 +31,12 @@ SUPERVISOR = "FTSLURM_SUPERVISOR"
 """In the environment of all processes below a guardian: its `identity`."""
 REASON_LIMIT = 300
 PROBES = 16
-"""So many files, about those of two ranks, must fit where temporary files are to be."""
+"""Number of files, about those of two ranks, that must fit into the directory for temporary files."""
 ROOMY_INODES = 1000
-"""So many must be free on a filesystem that counts them, for all ranks of a large node, unless no place has them."""
+"""Free inodes required on a filesystem that counts them, for all ranks of a large node, unless no candidate has
+them."""
 SWEEP_NICE = 10
-"""What is left can wait for the agent's start."""
+"""Removal of leftovers has lower priority than the agent's start."""
 NEEDED = (
     "Linux 5.3 or newer; in a container, a seccomp profile that allows prctl, pidfd_open and pidfd_send_signal, and "
     "the /proc of its own PID namespace"
@@ -45,37 +46,37 @@ NEEDED = (
 Predecessor = tuple[str, str, int]
 
 
-class Ward:
-    """What the guardian gives its agent, and what the agent tells it in time, so that it need not ask a dead one.
+class SupervisorPipe:
+    """Pipe by which the agent registers its node file, so that the guardian can mark the node as gone if it dies.
 
     Attributes:
         local_dir: a new node-local directory for this agent alone.
-        guardian: a pidfd of the guardian, whose end is the agent's.
+        guardian: a pidfd of the guardian; when the guardian ends, so does the agent.
         predecessor: incarnation, end and time (nanoseconds since the epoch) of the killed agent that this one replaces.
     """
 
-    def __init__(self, local_dir: str, guardian: int, will: int, predecessor: Predecessor | None) -> None:
+    def __init__(self, local_dir: str, guardian: int, pipe: int, predecessor: Predecessor | None) -> None:
         self.local_dir = local_dir
         self.guardian = guardian
         self.predecessor = predecessor
-        self._will = will
+        self._pipe = pipe
 
-    def bequeath(self, node_file: str, incarnation: str) -> None:
-        """Have the guardian say in `node_file` that this incarnation is gone, should the agent not say so itself."""
+    def register(self, node_file: str, incarnation: str) -> None:
+        """Have the guardian mark this incarnation as gone in `node_file`, unless the agent does so itself."""
         self._write(f"{incarnation} {node_file}\0".encode("utf-8", "surrogateescape"))
 
     def explain(self, reason: str) -> None:
-        """Have the guardian give that as the reason, should it come to that."""
+        """Set the reason that the guardian writes into a death notice."""
         self._write(f"{reason[:REASON_LIMIT]}\0".replace("\n", " ").encode("utf-8", "surrogateescape"))
 
     def left(self) -> None:
-        """There is nothing to be said any more: the agent has said that it left."""
+        """Cancel the death notice: the agent has published that it left."""
         # Not a file: a worker may have emptied or filled TMPDIR.
         self._write(b"\0")
 
     def _write(self, data: bytes) -> None:
         try:
-            os.write(self._will, data)
+            os.write(self._pipe, data)
         except BrokenPipeError:
             # The guardian was killed.
             pass
@@ -87,27 +88,27 @@ class _Agent:
     Attributes:
         ended_with: its exit code, 128 + n when signal n killed it.
         killed: a signal ended it.
-        told: what it has told the guardian: first its incarnation and its node file.
-        clean: nothing that descends from it is left.
+        messages: what it wrote into the supervisor pipe: first its incarnation and its node file.
+        clean: no descendant of it is left.
     """
 
     def __init__(
         self,
-        agent: Callable[[Ward], int],
+        agent: Callable[[SupervisorPipe], int],
         myself: int,
         mask: set[int | signal.Signals],
         predecessor: Predecessor | None,
     ) -> None:
         self.local_dir = _make_local_dir()
-        self._will, legacy = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._pipe, write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self.ended_with, self.killed, self.clean = 1, False, False
-        self.told: tuple[str, ...] = ()
+        self.messages: tuple[str, ...] = ()
         self.pid = os.fork()
         if self.pid == 0:
             code = 1
             try:
-                os.close(self._will)
-                code = _be_agent(agent, Ward(self.local_dir, myself, legacy, predecessor), mask)
+                os.close(self._pipe)
+                code = _run_agent(agent, SupervisorPipe(self.local_dir, myself, write_end, predecessor), mask)
             except SystemExit as request:
                 code = request.code if isinstance(request.code, int) else 1
             except BaseException:
@@ -115,42 +116,42 @@ class _Agent:
             finally:
                 _flush()
                 os._exit(code)
-        os.close(legacy)
+        os.close(write_end)
 
     @property
     def has_registered(self) -> bool:
-        """Whether it got so far that other nodes know it."""
-        return bool(self.told)
+        """Whether it registered its node file, so that other nodes may have seen it."""
+        return bool(self.messages)
 
     @property
     def has_left(self) -> bool:
         """Whether it has published by itself that it left."""
-        return "" in self.told[1:]
+        return "" in self.messages[1:]
 
     def wait(self, watched: set[signal.Signals]) -> bool:
-        """Pass signals on to it until it ends, and kill what it leaves; tell whether one of them was to stop it."""
+        """Forward signals to it until it ends, then kill its leftovers; return whether a stop was requested."""
         status, stop_requested = _watch(self.pid, watched)
         self.killed = os.WIFSIGNALED(status)
         self.ended_with = 128 + os.WTERMSIG(status) if self.killed else os.WEXITSTATUS(status)
         self.clean = leave_nothing()
         try:
-            self.told = tuple(os.read(self._will, 1 << 16).decode("utf-8", "surrogateescape").split("\0")[:-1])
+            self.messages = tuple(os.read(self._pipe, 1 << 16).decode("utf-8", "surrogateescape").split("\0")[:-1])
         except BlockingIOError:
-            # Somebody else holds the other end; the agent at least is dead and has told nothing.
+            # Another process holds the write end; the agent is dead and has written nothing.
             pass
-        os.close(self._will)
+        os.close(self._pipe)
         return stop_requested
 
 
-def guard(agent: Callable[[Ward], int], below_launcher: bool = False) -> int:
-    """Run `agent` in a child process and clean up behind it; return its exit code, 128 + n when signal n killed it.
+def guard(agent: Callable[[SupervisorPipe], int], below_launcher: bool = False) -> int:
+    """Run `agent` in a child process and clean up after it; return its exit code, 128 + n when signal n killed it.
 
     An agent that is killed after it has registered is replaced by a new one, which joins the run as a new incarnation
     of its node: at most `REPLACEMENTS` times in `REPLACED_WITHIN_S`, never once a stop was requested, and not while
-    something of the dead one cannot be killed: two ranks of one number would run.
+    a process of the dead one cannot be killed: two processes of the same rank would run.
 
     Args:
-        below_launcher: the death of whoever started this process is a SIGTERM for the agent.
+        below_launcher: the death of this process's parent is a SIGTERM for the agent.
     """
     # What was ignored from the start (nohup, a shell's background job) stays ignored.
     watched = {signal.SIGCHLD, *(n for n in FORWARDED if signal.getsignal(n) is not signal.SIG_IGN)}
@@ -159,7 +160,7 @@ def guard(agent: Callable[[Ward], int], below_launcher: bool = False) -> int:
     try:
         if below_launcher:
             die_with_parent(signal.SIGTERM)
-        # A pidfd made before the fork: afterwards the guardian may be dead and its pid somebody else's.
+        # A pidfd made before the fork: afterwards the guardian may be dead and its pid reused.
         myself = supervise()
         os.environ[SUPERVISOR] = identity(os.getpid())
     except OSError as error:
@@ -171,36 +172,36 @@ def guard(agent: Callable[[Ward], int], below_launcher: bool = False) -> int:
     swept = False
     while True:
         try:
-            ward = _Agent(agent, myself, old_mask, predecessor)
+            child = _Agent(agent, myself, old_mask, predecessor)
         except OSError as error:
             _complain(f"no process can be started for the agent: {error.strerror} (ulimit -u, the cgroup's pids.max)")
             return EXIT_USAGE
         if not swept:
-            _sweep(ward.local_dir)
+            _sweep(child.local_dir)
             swept = True
-        stop_requested = ward.wait(watched)
+        stop_requested = child.wait(watched)
         now = time.monotonic()
         deaths = [at for at in deaths if now - at < REPLACED_WITHIN_S]
-        replaced = ward.killed and ward.has_registered and not ward.has_left and not stop_requested
-        replaced = replaced and ward.clean and len(deaths) < REPLACEMENTS
-        if ward.has_registered and not ward.has_left:
-            predecessor = _publish_death(ward, replaced)
-        if ward.killed:
-            _bury(ward.local_dir)
-        remove_tree(ward.local_dir)
+        replaced = child.killed and child.has_registered and not child.has_left and not stop_requested
+        replaced = replaced and child.clean and len(deaths) < REPLACEMENTS
+        if child.has_registered and not child.has_left:
+            predecessor = _publish_death_notice(child, replaced)
+        if child.killed:
+            _remove_local_dir(child.local_dir)
+        remove_tree(child.local_dir)
         if not replaced:
-            return ward.ended_with
+            return child.ended_with
         deaths.append(now)
-        _complain(f"the agent {_how(ward)}: a new one starts")
+        _complain(f"the agent {_end_of(child)}: a new one starts")
 
 
 def _sweep(local_dir: str) -> None:
-    """Remove what earlier runs have left while the agent starts; its workers come later."""
-    # In a process of its own: this one stays as small as it is.
+    """Remove leftovers of earlier runs while the agent starts; its workers start later."""
+    # In a separate process: this one stays small.
     try:
         pid = os.fork()
     except OSError:
-        # What is left can wait for another start.
+        # Leftovers can wait for another start.
         return
     if pid == 0:
         try:
@@ -213,12 +214,16 @@ def _sweep(local_dir: str) -> None:
             os._exit(0)
 
 
-def _be_agent(agent: Callable[[Ward], int], ward: Ward, mask: set[int | signal.Signals]) -> int:
-    # A group of its own: Ctrl-C reaches the guardian alone, which passes it on once.
-    os.setpgid(0, 0)
+def _run_agent(agent: Callable[[SupervisorPipe], int], pipe: SupervisorPipe, mask: set[int | signal.Signals]) -> int:
+    try:
+        # Own process group: Ctrl-C reaches the guardian alone, which forwards it once.
+        os.setpgid(0, 0)
+    except PermissionError:
+        # A seccomp profile: a Ctrl-C in a terminal then reaches the agent twice.
+        pass
     become_subreaper()
-    # Until the agent handles them: a program that is still starting must not die of "please save a checkpoint", and
-    # Python's way with Ctrl-C would not get it out of a filesystem that hangs.
+    # Until the agent handles them: a program that is still starting must not die of "save a checkpoint", and
+    # Python's own handling of Ctrl-C would not interrupt a filesystem that hangs.
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
@@ -227,14 +232,14 @@ def _be_agent(agent: Callable[[Ward], int], ward: Ward, mask: set[int | signal.S
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     # A launcher starts this process with them blocked.
     signal.pthread_sigmask(signal.SIG_SETMASK, mask - set(FORWARDED))
-    return agent(ward)
+    return agent(pipe)
 
 
 def _watch(pid: int, watched: set[signal.Signals]) -> tuple[int, bool]:
-    """Pass signals on to the agent until it ends; collect orphans meanwhile.
+    """Forward signals to the agent until it ends; collect orphans meanwhile.
 
     Returns:
-        The agent's wait status, and whether a signal was passed on that stops the job.
+        The agent's wait status, and whether a forwarded signal stops the job.
     """
     stop_requested = False
     while True:
@@ -252,8 +257,8 @@ def _watch(pid: int, watched: set[signal.Signals]) -> tuple[int, bool]:
             except ChildProcessError:
                 return 1 << 8, stop_requested
             if ended == pid and os.WIFSTOPPED(status):
-                # An agent that is stopped alone would be replaced while its workers go on: two of the same rank. Who
-                # suspends a job stops the guardian, too.
+                # An agent that is stopped alone would be replaced while its workers go on: two of the same rank. A
+                # suspended job has its guardian stopped, too.
                 os.kill(pid, signal.SIGCONT)
             elif ended == pid:
                 return status, stop_requested
@@ -262,13 +267,13 @@ def _watch(pid: int, watched: set[signal.Signals]) -> tuple[int, bool]:
 
 
 def leave_nothing() -> bool:
-    """Kill and collect every descendant of this process, as far as that succeeds within 10 seconds; tell if it did."""
+    """Kill and collect every descendant of this process within 10 seconds; return whether all are gone."""
     end = time.monotonic() + CLEANING_S
     _collect()
     while left := kill_descendants(os.getpid()):
         if time.monotonic() >= end:
             break
-        # Killed ones take a moment to become zombies; SIGCHLD is blocked and says when.
+        # Killed ones take a moment to become zombies; SIGCHLD is blocked and wakes this wait.
         signal.sigtimedwait({signal.SIGCHLD}, 0.02)
         _collect()
     return not left
@@ -282,16 +287,18 @@ def _collect() -> None:
         pass
 
 
-def _how(ward: _Agent) -> str:
-    if len(ward.told) > 1:
-        return f"ended by {ward.told[1]}"
+def _end_of(child: _Agent) -> str:
+    if len(child.messages) > 1:
+        return f"ended by {child.messages[1]}"
     return (
-        f"was killed by {signal_name(ward.ended_with - 128)}" if ward.killed else f"ended with code {ward.ended_with}"
+        f"was killed by {signal_name(child.ended_with - 128)}"
+        if child.killed
+        else f"ended with code {child.ended_with}"
     )
 
 
-def _bury(local_dir: str) -> None:
-    """Do what a killed agent can do no more: the locks that its ranks held may lie on a filesystem that hangs."""
+def _remove_local_dir(local_dir: str) -> None:
+    """Remove the build locks of a killed agent's ranks; they may lie on a filesystem that hangs."""
 
     def remove() -> None:
         from ftslurm.agent.build_locks import NOTES, remove_noted
@@ -299,11 +306,11 @@ def _bury(local_dir: str) -> None:
         if os.path.exists(os.path.join(local_dir, NOTES)):
             remove_noted(local_dir, _complain)
 
-    _within(EPITAPH_S, remove)
+    _within(DEATH_NOTICE_S, remove)
 
 
 def _within(seconds: float, work: Callable[[], None]) -> None:
-    """Do something in a process of its own, which is killed after so long: this one must not hang."""
+    """Run `work` in a child process that is killed after `seconds`: the guardian must not hang."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -320,20 +327,20 @@ def _within(seconds: float, work: Callable[[], None]) -> None:
         signal.sigtimedwait({signal.SIGCHLD}, left_s)
 
 
-def _publish_death(ward: _Agent, replaced: bool) -> Predecessor:
-    """Publish in the dead agent's node file that it is gone: nobody needs to wait for its silence to be noticed.
+def _publish_death_notice(child: _Agent, replaced: bool) -> Predecessor:
+    """Mark the dead agent as gone in its node file, so that no other node waits for its heartbeat to expire.
 
-    In a process of its own, which may be killed: the shared directory may hang, the guardian may not.
+    In a child process that can be killed: the shared directory may hang, the guardian must not.
     """
-    incarnation, _, path = ward.told[0].partition(" ")
-    death = (incarnation, f"its agent {_how(ward)}", time.time_ns())
-    _within(EPITAPH_S, lambda: _write_death(path, death, replaced))
+    incarnation, _, path = child.messages[0].partition(" ")
+    death = (incarnation, f"its agent {_end_of(child)}", time.time_ns())
+    _within(DEATH_NOTICE_S, lambda: _write_death_notice(path, death, replaced))
     return death
 
 
-def _write_death(path: str, death: Predecessor, replaced: bool) -> None:
+def _write_death_notice(path: str, death: Predecessor, replaced: bool) -> None:
     from ftslurm.dataclasses import replace
-    from ftslurm.rendezvous.node_word import NodeWord
+    from ftslurm.rendezvous.node_record import NodeRecord
     from ftslurm.rendezvous.state import LEFT
     from ftslurm.sharedfs.filesystem import PosixFileSystem
     from ftslurm.sharedfs.publish import BadFile, publish
@@ -341,12 +348,12 @@ def _write_death(path: str, death: Predecessor, replaced: bool) -> None:
     fs = PosixFileSystem(owner=os.geteuid())
     incarnation, reason, time_ns = death
     try:
-        word = NodeWord.decode(fs.read(path, 1 << 20), path)
-        # The file may speak for another agent by now, or still.
-        if word.incarnation == incarnation and word.status != LEFT:
+        record = NodeRecord.decode(fs.read(path, 1 << 20), path)
+        # The file may hold another agent's record, newer or older.
+        if record.incarnation == incarnation and record.status != LEFT:
             gone = replace(
-                word,
-                counter=word.counter + 1,
+                record,
+                counter=record.counter + 1,
                 status=LEFT,
                 reason=reason,
                 time_ns=time_ns,
@@ -358,10 +365,10 @@ def _write_death(path: str, death: Predecessor, replaced: bool) -> None:
 
 
 def _make_local_dir() -> str:
-    """Make the directory between this node's agent and its ranks where everything works that they need there.
+    """Make the node-local directory of agent and ranks on the first filesystem that supports what they need.
 
-    $TMPDIR may be that of another node, full, or on a filesystem without named pipes. Where there are none at all,
-    torch's timers are not heard.
+    $TMPDIR may be that of another node, full, or on a filesystem without named pipes. Without any named
+    pipe, torch's timers are not received.
     """
     bases = dict.fromkeys(os.path.abspath(base) for base in (os.environ.get("TMPDIR") or "/tmp", "/tmp", "/dev/shm"))
     for inodes, pipes in ((ROOMY_INODES, True), (0, True), (0, False)):
@@ -378,7 +385,7 @@ def _make_local_dir() -> str:
             if problems:
                 _complain(f"{'; '.join(problems)}: {base} is used for temporary files instead")
             if not pipes:
-                _complain("no named pipe can be made on this node: torch's timers are not heard")
+                _complain("no named pipe can be made on this node: torch's timers are not received")
             keep_from_cleaners(path)
             return path
     _complain(f"no place for temporary files: {'; '.join(problems)}; set TMPDIR to a writable directory on this node")
@@ -386,10 +393,10 @@ def _make_local_dir() -> str:
 
 
 def _try_out(path: str, inodes: int, pipes: bool) -> None:
-    """Make and remove what agent and ranks make in their directory: files with content and, if asked, a named pipe.
+    """Make and remove what agent and ranks make in their directory: files with content and, optionally, a named pipe.
 
     Raises:
-        OSError: it cannot be made, or fewer than so many inodes are left.
+        OSError: that failed, or fewer than `inodes` inodes are free.
     """
     room = os.statvfs(path)
     if room.f_files and room.f_favail < inodes:
@@ -420,4 +427,4 @@ def _flush() -> None:
             pass
 
 
-__all__ = ["Ward", "guard", "leave_nothing"]
+__all__ = ["SupervisorPipe", "guard", "leave_nothing"]

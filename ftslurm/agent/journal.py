@@ -1,7 +1,7 @@
-"""What this agent saw, written down in the run directory, always by way of the courier.
+"""The agent's records in the run directory, always written by the courier.
 
-What does not get there (a full disk, a directory that hangs) is kept: tried again when something else got through, and
-left on this node, with a word to the user, when the agent has to go before that.
+Records that cannot be written (a full disk, a directory that hangs) are kept: retried when another one was written, and
+left on this node, with a notice to the user, if the agent has to leave before that.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 
-from ftslurm.agent.actions import Record
+from ftslurm.agent.actions import RecordRound
+from ftslurm.agent.host_resources import HostResources
 from ftslurm.agent.round_record import round_record
-from ftslurm.agent.showing import Showing
-from ftslurm.agent.surroundings import Surroundings
+from ftslurm.agent.stack_collection import StackCollection
 from ftslurm.agent.workers import Worker
 from ftslurm.dataclasses import asdict, dataclass
 from ftslurm.failures.record import STACKS, complete, complete_elsewhere, compose, encode
-from ftslurm.failures.short import short
-from ftslurm.failures.witness import open_sections
-from ftslurm.monitor import mark
-from ftslurm.rendezvous.node_word import NodeWord
+from ftslurm.failures.record_summary import record_summary
+from ftslurm.failures.worker_context import open_sections
+from ftslurm.monitor import heartbeat_page
+from ftslurm.rendezvous.node_record import NodeRecord
 from ftslurm.rendezvous.state import HANG
 from ftslurm.sharedfs.clock import ClockOffset
 from ftslurm.sharedfs.filesystem import FileSystem
@@ -36,7 +36,7 @@ AGAIN_S = 2.0
 
 @dataclass(frozen=True)
 class _Pending:
-    """Content to be published, or what `better` returns then, on the courier's thread, unless that is None."""
+    """Content to be published, unless `better`, called on the courier's thread, returns another one."""
 
     content: bytes
     durable: bool
@@ -44,7 +44,7 @@ class _Pending:
 
 
 def is_own(record: Mapping[str, Any]) -> bool:
-    """Tell whether an error record holds what the worker itself wrote, rather than only what its agent saw."""
+    """Return whether an error record was written by the worker itself, rather than composed by its agent."""
     return record["ftslurm"].get("recorded_ns") is not None
 
 
@@ -57,16 +57,16 @@ class Journal:
     """Writes records.
 
     Args:
-        send: has an errand run where the filesystem may hang.
-        fs, run: where they go.
-        run_id: stands in each error record.
+        send: runs a task where the filesystem may hang.
+        fs, run: where the records are written.
+        run_id: for each error record.
         now_ns: wall clock, nanoseconds since the epoch.
-        surroundings: what else to look at when a worker fails.
+        host_resources: sampled when a worker fails.
         local: node-local directory in which a directory for the records is made that cannot be published.
         clock: this node's clock against the filesystem server's, as last measured; for each round's file.
 
     Attributes:
-        kept: the directory that `leave` has left on this node; None: there was nothing to leave.
+        kept: the directory that `leave` made on this node; None: nothing was pending.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Journal:
         run: RunDirectory,
         run_id: str,
         now_ns: Callable[[], int],
-        surroundings: Surroundings,
+        host_resources: HostResources,
         local: str,
         clock: Callable[[], ClockOffset | None] = lambda: None,
     ) -> None:
@@ -85,13 +85,13 @@ class Journal:
         self._run = run
         self._run_id = run_id
         self._now_ns = now_ns
-        self._around = surroundings
+        self._host_resources = host_resources
         self._before: dict[str, Any] = {}
         self._errors: dict[int, dict[str, Any]] = {}
-        self._seen: dict[int, dict[str, Any]] = {}  # by rank: what was seen of each failure
+        self._facts_of: dict[int, dict[str, Any]] = {}  # by rank: the agent's facts on each failure
         self._local = local
         self._clock = clock
-        # By path; the loop adds, the courier removes, and each such step is atomic.
+        # By path; the loop adds, the courier removes; each of these operations is atomic.
         self._pending: dict[str, _Pending] = {}
         self._tried_ns = 0
         self._trouble = ""
@@ -99,84 +99,94 @@ class Journal:
 
     def begin(self) -> None:
         """A round begins here."""
-        self._before = self._around.begin()
+        self._before = self._host_resources.begin()
         self._errors.clear()
-        self._seen.clear()
+        self._facts_of.clear()
 
-    def error_record(self, worker: Worker, word: NodeWord) -> dict[str, Any] | None:
-        """Return what is known of how a worker failed; None when it ended well."""
+    def error_record(self, worker: Worker, node_record: NodeRecord) -> dict[str, Any] | None:
+        """Return the error record of a failed worker; None if it succeeded."""
         if worker.exit_code == 0:
             return None
-        facts = {**self._facts(worker, word), "surroundings": self._around.at_a_failure()}
-        self._seen[worker.rank] = facts
+        facts = {**self._facts(worker, node_record), "host_resources": self._host_resources.at_a_failure()}
+        self._facts_of[worker.rank] = facts
         return complete(worker.record_dir, facts)
 
     def elsewhere(self, worker: Worker, record: dict[str, Any]) -> Callable[[], dict[str, Any] | None]:
-        """Return the errand that looks for the worker's own record in the run directory.
+        """Return the task that reads the worker's own record from the run directory.
 
         Args:
-            record: what `error_record` returned, in which that is missing; the errand's result takes its place.
+            record: what `error_record` returned, which lacks it; the task's result replaces it.
         """
-        facts, stacks = self._seen[worker.rank], record["ftslurm"].get("stacks") or ""
+        facts, stacks = self._facts_of[worker.rank], record["ftslurm"].get("stacks") or ""
         directory = self._run.rank(facts["round"], worker.rank)
         return lambda: complete_elsewhere(directory, stacks, facts)
 
     def failed(self, worker: Worker, record: dict[str, Any], stopped: bool) -> None:
-        """Have an error record published; of a worker that was stopped only what it had to say itself.
+        """Publish an error record; for a stopped worker only if it wrote the record itself.
 
-        A record in the run directory that says more, because the worker wrote it there, is completed instead.
+        If the worker wrote a record in the run directory, that one is completed instead.
         """
         if stopped and (not is_own(record) or worker.rank in self._errors):
-            # What it says of being stopped is less than what is published of how it hung.
+            # Its record of being stopped has less information than the published one of its hang.
             return
         better: Callable[[], bytes | None] | None = None
         if not is_own(record):
-            look = self.elsewhere(worker, record)
+            find_own = self.elsewhere(worker, record)
 
             def better() -> bytes | None:
-                found = look()
+                found = find_own()
                 return None if found is None else encode(_flagged(found, stopped))
 
         self._publish_error(worker, _flagged(record, stopped), better)
 
-    def showed(self, showing: Showing, word: NodeWord) -> None:
-        """Have the collected stacks published, and an error record of each rank that hung."""
-        for local_rank, (worker, content) in showing.files(word.node, self._now_ns()).items():
-            self._publish(os.path.join(self._run.rank(showing.round, worker.rank), STACKS), content)
-            if (what := showing.why.get(local_rank)) is not None:
-                facts = {**self._facts(worker, word), "kind": HANG, "time_ns": self._now_ns()}
-                facts["surroundings"] = self._around.at_a_failure()
-                self._publish_error(worker, compose(what, showing.text(local_rank), facts))
+    def stacks_collected(self, collection: StackCollection, node_record: NodeRecord) -> None:
+        """Publish the collected stacks, and an error record of each rank that hung."""
+        for local_rank, (worker, content) in collection.files(node_record.node, self._now_ns()).items():
+            self._publish(os.path.join(self._run.rank(collection.round, worker.rank), STACKS), content)
+            if (what := collection.why.get(local_rank)) is not None:
+                facts = {**self._facts(worker, node_record), "kind": HANG, "time_ns": self._now_ns()}
+                facts["host_resources"] = self._host_resources.at_a_failure()
+                self._publish_error(worker, compose(what, collection.text(local_rank), facts))
 
     def round(
-        self, record: Record, workers: Sequence[Worker], word: NodeWord, started_ns: int, survived: Mapping[str, int]
+        self,
+        record: RecordRound,
+        workers: Sequence[Worker],
+        node_record: NodeRecord,
+        started_ns: int,
+        survived: Mapping[str, int],
     ) -> None:
-        """Have this node's part of a round published as it stands.
+        """Publish this node's current record of a round.
 
         Args:
-            survived: what went wrong in the workers' messages since the agent's start, and how often.
+            survived: number of bad messages from workers since the agent's start, by kind.
         """
-        pages = {worker.local_rank: mark.read(worker.record_dir) for worker in workers}
-        who = {"node": word.node, "incarnation": word.incarnation, "host": word.host, "agent_pid": word.pid}
-        content = round_record(record, workers, pages, who, started_ns, self._now_ns(), self._errors)
-        content["surroundings"] = self._before
+        pages = {worker.local_rank: heartbeat_page.read(worker.record_dir) for worker in workers}
+        agent = {
+            "node": node_record.node,
+            "incarnation": node_record.incarnation,
+            "host": node_record.host,
+            "agent_pid": node_record.pid,
+        }
+        content = round_record(record, workers, pages, agent, started_ns, self._now_ns(), self._errors)
+        content["host_resources"] = self._before
         content["messages"] = dict(survived)
-        content["health"] = None if word.health is None else asdict(word.health)
+        content["health"] = None if node_record.health is None else asdict(node_record.health)
         clock = self._clock()
         content["clock"] = None if clock is None else asdict(clock)
-        path = self._run.round_node_file(record.assignment.round, word.node)
+        path = self._run.round_node_file(record.assignment.round, node_record.node)
         # Compact: a report of two thousand nodes reads them all.
         self._publish(path, as_json(content), durable=record.over)
 
     def again(self) -> None:
-        """Have what did not get there tried again."""
+        """Retry the records that could not be written."""
         if self._pending:
             self._send(lambda: self._retry(self._now_ns()))
 
     def leave(self) -> str | None:
-        """Leave on this node what did not get into the run directory; return what to tell the user, None for nothing.
+        """Keep unwritten records on this node; return a line for the user, None if nothing is pending.
 
-        It lies under `kept`, laid out as in a run directory. To be called when the courier works no more.
+        They lie under `kept`, laid out as in a run directory. Call it after the courier has stopped.
         """
         pending = dict(self._pending)
         if not pending:
@@ -206,7 +216,7 @@ class Journal:
         self, worker: Worker, record: dict[str, Any], better: Callable[[], bytes | None] | None = None
     ) -> None:
         directory = self._run.rank(record["ftslurm"]["round"], worker.rank)
-        self._errors[worker.rank] = short(record)
+        self._errors[worker.rank] = record_summary(record)
         self._publish(os.path.join(directory, "error.json"), encode(record), durable=True, better=better)
         if stacks := record["ftslurm"].get("stacks"):
             self._publish(os.path.join(directory, STACKS), stacks.encode("utf-8", "backslashreplace"))
@@ -223,7 +233,7 @@ class Journal:
         except OSError as error:
             self._trouble = error.strerror or str(error)
             raise
-        # Unless the loop has something newer for that place by now.
+        # Unless the loop has newer content for that path by now.
         if self._pending.get(path) is found:
             del self._pending[path]
         now_ns = self._now_ns()
@@ -231,7 +241,7 @@ class Journal:
             self._retry(now_ns)
 
     def _retry(self, now_ns: int) -> None:
-        """Try everything once, and say nothing of what fails: that has been said."""
+        """Try all of them once, without logging failures: these have been logged."""
         self._tried_ns = now_ns
         for path in tuple(self._pending):
             try:
@@ -239,14 +249,14 @@ class Journal:
             except OSError:
                 continue
 
-    def _facts(self, worker: Worker, word: NodeWord) -> dict[str, Any]:
-        page = mark.read(worker.record_dir)
+    def _facts(self, worker: Worker, node_record: NodeRecord) -> dict[str, Any]:
+        page = heartbeat_page.read(worker.record_dir)
         return {
             "run_id": self._run_id,
-            "attempt": word.attempt,
-            "round": word.round,
-            "node": word.node,
-            "host": word.host,
+            "attempt": node_record.attempt,
+            "round": node_record.round,
+            "node": node_record.node,
+            "host": node_record.host,
             "rank": worker.rank,
             "local_rank": worker.local_rank,
             "pid": worker.pid,

@@ -1,4 +1,4 @@
-"""`--local-nodes N`: N agents on this machine, each in a process tree of its own, as Slurm would start them."""
+"""`--local-nodes N`: N agents on this machine, each in a separate process tree, as Slurm would start them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from ftslurm.agent.guardian import FORWARDED, Ward
+from ftslurm.agent.guardian import FORWARDED, SupervisorPipe
 from ftslurm.agent.options import RunOptions, UsageError, parse_run
 from ftslurm.agent.placement import LOCAL_ATTEMPT, LOCAL_NODE
 from ftslurm.agent.preflight import check, open_directories, unique_name, warn_of_exposed
@@ -17,7 +17,7 @@ from ftslurm.kernel import die_with_parent
 from ftslurm.rendezvous.state import EXIT_FAILED
 
 
-def launch(options: RunOptions, arguments: Sequence[str], ward: Ward) -> int:
+def launch(options: RunOptions, arguments: Sequence[str], supervisor: SupervisorPipe) -> int:
     """Start the agents, wait for them, print the report; return the job's exit code.
 
     Raises:
@@ -32,15 +32,15 @@ def launch(options: RunOptions, arguments: Sequence[str], ward: Ward) -> int:
     placement, _, _ = check(parse_run(arguments, os.environ), unique)
     run, logs = open_directories(options, placement.run_dir)
     warn_of_exposed(run, logs)
-    # Blocked before the first agent exists, so that a signal cannot come in between and be lost on it.
+    # Blocked before the first agent exists, so that no signal is lost in between.
     watched = {signal.SIGCHLD, *FORWARDED}
     old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
-    # Should the guardian be killed, that is a SIGTERM for everybody below it.
+    # If the guardian is killed, all processes below it get a SIGTERM.
     die_with_parent(signal.SIGTERM)
-    if select.select([ward.guardian], [], [], 0)[0]:
+    if select.select([supervisor.guardian], [], [], 0)[0]:
         return EXIT_FAILED
     _wait({_start(index, count, arguments) for index in range(count)}, watched)
-    # One Ctrl-C too many is not meant for the report; while it is written, they count again.
+    # A surplus Ctrl-C is not meant for the report; while it is written, signals count again.
     while signal.sigtimedwait(watched, 0) is not None:
         pass
     signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
@@ -52,8 +52,8 @@ def launch(options: RunOptions, arguments: Sequence[str], ward: Ward) -> int:
 def _start(index: int, count: int, arguments: Sequence[str]) -> int:
     environment = {**os.environ, LOCAL_NODE: f"{index}/{count}"}
     command = module_command(sys.executable, "ftslurm.cli", "run", *arguments)
-    # A group of its own: Ctrl-C reaches the launcher alone, which passes it on once.
-    # Blocked until its guardian waits for them: an interpreter that is still starting takes Ctrl-C for an error.
+    # Own process group: Ctrl-C reaches the launcher alone, which forwards it once.
+    # Blocked until its guardian waits for them: an interpreter that is still starting fails on Ctrl-C.
     reset = [*FORWARDED, signal.SIGTTOU]
     return os.posix_spawn(sys.executable, command, environment, setpgroup=0, setsigmask=FORWARDED, setsigdef=reset)
 
@@ -65,6 +65,6 @@ def _wait(pids: set[int], watched: set[signal.Signals]) -> None:
             for pid in pids:
                 os.kill(pid, number)
             continue
-        # Orphans of dead agents come here, too.
+        # Also collects orphans of dead agents.
         while pids and (ended := os.waitpid(-1, os.WNOHANG)[0]):
             pids.discard(ended)

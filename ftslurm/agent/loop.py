@@ -1,4 +1,4 @@
-"""The agent's event loop: waits for everything at once and carries out what the machine decides.
+"""The agent's event loop: waits for all sources at once and carries out the machine's actions.
 
 It waits on a pidfd per worker, a wake-up for signals, the guardian's pidfd and the courier's pipe. Nothing
 local is polled and nothing here touches the shared filesystem.
@@ -16,23 +16,21 @@ from collections.abc import Callable, Sequence
 from ftslurm.agent.actions import (
     Action,
     Assignment,
+    CollectStacks,
     Compare,
+    KillLeftovers,
     Log,
     Moment,
     Prepare,
     Prepared,
-    Record,
-    Say,
-    Show,
+    Publish,
+    RecordRound,
     Signal,
     Spawn,
-    Sweep,
-    Warm,
-    spoken,
+    StartStandbys,
+    changed_record,
 )
-from ftslurm.agent.ahead import load_ahead
-from ftslurm.agent.aside import Aside
-from ftslurm.agent.comparing import signature_of
+from ftslurm.agent.components import make_components
 from ftslurm.agent.containment import (
     ANALYSIS,
     CONNECTION,
@@ -40,60 +38,58 @@ from ftslurm.agent.containment import (
     EXCLUSION,
     HEALTH,
     LEFTOVERS,
+    MESSAGES,
     MONITOR,
-    NARRATION,
     STANDBY,
+    Component,
     Containment,
     Defect,
-    Part,
     defect_of,
 )
-from ftslurm.agent.courier import Courier, Lost, Note, Trouble
+from ftslurm.agent.courier import Courier, Evicted, Notice, StorageProblem
 from ftslurm.agent.defect_records import DefectRecords
 from ftslurm.agent.doorbell import Doorbell
-from ftslurm.agent.ends import Ended, Ends, RecordOf
-from ftslurm.agent.fitness import OFF, WATCH
+from ftslurm.agent.exclusion import Excluder
+from ftslurm.agent.failure_signature import signature_of
 from ftslurm.agent.guardian import FORWARDED, STOPPING
-from ftslurm.agent.health_watch import HealthSettings
+from ftslurm.agent.health_gate import OFF, WATCH
+from ftslurm.agent.health_monitor import HealthSettings
 from ftslurm.agent.machine import AgentMachine
-from ftslurm.agent.narrate import narrate
+from ftslurm.agent.messages import messages
 from ftslurm.agent.output import Console
-from ftslurm.agent.parts import make_parts
 from ftslurm.agent.ports import ReservedPort
-from ftslurm.agent.preparation import REACH, Preparation, StepDone, reach_master
+from ftslurm.agent.preload import preload
 from ftslurm.agent.rank_monitor import PIPE
-from ftslurm.agent.rank_watch import SIZES, Hung, Shown, Told
+from ftslurm.agent.rank_watch import SIZES, HungRank, Message, StacksCollected
 from ftslurm.agent.revocation import Revocation
+from ftslurm.agent.round_setup import REACH, RoundSetup, StepDone, reach_master
 from ftslurm.agent.settings import AgentSettings, plan
+from ftslurm.agent.worker_exits import EndedWorker, RecordOf, WorkerExits
 from ftslurm.agent.workers import Worker, Workers
 from ftslurm.dataclasses import replace
 from ftslurm.kernel import descendants, kill_descendants
 from ftslurm.monitor.pipe import discard
 from ftslurm.rendezvous.member import View
-from ftslurm.rendezvous.node_word import NodeWord
+from ftslurm.rendezvous.node_record import NodeRecord
 from ftslurm.rendezvous.state import EXIT_FAILED, LEFT, Failure, State
 from ftslurm.sharedfs.commits import Commits
 from ftslurm.sharedfs.filesystem import FileSystem
 from ftslurm.sharedfs.ownership import check_own_directory
 from ftslurm.sharedfs.rundir import RunDirectory, rank_directory
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    pass
-
 HANDLED = (*FORWARDED, signal.SIGCHLD)
 SWEEP_RETRY_S, QUICK_S = 0.02, 1.0
 UNKILLABLE_S = 10.0
 FINISH_S = 6.0
-ASIDE_S = 2.0
+EXCLUSION_S = 2.0
 DEFECTS_S = 2.0
 BREAK_OFF_S = 5.0
 LATE = "as this agent leaves"
 BY_DEFECT = "its agent ended by "
-"""As the guardian's last word on an agent begins, see `ftslurm.agent.guardian`."""
+"""Beginning of the reason in the guardian's death notice, see `ftslurm.agent.guardian`."""
 CLEAN_UP_S = 2.0
 OVERSLEPT_S = 5.0
-TROUBLE_LOOK_S = 1.0
+TROUBLE_POLL_S = 1.0
 NO_LINES: list[str] = []
 
 
@@ -102,18 +98,18 @@ class AgentLoop:
 
     Args:
         settings: see `AgentSettings`.
-        machine: decides.
-        word: this node's first word, as the courier's member has it.
-        courier: carries words and errands to the shared filesystem; not yet started.
-        console: tells the user.
-        fs, run: where errands write.
+        machine: makes the decisions.
+        record: this node's first record, the same as the courier's member has.
+        courier: carries records and tasks to the shared filesystem; not yet started.
+        console: writes log lines.
+        fs, run: where tasks write.
         reserve: reserves a port for the next round.
-        bell: by which others say that there is news.
-        health: how to look at this node's health.
-        aside: notes nodes that fail first again and again.
-        containment: holds the helper parts, those given here and those made here.
-        defects: writes down what is wrong with ftslurm itself.
-        explain: tells the guardian why this agent ends, for the case that it cannot tell the other nodes.
+        bell: the doorbell, by which other nodes wake this agent.
+        health: settings of this node's health checks.
+        excluder: records nodes that repeatedly fail first.
+        containment: of the components, those given here and those made here.
+        defects: records defects of ftslurm itself.
+        explain: gives the guardian the reason of this agent's end, in case the agent cannot publish it.
         monotonic, now_ns: the clocks.
     """
 
@@ -121,7 +117,7 @@ class AgentLoop:
         self,
         settings: AgentSettings,
         machine: AgentMachine,
-        word: NodeWord,
+        record: NodeRecord,
         courier: Courier,
         console: Console,
         fs: FileSystem,
@@ -129,7 +125,7 @@ class AgentLoop:
         reserve: Callable[[], ReservedPort],
         bell: Doorbell,
         health: HealthSettings,
-        aside: Aside,
+        excluder: Excluder,
         containment: Containment,
         defects: DefectRecords,
         explain: Callable[[str], None],
@@ -138,7 +134,7 @@ class AgentLoop:
     ) -> None:
         self._settings = settings
         self._machine = machine
-        self._word = word
+        self._record = record
         self._courier = courier
         self._console = console
         self._fs = fs
@@ -146,29 +142,29 @@ class AgentLoop:
         self._reserve = reserve
         self._port = reserve()
         self._bell = bell
-        self._aside = aside
+        self._excluder = excluder
         self._monotonic = monotonic
         self._now_ns = now_ns
         self._containment = containment
         self._defects = defects
         self._explain = explain
         self._workers = Workers(now_ns)
-        parts = make_parts(containment, settings, self._workers, courier, fs, run, health, monotonic, now_ns)
+        parts = make_components(containment, settings, self._workers, courier, fs, run, health, monotonic, now_ns)
         self._health = parts.health
         self._journal = parts.journal
         self._guard = parts.guard
         self._monitor = parts.monitor
         self._watch = parts.watch
         self._build_locks = parts.build_locks
-        self._ends = Ends(parts.journal, containment, courier.send, monotonic)
-        # Not all programs talk to the master: who switches this check off must get his round.
+        self._ends = WorkerExits(parts.journal, containment, courier.send, monotonic)
+        # Not all programs connect to the master: with this check switched off, the round must begin.
         skipped = health.mode == OFF or REACH in health.context.skip
         reach = None if skipped else lambda master: containment.call(CONNECTION, None, reach_master, master)
         tell = console.log if health.mode == WATCH else None
         self._commits = Commits(fs, run)
-        self._revocation = Revocation(self._commits, word.node, monotonic, time.sleep)
-        self._preparation = Preparation(
-            self._make, self._revocation.start, courier.bring, monotonic, settings.trouble_s, reach, tell
+        self._revocation = Revocation(self._commits, record.node, monotonic, time.sleep)
+        self._round_setup = RoundSetup(
+            self._make, self._revocation.start, courier.post, monotonic, settings.trouble_s, reach, tell
         )
         self._selector = selectors.DefaultSelector()
         self._signals: deque[int] = deque()
@@ -176,38 +172,38 @@ class AgentLoop:
         self._sweeping = False
         self._killed_at: float | None = None
         self._ready: list[Worker] = []
-        self._told: State | None = None
+        self._state: State | None = None
         self._exit: int | None = None
         self._trouble_since: float | None = None
 
     @property
     def state(self) -> State | None:
-        """The newest state that this agent has seen."""
-        return self._told
+        """The newest state that this agent has read."""
+        return self._state
 
     @property
-    def word(self) -> NodeWord:
-        """What this agent said last of its node."""
-        return self._word
+    def record(self) -> NodeRecord:
+        """This node's newest record."""
+        return self._record
 
     @property
     def kept(self) -> str | None:
-        """Where it has left on this node what did not get into the run directory."""
+        """The node-local directory of records that could not be written to the run directory."""
         return self._journal.kept
 
     def run(self) -> int:
-        """Run until the machine says to leave; return the exit code."""
+        """Run until the machine decides to leave; return the exit code."""
         try:
             wake_r = self._begin()
             while self._exit is None:
-                self._turn(wake_r)
+                self._run_once(wake_r)
         except Exception as error:
             self._break_off(error)
         assert self._exit is not None
         try:
             self._leave(self._exit)
         except Exception as error:
-            # Nothing runs any more: the verdict stands, and the guardian says that this agent has left.
+            # No worker runs any more: the verdict stands, and the guardian publishes that this agent has left.
             self._on_late_defect(defect_of(None, error))
             self._defects.finish(DEFECTS_S)
             self._console.drain(1.0)
@@ -216,7 +212,7 @@ class AgentLoop:
     def _begin(self) -> int:
         wake_r, wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
-        # The pipe only wakes: when thousands of orphans end at once it may be full.
+        # The pipe only wakes the loop: it may be full when thousands of orphans end at once.
         for number in HANDLED:
             signal.signal(number, lambda number, _: self._signals.append(number))
         self._selector.register(wake_r, selectors.EVENT_READ, "signal")
@@ -226,16 +222,18 @@ class AgentLoop:
         self._listen(DOORBELL, self._bell.fileno() if self._bell.port else None)
         self._listen(HEALTH, self._health.fd)
         self._health.begin()
-        self._word = self._health.say(replace(self._word, port=self._port.number, bell=self._bell.port or 0))
-        self._courier.say(self._word)
+        self._record = self._health.with_health(
+            replace(self._record, port=self._port.number, doorbell_port=self._bell.port or 0)
+        )
+        self._courier.publish(self._record)
         self._courier.start()
         self._guard.start()
-        # While the courier looks at the shared directory for the first time.
-        self._containment.call(ANALYSIS, None, load_ahead, bool(self._settings.spare_imports))
+        # Concurrent with the courier's first tick.
+        self._containment.call(ANALYSIS, None, preload, bool(self._settings.spare_imports))
         return wake_r
 
-    def _listen(self, part: Part, fd: int | None) -> None:
-        """Wait for that descriptor of a helper part, too; None: the part has none, or is disabled."""
+    def _listen(self, part: Component, fd: int | None) -> None:
+        """Wait for that descriptor of a component, too; None: the component has none, or is disabled."""
         if fd is not None and fd >= 0:
             self._selector.register(fd, selectors.EVENT_READ, part)
 
@@ -246,17 +244,17 @@ class AgentLoop:
         if self._monitor.timer_file is not None:
             self._courier.send(self._monitor.timer_file.withdraw)
         finished = self._courier.finish(FINISH_S)
-        while self._courier.news:
-            news = self._courier.news.popleft()
-            if isinstance(news, Defect):
-                self._on_late_defect(news)
-            # A coordinator's last look may have closed the run.
-            self._tell(news)
+        while self._courier.events:
+            event = self._courier.events.popleft()
+            if isinstance(event, Defect):
+                self._on_late_defect(event)
+            # A coordinator's last tick may have closed the run.
+            self._on_rank_event(event)
         self._revocation.finish(CLEAN_UP_S)
-        if not self._aside.finish(ASIDE_S) and self._containment.works(EXCLUSION):
-            self._console.log("not all that is known of the nodes could be noted for later jobs in time")
+        if not self._excluder.finish(EXCLUSION_S) and self._containment.works(EXCLUSION):
+            self._console.log("not all exclusions of nodes could be recorded for later jobs in time")
         if not finished:
-            self._console.log(f"the shared directory has not answered for {FINISH_S:.0f} s: leaving all the same")
+            self._console.log(f"the shared directory has not responded for {FINISH_S:.0f} s: leaving anyway")
         if kept := self._journal.leave():
             self._console.log(kept)
         self._defects.finish(DEFECTS_S if finished else 0.0)
@@ -269,53 +267,53 @@ class AgentLoop:
     # Defects of ftslurm itself
 
     def _on_defect(self, defect: Defect) -> None:
-        path = self._defects.write(defect, self._word.round)
+        path = self._defects.write(defect, self._record.round)
         if defect.part is None:
             self._log_defect(defect, "its workers are stopped and this node leaves", path)
             self._explain(defect.text)
-            self._do(self._machine.on_lost_ground(f"{BY_DEFECT}{defect.text}", EXIT_FAILED, self._moment()))
+            self._do(self._machine.on_evicted(f"{BY_DEFECT}{defect.text}", EXIT_FAILED, self._moment()))
             return
         self._log_defect(defect, f"{defect.part.meaning} ({defect.part.name}); the job goes on", path)
         for key in [key for key in self._selector.get_map().values() if key.data == defect.part]:
             self._selector.unregister(key.fd)
         if defect.part == HEALTH:
-            self._say_health()
+            self._publish_health()
         if defect.part == MONITOR:
             try:
-                # A torch timer that cannot write would end its rank.
+                # A torch timer that cannot write to the pipe would end its rank.
                 discard(os.path.join(self._settings.local_dir, PIPE))
             except OSError:
                 pass
-            # Others may wait for this node's stacks.
-            self._do(self._machine.on_shown(self._moment()))
+            # Other nodes may wait for this node's stacks.
+            self._do(self._machine.on_stacks_collected(self._moment()))
 
     def _break_off(self, error: Exception) -> None:
-        """End, whatever state this agent is in: kill its workers, then say that this node has left and why."""
+        """End in any state: kill the workers, then publish that this node has left and why."""
         defect = defect_of(None, error)
         self._exit = EXIT_FAILED
-        path = self._defects.write(defect, self._word.round)
+        path = self._defects.write(defect, self._record.round)
         self._log_defect(defect, "its workers are killed and this node leaves", path)
         self._explain(defect.text)
         end = time.monotonic() + BREAK_OFF_S
         while kill_descendants(os.getpid(), spared=self._workers.spared) and time.monotonic() < end:
             time.sleep(SWEEP_RETRY_S)
             self._workers.collect()
-        self._word = replace(self._word, status=LEFT, reason=f"{BY_DEFECT}{defect.text}")
-        self._courier.say(self._word)
+        self._record = replace(self._record, status=LEFT, reason=f"{BY_DEFECT}{defect.text}")
+        self._courier.publish(self._record)
 
     def _on_late_defect(self, defect: Defect) -> None:
-        self._log_defect(defect, LATE, self._defects.write(defect, self._word.round))
+        self._log_defect(defect, LATE, self._defects.write(defect, self._record.round))
 
     def _log_defect(self, defect: Defect, what_follows: str, path: str) -> None:
-        self._console.log(defect.told(what_follows, path))
+        self._console.log(defect.message(what_follows, path))
 
     # Waiting
 
-    def _turn(self, wake_r: int) -> None:
+    def _run_once(self, wake_r: int) -> None:
         self._guard.waiting()
         events = self._wait()
         self._guard.working()
-        # A signal from outside explains workers that died of the same signal, so it is heard first.
+        # A signal from outside explains workers that died of the same signal, so it is handled first.
         sources = [key.data for key, _ in events]
         if "signal" in sources:
             _drain(wake_r)
@@ -323,23 +321,23 @@ class AgentLoop:
                 self._on_signal(self._signals.popleft())
         if "guardian" in sources:
             self._selector.unregister(self._settings.guardian)
-            self._do(self._machine.on_lost_ground("its guardian process was killed", EXIT_FAILED, self._moment()))
-            # No grace: the others are told at once that this node is gone, and its ranks may run elsewhere soon.
+            self._do(self._machine.on_evicted("its guardian process was killed", EXIT_FAILED, self._moment()))
+            # No grace: the other nodes see at once that this node is gone, and its ranks may run elsewhere soon.
             self._workers.sweep()
         for source in sources:
             if isinstance(source, Worker):
                 self._selector.unregister(source.pidfd)
                 self._ready.append(source)
-        self._look_at_workers()
+        self._poll_workers()
         if STANDBY in sources:
-            self._look_at_standbys()
+            self._poll_standbys()
         if "courier" in sources:
             _drain(self._courier.wake_r)
-            while self._courier.news:
-                self._on_news(self._courier.news.popleft())
+            while self._courier.events:
+                self._on_event(self._courier.events.popleft())
         if (DOORBELL in sources or self._is_due(self._bell.deadline)) and self._bell.answer():
-            self._courier.rung()
-        self._look_at_health(HEALTH in sources)
+            self._courier.wake()
+        self._poll_health(HEALTH in sources)
         self._watch_ranks(MONITOR in sources)
         if self._sweeping:
             self._sweep_on()
@@ -347,10 +345,10 @@ class AgentLoop:
             self._killed_at = self._monotonic()
             pids = ", ".join(str(pid) for pid, _ in descendants(os.getpid())[:8])
             self._do(self._machine.on_unkillable(f"processes {pids}", self._moment()))
-        self._build_locks.on_time(self._running)
+        self._build_locks.on_time(self._running_pids)
         for ended in self._ends.on_time():
             self._on_worker_ended(ended)
-        self._on_prepared(self._preparation.on_time())
+        self._on_prepared(self._round_setup.on_time())
         self._do(self._machine.on_time(self._moment()))
         self._give_up()
 
@@ -364,7 +362,7 @@ class AgentLoop:
 
     def _timeout(self) -> float | None:
         now = self._monotonic()
-        watches = (self._watch.deadline, self._health.deadline, self._preparation.deadline, self._build_locks.deadline)
+        watches = (self._watch.deadline, self._health.deadline, self._round_setup.deadline, self._build_locks.deadline)
         moments = (self._machine.deadline, self._ends.deadline, self._bell.deadline, *watches)
         waits = [max(0.0, moment - now) for moment in moments if moment is not None]
         if self._killed_at is not None:
@@ -373,7 +371,7 @@ class AgentLoop:
             since_s = self._monotonic() - self._killed_at
             waits.append(SWEEP_RETRY_S if since_s < QUICK_S else 10 * SWEEP_RETRY_S)
         if self._trouble_since is not None:
-            waits.append(TROUBLE_LOOK_S)
+            waits.append(TROUBLE_POLL_S)
         return min(waits, default=None)
 
     def _is_due(self, deadline: float | None) -> bool:
@@ -382,35 +380,35 @@ class AgentLoop:
     def _moment(self) -> Moment:
         return Moment(self._monotonic(), self._now_ns())
 
-    def _watch_ranks(self, spoken_to: bool) -> None:
-        for happened in self._watch.turn(spoken_to, self._word):
-            if isinstance(happened, Told):
+    def _watch_ranks(self, readable: bool) -> None:
+        for happened in self._watch.turn(readable, self._record):
+            if isinstance(happened, Message):
                 self._console.log(happened.text)
-            elif isinstance(happened, Hung):
+            elif isinstance(happened, HungRank):
                 number, step, since_s = happened.number, happened.step, happened.since_s
                 now = self._moment()
                 self._do(self._machine.on_hang(happened.local_rank, happened.what, number, step, now, since_s))
-            elif isinstance(happened, Shown):
-                self._do(self._machine.on_shown(self._moment()))
+            elif isinstance(happened, StacksCollected):
+                self._do(self._machine.on_stacks_collected(self._moment()))
             else:
-                self._word = replace(self._word, vitals=happened.vitals)
-                self._courier.mention(happened.vitals)
+                self._record = replace(self._record, vitals=happened.vitals)
+                self._courier.update_vitals(happened.vitals)
 
-    def _look_at_health(self, spoken_to: bool) -> None:
-        if not spoken_to and not self._is_due(self._health.deadline):
+    def _poll_health(self, readable: bool) -> None:
+        if not readable and not self._is_due(self._health.deadline):
             return
-        for line in self._health.look():
+        for line in self._health.poll():
             self._console.log(line)
-        self._say_health()
+        self._publish_health()
 
-    def _say_health(self) -> None:
-        word = self._health.say(self._word)
-        if word != self._word:
-            self._word = word
-            self._courier.say(word)
-            self._aside.on_health(word)
+    def _publish_health(self) -> None:
+        record = self._health.with_health(self._record)
+        if record != self._record:
+            self._record = record
+            self._courier.publish(record)
+            self._excluder.on_health(record)
 
-    # What happened
+    # Events
 
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGCHLD:
@@ -420,61 +418,61 @@ class AgentLoop:
             self._console.log(f"{signal.Signals(number).name} from outside: stopping")
         self._do(self._machine.on_signal(number, self._moment()))
 
-    def _look_at_workers(self) -> None:
-        # One that a debugger holds stays here until SIGCHLD says that it can be collected.
+    def _poll_workers(self) -> None:
+        # A worker held by a debugger stays here until SIGCHLD announces that it can be collected.
         reaped = [worker for worker in self._ready if self._workers.reap(worker)]
         for worker in reaped:
             self._ready.remove(worker)
             self._watch.end(worker)
-        for ended in self._ends.take(reaped, self._word):
+        for ended in self._ends.take(reaped, self._record):
             self._on_worker_ended(ended)
 
-    def _on_worker_ended(self, ended: Ended) -> None:
-        self._do(self._machine.on_worker_ended(self._ends.told(ended, self._word), self._moment()))
+    def _on_worker_ended(self, ended: EndedWorker) -> None:
+        self._do(self._machine.on_worker_ended(self._ends.worker_end(ended, self._record), self._moment()))
         if ended.record is not None:
             stopped = self._machine.stopped(ended.worker.local_rank)
             self._journal.failed(ended.worker, ended.record, stopped)
 
-    def _on_news(self, news: object) -> None:
-        self._tell(news)
-        if isinstance(news, View) and news.state is not None:
-            self._monitor.learn(news.state.learned)
-            self._do(self._machine.on_state(news.state, self._moment()))
-        elif isinstance(news, Lost):
-            self._console.log(f"{news.reason}; this agent leaves")
-            self._do(self._machine.on_lost_ground(news.reason, EXIT_FAILED, self._moment()))
-        elif isinstance(news, Trouble):
-            self._on_trouble(news.problem)
-        elif isinstance(news, Note):
-            self._console.log(news.text)
-        elif isinstance(news, Defect):
-            self._on_defect(news)
-        elif isinstance(news, tuple) and news[0] == SIZES:
-            self._watch.grown(news[1])
-        elif isinstance(news, tuple) and isinstance(news[0], Failure):
-            signature = news[1] if isinstance(news[1], str) else None
-            self._do(self._machine.on_compared(news[0], signature, self._moment()))
-        elif isinstance(news, tuple) and isinstance(news[0], RecordOf):
-            if ended := self._ends.found(*news):
+    def _on_event(self, event: object) -> None:
+        self._on_rank_event(event)
+        if isinstance(event, View) and event.state is not None:
+            self._monitor.learn(event.state.learned)
+            self._do(self._machine.on_state(event.state, self._moment()))
+        elif isinstance(event, Evicted):
+            self._console.log(f"{event.reason}; this agent leaves")
+            self._do(self._machine.on_evicted(event.reason, EXIT_FAILED, self._moment()))
+        elif isinstance(event, StorageProblem):
+            self._on_trouble(event.problem)
+        elif isinstance(event, Notice):
+            self._console.log(event.text)
+        elif isinstance(event, Defect):
+            self._on_defect(event)
+        elif isinstance(event, tuple) and event[0] == SIZES:
+            self._watch.on_log_sizes(event[1])
+        elif isinstance(event, tuple) and isinstance(event[0], Failure):
+            signature = event[1] if isinstance(event[1], str) else None
+            self._do(self._machine.on_compared(event[0], signature, self._moment()))
+        elif isinstance(event, tuple) and isinstance(event[0], RecordOf):
+            if ended := self._ends.on_record(*event):
                 self._on_worker_ended(ended)
-        elif isinstance(news, tuple):
-            self._on_prepared(self._preparation.made(*news))
-        elif isinstance(news, StepDone):
-            self._on_prepared(self._preparation.step_done(news))
+        elif isinstance(event, tuple):
+            self._on_prepared(self._round_setup.made(*event))
+        elif isinstance(event, StepDone):
+            self._on_prepared(self._round_setup.step_done(event))
 
     def _on_prepared(self, prepared: Prepared | None) -> None:
         if prepared is not None:
             self._do(self._machine.on_prepared(prepared, self._moment()))
 
-    def _tell(self, news: object) -> None:
-        """Tell the user what the coordinator has decided; only the coordinator does."""
-        if isinstance(news, View) and news.state is not None:
-            if news.coordinating:
-                self._aside.on_state(news.state)
-                for line in self._containment.call(NARRATION, NO_LINES, narrate, self._told, news.state):
+    def _on_rank_event(self, event: object) -> None:
+        """Log the coordinator's decisions; only the coordinator's agent logs them."""
+        if isinstance(event, View) and event.state is not None:
+            if event.coordinating:
+                self._excluder.on_state(event.state)
+                for line in self._containment.call(MESSAGES, NO_LINES, messages, self._state, event.state):
                     self._console.log(line)
-            self._health.on_state(news.state)
-            self._told = news.state
+            self._health.on_state(event.state)
+            self._state = event.state
 
     def _on_trouble(self, problem: str | None) -> None:
         if problem is None:
@@ -487,71 +485,73 @@ class AgentLoop:
             self._trouble_since = self._monotonic()
 
     def _give_up(self) -> None:
-        """Leave when the shared directory has refused for long (full, read-only, damaged) and no worker needs us."""
+        """Leave when the shared directory has failed for long (full, read-only, damaged) and no worker runs."""
         if self._trouble_since is None or any(worker.ended_ns is None for worker in self._workers.all):
             return
         if self._monotonic() - self._trouble_since >= self._settings.trouble_s:
-            self._console.log(f"the shared directory has refused for {self._settings.trouble_s:.0f} s: giving up")
+            self._console.log(f"the shared directory has failed for {self._settings.trouble_s:.0f} s: giving up")
             self._exit = EXIT_FAILED
 
-    # What to do
+    # Actions
 
     def _do(self, actions: list[Action]) -> None:
         for action in actions:
-            if isinstance(action, Say):
-                self._say(action)
+            if isinstance(action, Publish):
+                self._publish(action)
             elif isinstance(action, Signal):
                 self._signal(action)
             elif isinstance(action, Spawn):
                 self._spawn(action.assignment)
-            elif isinstance(action, Show):
-                self._show(action.local_ranks)
+            elif isinstance(action, CollectStacks):
+                self._collect_stacks(action.local_ranks)
             elif isinstance(action, Compare):
                 self._compare(action.failure)
-            elif isinstance(action, Warm):
-                self._warm(action.local_ranks)
+            elif isinstance(action, StartStandbys):
+                self._start_standbys(action.local_ranks)
             elif isinstance(action, Prepare):
                 self._prepare(action.assignment)
-            elif isinstance(action, Record):
+            elif isinstance(action, RecordRound):
                 survived = self._monitor.counts()
-                self._journal.round(action, self._workers.all, self._word, self._round_started_ns, survived)
-            elif isinstance(action, Sweep):
-                self._preparation.drop()
+                self._journal.round(action, self._workers.all, self._record, self._round_started_ns, survived)
+            elif isinstance(action, KillLeftovers):
+                self._round_setup.drop()
                 self._drop_standbys()
                 self._sweeping = True
-                # Also those of ranks below a shell or another launcher.
+                # Includes ranks below a shell or another launcher.
                 below = [pid for pid, _ in descendants(os.getpid())]
-                self._build_locks.look(below)
-                self._build_locks.look_at_builders(below)
+                self._build_locks.scan(below)
+                self._build_locks.scan_builders(below)
                 self._killed_at = self._monotonic()
             elif isinstance(action, Log):
                 self._console.log(action.text)
             elif self._exit is None:
                 self._exit = action.code
 
-    def _say(self, said: Say) -> None:
-        if said.new_port:
+    def _publish(self, change: Publish) -> None:
+        if change.new_port:
             self._port.release()
             self._port = self._reserve()
-        vitals = self._monitor.vitals(said.round)
-        self._word = self._health.say(replace(spoken(self._word, said), port=self._port.number, vitals=vitals))
-        self._courier.say(self._word)
+        vitals = self._monitor.vitals(change.round)
+        self._record = self._health.with_health(
+            replace(changed_record(self._record, change), port=self._port.number, vitals=vitals)
+        )
+        self._courier.publish(self._record)
 
-    def _running(self) -> list[int]:
+    def _running_pids(self) -> list[int]:
         return [worker.pid for worker in self._workers.all if worker.ended_ns is None]
 
     def _signal(self, action: Signal) -> None:
-        self._build_locks.look(self._running())
+        self._build_locks.scan(self._running_pids())
         self._workers.send(action.local_ranks, action.number)
         alive = {worker.local_rank for worker in self._workers.all if worker.ended_ns is None}
         if action.number == signal.SIGKILL and alive <= set(action.local_ranks):
-            # Not for a hung rank alone: the others still have their grace.
+            # Not for a hung rank alone: the others still have their grace period.
             self._killed_at = self._monotonic()
 
-    def _show(self, local_ranks: tuple[int, ...]) -> None:
-        self._watch.show(self._word.round, local_ranks)
+    def _collect_stacks(self, local_ranks: tuple[int, ...]) -> None:
+        self._watch.collect_stacks(self._record.round, local_ranks)
         if not self._containment.works(MONITOR):
-            self._do(self._machine.on_shown(self._moment()))
+            self._do(self._machine.on_stacks_collected(self._moment()))
 
     def _compare(self, failure: Failure) -> None:
         path = next((one.stderr for one in self._workers.all if one.local_rank == failure.local_rank), None)
@@ -561,12 +561,12 @@ class AgentLoop:
             self._courier.send(lambda: signature_of(path), failure)
 
     def _prepare(self, assignment: Assignment) -> None:
-        if self._word.unfit is not None:
-            # As `ftslurm.rendezvous.shared_trouble` decides.
-            self._console.log("health: this node takes part all the same: the same storage checks fail on all nodes")
-        # Where it cannot be prepared, no worker starts; the record tells when it was to.
+        if self._record.unhealthy is not None:
+            # As `ftslurm.rendezvous.common_failures` decides.
+            self._console.log("health: this node takes part anyway: the same storage checks fail on all nodes")
+        # If the set-up fails, no worker starts; the round record still needs a start time.
         self._round_started_ns = self._now_ns()
-        self._preparation.begin(assignment)
+        self._round_setup.begin(assignment)
 
     def _make(self, assignment: Assignment) -> None:
         def make() -> int:
@@ -581,14 +581,14 @@ class AgentLoop:
         self._courier.send(make, assignment.round)
 
     def _make_directories(self, assignment: Assignment) -> int:
-        """Make a round's directories; return how many commits of past rounds are registered."""
+        """Make a round's directories; return the number of registered commits of past rounds."""
         for local_rank in range(assignment.slots):
             rank = assignment.first_rank + local_rank
             for root in dict.fromkeys((self._run.root, self._settings.logs)):
                 directory = rank_directory(root, assignment.round, rank)
                 self._fs.makedirs(directory)
                 check_own_directory(directory, root)
-        self._fs.makedirs(os.path.dirname(self._run.round_node_file(assignment.round, self._word.node)))
+        self._fs.makedirs(os.path.dirname(self._run.round_node_file(assignment.round, self._record.node)))
         timer_file = self._monitor.timer_file
         if timer_file is not None and (problem := timer_file.serve()):
             self._console.log(problem)
@@ -604,7 +604,7 @@ class AgentLoop:
             try:
                 worker = self._workers.start(planned.launch)
             except OSError as error:
-                # Either the program, or the directory for the worker's records.
+                # The worker's record directory, its standard input, or the program.
                 what = error.filename or planned.launch.command[0]
                 problem = f"cannot start a worker: {what}: {error.strerror or error}"
                 self._do(self._machine.on_spawn_failed(local_rank, problem, self._moment(), error.errno))
@@ -613,16 +613,16 @@ class AgentLoop:
             self._watch.begin(worker, planned.logs)
             for path, stream in planned.shown:
                 self._console.follow(path, f"[rank {worker.rank}] ", stream)
-        self._build_locks.look(self._running())
+        self._build_locks.scan(self._running_pids())
 
     # A spare's standby workers
 
-    def _warm(self, local_ranks: Sequence[int]) -> None:
+    def _start_standbys(self, local_ranks: Sequence[int]) -> None:
         standbys = self._workers.standbys
         if standbys is None:
-            from ftslurm.agent.standby import News, Standbys
+            from ftslurm.agent.standby import StandbyEvents, Standbys
 
-            collect, slots = self._workers.collect, self._word.slots
+            collect, slots = self._workers.collect, self._record.slots
             standbys = self._workers.standbys = self._containment.hold(
                 STANDBY,
                 Standbys,
@@ -630,7 +630,7 @@ class AgentLoop:
                 slots,
                 collect,
                 self._monotonic,
-                answers={"all": (), "look": News},
+                answers={"all": (), "poll": StandbyEvents},
                 passes=(OSError,),
                 close="drop_all",
             )
@@ -642,12 +642,12 @@ class AgentLoop:
                 self._console.log(f"spare: a standby worker cannot be started: {error.strerror or error}")
                 self._do(self._machine.on_standby_ended(local_rank, self._moment()))
 
-    def _look_at_standbys(self) -> None:
+    def _poll_standbys(self) -> None:
         assert self._workers.standbys is not None
-        news = self._workers.standbys.look()
-        for line in news.lines:
+        event = self._workers.standbys.poll()
+        for line in event.lines:
             self._console.log(line)
-        for local_rank in news.ended:
+        for local_rank in event.ended:
             self._do(self._machine.on_standby_ended(local_rank, self._moment()))
 
     def _drop_standbys(self) -> None:
@@ -659,12 +659,12 @@ class AgentLoop:
             return
         self._sweeping = False
         self._killed_at = None
-        self._watch.over(self._word)
+        self._watch.over(self._record)
         self._build_locks.remove()
-        hang = self._word.hang
-        self._health.on_swept(self._word.failure or (hang.failure() if hang is not None else None))
-        round_ = self._word.round
-        self._containment.errand(LEFTOVERS, self._courier.send)(lambda: self._revocation.clean_up(round_))
+        hang = self._record.hang
+        self._health.on_swept(self._record.failure or (hang.failure() if hang is not None else None))
+        round_ = self._record.round
+        self._containment.contained_task(LEFTOVERS, self._courier.send)(lambda: self._revocation.clean_up(round_))
         self._do(self._machine.on_swept(self._moment()))
         self._console.forget()
         self._workers.clear()

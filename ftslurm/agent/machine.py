@@ -1,6 +1,6 @@
-"""What an agent does next: a state machine over events, without a process, a file or a clock of its own.
+"""The agent's state machine: events in, actions out; it has no process, file or clock of its own.
 
-The loop feeds it what happened and carries out the actions that it returns, in their order. A test is a history:
+The loop passes in events and carries out the returned actions, in order. A test is a history:
 "rank 3 dies, then its peers abort, then SIGTERM arrives during the stop".
 """
 
@@ -13,19 +13,19 @@ from ftslurm import user_limits
 from ftslurm.agent.actions import (
     Action,
     Assignment,
+    CollectStacks,
     Compare,
     Exit,
+    KillLeftovers,
     Log,
     Moment,
     Prepare,
     Prepared,
-    Record,
-    Say,
-    Show,
+    Publish,
+    RecordRound,
     Signal,
     Spawn,
-    Sweep,
-    Warm,
+    StartStandbys,
     WorkerEnd,
 )
 from ftslurm.dataclasses import dataclass, field, replace
@@ -49,14 +49,14 @@ from ftslurm.rendezvous.state import (
 IDLE, PREPARING, STOPPING, SWEEPING, GONE = "idle", "preparing", "stopping", "sweeping", "gone"
 
 HANG_S = 15.0
-"""How long a hang waits for the coordinator's word before its agent stops its own workers: the shared directory hangs,
-perhaps, and that must not keep a broken round. Longer than the coordinator waits for everybody's stacks."""
+"""Seconds that a hang waits for the coordinator's decision before its agent stops its own workers: the shared directory
+may hang, and that must not keep a broken round alive. Longer than the coordinator waits for all nodes' stacks."""
 
 STANDBY_DEATHS = 3
-"""So many standby workers may die in one slot; then what they import is taken to be what kills them."""
+"""Number of standby workers that may die in one slot; after that their imports are taken to be the cause."""
 
 FAREWELL_S = 1.0
-"""How long an agent that was told to leave waits for the verdict on the whole job, in seconds."""
+"""Seconds that an agent requested to leave waits for the verdict on the whole job."""
 
 
 @dataclass
@@ -70,8 +70,8 @@ class _Round:
     first: Failure | None = None
     hung: dict[int, int] = field(default_factory=dict)
     hang: Hang | None = None
-    showing: bool = False
-    shown: bool = False
+    collecting_stacks: bool = False
+    stacks_collected: bool = False
     comparing: bool = False
     swept: bool = False
     stop_reason: str | None = None
@@ -82,7 +82,7 @@ class AgentMachine:
     """The agent of one node.
 
     Args:
-        node, incarnation, attempt, slots: who it is.
+        node, incarnation, attempt, slots: of this agent.
         grace_s: seconds between SIGTERM and SIGKILL when a round is stopped.
         kill_wait_s: the same when Slurm stops the job: it kills everything KillWait seconds after its SIGTERM.
         standby: as a spare, keep standby workers.
@@ -111,7 +111,7 @@ class AgentMachine:
         self._round: _Round | None = None
         self._newest_round = 0
         self._hang: Hang | None = None
-        self._shown = 0
+        self._stacks_collected = 0
         self._failure: Failure | None = None
         self._status = READY
         self._leaving: tuple[str, str | None, int] | None = None
@@ -124,7 +124,7 @@ class AgentMachine:
         return self._deadline
 
     def stopped(self, local_rank: int) -> bool:
-        """Tell whether that worker of the current round ended because it was told to."""
+        """Return whether ftslurm stopped that worker of the current round."""
         return self._round is not None and local_rank in self._round.stopped
 
     # Events
@@ -137,8 +137,8 @@ class AgentMachine:
         if self.phase != RUNNING:
             return self._advance(now)
         if not self._is_current(state):
-            return self._stop(self._why_over(state), now)
-        return self._show() if state.hang is not None else self._advance(now)
+            return self._stop(self._round_end_reason(state), now)
+        return self._collect_stacks() if state.hang is not None else self._advance(now)
 
     def on_prepared(self, prepared: Prepared, now: Moment) -> list[Action]:
         """A round was prepared here, or cannot be."""
@@ -147,19 +147,19 @@ class AgentMachine:
         if self._leaving is not None or (self._state is not None and not self._is_current(self._state)):
             return self._sweep()
         if prepared.problem is not None:
-            # It may as well be the master's node that is cut off, or the shared directory: nobody is to blame yet.
+            # The master's node or the shared directory may equally be at fault: no node is to blame yet.
             kind = UNREACHABLE if prepared.unreachable else SPAWN
             return self._fail_to_start(0, prepared.problem, now, kind, blame=None)
         self.phase = RUNNING
         self._round.alive = set(range(self._slots))
-        # Said first: starting may fail, and what is said of that must be the last word.
-        return [*self._say(RUNNING), Spawn(self._round.assignment), self._record()]
+        # Published first: starting may fail, and the record of that failure must be the last one.
+        return [*self._publish(RUNNING), Spawn(self._round.assignment), self._record()]
 
     def on_spawn_failed(self, local_rank: int, problem: str, now: Moment, errno: int | None = None) -> list[Action]:
         """A worker could not be started; `local_rank` and those after it do not exist.
 
         Args:
-            errno: why, as the kernel says it; None: unknown.
+            errno: the kernel's error number; None: unknown.
         """
         if self._round is None:
             return []
@@ -179,25 +179,27 @@ class AgentMachine:
             current.stopped.add(end.local_rank)
         elif end.failure is not None:
             actions += self._note_failure(current, end.failure)
-            # While stacks are collected, a rank that gives up takes nobody along who has not shown his yet.
-            if self.phase == RUNNING and (not current.showing or current.shown or not current.alive):
+            # While stacks are collected, a failing rank must not stop ranks whose stacks are still missing.
+            if self.phase == RUNNING and (
+                not current.collecting_stacks or current.stacks_collected or not current.alive
+            ):
                 actions += self._stop(_of_rank(end.failure), now)
         if self.phase == STOPPING and not current.alive:
             return [*actions, *self._sweep()]
         if self.phase == RUNNING and not current.alive:
-            actions += [*self._say(SUCCEEDED), self._record()]
+            actions += [*self._publish(SUCCEEDED), self._record()]
         return actions
 
     def on_hang(
         self, local_rank: int, what: str, number: int, step: int | None, now: Moment, since_s: float | None = None
     ) -> list[Action]:
-        """A worker did not move in time.
+        """A worker exceeded a time-out.
 
         Args:
-            what: in words.
+            what: description of the time-out.
             number: the signal to end it with.
-            step: the last that it reported.
-            since_s: the monotonic second since when nothing moved.
+            step: the last training step that it reported.
+            since_s: the monotonic second of its last progress.
         """
         current = self._round
         if self.phase != RUNNING or current is None or local_rank not in current.alive or local_rank in current.hung:
@@ -208,32 +210,36 @@ class AgentMachine:
         part = current.assignment
         rank = part.first_rank + local_rank
         since_ns = None if since_s is None else now.ns - round((now.s - since_s) * 1e9)
-        words = short(what, 500)
-        self._hang = current.hang = Hang(part.round, self.node, rank, local_rank, now.ns, words, step, since_ns)
+        text = short(what, 500)
+        self._hang = current.hang = Hang(part.round, self.node, rank, local_rank, now.ns, text, step, since_ns)
         self._deadline = now.s + HANG_S
-        return [*self._say(RUNNING), Log(f"round {part.round}: rank {rank} hangs: {short(what)}"), *self._show()]
+        return [
+            *self._publish(RUNNING),
+            Log(f"round {part.round}: rank {rank} hangs: {short(what)}"),
+            *self._collect_stacks(),
+        ]
 
-    def on_shown(self, now: Moment) -> list[Action]:
-        """The stacks of the workers are collected, as far as they can be."""
+    def on_stacks_collected(self, now: Moment) -> list[Action]:
+        """The stacks of the workers are collected, as far as possible."""
         current = self._round
-        if current is None or current.shown:
+        if current is None or current.stacks_collected:
             return []
-        current.shown = True
-        self._shown = current.assignment.round
-        actions = self._say(self._status)
+        current.stacks_collected = True
+        self._stacks_collected = current.assignment.round
+        actions = self._publish(self._status)
         if self.phase == RUNNING and current.failed:
             assert current.first is not None
             actions += self._stop(_of_rank(current.first), now)
         return actions
 
     def on_standby_ended(self, local_rank: int, now: Moment) -> list[Action]:
-        """A standby worker has ended before it was used, or could not be started. No failure of the job."""
+        """A standby worker has ended before it was used, or could not be started; not a failure of the job."""
         self._standby_chances[local_rank] -= 1
         self._cold.add(local_rank)
         return self._advance(now) if self.phase == IDLE else []
 
     def on_swept(self, now: Moment) -> list[Action]:
-        """Nothing that the workers started is left."""
+        """All processes started by the workers are gone."""
         if self.phase != SWEEPING:
             return []
         if self._round is not None:
@@ -241,7 +247,7 @@ class AgentMachine:
         return self._finish_round(now)
 
     def on_compared(self, failure: Failure, signature: str | None, now: Moment) -> list[Action]:
-        """What a failure is compared by is found: `signature`, or nothing."""
+        """The signature of a failure is known; None: it has none."""
         current = self._round
         if current is None or self._failure != failure:
             return []
@@ -250,7 +256,7 @@ class AgentMachine:
             self._failure = current.first = replace(failure, signature=signature)
         if self.phase == SWEEPING and current.swept:
             return self._finish_round(now)
-        return self._say(self._status) if signature is not None else []
+        return self._publish(self._status) if signature is not None else []
 
     def on_signal(self, number: int, now: Moment) -> list[Action]:
         """A signal from outside arrived at the agent."""
@@ -259,20 +265,20 @@ class AgentMachine:
             return [Signal(tuple(sorted(alive)), number)] if alive else []
         name = signal.Signals(number).name
         if self._leaving is not None:
-            # Slurm repeats its SIGTERM; only a second Ctrl-C is a person who insists.
+            # Slurm repeats its SIGTERM; only a second Ctrl-C is a deliberate user request.
             return self._kill() if self.phase == STOPPING and number == signal.SIGINT else []
         return self._leave(f"{name} from outside", name, 128 + number, now)
 
-    def on_lost_ground(self, reason: str, code: int, now: Moment) -> list[Action]:
+    def on_evicted(self, reason: str, code: int, now: Moment) -> list[Action]:
         """This agent may not go on (superseded, its guardian died, a refusal): stop everything and leave."""
         if self._leaving is not None:
             return []
         return self._leave(reason, None, code, now)
 
-    def on_unkillable(self, who: str, now: Moment) -> list[Action]:
-        """What was killed is still there (a driver or a filesystem holds it in the kernel): leave if it is time to."""
-        text = f"{who}: killed, but hanging in the kernel"
-        said: list[Action] = [] if text == self._unkillable else [Log(text)]
+    def on_unkillable(self, processes: str, now: Moment) -> list[Action]:
+        """Killed processes still exist (a driver or a filesystem holds them in the kernel): leave if that is due."""
+        text = f"{processes}: killed, but hanging in the kernel"
+        actions: list[Action] = [] if text == self._unkillable else [Log(text)]
         self._unkillable = text
         state = self._state
         if state is not None and state.attempt == self._attempt and state.closed is not None:
@@ -281,13 +287,13 @@ class AgentMachine:
             code = self._leaving[2]
         else:
             # Others may go on without this node; it takes part again when it is clean.
-            return said
+            return actions
         self.phase = GONE
         self._deadline = None
-        return [*said, *self._say(LEFT), Exit(code)]
+        return [*actions, *self._publish(LEFT), Exit(code)]
 
     def on_time(self, now: Moment) -> list[Action]:
-        """Its deadline has passed."""
+        """The deadline has passed."""
         if self._deadline is None or now.s < self._deadline:
             return []
         self._deadline = None
@@ -299,11 +305,11 @@ class AgentMachine:
             return [Exit(self._leaving[2])]
         return []
 
-    # Deciding
+    # Decisions
 
     def _finish_round(self, now: Moment) -> list[Action]:
         current = self._round
-        # The next round must not form before it is known whether it would fail as this one did. An agent that leaves
+        # The next round must not form before it is known whether it would fail like this one. An agent that leaves
         # anyway does not wait for a file that may hang.
         if current is not None and current.comparing and self._leaving is None and not self._is_closed():
             return []
@@ -311,14 +317,14 @@ class AgentMachine:
         self._round = None
         self.phase = IDLE
         self._deadline = None
-        return [*actions, *self._say(READY, new_port=True), *self._advance(now)]
+        return [*actions, *self._publish(READY, new_port=True), *self._advance(now)]
 
     def _advance(self, now: Moment) -> list[Action]:
         state = self._state
         if state is None:
             return []
         if self._is_closed() and state.closed is not None:
-            return self._follow_the_end(state.closed.exit_code)
+            return self._follow_closed(state.closed.exit_code)
         if self.phase != IDLE or self._leaving is not None:
             return self._depart(now) if self.phase == IDLE else []
         return self._take_part(state)
@@ -327,13 +333,13 @@ class AgentMachine:
         state = self._state
         return state is not None and state.attempt == self._attempt and state.phase == CLOSED
 
-    def _follow_the_end(self, code: int) -> list[Action]:
+    def _follow_closed(self, code: int) -> list[Action]:
         if self.phase not in (IDLE, GONE):
-            # Once its workers are gone.
+            # Only after its workers are gone.
             return []
         self.phase = GONE
         self._deadline = None
-        return [*self._say(LEFT), Exit(code)]
+        return [*self._publish(LEFT), Exit(code)]
 
     def _take_part(self, state: State) -> list[Action]:
         part = state.participant(self.node, self._incarnation)
@@ -364,8 +370,8 @@ class AgentMachine:
 
     def _warm_up(self) -> list[Action]:
         cold, self._cold = self._cold, set()
-        promising = tuple(sorted(rank for rank in cold if self._standby_chances[rank] > 0))
-        return [Warm(promising)] if promising else []
+        startable = tuple(sorted(rank for rank in cold if self._standby_chances[rank] > 0))
+        return [StartStandbys(startable)] if startable else []
 
     def _is_current(self, state: State) -> bool:
         current = self._round
@@ -376,7 +382,7 @@ class AgentMachine:
             and state.round == current.assignment.round
         )
 
-    def _why_over(self, state: State) -> str:
+    def _round_end_reason(self, state: State) -> str:
         if state.attempt != self._attempt:
             return f"attempt {state.attempt} has taken over"
         assert self._round is not None
@@ -386,7 +392,7 @@ class AgentMachine:
         return state.closed.reason if state.closed else "the round is over"
 
     def _before_the_stop(self, current: _Round, end: WorkerEnd) -> bool:
-        """Tell whether the worker failed by itself before it was told to stop, although it ended after."""
+        """Return whether the worker failed by itself before the stop request, although it ended after it."""
         at = end.recorded_ns if end.recorded_ns is not None else end.ended_ns
         return current.stop_ns is not None and at < current.stop_ns
 
@@ -401,18 +407,18 @@ class AgentMachine:
         what = f"rank {failure.rank} failed{step}" if failure.kind != UNREACHABLE else "cannot begin"
         current.comparing = failure.at_start and failure.signature is None
         return [
-            *self._say(FAILED),
+            *self._publish(FAILED),
             Log(f"round {failure.round}: {what}: {short(failure.message)}"),
             *([Compare(failure)] if current.comparing else []),
         ]
 
-    def _show(self) -> list[Action]:
+    def _collect_stacks(self) -> list[Action]:
         current = self._round
         assert current is not None
-        if current.showing:
+        if current.collecting_stacks:
             return []
-        current.showing = True
-        return [Show(tuple(sorted(current.alive)))]
+        current.collecting_stacks = True
+        return [CollectStacks(tuple(sorted(current.alive)))]
 
     def _fail_to_start(self, local_rank: int, problem: str, now: Moment, kind: str, blame: str | None) -> list[Action]:
         current = self._round
@@ -447,13 +453,13 @@ class AgentMachine:
         self.phase = STOPPING
         grace_s = self._grace_s if self._leaving is None else min(self._grace_s, self._kill_wait_s)
         self._deadline = now.s + grace_s
-        said = self._say(FAILED) if current.hang is not None else []
+        actions = self._publish(FAILED) if current.hang is not None else []
         hung = {local_rank: number for local_rank, number in current.hung.items() if local_rank in current.alive}
         current.killed |= {local_rank for local_rank, number in hung.items() if number == signal.SIGKILL}
-        # One that is stopped takes no signal but these two.
+        # A stopped process (SIGSTOP) reacts to no signal but these two.
         ends = [Signal((rank,), number) for rank, one in sorted(hung.items()) for number in (signal.SIGCONT, one)]
         others = tuple(sorted(current.alive - set(hung)))
-        return [*said, *ends, *([Signal(others, signal.SIGTERM)] if others else [])]
+        return [*actions, *ends, *([Signal(others, signal.SIGTERM)] if others else [])]
 
     def _kill(self) -> list[Action]:
         current = self._round
@@ -466,38 +472,42 @@ class AgentMachine:
         self.phase = SWEEPING
         self._deadline = None
         self._cold = set(self._standby_chances)
-        return [Sweep()]
+        return [KillLeftovers()]
 
     def _leave(self, reason: str, name: str | None, code: int, now: Moment) -> list[Action]:
         self._leaving = (reason, name, code)
-        said = self._say(self._status)
+        actions = self._publish(self._status)
         if self.phase == RUNNING:
-            return [*said, *self._stop(reason, now)]
+            return [*actions, *self._stop(reason, now)]
         if self.phase == STOPPING and self._deadline is not None:
-            # A stop is going on already, perhaps with more patience than Slurm has.
+            # A stop is in progress, perhaps with a longer grace period than Slurm allows.
             self._deadline = min(self._deadline, now.s + self._kill_wait_s)
         if self.phase == PREPARING:
-            # Nothing was started yet, and the shared directory may never answer.
-            return [*said, *self._sweep()]
+            # Nothing was started yet, and the shared directory may hang for good.
+            return [*actions, *self._sweep()]
         if self.phase == IDLE:
-            return [*said, *self._depart(now)]
+            return [*actions, *self._depart(now)]
         if self.phase == SWEEPING and self._round is not None and self._round.swept:
-            return [*said, *self._finish_round(now)]
-        return said
+            return [*actions, *self._finish_round(now)]
+        return actions
 
     def _depart(self, now: Moment) -> list[Action]:
-        """Say that this node has left, and wait a moment for the verdict, whose exit code is better than ours."""
+        """Publish that this node has left, and wait briefly for the verdict, whose exit code has precedence."""
         assert self._leaving is not None
         self.phase = GONE
         self._deadline = now.s + (FAREWELL_S if self._leaving[1] else 0.0)
-        return self._say(LEFT)
+        return self._publish(LEFT)
 
-    def _say(self, status: str, new_port: bool = False) -> list[Action]:
+    def _publish(self, status: str, new_port: bool = False) -> list[Action]:
         self._status = status
         reason, name = (self._leaving[0], self._leaving[1]) if self._leaving else (None, None)
-        return [Say(status, self._newest_round, self._failure, reason, name, self._hang, self._shown, new_port)]
+        return [
+            Publish(
+                status, self._newest_round, self._failure, reason, name, self._hang, self._stacks_collected, new_port
+            )
+        ]
 
-    def _record(self, over: bool = False) -> Record:
+    def _record(self, over: bool = False) -> RecordRound:
         current = self._round
         assert current is not None
         outcome = RUNNING
@@ -507,7 +517,7 @@ class AgentMachine:
             outcome = SUCCEEDED
         elif over:
             outcome = STOPPED
-        return Record(
+        return RecordRound(
             current.assignment,
             outcome,
             current.stop_reason,
@@ -521,7 +531,7 @@ class AgentMachine:
 
 
 def short(text: str, length: int = 160) -> str:
-    """Return `text`, cut for one line on a terminal; the whole stands in the report."""
+    """Return `text`, truncated to one line of a terminal; the report has the whole text."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
@@ -532,5 +542,5 @@ def _of_rank(failure: Failure) -> str:
 
 
 def exit_code(actions: Iterable[Action]) -> int | None:
-    """Return the code of the Exit among `actions`, None when there is none."""
+    """Return the code of the Exit among `actions`, None if there is none."""
     return next((action.code for action in actions if isinstance(action, Exit)), None)

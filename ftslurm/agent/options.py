@@ -7,12 +7,12 @@ import signal
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from ftslurm.agent import option_kinds as kinds
-from ftslurm.agent.fitness import ACT, MODES, OFF
-from ftslurm.agent.option_kinds import UsageError
+from ftslurm.agent import option_types as kinds
+from ftslurm.agent.health_gate import ACT, MODES, OFF
+from ftslurm.agent.option_types import UsageError
 from ftslurm.dataclasses import dataclass
 from ftslurm.monitor.timeouts import Timeouts
-from ftslurm.rendezvous.seen import NEXT_ROUND, REJOIN
+from ftslurm.rendezvous.observation import NEXT_ROUND, REJOIN
 
 __all__ = ["USAGE", "RunOptions", "UsageError", "find_program", "parse_run"]
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What `ftslurm run` was asked for; None where nobody said and Slurm or a later step decides. Times in seconds."""
+    """The options of `ftslurm run`; None where unset and Slurm or a later step decides. Times in seconds."""
 
     nnodes: tuple[int, int] | None
     nproc_per_node: str
@@ -50,8 +50,8 @@ class RunOptions:
     health_skip: tuple[str, ...]
     health_command: str | None
     health_paths: tuple[str, ...]
-    set_aside: int
-    set_aside_for_s: float
+    exclude_after: int
+    exclude_for_s: float
     exclude_dir: str | None
     drain: bool
     module: bool
@@ -61,8 +61,8 @@ class RunOptions:
 
 
 @dataclass(frozen=True)
-class _Option:
-    """One option; `read` makes its value of how the option was called and of the text, or raises `UsageError`."""
+class Option:
+    """One option; `read` parses its value, given the option's name as used and the text, or raises `UsageError`."""
 
     flags: tuple[str, ...]
     read: Callable[[str, str], Any]
@@ -86,180 +86,206 @@ class _Option:
 
 DEFAULT_HEARTBEAT_S = 3.0
 
-_OPTIONS = (
-    _Option(("--nnodes",), kinds.nodes, None, "N|MIN:MAX", "nodes in a round; default: all of the Slurm step's"),
-    _Option(("--nproc-per-node",), kinds.processes, "1", "N|gpu|cpu|auto", "workers on each node; default 1"),
-    _Option(("--max-restarts",), kinds.count(0), 3, "N", "restarts of the whole job, over all nodes; default 3"),
-    _Option(
+OPTIONS = (
+    Option(("--nnodes",), kinds.nodes, None, "N|MIN:MAX", "nodes in a round; default: all of the Slurm step's"),
+    Option(("--nproc-per-node",), kinds.processes, "1", "N|gpu|cpu|auto", "workers on each node; default 1"),
+    Option(("--max-restarts",), kinds.count(0), 3, "N", "restarts of the whole job, over all nodes; default 3"),
+    Option(
         ("--rdzv-id",),
         kinds.text_of,
         None,
         "ID",
-        "name of the run; the same name goes on with it; default job-<job id>",
+        "name of the run; the same name continues it; default job-<job id>",
     ),
-    _Option(
+    Option(
         ("--shared-dir",),
         kinds.text_of,
         None,
         "DIR",
         "shared by all nodes, holds the run directory; default ./ftslurm-runs where the job was submitted",
     ),
-    _Option(
+    Option(
         ("--log-dir",), kinds.text_of, None, "DIR", "put the ranks' log files here instead of into the run directory"
     ),
-    _Option(
+    Option(
         ("-r", "--redirects"),
         kinds.streams,
         3,
         "0|1|2|3|R:S,…",
         "streams that go to the rank's files: 1 stdout, 2 stderr, 3 both; default 3",
     ),
-    _Option(
+    Option(
         ("-t", "--tee"),
         kinds.streams,
         None,
         "0|1|2|3|R:S,…",
-        "which of them are shown too, with the rank; default: both of rank 0",
+        "streams also copied to the terminal, prefixed by the rank; default: both of rank 0",
     ),
-    _Option(("--role",), kinds.text_of, "default", "NAME", "ROLE_NAME for the workers"),
-    _Option(("--local-addr",), kinds.text_of, None, "ADDRESS", "this node's MASTER_ADDR; default: Slurm's name of it"),
-    _Option(
-        ("--local-nodes",), kinds.count(1), None, "N", "run N agents on this machine instead of one per Slurm node"
-    ),
-    _Option(
+    Option(("--role",), kinds.text_of, "default", "NAME", "ROLE_NAME for the workers"),
+    Option(("--local-addr",), kinds.text_of, None, "ADDRESS", "this node's MASTER_ADDR; default: Slurm's name of it"),
+    Option(("--local-nodes",), kinds.count(1), None, "N", "run N agents on this machine instead of one per Slurm node"),
+    Option(
         ("--grace",),
         kinds.seconds(0),
         15.0,
         "SECONDS",
-        "from SIGTERM to SIGKILL when workers are stopped; default 15. "
-        "When Slurm signals the job, six tenths of its KillWait at most: after that it kills everything",
+        "time between SIGTERM and SIGKILL when workers are stopped; default 15. "
+        "At most 0.6 of Slurm's KillWait when Slurm signals the job: after KillWait it kills everything",
     ),
-    _Option(
+    Option(
         ("--heartbeat",),
         kinds.seconds(0.01),
         None,
         "SECONDS",
-        "between a node's signs of life; default 3, less if needed",
+        "heartbeat interval of a node; default 3, less if --node-timeout requires it",
     ),
-    _Option(("--node-timeout",), kinds.seconds(0.1), 8.0, "SECONDS", "a node silent for so long is lost; default 8"),
-    _Option(("--join-timeout",), kinds.seconds(0.1), 600.0, "SECONDS", "to wait for enough nodes; default 600"),
-    _Option(
-        ("--last-call",), kinds.seconds(0), 30.0, "SECONDS", "to wait for more nodes once MIN are there; default 30"
+    Option(
+        ("--node-timeout",),
+        kinds.seconds(0.1),
+        8.0,
+        "SECONDS",
+        "a node without a heartbeat for so long is lost; default 8",
     ),
-    _Option(
+    Option(("--join-timeout",), kinds.seconds(0.1), 600.0, "SECONDS", "time to wait for enough nodes; default 600"),
+    Option(
+        ("--last-call",),
+        kinds.seconds(0),
+        30.0,
+        "SECONDS",
+        "time to wait for more nodes once MIN have joined; default 30",
+    ),
+    Option(
         ("--rejoin",),
         kinds.one_of(REJOIN),
         NEXT_ROUND,
         "|".join(REJOIN),
-        "a node that comes late, or comes back, ends the round, waits for the next one (default) or stays out",
+        "effect of a node that joins late or again: end the round, wait for the next one (default), or stay out",
     ),
-    _Option(
+    Option(
         ("--heartbeat-timeout",),
         kinds.allowed,
         None,
         "SECONDS|off",
-        "a rank that sends heartbeats hangs when none comes for so long; default: learned, else 1800",
+        "a rank that sends heartbeats hangs if none arrives for so long; default: learned, else 1800",
     ),
-    _Option(
+    Option(
         ("--initial-heartbeat-timeout",),
         kinds.allowed,
         None,
         "SECONDS|off",
-        "from a worker's start to its first heartbeat; default: learned, else off",
+        "time from a worker's start to its first heartbeat; default: learned, else off",
     ),
-    _Option(
+    Option(
         ("--section-timeouts",),
         kinds.sections,
         {},
         "NAME=SECONDS|off,…",
-        "how long sections may take; default: learned, else off",
+        "time-outs of sections; default: learned, else off",
     ),
-    _Option(
+    Option(
         ("--out-of-section-timeout",),
         kinds.allowed,
         None,
         "SECONDS|off",
-        "how long a rank may be in none of its sections; default: learned, else off",
+        "time that a rank may spend outside of all its sections; default: learned, else off",
     ),
-    _Option(("--warmup-steps",), kinds.count(0), 0, "N", "so many first heartbeats, and openings of each section, ..."),
-    _Option(("--warmup-timeout",), kinds.seconds(0), 0.0, "SECONDS", "... may take at least so long"),
-    _Option(
+    Option(
+        ("--warmup-steps",),
+        kinds.count(0),
+        0,
+        "N",
+        "number of initial heartbeats (and entries per section) that get the warm-up time-out",
+    ),
+    Option(
+        ("--warmup-timeout",),
+        kinds.seconds(0),
+        0.0,
+        "SECONDS",
+        "minimum time-out of these initial heartbeats and entries",
+    ),
+    Option(
         ("--hang-timeout",),
         kinds.allowed,
         None,
         "SECONDS|off",
-        "any rank without any sign of life for so long hangs: heartbeat, section, step or output; default off",
+        "a rank without any progress (heartbeat, section, step or output) for so long hangs; default off",
     ),
-    _Option(
+    Option(
         ("--hang-signal",),
         kinds.signal_number,
         signal.SIGKILL,
         "SIGNAL",
-        "what ends a rank that hangs; default SIGKILL",
+        "signal that ends a rank that hangs; default SIGKILL",
     ),
-    _Option(
+    Option(
         ("--spare-imports",),
         kinds.modules,
         (),
         "MODULE,…",
-        "spare nodes start their workers ahead, which import these (none that opens the GPU) and wait",
+        "modules that standby workers on spare nodes import ahead (none that opens the GPU)",
     ),
-    _Option(
+    Option(
         ("--health",),
         kinds.one_of(MODES),
         None,
         "|".join(MODES),
-        "leave nodes out whose health checks fail (default), only tell, or do not look; off with --local-nodes",
+        "leave out nodes whose health checks fail (default), only report, or do not check; off with --local-nodes",
     ),
-    _Option(
+    Option(
         ("--health-every",),
         kinds.seconds(0),
         300.0,
         "SECONDS",
-        "between looks at a node's health while its ranks run; default 300, 0: none",
+        "interval of health checks while ranks run; default 300, 0: none",
     ),
-    _Option(("--health-skip",), kinds.names, (), "NAME,…", "leave these checks out; see ftslurm health --list"),
-    _Option(
+    Option(("--health-skip",), kinds.names, (), "NAME,…", "skip these checks; see ftslurm health --list"),
+    Option(
         ("--health-command",),
         kinds.text_of,
         None,
         "COMMAND",
-        "a check of your own: exit code 0 well, 1 warning, 2 unfit, and one line of output",
+        "a custom check: exit code 0 healthy, 1 warning, 2 unhealthy, and one line of output",
     ),
-    _Option(
+    Option(
         ("--health-paths",),
         kinds.names,
         (),
         "DIR,…",
         "checkpoint and data directories that every node must be able to use",
     ),
-    _Option(
-        ("--set-aside",),
+    Option(
+        ("--exclude-after",),
         kinds.count(0),
         2,
         "N",
-        "others are preferred to a node that failed first in N rounds, in later jobs too; default 2, 0: never",
+        "exclude a node that failed first in N rounds if others are available, in later jobs too; default 2, 0: never",
     ),
-    _Option(("--set-aside-for",), kinds.seconds(0), 86_400.0, "SECONDS", "how long later jobs avoid it; default a day"),
-    _Option(
+    Option(
+        ("--exclude-for",),
+        kinds.seconds(0),
+        86_400.0,
+        "SECONDS",
+        "duration of an exclusion; default a day",
+    ),
+    Option(
         ("--exclude-dir",),
         kinds.text_of,
         None,
         "DIR",
-        "where nodes that are set aside are noted; default: excluded-UID/ beside the run directories",
+        "directory of the records of excluded nodes; default: excluded-UID/ beside the run directories",
     ),
-    _Option(
+    Option(
         ("--drain",),
         kinds.switch,
         False,
         "",
         "ask Slurm to drain a node whose hardware a check or its driver finds broken",
     ),
-    _Option(("-m", "--module"), kinds.switch, False, "", "the program is a Python module, as in python -m"),
-    _Option(("--no-python",), kinds.switch, False, "", "the program is no Python script: run it as it is"),
+    Option(("-m", "--module"), kinds.switch, False, "", "the program is a Python module, as in python -m"),
+    Option(("--no-python",), kinds.switch, False, "", "the program is not a Python script: execute it directly"),
 )
-_IN_SECONDS = ("grace", "heartbeat", "node_timeout", "join_timeout", "last_call", "health_every", "set_aside_for")
-_BY_FLAG = {flag: option for option in _OPTIONS for flag in option.flags}
+_IN_SECONDS = ("grace", "heartbeat", "node_timeout", "join_timeout", "last_call", "health_every", "exclude_for")
+_BY_FLAG = {flag: option for option in OPTIONS for flag in option.flags}
 
 _NOT_OURS = {
     "--rdzv-backend": "the shared directory is the rendezvous: leave it out",
@@ -273,7 +299,7 @@ _NOT_OURS = {
     "--start-method": "leave it out",
     "--shutdown-timeout": "see --grace",
     "--signals-to-handle": "leave it out: TERM, INT, HUP and QUIT stop the job, USR1 and USR2 are passed on",
-    "--event-log-handler": "leave it out: the run directory has it all",
+    "--event-log-handler": "leave it out: the run directory holds all events",
     "--logs-specs": "see --log-dir, --redirects and --tee",
     "--duplicate-stdout-filters": "see --tee",
     "--duplicate-stderr-filters": "see --tee",
@@ -293,11 +319,11 @@ def parse_run(arguments: Sequence[str], environment: Mapping[str, str]) -> RunOp
         UsageError: with one line.
         SystemExit: after `--help`.
     """
-    said, program, rest = _take_apart(arguments)
+    given, program, rest = _split(arguments)
     values: dict[str, Any] = {}
-    for option in _OPTIONS:
-        if option.name in said:
-            values[option.name] = option.read(option.flags[-1], said[option.name])
+    for option in OPTIONS:
+        if option.name in given:
+            values[option.name] = option.read(option.flags[-1], given[option.name])
         elif environment.get(option.variable):
             values[option.name] = option.read(f"{option.variable} (in the environment)", environment[option.variable])
         else:
@@ -307,7 +333,7 @@ def parse_run(arguments: Sequence[str], environment: Mapping[str, str]) -> RunOp
     if values["module"] and values["no_python"]:
         raise UsageError("--module and --no-python: only one of them makes sense")
     if values["health"] is None:
-        # Agents that share one machine would take each other's workers for leftovers.
+        # Agents that share one machine would mistake each other's workers for leftovers.
         values["health"] = OFF if values["local_nodes"] else ACT
     for name in _IN_SECONDS:
         values[f"{name}_s"] = values.pop(name)
@@ -328,53 +354,53 @@ def parse_run(arguments: Sequence[str], environment: Mapping[str, str]) -> RunOp
     return RunOptions(program=program, arguments=tuple(rest), **values)
 
 
-def _take_apart(arguments: Sequence[str]) -> tuple[dict[str, str], str | None, list[str]]:
-    """Cut the command line at the program's name; what follows it is never looked at.
+def _split(arguments: Sequence[str]) -> tuple[dict[str, str], str | None, list[str]]:
+    """Split the command line at the program's name; the arguments after it are not parsed.
 
     By hand: argparse and what it imports would stay in each agent's memory for as long as the job runs (0.6 MB).
 
     Returns:
-        What was said of the options ("1" of a switch) by their names, the program if any, and its arguments.
+        The given options' texts ("1" for a switch) by name, the program if any, and its arguments.
     """
-    said: dict[str, str] = {}
-    words = deque(arguments)
-    while words and words[0].startswith("-") and words[0] != "-":
-        word = words.popleft()
-        if word == "--":
+    given: dict[str, str] = {}
+    remaining = deque(arguments)
+    while remaining and remaining[0].startswith("-") and remaining[0] != "-":
+        argument = remaining.popleft()
+        if argument == "--":
             break
-        flag, value = _flag_and_value(word)
+        flag, value = _flag_and_value(argument)
         option = _find(flag)
         if not option.is_switch:
-            if value is None and not words:
+            if value is None and not remaining:
                 raise UsageError(f"{flag}: expected a value after it")
-            said[option.name] = words.popleft() if value is None else value
+            given[option.name] = remaining.popleft() if value is None else value
             continue
-        said[option.name] = "1"
-        if value is not None and (word.startswith("--") or word[2] == "="):
+        given[option.name] = "1"
+        if value is not None and (argument.startswith("--") or argument[2] == "="):
             raise UsageError(f"{flag}: expected no value, found {value!r}")
         if value is not None:
-            # Several short ones in one word: -mr3.
-            words.appendleft(f"-{value}")
-    program = words.popleft() if words else None
-    return said, program, list(words)
+            # Several short options in one argument: -mr3.
+            remaining.appendleft(f"-{value}")
+    program = remaining.popleft() if remaining else None
+    return given, program, list(remaining)
 
 
-def _flag_and_value(word: str) -> tuple[str, str | None]:
-    """Take --flag=value, -fvalue or -f=value apart."""
-    if not word.startswith("--"):
-        return word[:2], word[2:].removeprefix("=") if word[2:] else None
-    flag, equals, value = word.partition("=")
+def _flag_and_value(argument: str) -> tuple[str, str | None]:
+    """Split --flag=value, -fvalue or -f=value."""
+    if not argument.startswith("--"):
+        return argument[:2], argument[2:].removeprefix("=") if argument[2:] else None
+    flag, equals, value = argument.partition("=")
     return flag, value if equals else None
 
 
-def _find(flag: str) -> _Option:
-    # torchrun takes --nproc_per_node too.
+def _find(flag: str) -> Option:
+    # torchrun accepts --nproc_per_node too.
     name = flag.replace("_", "-")
     if name in ("-h", "--help"):
         _print_help()
         raise SystemExit(0)
     if name in _NOT_OURS:
-        raise UsageError(f"{flag} is torchrun's, not ours: {_NOT_OURS[name]}")
+        raise UsageError(f"{flag} is an option of torchrun, not of ftslurm:  {_NOT_OURS[name]}")
     if name not in _BY_FLAG:
         raise UsageError(f"unknown option {flag}; see ftslurm run --help")
     return _BY_FLAG[name]
@@ -386,13 +412,13 @@ def _print_help() -> None:
     parser = argparse.ArgumentParser(
         prog="ftslurm run",
         usage=USAGE,
-        description="Run a program on all nodes, restart it when it fails, explain why it failed.",
+        description="Run a program on all nodes, restart it when it fails, report why it failed.",
         epilog="Each option can be set as an environment variable: --max-restarts as FTSLURM_MAX_RESTARTS, and so on. "
         "Exit codes: 0 success, 1 the job failed, 2 wrong usage (nothing was started), 78 failed and do not requeue "
         "(a worker ended with 78), 128+n stopped by signal n from outside.",
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=36, width=110),
     )
-    for option in _OPTIONS:
+    for option in OPTIONS:
         if option.is_switch:
             parser.add_argument(*option.flags, action="store_true", help=option.help)
         else:
@@ -401,13 +427,13 @@ def _print_help() -> None:
 
 
 def find_program(options: RunOptions, path: str) -> str:
-    """Return the program's file (the name itself for a module), checked to be there.
+    """Return the program's file (the name itself for a module), after a check that it exists.
 
     Args:
-        path: directories to look for a program in, as in PATH.
+        path: directories searched for a program, as in PATH.
 
     Raises:
-        UsageError: it is not there, or is no file.
+        UsageError: it does not exist, or is not a file.
     """
     name = options.program
     if options.module:
@@ -422,6 +448,8 @@ def find_program(options: RunOptions, path: str) -> str:
         if not os.path.isfile(os.path.join(name, "__main__.py")):
             raise UsageError(f"{name}: is a directory without __main__.py, expected a Python script (in {os.getcwd()})")
         return name
+    if os.path.exists(name) and not os.path.isfile(name):
+        raise UsageError(f"{name}: not a regular file, expected a Python script (in {os.getcwd()})")
     if not os.path.isfile(name):
         raise UsageError(f"{name}: no such script (in {os.getcwd()}); expected a Python script, or -m, or --no-python")
     if not os.access(name, os.R_OK):

@@ -1,8 +1,8 @@
-"""What the user sees while the job runs: the agent's own lines, and the chosen ranks' output with a prefix.
+"""Terminal output while the job runs: the agent's log lines, and the chosen ranks' output with a prefix.
 
-Threads of its own write it: srun's end of the pipe may be slow or stopped, and log files lie on the shared
-filesystem, so neither may hold up the agent's loop, nor a hanging log file the line that says so. The workers write
-their files themselves; nothing is lost when the agent dies.
+Separate threads write it: srun's end of the pipe may be slow or stopped, and log files lie on the shared filesystem, so
+neither may block the agent's loop, nor a hanging log file the log lines. The workers write their files themselves;
+nothing is lost when the agent dies.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import threading
 from collections import deque
 
 from ftslurm.dataclasses import dataclass
-from ftslurm.kernel import FileWatch
+from ftslurm.kernel import FileNotifier
 from ftslurm.terminal import print_error
 
 MAX_WAITING = 10_000
 CHUNK = 1 << 16
 TURN = 16
-"""So many chunks of one file are copied before the others get their turn."""
+"""Number of chunks of one file that are copied before the next file's turn."""
 POLL_S = 0.2
 LONGEST_LINE = 1 << 16
 
@@ -53,7 +53,7 @@ class Console:
         threading.Thread(target=self._work, name="console", daemon=True).start()
 
     def log(self, text: str) -> None:
-        """Tell the user one line; dropped (and counted) when nobody takes the lines any more."""
+        """Log one line; it is dropped (and counted) if the output is blocked."""
         if len(self._lines) >= MAX_WAITING:
             self._dropped += 1
             return
@@ -61,18 +61,18 @@ class Console:
         self._more.release()
 
     def follow(self, path: str, prefix: str, stream: int) -> None:
-        """Copy what is appended to the file `path` to stdout (1) or stderr (2), each line behind `prefix`."""
+        """Copy lines appended to the file `path` to stdout (1) or stderr (2), each prefixed by `prefix`."""
         if self._follower is None:
             self._follower = _Follower(self._terminal)
         self._follower.send(_Follow(path, prefix.encode(), stream))
 
     def forget(self) -> None:
-        """Copy what is left of all followed files, then follow none."""
+        """Copy the rest of all followed files, then follow none."""
         if self._follower is not None:
             self._follower.send(None)
 
     def drain(self, timeout_s: float) -> None:
-        """Wait until everything said so far is written, at most twice `timeout_s` seconds."""
+        """Wait until all lines so far are written, at most twice `timeout_s` seconds."""
         if self._follower is not None:
             copied = threading.Event()
             self._follower.send(copied)
@@ -93,12 +93,12 @@ class Console:
             if self._dropped:
                 count, self._dropped = self._dropped, 0
                 self._terminal.write(
-                    2, f"{self._tag}{count} lines were dropped here: the output was not taken\n".encode()
+                    2, f"{self._tag}{count} lines were dropped here: the output was blocked\n".encode()
                 )
 
 
 class _Terminal:
-    """Stdout and stderr, each written by one thread at a time; one that is gone takes everything."""
+    """Stdout and stderr, each written by one thread at a time; output to a closed one is discarded."""
 
     def __init__(self) -> None:
         self._locks = {1: threading.Lock(), 2: threading.Lock()}
@@ -110,10 +110,10 @@ class _Terminal:
                 try:
                     view = view[os.write(fd, view) :]
                 except BlockingIOError:
-                    # srun's pipe may be non-blocking: wait for it, we are in a thread that may.
+                    # srun's pipe may be non-blocking: wait for it, this thread may block.
                     _wait_for([], [fd], None)
                 except OSError:
-                    # A reader that went away, a disk that is full: the job goes on without it.
+                    # The reader is gone or the disk is full: the job continues without this output.
                     return
 
 
@@ -125,11 +125,11 @@ class _Follower:
         self._commands: deque[_Follow | threading.Event | None] = deque()
         self._follows: list[_Follow] = []
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._watch: FileWatch | None = None
+        self._watch: FileNotifier | None = None
         threading.Thread(target=self._work, name="follower", daemon=True).start()
 
     def send(self, command: _Follow | threading.Event | None) -> None:
-        """Have the command carried out."""
+        """Queue the command."""
         self._commands.append(command)
         try:
             os.write(self._wake_w, b"x")
@@ -144,7 +144,7 @@ class _Follower:
             if not more:
                 self._wait()
             while self._commands:
-                self._obey(self._commands.popleft())
+                self._execute(self._commands.popleft())
             more = len([follow for follow in self._follows if self._copy(follow, TURN)]) > 0
 
     def _wait(self) -> None:
@@ -160,7 +160,7 @@ class _Follower:
         if self._watch is not None and self._watch.fd in ready:
             self._watch.drain()
 
-    def _obey(self, command: _Follow | threading.Event | None) -> None:
+    def _execute(self, command: _Follow | threading.Event | None) -> None:
         if isinstance(command, _Follow):
             if not self._follows:
                 self._start_watch()
@@ -181,7 +181,7 @@ class _Follower:
         self._stop_watch()
 
     def _copy(self, follow: _Follow, chunks: int) -> bool:
-        """Copy so many chunks; tell whether there may be more."""
+        """Copy up to `chunks` chunks; return whether there may be more."""
         if follow.fd < 0 and not self._open(follow):
             return False
         for _ in range(chunks):
@@ -198,13 +198,13 @@ class _Follower:
 
     def _open(self, follow: _Follow) -> bool:
         try:
-            # The watch comes first: what is written after it wakes us, what was written before is read below.
+            # The watch comes first: later writes wake this thread, earlier ones are read below.
             if self._watch is not None:
                 self._watch.add(follow.path)
         except FileNotFoundError:
             return False
         except OSError:
-            # No watch to be had (fs.inotify.max_user_watches): look from time to time instead.
+            # No inotify watch available (fs.inotify.max_user_watches): poll instead.
             self._stop_watch()
         try:
             # O_NONBLOCK: a named pipe in its place must not block this thread.
@@ -220,7 +220,7 @@ class _Follower:
 
     def _start_watch(self) -> None:
         try:
-            self._watch = FileWatch()
+            self._watch = FileNotifier()
         except OSError:
             pass
 
@@ -231,7 +231,7 @@ class _Follower:
 
 
 def _wait_for(readable: list[int], writable: list[int], timeout_s: float | None) -> list[int]:
-    """Return which of these can be read or written; select(2) would refuse numbers above 1023."""
+    """Return which of these can be read or written; select(2) rejects descriptors above 1023."""
     poll = select.poll()
     for fd in readable:
         poll.register(fd, select.POLLIN)
@@ -248,12 +248,12 @@ def _read(fd: int) -> bytes:
 
 
 def complain(text: str, *more: str) -> None:
-    """Write lines to stderr at once, for what happens before there is a console."""
+    """Write lines to stderr at once, for events before the console exists."""
     print_error(f"ftslurm: {text}", *more)
 
 
 def log_at_once(node: str, text: str) -> None:
-    """Write lines of this node's agent to stderr, if they are taken at once: where the console itself is broken."""
+    """Write lines of this node's agent to stderr if that does not block; used when the console itself has failed."""
     lines = "".join(f"ftslurm: {node}: {line}\n" for line in text.splitlines())
     ready = select.poll()
     ready.register(2, select.POLLOUT)

@@ -1,4 +1,4 @@
-"""Where this agent stands: which run, attempt, node and place; from Slurm's environment or a local launcher's."""
+"""This agent's run, attempt, node and position, from Slurm's environment or the local launcher's."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ LOCAL_NODE, LOCAL_ATTEMPT = "FTSLURM__LOCAL_NODE", "FTSLURM__LOCAL_ATTEMPT"
 
 @dataclass(frozen=True)
 class Placement:
-    """This agent's place.
+    """This agent's run, attempt, node and position.
 
     Attributes:
         run_dir: absolute path of the run directory.
-        position: place in the node order, from 0.
+        position: index in the node order, from 0.
         expected: all nodes of this attempt, in their order.
-        address: what other nodes can reach this one by.
-        job: what Slurm says; None without Slurm.
+        address: by which other nodes reach this one.
+        job: from Slurm's environment; None without Slurm.
     """
 
     run_id: str
@@ -42,22 +42,24 @@ class Placement:
 def place(
     options: RunOptions, environment: Mapping[str, str], cwd: str, hostname: str, unique: str, batch: bool = False
 ) -> Placement:
-    """Find this agent's place.
+    """Determine this agent's placement.
 
     Args:
         cwd: absolute.
         hostname: this machine's name.
-        unique: text that no other start of a run outside Slurm has.
-        batch: this process only looks, for the tasks that srun will start.
+        unique: text unique to this start of a run outside Slurm.
+        batch: this process only checks, on behalf of the tasks that srun will start.
 
     Raises:
-        UsageError: Slurm's environment and the options do not fit together; one line says how.
+        UsageError: Slurm's environment and the options contradict each other; one line of reason.
     """
     try:
         job = None if options.local_nodes or LOCAL_NODE in environment else from_environ(environment)
         run_id = check_name("--rdzv-id", options.rdzv_id or (job.run_id if job else f"local-{unique}"))
         if is_folder_name(run_id):
-            raise UsageError(f"--rdzv-id {run_id}: nodes that are set aside are noted under that name; choose another")
+            raise UsageError(
+                f"--rdzv-id {run_id}: that name is reserved for the records of excluded nodes; choose another"
+            )
         run_dir = os.path.join(shared_directory(options.shared_dir, job, cwd), run_id)
         if LOCAL_NODE in environment:
             return _local(options, environment, run_id, run_dir)
@@ -110,7 +112,7 @@ def _in_slurm(options: RunOptions, job: SlurmJob, run_id: str, run_dir: str, hos
             "start it with ftsrun, or srun --ntasks-per-node=1 ftslurm run …"
         )
     if job.in_step and (job.localid or (job.ntasks_per_node or 1) > 1):
-        # All of them are refused: one agent alone would wait for the other nodes.
+        # All agents exit here: a single one would wait for the other nodes.
         raise UsageError(
             "more than one ftslurm agent on a node; expected srun --ntasks-per-node=1 (and --nproc-per-node workers)"
         )

@@ -12,13 +12,13 @@ TRIES = 200
 
 
 class ReservedPort:
-    """A port that nobody else gets as long as it is held.
+    """A port that no other process can bind as long as it is held.
 
     It is taken from below the kernel's range for outgoing connections (ip_local_port_range), so that none of these
     takes it between `release` and the moment rank 0 listens on it.
 
     Args:
-        pick: returns a number from the first to the second one given, both included.
+        pick: returns a number between its two arguments, inclusive.
         lowest_ephemeral: the beginning of the kernel's range.
 
     Raises:
@@ -30,7 +30,7 @@ class ReservedPort:
         lowest = LOWEST if highest - LOWEST > 1000 else 1024
         problem: OSError | None = None
         for attempt in range(TRIES):
-            # Should the range leave no room below it, the kernel's choice is the next best.
+            # If there is no room below that range, the kernel's choice is the next best.
             port = pick(lowest, highest) if highest > lowest and attempt < TRIES - 1 else 0
             self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
             try:
@@ -44,7 +44,7 @@ class ReservedPort:
         raise problem or OSError("no port is free")
 
     def release(self) -> None:
-        """Let the port go: rank 0 is about to listen on it."""
+        """Release the port: rank 0 is about to listen on it."""
         self._socket.close()
 
 

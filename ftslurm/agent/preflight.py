@@ -1,4 +1,4 @@
-"""All that is found out, and written down, before an agent starts: the place, the program, the attempt."""
+"""Checks and records before an agent starts: the placement, the program, the attempt."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ if TYPE_CHECKING:
 
 
 def prepare(arguments: Sequence[str]) -> int:
-    """Run `ftslurm prepare`, ftsrun's look before srun: check everything that can be checked on the batch host.
+    """Run `ftslurm prepare`, which ftsrun calls before srun: check everything that can be checked on the batch host.
 
-    Takes the arguments of `ftslurm run`. Prints, each with a NUL behind it, for a path may hold anything else: the run
+    Takes the arguments of `ftslurm run`. Prints, each followed by a NUL because a path may hold any other byte: the run
     directory; a random name for this start; the time, in nanoseconds since the epoch; the batch script's node, empty
-    without one; the node time-out in seconds; the site's KillWait in seconds, empty if Slurm does not say; the
-    directory of the nodes that are set aside.
+    without one; the node time-out in seconds; the site's KillWait in seconds, empty if unknown; the directory of the
+    records of excluded nodes.
     """
     started_ns = time.time_ns()
     from ftslurm.nodes.exclude import folder
     from ftslurm.sharedfs.job_runs import run_of_start
+    from ftslurm.sharedfs.ownership import is_foreign
     from ftslurm.sharedfs.publish import random_nonce
     from ftslurm.slurm.control import CommandSlurm
     from ftslurm.slurm.errors import SlurmError
@@ -53,10 +54,13 @@ def prepare(arguments: Sequence[str]) -> int:
                 # A job submitted inside an array's task inherits SLURM_ARRAY_*: that run is not this job's.
                 run_dir = os.path.join(os.path.dirname(run_dir), f"job-{facts.job_id}")
         except SlurmError:
-            # Slurm's controller may be busy: its word is good to have, no more.
+            # Slurm's controller may be busy: these facts are optional.
             pass
         if placement.job is not None and options.rdzv_id is None:
-            run_dir = run_of_start(run_dir, placement.attempt, _closer_of)
+            wanted = run_dir
+            run_dir = run_of_start(wanted, placement.attempt, _closer_of, is_foreign)
+            if run_dir != wanted and is_foreign(wanted):
+                complain(f"{wanted} is not yours: this run is in {os.path.basename(run_dir)}")
         run, logs = open_directories(options, run_dir)
     except (UsageError, RunDirectoryError) as error:
         complain(str(error))
@@ -87,7 +91,7 @@ def open_directories(options: RunOptions, run_dir: str) -> tuple[RunDirectory, s
 
 
 def warn_of_exposed(run: RunDirectory, logs: str | None) -> None:
-    """Tell the user whose directories others could put other ones in the place of; once for all nodes."""
+    """Warn the user of directories that other users could replace; once for all nodes."""
     for directory in dict.fromkeys((run.root, logs or run.root)):
         warning = exposed(directory)
         if warning is not None:
@@ -106,7 +110,7 @@ def _closer_of(run_dir: str) -> str | None:
         newest = FencedCell(PosixFileSystem(owner=os.geteuid()), run.state).get()
         state = State.decode(newest.value, run.state) if newest is not None else None
     except (OSError, BadFile):
-        # Whoever opens it says what is wrong.
+        # The caller that opens it reports the problem.
         return None
     return state.attempt if state is not None and state.phase == CLOSED else None
 
@@ -126,13 +130,13 @@ def _point_to(run_dir: str, job: JobFacts) -> None:
 
 
 def check(options: RunOptions, unique: str, batch: bool = False) -> tuple[Placement, Program, int]:
-    """Find out all that can be wrong before anything is started.
+    """Check everything that can be wrong before anything is started.
 
     Args:
         batch: this is the batch script's host, not yet a task on each node.
 
     Returns:
-        This agent's place, the program, and its number of workers.
+        This agent's placement, the program, and its number of workers.
 
     Raises:
         UsageError, RunDirectoryError: with one line.
@@ -143,7 +147,7 @@ def check(options: RunOptions, unique: str, batch: bool = False) -> tuple[Placem
     kind = "module" if options.module else "exec" if options.no_python else "script"
     program = Program(kind, name, options.arguments, python)
     if batch and placement.job is not None and placement.job.node_name is None:
-        # salloc's shell on a login node: what it has says nothing about the nodes.
+        # salloc's shell on a login node: its devices say nothing about the nodes.
         return placement, program, 0
     slots = resolve_slots(options.nproc_per_node, os.environ, lambda: count_gpus(python), len(os.sched_getaffinity(0)))
     return placement, program, slots
@@ -157,17 +161,17 @@ def _current_directory() -> str:
 
 
 def unique_name() -> str:
-    """Return a name that no other start outside Slurm has: as the guardian says, else the time and this process."""
+    """Return a name unique to this start outside Slurm: the guardian's, else from the time and this process."""
     return os.environ.get(START_NAME) or time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}"
 
 
 def write_attempt(
     run: RunDirectory, options: RunOptions, placement: Placement, program: Program, logs: str | None
 ) -> None:
-    """Write down what this attempt asks for and what Slurm says of it; the first node's word stands.
+    """Write the attempt's record: its options and Slurm's facts; the first node's record counts.
 
     Raises:
-        RunDirectoryError: it cannot be written, or the attempt there is of a newer format.
+        RunDirectoryError: it cannot be written, or the existing one has a newer format.
     """
     from ftslurm.sharedfs.filesystem import PosixFileSystem
     from ftslurm.sharedfs.publish import BadFile, encode, publish_once, read_object

@@ -1,4 +1,4 @@
-"""The rank monitor: the node's named pipe and the watch over its ranks, as the agent's loop drives them."""
+"""The rank monitor: the node's named pipe and the watchdog of its ranks, driven by the agent's loop."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ftslurm.agent.workers import Worker, Workers
 from ftslurm.kernel import parent_of
-from ftslurm.monitor import mark
+from ftslurm.monitor import heartbeat_page
 from ftslurm.monitor.message import newest
 from ftslurm.monitor.pipe import Pipe
 from ftslurm.monitor.timeouts import Learned, Timeouts, effective, to_env
 from ftslurm.monitor.timer_file import TimerFile
-from ftslurm.monitor.watch import Expiry, Watch
-from ftslurm.rendezvous.node_word import RankVitals, Vitals
+from ftslurm.monitor.watchdog import Expiry, Watchdog
+from ftslurm.rendezvous.node_record import RankVitals, Vitals
 
 ANCESTORS = 64
-"""So far up a process's ancestors are followed to find the worker that it belongs to."""
+"""Number of ancestors of a process that are followed to find the worker that it belongs to."""
 
 
 PIPE = "monitor"
-"""The node's pipe lies there, in the agent's node-local directory."""
+"""Name of the node's pipe in the agent's node-local directory."""
 
 
 class RankMonitor:
     """Watches the workers of this node.
 
     Args:
-        asked: the time-outs that the user asked for.
-        inherited: the environment that workers start from; says what is to become of torch's timers, see `TimerFile`.
-        directory: node-local, of this agent alone; the pipe comes into it.
+        configured: the time-outs given by the user.
+        inherited: the environment that workers start from; configures torch's timers, see `TimerFile`.
+        directory: node-local, of this agent alone; the pipe is made in it.
         workers: the agent's.
         monotonic: clock, seconds.
-        wall: clock, seconds since the epoch: torch's timers name its times.
+        wall: clock, seconds since the epoch, which torch's timers use.
         stuck: how often the agent's own loop was stuck; goes into the vitals.
 
     Attributes:
@@ -42,7 +42,7 @@ class RankMonitor:
 
     def __init__(
         self,
-        asked: Timeouts,
+        configured: Timeouts,
         inherited: Mapping[str, str],
         directory: str,
         workers: Workers,
@@ -50,7 +50,7 @@ class RankMonitor:
         wall: Callable[[], float],
         stuck: Callable[[], int] = lambda: 0,
     ) -> None:
-        self._asked = asked
+        self._configured = configured
         self._learned: Learned | None = None
         self._workers = workers
         self._monotonic = monotonic
@@ -58,33 +58,33 @@ class RankMonitor:
         self.pipe = Pipe(os.path.join(directory, PIPE))
         self.timer_file = TimerFile(inherited, self.pipe.path)
         self._pipe_problem: str | None = None
-        self._watch = Watch(effective(asked, None), self._read_mark, self._owner)
+        self._watch = Watchdog(effective(configured, None), self._read_page, self._owner)
         self._sizes: dict[int, int] = {}
-        self._looking = False
+        self._sizes_pending = False
         self._stuck = stuck
 
     @property
     def deadline(self) -> float | None:
-        """The monotonic second of the next look at a rank."""
+        """The monotonic second of the next check of a rank."""
         return self._watch.deadline
 
     def environment(self, local_rank: int) -> dict[str, str]:
-        """Return what the worker of that local rank gets to know."""
+        """Return the monitor's environment variables of that local rank's worker."""
         self.pipe.check()
         return {
             "FTSLURM_PIPE": self.pipe.path,
-            "FTSLURM_TIMEOUTS": to_env(self._asked, self._learned),
+            "FTSLURM_TIMEOUTS": to_env(self._configured, self._learned),
             **self.timer_file.environment(local_rank),
         }
 
     def keep_pipe(self) -> str | None:
-        """Make anew what somebody has removed of the pipe and its names; return what the user should be told of it."""
+        """Restore the pipe and its links if they were removed; return a line for the user if that fails."""
         self.pipe.check()
         self.timer_file.restore()
         before, self._pipe_problem = self._pipe_problem, self.pipe.problem
         if self.pipe.problem is None or self.pipe.problem == before:
             return None
-        return f"the ranks' pipe cannot be made anew: {self.pipe.problem}; torch's timers are not heard until it can"
+        return f"the ranks' pipe cannot be restored: {self.pipe.problem}; torch's timers are not received until it is"
 
     def begin(self, worker: Worker) -> None:
         """A worker has started."""
@@ -95,89 +95,89 @@ class RankMonitor:
         self._watch.end(worker.local_rank)
 
     def clear(self) -> None:
-        """The round is over; nothing of it is left in the next one."""
+        """The round is over; drop its data."""
         self._watch.clear()
         self._sizes.clear()
 
     def learn(self, learned: Learned | None) -> None:
-        """Let the time-outs that the state has learned hold from now on."""
+        """Apply the time-outs learned in the state from now on."""
         if learned != self._learned:
             self._learned = learned
-            self._watch.update(effective(self._asked, learned))
+            self._watch.update(effective(self._configured, learned))
 
     def forgive(self) -> None:
         """This process did not run for a while (suspended, stopped), and its ranks perhaps did not either."""
         self._watch.forgive(self._monotonic())
 
-    def hear(self) -> list[str]:
-        """Take what has come through the pipe; return what the user should be told."""
-        notes = [self._watch.hear(line, self._monotonic(), self._wall()) for line in newest(self.pipe.read())]
-        return [self._told(note.local_rank, note.text) for note in notes if note is not None]
+    def receive(self) -> list[str]:
+        """Process the messages in the pipe; return lines for the user."""
+        notes = [self._watch.receive(line, self._monotonic(), self._wall()) for line in newest(self.pipe.read())]
+        return [self._with_rank(note.local_rank, note.text) for note in notes if note is not None]
 
     def due(self, now_s: float) -> list[Expiry]:
-        """Return the time-outs that have expired by `now_s` (monotonic); what was said before then must be heard."""
+        """Return the time-outs expired by `now_s` (monotonic); receive messages sent before then first."""
         return self._watch.due(now_s)
 
     def step(self, local_rank: int) -> int | None:
-        """Return the last step that a rank reported."""
-        found = self._read_mark(local_rank)
+        """Return the last training step that a rank reported."""
+        found = self._read_page(local_rank)
         return found.progress.last_step if found is not None and found.progress is not None else None
 
     def vitals(self, round_: int) -> Vitals | None:
-        """Return how the ranks get on; None when none has been started."""
+        """Return the ranks' vitals; None if none has been started."""
         if not self._workers.all:
             return None
         ranks = tuple(self._vitals_of(worker) for worker in self._workers.all)
         return Vitals(round_, self._watch.longest(), ranks, self._stuck())
 
     def counts(self) -> dict[str, int]:
-        """Return what was survived, by kind: garbage, strangers, misuse, over-long lines, a pipe made anew."""
+        """Return the survived errors by kind: garbage, foreign senders, misuse, long lines, restored pipes."""
         kinds = {**self._watch.counts, **{name: self.pipe.counts[name] for name in ("overlong", "remade", "failed")}}
         return {name: count for name, count in sorted(kinds.items()) if count}
 
-    # Output as a sign of life, for --hang-timeout
+    # Output as progress, for --hang-timeout
 
     def wants_sizes(self) -> bool:
-        """Tell whether somebody should look how long the ranks' log files are."""
+        """Return whether the sizes of the ranks' log files are to be read."""
         if self._watch.timeouts.hang_s is None or not self._workers.all:
             return False
-        if self._looking:
-            # The shared directory does not answer: who cannot see must not take anybody for dead.
+        if self._sizes_pending:
+            # The shared directory does not respond: without data, no rank may be considered hung.
             for worker in self._workers.all:
                 self._watch.sign_of_life(worker.local_rank, self._monotonic())
-        return not self._looking
+        return not self._sizes_pending
 
-    def look_at_sizes(self, logs: Mapping[int, Sequence[str]]) -> Callable[[], dict[int, int]]:
-        """Return the errand that looks; its result is for `grown`."""
-        self._looking = True
-        # The courier's thread looks, perhaps long after the round is over.
+    def read_sizes(self, logs: Mapping[int, Sequence[str]]) -> Callable[[], dict[int, int]]:
+        """Return the task that reads them; its result is for `on_sizes`."""
+        self._sizes_pending = True
+        # The courier's thread reads them, perhaps long after the round is over.
         files = dict(logs)
 
-        def look() -> dict[int, int]:
+        def read() -> dict[int, int]:
             return {local_rank: sum(_size(path) for path in paths) for local_rank, paths in files.items()}
 
-        return look
+        return read
 
-    def grown(self, sizes: object) -> None:
-        """Take the lengths of the ranks' log files; anything else, such as an error, says nothing against anybody."""
-        self._looking = False
+    def on_sizes(self, sizes: object) -> None:
+        """Handle the sizes of the ranks' log files; any other result, such as an error, counts as progress of all."""
+        self._sizes_pending = False
         found = sizes if isinstance(sizes, dict) else {worker.local_rank: -1 for worker in self._workers.all}
         for local_rank, size in found.items():
             if self._sizes.get(local_rank) != size or size < 0:
                 self._watch.sign_of_life(local_rank, self._monotonic())
         self._sizes = found
 
-    # What the watch asks
+    # Callbacks of the watchdog
 
     def _worker(self, local_rank: int) -> Worker | None:
         return next((worker for worker in self._workers.all if worker.local_rank == local_rank), None)
 
-    def _read_mark(self, local_rank: int) -> mark.Mark | None:
+    def _read_page(self, local_rank: int) -> heartbeat_page.HeartbeatPage | None:
         worker = self._worker(local_rank)
-        return mark.read(worker.record_dir) if worker is not None else None
+        return heartbeat_page.read(worker.record_dir) if worker is not None else None
 
     def _owner(self, pid: int) -> int | None:
-        """Return whose process that is: a worker's, or that of one below it (a program behind a shell)."""
+        """Return the local rank of a process: a worker, or a descendant of one (a program behind a shell)."""
         pids = {worker.pid: worker.local_rank for worker in self._workers.all if worker.ended_ns is None}
         for _ in range(ANCESTORS):
             if pid in pids:
@@ -189,13 +189,13 @@ class RankMonitor:
         return None
 
     def _vitals_of(self, worker: Worker) -> RankVitals:
-        found = mark.read(worker.record_dir)
+        found = heartbeat_page.read(worker.record_dir)
         if found is None:
             return RankVitals(worker.rank, None, ())
         step = found.progress.last_step if found.progress is not None else None
         return RankVitals(worker.rank, step, tuple((i, n) for i, n in enumerate(found.pace.buckets) if n))
 
-    def _told(self, local_rank: int | None, text: str) -> str:
+    def _with_rank(self, local_rank: int | None, text: str) -> str:
         worker = self._worker(local_rank) if local_rank is not None else None
         return f"rank {worker.rank}: {text}" if worker is not None else text
 

@@ -1,36 +1,36 @@
-"""The watch over this node's ranks, as the agent's loop turns it: who hangs, where everybody is, how they get on."""
+"""The agent loop's view of this node's ranks: hangs, stack collection, vitals."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 
+from ftslurm.agent.host_resources import HostResources
 from ftslurm.agent.journal import Journal
 from ftslurm.agent.rank_monitor import RankMonitor
 from ftslurm.agent.settings import AgentSettings
-from ftslurm.agent.showing import Showing
-from ftslurm.agent.surroundings import Surroundings
+from ftslurm.agent.stack_collection import StackCollection
 from ftslurm.agent.workers import Worker
 from ftslurm.dataclasses import dataclass
-from ftslurm.monitor.watch import TIMER, Expiry
-from ftslurm.rendezvous.node_word import NodeWord, Vitals
+from ftslurm.monitor.watchdog import TIMER, Expiry
+from ftslurm.rendezvous.node_record import NodeRecord, Vitals
 
 SIZES = "sizes"
 SIZES_EVERY_S, SIZES_SHARE = 0.1, 0.2
-"""Output is looked at every fifth of --hang-timeout, so that a rank that only prints is seen to do so in time; but not
-more often than every 0.1 s."""
+"""Log sizes are read every fifth of --hang-timeout, so that a rank that only prints is recognised in time; but at most
+every 0.1 s."""
 
 
 @dataclass(frozen=True)
-class Told:
-    """Something that the user should know."""
+class Message:
+    """A line for the user."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Hung:
-    """A rank did not move in time; see `AgentMachine.on_hang`. ``since_s``: since when, a monotonic second."""
+class HungRank:
+    """A rank exceeded a time-out; see `AgentMachine.on_hang`. ``since_s``: monotonic second of its last progress."""
 
     local_rank: int
     what: str
@@ -40,18 +40,18 @@ class Hung:
 
 
 @dataclass(frozen=True)
-class Shown:
-    """The stacks that were asked for are collected."""
+class StacksCollected:
+    """The requested stacks are collected."""
 
 
 @dataclass(frozen=True)
-class News:
-    """How the ranks get on."""
+class VitalsChanged:
+    """New vitals of the ranks."""
 
     vitals: Vitals
 
 
-Happening = Told | Hung | Shown | News
+RankEvent = Message | HungRank | StacksCollected | VitalsChanged
 
 
 class RankWatch:
@@ -59,14 +59,14 @@ class RankWatch:
 
     Args:
         settings: the agent's.
-        monitor: knows who is late.
-        journal: writes the stacks down.
-        surroundings: is looked at as often as the ranks.
-        send: has an errand run where the filesystem may hang; its answer is for `grown`.
+        monitor: finds expired time-outs.
+        journal: writes the stacks.
+        host_resources: sampled as often as the vitals.
+        send: runs a task where the filesystem may hang; its result is for `on_log_sizes`.
         monotonic: clock, seconds.
 
     Attributes:
-        fd: becomes readable when a worker says something.
+        fd: becomes readable when a worker sends a message.
     """
 
     def __init__(
@@ -74,20 +74,20 @@ class RankWatch:
         settings: AgentSettings,
         monitor: RankMonitor,
         journal: Journal,
-        surroundings: Surroundings,
+        host_resources: HostResources,
         send: Callable[[Callable[[], object], str], None],
         monotonic: Callable[[], float],
     ) -> None:
         self._hang_signal = settings.hang_signal
         self._monitor = monitor
         self._journal = journal
-        self._surroundings = surroundings
+        self._host_resources = host_resources
         self._send = send
         self._monotonic = monotonic
         self._workers: list[Worker] = []
         self._logs: dict[int, tuple[str, ...]] = {}
         self._hung: dict[int, str] = {}
-        self._showing: Showing | None = None
+        self._collection: StackCollection | None = None
         self._vitals_at: float | None = None
         sizes_s = max(SIZES_EVERY_S, SIZES_SHARE * (settings.timeouts.hang_s or math.inf))
         self._vitals_s = min(settings.vitals_s, sizes_s)
@@ -95,9 +95,9 @@ class RankWatch:
 
     @property
     def deadline(self) -> float | None:
-        """The monotonic second at which `turn` wants to be called."""
-        showing = self._showing.deadline if self._showing is not None else None
-        moments = (self._monitor.deadline, self._vitals_at, showing)
+        """The monotonic second at which `turn` is due."""
+        collection = self._collection.deadline if self._collection is not None else None
+        moments = (self._monitor.deadline, self._vitals_at, collection)
         return min((moment for moment in moments if moment is not None), default=None)
 
     def begin(self, worker: Worker, logs: tuple[str, ...]) -> None:
@@ -111,48 +111,48 @@ class RankWatch:
         """A worker has ended."""
         self._monitor.end(worker)
 
-    def show(self, round_: int, local_ranks: Sequence[int]) -> None:
+    def collect_stacks(self, round_: int, local_ranks: Sequence[int]) -> None:
         """Collect the stacks of those workers that are alive."""
         alive = [one for one in self._workers if one.local_rank in local_ranks and one.ended_ns is None]
-        self._showing = Showing(round_, alive, self._hung, self._monotonic)
+        self._collection = StackCollection(round_, alive, self._hung, self._monotonic)
 
     def forgive(self) -> None:
-        """This process was suspended, and the ranks with it: nobody is late for what nobody could do."""
+        """This process was suspended, and the ranks with it: that time does not count."""
         self._monitor.forgive()
 
-    def grown(self, sizes: object) -> None:
-        """Take the answer of an errand that was sent."""
-        self._monitor.grown(sizes)
+    def on_log_sizes(self, sizes: object) -> None:
+        """Handle the result of the task that reads the log sizes."""
+        self._monitor.on_sizes(sizes)
 
-    def turn(self, spoken_to: bool, word: NodeWord) -> Iterator[Happening]:
-        """Do what is due and give what happened; what is done about the one comes before the next.
+    def turn(self, readable: bool, record: NodeRecord) -> Iterator[RankEvent]:
+        """Do what is due and yield the events; the caller handles each one before the next is computed.
 
         Args:
-            spoken_to: `fd` is readable.
-            word: this node's, for the records.
+            readable: whether `fd` is readable.
+            record: this node's, for the error records.
         """
         now = self._monotonic()
         due = self._monitor.deadline is not None and self._monitor.deadline <= now
-        # What was written before now counts: the release of a timer that is due may still lie in the pipe.
-        for text in self._monitor.hear() if spoken_to or due else ():
-            yield Told(text)
+        # Messages sent before now count: the release of a timer that is due may still lie in the pipe.
+        for text in self._monitor.receive() if readable or due else ():
+            yield Message(text)
         expiries = self._monitor.due(now)
-        # All of them first: the stacks that the first one asks for say whose time was over.
+        # All of them first: the stack collection requested by the first one names all expired ranks.
         self._hung.update((expiry.local_rank, expiry.what) for expiry in expiries if expiry.signal)
         for expiry in expiries:
             yield self._expired(expiry)
-        if self._showing is not None and self._showing.poll():
-            self._journal.showed(self._showing, word)
-            yield Shown()
+        if self._collection is not None and self._collection.poll():
+            self._journal.stacks_collected(self._collection, record)
+            yield StacksCollected()
         if self._vitals_at is not None and self._monotonic() >= self._vitals_at:
-            yield from self._look_at_vitals(word)
+            yield from self._sample_vitals(record)
 
-    def over(self, word: NodeWord) -> None:
+    def over(self, record: NodeRecord) -> None:
         """The round is over here, and nothing of it is left."""
-        if self._showing is not None and not self._showing.done:
-            self._showing.close()
-            self._journal.showed(self._showing, word)
-        self._showing = None
+        if self._collection is not None and not self._collection.done:
+            self._collection.close()
+            self._journal.stacks_collected(self._collection, record)
+        self._collection = None
         self._vitals_at = None
 
     def clear(self) -> None:
@@ -162,21 +162,21 @@ class RankWatch:
         self._hung.clear()
         self._logs.clear()
 
-    def _expired(self, expiry: Expiry) -> Happening:
+    def _expired(self, expiry: Expiry) -> RankEvent:
         if not expiry.signal:
             rank = next(one.rank for one in self._workers if one.local_rank == expiry.local_rank)
-            return Told(f"rank {rank}: {expiry.what}; it asks for no more than to be told")
+            return Message(f"rank {rank}: {expiry.what}; its timer requests no signal")
         number = expiry.signal if expiry.kind == TIMER else self._hang_signal
         step = self._monitor.step(expiry.local_rank)
-        return Hung(expiry.local_rank, expiry.what, number, step, expiry.since_s)
+        return HungRank(expiry.local_rank, expiry.what, number, step, expiry.since_s)
 
-    def _look_at_vitals(self, word: NodeWord) -> Iterator[Happening]:
+    def _sample_vitals(self, record: NodeRecord) -> Iterator[RankEvent]:
         self._vitals_at = self._monotonic() + self._vitals_s
-        self._surroundings.look()
-        vitals = self._monitor.vitals(word.round)
+        self._host_resources.sample()
+        vitals = self._monitor.vitals(record.round)
         if vitals is not None:
-            yield News(vitals)
+            yield VitalsChanged(vitals)
         if self._monitor.wants_sizes():
-            self._send(self._monitor.look_at_sizes(self._logs), SIZES)
+            self._send(self._monitor.read_sizes(self._logs), SIZES)
         if problem := self._monitor.keep_pipe():
-            yield Told(problem)
+            yield Message(problem)

@@ -1,7 +1,7 @@
-"""Revokes commits of past rounds before the ranks of a new one start, on a thread: their directories may hang.
+"""Revocation of commits of past rounds before the ranks of a new one start, on a thread: their directories may hang.
 
-Each node revokes those of its own ranks, whose paths are its own, and of lost nodes each takes a share; so a thousand
-nodes do not all rename the same files. What was revoked is deleted after that, while the ranks run.
+Each node revokes those of its own ranks, and a share of those of lost nodes, so that a thousand nodes do not all rename
+the same files. The revoked commits are deleted after that, while the ranks run.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from ftslurm.agent.actions import Assignment
 from ftslurm.localdir import remove_tree
 from ftslurm.sharedfs.commits import Commits, Revoked
 
-LOOK_AGAIN_S = 0.05
+POLL_S = 0.05
 OTHERS_S = 2.0
-"""For so long the other nodes are waited for; then this one revokes what is left. It is as good if several do."""
+"""Seconds to wait for the other nodes; then this one revokes the rest. Several nodes may do that without harm."""
 
 
 class Revocation:
@@ -48,23 +48,23 @@ class Revocation:
         self._run(lambda: self.revoke(assignment), report)
 
     def clean_up(self, round_: int) -> None:
-        """Revoke what this node's ranks of a round have left unfinished, if anything; all of them have ended.
+        """Revoke unfinished commits of this node's ranks of a round; all of them have ended.
 
         Raises:
-            OSError: the run directory does not tell.
+            OSError: the registrations cannot be read.
         """
         if self._commits.left_by(self._node, round_):
             own = lambda node: node == self._node  # noqa: E731
             self._run(lambda: self._commits.revoke(round_ + 1, own)[0], lambda problem: None)
 
     def finish(self, timeout_s: float) -> None:
-        """Wait so long at most until what was revoked is deleted; the next attempt deletes what is left."""
+        """Wait at most `timeout_s` seconds for the deletion of revoked commits; the next attempt deletes the rest."""
         end = self._monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, end - self._monotonic()))
 
     def revoke(self, assignment: Assignment) -> list[Revoked]:
-        """Revoke all commits of rounds before this one; return what is left to delete.
+        """Revoke all commits of rounds before this one; return those to be deleted.
 
         Raises:
             OSError: not all could be revoked.
@@ -77,10 +77,10 @@ class Revocation:
             found.update((one.registration, one) for one in revoked)
             if not others:
                 return list(found.values())
-            self._sleep(LOOK_AGAIN_S)
+            self._sleep(POLL_S)
 
     def _is_mine(self, assignment: Assignment | None, node: str) -> bool:
-        """Tell whether this node is the one for the commits of `node`; None: it has waited for the others."""
+        """Return whether this node revokes the commits of `node`; None: the wait for others is over."""
         if assignment is None or node in assignment.nodes:
             return assignment is None or node == self._node
         return int.from_bytes(node.encode(), "big") % len(assignment.nodes) == assignment.group_rank

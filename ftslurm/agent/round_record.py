@@ -1,14 +1,14 @@
-"""What the agent writes down about a round on its node: rounds/<round>/nodes/<node>.json (pure)."""
+"""The agent's record of a round on its node:  rounds/<round>/nodes/<node>.json (pure)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ftslurm.agent.actions import Record
+from ftslurm.agent.actions import RecordRound
 from ftslurm.agent.workers import Worker
 from ftslurm.dataclasses import asdict
-from ftslurm.failures.short import in_table
-from ftslurm.monitor.mark import Mark
+from ftslurm.failures.record_summary import in_table
+from ftslurm.monitor.heartbeat_page import HeartbeatPage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,26 +18,26 @@ SCHEMA, VERSION = "ftslurm/round-node", 1
 
 
 def round_record(
-    record: Record,
+    record: RecordRound,
     workers: Sequence[Worker],
-    marks: Mapping[int, Mark | None],
-    who: Mapping[str, Any],
+    pages: Mapping[int, HeartbeatPage | None],
+    agent: Mapping[str, Any],
     started_ns: int,
     now_ns: int,
     errors: Mapping[int, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Return the round as this node saw it, as a JSON object.
+    """Return this node's record of the round as a JSON object.
 
-    What a worker's entry leaves out is null, false or empty: of 16,384 ranks hardly one dumped core. But ``error`` is
-    always there, where null says that this rank left no record, once the round is over.
+    A worker's entry omits values that are null, false or empty: of 16,384 ranks hardly one dumped core. But ``error``
+    is always present; once the round is over, null means that this rank has no error record.
 
     Args:
-        record: what the machine knows of it.
+        record: the machine's part.
         workers: all that were started.
-        marks: each local rank's mark.
-        who: "node", "incarnation", "host" and "agent_pid".
+        pages: heartbeat page by local rank.
+        agent: "node", "incarnation", "host" and "agent_pid".
         started_ns, now_ns: nanoseconds since the epoch.
-        errors: by rank the short form (`ftslurm.failures.short`) of each error record that was published.
+        errors: by rank the record summary (`ftslurm.failures.record_summary`) of each published error record.
     """
     assignment = record.assignment
     table, entries = in_table(errors)
@@ -46,7 +46,7 @@ def round_record(
         "version": VERSION,
         "round": assignment.round,
         "attempt": assignment.attempt,
-        **who,
+        **agent,
         "group_rank": assignment.group_rank,
         "world_size": assignment.world_size,
         "master": asdict(assignment.master),
@@ -57,18 +57,18 @@ def round_record(
         "stop_ns": record.stop_ns,
         "errors": table,
         "workers": [
-            {**brief(_worker(record, worker, marks.get(worker.local_rank))), "error": entries.get(worker.rank)}
+            {**brief(_worker(record, worker, pages.get(worker.local_rank))), "error": entries.get(worker.rank)}
             for worker in workers
         ],
     }
 
 
 def brief(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a worker's entry says, without what is null, false or empty."""
+    """Return a worker's entry without values that are null, false or empty."""
     return {key: value for key, value in entry.items() if value is not None and value is not False and value != []}
 
 
-def _worker(record: Record, worker: Worker, page: Mark | None) -> dict[str, Any]:
+def _worker(record: RecordRound, worker: Worker, page: HeartbeatPage | None) -> dict[str, Any]:
     local_rank = worker.local_rank
     progress = page.progress if page is not None else None
     stop_signal = None
@@ -94,6 +94,6 @@ def _worker(record: Record, worker: Worker, page: Mark | None) -> dict[str, Any]
             "last_step": progress.last_step,
             "last_ns": progress.last_ns,
         },
-        # As in the node's word: how many intervals between steps fell into which bucket.
+        # As in the node record: number of step times per bucket.
         "pace": [[bucket, number] for bucket, number in enumerate(page.pace.buckets) if number] if page else [],
     }

@@ -1,4 +1,4 @@
-"""What stays the same for one agent, and what follows from it for a worker to be started (pure)."""
+"""Settings of one agent, and the launch of a worker that follows from them (pure)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ftslurm.sharedfs.rundir import rank_directory
 
 @dataclass(frozen=True)
 class AgentSettings:
-    """What stays the same for this agent.
+    """Settings that stay the same for this agent's life.
 
     Attributes:
         facts: see `RunFacts`.
@@ -33,12 +33,12 @@ class AgentSettings:
         logs: directory under which the ranks' log files lie (the run directory, or --log-dir's).
         local_dir: node-local directory of this agent alone.
         inherited: the environment that workers start from.
-        guardian: pidfd of the guardian, whose end is this agent's.
-        timeouts: that the user asked for.
+        guardian: pidfd of the guardian; when the guardian ends, so does this agent.
+        timeouts: as requested by the user.
         hang_signal: ends a rank that hangs, unless its own timer names another one.
-        vitals_s: how often to look how the ranks get on.
-        trouble_s: after so many seconds in which every use of the shared directory failed, an agent without workers
-            gives up. A directory that *hangs* is waited for without limit.
+        vitals_s: interval between samples of the ranks' vitals.
+        trouble_s: an agent without workers gives up after so many seconds of failed access to the shared directory. A
+            directory that *hangs* is waited for without limit.
         spare_imports: modules that a spare's standby workers import ahead; empty: it has none.
     """
 
@@ -64,7 +64,7 @@ class Plan:
     Attributes:
         launch: how.
         logs: the files that its output goes to.
-        shown: those of them that the user sees too, each with its stream (STDOUT or STDERR).
+        shown: those of them that are copied to the user's terminal, each with its stream (STDOUT or STDERR).
     """
 
     launch: Launch
@@ -78,7 +78,7 @@ def plan(
     """Return how to start one worker of a round.
 
     Args:
-        agent_pid: whose end is the worker's.
+        agent_pid: when that process ends, so does the worker.
         monitor: the rank monitor's part of the environment.
     """
     rank = assignment.first_rank + local_rank

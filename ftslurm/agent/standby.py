@@ -1,7 +1,7 @@
-"""A spare's standby workers: started ahead, they import what was named and wait until a round needs them.
+"""A spare's standby workers: started ahead, they import the given modules and wait until a round needs them.
 
-They are no workers yet: not watched, not signalled, not in the records. Nothing that goes wrong with one of them is a
-failure of the job; a worker that cannot be made of one is started as always.
+They are not workers yet: not watched, not signalled, not in the records. No error of a standby worker is a failure of
+the job; if one cannot be used, the worker is started as usual.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ftslurm.kernel import pidfd_send_signal, signal_name
 
 CHUNK = 1 << 16
 ORDER_BYTES = 1 << 20
-"""Asked for as room in the socket: an order that does not fit is not given, for nobody here may wait."""
+"""Requested size of the socket's buffer: an order that does not fit is not sent, because the loop must not block."""
 
 
 @dataclass
@@ -34,15 +34,15 @@ class Standby:
     command: Sequence[str]
     environment: Mapping[str, str]
     started_s: float
-    heard: bytes = b""
+    buffer: bytes = b""
     ready: bool = False
-    deaf: bool = False
+    channel_closed: bool = False
     status: int | None = None
 
 
 @dataclass
-class News:
-    """What there is to be told: lines for the user, and the local ranks whose standby has ended."""
+class StandbyEvents:
+    """Lines for the user, and the local ranks whose standby worker has ended."""
 
     lines: list[str] = field(default_factory=list)
     ended: list[int] = field(default_factory=list)
@@ -58,8 +58,8 @@ class Standbys:
         monotonic: clock, seconds.
 
     Attributes:
-        fd: becomes readable when `look` has something to do.
-        all: those that wait, or prepare to.
+        fd: becomes readable when `poll` has something to do.
+        all: those that wait or still import.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Standbys:
         self._collect = collect
         self._monotonic = monotonic
         self._poll = select.epoll()
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self.fd = self._poll.fileno()
         self.all: list[Standby] = []
 
@@ -93,23 +93,23 @@ class Standbys:
         self._poll.register(pidfd, select.EPOLLIN)
         self._poll.register(ours, select.EPOLLIN)
 
-    def look(self) -> News:
-        """Take what they have to say, and note which have ended."""
-        news = News()
+    def poll(self) -> StandbyEvents:
+        """Read their messages, and note which have ended."""
+        events = StandbyEvents()
         for standby in list(self.all):
             before = standby.ready
-            self._hear(standby, news)
+            self._read(standby, events)
             if standby.ready and not before and all(one.ready for one in self.all):
                 seconds = self._monotonic() - min(one.started_s for one in self.all)
-                news.lines.append(
+                events.lines.append(
                     f"spare: its standby workers are ready ({len(self.all)}, after {seconds:.1f} s of imports)"
                 )
             if _is_readable(standby.pidfd):
                 self._collect()
-                self._tell(news, f"spare: a standby worker {_how(standby)}")
-                news.ended.append(standby.local_rank)
+                self._log_once(events, f"spare: a standby worker {_end_of(standby)}")
+                events.ended.append(standby.local_rank)
                 self._forget(standby)
-        return news
+        return events
 
     def take(self, launch: Launch) -> tuple[int, int] | None:
         """Make the standby of that local rank the worker.
@@ -129,33 +129,33 @@ class Standbys:
         return standby.pid, standby.pidfd
 
     def drop_all(self) -> None:
-        """Kill them; SIGCHLD says when they can be collected."""
+        """Kill them; they are collected upon SIGCHLD."""
         for standby in list(self.all):
             self._drop(standby)
 
-    def _hear(self, standby: Standby, news: News) -> None:
+    def _read(self, standby: Standby, events: StandbyEvents) -> None:
         try:
             data = standby.channel.recv(CHUNK)
         except OSError:
             data = None
-        if data == b"" and not standby.deaf:
-            # It has ended, as its pidfd will say, or a module has closed all descriptors: nothing to wake up for.
-            standby.deaf = True
+        if data == b"" and not standby.channel_closed:
+            # It has ended (its pidfd reports that), or a module has closed all descriptors: no further wakes.
+            standby.channel_closed = True
             self._poll.unregister(standby.channel)
-        standby.heard += data or b""
-        *lines, standby.heard = standby.heard.split(b"\n")
+        standby.buffer += data or b""
+        *lines, standby.buffer = standby.buffer.split(b"\n")
         for line in lines:
             kind, _, text = line.decode("utf-8", "replace").partition(" ")
             if kind == "ready":
                 standby.ready = True
             else:
-                self._tell(news, f"spare: standby workers go on without a module: {text}")
+                self._log_once(events, f"spare: standby workers go on without a module: {text}")
 
-    def _tell(self, news: News, line: str) -> None:
-        # All slots say the same.
-        if line not in self._told:
-            self._told.add(line)
-            news.lines.append(line)
+    def _log_once(self, events: StandbyEvents, line: str) -> None:
+        # All slots log the same lines.
+        if line not in self._logged:
+            self._logged.add(line)
+            events.lines.append(line)
 
     def _drop(self, standby: Standby) -> None:
         try:
@@ -170,14 +170,14 @@ class Standbys:
         self._close(standby)
 
     def _close(self, standby: Standby) -> None:
-        if not standby.deaf:
+        if not standby.channel_closed:
             self._poll.unregister(standby.channel)
         standby.channel.close()
         self.all.remove(standby)
 
 
 def _fits(standby: Standby, launch: Launch) -> bool:
-    """Tell whether interpreter and parent are the same, and nothing that the imports may have gone by has changed."""
+    """Return whether interpreter, parent and all variables that the imports may have read are the same."""
     end = standby.command.index("--standby")
     same = list(standby.command[:end]) == list(launch.command[:end])
     return same and standby.environment.items() <= launch.environment.items()
@@ -185,9 +185,9 @@ def _fits(standby: Standby, launch: Launch) -> bool:
 
 def _order(standby: Standby, launch: Launch) -> bool:
     """Send the order, see `ftslurm.boot.standby`; False when it cannot be sent as a whole at once."""
-    words = launch.command[launch.command.index("--parent") :]
+    arguments = launch.command[launch.command.index("--parent") :]
     variables = (f"{name}={value}" for name, value in launch.environment.items())
-    data = os.fsencode("\0".join((str(len(words)), *words, *variables)))
+    data = os.fsencode("\0".join((str(len(arguments)), *arguments, *variables)))
     data = b"%d\n%b" % (len(data), data)
     try:
         return standby.channel.send(data) == len(data)
@@ -201,7 +201,7 @@ def _is_readable(fd: int) -> bool:
     return bool(poll.poll(0))
 
 
-def _how(standby: Standby) -> str:
+def _end_of(standby: Standby) -> str:
     if standby.status is None:
         return "has ended"
     if os.WIFSIGNALED(standby.status):

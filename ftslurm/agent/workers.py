@@ -1,4 +1,4 @@
-"""The worker processes of this node: start, signal, reap; nothing is decided here."""
+"""The worker processes of this node: start, signal, reap; no decisions are made here."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Workers:
     Attributes:
         all: the workers.
         standbys: processes that may become workers; None: there are none.
-        spared: pids of the agent's own helpers, which no sweep is for.
+        spared: pids of the agent's own helpers, which sweeps do not kill.
     """
 
     def __init__(self, now_ns: Callable[[], int]) -> None:
@@ -94,7 +94,7 @@ class Workers:
                     pass
 
     def collect(self) -> None:
-        """Collect all children that have ended: workers and standbys, whose end is kept, and orphans."""
+        """Collect all children that have ended: workers and standbys, whose status is kept, and orphans."""
         awaited: list[Worker | Standby] = [*self.all, *(self.standbys.all if self.standbys is not None else ())]
         pids = {process.pid: process for process in awaited if process.status is None}
         try:
@@ -106,7 +106,7 @@ class Workers:
             pass
 
     def reap(self, worker: Worker) -> bool:
-        """Note how a worker has ended; False when that cannot be said yet: alive, or held by a debugger."""
+        """Note how a worker has ended; False while that is unknown: alive, or held by a debugger."""
         self.collect()
         status = worker.status
         if status is None:
@@ -127,7 +127,7 @@ class Workers:
         self.all = []
 
     def sweep(self) -> bool:
-        """Kill and collect whatever descends from this process; True when nothing is left that can be killed."""
+        """Kill and collect whatever descends from this process; True when no process is left that can be killed."""
         for _ in range(2):
             self.collect()
             if not kill_descendants(os.getpid(), spared=self.spared):
@@ -146,4 +146,10 @@ def spawn(command: Sequence[str], environment: Mapping[str, str], stdin: Any) ->
     """
     # Python ignores the first two, the agent the third; programs expect them to be as a shell leaves them.
     ignored = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTTOU)
-    return kernel.spawn(command, environment, [stdin], ignored)
+    try:
+        return kernel.spawn(command, environment, [stdin], ignored)
+    except OSError:
+        # posix_spawn(3) does not tell which of its steps failed.
+        if stdin == NO_INPUT:
+            os.close(os.open(NO_INPUT[2], NO_INPUT[3] | os.O_CLOEXEC))
+        raise

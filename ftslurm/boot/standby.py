@@ -1,8 +1,9 @@
-"""A worker that a spare node starts ahead: it imports what was named, then waits to be told which rank it is.
+"""A worker that a spare node starts ahead: it imports the given modules, then waits for the order that assigns its
+rank.
 
 Its standard input is a socket to the agent. There it says what could not be imported and that it is ready, and reads
-its order: the worker's whole environment and the words of its command line. What is left afterwards is what a worker
-started only then would be once its script has imported the same: environment, streams, free descriptor numbers.
+its order: the worker's whole environment and the arguments of its command line. What is left afterwards is what a
+worker started only then would be once its script has imported the same: environment, streams, free descriptor numbers.
 
 Imports as little as it can itself: what is in ``sys.modules`` here is there for the user's program, too.
 """
@@ -36,12 +37,12 @@ class Standby:
         os.close(null)
         self._streams = {fd: _move_up(fd) for fd in (1, 2)}
         # What the modules print belongs into the log of a rank that is not known yet.
-        self._said = {fd: _memory_file() for fd in (1, 2)}
-        for fd, said in self._said.items():
-            os.dup2(said, fd)
+        self._output = {fd: _memory_file() for fd in (1, 2)}
+        for fd, output in self._output.items():
+            os.dup2(output, fd)
 
     def prepare(self, modules: Sequence[str], argv: list[str], place: str | None) -> None:
-        """Import the modules as the script would; one that cannot be imported is told to the agent and left out.
+        """Import the modules as the script would; one that cannot be imported is ordered to the agent and left out.
 
         Args:
             modules: their names, dots allowed.
@@ -55,23 +56,23 @@ class Standby:
             try:
                 __import__(name)
             except BaseException as error:  # A module may end its program, too.
-                self._tell(f"problem {name}: {_in_words(error)}"[:LONGEST_PROBLEM])
+                self._send(f"problem {name}: {_describe(error)}"[:LONGEST_PROBLEM])
         sys.argv = old
         if place is not None and place in sys.path:
             sys.path.remove(place)
-        self._tell("ready")
+        self._send("ready")
 
     def await_order(self) -> list[str]:
-        """Wait; become the worker of the order and return the words of its command line.
+        """Wait; become the worker of the order and return the arguments of its command line.
 
         Does not return when there will be none: the agent has gone, or needs this process no more.
         """
         order = _read_order(self._channel)
         if order is None:
             os._exit(0)
-        words, environment = order
+        arguments, environment = order
         _set_environment(merged(self._before, dict(os.environ), environment))
-        sys.orig_argv = [*sys.orig_argv[: sys.orig_argv.index("--parent")], *words]
+        sys.orig_argv = [*sys.orig_argv[: sys.orig_argv.index("--parent")], *arguments]
         os.close(self._channel)
         for number, handler in self._handlers.items():
             if _signal.getsignal(number) == _signal.SIG_IGN:
@@ -79,21 +80,21 @@ class Standby:
         for fd, stream in self._streams.items():
             os.dup2(stream, fd)
             os.close(stream)
-        return words
+        return arguments
 
     def repeat_output(self) -> None:
         """Write what was printed meanwhile to the standard streams, which lead to the rank's log by now."""
-        for fd, said in self._said.items():
-            os.lseek(said, 0, os.SEEK_SET)
+        for fd, output in self._output.items():
+            os.lseek(output, 0, os.SEEK_SET)
             try:
-                while text := os.read(said, 1 << 16):
+                while text := os.read(output, 1 << 16):
                     while text:
                         text = text[os.write(fd, text) :]
             except OSError:
                 pass  # As print() would fail, but nobody printed now.
-            os.close(said)
+            os.close(output)
 
-    def _tell(self, text: str) -> None:
+    def _send(self, text: str) -> None:
         line = " ".join(text.split()).encode("utf-8", "backslashreplace") + b"\n"
         try:
             while line:
@@ -110,8 +111,8 @@ def merged(before: Mapping[str, str], now: Mapping[str, str], order: Mapping[str
         order: what the worker is to have; where it differs from `before`, it counts.
     """
     untouched = {name for name in {*order, *now} if order.get(name) == before.get(name)}
-    told = {name: value for name, value in order.items() if name not in untouched}
-    return {**told, **{name: value for name, value in now.items() if name in untouched}}
+    ordered = {name: value for name, value in order.items() if name not in untouched}
+    return {**ordered, **{name: value for name, value in now.items() if name in untouched}}
 
 
 def _set_environment(environment: Mapping[str, str]) -> None:
@@ -123,7 +124,7 @@ def _set_environment(environment: Mapping[str, str]) -> None:
 
 
 def _read_order(channel: int) -> tuple[list[str], dict[str, str]] | None:
-    """Read ``<length>\\n``, then so many bytes: count of words, words, NAME=VALUE..., all with a NUL between them.
+    """Read ``<length>\\n``, then as many bytes: argument count, arguments, NAME=VALUE..., separated by NUL.
 
     Not JSON: the json package would be in `sys.modules`. Returns None when the other end was closed before that.
     """
@@ -137,8 +138,8 @@ def _read_order(channel: int) -> tuple[list[str], dict[str, str]] | None:
             return None
         data += more
     count, *items = os.fsdecode(data.partition(b"\n")[2]).split("\0")
-    words, variables = items[: int(count)], items[int(count) :]
-    return words, dict(_pair(item) for item in variables)
+    arguments, variables = items[: int(count)], items[int(count) :]
+    return arguments, dict(_pair(item) for item in variables)
 
 
 def _pair(item: str) -> tuple[str, str]:
@@ -147,7 +148,7 @@ def _pair(item: str) -> tuple[str, str]:
     return item[:1] + name, value
 
 
-def _in_words(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     try:
         text = str(error)
     except Exception:

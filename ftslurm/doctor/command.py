@@ -1,4 +1,4 @@
-"""`ftslurm doctor [DIR]`: where this node stands, the probes, one report from the first node."""
+"""`ftslurm doctor [DIR]`: this node's context, the probes, one report from the first node."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ INTERRUPTED = 130
 
 
 class UsageError(ValueError):
-    """Wrong arguments or a place where it cannot run; one line."""
+    """Wrong arguments or environment; one line."""
 
 
 class Interrupted(BaseException):
-    """SIGINT or SIGTERM came: clean up and go."""
+    """SIGINT or SIGTERM: clean up and exit."""
 
 
 @dataclass(frozen=True)
-class Stand:
-    """Which node this is, among which, and a name for this run that they share.
+class NodeContext:
+    """This node's name, all nodes, and a common name of this session.
 
     Attributes:
-        note: what the user should know about the choice of nodes, or nothing.
+        note: a remark on the choice of nodes for the user, or empty.
     """
 
     node: str
@@ -46,7 +46,7 @@ class Stand:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run it; return the exit code: 0 fine, 1 something is wrong, 2 wrong usage."""
+    """Run the command; return the exit code: 0 fine, 1 something is wrong, 2 wrong usage."""
     try:
         options = _parser().parse_args(argv)
     except SystemExit as end:
@@ -54,23 +54,23 @@ def main(argv: Sequence[str]) -> int:
     try:
         if options.local_nodes:
             return _local_nodes(options)
-        stand = stand_of(os.environ, socket.gethostname(), f"local-{os.getpid()}-{os.urandom(3).hex()}")
+        placement = node_context(os.environ, socket.gethostname(), f"local-{os.getpid()}-{os.urandom(3).hex()}")
     except UsageError as error:
         print_error(f"ftslurm doctor: {error}")
         return USAGE
-    return FINE if stand is None else _on_node(options, stand)
+    return FINE if placement is None else _on_node(options, placement)
 
 
-def stand_of(
+def node_context(
     environ: Mapping[str, str], hostname: str, unique: str, command: str = "ftslurm doctor DIR"
-) -> Stand | None:
-    """Find this node's stand in Slurm's step, or alone; None for a node's second and later tasks: one is enough.
+) -> NodeContext | None:
+    """Find this node's context in Slurm's step, or alone; None for a node's second and later tasks: one is enough.
 
     Args:
         environ: the environment.
         hostname: this machine's name, used where Slurm gives none.
         unique: text that no other session has.
-        command: what to tell users to start on all nodes.
+        command: the command for all nodes, in the note to users.
 
     Raises:
         UsageError: Slurm's environment or the node's name is unusable.
@@ -85,19 +85,19 @@ def stand_of(
         raise UsageError(str(error)) from None
     if job is None or not job.in_step:
         others = len(job.node_list) if job else 1
-        note = f"only this node is looked at; for all {others}: srun --ntasks-per-node=1 {command}"
-        return Stand(node, (node,), unique, note if others > 1 else "")
+        note = f"only this node is checked; for all {others}: srun --ntasks-per-node=1 {command}"
+        return NodeContext(node, (node,), unique, note if others > 1 else "")
     if job.localid:
         return None
     expected = job.node_list or (node,)
-    return Stand(node, expected if node in expected else (node,), f"{job.attempt}.{job.step_id}")
+    return NodeContext(node, expected if node in expected else (node,), f"{job.attempt}.{job.step_id}")
 
 
 def directory_of(chosen: str | None, environ: Mapping[str, str], cwd: str, is_dir: Callable[[str], bool]) -> str:
-    """Return the directory under test; by default where `ftslurm run` would put its runs, or make that directory.
+    """Return the directory under test; by default the one in which `ftslurm run` would create its runs, or its parent.
 
     Args:
-        chosen: what the user said, if anything.
+        chosen: the user's argument, if any.
         environ: the environment.
         cwd: absolute.
         is_dir: whether there is a directory of that name.
@@ -110,9 +110,9 @@ def directory_of(chosen: str | None, environ: Mapping[str, str], cwd: str, is_di
 
 
 def is_dir_watched(path: str) -> bool:
-    """Look, in a child: this process touches no shared filesystem."""
+    """Check in a child process: this process accesses no shared filesystem."""
     from ftslurm.doctor.node import CALL_LIMIT_S
-    from ftslurm.doctor.watch import run_all
+    from ftslurm.doctor.timed_filesystem import run_all
 
     (there,) = run_all([lambda fs: fs.during(f"stat {path}", lambda: os.path.isdir(path))], 60, CALL_LIMIT_S)
     return bool(there.value)
@@ -128,9 +128,9 @@ def _parser() -> argparse.ArgumentParser:
         "doctor DIR. Exit code 0: fine, 1: something is wrong, 2: wrong usage.",
     )
     parser.add_argument(
-        "directory", nargs="?", metavar="DIR", help="default: where runs are, ./ftslurm-runs or its parent"
+        "directory", nargs="?", metavar="DIR", help="default: the directory of the runs, ./ftslurm-runs or its parent"
     )
-    parser.add_argument("--json", action="store_true", help="print all that was found as JSON")
+    parser.add_argument("--json", action="store_true", help="print all results as JSON")
     parser.add_argument("--seconds", type=seconds, default=10.0, metavar="N", help="measure for about that long (10)")
     parser.add_argument("--wait", type=seconds, default=30.0, metavar="N", help="wait that long for all nodes (30)")
     parser.add_argument("--local-nodes", type=_count, metavar="N", help="simulate N nodes on this machine")
@@ -159,7 +159,7 @@ def _count(text: str) -> int:
 
 
 def _local_nodes(options: argparse.Namespace) -> int:
-    """Be N nodes, each in a process group of its own."""
+    """Simulate N nodes, each in a process group of its own."""
     names = tuple(f"local{index}" for index in range(options.local_nodes))
     session = f"local-{os.getpid()}-{os.urandom(3).hex()}"
     pids = []
@@ -169,7 +169,7 @@ def _local_nodes(options: argparse.Namespace) -> int:
             code = WRONG
             try:
                 os.setpgid(0, 0)
-                code = _on_node(options, Stand(name, names, session))
+                code = _on_node(options, NodeContext(name, names, session))
                 sys.stdout.flush()
             finally:
                 os._exit(code)
@@ -200,14 +200,16 @@ class interruptible:
         raise Interrupted(number)
 
 
-def _on_node(options: argparse.Namespace, stand: Stand) -> int:
+def _on_node(options: argparse.Namespace, placement: NodeContext) -> int:
     from ftslurm import __version__
-    from ftslurm.doctor.meet import Session
+    from ftslurm.doctor.barrier import Session
     from ftslurm.doctor.node import Task, clean_up, examine
 
     began = time.monotonic()
     directory = directory_of(options.directory, os.environ, os.getcwd(), is_dir_watched)
-    session = Session(os.path.join(directory, f".ftslurm-doctor-{stand.session}"), stand.node, stand.expected)
+    session = Session(
+        os.path.join(directory, f".ftslurm-doctor-{placement.session}"), placement.node, placement.expected
+    )
     task = Task(directory, session, options.seconds, options.wait, __version__, not options.local_nodes)
     try:
         with interruptible():
@@ -218,20 +220,20 @@ def _on_node(options: argparse.Namespace, stand: Stand) -> int:
         return INTERRUPTED
     if diagnosis is None:
         return _own_word(exam)
-    # Who met nobody had nothing to make, or found out that it cannot; a filesystem that hangs is left alone.
+    # A node that met no other created nothing, or cannot; a hanging filesystem is left alone.
     never_met = not exam.nodes
-    stays = None if exam.hangs else clean_up(session, others=never_met and len(stand.expected) > 1)
-    return _print(options, stand, diagnosis, time.monotonic() - began, stays)
+    stays = None if exam.hangs else clean_up(session, others=never_met and len(placement.expected) > 1)
+    return _print(options, placement, diagnosis, time.monotonic() - began, stays)
 
 
 def _report(task: Task, exam: Examination) -> Diagnosis | None:
-    """Judge all results if that is this node's part: the first one's of those that met."""
+    """Judge all results on the first of the joined nodes."""
     from ftslurm.doctor.diagnose import diagnose
     from ftslurm.doctor.node import gather
 
     session = task.session
     first = exam.nodes[0] if exam.nodes else session.expected[0]
-    # Who met nobody and is not the first leaves the table to the first, or each node would print one.
+    # A node that met no other and is not the first prints no table, or each node would print one.
     if session.node != first or (len(exam.nodes) == 1 and session.node != session.expected[0]):
         return None
     results, versions = gather(exam)
@@ -239,7 +241,7 @@ def _report(task: Task, exam: Examination) -> Diagnosis | None:
 
 
 def _own_word(exam: Examination) -> int:
-    """On all nodes but the first: be silent, unless the first cannot know."""
+    """On all nodes but the first: print only what the first cannot know."""
     from ftslurm.doctor.diagnose import diagnose
     from ftslurm.doctor.findings import some
     from ftslurm.doctor.node import clean_up
@@ -249,7 +251,7 @@ def _own_word(exam: Examination) -> int:
     if len(exam.nodes) > 1 and not lost:
         return FINE
     own = {session.node: exam.result}
-    # Who met the others and lost them again cannot tell how they are: only what happened here.
+    # A node that joined and lost the others can report only its own findings.
     met = len(exam.nodes) > 1
     expected, nodes = ((session.node,), (session.node,)) if met else (session.expected, tuple(exam.nodes))
     diagnosis = diagnose(task.directory, expected, nodes, own, {}, task.wait_s)
@@ -264,12 +266,14 @@ def _own_word(exam: Examination) -> int:
     return WRONG
 
 
-def _print(options: argparse.Namespace, stand: Stand, diagnosis: Diagnosis, took_s: float, stays: str | None) -> int:
+def _print(
+    options: argparse.Namespace, placement: NodeContext, diagnosis: Diagnosis, took_s: float, stays: str | None
+) -> int:
     from ftslurm.doctor.table import render, to_json
 
     text = to_json(diagnosis, took_s) if options.json else render(diagnosis, took_s)
     show(text)
-    for line in (stand.note, stays):
+    for line in (placement.note, stays):
         if line:
             print_error(f"ftslurm doctor: {line}")
     return WRONG if diagnosis.wrong else FINE

@@ -1,25 +1,25 @@
-"""From all nodes' facts to a diagnosis: every judge in one place (pure)."""
+"""From all nodes' facts to a diagnosis: all judges in one place (pure)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from ftslurm.dataclasses import dataclass
-from ftslurm.doctor import meet
+from ftslurm.doctor import barrier
 from ftslurm.doctor.findings import WARNING, WRONG, Finding, Json, facts, merge
-from ftslurm.doctor.probes import clock, lock, names, place, rate, resolve, seen, whole
+from ftslurm.doctor.probes import atomic_rename, clock, exclusive_link, lock, mount, rate, resolve, visibility
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What is known and thought about the directory.
+    """Facts and findings about the directory.
 
     Attributes:
         expected: all nodes that were started, in order.
-        results: node to what it found, of those that handed it in.
+        results: node to its facts, of those that published them.
         findings: worst first.
         offsets: node to its clock's offset, from the server's or (`server_clock` False) the first node's.
-        delays: node that waits to how long it does.
+        delays: waiting node to its delay.
     """
 
     directory: str
@@ -28,7 +28,7 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     offsets: Mapping[str, clock.Offset]
     server_clock: bool
-    delays: Mapping[str, seen.Delays]
+    delays: Mapping[str, visibility.Delays]
 
     @property
     def wrong(self) -> bool:
@@ -49,28 +49,30 @@ def diagnose(
     Args:
         directory: the directory under test.
         expected: all nodes that were started, in order.
-        present: those that met; empty when this node could not even try.
-        results: node to what it handed in.
-        versions: node to its ftslurm.
-        wait_s: how long the nodes waited for each other.
+        present: those that joined; empty if this node could not even try.
+        results: node to its published facts.
+        versions: node to its ftslurm version.
+        wait_s: time-out of joining.
     """
-    places = facts(place.Place, results, "place")
+    places = facts(mount.MountView, results, "place")
     races = {
-        node: [names.Race(**race) for race in r["names"]["races"]] for node, r in results.items() if r.get("names")
+        node: [exclusive_link.Race(**race) for race in r["names"]["races"]]
+        for node, r in results.items()
+        if r.get("names")
     }
     complete = set(present) == set(results) and all(r.get("names", {}).get("complete") for r in results.values())
     offsets, server, delays = _times(results)
     found = [
-        *(meet.judge(expected, present, list(results), directory, wait_s) if present else ()),
-        *meet.judge_versions(dict(versions)),
-        *(finding for node, r in results.items() for finding in meet.judge_listing(node, r.get("unlisted", ()))),
+        *(barrier.judge(expected, present, list(results), directory, wait_s) if present else ()),
+        *barrier.judge_versions(dict(versions)),
+        *(finding for node, r in results.items() for finding in barrier.judge_listing(node, r.get("unlisted", ()))),
         *_problems(results, silent=not set(present) <= set(results)),
-        *place.judge(places, alone=len(expected) == 1),
+        *mount.judge(places, alone=len(expected) == 1),
         *resolve.judge(facts(resolve.Names, results, "resolve"), {n: p.machine for n, p in places.items()}),
-        *names.judge(races, complete),
-        *whole.judge(facts(whole.Reads, results, "whole")),
+        *exclusive_link.judge(races, complete),
+        *atomic_rename.judge(facts(atomic_rename.Reads, results, "whole")),
         *lock.judge(facts(lock.Lock, results, "lock")),
-        *seen.judge([each for each in delays.values() if {each.maker, each.at} <= set(results)]),
+        *visibility.judge([each for each in delays.values() if {each.maker, each.at} <= set(results)]),
         *rate.judge(facts(rate.Rate, results, "rate")),
         *rate.judge_slowest({node: (r["slowest"][0], r["slowest"][1]) for node, r in results.items()}),
         *clock.judge(offsets, server),
@@ -78,9 +80,9 @@ def diagnose(
     return Diagnosis(directory, tuple(expected), results, tuple(merge(found, expected)), offsets, server, delays)
 
 
-def _times(results: Mapping[str, Json]) -> tuple[dict[str, clock.Offset], bool, dict[str, seen.Delays]]:
-    asked = facts(seen.Asked, results, "asked")
-    looked = facts(seen.Looked, results, "looked")
+def _times(results: Mapping[str, Json]) -> tuple[dict[str, clock.Offset], bool, dict[str, visibility.Delays]]:
+    asked = facts(visibility.Asked, results, "asked")
+    looked = facts(visibility.Looked, results, "looked")
     pairs = {}
     for node, asking in asked.items():
         pair = clock.from_exchanges([*asking.new, *asking.renamed])
@@ -89,21 +91,21 @@ def _times(results: Mapping[str, Json]) -> tuple[dict[str, clock.Offset], bool, 
     between = {pair: offset for pair, offset in pairs.items() if pair[0] != pair[1]}
     offsets, server = clock.offsets(facts(clock.Stamps, results, "clock"), between)
     delays = {
-        asking.peer: seen.delays(node, asking, looked.get(asking.peer), pairs.get((node, asking.peer)))
+        asking.peer: visibility.delays(node, asking, looked.get(asking.peer), pairs.get((node, asking.peer)))
         for node, asking in asked.items()
     }
     return offsets, server, delays
 
 
 def _problems(results: Mapping[str, Json], silent: bool) -> list[Finding]:
-    """Say which probes came to nothing; with a node that fell `silent`, that is most likely why."""
+    """Findings for failed probes; with a `silent` node, that is the most likely reason."""
     found = []
     for node, result in results.items():
         hung = [problem for problem in result["problems"] if problem["hung"]]
         if hung:
             more = f" (and {len(hung) - 1} more)" if len(hung) > 1 else ""
             text = f"the filesystem hangs: {hung[0]['text']}{more}"
-            advice = "a run survives that only if it ends; look at the server, and the kernel's log (dmesg) there"
+            advice = "a run survives that only if it ends; check the server, and the kernel's log (dmesg) there"
             found.append(Finding(WRONG, hung[0]["probe"], (node,), text, advice))
         for problem in result["problems"]:
             if not problem["hung"]:

@@ -1,4 +1,4 @@
-"""What the doctor says: findings, how bad they are, and how those of many nodes become one (pure)."""
+"""The doctor's findings: severity, and merging of those of many nodes (pure)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that somebody should know.
+    """One finding.
 
     Attributes:
-        probe: which probe found it.
-        nodes: the nodes that it holds for, in node order; empty: the directory as such.
-        text: what was expected and found.
-        advice: what to do about it.
+        probe: its probe.
+        nodes: the affected nodes, in node order; empty: the directory as such.
+        text: the expected and the found state.
+        advice: the remedy.
     """
 
     severity: str
@@ -34,7 +34,7 @@ class Finding:
 
 
 def merge(findings: Iterable[Finding], order: Sequence[str]) -> list[Finding]:
-    """Return the findings, worst first, those that differ in their nodes alone as one."""
+    """Return the findings, worst first, merged if they differ only in their nodes."""
     merged: dict[tuple[str, str, str], Finding] = {}
     for finding in findings:
         key = (finding.severity, finding.probe, finding.text)
@@ -48,12 +48,12 @@ def merge(findings: Iterable[Finding], order: Sequence[str]) -> list[Finding]:
 
 
 def facts(kind: type[T], results: Mapping[str, Json], probe: str) -> dict[str, T]:
-    """Return one probe's facts of every node that has them; `kind` is the probe's dataclass."""
+    """Return one probe's facts by node; `kind` is the probe's dataclass."""
     return {node: kind(**result[probe]) for node, result in results.items() if result.get(probe) is not None}
 
 
 def median(values: Sequence[float]) -> float:
-    """Return the middle value, of two the lower one.
+    """Return the median, of two middle values the lower one.
 
     Raises:
         IndexError: there is none.

@@ -1,4 +1,4 @@
-"""What one node does: the probes one after the other, in step with the other nodes, each in child processes."""
+"""The probes on one node: one after the other, synchronised with the other nodes, each in child processes."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ftslurm.dataclasses import dataclass, field
+from ftslurm.doctor.barrier import Session, arrive, collect, make, pass_barrier, publish_result, unlisted, versions
 from ftslurm.doctor.findings import Json
-from ftslurm.doctor.meet import Session, arrive, collect, gate, hand_in, make, unlisted, versions
-from ftslurm.doctor.probes import clock, lock, names, place, rate, resolve, seen, whole
-from ftslurm.doctor.watch import Outcome, WatchedFileSystem, Work, run_all
+from ftslurm.doctor.probes import atomic_rename, clock, exclusive_link, lock, mount, rate, resolve, visibility
+from ftslurm.doctor.timed_filesystem import Outcome, TimedFileSystem, Work, run_all
 from ftslurm.sharedfs.ownership import check_own_directory
 from ftslurm.sharedfs.publish import publish
 
 CALL_LIMIT_S = 10.0
-"""A filesystem call that takes longer is said to hang."""
+"""A filesystem call that takes longer counts as hanging."""
 SLACK_S = 5.0
 SHARES = {"names": 0.3, "whole": 0.15, "seen": 0.35, "rate": 0.2}
-"""What part of the time each probe measures for; the others take as long as they take."""
+"""Share of the time for which each probe measures; the others take as long as they need."""
 HANGS = 2
-"""After so many probes that hung the others are left out."""
+"""Number of hung probes after which the others are skipped."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What this node is to do.
+    """The plan of one node.
 
     Attributes:
         directory: the directory under test, absolute.
-        seconds: for all that is measured.
-        wait_s: how long to wait for nodes that have not shown up.
+        seconds: for all measurements.
+        wait_s: time-out for nodes that have not joined.
         real_names: the nodes' names are those of hosts, so that they should resolve.
     """
 
@@ -43,11 +43,11 @@ class Task:
 
 @dataclass
 class Examination:
-    """What came out on this node so far.
+    """The results on this node so far.
 
     Attributes:
-        nodes: those that take part; empty: they never met.
-        result: probe to facts, as handed in.
+        nodes: those that take part; empty: joining failed.
+        result: probe to facts, as published.
     """
 
     task: Task
@@ -55,7 +55,7 @@ class Examination:
     result: Json = field(default_factory=lambda: {"problems": [], "slowest": [0.0, ""]})
 
     def run(self, probe: str, works: Sequence[Work], limit_s: float) -> list[Outcome]:
-        """Do a probe's works; note what went wrong."""
+        """Run a probe's works; record errors."""
         outcomes = run_all(works, limit_s, CALL_LIMIT_S)
         for outcome in outcomes:
             if outcome.problem is not None:
@@ -67,20 +67,20 @@ class Examination:
 
     @property
     def hangs(self) -> int:
-        """How many probes hung."""
+        """Number of hung probes."""
         return len({problem["probe"] for problem in self.result["problems"] if problem["hung"]})
 
     @property
     def alone(self) -> bool:
-        """Whether the first node did not come to a gate: the rest would only wait for it again."""
+        """Whether the first node missed a barrier: the rest would only wait for it again."""
         return any(problem["text"].startswith("LeftAlone") for problem in self.result["problems"])
 
 
 def examine(task: Task) -> Examination:
-    """Do all probes on this node and hand the result in for the first node."""
+    """Run all probes on this node and publish the result for the first node."""
     session = task.session
     exam = Examination(task)
-    (seen_place,) = exam.run("place", [lambda fs: place.look(fs, task.directory, session.root)], 3 * CALL_LIMIT_S)
+    (seen_place,) = exam.run("place", [lambda fs: mount.read_mount(fs, task.directory, session.root)], 3 * CALL_LIMIT_S)
     exam.result["place"] = seen_place.value
     if seen_place.value is None or seen_place.value.get("problem") or seen_place.value["kind"] != "directory":
         return exam
@@ -92,19 +92,19 @@ def examine(task: Task) -> Examination:
     for probe in (_alone, _names, _whole, _lock, _seen, _rate):
         if exam.hangs < HANGS and not exam.alone:
             probe(exam)
-    exam.run("results", [lambda fs: hand_in(fs, session, exam.result)], CALL_LIMIT_S + SLACK_S)
+    exam.run("results", [lambda fs: publish_result(fs, session, exam.result)], CALL_LIMIT_S + SLACK_S)
     return exam
 
 
 def gather(exam: Examination) -> tuple[dict[str, Json], dict[str, str]]:
-    """Return all nodes' results and versions, as far as they come; this node's own never gets lost."""
+    """Return all available results and versions; this node's own is always included."""
     session, nodes = exam.task.session, exam.nodes
     own = {session.node: exam.result}
     if not nodes:
         return own, {}
     wait_s = 2 * CALL_LIMIT_S + SLACK_S
 
-    def work(fs: WatchedFileSystem) -> Json:
+    def work(fs: TimedFileSystem) -> Json:
         results = collect(fs, session, nodes, wait_s)
         return {"results": results, "versions": versions(fs, session, nodes), "unlisted": unlisted(fs, session)}
 
@@ -117,27 +117,27 @@ def gather(exam: Examination) -> tuple[dict[str, Json], dict[str, str]]:
 
 
 def clean_up(session: Session, others: bool = False) -> str | None:
-    """Remove the session's directory; return what is wrong if it stays.
+    """Remove the session's directory; return the error if it stays.
 
     Args:
         session: the session.
-        others: other nodes may still be using it: take back this node's word, and remove what is empty then.
+        others: other nodes may still be using it: remove this node's files, and then empty directories.
     """
 
-    def work(fs: WatchedFileSystem) -> bool:
+    def work(fs: TimedFileSystem) -> bool:
         import os
         import shutil
         import time
         from pathlib import Path
 
-        # Not where another user has made it: links in it may lead anywhere.
+        # Not if another user created it: links in it may point anywhere.
         fs.during(f"open {session.root}", lambda: check_own_directory(session.root))
         if others:
             fs.unlink(session.path("hello", f"{session.node}.json"))
             for name in (session.path("hello"), session.root):
                 Path(name).rmdir()
             return True
-        # NFS keeps a file that somebody has open under a name of its own for a moment.
+        # NFS keeps an open file under a temporary name for a moment.
         for _ in range(5):
             fs.during(f"remove {session.root}", lambda: shutil.rmtree(session.root, ignore_errors=True))
             if not os.path.lexists(session.root):
@@ -148,19 +148,19 @@ def clean_up(session: Session, others: bool = False) -> str | None:
     (done,) = run_all([work], 6 * CALL_LIMIT_S, 6 * CALL_LIMIT_S)
     if done.value or others:
         return None
-    return f"{session.root} could not be removed ({done.problem or 'something stays in it'})"
+    return f"{session.root} could not be removed ({done.problem or 'it is not empty'})"
 
 
 def _limit(seconds: float, gates: int = 1) -> float:
     return gates * (CALL_LIMIT_S + SLACK_S + 1) + seconds + CALL_LIMIT_S + SLACK_S
 
 
-def _pass(exam: Examination, fs: WatchedFileSystem, step: str, post: bool = True) -> None:
-    gate(fs, exam.task.session, exam.nodes, step, CALL_LIMIT_S + SLACK_S, post)
+def _pass(exam: Examination, fs: TimedFileSystem, step: str, post: bool = True) -> None:
+    pass_barrier(fs, exam.task.session, exam.nodes, step, CALL_LIMIT_S + SLACK_S, post)
 
 
-def _gated(exam: Examination, step: str, post: bool, action: Callable[[WatchedFileSystem], Any]) -> Work:
-    def work(fs: WatchedFileSystem) -> Any:
+def _gated(exam: Examination, step: str, post: bool, action: Callable[[TimedFileSystem], Any]) -> Work:
+    def work(fs: TimedFileSystem) -> Any:
         _pass(exam, fs, step, post)
         return action(fs)
 
@@ -187,14 +187,14 @@ def _alone(exam: Examination) -> None:
 
 def _names(exam: Examination) -> None:
     directory, seconds = exam.task.session.path("names"), exam.task.seconds * SHARES["names"]
-    # Enough to fight; more on many nodes would only measure the server.
+    # Enough for contention; more on many nodes would only measure the server.
     count = 4 if len(exam.nodes) == 1 else 2 if len(exam.nodes) <= 64 else 1
 
     def work(index: int) -> Work:
-        def race(fs: WatchedFileSystem) -> Json:
+        def race(fs: TimedFileSystem) -> Json:
             make(fs, directory)
             _pass(exam, fs, "names", post=index == 0)
-            return names.race(fs, directory, seconds)
+            return exclusive_link.race(fs, directory, seconds)
 
         return race
 
@@ -207,14 +207,14 @@ def _whole(exam: Examination) -> None:
     directory, seconds = exam.task.session.path("whole"), exam.task.seconds * SHARES["whole"]
     before, own, _ = _neighbours(exam)
 
-    def write(fs: WatchedFileSystem) -> Json:
+    def write(fs: TimedFileSystem) -> Json:
         make(fs, directory)
-        publish(fs, f"{directory}/{own}", whole.content(0))
+        publish(fs, f"{directory}/{own}", atomic_rename.content(0))
         _pass(exam, fs, "whole")
-        # A little longer, so that the reader has something to read to its end.
-        return whole.write(fs, f"{directory}/{own}", seconds)
+        # A little longer, so that the reader has data until its end.
+        return atomic_rename.write(fs, f"{directory}/{own}", seconds)
 
-    read = _gated(exam, "whole", False, lambda fs: whole.read(fs, f"{directory}/{before}", before, seconds))
+    read = _gated(exam, "whole", False, lambda fs: atomic_rename.read(fs, f"{directory}/{before}", before, seconds))
     _, reads = exam.run("whole", [write, read], _limit(seconds))
     exam.result["whole"] = reads.value
 
@@ -223,7 +223,7 @@ def _lock(exam: Examination) -> None:
     directory = exam.task.session.path("lock")
     before, own, _ = _neighbours(exam)
 
-    def hold(fs: WatchedFileSystem) -> Json:
+    def hold(fs: TimedFileSystem) -> Json:
         make(fs, directory)
         _pass(exam, fs, "lock")
         return lock.hold(fs, directory, own)
@@ -237,20 +237,20 @@ def _seen(exam: Examination) -> None:
     root, seconds = exam.task.session.path("seen"), exam.task.seconds * SHARES["seen"]
     before, own, after = _neighbours(exam)
 
-    def ask(fs: WatchedFileSystem) -> Json:
-        seen.prepare(fs, f"{root}/{own}")
+    def ask(fs: TimedFileSystem) -> Json:
+        visibility.prepare(fs, f"{root}/{own}")
         _pass(exam, fs, "seen")
         _pass(exam, fs, "seen-looked", post=False)
-        return seen.ask(fs, f"{root}/{own}", after, seconds)
+        return visibility.ask(fs, f"{root}/{own}", after, seconds)
 
-    def stat(fs: WatchedFileSystem) -> Json:
+    def stat(fs: TimedFileSystem) -> Json:
         _pass(exam, fs, "seen", post=False)
-        size = seen.first_stat(fs, f"{root}/{before}")
+        size = visibility.first_stat(fs, f"{root}/{before}")
         _pass(exam, fs, "seen-looked")
-        return seen.stat_until(fs, f"{root}/{before}", before, size, seconds)
+        return visibility.stat_until(fs, f"{root}/{before}", before, size, seconds)
 
-    answer = _gated(exam, "seen-looked", False, lambda fs: seen.answer(fs, f"{root}/{before}", seconds))
-    asked, looked, _ = exam.run("seen", [ask, stat, answer], _limit(seconds + seen.LEAST_S, gates=2))
+    answer = _gated(exam, "seen-looked", False, lambda fs: visibility.answer(fs, f"{root}/{before}", seconds))
+    asked, looked, _ = exam.run("seen", [ask, stat, answer], _limit(seconds + visibility.LEAST_S, gates=2))
     exam.result.update(asked=asked.value, looked=looked.value)
 
 
@@ -258,7 +258,7 @@ def _rate(exam: Examination) -> None:
     directory, seconds = exam.task.session.path("rate"), exam.task.seconds * SHARES["rate"]
     node = exam.task.session.node
 
-    def work(fs: WatchedFileSystem) -> Json:
+    def work(fs: TimedFileSystem) -> Json:
         make(fs, directory)
         _pass(exam, fs, "rate")
         return rate.measure(fs, directory, node, seconds)

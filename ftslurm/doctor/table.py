@@ -8,7 +8,7 @@ from typing import Any
 from ftslurm.doctor.diagnose import Diagnosis
 from ftslurm.doctor.findings import SEVERITIES, WARNING, WRONG, Finding, median, some
 from ftslurm.doctor.probes.resolve import is_loopback
-from ftslurm.report.words import safe
+from ftslurm.report.wording import safe
 
 SCHEMA, VERSION = "ftslurm/doctor-report", 1
 ROWS = 16
@@ -22,7 +22,7 @@ LEFT = (0, 10)
 
 
 def render(diagnosis: Diagnosis, took_s: float) -> str:
-    """Return what people read: the verdict, what is wrong and what to do, the nodes, what was proved."""
+    """Return the text: the verdict, findings with advice, the nodes, the proofs."""
     lines = [_verdict(diagnosis, took_s), *_mounts(diagnosis)]
     lines += _findings(diagnosis)
     rows = _ordered(diagnosis)
@@ -30,7 +30,7 @@ def render(diagnosis: Diagnosis, took_s: float) -> str:
     if measured:
         lines += ["", *_table(diagnosis, measured)]
     proofs = _proofs(diagnosis)
-    # Paths and host names may hold anything.
+    # Paths and host names may contain any text.
     return "".join(f"{safe(line)}\n" for line in (*lines, *(["", *proofs] if proofs else [])))
 
 
@@ -55,7 +55,7 @@ def _mounts(diagnosis: Diagnosis) -> list[str]:
     shown = sorted(kinds.items(), key=lambda kind: -len(kind[1]))
     if len(shown) == 1:
         return [f"  {shown[0][0]}"]
-    # Client addresses and the like differ from node to node; what is wrong about a mount is a finding.
+    # Client addresses and the like differ from node to node; a wrong mount is a finding.
     return [f"  {some(nodes, 3)}: {text}" for text, nodes in shown[:3]] + (
         [f"  and {len(shown) - 3} more kinds of mount (--json has them all)"] if len(shown) > 3 else []
     )
@@ -84,7 +84,7 @@ def _finding(finding: Finding, count: int) -> list[str]:
 
 
 def _ordered(diagnosis: Diagnosis) -> list[str]:
-    """Return the nodes that handed in a result, those with findings first, the slowest of the others next."""
+    """Return the nodes with a result, those with findings first, then the slowest of the others."""
     order = list(diagnosis.results)
 
     def key(node: str) -> tuple[int, float, int]:
@@ -115,7 +115,7 @@ def _table(diagnosis: Diagnosis, nodes: Sequence[str]) -> list[str]:
         lines.append("  " + "  ".join(cells).rstrip())
     lines[0] = _groups(widths)
     if len(nodes) > ROWS:
-        lines.append(f"  {len(nodes)} nodes, the {ROWS} with the most to say above (--json has them all)")
+        lines.append(f"  {len(nodes)} nodes, the {ROWS} most relevant above (--json has them all)")
     if any(cell.startswith(">") for row in rows for cell in row[3:5]):
         lines.append("  > not seen in that time; ftslurm opens the directory first and does not wait for that")
     return lines
@@ -202,7 +202,7 @@ def _proofs(diagnosis: Diagnosis) -> list[str]:
     locks = [result["lock"] for result in results if result.get("lock")]
     said = []
     bad = {finding.probe for finding in diagnosis.findings if finding.severity == WRONG}
-    # A name that a silent node won would be a name that nobody won.
+    # A name won by a silent node would count as a name without a winner.
     all_here = len(diagnosis.results) == len(diagnosis.expected)
     if races and all_here and "link" not in bad:
         tries, count = sum(race["attempts"] for race in races), max(race["seen"] for race in races)
@@ -219,7 +219,7 @@ def _proofs(diagnosis: Diagnosis) -> list[str]:
 
 
 def to_json(diagnosis: Diagnosis, took_s: float) -> str:
-    """Return all that is known as one JSON object."""
+    """Return all results as one JSON object."""
     import json
 
     from ftslurm.dataclasses import asdict

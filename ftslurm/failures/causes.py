@@ -1,7 +1,7 @@
-"""Why a worker failed: the pure function that picks a row of the registry, and how to say it.
+"""The cause of a worker's failure: pure functions that select a row of the catalogue and describe it.
 
-The rows stand in `ftslurm.failures.rows`, what they look at in `ftslurm.failures.evidence`; a site adds rows of its own
-by `ftslurm.failures.plugins`.
+The rows are in `ftslurm.failures.catalogue`, their input in `ftslurm.failures.evidence`; sites add rows by
+`ftslurm.failures.plugins`.
 """
 
 from __future__ import annotations
@@ -9,29 +9,29 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ftslurm.failures.evidence import CONTEXT, MEMBER, Evidence, OomKills, Space, Surroundings
-from ftslurm.failures.lastwords import last_words
+from ftslurm.failures.abort_message import abort_message
+from ftslurm.failures.catalogue import CASCADE, OTHER_NODE, POINTLESS, PRIMARY, RESTARTS, ROWS, SAME_NODE, Cause
+from ftslurm.failures.evidence import CONTEXT, MEMBER, Evidence, HostResources, OomKills, Space
 from ftslurm.failures.reason import is_code
-from ftslurm.failures.rows import CASCADE, OTHER_NODE, POINTLESS, PRIMARY, RESTARTS, ROWS, SAME_NODE, Cause
 
 __all__ = ["CASCADE", "OTHER_NODE", "POINTLESS", "PRIMARY", "RESTARTS", "ROWS", "SAME_NODE", "Cause", "Evidence"]
-__all__ += ["OomKills", "Space", "Surroundings", "classify", "describe", "find"]
+__all__ += ["HostResources", "OomKills", "Space", "classify", "describe", "find"]
 
 _SUB_EXCEPTIONS = re.compile(r" \(\d+ sub-exceptions?\)$")
 _INNER_LIMIT = 200  # characters of the exception behind another one
 
 
 def classify(evidence: Evidence, rows: Sequence[Cause] = ROWS) -> Cause:
-    """Return the row for this evidence; the last built-in row fits everything. Never raises."""
+    """Return the row for this evidence; the last built-in row matches everything. Never raises."""
     return find(evidence, rows)[0]
 
 
 def find(evidence: Evidence, rows: Sequence[Cause] = ROWS) -> tuple[Cause, Evidence]:
-    """Return the row, and the evidence that it was found by: a link of the exception's chain, or the whole.
+    """Return the row, and the evidence that matched: of a link of the exception's chain, or the whole.
 
-    The exception that ended the worker counts; where its row is vague, what it came from may say more. An exception
-    that was only being handled when it was raised counts for rows that are as good as facts there (a full disk, a
-    broken connection): a KeyError that a script had dealt with is no cause.
+    The exception that ended the worker decides; where its row is vague, its cause may be more specific. An exception
+    that was only being handled when it was raised is used for rows that are reliable there (a full disk, a broken
+    connection): a KeyError that a script had handled is no cause.
     """
     row = _first(evidence, rows)
     return (_behind(evidence, rows) if row.vague else None) or (row, evidence)
@@ -42,7 +42,7 @@ def _first(evidence: Evidence, rows: Sequence[Cause]) -> Cause:
         try:
             if row.fits(evidence):
                 return row
-        except Exception:  # a site's own row: it must not cost the report
+        except Exception:  # a site's own row must not break the report
             continue
     return ROWS[-1]
 
@@ -55,34 +55,34 @@ def _behind(evidence: Evidence, rows: Sequence[Cause]) -> tuple[Cause, Evidence]
             members.append((row, where))
         elif not row.vague and (row.behind or how != CONTEXT):
             return row, where
-    # Of several that failed together one that says something, and none that only follows from another rank's end.
+    # Of a group's members, a specific one, and none that is a cascade.
     for wanted in (PRIMARY, CASCADE):
-        told = [found for found in members if found[0].role == wanted]
-        if told:
-            clear = [found for found in told if not found[0].vague]
-            return (clear or told)[0]
+        matched = [found for found in members if found[0].role == wanted]
+        if matched:
+            clear = [found for found in matched if not found[0].vague]
+            return (clear or matched)[0]
     return None
 
 
 def _with_port(message: str) -> str:
-    """torch says the point at the end of a long line."""
+    """torch puts the point at the end of a long line."""
     port = re.search(r"\bport: (\d{1,5})\b", message)
     return f"port {port[1]} is in use (EADDRINUSE): {message}" if port else message
 
 
 def describe(evidence: Evidence, cause: Cause, found: Evidence | None = None) -> str:
-    """Say in one line what happened, as the middle of "rank 3 on n2: ...". Never empty.
+    """Describe the end in one line, for use after "rank 3 on n2: ". Never empty.
 
     Args:
         evidence: of the end.
         cause: the row for it.
-        found: the link of the chain that the row was found by, if not the end's own exception.
+        found: the link of the chain that matched the row, if not the exception of the end.
     """
     return _with_exit(_with_found(evidence, cause, found), evidence)
 
 
 def _with_exit(text: str, evidence: Evidence) -> str:
-    """Add how the program ended itself because of the exception, where that says more than Python's own exit code."""
+    """Add the program's own exit because of the exception, where it has more information than Python's exit code."""
     if evidence.exception in (None, "SystemExit"):
         return text
     code, (first, newline, rest) = evidence.exit_code, text.partition("\n")
@@ -107,7 +107,7 @@ def _describe(evidence: Evidence, cause: Cause) -> str:
     if evidence.exception == "SystemExit":
         number = evidence.exit_code
         if number is None and is_code(evidence.message):
-            # A signal came before the process was down: the script's own word is all there is.
+            # A signal arrived before the process had ended: only the script's own exit is known.
             return f"exit code {evidence.message}" if evidence.message else "sys.exit"
         code = "sys.exit" if number is None else f"exit code {number}"
         if cause.name == "wrong-usage":
@@ -123,12 +123,12 @@ def _describe(evidence: Evidence, cause: Cause) -> str:
     if evidence.kind == "signal":
         name = evidence.signal or "a signal"
         text = cause.title if name in cause.title else f"{cause.title} ({name})"
-        words = last_words(evidence.tail) if cause.name == "abort" else ""
-        return f"{text}: {words}" if words else text
+        message = abort_message(evidence.tail) if cause.name == "abort" else ""
+        return f"{text}: {message}" if message else text
     if evidence.kind != "exit":
         return evidence.message or cause.title
     if evidence.exit_code is None:
-        return evidence.message or "ended, how is not recorded"
+        return evidence.message or "ended in an unrecorded way"
     if cause.name in ("missing-script", "missing-program"):
         return evidence.message
     if cause.name.startswith("shell-"):

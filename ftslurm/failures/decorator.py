@@ -1,8 +1,8 @@
-"""`record`: a decorator for code whose failure `ftslurm.worker` does not see.
+"""`record`: a decorator for code whose failure `ftslurm.worker` cannot observe.
 
-A script's main process needs nothing: the agent starts it through `ftslurm.worker`, which records what ends it. But a
-child that the script made (multiprocessing), a thread's entry, or a program started by ``--no-python`` fails out of its
-sight, and the report would know no more than "exit code 1".
+A script's main process needs nothing: the agent starts it through `ftslurm.worker`, which records its failure. But it
+cannot observe a failure in a child process of the script (multiprocessing), in a thread's entry, or in a program
+started by ``--no-python``, and the report would contain no more than "exit code 1".
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
     Arguments = ParamSpec("Arguments")
     Result = TypeVar("Result")
 
-_IS_COROUTINE = 0x80  # inspect.CO_COROUTINE, without the weight of inspect
+_IS_COROUTINE = 0x80  # inspect.CO_COROUTINE, without the import of inspect
 
 
 def record(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Write the exception that leaves ``function`` into this rank's error record, and let it go on.
+    """Write the exception that leaves ``function`` into this rank's error record, and raise it again.
 
     Like ``torch.distributed.elastic.multiprocessing.errors.record``: outside an agent it does nothing, the exception is
-    always raised again, and ``sys.exit(0)`` is no failure. Under torchrun the record goes where torchrun looks for it,
-    and torch's readers understand it. A call may cost a millisecond more, so it is meant for the entry of a
-    process or thread, not for each step::
+    always raised again, and ``sys.exit(0)`` is no failure. Under torchrun the record is written to torchrun's error
+    file, in a form that torch's readers accept. A call may cost a millisecond more, so it is intended for the entry of
+    a process or thread, not for each step::
 
         @ftslurm.record
         def load(queue): ...
 
         multiprocessing.get_context("spawn").Process(target=load, args=(queue,)).start()
 
-    An exception that is caught further up does no harm: a worker that ends well has no record. Of several the last
-    one counts, and it names the one before.
+    An exception that is caught further up does no harm: a worker that succeeds has no record. Of several the last
+    one counts, and it names the previous one.
 
     Args:
         function: any callable; a coroutine function is recorded when it is awaited.
@@ -76,7 +76,7 @@ def _is_coroutine(function: object) -> bool:
 
 
 def _recorder() -> Recorder | None:
-    """Who will write it, made before there is a failure: with no memory left it could not be."""
+    """The recorder, created before a failure: without free memory it could not be."""
     ours, torchs = os.environ.get("FTSLURM_RECORD_DIR"), os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not ours and not (torchs and os.path.basename(torchs) == "error.json"):
         return None
@@ -89,7 +89,7 @@ def _recorder() -> Recorder | None:
 
 
 def _write(recorder: Recorder | None, error: BaseException, trace: TracebackType | None) -> None:
-    # A generator or a task that is only being closed has not failed.
+    # Closing a generator or task is no failure.
     if recorder is not None and not isinstance(error, GeneratorExit) and type(error).__name__ != "CancelledError":
-        # The first frame is the one above.
+        # The first frame is this wrapper's.
         recorder.exception(error, trace and trace.tb_next)

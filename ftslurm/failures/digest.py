@@ -1,7 +1,7 @@
-"""A short digest of a text, to tell whether two are the same.
+"""A short digest of a text, for comparison.
 
-FNV-1a, here: `hashlib` brings OpenSSL along (3.5 MB, 7 ms), and each other module with a hash a library that every
-agent would hold for what happens when a rank fails. Nothing is at stake where somebody makes two texts collide.
+FNV-1a, implemented here: `hashlib` loads OpenSSL (3.5 MB, 7 ms), and every other module with a hash a library that
+each agent would keep for the case of a failed rank. A deliberate collision does no harm.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ _MASK = (1 << 64) - 1
 
 
 def digest(text: str, size: int) -> str:
-    """Return `size` bytes of it, 8 at most, as hexadecimal digits. Takes 0.1 ms for 1 KB."""
+    """Return the digest, `size` bytes (at most 8), as hexadecimal digits. Takes 0.1 ms for 1 KB."""
     value = _OFFSET
     for byte in text.encode("utf-8", "backslashreplace"):
         value = (value ^ byte) * _PRIME & _MASK

@@ -1,4 +1,4 @@
-"""What is known of one worker's end, as the causes judge it: frozen facts, from whoever saw them."""
+"""The facts about one worker's end, input of the catalogue's rows: frozen, from worker, agent and Slurm."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from functools import cached_property
 
 from ftslurm.dataclasses import dataclass, replace
 from ftslurm.failures.memory import ran_out
-from ftslurm.failures.outlook import HOPELESS_S
+from ftslurm.failures.retryability import NON_RETRYABLE_S
 
 UNKNOWN = "unknown"
 CAUSE, CONTEXT, MEMBER = "cause", "context", "member"
 _RUNTIME_WORDS = re.compile(r"gloo[/:]|TCPStore|ProcessGroup|c10d::|\bNCCL (error|version|WARN)|c10::")
-FULL = 0.02  # of a filesystem's size: with no more than this left, it is taken to be full
+FULL = 0.02  # of a filesystem's size: with no more than this free, it counts as full
 
 
 @dataclass(frozen=True)
 class Space:
-    """A node-local filesystem when a worker failed, in bytes and inodes.
+    """A node-local filesystem at a worker's failure, in bytes and inodes.
 
-    `least_free` is the least that was seen in the seconds before: what a process held is free again when it has ended.
+    `least_free` is the minimum in the seconds before: the space held by a process is free again after its end.
     """
 
     path: str
@@ -31,12 +31,12 @@ class Space:
 
     @property
     def least(self) -> int:
-        """Bytes free when it was fullest."""
+        """The minimum of free bytes."""
         return self.free if self.least_free is None else min(self.free, self.least_free)
 
     @property
     def full(self) -> bool:
-        """Whether hardly anything more went in."""
+        """Whether it was full, in bytes or inodes."""
         if self.total_inodes and self.free_inodes == 0:
             return True
         return self.total > 0 and self.least <= FULL * self.total
@@ -49,10 +49,10 @@ class OomKills:
     Attributes:
         recent: kills counted between `window_s` seconds before the worker's end and the end.
         in_round: kills counted since its round began.
-        source: the counter's file, in words.
-        at_limit: whether a limit of its cgroups was met in those seconds; None: not known.
+        source: a description of the counter's file.
+        at_limit: whether a limit of its cgroups was reached in those seconds; None: unknown.
         limit, peak: of the cgroup's memory, in bytes.
-        limit_hits: how often the limit was hit in the round.
+        limit_hits: number of times the limit was reached in the round.
     """
 
     recent: int
@@ -66,18 +66,19 @@ class OomKills:
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """What the agent saw around a worker that failed.
+class HostResources:
+    """The host's resources, observed by the agent at a worker's failure.
 
     Attributes:
         oom: the cgroup's counter; None: it could not be read.
-        node_oom_kills: OOM kills on the whole node in those seconds, whosever they were (/proc/vmstat).
+        node_oom_kills: OOM kills on the whole node in those seconds, of any process (/proc/vmstat).
         spaces: /dev/shm and $TMPDIR.
         core_limit: bytes that a core file may have; -1: no limit.
         core_pattern: where the kernel puts core files.
-        unread: what could not be looked at, and why.
-        memory_total, least_available: the host's memory, and the least that was available of it, in bytes.
+        unread: resources that could not be read, with reasons.
+        memory_total, least_available: the host's memory, and the minimum of available memory, in bytes.
         own_limit: of the worker's address space or data (ulimit -v, -d), in bytes; None: it has none.
+        cpu_limit_s: of the worker's CPU time (ulimit -t), in seconds; None: it has none.
     """
 
     oom: OomKills | None = None
@@ -89,10 +90,11 @@ class Surroundings:
     memory_total: int | None = None
     least_available: int | None = None
     own_limit: int | None = None
+    cpu_limit_s: int | None = None
 
     @property
     def ran_out(self) -> str | None:
-        """Whose memory ran out, if the kernel killed for that; see `ftslurm.failures.memory`."""
+        """The exhausted memory behind an OOM kill, the limit's or the host's; see `ftslurm.failures.memory`."""
         return ran_out(self.oom.at_limit if self.oom else None, self.memory_total, self.least_available)
 
     @property
@@ -103,30 +105,30 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of one worker's end, or of a node's or a job's.
+    """The facts about the end of a worker, a node or a job.
 
     Attributes:
         kind: "exception", "exit", "signal", "spawn", "hang"; where no worker's end is judged "node-lost", "agent-lost",
             "agent-defect", "time-limit", "preempted", "cancelled", "health", "health-check", "scheduler".
         exception: the exception's type name, without its module; None if there was none.
         module: the module of that type.
-        message: the exception's text, or what the agent wrote about the end.
+        message: the exception's text, or the agent's description of the end.
         files: the files of its traceback's frames, outermost first.
         exit_code: the exit status, if the worker ended by itself.
         exit_message: the text with which the program ended itself because of the exception; empty: none.
         signal: the name of the signal that ended it ("SIGKILL").
         step: the last training step it reported; None before the first.
-        tail: the end of its stderr; only trusted by rows that need a runtime's own last words.
+        tail: the end of its stderr; used only by rows that need a runtime's final message.
         notes: of the exception.
-        inner: what the exception came from, each with how: CAUSE ("raise ... from"), CONTEXT (raised while that one was
-            handled), or MEMBER (of an exception group).
-        life_s: how long the worker lived, seconds.
-        core_dumped: whether it left a core file.
-        surroundings: what its agent saw; None: nothing is recorded.
+        inner: the exceptions behind it, each with its relation: CAUSE ("raise ... from"), CONTEXT (raised while that
+            one was handled), or MEMBER (of an exception group).
+        life_s: the worker's lifetime, seconds.
+        core_dumped: whether it wrote a core file.
+        host_resources: observed by its agent; None: nothing is recorded.
         scheduler: the scheduler's state of the job or step that ended with it ("OUT_OF_MEMORY"); empty: unknown.
         health: the verdict of a health check on its node; empty: none.
-        sections: those open at the end, with the seconds since they were opened.
-        cuda: CUDA's memory figures by name, in bytes.
+        sections: those open at the end, with the seconds since their opening.
+        cuda: CUDA's memory statistics by name, in bytes.
     """
 
     kind: str
@@ -142,7 +144,7 @@ class Evidence:
     inner: tuple[tuple[str, Evidence], ...] = ()
     life_s: float | None = None
     core_dumped: bool = False
-    surroundings: Surroundings | None = None
+    host_resources: HostResources | None = None
     scheduler: str = ""
     health: str = ""
     sections: tuple[tuple[str, float], ...] = ()
@@ -151,36 +153,41 @@ class Evidence:
 
     @property
     def early(self) -> bool:
-        """Whether the worker was still starting, as far as it told: no step, and not long ago."""
-        return self.step is None and (self.life_s is None or self.life_s < HOPELESS_S)
+        """Whether the worker was probably still starting: no reported step, and a short lifetime."""
+        return self.step is None and (self.life_s is None or self.life_s < NON_RETRYABLE_S)
 
     @property
     def oom_kills(self) -> int:
-        """OOM kills in its cgroup shortly before its end; 0 where nobody could count."""
-        oom = self.surroundings.oom if self.surroundings else None
+        """OOM kills in its cgroup shortly before its end; 0 without a counter."""
+        oom = self.host_resources.oom if self.host_resources else None
         return oom.recent if oom else 0
 
     @property
     def killed_for(self) -> str:
-        """Whose memory ran out where the kernel killed for that: LIMIT, HOST, UNKNOWN; empty: nobody counted a kill."""
+        """The exhausted memory behind an OOM kill: LIMIT, HOST, UNKNOWN; empty: no kill was counted."""
         if not self.oom_kills and self.scheduler != "OUT_OF_MEMORY":
             return ""
-        return (self.surroundings.ran_out if self.surroundings and self.oom_kills else None) or UNKNOWN
+        return (self.host_resources.ran_out if self.host_resources and self.oom_kills else None) or UNKNOWN
 
     @property
     def own_limit(self) -> int | None:
         """The limit of its own address space or data, in bytes."""
-        return self.surroundings.own_limit if self.surroundings else None
+        return self.host_resources.own_limit if self.host_resources else None
+
+    @property
+    def cpu_limit_s(self) -> int | None:
+        """The limit of its CPU time, in seconds."""
+        return self.host_resources.cpu_limit_s if self.host_resources else None
 
     @property
     def shm_full(self) -> bool:
-        """Whether /dev/shm was seen to be full."""
-        shm = self.surroundings.shm if self.surroundings else None
+        """Whether /dev/shm was full."""
+        shm = self.host_resources.shm if self.host_resources else None
         return shm is not None and shm.full
 
     @cached_property
     def by_distributed(self) -> bool:
-        """Whether torch.distributed itself raised it: by type, by the runtime's marks, or by the innermost frame."""
+        """Whether torch.distributed itself raised it: by type, by text of the runtime, or by the innermost frame."""
         if self.exception is None:
             return False
         if self.exception.startswith("Dist") and (self.module.startswith("torch") or not self.module):

@@ -1,7 +1,7 @@
 """From a live exception to plain data: the Exc dictionary of the error record, and the traceback as text.
 
-Runs in a process that is already failing, maybe out of memory or with exceptions that cannot even be printed:
-everything is bounded, and whatever cannot be said is replaced by a remark instead of raising.
+Runs in a failing process, possibly out of memory or with exceptions that cannot be printed: everything is bounded, and
+a placeholder replaces what cannot be formatted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 STRING_LIMIT = 16 * 1024  # characters, of any one string in the record
 TEXT_LIMIT = 64 * 1024  # characters, of a whole traceback
 HIDDEN_LIMIT = 500  # characters
-LINKS = 8  # in depth: causes, contexts and members of groups that are followed from the exception
+LINKS = 8  # depth: causes, contexts and members of groups followed from the exception
 EXCEPTIONS = 64  # in all
 FIRST_FRAMES, LAST_FRAMES = 20, 80
 _SOURCE_LIMIT = 400
@@ -22,7 +22,7 @@ _TEXT_FRAMES = 2000
 
 
 def clean(text: object, limit: int = STRING_LIMIT) -> str:
-    """``text`` as something that UTF-8 can hold, cut in the middle to about ``limit`` characters."""
+    """``text`` in a form that UTF-8 can encode, cut in the middle to about ``limit`` characters."""
     whole = text if isinstance(text, str) else repr(text)
     if len(whole) > limit:
         head = limit // 4
@@ -31,7 +31,7 @@ def clean(text: object, limit: int = STRING_LIMIT) -> str:
 
 
 def message(error: BaseException) -> str:
-    """``str(error)``, whatever its ``__str__`` does."""
+    """``str(error)``, even if its ``__str__`` raises."""
     try:
         return clean(str(error))
     except BaseException:
@@ -39,7 +39,7 @@ def message(error: BaseException) -> str:
 
 
 def headline(error: BaseException) -> str:
-    """``ValueError: boom``: the form that torch's own error files have as their message."""
+    """``ValueError: boom``: the form of the message in torch's own error files."""
     text = message(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
@@ -56,7 +56,7 @@ def traceback_text(error: BaseException, trace: TracebackType | None) -> str:
 
 
 def describe(error: BaseException, trace: TracebackType | None) -> dict[str, Any]:
-    """The Exc dictionary of ``error``; ``trace`` is its traceback without our own frames."""
+    """The Exc dictionary of ``error``; ``trace`` is its traceback without ftslurm's frames."""
     return _describe(error, trace, LINKS, set())
 
 
@@ -88,7 +88,7 @@ def _describe(error: BaseException, trace: TracebackType | None, links: int, see
         "exceptions": [m for m in map(follow, _members(error)) if m is not None],
     }
     if not described["cause"] and not described["context"] and error.__context__ is not None:
-        # Not for the report, as its author wants it; but two failures are not the same for what they hide.
+        # Not shown in the report, as its author intends; but failures with different hidden exceptions differ.
         hidden = error.__context__
         described["hidden"] = clean(f"{type(hidden).__qualname__}: {message(hidden)}", HIDDEN_LIMIT)
     if left_out:
@@ -97,7 +97,7 @@ def _describe(error: BaseException, trace: TracebackType | None, links: int, see
 
 
 def _shows_context(error: BaseException) -> bool:
-    # A SystemExit prints no traceback that ``from None`` could shorten; what it hides is why the program ended.
+    # A SystemExit prints no traceback that ``from None`` could shorten; the hidden exception is the program's reason.
     return isinstance(error, SystemExit) or not error.__suppress_context__
 
 
@@ -135,7 +135,7 @@ def _frame(part: TracebackType) -> dict[str, Any]:
 
 
 def _syntax_error_place(error: BaseException) -> list[dict[str, Any]]:
-    """Where the text is that would not compile: no frame ever ran there, but it is the place to look at."""
+    """The location of text that did not compile: it has no frame, but is the relevant location."""
     if not isinstance(error, SyntaxError) or not isinstance(error.filename, str):
         return []
     source = error.text.strip() if isinstance(error.text, str) else ""
@@ -157,7 +157,7 @@ def _notes(error: BaseException) -> list[str]:
 
 
 def _members(error: BaseException) -> tuple[object, ...]:
-    """What is in an exception group (PEP 654, or its backport; by name, as 3.10 has no such type)."""
+    """The members of an exception group (PEP 654, or its backport; by name, as 3.10 has no such type)."""
     members = getattr(error, "exceptions", None)
     is_group = any(kind.__name__ == "BaseExceptionGroup" for kind in type(error).__mro__)
     return tuple(members) if is_group and isinstance(members, (list, tuple)) else ()

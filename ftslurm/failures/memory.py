@@ -1,18 +1,18 @@
-"""Whose memory ran out where the kernel killed a process for it: a limit's of its own, or the host's (pure)."""
+"""The exhausted memory behind the kernel's kill of a process: that of a cgroup limit, or the host's (pure)."""
 
 from __future__ import annotations
 
 LIMIT, HOST = "limit", "host"
-LOW = 0.02  # of the host's memory: with no more than this available, it has run out
+LOW = 0.02  # of the host's memory: with no more than this available, it is exhausted
 
 
 def ran_out(at_limit: bool | None, total: int | None, least_available: int | None) -> str | None:
-    """Return LIMIT, HOST, or None where nothing tells.
+    """Return LIMIT, HOST, or None if unknown.
 
     Args:
-        at_limit: whether a cgroup of the process was at its limit when processes were killed; None: not known.
+        at_limit: whether a cgroup of the process was at its limit when processes were killed; None: unknown.
         total: the host's memory, bytes.
-        least_available: the least that was available of it in the seconds before, bytes (MemAvailable, proc(5)).
+        least_available: the minimum of available memory in the seconds before, bytes (MemAvailable, proc(5)).
     """
     if at_limit:
         return LIMIT

@@ -1,11 +1,11 @@
-"""Causes that a site or a user adds: entry points of the group ``ftslurm.causes``.
+"""Causes added by a site or a user: entry points of the group ``ftslurm.causes``.
 
 An entry point names a `Cause`, a sequence of them, or a function without arguments that returns one of these::
 
     [project.entry-points."ftslurm.causes"]
     storage = "our_site.causes:ROWS"
 
-They are tried before ftslurm's own rows. One that is broken is named in the report and left out; it never costs it.
+They are tried before ftslurm's own rows. A broken one is named in the report and omitted; it never breaks the report.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ftslurm.entry_points import find
-from ftslurm.failures.rows import CASCADE, PRIMARY, RESTARTS, ROWS, Cause
+from ftslurm.failures.catalogue import CASCADE, PRIMARY, RESTARTS, ROWS, Cause
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -23,16 +23,16 @@ GROUP = "ftslurm.causes"
 
 
 def load() -> tuple[tuple[Cause, ...], list[tuple[str, str]]]:
-    """Return all rows, added ones first, and the broken entry points, each with what is wrong with it."""
+    """Return all rows, added ones first, and the broken entry points, each with the error."""
     try:
         found = find(GROUP)
     except Exception as error:
-        return ROWS, [(GROUP, f"the entry points cannot be read: {_said(error)}")]
+        return ROWS, [(GROUP, f"the entry points cannot be read: {_error_text(error)}")]
     return load_from(found)
 
 
 def load_from(found: Iterable[EntryPoint]) -> tuple[tuple[Cause, ...], list[tuple[str, str]]]:
-    """Return what `load` does, for these entry points."""
+    """Return the result of `load` for these entry points."""
     rows: list[Cause] = []
     problems: list[tuple[str, str]] = []
     for point in found:
@@ -42,8 +42,8 @@ def load_from(found: Iterable[EntryPoint]) -> tuple[tuple[Cause, ...], list[tupl
                 loaded = loaded()
             rows += _checked([loaded] if isinstance(loaded, Cause) else loaded, rows)
         except Exception as error:
-            problems.append((f"{GROUP}: {point.name}", f"{point.value}: {_said(error)}; its rows are left out"))
-    # The very tuple where nothing was added: by that others know that only ftslurm's rows judge.
+            problems.append((f"{GROUP}: {point.name}", f"{point.value}: {_error_text(error)}; its rows are omitted"))
+    # The same object where nothing was added: `rows is ROWS` means that only ftslurm's rows are used.
     return (*rows, *ROWS) if rows else ROWS, problems
 
 
@@ -65,5 +65,5 @@ def _checked(added: Sequence[object], before: Sequence[Cause]) -> list[Cause]:
     return checked
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error)[:200]}"

@@ -1,7 +1,7 @@
-"""Which exception of a recorded chain is judged: what the program ended for, not how it ended itself (pure).
+"""The judged exception of a recorded chain: the program's reason, not its own exit (pure).
 
-Hydra, and all code that logs an exception and then calls ``sys.exit(1)``, end by a SystemExit that says no more than a
-number. The recorder writes the whole chain down; agent and report both ask here which part of it counts.
+Hydra, and all code that logs an exception and then calls ``sys.exit(1)``, end by a SystemExit that contains only a
+number. The recorder stores the whole chain; agent and report both select the judged exception here.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     from typing import Any, TypeAlias
 
 Recorded: TypeAlias = "Mapping[str, Any]"
-"""An exception as the error record has it, see `ftslurm.failures.exceptions.describe`."""
+"""An exception in the error record, see `ftslurm.failures.exceptions.describe`."""
 
 EXIT = "SystemExit"
 PARSERS = re.compile(r"/(argparse|optparse)\.py$|/(click|typer|absl)/")
-"""Files that end a program by exit code 2 because they refuse its command line."""
+"""Modules that end a program by exit code 2 because they reject its command line."""
 _CODE = re.compile(r"-?\d*")
 
 
 def reason_path(exception: Recorded) -> tuple[str, ...]:
-    """Return the keys that lead from a recorded exception to the one that is judged; empty: it is judged itself.
+    """Return the path of keys from a recorded exception to the judged one; empty: it is judged itself.
 
-    What a SystemExit was raised from, or while handling, is judged as if nobody had caught it. An exception that was
-    only handled counts if the function that caught it called the exit itself: further down the program may have gone
-    its own way (``except ImportError: train_without_it()``). A refused command line is a reason by itself.
+    The cause or context of a SystemExit is judged as if it had not been caught. A context counts only if the function
+    that caught it called the exit itself: otherwise the program may have continued without it
+    (``except ImportError: train_without_it()``). A rejected command line is a reason by itself.
     """
     keys: list[str] = []
     while exception.get("type") == EXIT and not refuses_arguments(exception):
@@ -48,7 +48,7 @@ def reason(exception: Recorded) -> Recorded:
 
 
 def links(exception: Recorded) -> Iterator[Recorded]:
-    """Give the exception and all that it came from or was raised while handling, the members of groups included."""
+    """Yield the exception with all its causes and contexts, and the members of groups."""
     yield exception
     for inner in (exception.get("cause"), exception.get("context"), *(exception.get("exceptions") or ())):
         if inner:
@@ -56,19 +56,19 @@ def links(exception: Recorded) -> Iterator[Recorded]:
 
 
 def refuses_arguments(exception: Recorded) -> bool:
-    """Tell whether it is the exit of a parser of command lines that refuses them."""
+    """Return whether it is the exit of a command line parser that rejects its arguments."""
     frames: Sequence[Any] = exception.get("frames") or ()
     by_parser = bool(frames) and PARSERS.search(frames[-1]["file"]) is not None
     return by_parser and exception.get("type") == EXIT and exception.get("message") == "2"
 
 
 def is_bare_exit(exception: Recorded) -> bool:
-    """Tell whether it is a SystemExit that says no more than a number."""
+    """Return whether it is a SystemExit with no more than a number."""
     return exception.get("type") == EXIT and is_code(str(exception.get("message") or ""))
 
 
 def is_code(message: str) -> bool:
-    """Tell whether the message of a SystemExit is no more than a number, or nothing."""
+    """Return whether the message of a SystemExit is a number or empty."""
     return _CODE.fullmatch(message) is not None
 
 

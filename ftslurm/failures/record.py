@@ -1,9 +1,9 @@
-"""The error record ``error.json``: what a failed worker wrote, completed by what its agent saw.
+"""The error record ``error.json``: a failed worker's record, completed with its agent's observations.
 
 The outer form is that of torch's error files (torch/distributed/elastic/multiprocessing/errors), so that
-torch's readers show it; what is ours stands under the key "ftslurm". The worker writes its record on its own
-node; the agent reads it as a stranger's file: bounded, no links followed, checked, and
-never believed about rank, exit code or signal, which the agent knows better.
+torch's readers show it; ftslurm's own values are under the key "ftslurm". The worker writes its record on its own
+node; the agent reads it as untrusted input: bounded, no links followed, validated, and
+with rank, exit code and signal replaced by the agent's own values.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ _MEANING = {
     "SIGSEGV": "segmentation fault",
 }
 _BY_WORKERS = ("exception", "exit")
-_WITNESSED = ("sections", "cuda", "shm", "memory_limit")  # see `witness`
+_FROM_CONTEXT = ("sections", "cuda", "shm", "memory_limit")  # see `worker_context`
 _IDENTITY = ("run_id", "attempt", "round", "node", "host", "rank", "local_rank", "world_size", "pid")
 
 
 def identity(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Who a worker is, from the environment that its agent gave it; what is missing is None."""
+    """A worker's identity from the environment set by its agent; missing values are None."""
 
     def number(name: str) -> int | None:
         text = environment.get(name, "")
@@ -77,7 +77,7 @@ def identity(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def compose(message: str, callstack: str, facts: Mapping[str, Any]) -> Record:
-    """A whole record from its message, its traceback text and the values for its "ftslurm" part."""
+    """A complete record from its message, its traceback text and the values for its "ftslurm" part."""
     ours: dict[str, Any] = {
         "schema": SCHEMA,
         "version": VERSION,
@@ -92,7 +92,7 @@ def compose(message: str, callstack: str, facts: Mapping[str, Any]) -> Record:
         "message": clean(message),
         "extraInfo": {"timestamp": str(ours["time_ns"] // 1_000_000_000)},
     }
-    if callstack:  # torch shows the message where there is no such key
+    if callstack:  # torch shows the message if this key is missing
         inner["extraInfo"]["py_callstack"] = callstack
     if ours["exit_code"] is not None:
         inner["errorCode"] = ours["exit_code"]
@@ -108,7 +108,7 @@ def from_exception(
         error: the exception; a SystemExit that hides no other one makes a record of kind "exit".
         trace: its traceback from the user's first frame on.
         facts: the other values of the "ftslurm" part; needs "time_ns" (nanoseconds since the epoch).
-        previous: what is in the file already: torch's ``@record`` wrote it about this same exception, or
+        previous: the present content of the file: torch's ``@record`` wrote it about this same exception, or
             copied it from a failed worker of a nested launch (then the exception is a ChildFailedError).
     """
     exception = describe(error, trace)
@@ -130,14 +130,14 @@ def from_exception(
         return _superset(compose(text, callstack, facts), previous)
     facts["reported_before"] = {"message": theirs, "py_callstack": their_callstack}
     if isinstance(error, SystemExit) or type(error).__name__ == "ChildFailedError":
-        # The launcher's own exception only says that somebody failed; the copied record says who and why.
+        # The launcher's own exception only reports a failed child; the copied record has its rank and reason.
         text = theirs
         callstack = f"{their_callstack}\nReported before this ended the process:\n\n{callstack}"
     return compose(text, callstack, facts)
 
 
 def exit_status(error: SystemExit) -> int:
-    """The status with which the interpreter ends on ``error`` (CPython: handle_system_exit)."""
+    """The interpreter's exit status for ``error`` (CPython: handle_system_exit)."""
     code: object = error.code
     if code is None:
         return 0
@@ -147,42 +147,42 @@ def exit_status(error: SystemExit) -> int:
 
 
 def complete(record_dir: str | os.PathLike[str], facts: Mapping[str, Any]) -> Record | None:
-    """The final record of a worker that has ended, for its agent to publish; None if it ended well.
+    """The final record of a worker that has ended, for its agent to publish; None if it succeeded.
 
     Args:
-        record_dir: where the worker wrote error.json and stacks.txt; both may be missing, torn or hostile.
-            What cannot be used is named in the record's "notes" and in its message.
-        facts: what the agent saw, by the names in the record: "exit_code" or "signal" ("SIGKILL"), "time_ns"
-            of the end (nanoseconds since the epoch), "rank", "round", ...; optional "step", "argv", "sections" (those
-            that the mark has open) and "surroundings" (see `ftslurm.agent.surroundings`).
+        record_dir: the directory of error.json and stacks.txt; both may be missing, torn or hostile.
+            Unusable parts are named in the record's "notes" and in its message.
+        facts: the agent's observations, by the names in the record: "exit_code" or "signal" ("SIGKILL"), "time_ns"
+            of the end (nanoseconds since the epoch), "rank", "round", ...; optional "step", "argv", "sections" (open in
+            the heartbeat page) and "host_resources" (see `ftslurm.agent.host_resources`).
 
-    In the result "time_ns" is when the exception was recorded, if one was (it then also stands in
+    In the result "time_ns" is the time of the exception's recording, if one was recorded (then also in
     "recorded_ns"), else the time of the end.
     """
     if facts.get("exit_code") == 0:
         return None
     written, note = read(record_dir)
     if written is not None and "ftslurm" not in written:
-        # torch tells whole seconds; with those, this rank would look first among ranks that failed together.
+        # torch stores whole seconds, which would make this rank the first among ranks that failed together.
         written["ftslurm"] = {"kind": "exception", "time_ns": _modified_ns(record_dir, facts["time_ns"])}
     return merge(written, note, _read_stacks(record_dir) if facts.get("signal") else "", facts)
 
 
 def complete_elsewhere(directory: str | os.PathLike[str], stacks: str, facts: Mapping[str, Any]) -> Record | None:
-    """What `complete` returns, from the record that the worker left in its directory of the run; None: it left none.
+    """The result of `complete` for a record in the rank's directory of the run; None: there is none.
 
-    A worker writes there when its node has no room for a record, or its record directory is gone.
+    A worker writes there if its node has no space for a record, or its record directory is missing.
 
     Args:
         directory: the rank's, in the run directory.
         stacks: faulthandler's text, or empty.
-        facts: see `complete`. Attempt, round and rank must be those of the record: no other process was ever started
+        facts: see `complete`. Attempt, round and rank must be those of the record: no other process was started
             with the same. Its pid need not be the worker's, whose children may have written it (`ftslurm.record`).
     """
     written, note = read(directory)
     ours = written.get("ftslurm") if written is not None else None
     if ours is None or ours["kind"] not in _BY_WORKERS or "stopped_by_ftslurm" in ours:
-        # Nothing, or what an agent has published.
+        # Nothing, or a record published by an agent.
         return None
     if any(ours.get(name) != facts.get(name) for name in ("attempt", "round", "rank")):
         return None
@@ -190,11 +190,11 @@ def complete_elsewhere(directory: str | os.PathLike[str], stacks: str, facts: Ma
 
 
 def merge(written: Record | None, note: str | None, stacks: str, facts: Mapping[str, Any]) -> Record:
-    """What `complete` returns; pure.
+    """The result of `complete`; pure.
 
     Args:
-        written: the worker's record as `read` has checked it, or None.
-        note: what is wrong with the file, if something is.
+        written: the worker's record, validated by `read`, or None.
+        note: the error of an invalid file, if any.
         stacks: faulthandler's text, or empty.
         facts: see `complete`.
     """
@@ -203,8 +203,8 @@ def merge(written: Record | None, note: str | None, stacks: str, facts: Mapping[
     ours: dict[str, Any] = {"kind": kind, "time_ns": facts["time_ns"], "argv": argv}
     text, callstack = _ending(exit_code, signal, stacks), stacks
     if written is not None:
-        believed = ("kind", "time_ns", "argv", "step", "world_size", "exception", "reported_before", *_WITNESSED)
-        ours.update({name: written["ftslurm"][name] for name in believed if name in written["ftslurm"]})
+        trusted = ("kind", "time_ns", "argv", "step", "world_size", "exception", "reported_before", *_FROM_CONTEXT)
+        ours.update({name: written["ftslurm"][name] for name in trusted if name in written["ftslurm"]})
         ours["recorded_ns"] = ours["time_ns"]
         text, callstack = _torch_part(written)
         text += f"; then {_ending(None, signal, stacks)}" if signal else ""
@@ -214,29 +214,29 @@ def merge(written: Record | None, note: str | None, stacks: str, facts: Mapping[
     ours.update(exit_code=exit_code, signal=signal, stacks=stacks or None, notes=[note] if note else [])
     if facts.get("sections"):
         ours.setdefault("sections", facts["sections"])
-    if facts.get("surroundings"):
-        ours["surroundings"] = facts["surroundings"]
+    if facts.get("host_resources"):
+        ours["host_resources"] = facts["host_resources"]
     record = compose(text + (f" ({note})" if note else ""), callstack, ours)
     record["message"]["errorCode"] = _error_code(facts.get("exit_code"), signal)
     return record if written is None else _superset(record, written)
 
 
 def _wanted_exit(ours: Mapping[str, Any]) -> int | None:
-    """The code of a sys.exit that a signal overtook: "do not restart" (78) holds all the same."""
+    """The code of a sys.exit that a signal preempted: "do not restart" (78) remains valid."""
     code = ours.get("exit_code")
     is_code = isinstance(code, int) and not isinstance(code, bool) and 0 < code < 256
     return code if ours.get("exception") and is_code else None
 
 
 def summary(record: Record) -> dict[str, Any]:
-    """The Failure dictionary of a completed record: who, when, and one printable line of what."""
+    """The Failure dictionary of a completed record: rank, time, and a printable one-line description."""
     ours = record["ftslurm"]
     names = ("round", "node", "rank", "local_rank", "time_ns", "kind", "exit_code", "signal", "step")
     return {**{name: ours[name] for name in names}, "message": one_line(_torch_part(record)[0])}
 
 
 def one_line(text: str, limit: int = SUMMARY_LIMIT) -> str:
-    """``text`` on one line of at most ``limit`` characters, nothing in it that could play with a terminal."""
+    """``text`` on one line of at most ``limit`` characters, without control sequences for a terminal."""
     text = re.sub(r"\x1b\[[0-?]*[ -/]*[@-~]", "", text[: 8 * limit])
     text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return text if len(text) <= limit else text[: limit - 4] + " ..."
@@ -265,7 +265,7 @@ def _modified_ns(record_dir: str | os.PathLike[str], at_most: int) -> int:
 
 
 def _read_stacks(record_dir: str | os.PathLike[str]) -> str:
-    """faulthandler's text, without the frames at the foot of the main thread that are ftslurm's."""
+    """faulthandler's text, without ftslurm's frames at the outer end of the main thread."""
     try:
         data = read_file(os.path.join(os.fspath(record_dir), STACKS), STACKS_LIMIT)
     except OSError:
@@ -281,7 +281,7 @@ def _read_stacks(record_dir: str | os.PathLike[str]) -> str:
 
 
 def _error_code(exit_code: int | None, signal: str | None) -> int | None:
-    """torch's word for how a process ended: the negative number of a signal (ProcessFailure.exitcode)."""
+    """torch's exit code of a process: for a signal its negative number (ProcessFailure.exitcode)."""
     import signal as signals
 
     return -int(getattr(signals, signal, 0)) if signal else exit_code

@@ -1,6 +1,6 @@
-"""Writes down how this worker process fails: its exceptions, and by faulthandler its fatal signals.
+"""Records the failure of this worker process: its exceptions, and by faulthandler its fatal signals.
 
-Lives in the user's process, so it imports nothing before there is a failure, and nothing that goes wrong here may
+Runs in the user's process, so it imports nothing before a failure, and no error here may
 hide the user's own exception or change the exit status.
 """
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import NoReturn
 
-_RESERVE = 16 * 1024 * 1024  # bytes that recording a MemoryError may need, while its frames hold all the rest
-_SPARE_FILES = 3  # file descriptors for the modules and files of recording that there are too many open files
+_RESERVE = 16 * 1024 * 1024  # bytes for recording a MemoryError, whose frames still hold all other memory
+_SPARE_FILES = 3  # file descriptors for the modules and files of recording an EMFILE failure
 
 
 class Recorder:
-    """Knows, from before the user's code ran, where and in whose name this worker's failure gets written."""
+    """Recorder of this worker's failure: its directory and identity are read before the user's code runs."""
 
     def __init__(self, argv: list[str]) -> None:
         self.argv = argv
@@ -28,13 +28,13 @@ class Recorder:
         directory = os.environ.get("FTSLURM_RECORD_DIR")
         self.directory = os.path.abspath(directory) if directory else None
         self.done = False
-        self.reserve = bytes(_RESERVE)  # zeroes that are never touched: address space, but no memory
+        self.reserve = bytes(_RESERVE)  # untouched zeroes: address space, but no memory
         self.spare: list[int] = []
 
     def watch_fatal_signals(self) -> None:
         """Have faulthandler write all stacks to stacks.txt, unless the user has it write elsewhere.
 
-        And to hang.txt when the agent asks for them, see `ftslurm.monitor.dumpsignal`.
+        And to hang.txt on the agent's request, see `ftslurm.monitor.dumpsignal`.
         """
         import faulthandler
 
@@ -50,10 +50,10 @@ class Recorder:
                 fd = dumpsignal.private_file(os.path.join(self.directory, "stacks.txt"))
                 faulthandler.enable(fd, all_threads=True)
         except (OSError, ImportError) as problem:
-            say(f"stacks of fatal signals or of a hang will not be recorded: {self.directory}: {problem}")
+            write_stderr(f"stacks of fatal signals or of a hang will not be recorded: {self.directory}: {problem}")
 
     def exception(self, error: BaseException, trace: TracebackType | None) -> None:
-        """Write the record of what ends this process; never raises. Forked children write nothing."""
+        """Write the record of this process's failure; never raises. Forked children write nothing."""
         if self.done or os.getpid() != self.pid:
             return
         limit = sys.getrecursionlimit()
@@ -61,27 +61,27 @@ class Recorder:
             del self.reserve
             self._close_spare()
             sys.setrecursionlimit(max(limit, 1000))
-            from ftslurm.failures import record, witness
+            from ftslurm.failures import record, worker_context
 
             if isinstance(error, SystemExit) and record.exit_status(error) == 0:
                 return
-            facts = {**self._facts(), **witness.facts(error, self.directory)}
+            facts = {**self._facts(), **worker_context.facts(error, self.directory)}
             previous = record.read(self.directory)[0] if self.directory else None
             self._write(record.from_exception(error, trace, facts, previous))
         except BaseException as problem:
-            say(f"the error record could not be made: {type(problem).__name__}: {problem}")
+            write_stderr(f"the error record could not be made: {type(problem).__name__}: {problem}")
         finally:
             sys.setrecursionlimit(limit)
 
     def stop(self, code: int, text: str, prefix: str = "ftslurm") -> NoReturn:
-        """End, as the user's program could not even be started: one line on stderr, the record, ``code``."""
-        say(text, prefix)
+        """Exit because the user's program could not be started: one line on stderr, the record, ``code``."""
+        write_stderr(text, prefix)
         try:
             from ftslurm.failures import record
 
             self._write(record.compose(text, "", {**self._facts(), "kind": "exit", "exit_code": code}))
         except BaseException as problem:
-            say(f"the error record could not be made: {type(problem).__name__}: {problem}")
+            write_stderr(f"the error record could not be made: {type(problem).__name__}: {problem}")
         self.done = True
         sys.exit(code)
 
@@ -125,11 +125,11 @@ class Recorder:
         try:
             record.write(content, directories)
         except OSError as problem:
-            say(f"the error record could not be written: {problem}")
+            write_stderr(f"the error record could not be written: {problem}")
 
 
-def say(text: str, prefix: str = "ftslurm") -> None:
-    """Write one line to the standard error as it is now, whatever ``sys.stderr`` has become."""
+def write_stderr(text: str, prefix: str = "ftslurm") -> None:
+    """Write one line to file descriptor 2, independent of ``sys.stderr``."""
     try:
         os.write(2, f"{prefix}: {text}\n".encode("utf-8", "backslashreplace"))
     except OSError:

@@ -1,4 +1,4 @@
-"""``error.json`` as a file: atomic writing, bounded and checked reading."""
+"""The file ``error.json``: atomic writing, bounded and validated reading."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Record: TypeAlias = "dict[str, Any]"
 
 
 def encode(record: Record) -> bytes:
-    """``record`` as JSON below SIZE_LIMIT; of one that is too large the least telling parts go first."""
+    """``record`` as JSON below SIZE_LIMIT; of a larger one the least important parts are removed first."""
     data = _dump(record)
     for lighter in (_without_foreign, _without_chain, _without_sources, _with_short_texts, _without_exception):
         if data is not None and len(data) < SIZE_LIMIT:
@@ -37,15 +37,15 @@ def encode(record: Record) -> bytes:
 def _dump(record: Record) -> bytes | None:
     try:
         return json.dumps(record).encode()
-    except (ValueError, RecursionError):  # what others left in the file may be nested without end
+    except (ValueError, RecursionError):  # foreign content of the file may be nested without end
         return None
 
 
 def write(record: Record, directories: Iterable[str]) -> str:
-    """Publish ``record`` as error.json in the first of ``directories`` that takes it; returns that path.
+    """Publish ``record`` as error.json in the first writable one of ``directories``; returns that path.
 
     Raises:
-        OSError: none of them did; the first one's error.
+        OSError: none is writable; the first one's error.
     """
     data, problem = encode(record), None
     for directory in directories:
@@ -93,9 +93,9 @@ def read_file(path: str, limit: int) -> bytes:
 
 
 def read(directory: str | os.PathLike[str]) -> tuple[Record | None, str | None]:
-    """The worker's (or torch's) error.json in ``directory``, and what is wrong with it if something is.
+    """The worker's (or torch's) error.json in ``directory``, and its error if it is invalid.
 
-    A record without the "ftslurm" part comes back where that part, or all of it, is torch's or damaged.
+    A record is returned without the "ftslurm" part if that part is damaged, or the record is torch's.
     """
     path = os.path.join(os.fspath(directory), NAME)
     try:
@@ -124,7 +124,7 @@ def _judge(record: Any) -> tuple[Record | None, str | None]:
 
 
 def _is_message(message: object) -> bool:
-    """Whether it is what torch's readers take: a text, or a text with extraInfo beside it."""
+    """Whether torch's readers accept it: a text, or a text with extraInfo."""
     return isinstance(message, str) or (
         isinstance(message, dict)
         and isinstance(message.get("message"), str)
@@ -136,7 +136,7 @@ def _check_ours(ours: object) -> str | None:
     if not isinstance(ours, dict) or ours.get("schema") != SCHEMA or not _is_int(ours.get("version")):
         return f"has no valid {SCHEMA} part"
     if ours["version"] > VERSION:
-        return f"was made by a newer ftslurm ({SCHEMA} version {ours['version']}, known: {VERSION})"
+        return f"was made by a newer ftslurm ({SCHEMA} version {ours['version']}, supported: {VERSION})"
     whole = (
         _is_int(ours.get("time_ns"))
         and ours.get("kind") in KINDS
@@ -205,7 +205,7 @@ def _with_short_texts(record: Record) -> Record:
     exception = ours["exception"]
     ours = {
         **ours,
-        "argv": [clean(word, 200) for word in ours["argv"][:20]],
+        "argv": [clean(argument, 200) for argument in ours["argv"][:20]],
         "stacks": ours["stacks"] and clean(ours["stacks"], 4000),
         "exception": exception and {**exception, "message": clean(exception["message"], 1000)},
     }

@@ -1,4 +1,4 @@
-"""All checks that come with ftslurm, in the order in which people read them."""
+"""All checks of ftslurm, in display order."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ MODULES: tuple[str, ...] = (
 
 
 def builtin() -> list[Check]:
-    """Return the checks that come with ftslurm."""
+    """Return ftslurm's own checks."""
     return [import_module(f"ftslurm.health.checks.{name}").CHECK for name in MODULES]
 
 
 def all_checks() -> list[Check]:
-    """Return the checks that come with ftslurm and those of the site."""
+    """Return ftslurm's checks and those of the site."""
     from ftslurm.health.plugins import load
 
     known = builtin()
@@ -61,5 +61,5 @@ def all_checks() -> list[Check]:
 
 
 def chosen(checks: Iterable[Check], set_: str, skip: Sequence[str] = ()) -> list[Check]:
-    """Return the checks of that set, but for those to be skipped."""
+    """Return the checks of a set, without the skipped ones."""
     return [check for check in checks if set_ in check.sets and check.name not in skip]

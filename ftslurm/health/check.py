@@ -1,4 +1,4 @@
-"""What a check is: a name, when it is run, a fetch that touches the node, and a judge that does not."""
+"""Definition of a check: a name, its sets, a fetch that accesses the node, and a pure judge."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 QUICK, BACKGROUND, THOROUGH = "quick", "background", "thorough"
 SETS = (QUICK, BACKGROUND, THOROUGH)
-"""Before a node joins a round; from time to time while one runs; after a failure that may be the node's."""
+"""Before a node joins a round; periodically while one runs; after a failure that the node may have caused."""
 CONFIRM = "confirm"
-"""No set that a check belongs to: those that failed, once more, each alone and unhurried."""
+"""Not a set of the catalogue: the failed checks again, each alone and with longer time-outs."""
 
 
 class Absent(Exception):
-    """What the check is about is not here, and nothing says that it should be: all is well. The text says what."""
+    """The subject of the check does not exist here and is not expected to: no finding. The text names it."""
 
 
 @dataclass(frozen=True)
-class Place:
+class CheckedPath:
     """A path that the job uses: `what` it is for ("run directory", "checkpoints", "data", "/tmp")."""
 
     path: str
@@ -33,7 +33,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Peer:
-    """Another node, and where it can be reached; port 0: nowhere."""
+    """Another node and its address; port 0: it has none."""
 
     node: str
     address: str
@@ -42,27 +42,27 @@ class Peer:
 
 @dataclass(frozen=True)
 class Context:
-    """What checks are told of the node and the job; all of it fits into JSON.
+    """Input of the checks about the node and the job; serialisable as JSON.
 
     Attributes:
         node: this node's name.
-        environ: the job's environment: what Slurm gave, which devices are visible.
-        root: put before /proc, /sys and /dev in tests; empty on a real node.
-        paths: that the job uses.
-        commands: checks of the user's own.
-        skip: names of checks that are not to be run.
-        busy: ranks are running: what they hold is no leftover, and nothing may get in their way.
-        hurry: a round waits for this look: what is at most a warning is not waited for.
-        own_pid: processes below this one are the job's own; None: nobody's are.
-        address: this node's, as others are told it; None: unknown.
+        environ: the job's environment: Slurm's allocation, visible devices.
+        root: prefix of /proc, /sys and /dev in tests; empty on a real node.
+        paths: paths used by the job.
+        commands: the user's own checks.
+        skip: names of checks to skip.
+        busy: ranks are running: their resources are no leftovers, and checks must not disturb them.
+        hurry: a round waits for this run: it does not wait for checks that can only warn.
+        own_pid: its descendants are the job's own processes; None: there are none.
+        address: this node's address as published to others; None: unknown.
         peers: other nodes of the job.
-        job_since_s: monotonic second at which the job began on this node; None: the node is looked at for no job.
+        job_since_s: monotonic second at which the job began on this node; None: the checks run outside a job.
     """
 
     node: str
     environ: Mapping[str, str] = field(default_factory=dict)
     root: str = ""
-    paths: tuple[Place, ...] = ()
+    paths: tuple[CheckedPath, ...] = ()
     commands: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     busy: bool = False
@@ -80,27 +80,27 @@ class Context:
     def of_json(fields: Mapping[str, Any]) -> Context:
         """Read it back."""
         lists = {name: tuple(fields[name]) for name in ("commands", "skip")}
-        paths = tuple(Place(**place) for place in fields["paths"])
+        paths = tuple(CheckedPath(**place) for place in fields["paths"])
         peers = tuple(Peer(**peer) for peer in fields["peers"])
         return Context(**{**fields, **lists, "paths": paths, "peers": peers})
 
 
 def always(context: Context) -> bool:
-    """It may hang on any node: it asks a driver, a filesystem, or what somebody else wrote."""
+    """It may hang on any node: it calls a driver, a filesystem, or foreign code."""
     return True
 
 
 def never(context: Context) -> bool:
-    """It asks for nothing but what the kernel has in its memory (/proc, most of /sys)."""
+    """It reads only the kernel's memory (/proc, most of /sys)."""
     return False
 
 
 def request_for(set_: str, names: Sequence[str], context: Context, directory: str) -> Json:
-    """Return the request for one look, see `ftslurm.health.look`.
+    """Return the request for one run of a check set, see `ftslurm.health.agent_run`.
 
     Args:
         set_, names: the set, and for CONFIRM the checks.
-        directory: node-local; the facts for the next look are kept there.
+        directory: node-local; stores the facts for the next run.
     """
     facts = os.path.join(directory, "health-facts.json")
     return {"set": set_, "names": list(names), "context": context.to_json(), "facts": facts}
@@ -116,19 +116,19 @@ class Check:
 
     Attributes:
         name: unique, with its group in front: "gpu-ecc".
-        about: what it looks at, in a few words, for the list of checks.
-        sets: in which sets it is run.
-        limit_s: how long its fetch may take, in seconds, without the time in which it waited for a CPU.
-        fetch: gets the facts; `Absent` when there is nothing to look at. What it raises otherwise makes the verdict
+        about: a short description of its subject, for the list of checks.
+        sets: the sets that contain it.
+        limit_s: time-out of the fetch, in seconds, without the time spent waiting for a CPU.
+        fetch: returns the facts; raises `Absent` if its subject does not exist. Any other exception makes the verdict
             UNKNOWN.
-        judge: from the facts, those of the look before (None: the first look) and the context to the judgement; pure.
-        lasting: as long as it fails, it is compared with the last look at which it did not: a counter that grew too
-            fast is not well because it rests for a moment. False: its facts say themselves for how long they count.
-        late: the status when the fetch does not come back in time, on a node that is not slow as a whole.
-        late_text, late_advice: what that means: "the driver hangs".
-        may_hang: whether the fetch may hang on this node; it is then made in a process of its own, which is killed when
-            the time is over. That costs a fork, which a check saves whose device is not here. Must not hang itself:
-            names in /sys, /proc and /dev do not.
+        judge: maps the facts, those of the previous run (None: the first run) and the context to the judgement; pure.
+        lasting: as long as it fails, it is compared with the last run without a failure: a counter that grew too fast
+            has not recovered because it pauses. False: its facts contain their own validity.
+        late: the status if the fetch exceeds its time-out, on a node that is not slow as a whole.
+        late_text, late_advice: the meaning of that: "the driver hangs".
+        may_hang: whether the fetch may hang on this node; it then runs in a process of its own, which is killed at the
+            time-out. Avoids the fork for a check whose device does not exist here. Must not hang itself: it may only
+            list /sys, /proc and /dev.
     """
 
     name: str

@@ -23,7 +23,7 @@ ENDED, LATE, STARVED = "ended", "late", "starved"
 TICK_S = 0.1
 """Interval between two checks of the running processes. A longer one is this process's own lateness."""
 SLACK_S = 20.0
-"""A process that gets no CPU is given up so many seconds of wall time after its fork and its limit."""
+"""Seconds of wall time, beyond the limit, after which a process without CPU time is given up."""
 REAP_S = 0.2
 BEGIN = b"\n"
 
@@ -32,7 +32,7 @@ class Child:
     """A forked process that does one piece of work and writes the result to a pipe.
 
     Args:
-        work: does it, given the descriptor to write to; it must write a line, however empty, when its time begins.
+        work: the function, with the descriptor to write to; it must write a line, possibly empty, when its time begins.
         limit_s: time-out of the work, in seconds of device time.
         clock: monotonic, seconds.
 
@@ -59,7 +59,7 @@ class Child:
         os.close(write)
 
     def receive(self, attentive_s: float, now: float) -> bool:
-        """Read what it wrote; return False at the end.
+        """Read its output; return False at the end.
 
         Args:
             attentive_s: this process's own time, see `device_time.Reading`.
@@ -161,12 +161,12 @@ def _run(work: Callable[[int], None], write: int) -> NoReturn:
         os.setpgid(0, 0)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
-        # A library that prints must not do so into our caller's output.
+        # Output of libraries must not mix with the caller's.
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 0)
         os.dup2(null, 1)
         work(write)
         code = 0
     finally:
-        # Nothing of the parent's is flushed or run a second time.
+        # Without the parent's buffers and exit handlers.
         os._exit(code)

@@ -1,4 +1,4 @@
-"""`ftslurm health`: look at this node, or in a step at all nodes at once, and print one table."""
+"""`ftslurm health`: check this node, or in a Slurm step all nodes at once, and print one table."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ftslurm.health.asked import FIT, UNFIT, USAGE, UsageError, choose, context_of
+from ftslurm.health.selection import HEALTHY, UNHEALTHY, USAGE, UsageError, choose, context_of
 from ftslurm.terminal import print_error, show
 
 if TYPE_CHECKING:
     import argparse
 
-    from ftslurm.doctor.command import Stand
-    from ftslurm.health.check import Check, Place
-    from ftslurm.health.sight import Sight
+    from ftslurm.doctor.command import NodeContext
+    from ftslurm.health.check import Check, CheckedPath
+    from ftslurm.health.cluster_view import ClusterView
 
 INTERRUPTED = 130
 RESULTS_S = 10.0
-"""How much longer than the slowest check may take the first node waits for the others' results."""
+"""Seconds beyond the slowest check's time-out for which the first node waits for the others' results."""
 
 EPILOG = """\
 On all nodes of a job, one table:  srun --ntasks-per-node=1 ftslurm health
-Of an allocation that runs a program already, add to srun: --overlap, and to health: --busy
+In an allocation that already runs a program, add --overlap to srun and --busy to health.
 
-Exit codes: 0 fit (warnings and what could not be found out included), 1 a check failed, or there is no word of a node,
+Exit codes: 0 healthy (including warnings and unknowns), 1 a check failed, or a node did not report,
 2 wrong usage. As Slurm's HealthCheckProgram, Prolog or Epilog: see ftslurm health --slurm help.
 """
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run it; return the exit code: 0 fit, 1 unfit, 2 wrong usage."""
+    """Run the command; return the exit code: 0 healthy, 1 unhealthy, 2 wrong usage."""
     try:
         options = _parser().parse_args(argv)
     except SystemExit as end:
@@ -43,13 +43,13 @@ def main(argv: Sequence[str]) -> int:
 
             return slurm_program(options)
         if options.drain or options.act:
-            raise UsageError("--drain and --act are for --slurm: by hand, nothing is done to the node")
+            raise UsageError("--drain and --act need --slurm: without it, the node is not changed")
         checks = choose(options)
         if options.list:
             from ftslurm.health.table import listing
 
             show(listing(checks))
-            return FIT
+            return HEALTHY
         return _look(options, checks)
     except UsageError as error:
         print_error(f"ftslurm health: {error}")
@@ -57,120 +57,124 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _look(options: argparse.Namespace, checks: Sequence[Check]) -> int:
-    from ftslurm.doctor.command import Interrupted, interruptible, stand_of
-    from ftslurm.doctor.command import UsageError as NoStand
+    from ftslurm.doctor.command import Interrupted, interruptible, node_context
+    from ftslurm.doctor.command import UsageError as ContextError
 
     unique = f"local-{os.getpid()}-{os.urandom(3).hex()}"
     try:
-        stand = stand_of(os.environ, socket.gethostname(), unique, "ftslurm health")
-    except NoStand as error:
+        placement = node_context(os.environ, socket.gethostname(), unique, "ftslurm health")
+    except ContextError as error:
         raise UsageError(str(error)) from None
-    if stand is None:
-        return FIT
+    if placement is None:
+        return HEALTHY
     try:
         with interruptible():
-            if len(stand.expected) == 1:
-                return _alone(options, checks, stand)
-            return _together(options, checks, stand)
+            if len(placement.expected) == 1:
+                return _alone(options, checks, placement)
+            return _together(options, checks, placement)
     except Interrupted:
         return INTERRUPTED
 
 
-def _places(options: argparse.Namespace, directory: str | None) -> list[Place]:
+def _paths(options: argparse.Namespace, directory: str | None) -> list[CheckedPath]:
     """Return the paths that every job uses; the shared directory where there is one."""
-    from ftslurm.health.check import Place
+    from ftslurm.health.check import CheckedPath
 
-    # The check adds $TMPDIR, which is the user's, by itself.
-    own = [Place(path, path) for path in ("/tmp", "/dev/shm")]
-    return [*([Place(directory, "shared directory")] if directory else []), *own]
+    # The check itself adds the user's $TMPDIR.
+    own = [CheckedPath(path, path) for path in ("/tmp", "/dev/shm")]
+    return [*([CheckedPath(directory, "shared directory")] if directory else []), *own]
 
 
-def _alone(options: argparse.Namespace, checks: Sequence[Check], stand: Stand) -> int:
+def _alone(options: argparse.Namespace, checks: Sequence[Check], placement: NodeContext) -> int:
     from ftslurm.doctor.command import directory_of, is_dir_watched
+    from ftslurm.health.cluster_view import ClusterView
     from ftslurm.health.run import run
-    from ftslurm.health.sight import Sight
 
     began = time.monotonic()
     default = directory_of(None, os.environ, os.getcwd(), lambda path: True)
     directory = options.shared_dir or (default if is_dir_watched(default) else None)
-    context = context_of(options, stand.node, os.environ, _places(options, directory), options.busy)
-    looked = run(checks, context, {})
-    sight = Sight(stand.expected, {stand.node: looked.verdicts}, stuck={stand.node: looked.stuck})
-    return _print(options, sight, time.monotonic() - began, stand.note)
+    context = context_of(options, placement.node, os.environ, _paths(options, directory), options.busy)
+    result = run(checks, context, {})
+    view = ClusterView(placement.expected, {placement.node: result.verdicts}, stuck={placement.node: result.stuck})
+    return _print(options, view, time.monotonic() - began, placement.note)
 
 
-def _together(options: argparse.Namespace, checks: Sequence[Check], stand: Stand) -> int:
-    """Be one node of several: look, hand in; the first prints."""
+def _together(options: argparse.Namespace, checks: Sequence[Check], placement: NodeContext) -> int:
+    """Run the checks as one node of several: publish the result; the first node prints the table."""
     from ftslurm.dataclasses import replace
+    from ftslurm.doctor.barrier import Session
     from ftslurm.doctor.command import Interrupted, directory_of, is_dir_watched
-    from ftslurm.doctor.meet import Session
     from ftslurm.doctor.node import clean_up
+    from ftslurm.health.cluster_view import ClusterView
+    from ftslurm.health.multi_node import gather, join_nodes, publish_result
     from ftslurm.health.peers import compare
     from ftslurm.health.run import run
-    from ftslurm.health.sight import Sight
-    from ftslurm.health.together import gather, hand_in, meet_all
 
     began = time.monotonic()
     directory = directory_of(options.shared_dir, os.environ, os.getcwd(), is_dir_watched)
-    session = Session(os.path.join(directory, f".ftslurm-health-{stand.session}"), stand.node, stand.expected)
+    session = Session(
+        os.path.join(directory, f".ftslurm-health-{placement.session}"), placement.node, placement.expected
+    )
     try:
-        with _listening() as door:
-            met = meet_all(session, directory, stand.node, door.getsockname()[1], options.wait)
-            context = context_of(options, stand.node, os.environ, _places(options, directory), options.busy)
-            looked = run(checks, replace(context, address=stand.node, peers=met.peers), {})
-            alone = len(met.nodes) < 2 and stand.node != stand.expected[0]
-            if alone or not met.nodes:
-                clean_up(session, others=not met.nodes)
-                own = Sight((stand.node,), {stand.node: looked.verdicts}, stuck={stand.node: looked.stuck})
-                why = met.problem or f"no other node came to {directory} within {options.wait:g} s"
-                return _unmet(options, own, stand, why, time.monotonic() - began)
-            if stand.node != met.nodes[0]:
-                problem = hand_in(session, looked.verdicts, looked.stuck)
+        with _listening() as listener:
+            joined = join_nodes(session, directory, placement.node, listener.getsockname()[1], options.wait)
+            context = context_of(options, placement.node, os.environ, _paths(options, directory), options.busy)
+            result = run(checks, replace(context, address=placement.node, peers=joined.peers), {})
+            alone = len(joined.nodes) < 2 and placement.node != placement.expected[0]
+            if alone or not joined.nodes:
+                clean_up(session, others=not joined.nodes)
+                own = ClusterView(
+                    (placement.node,), {placement.node: result.verdicts}, stuck={placement.node: result.stuck}
+                )
+                why = joined.problem or f"no other node joined in {directory} within {options.wait:g} s"
+                return _unmet(options, own, placement, why, time.monotonic() - began)
+            if placement.node != joined.nodes[0]:
+                problem = publish_result(session, result.verdicts, result.stuck)
                 if problem:
-                    print_error(f"ftslurm health: {stand.node}: its result could not be handed in: {problem}")
-                return UNFIT if problem else FIT
+                    print_error(f"ftslurm health: {placement.node}: its result could not be published: {problem}")
+                return UNHEALTHY if problem else HEALTHY
             slowest_s = max((check.limit_s for check in checks), default=0.0)
-            got = gather(session, met.nodes, directory, options.wait, slowest_s + RESULTS_S)
+            gathered = gather(session, joined.nodes, directory, options.wait, slowest_s + RESULTS_S)
     except Interrupted:
         clean_up(session)
         raise
-    verdicts = {**got.verdicts, stand.node: looked.verdicts}
-    stuck = {**got.stuck, stand.node: looked.stuck}
-    in_order = {node: verdicts[node] for node in stand.expected if node in verdicts}
+    verdicts = {**gathered.verdicts, placement.node: result.verdicts}
+    stuck = {**gathered.stuck, placement.node: result.stuck}
+    in_order = {node: verdicts[node] for node in placement.expected if node in verdicts}
     stays = clean_up(session)
-    sight = Sight(stand.expected, in_order, got.lost, compare(in_order), stuck)
-    return _print(options, sight, time.monotonic() - began, stays or "")
+    view = ClusterView(placement.expected, in_order, gathered.lost, compare(in_order), stuck)
+    return _print(options, view, time.monotonic() - began, stays or "")
 
 
 def _listening() -> socket.socket:
-    """Return a socket that the other nodes can reach: they try whether they can."""
-    door = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    door.bind(("", 0))
-    door.listen(128)
-    return door
+    """Return a listening socket, for the reachability checks of the other nodes."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    listener.bind(("", 0))
+    listener.listen(128)
+    return listener
 
 
-def _unmet(options: argparse.Namespace, own: Sight, stand: Stand, why: str, took_s: float) -> int:
-    """Tell what this node found when it could not tell the first one: the first by its table, others by a line."""
+def _unmet(options: argparse.Namespace, own: ClusterView, placement: NodeContext, why: str, took_s: float) -> int:
+    """Print this node's own result because the nodes could not meet: a table on the first node, a line on others."""
     from ftslurm.health.table import brief
 
-    way_out = "give a directory that all nodes share: --shared-dir DIR"
-    if stand.node == stand.expected[0]:
-        _print(options, own, took_s, f"only this node of {len(stand.expected)}: {why}; {way_out}")
+    advice = "give a directory that all nodes share: --shared-dir DIR"
+    if placement.node == placement.expected[0]:
+        _print(options, own, took_s, f"only this node of {len(placement.expected)}: {why}; {advice}")
     else:
-        found = brief(own.verdicts[stand.node]) or "nothing is wrong with the node itself"
-        print_error(f"ftslurm health: {stand.node}: could not meet the other nodes: {why}; {found}")
-    return UNFIT
+        found = brief(own.verdicts[placement.node]) or "no finding on the node itself"
+        print_error(f"ftslurm health: {placement.node}: could not join the other nodes: {why}; {found}")
+    return UNHEALTHY
 
 
-def _print(options: argparse.Namespace, sight: Sight, took_s: float, note: str) -> int:
+def _print(options: argparse.Namespace, view: ClusterView, took_s: float, note: str) -> int:
     from ftslurm.health.table import render, to_document
     from ftslurm.health.verdict import FAIL
 
-    show(to_document(sight, took_s) if options.json else render(sight, took_s))
+    show(to_document(view, took_s) if options.json else render(view, took_s))
     if note:
         print_error(f"ftslurm health: {note}")
-    return UNFIT if sight.status == FAIL else FIT
+    return UNHEALTHY if view.status == FAIL else HEALTHY
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -181,7 +185,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ftslurm health",
         allow_abbrev=False,
-        description="Look whether this node is fit for a job: its GPUs, network, storage and host. Nothing is changed.",
+        description="Check whether this node is healthy: its GPUs, network, storage and host. Nothing is changed.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -190,14 +194,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--all", action="store_true", help="all checks, as by default")
-    which.add_argument(
-        "--quick", action="store_true", help="those that are made before a node joins a round: within 1 s"
-    )
-    parser.add_argument(
-        "--skip", action="append", default=[], metavar="NAME,…", help="leave these checks or groups out"
-    )
-    parser.add_argument("--list", action="store_true", help="say which checks there are, and do not look")
-    parser.add_argument("--json", action="store_true", help="print all that was found as JSON")
+    which.add_argument("--quick", action="store_true", help="the checks run before a node joins a round: within 1 s")
+    parser.add_argument("--skip", action="append", default=[], metavar="NAME,…", help="skip these checks or groups")
+    parser.add_argument("--list", action="store_true", help="list the checks, without running them")
+    parser.add_argument("--json", action="store_true", help="print all results as JSON")
     parser.add_argument(
         "--path", action="append", default=[], metavar="DIR", help="a path that jobs use; may be repeated"
     )
@@ -206,20 +206,24 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="CMD",
-        help="a check of your own: exit code 0 well, 1 warning, 2 unfit, and one line of output; may be repeated",
+        help="your own check: exit code 0 ok, 1 warning, 2 unhealthy, and one line of output; may be repeated",
     )
     load = parser.add_mutually_exclusive_group()
-    load.add_argument("--busy", action="store_true", help="ranks are running: what they hold is no leftover")
-    load.add_argument("--idle", action="store_true", help="nothing should be running here, as by default by hand")
+    load.add_argument("--busy", action="store_true", help="ranks are running: their resources are no leftovers")
+    load.add_argument(
+        "--idle", action="store_true", help="nothing should be running here (the default without --slurm)"
+    )
     parser.add_argument(
-        "--shared-dir", metavar="DIR", help="where nodes meet (default: $FTSLURM_SHARED_DIR, ./ftslurm-runs, or .)"
+        "--shared-dir",
+        metavar="DIR",
+        help="directory for joining nodes (default: $FTSLURM_SHARED_DIR, ./ftslurm-runs, or .)",
     )
     parser.add_argument("--wait", type=seconds, default=30.0, metavar="S", help="wait that long for all nodes (30)")
     parser.add_argument(
         "--slurm",
         choices=("health-check", "prolog", "epilog", "help"),
-        help="be Slurm's HealthCheckProgram, Prolog or Epilog; help: say how",
+        help="run as Slurm's HealthCheckProgram, Prolog or Epilog; help: show how",
     )
-    parser.add_argument("--drain", action="store_true", help="with --slurm: drain a node of which a check failed")
-    parser.add_argument("--act", action="store_true", help="with --slurm prolog|epilog: end with 1 when a check failed")
+    parser.add_argument("--drain", action="store_true", help="with --slurm: drain a node with a failed check")
+    parser.add_argument("--act", action="store_true", help="with --slurm prolog|epilog: exit with 1 if a check failed")
     return parser

@@ -1,4 +1,4 @@
-"""What the kernel tells of InfiniBand and RoCE ports (its Documentation/ABI/stable/sysfs-class-infiniband)."""
+"""InfiniBand and RoCE ports in sysfs (the kernel's Documentation/ABI/stable/sysfs-class-infiniband)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIMIT_S = 10.0
 
 
 def check(name: str, about: str, sets: Iterable[str], fetch: Fetch, judge: Judge) -> Check:
-    """Return a check that asks the NICs' drivers; see `Check`."""
+    """Return a check that calls the NICs' drivers; see `Check`."""
     text, advice = "a NIC's driver or firmware hangs", "Look at the node's kernel log for mlx5 or the NIC's driver."
     return Check(
         name, about, frozenset(sets), LIMIT_S, fetch, judge, late_text=text, late_advice=advice, may_hang=are_there
@@ -29,7 +29,7 @@ def check(name: str, about: str, sets: Iterable[str], fetch: Fetch, judge: Judge
 
 
 def are_there(context: Context) -> bool:
-    """Tell whether there is any device whose driver may be asked."""
+    """Return whether any such device exists."""
     return bool(sysfs.names(context.root + CLASS))
 
 
@@ -42,14 +42,14 @@ class Port:
         number: of the port, from 1.
         state: "ACTIVE", "DOWN", "INIT", "ARMED" or "ACTIVE_DEFER"; empty: unknown.
         physical: "LinkUp", "Polling", "Disabled", ...; empty: unknown.
-        gbps: its rate, in 10^9 bits per second; that of a port without a link means nothing.
+        gbps: its rate, in 10^9 bits per second; meaningless without a link.
         lanes: its width.
         layer: "InfiniBand" or "Ethernet" (RoCE).
-        board: which product it is (PSID), or its chip; ports of one board can do the same.
+        board: the product (PSID), or its chip; ports of one board have the same capabilities.
         firmware: its version.
         pci: address of its PCI device.
         interface: the network interface on it; empty: none, or unknown.
-        switched_off: the interface is there and set down ("ip link set ... down").
+        switched_off: the interface exists and is set down ("ip link set ... down").
         carried: bytes sent and received since its driver was loaded; None: unknown.
     """
 
@@ -69,12 +69,12 @@ class Port:
 
     @property
     def key(self) -> str:
-        """What it is known by from look to look: names may be given anew, places stay."""
+        """Its identity over several runs: names may change, PCI addresses stay."""
         return f"{self.pci}/{self.number}"
 
     @property
     def name(self) -> str:
-        """Its name for people."""
+        """Its display name."""
         return f"{self.device} port {self.number}"
 
     @property
@@ -84,7 +84,7 @@ class Port:
 
     @property
     def sort(self) -> tuple[str, str, str, int]:
-        """What ports have in common that may be expected to be used alike.
+        """Key of ports that are expected to be used in the same way.
 
         The second port of a card, be it a port number or a PCI function, is often left without a cable.
         """
@@ -98,8 +98,8 @@ class Port:
 def directories(root: str) -> Iterator[tuple[str, pci.Slot, int, str]]:
     """Yield device, its place, number and directory of all ports on PCI.
 
-    Left out is what is no NIC: emulation in software (rxe, siw), and virtual functions whose physical one is here too:
-    they have its link, and are often there for machines that do not run.
+    Excluded are devices that are no NICs: software emulation (rxe, siw), and virtual functions whose physical one is
+    here too: they share its link, and often belong to virtual machines that do not run.
     """
     for device in sysfs.names(root + CLASS):
         below = f"{root}{CLASS}/{device}"

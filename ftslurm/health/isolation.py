@@ -1,7 +1,7 @@
-"""What a program of Slurm's runs with: no environment, module or command that a user could have written.
+"""Isolation of Slurm's programs: no environment, module or command that a user could have written.
 
 slurmd runs HealthCheckProgram, Prolog and Epilog as root, the latter two with variables of the job. This module imports
-nothing that is not loaded anyway: it decides from where the rest comes.
+only modules that are loaded anyway: it decides where the rest is imported from.
 """
 
 from __future__ import annotations
@@ -23,12 +23,16 @@ _KEPT_PREFIXES = ("SLURM_", "SLURMD_")
 
 
 def isolate() -> str | None:
-    """Leave the current directory; reduce this process's environment and, as root, its paths to what root wrote.
+    """Leave the current directory; reduce this process's environment and, as root, its paths to root's own files.
 
     Returns:
         None, or why this must not run as root: one line.
     """
     os.chdir("/")
+    if any(name.startswith("LD_") for name in os.environ):
+        # The dynamic loader has read them already, and libraries would be loaded by them: begin again without.
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("LD_")}
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], kept)
     for name in set(os.environ) - set(kept_environment(os.environ)):
         del os.environ[name]
     if os.geteuid() != 0:
@@ -37,7 +41,7 @@ def isolate() -> str | None:
     sys.path[:] = only_roots(sys.path)
     for directory in dict.fromkeys((os.path.dirname(os.path.dirname(__file__)), os.path.dirname(os.__file__))):
         if problem := writable_by(directory):
-            return f"{problem}: root runs only what nobody else can write; install Python and ftslurm in such a place"
+            return f"{problem}: root runs only files that no other user can write; install Python and ftslurm elsewhere"
     return None
 
 
@@ -47,15 +51,15 @@ def kept_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def only_roots(paths: Iterable[str]) -> list[str]:
-    """Return those of some paths, without links, that are absolute and that nobody but root can write to."""
+    """Return the paths, with links resolved, that are absolute and writable only by root."""
     real = [os.path.realpath(path) for path in paths if os.path.isabs(path)]
     return [path for path in dict.fromkeys(real) if writable_by(path) is None]
 
 
 def writable_by(path: str) -> str | None:
-    """Return who but root may replace what lies at a path, in words: "/opt/x belongs to user 1000"; None: nobody.
+    """Return the users other than root that can replace a path: "/opt/x belongs to user 1000"; None: none.
 
-    What is not there can be made by nobody else where nobody can write to the directories above it.
+    A missing path cannot be created by others if only root can write to the directories above it.
     """
     place = os.path.realpath(path)
     while True:
@@ -65,7 +69,7 @@ def writable_by(path: str) -> str | None:
             status = None
         except OSError as error:
             return f"{place}: {error.strerror}"
-        # In a sticky directory (/tmp) others can make names, but not replace root's.
+        # In a sticky directory (/tmp) others can create names, but not replace root's.
         if status is not None and (found := _writers(status, sticky_is_safe=place != os.path.realpath(path))):
             return f"{place} {found}"
         if place == "/":

@@ -1,4 +1,4 @@
-"""Looks up several names at once, and does not wait for those that nobody answers."""
+"""Looks up several names concurrently, with a time-out for names without an answer."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Resolver = Callable[[str], "list[str]"]
 
 @dataclass(frozen=True)
 class Resolved:
-    """What came of one name.
+    """Result of one look-up.
 
     Attributes:
-        addresses: sorted; empty: it does not resolve; None: nobody answered in time.
-        took_s: until then, in seconds.
-        problem: the resolver's words; empty: none.
+        addresses: sorted; empty: it does not resolve; None: no answer in time.
+        took_s: duration, in seconds.
+        problem: the resolver's error; empty: none.
     """
 
     addresses: tuple[str, ...] | None
@@ -34,20 +34,20 @@ class Resolved:
 
 
 def system(name: str) -> list[str]:
-    """Look a name up as all programs here do.
+    """Look up a name by the system's resolver.
 
     Raises:
         OSError: it does not resolve.
     """
-    # Given as text, Python would first import what encodes international names.
+    # Given as text, Python would first import the encoder for international names.
     host = name.encode() if name.isascii() else name
     return [str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
 
 
 def look_up(names: Iterable[str], limit_s: float, resolver: Resolver = system) -> dict[str, Resolved]:
-    """Look up names, for so many seconds in all, without those in which this process got no CPU.
+    """Look up names within a total time-out in seconds, without the time in which this process got no CPU.
 
-    Look-ups that hang are left to threads that end with us.
+    Look-ups that hang are left to daemon threads.
     """
     todo: queue.SimpleQueue[str] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[str, Resolved]] = queue.SimpleQueue()

@@ -1,7 +1,7 @@
-"""Asks NVIDIA's driver through NVML (nvidia-ml-py), and survives all that drivers of ten years answer.
+"""Queries NVIDIA's driver through NVML (nvidia-ml-py), robust against drivers of the last ten years.
 
-What a GPU or a driver does not have is None; what goes wrong is a word in the GPU's `errors`. NVML is loaded inside the
-check's own process only: a call may never return. The functions at the end are pure and serve the checks' judges.
+Values that a GPU or a driver does not have are None; errors are stored by name in the GPU's `errors`. NVML is loaded
+only in the check's own process: a call may never return. The functions at the end are pure, for the checks' judges.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from ftslurm.dataclasses import dataclass, field
 from ftslurm.health import sysfs
 from ftslurm.health.check import Absent, Check, Context, Fetch, Judge
 from ftslurm.health.verdict import UNKNOWN, WARN, Finding, Json
-from ftslurm.health.xid_words import bus_key
+from ftslurm.health.xid_catalogue import bus_key
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 LIMIT_S = 10.0
-"""For one check. A driver without its persistence daemon first wakes up the GPUs, one after the other."""
+"""Time-out of one check. A driver without its persistence daemon first initialises the GPUs, one after the other."""
 LATE_ADVICE = "Look at the kernel log; the node needs a restart where nvidia-smi hangs too."
 NVIDIA = "0x10de"
 
@@ -44,7 +44,7 @@ _SILENT = frozenset(
         "NOT_READY",
     )
 )
-"""What says nothing of a GPU's health: it has no such thing, the driver is too old, or we may not ask."""
+"""Errors without relevance for a GPU's health: unsupported feature, old driver, or missing permission."""
 LOST = frozenset({"GPU_IS_LOST", "RESET_REQUIRED", "INSUFFICIENT_POWER", "IRQ_ISSUE", "UNKNOWN", "TIMEOUT"})
 """Errors after which no program can use the GPU when every basic call ends with one."""
 WORDS = {
@@ -61,11 +61,10 @@ WORDS = {
 
 
 def check(name: str, about: str, sets: Iterable[str], fetch: Fetch, judge: Judge, late: str = WARN) -> Check:
-    """Return a check that asks NVML; see `Check`.
+    """Return a check that calls NVML; see `Check`.
 
     Args:
-        late: the status when NVML does not answer; that the driver hangs is told as a fault by those checks alone that
-            are there to find that.
+        late: the status if NVML does not answer; only the checks for a hanging driver report it as a fault.
     """
     text = "the NVIDIA driver hangs"
     return Check(
@@ -88,12 +87,12 @@ class Problem(Exception):
 
 @dataclass
 class Gpu:
-    """One GPU as NVML has it; a MIG device is none, its parent is.
+    """One GPU in NVML; for a MIG device, its parent.
 
     Attributes:
-        number: NVML's index, which depends on what this process may see.
-        handle: None when there is none to be had.
-        errors: what was asked -> the error's name without its prefix.
+        number: NVML's index, which depends on the GPUs visible to this process.
+        handle: None if unavailable.
+        errors: by query, the error's name without its prefix.
     """
 
     pynvml: Any
@@ -104,7 +103,7 @@ class Gpu:
     def ask(self, what: str, names: str, *arguments: Any) -> Any:
         """Call the first function of `names` (without "nvmlDeviceGet", by spaces) that the driver has.
 
-        None: there is no such thing, or it went wrong, which `errors` tells under `what`.
+        None: unsupported, or it failed with an error in `errors` under `what`.
         """
         if self.handle is None:
             return None
@@ -122,7 +121,7 @@ class Gpu:
         return None
 
     def note(self, what: str, error: str) -> None:
-        """Keep an error, if it is one."""
+        """Store an error, unless it is irrelevant."""
         if error not in _SILENT:
             self.errors[what] = error
 
@@ -134,7 +133,7 @@ class Gpu:
         return [_field_value(self.pynvml, value) for value in values]
 
     def facts(self, **more: Any) -> Json:
-        """Return who it is, and `more`, for a check's facts."""
+        """Return its identity, and `more`, for a check's facts."""
         pci = self.ask("pci", "PciInfo_v3 PciInfo")
         return {
             "gpu": self.number,
@@ -146,7 +145,7 @@ class Gpu:
 
 
 def is_here(context: Context) -> bool:
-    """Tell whether NVML can be asked; then pynvml is imported once for all checks that are forked from this process."""
+    """Return whether NVML is available; then pynvml is imported once for all checks forked from this process."""
     try:
         _pynvml()
     except Absent:
@@ -158,22 +157,22 @@ def _pynvml() -> Any:
     import ctypes
 
     try:
-        ctypes.CDLL("libnvidia-ml.so.1")  # at a tenth of what importing pynvml costs, which a node without GPUs saves
+        ctypes.CDLL("libnvidia-ml.so.1")  # a tenth of the cost of importing pynvml, saved on nodes without GPUs
     except OSError:
         raise Absent("no NVIDIA driver here") from None
     try:
         return importlib.import_module("pynvml")
     except ImportError:
-        raise Absent("nvidia-ml-py is not installed: GPUs are not looked at") from None
+        raise Absent("nvidia-ml-py is not installed: GPUs are not checked") from None
 
 
 @contextmanager
 def started() -> Iterator[Any]:
-    """Give pynvml, with NVML running.
+    """Return pynvml, with NVML initialised.
 
     Raises:
         Absent: there is no NVML library here, or no pynvml.
-        Problem: there is, but it does not start.
+        Problem: it exists, but does not start.
     """
     pynvml = _pynvml()
     try:
@@ -183,12 +182,12 @@ def started() -> Iterator[Any]:
         if name == "LIBRARY_NOT_FOUND":
             raise Absent("no NVIDIA driver here") from None
         raise Problem(name) from None
-    # It is not shut down: the process ends anyway, and a driver that is about to hang would do so there.
+    # NVML is not shut down: the process ends anyway, and a failing driver could hang there.
     yield pynvml
 
 
 def gpus(pynvml: Any) -> Iterator[Gpu]:
-    """Go over all GPUs that NVML shows to this process, those without a handle too."""
+    """Iterate over all GPUs visible to this process in NVML, including those without a handle."""
     for number in range(pynvml.nvmlDeviceGetCount()):
         gpu = Gpu(pynvml, number)
         try:
@@ -199,9 +198,9 @@ def gpus(pynvml: Any) -> Iterator[Gpu]:
 
 
 def of_job(gpus: list[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
-    """Return those of the GPUs that are this job's, by its environment; all of them where that cannot be told.
+    """Return this job's GPUs, by its environment; all of them if that is unknown.
 
-    Where a site lets jobs see each other's GPUs, what is wrong with a neighbour's is no reason to leave a node out.
+    Where jobs can see each other's GPUs, a fault of another job's GPU is no reason to leave a node out.
     """
     given_ = given(environ)
     if given_ is None or given_ >= len(gpus):
@@ -211,11 +210,11 @@ def of_job(gpus: list[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
 
 
 def each(environ: Mapping[str, str], facts: Callable[[Gpu], Json | None]) -> Json:
-    """Fetch `facts` of each GPU of the job that can be asked: {"gpus": [...]}.
+    """Fetch `facts` of each accessible GPU of the job: {"gpus": [...]}.
 
     Args:
         environ: the job's.
-        facts: of one GPU; None: it is left out.
+        facts: function of one GPU; if it returns None, the GPU is omitted.
 
     Raises:
         Absent: there is none, or NVML does not start, which "gpu-driver" judges.
@@ -235,7 +234,7 @@ def each(environ: Mapping[str, str], facts: Callable[[Gpu], Json | None]) -> Jso
 
 
 def mismatch(pynvml: Any) -> type[Exception]:
-    """Return what pynvml raises when the driver is older than an unversioned name means."""
+    """Return pynvml's exception for a driver older than an unversioned function name requires."""
     kind: type[Exception] = getattr(pynvml, "NVMLLibraryMismatchError", pynvml.NVMLError_FunctionNotFound)
     return kind
 
@@ -250,7 +249,7 @@ def error_name(pynvml: Any, error: Any) -> str:
 
 
 def text(value: Any) -> str | None:
-    """Return a string of NVML's, which older bindings give as bytes."""
+    """Return a string of NVML; older bindings return bytes."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     return None if value is None else str(value)
@@ -265,7 +264,7 @@ def _field_value(pynvml: Any, value: Any) -> int | None:
 
 
 def pci_gpus(root: str, vendor: str = NVIDIA) -> dict[str, str]:
-    """Return the GPUs of a vendor on the PCI bus, as sysfs has them: address -> kernel driver, empty without one."""
+    """Return the GPUs of a vendor on the PCI bus from sysfs: address -> kernel driver, empty without one."""
     directory = f"{root}/sys/bus/pci/devices"
     found = {}
     for bus in sysfs.names(directory):
@@ -282,12 +281,12 @@ _GPU_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")  # VGA, 3D, other displa
 
 
 def read_text(path: str) -> str:
-    """Return a small file's text without white space around it; empty when it cannot be read."""
+    """Return a small file's text, stripped; empty if it cannot be read."""
     return sysfs.text(path) or ""
 
 
 def given(environ: Mapping[str, str]) -> int | None:
-    """Return how many GPUs Slurm gave this job on this node; None: it does not say."""
+    """Return the number of GPUs that Slurm allocated to this job on this node; None: unknown."""
     count = environ.get("SLURM_GPUS_ON_NODE", "")
     if count.isdigit():
         return int(count)
@@ -297,9 +296,9 @@ def given(environ: Mapping[str, str]) -> int | None:
 
 
 def own(environ: Mapping[str, str], gpus: list[Json]) -> set[int] | None:
-    """Return the numbers of those GPUs that are this job's, of facts with "uuid"; None: that cannot be told.
+    """Return the indices of this job's GPUs, of facts with "uuid"; None: unknown.
 
-    It matters only where a site lets a job see the GPUs of others.
+    Relevant only where a job can see the GPUs of others.
     """
     if (given_ := given(environ)) is None or given_ >= len(gpus):
         return {gpu["gpu"] for gpu in gpus}
@@ -318,12 +317,12 @@ def own(environ: Mapping[str, str], gpus: list[Json]) -> set[int] | None:
 
 
 def subject(gpu: Json) -> str:
-    """Return whom a finding is about: "GPU 3"."""
+    """Return the subject of a finding: "GPU 3"."""
     return f"GPU {gpu['gpu']}"
 
 
 def where(gpu: Json) -> str:
-    """Return where that GPU is, for a finding's text: "(0000:1b:00.0, serial 1322621018211)"."""
+    """Return that GPU's identity, for a finding's text: "(0000:1b:00.0, serial 1322621018211)"."""
     known = [gpu.get("bus") or "", f"serial {gpu['serial']}" if gpu.get("serial") else ""]
     known = [part for part in known if part]
     return f" ({', '.join(known)})" if known else ""
@@ -335,7 +334,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def earlier(gpu: Json, before: Json | None) -> Json | None:
-    """Return the same GPU's facts in the look before, if it was there."""
+    """Return the same GPU's facts in the previous run, if any."""
     for other in (before or {}).get("gpus", ()):
         same = other.get("bus") == gpu.get("bus") if gpu.get("bus") else other.get("gpu") == gpu.get("gpu")
         if same and other.get("serial") == gpu.get("serial"):
@@ -344,14 +343,14 @@ def earlier(gpu: Json, before: Json | None) -> Json | None:
 
 
 def growth(now: int | None, before: int | None) -> int:
-    """Return by how much a counter has grown; one that fell has begun anew."""
+    """Return the growth of a counter; one that fell was reset."""
     if now is None or before is None:
         return 0
     return now - before if now >= before else now
 
 
 def unread(facts: Json) -> list[Finding]:
-    """Return a finding for each GPU of which something could not be read; what is broken is "gpu-count"'s to say."""
+    """Return a finding for each GPU with unreadable values; broken GPUs are reported by "gpu-count"."""
     return [
         Finding(UNKNOWN, subject(gpu), f"could not be read: {error_words(gpu['errors'])}{where(gpu)}", SEE_COUNT)
         for gpu in facts["gpus"]
@@ -359,9 +358,9 @@ def unread(facts: Json) -> list[Finding]:
     ]
 
 
-SEE_COUNT = "See what gpu-count says of it."
+SEE_COUNT = "See gpu-count."
 
 
 def error_words(errors: Mapping[str, str]) -> str:
-    """Return the errors in words, each once."""
+    """Return the errors as text, each once."""
     return "; ".join(dict.fromkeys(WORDS.get(name, name.lower().replace("_", " ")) for name in errors.values()))

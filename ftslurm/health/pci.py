@@ -1,6 +1,6 @@
-"""Where PCI devices sit, and how far they are from each other, by the kernel's device tree.
+"""Locations of PCI devices, and their distances, by the kernel's device tree.
 
-The classes are those of `nvidia-smi topo -m`; how they follow from two paths is what NCCL did with sysfs paths
+The classes are those of `nvidia-smi topo -m`; their derivation from two sysfs paths is NCCL's
 (pciDistance() in its former topo.h).
 """
 
@@ -33,18 +33,18 @@ _ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _NVIDIA, _AMD, _INTEL = 0x10DE, 0x1002, 0x8086
 _VGA, _3D, _DISPLAY, _ACCELERATOR = 0x0300, 0x0302, 0x0380, 0x1200
 _GPUS = {_NVIDIA: {_VGA, _3D}, _AMD: {_3D, _DISPLAY, _ACCELERATOR}, _INTEL: {_DISPLAY, _ACCELERATOR}}
-"""Classes of a vendor's devices that compute. VGA of AMD and Intel is the screen of a processor, or of a workstation;
-a server's own screen (ASPEED, Matrox) is of neither vendor."""
+"""PCI classes of a vendor's compute devices. VGA of AMD and Intel is the display of a processor, or of a workstation;
+a server's own display (ASPEED, Matrox) is of neither vendor."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A PCI device's place.
+    """A PCI device's location.
 
     Attributes:
         address: "0000:1a:00.0".
         path: from the host bridge to the device: ("pci0000:17", "0000:17:01.0", "0000:1a:00.0").
-        numa: its NUMA node; -1: the kernel does not know.
+        numa: its NUMA node; -1: unknown.
     """
 
     address: str
@@ -53,12 +53,12 @@ class Slot:
 
 
 def slot_of(device: str) -> Slot | None:
-    """Return the place of the PCI device that a directory of sysfs belongs to; None: it belongs to none."""
+    """Return the location of the PCI device of a sysfs directory; None: it belongs to none."""
     parts = PurePath(os.path.realpath(device)).parts
     top = next((at for at, part in enumerate(parts) if _HOST_BRIDGE.fullmatch(part)), None)
     if top is None:
         return None
-    # What hangs below the device itself (its auxiliary devices, its interfaces) is no PCI address.
+    # Entries below the device itself (its auxiliary devices, its interfaces) are no PCI addresses.
     last = max((at for at, part in enumerate(parts) if _ADDRESS.fullmatch(part)), default=None)
     if last is None:
         return None
@@ -67,7 +67,7 @@ def slot_of(device: str) -> Slot | None:
 
 
 def gpus(root: str) -> list[Slot]:
-    """Return the places of the GPUs, in the order of their addresses, in which NVML and ROCm number them too."""
+    """Return the locations of the GPUs, in the order of their addresses, as numbered by NVML and ROCm too."""
     found = []
     for address in sysfs.names(root + DEVICES):
         device = f"{root}{DEVICES}/{address}"
@@ -81,12 +81,12 @@ def gpus(root: str) -> list[Slot]:
 
 
 def is_virtual(device: str) -> bool:
-    """Tell whether it is a virtual function of a device that is here too."""
+    """Return whether it is a virtual function of a device that is here too."""
     return os.path.lexists(os.path.join(device, "physfn"))
 
 
 def relation(one: Slot, other: Slot) -> str:
-    """Return how far two devices are from each other: PIX, PXB, PHB, NODE or SYS."""
+    """Return the distance of two devices: PIX, PXB, PHB, NODE or SYS."""
     common = 0
     for ours, theirs in zip(one.path, other.path):  # noqa: B905 - up to the shorter one's end
         if ours != theirs:
@@ -96,5 +96,5 @@ def relation(one: Slot, other: Slot) -> str:
         return NODE if one.numa == other.numa else SYS
     if common == 1:
         return PHB
-    # One switch: from the device to the port that it hangs on, and to the switch's one port upwards.
+    # One switch: from the device to its downstream port, and to the switch's upstream port.
     return PIX if max(len(one.path), len(other.path)) - common <= 2 else PXB

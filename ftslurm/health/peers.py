@@ -1,10 +1,10 @@
-"""What only comparing nodes shows: the one with a NIC less than the others, or with another driver (pure).
+"""Comparison between nodes: finds a node with one NIC less than the others, or with another driver (pure).
 
-The majority is the expectation: "7 of 8 nodes have 8 NICs, this one 7". Two nodes that differ are both named, and so
-are all where no value has the majority: nobody can tell who of them is right.
+The majority is the expectation: "7 of 8 nodes have 8 NICs, this one 7". Two nodes that differ are both named, and
+all are where no value has the majority: the right one is unknown.
 
-The rows of `ROWS` say what is compared. What belongs to the node's day (load, free memory, temperature) is not: jobs
-and neighbours make that differ.
+`ROWS` lists the compared values. Momentary values (load, free memory, temperature) are not compared: they depend on
+jobs and neighbours.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 
 from ftslurm.dataclasses import dataclass
 from ftslurm.health.addresses import is_loopback
-from ftslurm.health.figures import size, span
-from ftslurm.health.sight import NodeFinding
+from ftslurm.health.cluster_view import NodeFinding
+from ftslurm.health.units import size, span
 from ftslurm.health.verdict import OK, WARN, Finding, Json, Verdict
 
 CLOCKS_S = 60.0
-"""Nodes are not looked at in the same second; clocks that differ by less are the business of the check of clocks."""
+"""Nodes are not checked in the same second; smaller clock differences are left to the clock check."""
 
 _SHOWN = 3
 
@@ -30,16 +30,16 @@ Facts = Mapping[str, Mapping[str, "Json | None"]]
 
 @dataclass(frozen=True)
 class Row:
-    """One thing that nodes of a job should have alike.
+    """A value that nodes of a job should have in common.
 
     Attributes:
-        check: whose facts it is in.
+        check: the check with the facts.
         value: from the facts; hashable; None, or an error: unknown, and not compared.
-        words: the value in words that follow "nodes have".
+        words: the value as text after "nodes have".
         advice: one short sentence.
-        absent: the value of a node where the check found nothing to look at; None: not compared.
-        within: values that differ by so small a part are alike; only for numbers.
-        more_is_fine: nodes with more than the majority are not told.
+        absent: the value of a node where the check's subject does not exist; None: not compared.
+        within: relative tolerance; only for numbers.
+        more_is_fine: nodes with more than the majority are not reported.
     """
 
     check: str
@@ -52,12 +52,12 @@ class Row:
 
 
 def count(what: str) -> Callable[[int], str]:
-    """Return what makes "8 GPUs", "1 GPU", "no GPUs"."""
+    """Return a formatter to "8 GPUs", "1 GPU", "no GPUs"."""
     return lambda number: f"{number or 'no'} {what}{'s' * (number != 1)}"
 
 
 def each(what: str) -> Callable[[Sequence[Any]], str]:
-    """Return what makes "7 x 400 and 1 x 200 Gb/s" of a list."""
+    """Return a formatter of a list to "7 x 400 and 1 x 200 Gb/s"."""
 
     def words(values: Sequence[Any]) -> str:
         return " and ".join(f"{number} x {_plain(value)}" for value, number in Counter(values).items()) + what
@@ -66,7 +66,7 @@ def each(what: str) -> Callable[[Sequence[Any]], str]:
 
 
 def named(what: str) -> Callable[[Any], str]:
-    """Return what makes "driver 570.86" or, with a place for it, "an MTU of 9000"."""
+    """Return a formatter to "driver 570.86" or, with a placeholder, "an MTU of 9000"."""
     return lambda value: what.format(value) if "{}" in what else f"{what} {value}"
 
 
@@ -79,9 +79,9 @@ def _governors(facts: Json) -> tuple[str, ...] | None:
 
 
 def _limits(facts: Json) -> tuple[tuple[str, str], ...]:
-    # Those that are the site's decision; the kernel derives that of processes, say, from the node's memory.
-    said = {name: facts["soft"][name] for name in ("files", "locked")}
-    return tuple((name, "unlimited" if value is None else str(value)) for name, value in said.items())
+    # Limits set by the site; the kernel derives others, such as that of processes, from the node's memory.
+    parts = {name: facts["soft"][name] for name in ("files", "locked")}
+    return tuple((name, "unlimited" if value is None else str(value)) for name, value in parts.items())
 
 
 def _pairs(what: str, pairs: Sequence[tuple[str, str]]) -> str:
@@ -92,8 +92,8 @@ def _plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-_HARDWARE = "Look at that node with `ftslurm health`; have the missing part mended."
-_SETUP = "Bring the nodes to the same state, or ask why they differ."
+_HARDWARE = "Check that node with `ftslurm health`; have the missing part repaired."
+_SETUP = "Bring the nodes to the same state, or find out why they differ."
 
 ROWS: tuple[Row, ...] = (
     Row("gpu-driver", lambda f: f["driver"], named("NVIDIA driver"), _SETUP),
@@ -137,17 +137,17 @@ ROWS: tuple[Row, ...] = (
 
 
 def compare(verdicts: Mapping[str, Sequence[Verdict]]) -> tuple[NodeFinding, ...]:
-    """Return who differs, of nodes that were looked at in one go (`CLOCKS_S`): node to what its checks found."""
+    """Return the differing nodes, of nodes checked in one run (`CLOCKS_S`), by the findings of the comparison."""
     return compare_facts({node: facts_of(found) for node, found in verdicts.items()})
 
 
 def facts_of(verdicts: Sequence[Verdict]) -> dict[str, Json | None]:
-    """Return a node's facts by check; None: there was nothing to look at; missing: it could not be looked at."""
+    """Return a node's facts by check; None: the subject does not exist; missing: it could not be checked."""
     return {one.check: one.facts for one in verdicts if one.facts is not None or one.status == OK}
 
 
 def compare_facts(facts: Facts) -> tuple[NodeFinding, ...]:
-    """Return who differs: node to its facts by check."""
+    """Return the differing nodes from the facts by node and check."""
     found = [finding for row in ROWS for finding in _compare(row, facts)]
     return (*found, *_mounts(facts), *_clocks(facts), *_names(facts))
 
@@ -169,7 +169,7 @@ def _value(row: Row, facts: Json | None) -> Hashable:
     try:
         value = row.value(facts)
         hash(value)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError):  # of another version, or not found out
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError):  # facts of another version, or unknown
         return None
     return value
 
@@ -212,9 +212,9 @@ def _differing(groups: Sequence[tuple[Any, list[str]]], row: Row) -> list[NodeFi
     found = []
     for value, nodes in groups:
         others = [(other, those) for other, those in groups if other != value]
-        said = [f"{_who(those)} {row.words(other)}" for other, those in others[:_SHOWN]]
+        parts = [f"{_who(those)} {row.words(other)}" for other, those in others[:_SHOWN]]
         more = f", and {len(others) - _SHOWN} more kinds" if len(others) > _SHOWN else ""
-        text = f"this node has {row.words(value)}, {', '.join(said)}{more}"
+        text = f"this node has {row.words(value)}, {', '.join(parts)}{more}"
         found.append(NodeFinding(row.check, tuple(nodes), Finding(WARN, "", text, row.advice)))
     return found
 
@@ -224,7 +224,7 @@ def _who(nodes: Sequence[str]) -> str:
 
 
 def _mounts(facts: Facts) -> list[NodeFinding]:
-    """Find paths that are on another kind of filesystem: where the shared one is not mounted, a local disk is."""
+    """Find paths on another type of filesystem: where the shared one is not mounted, it is a local disk."""
     types: dict[str, dict[str, str]] = {}
     for node, checks in facts.items():
         for place in (checks.get("storage-paths") or {}).get("places", ()):
@@ -273,18 +273,18 @@ def _clocks(facts: Facts) -> list[NodeFinding]:
 
 
 def _names(facts: Facts) -> list[NodeFinding]:
-    """Find names that mean something else on some nodes; that a node calls itself 127.0.1.1 is a check's business."""
+    """Find names that resolve differently on some nodes; a node's own name as 127.0.1.1 is left to network-names."""
     answers: dict[str, dict[str, frozenset[str]]] = {}
     for node, checks in facts.items():
-        said = checks.get("network-names") or {}
-        for name, addresses in said.get("addresses", {}).items():
-            if not (name in said.get("own", ()) and all(map(is_loopback, addresses))):
+        parts = checks.get("network-names") or {}
+        for name, addresses in parts.get("addresses", {}).items():
+            if not (name in parts.get("own", ()) and all(map(is_loopback, addresses))):
                 answers.setdefault(name, {})[node] = frozenset(addresses)
     return [finding for name, by_node in answers.items() for finding in _name(name, by_node)]
 
 
 def _name(name: str, answers: Mapping[str, frozenset[str]]) -> list[NodeFinding]:
-    # Name servers give long lists in part, and some nodes have no IPv6: what overlaps is the same.
+    # Name servers shorten long lists, and some nodes have no IPv6: overlapping sets count as equal.
     groups: list[tuple[set[str], list[str]]] = []
     for node, answer in answers.items():
         group = next((one for one in groups if one[0] & answer or not (one[0] or answer)), None)
@@ -302,9 +302,9 @@ def _name(name: str, answers: Mapping[str, frozenset[str]]) -> list[NodeFinding]
         if majority and nodes is most[1]:
             continue
         others = [most] if majority else [group for group in groups if group[1] is not nodes][:_SHOWN]
-        said = [f"to {_set(those)} on {_on(at, len(answers), majority)}" for those, at in others]
-        text = f"{name} resolves to {_set(addresses)} here, {', '.join(said)}"
-        finding = Finding(WARN, "", text, "Make /etc/hosts and DNS say the same on all nodes.")
+        parts = [f"to {_set(those)} on {_on(at, len(answers), majority)}" for those, at in others]
+        text = f"{name} resolves to {_set(addresses)} here, {', '.join(parts)}"
+        finding = Finding(WARN, "", text, "Make /etc/hosts and DNS agree on all nodes.")
         found.append(NodeFinding("network-names", tuple(nodes), finding))
     return found
 

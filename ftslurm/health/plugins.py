@@ -1,11 +1,11 @@
-"""Checks that a site or a user adds: entry points of the group ``ftslurm.health``.
+"""Checks added by a site or a user: entry points of the group ``ftslurm.health``.
 
 An entry point names a `Check`, a sequence of them, or a function without arguments that returns one of these::
 
     [project.entry-points."ftslurm.health"]
     licences = "our_site.health:CHECK"
 
-One that is broken becomes a check that says so: its verdict is UNKNOWN, and the others are as they were.
+A broken one becomes a check that reports the error: its verdict is UNKNOWN, and the others are unaffected.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ if TYPE_CHECKING:
 
 GROUP = "ftslurm.health"
 LONGEST_S = 25.0
-"""A round waits for its nodes' looks, and so for the slowest check."""
+"""Longest time-out of a check: a round waits for its nodes' health checks, and so for the slowest one."""
 
 
 class Broken(Exception):
-    """An entry point that cannot be used; the text says why."""
+    """An unusable entry point; the text is the reason."""
 
 
 def load(known: Iterable[Check]) -> list[Check]:
     """Return the added checks; imports their packages.
 
     Args:
-        known: checks that come with ftslurm: their names are taken.
+        known: ftslurm's own checks: their names are taken.
     """
     try:
         found = find(GROUP)
     except Exception as error:
-        return [_broken("plugins", f"the entry points of {GROUP} cannot be read: {_said(error)}")]
+        return [_broken("plugins", f"the entry points of {GROUP} cannot be read: {_error_text(error)}")]
     return load_from(found, known)
 
 
 def load_from(found: Iterable[EntryPoint], known: Iterable[Check]) -> list[Check]:
-    """Return what `load` does, for these entry points."""
+    """Return the result of `load` for these entry points."""
     checks: list[Check] = []
     names = {check.name for check in known}
     for point in found:
         try:
-            # What a module prints while it is imported must not get into a look's result.
+            # Output of a module's import must not get into a run's result.
             with redirect_stdout(sys.stderr):
                 loaded = point.load()
                 if not isinstance(loaded, (Check, list, tuple)):
@@ -58,7 +58,7 @@ def load_from(found: Iterable[EntryPoint], known: Iterable[Check]) -> list[Check
             added = _sound([loaded] if isinstance(loaded, Check) else loaded, names)
         except (Exception, SystemExit) as error:  # a module may even exit while it is imported
             name = f"plugin-{point.name}"
-            added = [_broken(name, f"the entry point {point.name} = {point.value} is broken: {_said(error)}")]
+            added = [_broken(name, f"the entry point {point.name} = {point.value} is broken: {_error_text(error)}")]
         names |= {check.name for check in added}
         checks += added
     return checks
@@ -98,5 +98,5 @@ def _broken(name: str, problem: str) -> Check:
     return Check(name, "an added check that is broken", frozenset(SETS), 1.0, fetch, judge)
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

@@ -1,4 +1,4 @@
-"""Pressure: whether the whole node stalled for memory or storage, so that a time-out proves nothing about a device.
+"""Pressure: whether the whole node stalled for memory or storage, so that a time-out is no evidence about a device.
 
 Source: the kernel's Documentation/accounting/psi.rst; "full": no process made progress. A kernel without pressure
 information (RHEL's, unless started with `psi=1`) counts as one without pressure.
@@ -29,7 +29,7 @@ def stalled_s(root: str = "") -> dict[str, float]:
 
 
 def stalled_for(before: Mapping[str, float], after: Mapping[str, float], passed_s: float) -> str | None:
-    """Return in words what the node stalled for between two readings `passed_s` seconds apart; None: it did not."""
+    """Return as text the node's stall between two readings `passed_s` seconds apart; None: it did not stall."""
     for kind, words in KINDS.items():
         stalled = after.get(kind, 0.0) - before.get(kind, 0.0)
         if passed_s > 0 and stalled / passed_s >= SHARE:

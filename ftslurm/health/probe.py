@@ -1,8 +1,7 @@
-"""Tries out directories, each in a process of its own: one whose filesystem hangs does not hide the others.
+"""Probes of directories, each in a process of its own: one whose filesystem hangs does not hide the others.
 
-A probe says what it is about to do before it does it, so that of one that hangs it is known at which path and in which
-call. What it writes lies under one name for each node, user and place; whatever a killed probe leaves there is removed
-by the next one.
+A probe reports each step before it begins, so that the path and the call of a hang are known. It writes under one name
+for each node, user and purpose; leftovers of a killed probe are removed by the next one.
 """
 
 from __future__ import annotations
@@ -28,21 +27,21 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 KILLED = -1
-"""In the place of an error's number: the probe ended before it could say."""
+"""Instead of an errno: the probe ended without a report."""
 _LINKS = 40
 _DESCRIPTORS = 4096
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What to try out.
+    """A path to probe.
 
     Attributes:
         path: a directory, or a file that is only read.
-        name: of the file that is written there for a moment.
-        write: bytes to write; 0: nothing, and only the rights are looked at.
-        durable: sync what was written, and read it again by its name.
-        read: look into it; for what is only read.
+        name: of the temporary file.
+        write: bytes to write; 0: only the permissions are checked.
+        durable: sync the written file, and read it again by its name.
+        read: open and read it; for paths that are only read.
     """
 
     path: str
@@ -53,22 +52,22 @@ class Wish:
 
 
 def file_name(node: str, purpose: str) -> str:
-    """Return the name that probes of this node and user write: hidden, and telling whose it is."""
+    """Return the file name of this node's and user's probes: hidden, and with its owner."""
     return f".ftslurm-health-{re.sub('[^A-Za-z0-9.-]', '_', node)[:80]}-{os.geteuid()}-{purpose}"
 
 
 def probe_all(wishes: Sequence[Wish], limit_s: float, clock: Callable[[], float] = time.monotonic) -> list[Json]:
-    """Try them all out at once; return the facts of each.
+    """Run all probes concurrently; return the facts of each.
 
     Args:
-        limit_s: so long each may take, without the time in which it waited for a CPU.
+        limit_s: time-out of each, without the time spent waiting for a CPU.
 
     Returns:
-        Of each: "kind" ("directory", "file", "other", "missing"), "real" (without symbolic links, as far as that is
-        known), "nearest" (the innermost directory that is there), "empty" (whether that is), "free", "total", "inodes",
+        Of each: "kind" ("directory", "file", "other", "missing"), "real" (without symbolic links, as far as
+        known), "nearest" (the innermost existing directory), "empty" (whether that is), "free", "total", "inodes",
         "all_inodes", "read_only", "writable", "write_s", "read_s", "took_s"; "error": step, errno and text, or None;
-        "hung": the step in which it hangs, or None; "starved": it got too little CPU time to tell; "stuck": the pid of
-        a process that cannot even be killed, or None.
+        "hung": the step in which it hangs, or None; "starved": it got too little CPU time; "stuck": the pid of
+        a process that cannot be killed, or None.
     """
     children = [_Child(wish, limit_s, clock) for wish in wishes]
     collect(children, clock)
@@ -83,7 +82,7 @@ class _Child(Child):
         super().__init__(lambda write: _run(wish, write), limit_s, clock)
 
     def facts(self) -> Json:
-        """Return what it said, or where it hangs."""
+        """Return its report, or the step in which it hangs."""
         lines = [line for line in self.data.split(b"\n")[:-1] if line]
         last = json.loads(lines[-1]) if lines else {"real": self.wish.path, "step": "start"}
         if self.outcome == ENDED and "took_s" in last:
@@ -102,8 +101,8 @@ _NOTHING: Json = {
 
 
 def _run(wish: Wish, write: int) -> None:
-    """Be the probe."""
-    # One that cannot be killed must not keep anybody's pipe open: its reader would wait for the end.
+    """The body of the probe process."""
+    # A process that cannot be killed must not keep a pipe open: its reader would wait for the end.
     os.closerange(3, write)
     os.closerange(write + 1, _DESCRIPTORS)
     send(write, BEGIN)
@@ -122,7 +121,7 @@ class _Failed(Exception):
 
 
 class _Probe:
-    """The steps of one probe, each told before it is done."""
+    """The steps of one probe, each reported before it begins."""
 
     def __init__(self, wish: Wish, tell: Callable[[Json], None]) -> None:
         self.wish = wish
@@ -131,7 +130,7 @@ class _Probe:
         self.real = "/"
 
     def do(self, step: str, call: Callable[[], T]) -> T:
-        """Say what comes now, and do it."""
+        """Report a step, and run it."""
         self.tell({"real": self.real, "step": step})
         try:
             return call()
@@ -139,7 +138,7 @@ class _Probe:
             raise _Failed(step, error) from None
 
     def run(self) -> Json:
-        """Do all steps; stop at the first that fails."""
+        """Run all steps; stop at the first failure."""
         began = own_clock()
         try:
             self.resolve()
@@ -150,7 +149,7 @@ class _Probe:
         return self.facts
 
     def resolve(self) -> None:
-        """Follow the path to its end, a name at a time, so that the mount is known at which it hangs."""
+        """Resolve the path one name at a time, so that the mount of a hang is known."""
         todo = _parts(self.wish.path)
         links = 0
         while todo:
@@ -176,7 +175,7 @@ class _Probe:
                 self.real = "/" if target.startswith("/") else above
 
     def missing(self, nearest: str, rest: list[str]) -> None:
-        """Note that the path is not there, and what is."""
+        """Record that the path is missing, and the nearest existing directory."""
         whole = os.path.join(self.real, *rest[::-1])
         self.real = nearest
         self.facts.update(kind="missing", nearest=nearest)
@@ -186,13 +185,13 @@ class _Probe:
         self.real = whole
 
     def look_around(self, place: str) -> None:
-        """Look at the filesystem's room and at the rights."""
+        """Read the filesystem's free space and the permissions."""
         try:
             space = self.do("statfs", lambda: os.statvfs(place))
         except _Failed as failed:
             if failed.number != errno.ENOSYS:
                 raise
-            # Some FUSE filesystems do not say what room they have.
+            # Some FUSE filesystems do not report their free space.
         else:
             self.facts.update(free=space.f_bavail * space.f_frsize, total=space.f_blocks * space.f_frsize)
             self.facts.update(inodes=space.f_favail, all_inodes=space.f_files)
@@ -200,7 +199,7 @@ class _Probe:
         self.facts["writable"] = self.do("access", lambda: os.access(place, os.W_OK | os.X_OK, effective_ids=True))
 
     def look(self) -> None:
-        """Look at what is there: what it is, its room, whether it can be read or written."""
+        """Inspect an existing path: its type, its free space, whether it is readable or writable."""
         if self.facts["kind"] == "missing":
             return
         mode = self.do("stat", lambda: os.stat(self.real).st_mode)
@@ -209,7 +208,7 @@ class _Probe:
         if self.wish.read and self.facts["kind"] == "directory":
             self.facts["empty"] = self.do("list", lambda: _is_empty(self.real))
         elif self.wish.read and self.facts["kind"] == "file":
-            # A right to see is not yet one to read.
+            # Permission to stat does not imply permission to read.
             self.do("read", lambda: _read(self.real, 1))
         elif self.wish.write and self.facts["kind"] == "directory":
             self.write(os.path.join(self.real, self.wish.name), os.urandom(self.wish.write))
@@ -223,13 +222,13 @@ class _Probe:
                 self.do("write", lambda: _write(fd, data))
                 if self.wish.durable:
                     self.do("fsync", lambda: os.fsync(fd))
-                    # The server is to be asked, not this node's memory.
+                    # Read from the server, not from this node's cache.
                     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             except _Failed:
                 with suppress(_Failed):
                     self.do("close", lambda: os.close(fd))
                 raise
-            # NFS says here what the server did not take.
+            # NFS reports here what the server rejected.
             self.do("close", lambda: os.close(fd))
             self.facts["write_s"] = own_clock() - began
             if self.wish.durable:
@@ -249,7 +248,7 @@ class _Probe:
             raise _Failed("read", OSError(errno.EILSEQ, "other bytes were read than were written"))
 
     def remove(self, path: str) -> None:
-        """Remove it; a probe of the same name beside this one may have done so."""
+        """Remove it; a concurrent probe of the same name may have done so."""
         try:
             self.do("unlink", lambda: os.unlink(path))
         except _Failed as failed:
@@ -268,18 +267,18 @@ def _is_empty(directory: str) -> bool:
 
 
 def _create(path: str) -> tuple[int, str]:
-    """Make the file anew; return its descriptor and its path."""
+    """Create the file; return its descriptor and its path."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         return os.open(path, flags, 0o600), path
     except FileExistsError:
         pass
     try:
-        # A probe that was killed has left it.
+        # Leftover of a killed probe.
         os.unlink(path)
         return os.open(path, flags, 0o600), path
     except (FileExistsError, FileNotFoundError, IsADirectoryError, PermissionError):
-        # Where all may write, anybody can put something there that stays: it says nothing of the directory.
+        # In a world-writable directory any user can place an unremovable file: no evidence about the directory.
         path += f"-{os.urandom(4).hex()}"
         return os.open(path, flags, 0o600), path
 

@@ -1,6 +1,6 @@
-"""The table of processes, and other things of /proc that are more than one word.
+"""The table of processes, and other structured files of /proc.
 
-What cannot be read is None, and never taken for zero. Source: proc(5).
+Unreadable values are None, never zero. Source: proc(5).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from ftslurm.health.sysfs import names, text
 
 
 def whole(word: str | None) -> int | None:
-    """Return the whole number that a text is; None for anything else."""
+    """Return a text as a whole number; None for anything else."""
     word = (word or "").strip()
     return int(word) if word.isascii() and word.isdigit() and len(word) < 20 else None
 
 
 def fields(path: str) -> dict[str, int]:
-    """Return the lines "name number …" or "name: number …" of a file; empty when it cannot be read."""
+    """Return the lines "name number …" or "name: number …" of a file; empty if it cannot be read."""
     found: dict[str, int] = {}
     for line in (text(path) or "").splitlines():
         words = line.split()
@@ -31,7 +31,7 @@ def fields(path: str) -> dict[str, int]:
 def cgroups(root: str, controller: str) -> list[tuple[str, int]]:
     """Return the directories of this process's cgroup and of all above it, the nearest first, each with its version.
 
-    In a container the path may be the host's: of these directories not all exist.
+    In a container the path may be the host's: some of these directories may not exist.
     """
     found: list[tuple[str, int]] = []
     for line in (text(f"{root}/proc/self/cgroup") or "").splitlines():
@@ -56,12 +56,12 @@ def has_gpus(root: str) -> bool:
 
 @dataclass(frozen=True)
 class Process:
-    """One process, as its stat file has it.
+    """One process, from its stat file.
 
     Attributes:
-        uid: whose it is; root's too when it may not be looked into.
+        uid: its owner; also root if it is not accessible.
         state: "R", "S", "D" (uninterruptible sleep), "Z" (ended, not collected), ...
-        threads: how many it has; a zombie with more than one has not ended yet.
+        threads: their number; a zombie with more than one has not ended yet.
         started: clock ticks from the machine's start to its own; with the pid, its identity.
     """
 
@@ -79,7 +79,7 @@ _recent: tuple[str, float, dict[int, Process]] = ("", float("-inf"), {})
 
 
 def recent_processes(root: str) -> dict[int, Process]:
-    """Return what `processes` did for the last caller of this within a second: on a large node that takes long."""
+    """Return `processes`, cached for a second: on a large node it takes long."""
     global _recent
     now = time.monotonic()
     if _recent[0] != root or now - _recent[1] > RECENT_S:
@@ -88,7 +88,7 @@ def recent_processes(root: str) -> dict[int, Process]:
 
 
 def processes(root: str) -> dict[int, Process]:
-    """Return all processes that can be seen, by pid; kernel threads are left out."""
+    """Return all visible processes, by pid, without kernel threads."""
     found: dict[int, Process] = {}
     for name in names(f"{root}/proc"):
         if name.isdigit() and (one := process(root, int(name))) is not None and 2 not in (one.pid, one.parent):
@@ -97,7 +97,7 @@ def processes(root: str) -> dict[int, Process]:
 
 
 def process(root: str, pid: int, thread: int | None = None) -> Process | None:
-    """Return a process, or one thread of it; None when it is gone."""
+    """Return a process, or one thread of it; None if it has ended."""
     directory = f"{root}/proc/{pid}" + (f"/task/{thread}" if thread is not None else "")
     line = text(f"{directory}/stat")
     try:
@@ -112,7 +112,7 @@ def process(root: str, pid: int, thread: int | None = None) -> Process | None:
 
 
 def below(table: dict[int, Process], top: int) -> set[int]:
-    """Return `top` and the pids of all that descends from it."""
+    """Return `top` and the pids of all its descendants."""
     children: dict[int, list[int]] = {}
     for one in table.values():
         children.setdefault(one.parent, []).append(one.pid)

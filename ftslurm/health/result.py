@@ -1,4 +1,4 @@
-"""What came of a look: some checks' verdicts, as a look hands them on to its agent (pure)."""
+"""Result of a run of checks: their verdicts, in the form sent to the agent (pure)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ftslurm.health.verdict import Finding, Verdict, without_facts
 
 
 @dataclass(frozen=True)
-class Looked:
-    """What came of some checks.
+class RunResult:
+    """Result of a run of checks.
 
     Attributes:
         verdicts: one of each check, in their order.
-        stuck: pids of killed processes that are still there: they hang in the kernel.
-        took_s: seconds in all.
-        present: the checks that found something to look at.
+        stuck: pids of killed processes that still exist: they hang in the kernel.
+        took_s: total seconds.
+        present: the checks whose subject exists.
     """
 
     verdicts: tuple[Verdict, ...]
@@ -25,24 +25,24 @@ class Looked:
     present: tuple[str, ...] = ()
 
 
-def encode(looked: Looked) -> str:
-    """Return a look's result as one line; without the facts, which are for the next look alone."""
-    verdicts = [asdict(one) for one in without_facts(looked.verdicts)]
-    return json.dumps({**asdict(replace(looked, verdicts=())), "verdicts": verdicts})
+def encode(result: RunResult) -> str:
+    """Return a run's result as one line; without the facts, which only the next run needs."""
+    verdicts = [asdict(one) for one in without_facts(result.verdicts)]
+    return json.dumps({**asdict(replace(result, verdicts=())), "verdicts": verdicts})
 
 
-def decode(data: bytes) -> Looked:
+def decode(data: bytes) -> RunResult:
     """Read it back.
 
     Raises:
-        ValueError: that is no result; the process was killed, say.
+        ValueError: the line is no result, for example because the process was killed.
     """
     try:
-        said = json.loads(data)
+        value = json.loads(data)
         verdicts = tuple(
             Verdict(**{**one, "findings": tuple(Finding(**finding) for finding in one["findings"])})
-            for one in said["verdicts"]
+            for one in value["verdicts"]
         )
-        return Looked(verdicts, tuple(said["stuck"]), said["took_s"], tuple(said["present"]))
+        return RunResult(verdicts, tuple(value["stuck"]), value["took_s"], tuple(value["present"]))
     except (KeyError, TypeError) as error:
-        raise ValueError(f"no result of a look ({type(error).__name__}: {error})") from None
+        raise ValueError(f"no result of the checks ({type(error).__name__}: {error})") from None

@@ -1,8 +1,8 @@
-"""Which process belongs to which Slurm job and step, and which of these are over on this node (judged purely).
+"""Slurm job and step of each process, and which of these have ended on this node (pure judgement).
 
-A running step has a slurmstepd, whose title names it; a process whose step has none is left over. Where Slurm's own
-daemons cannot be seen (a container, /proc mounted with hidepid, a login node) nothing is left over for all we know: a
-login shell, a tmux, another running job of the same user on a shared node must never be taken for a leftover.
+A running step has a slurmstepd with its name in the title; a process whose step has none is a leftover. Where Slurm's
+daemons are invisible (a container, /proc mounted with hidepid, a login node) no process counts as a leftover: a login
+shell, a tmux, another running job of the same user on a shared node must never be reported.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def live_steps(root: str, table: Mapping[int, Process]) -> list[str]:
 
 
 def belonging(root: str, one: Process, table: Mapping[int, Process]) -> Json | None:
-    """Return what a process says of the job and the run that it is of; None: it is of none."""
+    """Return a process's job and run by its environment; None: it belongs to none."""
     environ = said_environ(root, one.pid)
     in_cgroup = _CGROUP.search(text(f"{root}/proc/{one.pid}/cgroup") or "")
     job = in_cgroup[1] if in_cgroup else environ.get("SLURM_JOB_ID")
@@ -47,20 +47,20 @@ def belonging(root: str, one: Process, table: Mapping[int, Process]) -> Json | N
 
 
 def said_environ(root: str, pid: int) -> dict[str, str]:
-    """Return what a process was started with of Slurm's and our environment; empty: it may not be read."""
-    # Large environments are cut; Slurm's and ours are among the first where it matters, and are missed at worst.
+    """Return Slurm's and ftslurm's variables of a process's initial environment; empty if unreadable."""
+    # Large environments are cut; the relevant variables are usually among the first, and at worst missed.
     words = (text(f"{root}/proc/{pid}/environ") or "").split("\0")
     return dict(word.partition("=")[::2] for word in words if word.startswith(("SLURM_", "FTSLURM_", "RANK=")))
 
 
 def of_this_job(said: Mapping[str, str], environ: Mapping[str, str]) -> str | None:
-    """Return which step of the job that looks a process is of, in words; None: it is of another, or does not say.
+    """Return as text which step of the checking job a process belongs to; None: of another job, or unknown.
 
-    One from before the job was requeued is of another: it is left over.
+    A process from before the job's requeue belongs to another one: it is a leftover.
 
     Args:
         said: the process's environment.
-        environ: of the job that looks.
+        environ: of the checking job.
     """
     job = environ.get("SLURM_JOB_ID")
     if job is None or said.get("SLURM_JOB_ID") != job or _restarts(said) < _restarts(environ):
@@ -73,14 +73,14 @@ def _is_agent(root: str, pid: int) -> bool:
     return "ftslurm" in (text(f"{root}/proc/{pid}/cmdline") or "")
 
 
-def why_left_over(said: Json, live: Iterable[str], slurmd: bool, environ: Mapping[str, str]) -> str | None:
-    """Return whose leftover a process is, in words; None when it may well belong here (pure).
+def leftover_reason(said: Json, live: Iterable[str], slurmd: bool, environ: Mapping[str, str]) -> str | None:
+    """Return as text the origin of a leftover process; None if it may belong here (pure).
 
     Args:
         said: see `belonging`.
-        live: steps that run here.
-        slurmd: whether Slurm's daemon of this node can be seen.
-        environ: of the job that looks; without a job in it that is Slurm's own health check, or somebody by hand.
+        live: steps running here.
+        slurmd: whether Slurm's daemon of this node is visible.
+        environ: of the checking job; without a job it is Slurm's own health check, or a manual run.
     """
     job, step, live = said["job"], said["step"], set(live)
     jobs = {one.partition(".")[0] for one in live}

@@ -1,4 +1,4 @@
-"""Reads the small files in which the kernel tells one thing each (/sys and /proc)."""
+"""Reads the kernel's small files of one value each (/sys and /proc)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _LIMIT = 1 << 16
 
 
 def text(*parts: str) -> str | None:
-    """Return a file's text without the white space around it; None: it is not there, or does not let itself be read."""
+    """Return a file's text, stripped; None: it does not exist, or cannot be read."""
     try:
         fd = os.open(os.path.join(*parts), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -22,7 +22,7 @@ def text(*parts: str) -> str | None:
 
 
 def number(*parts: str) -> int | None:
-    """Return the number, decimal or with 0x, that a file holds; None: there is none ("N/A (no PMA)")."""
+    """Return a file's number, decimal or with 0x; None: there is none ("N/A (no PMA)")."""
     found = text(*parts)
     if found is None:
         return None
@@ -33,7 +33,7 @@ def number(*parts: str) -> int | None:
 
 
 def names(*parts: str) -> list[str]:
-    """Return the sorted names in a directory; none: it is not there."""
+    """Return the sorted names in a directory; empty if it does not exist."""
     try:
         return sorted(os.listdir(os.path.join(*parts)))
     except OSError:

@@ -1,4 +1,4 @@
-"""A look at one or many nodes as text for people and as JSON (pure)."""
+"""The results on one or many nodes as text and as JSON (pure)."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from collections.abc import Iterable, Mapping, Sequence
 from ftslurm.dataclasses import asdict
 from ftslurm.doctor.findings import some
 from ftslurm.health.check import SETS, Check
-from ftslurm.health.sight import Line, NodeFinding, Sight, lines, to_json
+from ftslurm.health.cluster_view import ClusterView, Line, NodeFinding, lines, to_json
 from ftslurm.health.verdict import FAIL, OK, SEVERITY, Verdict, describe, ordered
-from ftslurm.report.words import clip, safe
+from ftslurm.report.wording import clip, safe
 
 SCHEMA, VERSION = "ftslurm/health-report", 1
 ALIKE = 4
-"""Findings of one check and one status that are told; the rest is counted."""
+"""Findings shown per check and status; the rest is counted."""
 
 _WIDTH = 8
 _LONG = 200
 _NAMES = 8
 
 
-def render(sight: Sight, took_s: float) -> str:
-    """Return what people read: the verdict, what is wrong and what to do, a line for each check."""
-    text = _one(sight, took_s) if len(sight.expected) == 1 and not sight.odd else _many(sight, took_s)
+def render(view: ClusterView, took_s: float) -> str:
+    """Return the text: the verdict, findings with advice, a line for each check."""
+    text = _one(view, took_s) if len(view.expected) == 1 and not view.odd else _many(view, took_s)
     return "\n".join(map(safe, text)) + "\n"
 
 
-def _one(sight: Sight, took_s: float) -> list[str]:
-    """Of a node alone: each check with its findings beneath."""
-    node = sight.expected[0]
-    verdicts = sight.verdicts.get(node, ())
+def _one(view: ClusterView, took_s: float) -> list[str]:
+    """A single node: each check with its findings below."""
+    node = view.expected[0]
+    verdicts = view.verdicts.get(node, ())
     found = [f"ftslurm health: {node}: {_verdict(verdicts)} ({_count(len(verdicts), 'check')}, {took_s:.1f} s)"]
     known = {one.check: one for one in verdicts}
-    present = [line for line in lines(sight) if not line.absent]
+    present = [line for line in lines(view) if not line.absent]
     width = max((len(line.check) for line in present), default=0)
     for line in present:
         one = known[line.check]
@@ -43,11 +43,11 @@ def _one(sight: Sight, took_s: float) -> list[str]:
             if describe(finding) != one.summary:
                 found.append(f"  {'':<{_WIDTH}} {_label(finding.status)}: {describe(finding)}")
             found += [f"  {'':<{_WIDTH}} -> {finding.advice}"] if finding.advice else []
-    return found + _absent(lines(sight)) + _stuck(sight)
+    return found + _absent(lines(view)) + _stuck(view)
 
 
 def _absent(found: Sequence[Line]) -> list[str]:
-    """What there is nothing to look at: a line for each reason, not for each check."""
+    """Checks without a subject here: a line for each reason, not for each check."""
     by_reason: dict[str, list[str]] = {}
     for line in found:
         if line.absent:
@@ -60,42 +60,42 @@ def _verdict(verdicts: Sequence[Verdict]) -> str:
 
 
 def counted(verdicts: Sequence[Verdict], statuses: Iterable[str]) -> str:
-    """Say how many of these statuses there are: `1 FAIL, 2 warn`; empty for none."""
+    """Count these statuses: `1 FAIL, 2 warn`; empty for none."""
     counts = Counter(one.status for one in verdicts if one.status != OK and one.status in statuses)
     return ", ".join(f"{counts[status]} {_label(status)}" for status in reversed(SEVERITY) if counts[status])
 
 
-def _many(sight: Sight, took_s: float) -> list[str]:
-    """Of many nodes: all findings, those of few nodes first, then a line for each check."""
+def _many(view: ClusterView, took_s: float) -> list[str]:
+    """Many nodes: all findings, those of few nodes first, then a line for each check."""
     by_status: dict[str, list[str]] = {}
-    worst_of = dict.fromkeys(sight.expected, OK)
-    for one in sight.findings:
+    worst_of = dict.fromkeys(view.expected, OK)
+    for one in view.findings:
         for node in one.nodes:
             known = worst_of.get(node, OK)
             worst_of[node] = max(known, one.finding.status, key=SEVERITY.index)
     for node, status in worst_of.items():
         by_status.setdefault(status, []).append(node)
-    said = [f"{_label(s)} on {some(by_status[s])}" for s in reversed(SEVERITY) if s != OK and s in by_status]
+    parts = [f"{_label(s)} on {some(by_status[s])}" for s in reversed(SEVERITY) if s != OK and s in by_status]
     fine = len(by_status.get(OK, ()))
-    said += [f"{fine} fine" if said else "all fine"] if fine else []
-    found = [f"ftslurm health: {len(sight.expected)} nodes: {'; '.join(said)} ({took_s:.1f} s)"]
-    found += _findings(sight.findings, len(sight.expected))
-    found += _checks([line for line in lines(sight) if not line.absent], len(sight.verdicts))
-    return found + _absent(lines(sight)) + _stuck(sight)
+    parts += [f"{fine} fine" if parts else "all fine"] if fine else []
+    found = [f"ftslurm health: {len(view.expected)} nodes: {'; '.join(parts)} ({took_s:.1f} s)"]
+    found += _findings(view.findings, len(view.expected))
+    found += _checks([line for line in lines(view) if not line.absent], len(view.verdicts))
+    return found + _absent(lines(view)) + _stuck(view)
 
 
 def _findings(findings: Sequence[NodeFinding], count: int) -> list[str]:
     found: list[str] = []
-    told: Counter[tuple[str, str]] = Counter()
+    shown: Counter[tuple[str, str]] = Counter()
     for one in findings:
         kind = (one.finding.status, one.check)
-        told[kind] += 1
-        if told[kind] > ALIKE:
+        shown[kind] += 1
+        if shown[kind] > ALIKE:
             continue
         where = f"all {count} nodes" if 1 < count == len(one.nodes) else some(one.nodes, _NAMES)
         found.append(f"  {_label(one.finding.status):<{_WIDTH}} {where}: {one.check}: {describe(one.finding)}")
         found += [f"  {'':<{_WIDTH}} -> {one.finding.advice}"] if one.finding.advice else []
-    for (status, check), number in told.items():
+    for (status, check), number in shown.items():
         if number > ALIKE:
             more = number - ALIKE
             found.append(
@@ -112,21 +112,21 @@ def _checks(found: Sequence[Line], nodes: int) -> list[str]:
 def _summary(line: Line, nodes: int) -> str:
     most = clip(line.summary, _LONG)
     if not line.others:
-        return most if line.count == nodes else f"{most} ({line.count} of {nodes} nodes looked)"
+        return most if line.count == nodes else f"{most} ({line.count} of {nodes} nodes checked)"
     if line.status == OK:
-        # What differs and is well everywhere (load, free bytes) is shown of one node; --json has it all.
-        return f"{line.node}: {most}; the others are fine, too"
+        # Values that differ but are ok everywhere (load, free bytes) are shown of one node; --json has all.
+        return f"{line.node}: {most}; the others are fine too"
     others = "; ".join(f"{node}: {clip(summary, _LONG // 2)}" for node, summary in line.others)
     more = f" and {_count(line.more, 'node')} more" if line.more else ""
-    who = line.node if line.count == 1 else _count(line.count, "node")
-    return f"{who}: {most}; {others}{more}"
+    nodes_text = line.node if line.count == 1 else _count(line.count, "node")
+    return f"{nodes_text}: {most}; {others}{more}"
 
 
-def _stuck(sight: Sight) -> list[str]:
+def _stuck(view: ClusterView) -> list[str]:
     return [
         f"  {'':<{_WIDTH}} {node}: {_count(len(pids), 'process')} of checks hang in its kernel and cannot be killed: "
         f"pid {some([str(pid) for pid in pids])}"
-        for node, pids in sight.stuck.items()
+        for node, pids in view.stuck.items()
         if pids
     ]
 
@@ -140,7 +140,7 @@ def _count(number: int, what: str) -> str:
 
 
 def brief(verdicts: Sequence[Verdict], limit: int = _LONG) -> str:
-    """Return the worst of a node in one line, for a drain's reason or a log; empty: nothing was found."""
+    """Return a node's worst finding in one line, for a drain's reason or a log; empty: no findings."""
     for one in ordered(verdicts):
         for finding in sorted(one.findings, key=lambda finding: -SEVERITY.index(finding.status)):
             return clip(safe(f"{one.check}: {describe(finding)}"), limit)
@@ -148,26 +148,26 @@ def brief(verdicts: Sequence[Verdict], limit: int = _LONG) -> str:
 
 
 def listing(checks: Iterable[Check]) -> str:
-    """Return the list of checks: name, sets, what it looks at."""
+    """Return the list of checks: name, sets, description."""
     rows = [(check.name, ", ".join(name for name in SETS if name in check.sets), check.about) for check in checks]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(2)]
     return "".join(f"{name:<{widths[0]}}  {sets:<{widths[1]}}  {about}\n" for name, sets, about in rows)
 
 
-def to_document(sight: Sight, took_s: float) -> str:
-    """Return all that is known as one JSON object."""
+def to_document(view: ClusterView, took_s: float) -> str:
+    """Return all results as one JSON object."""
     nodes: Mapping[str, object] = {
-        node: {"verdicts": [to_json(one) for one in verdicts], "stuck": list(sight.stuck.get(node, ()))}
-        for node, verdicts in sight.verdicts.items()
+        node: {"verdicts": [to_json(one) for one in verdicts], "stuck": list(view.stuck.get(node, ()))}
+        for node, verdicts in view.verdicts.items()
     }
     document = {
         "schema": SCHEMA,
         "version": VERSION,
-        "status": sight.status,
+        "status": view.status,
         "seconds": round(took_s, 3),
-        "expected": list(sight.expected),
-        "findings": [{"check": one.check, "nodes": one.nodes, **asdict(one.finding)} for one in sight.findings],
-        "lost": dict(sight.lost),
+        "expected": list(view.expected),
+        "findings": [{"check": one.check, "nodes": one.nodes, **asdict(one.finding)} for one in view.findings],
+        "lost": dict(view.lost),
         "nodes": nodes,
     }
     return json.dumps(document, indent=2) + "\n"

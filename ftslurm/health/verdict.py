@@ -1,4 +1,4 @@
-"""What checks find, in words for people and in a form that a node's word carries (pure)."""
+"""Findings and verdicts of checks, for display and for the node record (pure)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Json: TypeAlias = "dict[str, Any]"
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is not as it should be.
+    """One deviation from the expected state.
 
     Attributes:
-        status: UNKNOWN (it could not be found out), WARN (it works, but look at it) or FAIL (do not use the node).
-        subject: what is meant: "GPU 3", "mlx5_0 port 1", "/scratch"; empty: the node.
-        text: what was found and, where that says something, expected; with the figures, one line.
-        advice: what to do about it, one short sentence.
+        status: UNKNOWN (could not be determined), WARN (works, but needs attention) or FAIL (do not use the node).
+        subject: "GPU 3", "mlx5_0 port 1", "/scratch"; empty: the node.
+        text: the found and, if useful, the expected state; with the values, one line.
+        advice: the remedy, one short sentence.
     """
 
     status: str
@@ -36,11 +36,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a judge says of a check's facts.
+    """A judge's result for a check's facts.
 
     Attributes:
-        summary: the figures in one short line, whether good or bad: "8 GPUs, no uncorrected ECC errors".
-        findings: what is wrong; empty: nothing is.
+        summary: the values in one short line, in any case: "8 GPUs, no uncorrected ECC errors".
+        findings: deviations; empty: none.
     """
 
     summary: str
@@ -49,13 +49,13 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How one check came out.
+    """Result of one check.
 
     Attributes:
         check: its name.
         status: the worst of its findings, OK without any.
-        took_s: seconds until its facts were there.
-        facts: what it fetched, for the next look to compare with and for comparing nodes; None: nothing.
+        took_s: seconds until its facts were available.
+        facts: the fetched facts, for comparison in the next run and between nodes; None: none.
     """
 
     check: str
@@ -67,7 +67,7 @@ class Verdict:
 
 
 def verdict(check: str, judgement: Judgement, took_s: float = 0.0, facts: Json | None = None) -> Verdict:
-    """Return the verdict of a check that was judged so."""
+    """Return the verdict of a check with this judgement."""
     status = worst(finding.status for finding in judgement.findings)
     return Verdict(check, status, judgement.summary, judgement.findings, took_s, facts)
 

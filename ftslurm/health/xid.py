@@ -1,10 +1,10 @@
 """Waits for errors that NVIDIA's driver reports; prints each as a line of JSON: ``python -m ftslurm.health.xid``.
 
-A program of its own: waiting is a call into the driver that need not come back, and that must cost nobody anything.
-It prints nothing and ends at once where there is nothing to wait for, and dies with its parent.
+A separate program: waiting is a call into the driver that may never return, and must not block others.
+It prints nothing and exits at once if there are no GPUs with events, and dies with its parent.
 
 A line: {"time_ns": wall clock, "gpu": number, "bus_id": address, "xid": number or null (an ECC event without one),
-"text": in words, "status": "ok" | "warn" | "fail", "advice": one sentence}.
+"text", "status": "ok" | "warn" | "fail", "advice": one sentence}.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from ftslurm import kernel
 from ftslurm.health import nvml
 from ftslurm.health.check import Absent
 from ftslurm.health.verdict import FAIL, Json
-from ftslurm.health.xid_words import RESET, bus_key, meaning
+from ftslurm.health.xid_catalogue import RESET, bus_key, meaning
 from ftslurm.terminal import print_error
 
 XID, DOUBLE_BIT = 0x8, 0x2  # nvmlEventTypeXidCriticalError, nvmlEventTypeDoubleBitEccError
 WAIT_MS = 3_600_000
-"""One call of waiting; the next follows at once."""
+"""Time-out of one wait call; the next follows at once."""
 TOO_FAST_S = 0.5
-"""After an error of the waiting itself, which would otherwise keep a core busy."""
+"""Delay after an error of the wait call itself, which would otherwise keep a core busy."""
 GIVE_UP = 20
-"""Errors of the waiting, one after the other, after which it makes no sense."""
+"""Consecutive errors of the wait call after which the watch ends."""
 
 
 def line(event_type: int, data: int, gpu: int | None, bus_id: str | None, time_ns: int) -> Json:
-    """Return what is printed of one event; pure."""
+    """Return the printed form of one event; pure."""
     if event_type & XID:
         known = meaning(data)
         xid, words, status, advice = data, known.text, known.status, known.advice
@@ -52,7 +52,7 @@ def line(event_type: int, data: int, gpu: int | None, bus_id: str | None, time_n
 
 
 def watch(pynvml: Any, tell: Callable[[Json], None]) -> None:
-    """Wait for events of all of the job's GPUs, for ever, or until there is nothing more to wait for."""
+    """Wait for events of all of the job's GPUs, until no GPU with events is left."""
     try:
         gpus = nvml.of_job([gpu for gpu in nvml.gpus(pynvml) if gpu.handle is not None], os.environ)
         who = {_address(gpu.handle): (gpu.number, _bus_id(gpu)) for gpu in gpus}
@@ -60,7 +60,7 @@ def watch(pynvml: Any, tell: Callable[[Json], None]) -> None:
         while errors < GIVE_UP and (events := _registered(pynvml, gpus)) is not None:
             errors = _until_error(pynvml, events, errors, who, tell)
             pynvml.nvmlEventSetFree(events)
-            # With a lost GPU in the set every waiting ends at once: go on without it.
+            # With a lost GPU in the set every wait returns at once: continue without it.
             for gpu in [gpu for gpu in gpus if _lost(gpu)]:
                 gpus.remove(gpu)
                 tell(line(XID, 79, *who[_address(gpu.handle)], time.time_ns()))
@@ -70,7 +70,7 @@ def watch(pynvml: Any, tell: Callable[[Json], None]) -> None:
 
 
 def _registered(pynvml: Any, gpus: list[nvml.Gpu]) -> Any:
-    """Return a set of the GPUs' events; None when none of them can tell any."""
+    """Return a set of the GPUs' events; None if none of them supports events."""
     events, count = pynvml.nvmlEventSetCreate(), 0
     for gpu in gpus:
         try:
@@ -79,14 +79,14 @@ def _registered(pynvml: Any, gpus: list[nvml.Gpu]) -> Any:
                 pynvml.nvmlDeviceRegisterEvents(gpu.handle, wanted, events)
                 count += 1
         except pynvml.NVMLError:
-            continue  # the checks see what is wrong with it
+            continue  # the checks report it
     return events if count else None
 
 
 def _until_error(
     pynvml: Any, events: Any, errors: int, who: dict[int | None, Any], tell: Callable[[Json], None]
 ) -> int:
-    """Tell events until the waiting itself fails; return how often it has, one time after the other."""
+    """Print events until the wait call fails; return the number of consecutive failures."""
     wait = getattr(pynvml, "nvmlEventSetWait_v2", None) or pynvml.nvmlEventSetWait
     while True:
         try:
@@ -119,7 +119,7 @@ def _address(handle: Any) -> int | None:
 
 
 def main() -> int:
-    """Print events until the parent is gone."""
+    """Print events until the parent ends."""
     parent = os.getppid()
     kernel.die_with_parent()
     if os.getppid() != parent:
@@ -138,7 +138,7 @@ def main() -> int:
             watch(pynvml, tell)
     except (Absent, nvml.Problem):
         pass
-    except Exception as error:  # a driver that answers nonsense is nothing to show people a trace for
+    except Exception as error:  # an unexpected answer of a driver needs no traceback
         print_error(f"ftslurm: Xid events cannot be watched: {type(error).__name__}: {error}")
     return 0
 

@@ -1,1 +1,1 @@
-"""The end of a job: who notices that the run is over, prints the report, and ends what Slurm would keep running."""
+"""The job end: detect the end of the run, print the report, and end a job that Slurm would keep running."""

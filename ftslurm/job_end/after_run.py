@@ -1,4 +1,4 @@
-"""What an agent does for its Slurm job after it has left the run."""
+"""An agent's tasks for its Slurm job after it has left the run."""
 
 from __future__ import annotations
 
@@ -21,49 +21,49 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ftslurm.slurm.control import SlurmControl
 
-ASK_S = 3.0
-"""How long the coordinator waits for Slurm's account of the job, in seconds; the job may be about to be killed."""
+QUERY_S = 3.0
+"""Time-out of the coordinator's scheduler query, in seconds; the job may be about to be killed."""
 
 
 def after_run(
     job: SlurmJob, state: State, node: str, incarnation: str, run: RunDirectory, node_timeout_s: float
 ) -> list[str]:
-    """Do what is left to do for a job whose run this agent has followed to its last `state`.
+    """Complete the job end of a run that this agent has followed to its last `state`.
 
     Args:
         node, incarnation: this agent.
         node_timeout_s: see `Survivor`.
 
     Returns:
-        What went wrong, a line each.
+        The problems, one line each.
     """
     coordinating = state.coordinator.incarnation == incarnation
-    if coordinating and worth_asking(state):
-        keep_account(job, state, run)
+    if coordinating and needs_scheduler_query(state):
+        save_scheduler_record(job, state, run)
     batch_host, started_ns = os.environ.get(BATCH_HOST), os.environ.get(BATCH_STARTED, "")
-    # A batch host that the step leaves out (FTSRUN_SRUN_ARGS) has no agent whose silence could tell of it.
+    # A batch host outside the step (FTSRUN_SRUN_ARGS) has no agent whose silence could indicate its loss.
     if batch_host not in job.node_list or batch_host == node or state.closed is None or not started_ns.isdecimal():
         return []
     survivor = Survivor(job, node, batch_host, int(started_ns), coordinating, node_timeout_s)
     return _outlast(survivor, state, run)
 
 
-def worth_asking(state: State) -> bool:
-    """Tell whether Slurm may know why the run ended: it was stopped from outside, or lost a node."""
+def needs_scheduler_query(state: State) -> bool:
+    """Return whether Slurm may have the cause of the end: the run was stopped from outside, or lost a node."""
     return state.closed is not None and (state.closed.outcome == STOPPED or bool(state.lost))
 
 
-def keep_account(job: SlurmJob, state: State, run: RunDirectory) -> None:
-    """Write what Slurm says of the job beside what this attempt asked for; a failure costs only the knowledge."""
+def save_scheduler_record(job: SlurmJob, state: State, run: RunDirectory) -> None:
+    """Write Slurm's data on the job to the attempt's directory; best effort."""
     from ftslurm.slurm.account import account, bounded_slurm
 
-    slurm = bounded_slurm(os.environ, ASK_S, time.monotonic)
+    slurm = bounded_slurm(os.environ, QUERY_S, time.monotonic)
     lost = sorted({node.node for node in state.lost})
-    said = account(slurm, state.attempt, job.scontrol_id, lost, time.time_ns())
+    record = account(slurm, state.attempt, job.scontrol_id, lost, time.time_ns())
     try:
-        publish(PosixFileSystem(owner=os.geteuid()), run.scheduler_file(state.attempt), encode(said))
+        publish(PosixFileSystem(owner=os.geteuid()), run.scheduler_file(state.attempt), encode(record))
     except OSError:
-        # ftsrun's report asks again.
+        # ftsrun's report repeats the query.
         pass
 
 
@@ -71,8 +71,8 @@ def _outlast(survivor: Survivor, state: State, run: RunDirectory) -> list[str]:
     assert state.closed is not None
     code, stopped = state.closed.exit_code, state.closed.outcome == STOPPED
     for number in STOPPING:
-        # It has left the run, and whoever sends a signal now ends the job. Of a run that was stopped it is the same
-        # signal again, which Slurm repeats, and there are some seconds left until KillWait is over.
+        # The agent has left the run, and a signal now ends the job. In a stopped run it is the same signal, which Slurm
+        # repeats, and some seconds are left until KillWait is over.
         signal.signal(number, signal.SIG_IGN if stopped else lambda *_: os._exit(code))
     fs = PosixFileSystem(owner=os.geteuid())
     departures = Departures(fs, run, state.attempt, survivor.node_timeout_s / 2, time.monotonic)
@@ -93,13 +93,13 @@ def _claim(fs: FileSystem, run: RunDirectory, attempt: str) -> bool:
     try:
         return publish_end(fs, run, StepEnd(attempt, time.time_ns(), None, None))
     except (OSError, BadFile):
-        # Better twice than never.
+        # A duplicate report is better than none.
         return True
 
 
 def _report(run: RunDirectory) -> str:
-    """Return the report as ftsrun prints it, and keep it in the run directory."""
-    # pathlib brings 0.7 MB, which each agent would hold while its workers run.
+    """Return the report as ftsrun prints it, and save it in the run directory."""
+    # pathlib takes 0.7 MB of memory, which each agent would hold while its workers run.
     from pathlib import Path
 
     from ftslurm.report.command import make_report, save

@@ -1,4 +1,4 @@
-"""An attempt's own records: which start of ftsrun it came from, and that its agents have ended."""
+"""Records of an attempt: the start of ftsrun that it belongs to, and the end of its agents."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ftslurm.sharedfs.rundir import RunDirectory
 ATTEMPT_SCHEMA, ATTEMPT_VERSION = "ftslurm/attempt", 1
 STEP_SCHEMA, STEP_VERSION = "ftslurm/step", 1
 START = "FTSLURM__START"
-"""By this variable ftsrun gives its agents a random name for this start; the attempt's record has it as `start`."""
+"""Environment variable with ftsrun's random name of this start; field `start` of the attempt's record."""
 
 
 @dataclass(frozen=True)
 class StepEnd:
-    """The end of an attempt's agents, as their launcher saw it: nothing of the attempt runs any more.
+    """The end of an attempt's agents, recorded by their launcher: no process of the attempt is left.
 
     Attributes:
         ended_ns: nanoseconds since the epoch, by the launcher's clock.
         exit_code: srun's; None: there was no srun, or it did not end.
-        signal: the name of the signal that told the launcher to stop, if one did.
+        signal: the name of the signal that stopped the launcher, if any.
     """
 
     attempt: str
@@ -32,10 +32,10 @@ class StepEnd:
 
 
 def publish_end(fs: FileSystem, run: RunDirectory, end: StepEnd) -> bool:
-    """Write the record unless there is one; tell whether it is this one that stands.
+    """Write the record unless one exists; return whether the existing record is then this one.
 
     Raises:
-        OSError, BadFile: it cannot be written, or not be read again.
+        OSError, BadFile: it cannot be written, or not read back.
     """
     path, data = run.step_file(end.attempt), {"schema": STEP_SCHEMA, "version": STEP_VERSION, **asdict(end)}
     publish_once(fs, path, encode(data))
@@ -43,7 +43,7 @@ def publish_end(fs: FileSystem, run: RunDirectory, end: StepEnd) -> bool:
 
 
 def attempt_of_start(fs: FileSystem, run: RunDirectory, start: str) -> str | None:
-    """Return the name of the attempt whose agents were given `start`; None: none of them has written anything.
+    """Return the name of the attempt whose agents have `start`; None: none of them has written a record.
 
     Raises:
         OSError: the directory of attempts cannot be read.

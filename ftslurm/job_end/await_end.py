@@ -1,6 +1,6 @@
-"""`ftslurm await-end`: ends when nothing is left to wait for in the attempt that ftsrun has started.
+"""`ftslurm await-end`: exits at the end of the attempt that ftsrun has started.
 
-ftsrun runs it beside srun, which waits for ever for a task of a node that rebooted before Slurm noticed, or whose
+ftsrun runs it beside srun, which waits for ever for a task of a node that rebooted before Slurm detected it, or whose
 slurmstepd was killed (measured on 22.05 and 24.11). The run is over when its state is closed and every agent has left,
 or has been silent for the node time-out.
 """
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from ftslurm.job_end.attempts import attempt_of_start
-from ftslurm.job_end.departures import HERE, Departures
+from ftslurm.job_end.departures import PRESENT, Departures
 from ftslurm.rendezvous.state import CLOSED, State
 from ftslurm.sharedfs.cell import FencedCell
 from ftslurm.sharedfs.filesystem import FileSystem, PosixFileSystem
@@ -20,16 +20,16 @@ from ftslurm.sharedfs.publish import BadFile
 from ftslurm.sharedfs.rundir import RunDirectory
 
 FOLLOW_S = 2.0
-"""How often to look for the end of the run, in seconds."""
+"""Interval of reading the state until it is closed, in seconds."""
 DEPARTURE_S = 0.25
-"""How often to look at the agents after that, in seconds."""
+"""Interval of reading the node records after that, in seconds."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Wait for the end of the attempt that was started as `arguments[1]` in run directory `arguments[0]`.
 
-    `arguments[2]` is the node time-out in seconds. Returns 0 when the attempt is over; it has no other end, but it ends
-    with its parent.
+    `arguments[2]` is the node time-out in seconds. Returns 0 when the attempt is over; otherwise it ends only with its
+    parent.
     """
     from ftslurm.kernel import die_with_parent
 
@@ -50,24 +50,24 @@ def await_end(
 ) -> None:
     """Return when the attempt's state is closed and all its agents have left or are silent.
 
-    A shared directory that fails only means that there is no news.
+    Errors of the shared directory are ignored.
 
     Args:
-        start: what identifies the attempt, see `attempts.attempt_of_start`.
-        node_timeout_s: an agent that does not publish for so many seconds is not waited for.
+        start: identifies the attempt, see `attempts.attempt_of_start`.
+        node_timeout_s: an agent that does not publish for this time is not waited for.
         now: monotonic clock, seconds.
-        sleep: waits so many seconds.
+        sleep: waits the given seconds.
     """
     attempt = _await_close(fs, run, start, sleep)
     departures = Departures(fs, run, attempt, node_timeout_s / 2, now)
     while True:
         try:
-            seen = [departures.look(node) for node in departures.nodes()]
-            if not any(found == HERE and silent_s < node_timeout_s for found, silent_s in seen):
+            agents = [departures.observe(node) for node in departures.nodes()]
+            if not any(found == PRESENT and silent_s < node_timeout_s for found, silent_s in agents):
                 return
         except OSError:
             pass
-        # Time between looks that are further apart than half of the time-out would not count as silence.
+        # Time between reads that are further apart than half of the time-out would not count as silence.
         sleep(min(DEPARTURE_S, node_timeout_s / 4))
 
 

@@ -1,13 +1,13 @@
-"""The end of a job whose batch script died with its node: the agents that are left see to it.
+"""The job end after the batch script died with its node: the remaining agents take over.
 
 Slurm keeps such a job RUNNING until its time limit, without batch script and srun (sbatch and srun both with
 --no-kill; 22.05 and 24.11). So, once the run is closed, the other agents stay until the batch host's agent has left. If
-it does not, and Slurm, too, has lost that node, ftsrun is gone: one of them prints the report where ftsrun would have
-printed it, and ends the job with the exit code that ftsrun would have had (`ftslurm.slurm.complete`; scancel where that
-cannot be).
+it does not, and Slurm has lost that node as well, ftsrun is dead: one of them prints the report where ftsrun would have
+printed it, and ends the job with the exit code that ftsrun would have had (`ftslurm.slurm.complete`; scancel if that
+is not possible).
 
-Both witnesses are needed. An agent may be killed or its shared directory hang while ftsrun still prints; and a node
-whose slurmd was killed is DOWN to Slurm while the job's processes on it go on.
+Both conditions are needed. An agent may be killed or its shared directory hang while ftsrun still prints; and a node
+whose slurmd was killed is DOWN for Slurm while the job's processes on it continue.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import stat
 from collections.abc import Callable
 
 from ftslurm.dataclasses import dataclass
-from ftslurm.job_end.departures import GONE, Departures
+from ftslurm.job_end.departures import DEPARTED, Departures
 from ftslurm.rendezvous.state import STOPPED, Closed, State
 from ftslurm.sharedfs.filesystem import ForeignFile
 from ftslurm.slurm.environment import SlurmJob
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from ftslurm.slurm.facts import JobFacts, NodeFacts
 
 BATCH_HOST, BATCH_STARTED = "FTSLURM__BATCH_HOST", "FTSLURM__BATCH_STARTED_NS"
-"""By these variables ftsrun tells its agents the node that it runs on, empty where salloc started it, and since when,
-in nanoseconds since the epoch by that node's clock."""
-FIRST_LOOK_S, LAST_LOOK_S = 0.02, 1.0
-"""How often to look for the batch host's agent: at first, for it leaves in the same moment, and later."""
-ASK_AGAIN_S = 10.0
-"""How often to ask Slurm, in seconds, while it takes the node for healthy."""
+"""Environment variables with ftsrun's node, empty if salloc started it, and the time of its start, in nanoseconds since
+the epoch by that node's clock."""
+FIRST_INTERVAL_S, LAST_INTERVAL_S = 0.02, 1.0
+"""Interval of reading the batch host's node record: at first, since its agent usually leaves at once, and later."""
+QUERY_INTERVAL_S = 10.0
+"""Interval of scheduler queries, in seconds, while Slurm considers the node healthy."""
 STAGGER_S = 5.0
-"""So much later than the agent before it in line an agent asks Slurm: the first one is enough, if it lives."""
+"""Delay of an agent's query after that of the previous agent, in seconds: one query suffices if that agent is alive."""
 CLAIMED_S = 60.0
-"""How long the others leave to the one that prints the report and ends the job, before they end it."""
+"""Time that the others leave to the agent that prints the report and ends the job, before they end it, in seconds."""
 PATIENCE_S = 900.0
-"""For so long an agent stays for a node that is silent, and that Slurm takes for healthy: SlurmdTimeout is 300 s."""
+"""Time that an agent waits for a silent node that Slurm considers healthy, in seconds: SlurmdTimeout is 300 s."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class Survivor:
         job: its job.
         node: its node.
         batch_host: the node of the batch script.
-        started_ns: when ftsrun started, by that node's clock: if it was booted after that, ftsrun is gone.
-        first: it is the first in line to end the job, as the coordinator is.
-        node_timeout_s: an agent that has not published for so many seconds counts as silent.
+        started_ns: start of ftsrun, by that node's clock: if the node booted later, ftsrun is dead.
+        first: it is the first agent to end the job, as the coordinator is.
+        node_timeout_s: an agent that has not published for this time counts as silent.
     """
 
     job: SlurmJob
@@ -66,7 +66,7 @@ class Survivor:
 
     @property
     def delay_s(self) -> float:
-        """How much later than the first in line it asks Slurm."""
+        """Delay of its scheduler query after that of the first agent."""
         if self.first:
             return 0.0
         others = [node for node in self.job.node_list if node != self.batch_host]
@@ -74,15 +74,15 @@ class Survivor:
 
 
 def is_lost(job: JobFacts, node: NodeFacts | None, batch_host: str, started_ns: int) -> bool:
-    """Tell whether Slurm, too, has lost the batch host (pure).
+    """Return whether Slurm has lost the batch host as well (pure).
 
-    Without --no-kill it has ended the job before that. With it, it takes the node out of the job once the node is DOWN.
-    A node that came back before Slurm noticed was booted meanwhile; Slurm finds the batch script missing after a while
-    (18 to 40 s in the lab), and then requeues or fails the job.
+    Without --no-kill Slurm has ended the job before. With it, Slurm removes the node from the job once the node is
+    DOWN. A node that returned before Slurm detected its loss has a later boot time; Slurm detects the missing batch
+    script after some time (18 to 40 s in the lab), and then requeues or fails the job.
     """
     if node is None or node.is_dead:
         return True
-    # Of a job that Slurm is ending, only the nodes are listed that still are at it.
+    # For a job that Slurm is ending, only the nodes that have not finished yet are listed.
     if job.state == "RUNNING" and batch_host not in job.node_list:
         return True
     return node.boot_ns is not None and node.boot_ns > started_ns
@@ -99,21 +99,21 @@ def await_loss(
 
     Args:
         departures: observes the batch host's node record.
-        connect: returns Slurm, to ask about the node; seldom needed, and costs imports.
+        connect: returns the SlurmControl for queries; rarely needed, and costs imports.
         now: monotonic clock, seconds.
-        sleep: waits so many seconds.
+        sleep: waits the given seconds.
 
     Returns:
-        What Slurm says of the job that has lost its batch host; None: there is nothing to do for it.
+        Slurm's data on the job that has lost its batch host; None: nothing to do.
     """
-    began, ask_at, pause_s = now(), 0.0, FIRST_LOOK_S
+    began, query_at, pause_s = now(), 0.0, FIRST_INTERVAL_S
     while now() - began < PATIENCE_S:
         try:
-            found, silent_s = departures.look(survivor.batch_host)
-            if found == GONE:
+            found, silent_s = departures.observe(survivor.batch_host)
+            if found == DEPARTED:
                 return None
-            if silent_s >= survivor.node_timeout_s + survivor.delay_s and now() >= ask_at:
-                ask_at = now() + ASK_AGAIN_S
+            if silent_s >= survivor.node_timeout_s + survivor.delay_s and now() >= query_at:
+                query_at = now() + QUERY_INTERVAL_S
                 slurm = connect()
                 job = slurm.job(survivor.job.scontrol_id)
                 if job is None or job.batch_host is None:
@@ -121,11 +121,11 @@ def await_loss(
                 if is_lost(job, slurm.node(survivor.batch_host), survivor.batch_host, survivor.started_ns):
                     return job
         except (OSError, SlurmError):
-            # The shared directory or Slurm's controller is away: neither proves anything.
+            # The shared directory or Slurm's controller is unavailable, which proves nothing.
             pass
         sleep(pause_s)
-        # Time between looks that are further apart would not count as silence.
-        pause_s = min(2 * pause_s, LAST_LOOK_S, survivor.node_timeout_s / 4)
+        # Time between reads that are further apart would not count as silence.
+        pause_s = min(2 * pause_s, LAST_INTERVAL_S, survivor.node_timeout_s / 4)
     return None
 
 
@@ -141,13 +141,13 @@ def end_job(
     """Print the report at the end of the job's output file and end the job.
 
     Args:
-        job: what Slurm says of it.
-        claim: tells whether it is this agent that prints; only one of those that noticed does.
-        report: makes the report's text.
-        sleep: waits so many seconds; the end of the job by another agent ends this one.
+        job: Slurm's data on it.
+        claim: returns whether this agent prints the report; True for one agent only.
+        report: returns the report's text.
+        sleep: waits the given seconds; the end of the job by another agent ends this one.
 
     Returns:
-        What went wrong, a line each.
+        The problems, one line each.
     """
     assert state.closed is not None
     problems = []
@@ -161,7 +161,7 @@ def end_job(
     else:
         sleep(CLAIMED_S)
     if job.ended or job.state in ("COMPLETING", "PENDING"):
-        # Slurm has been asked already, by whoever cancelled or requeued it.
+        # The job has already been cancelled or requeued.
         return problems
     try:
         _end(survivor.job, state.closed, slurm, sleep)
@@ -174,10 +174,10 @@ def end_job(
 
 
 def _end(job: SlurmJob, closed: Closed, slurm: SlurmControl, sleep: Callable[[float], None]) -> None:
-    """End the job, as soon as Slurm's controller answers.
+    """End the job as soon as Slurm's controller answers.
 
     Raises:
-        SlurmError: Slurm refuses, or has not answered for PATIENCE_S.
+        SlurmError: Slurm refused, or has not answered for PATIENCE_S.
     """
     waited_s = 0.0
     while True:
@@ -187,8 +187,8 @@ def _end(job: SlurmJob, closed: Closed, slurm: SlurmControl, sleep: Callable[[fl
         except (SlurmUnreachable, SlurmTimeout):
             if waited_s >= PATIENCE_S:
                 raise
-        sleep(ASK_AGAIN_S)
-        waited_s += ASK_AGAIN_S
+        sleep(QUERY_INTERVAL_S)
+        waited_s += QUERY_INTERVAL_S
 
 
 def _end_once(job: SlurmJob, closed: Closed, slurm: SlurmControl) -> None:
@@ -199,7 +199,7 @@ def _end_once(job: SlurmJob, closed: Closed, slurm: SlurmControl) -> None:
         except (SlurmUnreachable, SlurmTimeout):
             raise
         except SlurmError:
-            # Without Slurm's library, as in some containers: CANCELLED is better than RUNNING for days.
+            # Slurm's library is missing, as in some containers: CANCELLED is better than RUNNING for days.
             pass
     slurm.cancel(job.scontrol_id)
 
@@ -209,7 +209,7 @@ def _append(path: str, text: str) -> None:
     try:
         facts = os.fstat(fd)
         if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid():
-            raise ForeignFile(errno.EPERM, "not a plain file of yours", path)
+            raise ForeignFile(errno.EPERM, "not a plain file of this user", path)
         data = memoryview(text.encode("utf-8", "backslashreplace"))
         while data:
             data = data[os.write(fd, data) :]

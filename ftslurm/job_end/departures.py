@@ -1,19 +1,19 @@
-"""Which agents of an attempt are still there, as one observer sees them in the run directory."""
+"""Presence of the agents of an attempt, observed in the run directory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from ftslurm.rendezvous.liveness import Attention, Liveness
-from ftslurm.rendezvous.node_word import NodeWord
+from ftslurm.rendezvous.node_record import NodeRecord
 from ftslurm.rendezvous.observer import NODE_FILE_LIMIT
 from ftslurm.rendezvous.state import LEFT
 from ftslurm.sharedfs.filesystem import FileSystem
 from ftslurm.sharedfs.publish import BadFile
 from ftslurm.sharedfs.rundir import RunDirectory
 
-HERE, GONE, ABSENT = "here", "gone", "absent"
-"""An agent has a record of this attempt; that record says that it has left, or was found dead; there is no record."""
+PRESENT, DEPARTED, ABSENT = "present", "departed", "absent"
+"""An agent has a record of this attempt; the record's status is LEFT (set by the agent or its guardian); no record."""
 
 
 class Departures:
@@ -21,8 +21,8 @@ class Departures:
 
     Args:
         fs, run: where they are.
-        attempt: whose agents are meant; the records of earlier ones say nothing.
-        prompt_s: of the time between two looks, at most so many seconds count as silence, see `Attention`.
+        attempt: the agents' attempt; records of earlier ones are ignored.
+        prompt_s: longest time between two reads that counts as silence, in seconds, see `Attention`.
         now: monotonic clock, seconds.
     """
 
@@ -34,9 +34,9 @@ class Departures:
         self._attempt = attempt
         self._prompt_s = prompt_s
         self._now = now
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._attention = Attention(self._now, self._prompt_s)
         self._liveness = Liveness()
 
@@ -44,33 +44,33 @@ class Departures:
         """Return the nodes that have a record, of any attempt.
 
         Raises:
-            OSError: the directory cannot be read; all silence is measured anew.
+            OSError: the directory cannot be read; all silence restarts at 0.
         """
         try:
             names = self._fs.listdir(self._run.nodes)
         except OSError:
-            self._begin()
+            self._reset()
             raise
         return [name[: -len(".json")] for name in names if name.endswith(".json") and not name.startswith(".")]
 
-    def look(self, node: str) -> tuple[str, float]:
-        """Read one node's record; return HERE, GONE or ABSENT, and for how many seconds that has not changed.
+    def observe(self, node: str) -> tuple[str, float]:
+        """Read one node's record; return PRESENT, DEPARTED or ABSENT, and the seconds since the record last changed.
 
         Raises:
-            OSError: it cannot be read; all silence is measured anew.
+            OSError: it cannot be read; all silence restarts at 0.
         """
         path = self._run.node_file(node)
         found, sign = ABSENT, ("", 0)
         try:
-            record = NodeWord.decode(self._fs.read(path, NODE_FILE_LIMIT), path)
+            record = NodeRecord.decode(self._fs.read(path, NODE_FILE_LIMIT), path)
             if record.attempt == self._attempt:
-                found, sign = GONE if record.status == LEFT else HERE, (record.incarnation, record.counter)
+                found, sign = DEPARTED if record.status == LEFT else PRESENT, (record.incarnation, record.counter)
         except FileNotFoundError:
             pass
         except BadFile:
-            # Written by an agent, and no agent mends it but by the next record.
-            found, sign = HERE, ("unreadable", 0)
+            # Written by an agent, and repaired only by its next record.
+            found, sign = PRESENT, ("unreadable", 0)
         except OSError:
-            self._begin()
+            self._reset()
             raise
-        return found, self._liveness.look(node, *sign, self._attention.note())
+        return found, self._liveness.update(node, *sign, self._attention.note())

@@ -1,4 +1,4 @@
-"""What an agent tells of a run whose directory has vanished: a report of what this one node knows."""
+"""An agent's report of a run whose directory has vanished, from this node's own data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 from ftslurm import __version__
 from ftslurm.dataclasses import replace
-from ftslurm.rendezvous.node_word import NodeWord
+from ftslurm.rendezvous.node_record import NodeRecord
 from ftslurm.rendezvous.state import LEFT, State
 from ftslurm.sharedfs.cell import FencedCell
 from ftslurm.sharedfs.filesystem import PosixFileSystem
@@ -15,13 +15,13 @@ from ftslurm.sharedfs.publish import BadFile, encode, publish
 from ftslurm.sharedfs.rundir import RUN_SCHEMA, RUN_VERSION, RunDirectory
 
 
-def last_report(directory: str, state: State, record: NodeWord) -> str | None:
+def last_report(directory: str, state: State, record: NodeRecord) -> str | None:
     """Return the report as text; None if it cannot be made.
 
     Args:
-        directory: where the node's records of the newest round lie, laid out as in a run directory; what else the
-            report needs is added.
-        state: the newest state that the agent knows.
+        directory: contains the node's records of the newest round, with the layout of a run directory; the other files
+            that the report needs are added.
+        state: the newest state that the agent has read.
         record: its node record.
     """
     from pathlib import Path

@@ -1,4 +1,4 @@
-"""How one attempt of a run ended, as an exit code for whoever started it (pure)."""
+"""Outcome of one attempt of a run as an exit code (pure)."""
 
 from __future__ import annotations
 
@@ -6,48 +6,52 @@ from collections.abc import Mapping
 from typing import Any
 
 from ftslurm.dataclasses import dataclass
-from ftslurm.rendezvous.ending import stop_code
+from ftslurm.rendezvous.closing import stop_code
 from ftslurm.rendezvous.state import EXIT_FAILED
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to tell the user.
+    """Outcome of an attempt.
 
     Attributes:
         exit_code: of the attempt.
-        told: whether the run's report tells of this attempt; another one may hold the run.
+        reported: whether the run's report covers this attempt; another one may own the run.
         problem: one line, empty for none.
     """
 
     exit_code: int
-    told: bool
+    reported: bool
     problem: str = ""
 
 
 def judge(
-    report: Mapping[str, Any] | None, run_dir: str, attempt: str | None, step_code: int | None, told: str | None = None
+    report: Mapping[str, Any] | None,
+    run_dir: str,
+    attempt: str | None,
+    step_code: int | None,
+    stop_signal: str | None = None,
 ) -> Verdict:
     """Judge an attempt whose agents have ended.
 
     Args:
         report: the run's, None when the run directory cannot be read.
-        run_dir: where it is, for the message.
-        attempt: its name; None: no agent has written anything.
+        run_dir: its path, for the message.
+        attempt: its name; None: no agent has written a record.
         step_code: srun's exit code; None: there was no srun, or it did not end.
-        told: the name of the signal that told the launcher to stop.
+        stop_signal: the name of the signal that stopped the launcher.
     """
-    by_step = stop_code(told) if step_code is None else step_code
+    by_step = stop_code(stop_signal) if step_code is None else step_code
     if report is None:
-        # All agents follow the state, and so does srun's code.
-        return Verdict(by_step, False, f"{run_dir} cannot be read any more: what is known stands in the agents' lines")
+        # All agents exit with the state's code, and so does srun.
+        return Verdict(by_step, False, f"{run_dir} is no longer readable: see the agents' log lines above")
     if attempt is None:
         what = "no rank was started" + ("" if step_code is None else f" (srun ended with code {step_code})")
         return Verdict(by_step or EXIT_FAILED, False, f"{what}: this start has no record in {run_dir}")
     owners: list[str] = report["run"]["attempts"]
     if attempt not in owners:
-        holder = f"attempt {owners[-1]} holds it" if owners else "no attempt holds it"
-        problem = f"attempt {attempt} took no part in the run {run_dir}: {holder}"
+        owner = f"attempt {owners[-1]} owns it" if owners else "no attempt owns it"
+        problem = f"attempt {attempt} took no part in the run {run_dir}: {owner}"
         return Verdict(by_step or EXIT_FAILED, False, problem)
     if attempt != owners[-1]:
         return Verdict(by_step or EXIT_FAILED, False, f"attempt {owners[-1]} has taken over the run {run_dir}")

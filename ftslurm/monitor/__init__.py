@@ -1,1 +1,1 @@
-"""What a running worker says about itself."""
+"""Monitoring of running workers: heartbeats, sections, time-outs, stacks."""

@@ -1,9 +1,9 @@
-"""What a training script says to its agent: heartbeats, sections, steps, and how long they may take.
+"""The training script's interface to its agent: heartbeats, sections, steps, and their time-outs.
 
-All of it is fire and forget: nothing here blocks, and nothing raises into the training loop. What is said often is
-a store into the rank's mark (see `mark`); what is rare, a line in the node's pipe, and if that is full or gone the line
-is dropped and counted. Outside an agent, in forked children and in multiprocessing's, every call does nothing: a
-data-loader process is not its rank.
+All calls are fire and forget: they neither block nor raise into the training loop. A frequent call is a store into the
+rank's heartbeat page (see `heartbeat_page`); a rare one writes a line into the node's pipe, and if that is full or gone
+the line is dropped and counted. Outside an agent, in forked children and in multiprocessing's, every call does nothing:
+a data-loader process is not its rank.
 
 For users of NVRx's RankMonitorClient: `start_section`, `end_section`, `end_all_sections`, `state_dict` and
 `load_state_dict` are called as there; `send_heartbeat` is `heartbeat`; there is nothing to initialise and to shut
@@ -19,7 +19,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from ftslurm.monitor import dumpsignal, mark
+from ftslurm.monitor import dumpsignal, heartbeat_page
 from ftslurm.monitor.link import AgentLink, say
 from ftslurm.monitor.section import NoSection, Section
 
@@ -34,20 +34,20 @@ _NO_SECTION = NoSection()
 
 
 def heartbeat() -> None:
-    """Say that this rank is alive; the first one opts in to being watched for the next.
+    """Send a heartbeat; the first one starts the watch for the next.
 
     Costs a fraction of a microsecond; see `set_timeouts` for how long the next may take.
     """
     try:
         _beat()
     except Exception as problem:
-        _swallow(problem)  # Being watched is never worth the training run.
+        _swallow(problem)  # A monitoring error must not end the training run.
 
 
 def progress(step: int) -> None:
-    """Say that this rank has reached `step`: for the report ("failed at step 1200"), and to find slow ranks.
+    """Report that this rank has reached training step `step`: for the report ("failed at step 1200") and slow ranks.
 
-    It is a sign of life for `--hang-timeout`, but no heartbeat: it does not opt in to being watched.
+    It counts as progress for `--hang-timeout`, but not as a heartbeat: it does not start the heartbeat watch.
     """
     try:
         _step(int(step))
@@ -56,14 +56,14 @@ def progress(step: int) -> None:
 
 
 def excuse(seconds: float) -> None:
-    """Say that this rank waits within ftslurm: no time-out counts what is before `seconds` from now.
+    """Suspend this rank's time-outs until `seconds` from now, because it waits within ftslurm.
 
-    Not for scripts. Unlike a heartbeat it does not opt in to being watched, and it holds for open sections too.
+    Not for scripts. Unlike a heartbeat it does not start the heartbeat watch, and it covers open sections too.
     """
     try:
         agent = _connect()
         if agent is not None:
-            agent.words[mark.EXCUSED_NS] = time.monotonic_ns() + int(seconds * 1e9)
+            agent.words[heartbeat_page.EXCUSED_NS] = time.monotonic_ns() + int(seconds * 1e9)
     except Exception as problem:
         _swallow(problem)
 
@@ -76,7 +76,7 @@ def section(name: str, timeout: float | None = None) -> Section | NoSection:
 
     Args:
         name: 1 to 40 bytes; a rank may have 44 of them. More are reported, and not watched.
-        timeout: seconds, from now on, `math.inf` for none; before what was asked for on the command line or learned.
+        timeout: seconds, from now on, `math.inf` for none; overrides the command line and learned values.
     """
     try:
         found = _known.get(name)
@@ -118,7 +118,7 @@ def end_all_sections() -> None:
 
 
 def workload_finished() -> None:
-    """Say that what follows may take as long as it likes: this rank is watched no more (but for torch's timers)."""
+    """Stop watching this rank (except for torch's timers): the rest of the program has no time-out."""
     try:
         agent = _connect()
         if agent is not None:
@@ -136,8 +136,8 @@ def set_timeouts(
 ) -> None:
     """Set this rank's own time-outs, from now on, for what runs already too.
 
-    They hold before those of the command line and learned ones. Seconds; `math.inf`: not watched; None: as it was.
-    Something that is no time is reported and left as it was.
+    They override those of the command line and learned ones. Seconds; `math.inf`: not watched; None: unchanged. An
+    invalid value is reported and ignored.
 
     Args:
         heartbeat: from one heartbeat to the next.
@@ -154,9 +154,9 @@ def set_timeouts(
 
 
 def state_dict() -> dict[str, Any]:
-    """Return what this run has learned about its time-outs, as plain data for a checkpoint.
+    """Return the time-outs learned in this run, as plain data for a checkpoint.
 
-    Needed only where a checkpoint goes on in another run directory: within a run the agents remember it.
+    Needed only if a checkpoint is continued in another run directory: within a run the agents keep them.
     """
     try:
         return _state()
@@ -165,10 +165,10 @@ def state_dict() -> dict[str, Any]:
 
 
 def load_state_dict(state: Mapping[str, Any]) -> None:
-    """Let what `state_dict` returned in an earlier run hold for this rank, where nothing else was asked for.
+    """Apply the result of `state_dict` of an earlier run to this rank, where no time-out is configured.
 
-    Of what this run has learned itself and what stands there, the longer holds. What is no such state is ignored, and
-    said so once on the standard error.
+    Of each time-out learned in this run and in the state, the longer one applies. An invalid state is ignored, with a
+    line on the standard error.
     """
     try:
         _load(state)
@@ -177,7 +177,7 @@ def load_state_dict(state: Mapping[str, Any]) -> None:
 
 
 def _swallow(problem: Exception) -> None:
-    """Let our own troubles be; what a signal handler of the user's raised in the middle of a call goes on."""
+    """Suppress ftslurm's own errors; raise an exception that a signal handler of the user raised during a call."""
     trace = problem.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -197,7 +197,7 @@ _loaded: Learned | None = None
 
 
 def _connect() -> AgentLink | None:
-    """Find out, the first time, where this process stands; None: there is nobody to tell."""
+    """Connect at the first call; None: this process has no agent."""
     if not _connected:
         with _lock:
             _connect_once()
@@ -211,7 +211,7 @@ def _connect_once() -> None:
     directory = os.environ.get("FTSLURM_RECORD_DIR")
     try:
         if directory and not _is_multiprocessing_child():
-            words = mark.open_writer(directory)
+            words = heartbeat_page.open_writer(directory)
             if words is not None:
                 _agent = AgentLink(words, os.environ)
                 # Already there in a script that ftslurm started; not so behind a shell.
@@ -239,11 +239,11 @@ def _first_step(step: int) -> None:
 
 
 def _nothing() -> None:
-    """What `_beat` is where there is nobody to tell."""
+    """`_beat` of a process without an agent."""
 
 
 def _no_step(step: int) -> None:
-    """What `_step` is where there is nobody to tell."""
+    """`_step` of a process without an agent."""
 
 
 _beat: Callable[[], None] = _first_beat
@@ -256,7 +256,7 @@ def _find_section(name: str, timeout: float | None) -> Section | NoSection:
         return _NO_SECTION
     found = agent.find_section(name)
     if (timeout is not None and agent.set_section(name, timeout)) or agent.book.unsent:
-        agent.tell_timeouts()
+        agent.notify_timeouts()
     return found
 
 
@@ -267,7 +267,7 @@ def _is_multiprocessing_child() -> bool:
 
 def _state() -> dict[str, Any]:
     from ftslurm.dataclasses import replace
-    from ftslurm.monitor import look, timeouts
+    from ftslurm.monitor import expiry, timeouts
 
     agent = _connect()
     known = agent.learned if agent else None
@@ -276,10 +276,10 @@ def _state() -> dict[str, Any]:
         rounds = max(_loaded.rounds, known.rounds if known else 0)
         known = timeouts.Learned(timeouts.widest(earlier, _loaded.timeouts), rounds)
     words: Any = agent.words if agent else None
-    page = mark.decode(words.tobytes()) if words is not None else None
+    page = heartbeat_page.decode(words.tobytes()) if words is not None else None
     if page is not None and page.opted_in:
-        # When this process was started, and how the other ranks began, only the agents know.
-        seen = replace(look.longest(page, 0.0, timeouts.Spans()), silent=1)
+        # The start of this process and the data of other ranks are available to the agents only.
+        seen = replace(expiry.longest(page, 0.0, timeouts.Spans()), silent=1)
         known = timeouts.learn(known, seen)
     content = timeouts.learned_json(known) if known else {"timeouts": {}}
     return {"version": VERSION, **content}
@@ -298,7 +298,7 @@ def _load(state: Mapping[str, Any]) -> None:
 
 
 def _forget() -> None:
-    """In a forked child: nothing that it does is the rank's, nor does it wait for a lock that nobody will release."""
+    """In a forked child: its calls do not count for the rank, and it must not wait for a lock never released."""
     global _agent, _connected, _known, _beat, _step, _lock
     if _agent is not None:
         _agent.disown()
@@ -307,5 +307,5 @@ def _forget() -> None:
     _beat, _step = _nothing, _no_step
 
 
-# A fork before the first call must not become the one who writes either.
+# A child forked before the first call must not become the writer either.
 os.register_at_fork(after_in_child=_forget)

@@ -10,7 +10,7 @@ class Deadlines:
     """At most one deadline for each key.
 
     No heap: a node has some hundred of them at most, and one that is re-armed a thousand times a second costs two
-    stores each time; the earliest one is looked for when it is asked for.
+    stores each time; the earliest one is computed on demand.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Deadlines:
         return self._earliest
 
     def pop_due(self, now: float) -> list[Key]:
-        """Take out and return what has a deadline at or before `now`, earliest first."""
+        """Remove and return the keys with a deadline at or before `now`, earliest first."""
         if self.next is None or self.next > now:
             return []
         due = sorted(((when, key) for key, when in self._when.items() if when <= now), key=lambda one: one[0])

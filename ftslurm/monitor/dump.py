@@ -1,4 +1,4 @@
-"""One process on its way to its stacks: asked by a signal, watched while it answers, described if it does not."""
+"""Stack collection of one process: request by a signal, wait for the output, description if there is none."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ftslurm.monitor.dumpsignal import DUMP_SIGNAL, FIRST_FD, NAME
 from ftslurm.monitor.stacksfile import Stacks
 
 STABLE_S, BUSY_STABLE_S = 0.03, 0.15
-AGAIN_AT = (0.15, 0.4, 0.7)  # parts of the time-out after which another thread is asked
+AGAIN_AT = (0.15, 0.4, 0.7)  # parts of the time-out after which another thread gets the signal
 HEAD_LIMIT, TAIL_LIMIT = 32 * 1024, 96 * 1024
 
 # The main thread is written last, and where it began is this project's own file, or runpy for `-m ftslurm.worker`.
@@ -28,7 +28,7 @@ Descendants = Callable[[int], Sequence[tuple[int, int]]]
 class Target:
     """One registered worker: its process, which this process must not have reaped, and its record directory.
 
-    ``native``: py-spy is asked for its native frames too, if it is there. Meant for the rank that hung.
+    ``native``: py-spy collects its native frames too, if installed. Meant for the rank that hung.
     """
 
     local_rank: int
@@ -39,10 +39,10 @@ class Target:
 
 
 class Dump:
-    """One process's stacks on their way; see `ftslurm.monitor.stacks.Collector` for the arguments.
+    """The pending stack collection of one process; see `ftslurm.monitor.stacks.Collector` for the arguments.
 
     Attributes:
-        done: there will be no more.
+        done: the collection is finished.
         gone: the process has ended.
         stopped: it is stopped.
         pidfd: a duplicate, so that it means this process for as long as this lives; -1 after `close`.
@@ -66,14 +66,14 @@ class Dump:
         self._text = ""
 
     def start(self, now_s: float) -> None:
-        """Ask the process; `now_s` in monotonic seconds."""
+        """Request the stacks; `now_s` in monotonic seconds."""
         self._start_s = self._changed_s = now_s
         problem = self._ask()
         if problem is not None:
             self._finish(problem)
 
     def poll(self, now_s: float, *, ended: bool) -> None:
-        """Take what has come; `ended`: the process has."""
+        """Read the output so far; `ended`: the process has ended."""
         if self.done:
             return
         size = os.fstat(self._fd).st_size
@@ -87,24 +87,24 @@ class Dump:
         elif self._size > self._base and self._complete(now_s):
             self._finish(self._held() if self._others is not None else None)
         elif since_s >= self._timeout_s:
-            self._finish(self._why_no_answer())
+            self._finish(self._no_answer_reason())
         elif self._again and self._size == self._base and since_s >= self._again[0] * self._timeout_s:
             self._again.pop(0)
             self._ask_another_thread()
 
     def stacks(self, native: str) -> Stacks:
-        """Return what there is."""
+        """Return the stacks collected so far."""
         return Stacks(self.target.local_rank, self._text, self._facts, self._problem, native)
 
     def close(self) -> None:
-        """Let go of it; harmless twice."""
+        """Release all resources; idempotent."""
         for fd in {self._fd, self._asked, self.pidfd} - {-1}:
             os.close(fd)
         self._fd = self._asked = self.pidfd = -1
         self.done = True
 
     def _ask(self) -> str | None:
-        """Send the signal to the process that will answer it; else return why there is none."""
+        """Send the signal to the process that handles it; else return why there is none."""
         try:
             self.pidfd = os.dup(self.target.pidfd)
         except OSError:
@@ -146,7 +146,7 @@ class Dump:
     def _find_descendant(self) -> bool:
         for pid, _ in self._descendants(self.target.pid):
             try:
-                # Opened before the look, so that what is signalled is what was looked at.
+                # Opened before the check, so that the signalled process is the checked one.
                 pidfd = pidfd_open(pid)
             except OSError:
                 continue
@@ -159,10 +159,11 @@ class Dump:
         return False
 
     def _ask_another_thread(self) -> None:
-        """Have a thread answer that can: the first one gets the signal, but in D state it does not come to handle it.
+        """Signal a thread that can handle it: the first one gets the signal, but cannot handle it in D state.
 
-        Safe without a pidfd: whoever calls `poll` has just seen that the process has not ended, nobody but the caller
-        could reap it since, and the kernel checks that the thread is one of its.
+        Safe without a pidfd: `poll` has just checked that the process has not ended, only the caller could reap it
+            since,
+        and the kernel checks that the thread belongs to it.
         """
         if self._asked != self.pidfd:
             return
@@ -182,7 +183,7 @@ class Dump:
         state = procstate.status(self._process)
         return quiet_s >= BUSY_STABLE_S or state is None or procstate.letter(state) == "S"
 
-    def _why_no_answer(self) -> str | None:
+    def _no_answer_reason(self) -> str | None:
         late = f"no answer within {self._timeout_s:.1f} s"
         if self._size > self._base:
             return f"not complete: still writing after {self._timeout_s:.1f} s"
@@ -200,7 +201,7 @@ class Dump:
         return late
 
     def _held(self) -> str | None:
-        """Return what is to be said of a main thread in D state, which may have its stacks written by another one."""
+        """Return the problem of a main thread in D state, whose stacks another thread may have written."""
         if procstate.letter(procstate.status(self._process) or {}) != "D":
             return None
         place = procstate.waits_in(self._process)
@@ -219,7 +220,7 @@ def _stopped(state: dict[str, str]) -> str:
 
 
 def _read(fd: int, start: int, end: int) -> str:
-    """Return what stands between two offsets; of very much, its beginning and its end, where the main thread is."""
+    """Return the text between two offsets; of a long one the beginning and the end, where the main thread is."""
     size = end - start
     if size <= HEAD_LIMIT + TAIL_LIMIT:
         data = os.pread(fd, size, start)

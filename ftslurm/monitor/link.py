@@ -1,4 +1,4 @@
-"""A rank's way to its agent: what is said often goes into the mark, what is rare into the node's pipe."""
+"""A rank's connection to its agent: frequent data go into the heartbeat page, rare messages into the node's pipe."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import stat
 import threading
 from typing import TYPE_CHECKING
 
-from ftslurm.monitor import mark
+from ftslurm.monitor import heartbeat_page
 from ftslurm.monitor.section import Book, Section
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from ftslurm.monitor.mark import Words
+    from ftslurm.monitor.heartbeat_page import Words
     from ftslurm.monitor.timeouts import Learned, Timeouts
 
 MAX_REPORTS = 32  # different misuses that are sent; all are counted
 
 
 class AgentLink:
-    """The way to the agent, of a process that is a rank.
+    """The connection of a rank's process to its agent.
 
     Args:
-        words: its mark.
+        words: its heartbeat page.
         environment: `LOCAL_RANK`; `FTSLURM_PIPE`, the node's pipe; `FTSLURM_TIMEOUTS`, see `timeouts.to_env`.
     """
 
@@ -36,15 +36,15 @@ class AgentLink:
         self.asked, self.learned = _from_environment(environment)
         warmup_steps = self.asked.warmup_steps if self.asked else 0
         self.book = Book(words, warmup_steps, self.misuse)
-        self.beat = mark.beater(words, warmup_steps)
-        self.step = mark.stepper(words)
+        self.beat = heartbeat_page.beater(words, warmup_steps)
+        self.step = heartbeat_page.stepper(words)
         self.known: dict[str, Section] = {}
         self._reported: set[tuple[str, str]] = set()
-        self._own: set[str] = set()  # what the script has set itself: a loaded state does not change it
+        self._own: set[str] = set()  # set by the script itself: a loaded state does not change these
 
     def misuse(self, what: str, name: str = "") -> None:
-        """Count a wrong call, and tell the agent the first time."""
-        self.words[mark.MISUSED] += 1
+        """Count a wrong call, and send the first of its kind to the agent."""
+        self.words[heartbeat_page.MISUSED] += 1
         if (what, name) not in self._reported and len(self._reported) < MAX_REPORTS:
             self._reported.add((what, name))
             self.send("misuse", what, name)
@@ -52,42 +52,42 @@ class AgentLink:
     def send(self, kind: str, what: str = "", name: str = "") -> bool:
         """Write one line into the pipe; False, and counted, if that is not possible now."""
         if self.pipe is None:
-            return True  # Nobody listens, ever.
-        from ftslurm.monitor.message import Word, encode
+            return True  # There is no reader.
+        from ftslurm.monitor.message import ClientMessage, encode
 
         try:
-            # Opened each time: the agent makes a removed pipe anew, and a script may close all descriptors.
+            # Opened each time: the agent restores a removed pipe, and a script may close all descriptors.
             fd = os.open(self.pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
-                # Nothing is written into what somebody put in its place.
+                # Nothing is written into another file in its place.
                 if not stat.S_ISFIFO(os.fstat(fd).st_mode):
                     raise OSError(f"{self.pipe} is no pipe")
-                os.write(fd, encode(Word(kind, self.rank, self.pid, what, name)))
+                os.write(fd, encode(ClientMessage(kind, self.rank, self.pid, what, name)))
             finally:
                 os.close(fd)
         except OSError:
-            self.words[mark.DROPPED] += 1
+            self.words[heartbeat_page.DROPPED] += 1
             return False
         return True
 
-    def tell_timeouts(self) -> None:
-        """Have the agent look at the mark, now or when the pipe can be written."""
+    def notify_timeouts(self) -> None:
+        """Have the agent read the heartbeat page, now or when the pipe can be written."""
         self.book.unsent = not self.send("timeouts")
 
     def finish(self) -> None:
         """See `workload_finished`."""
-        self.words[mark.FINISHED] = 1
+        self.words[heartbeat_page.FINISHED] = 1
         self.send("finished")
 
     def disown(self) -> None:
         """Turn this into a dummy: for a forked child, whose parent's script holds sections of it."""
-        scratch: Any = [0] * (mark.SIZE // 8)
+        scratch: Any = [0] * (heartbeat_page.SIZE // 8)
         self.words = self.book.words = scratch
         self.book.lock = threading.RLock()
         self.pipe = None
 
     def find_section(self, name: str) -> Section:
-        """Return the section of that name; one that has no place in the mark is not watched."""
+        """Return the section of that name; one without a slot in the heartbeat page is not watched."""
         found = self.known.get(name) if isinstance(name, str) else None
         if found is not None:
             return found
@@ -98,10 +98,10 @@ class AgentLink:
             return self.book.unlisted(str(name))
         listed = self.book.listed(name)
         if listed is None:
-            # Not each by its name: a script that counts its sections has endlessly many.
-            self.misuse(f"more than {mark.SLOTS} names of sections: further ones are not watched")
+            # Reported without the name: a script that numbers its sections has endlessly many.
+            self.misuse(f"more than {heartbeat_page.SLOTS} names of sections: further ones are not watched")
             return self.book.unlisted(name)
-        # Of two threads that come here at once, both get the same one.
+        # Two concurrent threads get the same object.
         return self.known.setdefault(name, listed)
 
     def set_section(self, name: str, seconds: float) -> bool:
@@ -112,7 +112,7 @@ class AgentLink:
             return False
         self._own.add(f"section {name}")
         found.timeout = seconds
-        return type(found) is Section and self._store(found.at + mark.OWN_TIMEOUT, seconds)
+        return type(found) is Section and self._store(found.at + heartbeat_page.OWN_TIMEOUT, seconds)
 
     def set_own(
         self, heartbeat: float | None, initial: float | None, sections: Mapping[str, float], out: float | None
@@ -120,9 +120,9 @@ class AgentLink:
         """See `set_timeouts`."""
         changed = [self.set_section(name, seconds) for name, seconds in sections.items()]
         for name, at, seconds in (
-            ("heartbeat", mark.OWN_HEARTBEAT, heartbeat),
-            ("initial", mark.OWN_INITIAL, initial),
-            ("out_of_section", mark.OWN_OUT, out),
+            ("heartbeat", heartbeat_page.OWN_HEARTBEAT, heartbeat),
+            ("initial", heartbeat_page.OWN_INITIAL, initial),
+            ("out_of_section", heartbeat_page.OWN_OUT, out),
         ):
             if seconds is None:
                 continue
@@ -132,31 +132,31 @@ class AgentLink:
             else:
                 self.misuse("a time-out must be seconds above 0", name)
         if any(changed):
-            self.tell_timeouts()
+            self.notify_timeouts()
 
     def set_loaded(self, loaded: Learned) -> None:
-        """Let the loaded time-outs hold, but for what was asked for, here or on the command line."""
+        """Apply the loaded time-outs, except where configured by the script or the command line."""
         from ftslurm.monitor.timeouts import NOTHING, Spans, widest
 
         asked = self.asked or NOTHING
         known = widest(loaded.timeouts, self.learned.timeouts if self.learned else Spans())
         changed = []
         for name, at, seconds, already in (
-            ("heartbeat", mark.OWN_HEARTBEAT, known.heartbeat_s, asked.heartbeat_s),
-            ("initial", mark.OWN_INITIAL, known.initial_s, asked.initial_s),
-            ("out_of_section", mark.OWN_OUT, known.out_of_section_s, asked.out_of_section_s),
+            ("heartbeat", heartbeat_page.OWN_HEARTBEAT, known.heartbeat_s, asked.heartbeat_s),
+            ("initial", heartbeat_page.OWN_INITIAL, known.initial_s, asked.initial_s),
+            ("out_of_section", heartbeat_page.OWN_OUT, known.out_of_section_s, asked.out_of_section_s),
         ):
             if seconds is not None and already is None and name not in self._own:
                 changed.append(self._store(at, seconds))
         for name, seconds in known.sections.items():
             if name not in asked.sections and f"section {name}" not in self._own:
                 found = self.find_section(name)
-                changed.append(type(found) is Section and self._store(found.at + mark.OWN_TIMEOUT, seconds))
+                changed.append(type(found) is Section and self._store(found.at + heartbeat_page.OWN_TIMEOUT, seconds))
         if any(changed):
-            self.tell_timeouts()
+            self.notify_timeouts()
 
     def _store(self, at: int, seconds: float) -> bool:
-        word = mark.own_word(seconds)
+        word = heartbeat_page.encode_timeout(seconds)
         if self.words[at] == word:
             return False
         self.words[at] = word
@@ -182,7 +182,7 @@ def _from_environment(environment: Mapping[str, str]) -> tuple[Timeouts | None, 
 
 
 def say(text: str) -> bool:
-    """Write one line to the standard error, if there is one; tell whether that was possible."""
+    """Write one line to the standard error, if there is one; return whether that was possible."""
     try:
         os.write(2, f"ftslurm: {text}\n".encode("utf-8", "backslashreplace"))
     except OSError:

@@ -1,7 +1,7 @@
 """One line of the node's pipe <-> a message (pure): torch's `FileTimerRequest`, or a client's of ours.
 
-Nothing that stands in a line raises an exception: what is no message is `Garbage` with a reason. The source of torch's
-format is torch/distributed/elastic/timer/file_based_local_timer.py (2.13): `{"version", "pid", "scope_id",
+No content of a line raises an exception: an invalid one yields `MalformedMessage` with a reason. The source of
+torch's format is torch/distributed/elastic/timer/file_based_local_timer.py (2.13): `{"version", "pid", "scope_id",
 "expiration_time", "signal"}`, the expiration in seconds since the epoch, a negative one meaning "release".
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 LIMIT = select.PIPE_BUF  # bytes of a line without its newline; more is not written at one go
-SAID = 120  # characters of a name or a reason that are shown
+TEXT_LIMIT = 120  # characters of a name or a reason that are shown
 VERSION = 1
 TIMEOUTS, MISUSE, FINISHED = "timeouts", "misuse", "finished"
 KINDS = (TIMEOUTS, MISUSE, FINISHED)
@@ -29,12 +29,12 @@ _STARTS = (b'{"version"', b'{"ftslurm"')
 _TORCH_TIMER = re.compile(
     rb'(\{"version": \d+, "pid": \d+, "scope_id": "[^"\\{]*"), "expiration_time": [-+.e\d]+, "signal": -?\d+\}'
 )
-"""As torch writes it; the group tells which timer it is."""
+"""As torch writes it; the group identifies the timer."""
 
 
 @dataclass(frozen=True)
 class Timer:
-    """A torch timer; `expiration_s` since the epoch, None to release it; `signal` 0 or less: only tell."""
+    """A torch timer; `expiration_s` since the epoch, None to release it; `signal` 0 or less: only report."""
 
     pid: int
     scope: str
@@ -43,14 +43,14 @@ class Timer:
 
 
 @dataclass(frozen=True)
-class Word:
+class ClientMessage:
     """A message of ours.
 
     Attributes:
-        kind: "timeouts" (the mark holds new ones: look at it), "misuse" or "finished".
+        kind: "timeouts" (the heartbeat page holds new ones), "misuse" or "finished".
         rank: the local rank.
-        pid: who sends it.
-        what, name: a misuse in words, and the section it is about.
+        pid: of the sender.
+        what, name: description of a misuse, and its section.
     """
 
     kind: str
@@ -61,19 +61,19 @@ class Word:
 
 
 @dataclass(frozen=True)
-class Garbage:
+class MalformedMessage:
     """A line that is no message."""
 
     reason: str
 
 
-def encode(word: Word) -> bytes:
-    """Return the line of `word`, newline included, at most `LIMIT` bytes."""
-    content: dict[str, object] = {"ftslurm": VERSION, "kind": word.kind, "rank": word.rank, "pid": word.pid}
-    if word.what:
-        content["what"] = word.what[:SAID]
-    if word.name:
-        content["name"] = word.name[:SAID]
+def encode(message: ClientMessage) -> bytes:
+    """Return the line of `message`, newline included, at most `LIMIT` bytes."""
+    content: dict[str, object] = {"ftslurm": VERSION, "kind": message.kind, "rank": message.rank, "pid": message.pid}
+    if message.what:
+        content["what"] = message.what[:TEXT_LIMIT]
+    if message.name:
+        content["name"] = message.name[:TEXT_LIMIT]
     # A newline in front: if another writer died in the middle of a line, this one is not lost with it.
     return b"\n" + json.dumps(content).encode() + b"\n"
 
@@ -96,28 +96,28 @@ def newest(lines: Sequence[bytes]) -> list[bytes]:
     return kept[::-1]
 
 
-def parse(line: bytes) -> Timer | Word | Garbage:
+def parse(line: bytes) -> Timer | ClientMessage | MalformedMessage:
     """Read one line, without its newline."""
     message = _parse(line)
-    if isinstance(message, Garbage):
+    if isinstance(message, MalformedMessage):
         # Half a line of a writer that died, and a whole one glued to it. Inside a string the quotes would be escaped.
         at = max(line.rfind(start) for start in _STARTS)
         if at > 0:
             rest = _parse(line[at:])
-            return message if isinstance(rest, Garbage) else rest
+            return message if isinstance(rest, MalformedMessage) else rest
     return message
 
 
-def _parse(line: bytes) -> Timer | Word | Garbage:
+def _parse(line: bytes) -> Timer | ClientMessage | MalformedMessage:
     if len(line) > LIMIT:
-        return Garbage(f"longer than {LIMIT} bytes")
+        return MalformedMessage(f"longer than {LIMIT} bytes")
     if not line.startswith(b"{"):
-        return Garbage(f"expected a JSON object, found {line[:40]!r}")
+        return MalformedMessage(f"expected a JSON object, found {line[:40]!r}")
     try:
         content = json.loads(line.decode(), object_pairs_hook=_once, parse_constant=_no_constant)
-        return _word(content) if "ftslurm" in content else _timer(content)
+        return _client_message(content) if "ftslurm" in content else _timer(content)
     except (ValueError, RecursionError) as problem:
-        return Garbage(f"{str(problem)[:SAID]}: {line[:40]!r}")
+        return MalformedMessage(f"{str(problem)[:TEXT_LIMIT]}: {line[:40]!r}")
 
 
 def _timer(content: dict[str, Any]) -> Timer:
@@ -137,13 +137,13 @@ def _timer(content: dict[str, Any]) -> Timer:
     )
 
 
-def _word(content: dict[str, Any]) -> Word:
+def _client_message(content: dict[str, Any]) -> ClientMessage:
     version = _whole(content, "ftslurm", 0, 2**31)
-    kind = _text(content, "kind", SAID)
+    kind = _text(content, "kind", TEXT_LIMIT)
     if version != VERSION or kind not in KINDS:
         raise ValueError(f"a message {kind!r:.40} of version {version} is not known")
-    texts = [_text(content, name, SAID) if name in content else "" for name in ("what", "name")]
-    return Word(kind, _whole(content, "rank", 0, 2**20), _whole(content, "pid", 1, _MAX_PID), *texts)
+    texts = [_text(content, name, TEXT_LIMIT) if name in content else "" for name in ("what", "name")]
+    return ClientMessage(kind, _whole(content, "rank", 0, 2**20), _whole(content, "pid", 1, _MAX_PID), *texts)
 
 
 def _whole(content: dict[str, Any], name: str, low: int, high: int) -> int:
@@ -163,7 +163,7 @@ def _text(content: dict[str, Any], name: str, limit: int) -> str:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) != len(pairs):
-        raise ValueError("a key stands twice in it")
+        raise ValueError("duplicate key")
     return content
 
 
@@ -172,5 +172,5 @@ def _no_constant(name: str) -> float:
 
 
 def shown(text: str) -> str:
-    """Return `text`, that a stranger wrote, quoted, short and printable everywhere."""
-    return ascii(text) if len(text) <= SAID else f"{text[: SAID // 2]!a}...{text[-SAID // 3 :]!a}"
+    """Return untrusted `text`, quoted, shortened and printable everywhere."""
+    return ascii(text) if len(text) <= TEXT_LIMIT else f"{text[: TEXT_LIMIT // 2]!a}...{text[-TEXT_LIMIT // 3 :]!a}"

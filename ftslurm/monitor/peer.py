@@ -28,7 +28,7 @@ import warnings
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
-from ftslurm.failures.recorder import Recorder, say
+from ftslurm.failures.recorder import Recorder, write_stderr
 from ftslurm.monitor.peerlink import CONNECT_S, LEFT, LOST, Link, MissingError, agree
 from ftslurm.monitor.peerverdict import (
     FAILURES,
@@ -188,7 +188,7 @@ class Heartbeat:
             self._heard.set()
             self.stop.set()
             if who != self._link.rank:
-                say(f"{ranks([who]) if who >= 0 else 'a rank'} has left as it should: the peer heartbeat ends")
+                write_stderr(f"{ranks([who]) if who >= 0 else 'a rank'} has left as it should: the peer heartbeat ends")
 
     def _beat(self) -> None:
         """Exchange the token; after a failure try again with a new group, at once, as all others do."""
@@ -209,14 +209,14 @@ class Heartbeat:
                 last = _one_line(problem)
                 if not self.stop.is_set() and failures < FAILURES:
                     who = f" ({ranks(absent)} did not come)" if absent else ""
-                    say(f"peer heartbeat failure {failures}, limit is {FAILURES}: {last}{who}")
+                    write_stderr(f"peer heartbeat failure {failures}, limit is {FAILURES}: {last}{who}")
                 continue
             if slots is None:
                 return  # It was stopped.
             if wrong_ranks(slots, self._terms.token):
                 self._end(token_error(slots, self._terms.token, self._link.rank))
             if failures > 1:
-                say("all ranks answer the peer heartbeat again")
+                write_stderr("all ranks answer the peer heartbeat again")
             return
         if not self.stop.is_set():
             error = lost_error(missing, FAILURES, self._terms.timeout_s, last)
@@ -251,7 +251,7 @@ class Heartbeat:
 
     def _end(self, error: Exception, hearers: int = 0) -> NoReturn:
         """Record ``error``, tell it to ``hearers`` ranks, end the process, whatever its other threads are doing."""
-        say(f"{type(error).__name__}: {error}; this process ends (exit code {EXIT_CODE})")
+        write_stderr(f"{type(error).__name__}: {error}; this process ends (exit code {EXIT_CODE})")
         # The filesystem, a lock of the output, or the store may be what hangs.
         until_s = time.monotonic() + _END_S
         threads = [

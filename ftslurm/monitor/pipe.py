@@ -1,8 +1,8 @@
-"""The agent's end of the node's named pipe, through which workers send what is rare.
+"""The agent's end of the node's named pipe, through which workers send rare messages.
 
 The pipe is opened for reading *and* writing, which Linux defines for a fifo (fifo(7)): so there is always a writer, and
 the end of the last client is neither an end of file nor a hang-up that would wake the agent again and again; and always
-a reader, so that a client which opens it without blocking never finds nobody there.
+a reader, so that a client's non-blocking open never fails for lack of a reader.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _F_SETPIPE_SZ = 1031
 
 
 class Pipe:
-    """Makes and reads the pipe `directory`/pipe, and makes it anew where somebody has removed or replaced it.
+    """Makes and reads the pipe `directory`/pipe, and restores it when it was removed or replaced.
 
     Args:
         directory: node-local, of the caller alone, made if it is missing; what lies there under the pipe's name goes.
@@ -76,7 +76,7 @@ class Pipe:
         return kept + lines
 
     def check(self) -> None:
-        """Make the pipe if there is none, or not this one any more.
+        """Make the pipe if it is missing or was replaced.
 
         What the old one still held is returned by the next `read`. Where it cannot be made, `problem` says why, and the
         old one is read on: a client may have it open.
@@ -119,7 +119,7 @@ class Pipe:
 
 
 def discard(directory: str) -> None:
-    """Let whatever is written to the pipe in `directory` go nowhere, so that nobody meets a pipe that is not read.
+    """Discard all writes to the pipe in `directory`, so that no client meets a pipe without a reader.
 
     Raises:
         OSError: that cannot be done.

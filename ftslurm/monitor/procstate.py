@@ -1,4 +1,4 @@
-"""What /proc says of a process that may hang: its state, where it waits, which signals it takes (proc(5)).
+"""State of a process that may hang, from /proc:  its state, where it waits, which signals it takes (proc(5)).
 
 Every read is bounded, and none of them can block on the process: a value that cannot be had is not there.
 """
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 _SHOWN = ("State", "Threads", "VmRSS")
 _WAITING = ("wchan", "syscall", "stack")
 _LIMIT = 16 * 1024
-_THREADS_LOOKED_AT = 256
-_FDS_LOOKED_AT = 65536
+_THREADS_LIMIT = 256
+_FDS_LIMIT = 65536
 
 
 def status(process: str) -> dict[str, str] | None:
@@ -38,7 +38,7 @@ def has(state: dict[str, str], mask: str, number: int) -> bool:
 
 
 def facts(process: str, *, waiting: bool) -> tuple[tuple[str, str], ...]:
-    """Return what is worth showing of a process.
+    """Return the facts on a process for display.
 
     Args:
         process: ``/proc/<pid>``.
@@ -78,13 +78,13 @@ def holds(process: str, path: str, guess: range) -> bool:
         except OSError:
             return False
 
-    return any(is_it(n) for n in guess) or any(is_it(n) for n in _names(f"{process}/fd", _FDS_LOOKED_AT))
+    return any(is_it(n) for n in guess) or any(is_it(n) for n in _names(f"{process}/fd", _FDS_LIMIT))
 
 
 def threads_that_take(process: str, number: int) -> Iterator[int]:
     """Give the ids of the threads, but the first, that could handle signal ``number`` now."""
     first = process.rpartition("/")[2]
-    for name in _names(f"{process}/task", _THREADS_LOOKED_AT):
+    for name in _names(f"{process}/task", _THREADS_LIMIT):
         if name == first:
             continue
         state = status(f"{process}/task/{name}")

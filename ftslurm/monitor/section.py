@@ -1,4 +1,4 @@
-"""Named stretches of a script: opened and closed by a few stores into the rank's mark."""
+"""Named stretches of a script: opened and closed by a few stores into the rank's heartbeat page."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from ftslurm.monitor import mark
-from ftslurm.monitor.mark import LONGEST, OPENED, OPENS, OUT_LONGEST, SECTION_NS
+from ftslurm.monitor import heartbeat_page
+from ftslurm.monitor.heartbeat_page import LONGEST, OPENED, OPENS, OUT_LONGEST, SECTION_NS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ftslurm.monitor.mark import Words
+    from ftslurm.monitor.heartbeat_page import Words
 
 F = TypeVar("F", bound="Callable[..., Any]")
 _SPARE = 66  # words of the page that nobody reads: where a section without a slot puts its times
@@ -22,12 +22,12 @@ NOT_OPEN = "a section was closed that is not open"
 
 
 class Book:
-    """What the sections of one process share.
+    """Shared data of the sections of one process.
 
     Args:
-        words: the mark.
-        warmup_steps: so many first openings of each section do not count as its longest.
-        report: told of a misuse and the section's name.
+        words: the heartbeat page.
+        warmup_steps: number of initial entries per section that do not count as its longest.
+        report: called with a misuse and the section's name.
         clock: CLOCK_MONOTONIC in nanoseconds.
     """
 
@@ -46,12 +46,12 @@ class Book:
         self.opened: dict[Section, int] = {}  # setdefault and pop are atomic, also between threads
         self.closed_ns = words[SECTION_NS]
         self.out_longest = words[OUT_LONGEST]
-        self.unsent = False  # the agent has not been told yet of a section's own time-out
+        self.unsent = False  # a section's own time-out is not sent to the agent yet
 
     def listed(self, name: str) -> Section | None:
-        """Return a new section with a slot in the mark, None if there is none left."""
+        """Return a new section with a slot in the page, None if there is none left."""
         with self.lock:
-            at = mark.new_slot(self.words, name)
+            at = heartbeat_page.new_slot(self.words, name)
         return None if at is None else Section(self, name, at)
 
     def unlisted(self, name: str) -> Section:
@@ -119,7 +119,7 @@ class Section:
             if not self.start():
                 self._nest(1)
         except Exception:
-            pass  # Being watched is never worth the training run.
+            pass  # A monitoring error must not end the training run.
         return self
 
     def __exit__(self, _kind: object = None, error: object = None, _trace: object = None) -> None:
@@ -133,7 +133,7 @@ class Section:
             pass
 
     def _left_by(self, error: Any) -> None:
-        """Leave on the exception in which sections it was: when somebody writes it down they are closed again."""
+        """Store in the exception its open sections: when it is recorded they are closed again."""
         opened = self.book.opened.get(self)
         if opened is not None:
             left = error.__dict__.setdefault(LEFT, [])
@@ -167,12 +167,12 @@ class Unlisted(Section):
 
     def _count(self) -> bool:
         book = self.book
-        book.words[mark.UNLISTED] = sum(isinstance(section, Unlisted) for section in list(book.opened))
+        book.words[heartbeat_page.UNLISTED] = sum(isinstance(section, Unlisted) for section in list(book.opened))
         return True
 
 
 class NoSection:
-    """What a section is where there is nobody to tell."""
+    """A section of a process without an agent."""
 
     def __enter__(self) -> NoSection:
         return self

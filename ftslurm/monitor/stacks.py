@@ -1,8 +1,8 @@
-"""The agent's side of a hang: asks processes for their stacks and collects them, without ever waiting for one.
+"""Stack collection in the agent: signals processes and collects their stacks, without blocking.
 
 Driven by the agent's loop: `Collector.start`, then `Collector.poll` at each `Collector.deadline` until it is done. A
 signal is sent only to a process that has a handler for it and holds the file that `dumpsignal.install` opened: to any
-other one, a real-time signal is death. What cannot answer is described by what /proc says of it.
+other one, a real-time signal is death. A process that cannot respond is described by its state in /proc.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class Collector:
         self.poll(now_s)
 
     def poll(self, now_s: float) -> bool:
-        """Take what has come; return whether all is there, or the time is over. May be called at any time."""
+        """Read the output so far; return whether it is complete or the time is over. May be called at any time."""
         ended = self._ended()
         for dump in self._dumps:
             dump.poll(now_s, ended=dump.target.local_rank in ended)
         done = all(dump.done for dump in self._dumps)
         # py-spy stops the process that it looks at, so that one is left to answer first.
         for dump in self._native():
-            done &= self._look_deeper(dump, now_s)
+            done &= self._poll_native(dump, now_s)
         quick = now_s - self._started_s < QUICK_S
         self.deadline = None if done else now_s + (POLL_S if quick else SLOW_POLL_S)
         return done
@@ -78,7 +78,7 @@ class Collector:
         return found
 
     def close(self) -> None:
-        """Let go of everything; for one that is given up before it was done, and harmless twice."""
+        """Release all resources; also before the collection is complete; idempotent."""
         for dump in self._dumps:
             dump.close()
         for spy in self._pyspy:
@@ -88,7 +88,7 @@ class Collector:
     def _native(self) -> list[Dump]:
         return [dump for dump in self._dumps if dump.target.native]
 
-    def _look_deeper(self, dump: Dump, now_s: float) -> bool:
+    def _poll_native(self, dump: Dump, now_s: float) -> bool:
         spy = self._native_at[dump.target.local_rank]
         if not dump.done:
             return False

@@ -1,7 +1,6 @@
-"""Time-outs: what was asked for, what was seen, what is learned from it, and what holds in the end (pure).
+"""Time-outs: configured, observed, learned, and effective ones (pure).
 
-Seconds throughout. ``math.inf`` in what was asked for means "off", however much was learned; None means that nothing
-was said.
+Seconds throughout. ``math.inf`` in configured ones means "off", regardless of learned ones; None means unset.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How long a rank may take; None: not watched.
+    """The time-outs of a rank; None: not watched.
 
     Attributes:
         initial_s: from the worker's start to its first heartbeat; only where it was asked for or learned.
         heartbeat_s: between heartbeats, once there was one.
         sections: each section's.
         out_of_section_s: with no section open, once one was opened.
-        warmup_steps: so many first heartbeats, and first openings of each section ...
-        warmup_s: ... get at least so long.
-        hang_s: without any sign of life, of a rank that never opted in too.
+        warmup_steps: number of initial heartbeats, and entries per section, that ...
+        warmup_s: ... get at least this time-out.
+        hang_s: without any progress, also of a rank that never sent a heartbeat.
     """
 
     initial_s: float | None = None
@@ -96,10 +95,10 @@ def widest(one: Spans, other: Spans) -> Spans:
 
 
 def learn(previous: Learned | None, seen: Longest) -> Learned:
-    """Return what is known after one more round.
+    """Return the learned time-outs after one more round.
 
     A new time-out is `FACTOR` times the longest interval of the round, at least `FLOOR_S` (`SECTION_FLOOR_S` for a
-    section); it shrinks by half steps only. What the round did not show stays as it was. A time-out that expired
+    section); it shrinks by half steps only. Values without an observation in the round stay. A time-out that expired
     doubles, up to `CUT_LIMIT_S`: if the rank was healthy, the longer interval is completed the next time, and learned.
 
     The time to the first heartbeat is learned only from rounds in which every rank sent one: else a rank that never
@@ -175,7 +174,7 @@ def is_name(name: object) -> bool:
 
 
 def timeouts_json(timeouts: Timeouts) -> dict[str, object]:
-    """Return `timeouts` as a JSON object, what is None left out, "off" as that word."""
+    """Return `timeouts` as a JSON object, what is None left out, "off" as that string."""
     spans = Spans(timeouts.initial_s, timeouts.heartbeat_s, timeouts.sections, timeouts.out_of_section_s)
     content = spans_json(spans)
     if timeouts.warmup_steps:
@@ -263,7 +262,7 @@ def read_learned(value: object, where: str = "learned time-outs") -> Learned:
 
 
 def to_env(asked: Timeouts, learned: Learned | None) -> str:
-    """Return the value of `FTSLURM_TIMEOUTS`: what the workers are told."""
+    """Return the value of `FTSLURM_TIMEOUTS`, for the workers."""
     content: dict[str, object] = {"version": VERSION, "asked": timeouts_json(asked)}
     if learned is not None:
         content["learned"] = learned_json(learned)

@@ -1,4 +1,4 @@
-"""Where the ranks' torch timers find the node's pipe, decided as torch's own agent decides it.
+"""Path by which the ranks' torch timers reach the node's pipe, chosen as torch's own agent does.
 
 torch's agent (LocalElasticAgent._setup_local_watchdog, torch 2.13) reads two variables of its *own* environment and
 hands one to its workers: with TORCHELASTIC_ENABLE_FILE_TIMER=1 it serves timers, at TORCHELASTIC_TIMER_FILE if that is
@@ -49,7 +49,7 @@ class TimerFile:
         return {FILE: name}
 
     def restore(self) -> None:
-        """Make the names anew that are missing: a launcher within a rank removes the one that it took over."""
+        """Restore missing links: a launcher within a rank removes the one that it used."""
         for name in self._names:
             try:
                 os.symlink(self._pipe, name)
@@ -68,12 +68,12 @@ class TimerFile:
             if os.path.lexists(self._users):
                 if not _is_pipe_or_link(self._users):
                     return (
-                        f"{FILE}={self._users}: expected a path for a pipe, found something else; timers are not heard"
+                        f"{FILE}={self._users}: expected a path for a pipe, found another file; timers are not received"
                     )
                 os.unlink(self._users)
             os.symlink(self._pipe, self._users)
         except OSError as error:
-            return f"{FILE}={self._users}: {error.strerror or error}; torch's timers are not heard"
+            return f"{FILE}={self._users}: {error.strerror or error}; torch's timers are not received"
         return None
 
     def withdraw(self) -> None:

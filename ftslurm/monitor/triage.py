@@ -1,8 +1,8 @@
-"""Which rank hung: the stacks of all ranks, put together by place, and the odd one named (pure).
+"""Which rank hung: the stacks of all ranks, grouped by place, and the odd one (pure).
 
 A hang looks the same on every rank that waits; what tells is the rank that waits elsewhere, or not at all. What this
 can see is Python's side of it: ranks that all wait in the same collective may do so because of one rank's device or
-network, and then it says that it does not know.
+network, and then the verdict is `NONE`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from ftslurm.dataclasses import dataclass, replace
-from ftslurm.monitor.places import MAY_WAIT, WAITS, Doing, doing, telling_thread
+from ftslurm.monitor.faulthandler_text import Frame, Reader
+from ftslurm.monitor.stack_classifier import MAY_WAIT, WAITS, Activity, classify, telling_thread
 from ftslurm.monitor.stacksfile import RankStacks
-from ftslurm.monitor.traces import Frame, Reader
 
 ODD, ELSEWHERE, MISMATCH, NO_ANSWER, NONE = "odd", "elsewhere", "mismatch", "no-answer", "none"
 OVERDUE = "overdue"
@@ -27,14 +27,14 @@ class Group:
     Attributes:
         ranks: sorted.
         nodes: theirs, in the order of the ranks, each once.
-        doing: what they do; None where there are no stacks.
+        activity: their activity; None without stacks.
         frames: the stack of the first of them, outermost first; those of the others may differ inside of libraries.
         problem: why there are no stacks, or what else keeps these ranks; None if nothing does.
     """
 
     ranks: tuple[int, ...]
     nodes: tuple[str, ...]
-    doing: Doing | None
+    activity: Activity | None
     frames: tuple[Frame, ...]
     problem: str | None
 
@@ -77,7 +77,7 @@ def triage(found: Iterable[RankStacks]) -> Triage:
     verdict, suspects = _suspects(groups)
     if verdict == ELSEWHERE:
         late = {each.rank: each.node for each in everything if each.why}
-        parted, overdue = _part_the_late(groups, [*suspects, *(g for g in groups if g.doing is None)], late)
+        parted, overdue = _part_the_late(groups, [*suspects, *(g for g in groups if g.activity is None)], late)
         if overdue:
             verdict, groups, suspects = OVERDUE, parted, overdue
     return Triage(verdict, suspects, groups, expired, _words(verdict, suspects, groups, expired))
@@ -102,12 +102,12 @@ def ranges(ranks: Iterable[int]) -> str:
 def describe(group: Group) -> str:
     """Say where a group is: ``in DataLoader at data.py:40``, ``stopped (SIGSTOP)``."""
     at = ""
-    if group.doing is not None and group.doing.place is not None:
-        activity, place = group.doing.activity, group.doing.place
+    if group.activity is not None and group.activity.place is not None:
+        activity, place = group.activity.activity, group.activity.place
         name = place.file.rpartition("/")[2]
         inside = "" if activity in ("", "<module>") else f"in {activity} "
         at = f"{inside}at {name}:{place.line}"
-    elif group.doing is not None:
+    elif group.activity is not None:
         at = "in no Python code"
     return ", ".join(part for part in (group.problem or "", at) if part)
 
@@ -127,7 +127,7 @@ def count(group: Group) -> str:
 
 def _groups(everything: Sequence[RankStacks]) -> tuple[Group, ...]:
     reader = Reader()
-    judged: dict[tuple[Frame, ...], Doing] = {}
+    judged: dict[tuple[Frame, ...], Activity] = {}
     members: dict[tuple[object, ...], list[RankStacks]] = {}
     frames_of: dict[tuple[object, ...], tuple[Frame, ...]] = {}
     for each in everything:
@@ -139,7 +139,7 @@ def _groups(everything: Sequence[RankStacks]) -> tuple[Group, ...]:
             frames = thread.frames if thread is not None else ()
             does = judged.get(frames)
             if does is None:
-                does = judged[frames] = doing(frames)
+                does = judged[frames] = classify(frames)
         problem = each.stacks.problem
         if does is not None and problem is not None and not _held(problem):
             problem = None  # Stacks that are not complete are stacks all the same.
@@ -150,7 +150,7 @@ def _groups(everything: Sequence[RankStacks]) -> tuple[Group, ...]:
         Group(
             tuple(each.rank for each in group),
             tuple(dict.fromkeys(each.node for each in group)),
-            key[0] if isinstance(key[0], Doing) else None,
+            key[0] if isinstance(key[0], Activity) else None,
             frames_of[key],
             key[1] if isinstance(key[1], str) else None,
         )
@@ -171,15 +171,15 @@ def _suspects(groups: Sequence[Group]) -> tuple[str, tuple[Group, ...]]:
     if held and sum(len(group.ranks) for group in held) < total:
         return NO_ANSWER, tuple(held)
     free = [group for group in small_first if group not in held]
-    waiting = [group for group in free if group.doing is not None and group.doing.kind == WAITS]
-    maybe = [group for group in free if group.doing is not None and group.doing.kind == MAY_WAIT]
-    working = [group for group in free if group.doing is not None and group not in waiting and group not in maybe]
-    silent = [group for group in free if group.doing is None and (group.problem or "").startswith("no answer")]
+    waiting = [group for group in free if group.activity is not None and group.activity.kind == WAITS]
+    maybe = [group for group in free if group.activity is not None and group.activity.kind == MAY_WAIT]
+    working = [group for group in free if group.activity is not None and group not in waiting and group not in maybe]
+    silent = [group for group in free if group.activity is None and (group.problem or "").startswith("no answer")]
     odd = working or silent or (maybe if waiting else [])
     # More ranks at work than waiting: it is not one odd rank that the others wait for.
     if odd and (waiting or maybe) and 2 * sum(len(group.ranks) for group in odd) <= total:
         return ODD, tuple(odd)
-    same_kind = waiting if not (working or maybe) else [group for group in free if group.doing is not None]
+    same_kind = waiting if not (working or maybe) else [group for group in free if group.activity is not None]
     if len(same_kind) > 1 and 2 * len(same_kind[-1].ranks) > sum(len(group.ranks) for group in same_kind):
         return (MISMATCH if same_kind is waiting else ELSEWHERE), tuple(same_kind[:-1])
     return (MISMATCH, ()) if len(waiting) > 1 and not (working or maybe) else (NONE, ())
@@ -198,7 +198,7 @@ def _part_the_late(
     parted: list[Group] = []
     found: list[Group] = []
     for group in groups:
-        excused = group not in suspects or (group.doing is not None and group.doing.kind == WAITS)
+        excused = group not in suspects or (group.activity is not None and group.activity.kind == WAITS)
         own = () if excused else tuple(rank for rank in group.ranks if rank in late)
         rest = tuple(rank for rank in group.ranks if rank not in own)
         if own:
@@ -229,7 +229,7 @@ def _without_suspect(verdict: str, groups: Sequence[Group], expired: Sequence[in
     own = f" (the time-out was that of rank {ranges(expired)})" if expired else ""
     if verdict == MISMATCH:
         return f"{named}{more}: different collectives, none of them the odd one{own}"
-    if all(group.doing is None for group in groups):
+    if all(group.activity is None for group in groups):
         return f"{named}{more}: no rank gave its stacks{own}"
     if len(groups) == 1:
         alone = len(groups[0].ranks) == 1

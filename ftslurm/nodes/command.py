@@ -1,4 +1,4 @@
-"""`ftslurm nodes list|exclude|allow`: who is set aside, by whom and why; people's side of `exclude.py`."""
+"""`ftslurm nodes list|exclude|allow`: list, add and remove exclusions; the command line of `exclude.py`."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ if TYPE_CHECKING:
 
 DONE, FAILED, USAGE = 0, 1, 2
 SLURM_S = 10.0
-"""Seconds that each of Slurm's commands may take."""
+"""Time-out of each Slurm command, in seconds."""
 
 EPILOG = """\
-A node set aside is not taken into a round while there are enough others. To keep Slurm from giving it to a new job:
+An excluded node takes part in a round only if there are not enough others. To keep Slurm from allocating it to a new
+job:
   sbatch --exclude="$(ftslurm nodes list --hostlist)" job.sbatch
-which works with an empty list too, and takes the place of an --exclude in the script. A job that waits already:
+which also works with an empty list, and overrides an --exclude in the script. For a pending job:
   ftslurm nodes pass-on JOB
-which ftsrun does by itself when its job is requeued while it runs.
+which ftsrun does automatically when its job is requeued while it runs.
 
-Each node's word is a file of its own, DIR/excluded-UID/NODE.json: people may read, edit and remove it (rm allows the
-node again). The failures that began on it are in DIR/excluded-UID/strikes/NODE.json; `allow` removes both.
+Each exclusion is a file of its own, DIR/excluded-UID/NODE.json, which may be read, edited and removed (rm allows the
+node again). The failures that began on the node are in DIR/excluded-UID/strikes/NODE.json; `allow` removes both.
 
 Exit codes: 0 done, 1 the files cannot be read or written, or Slurm refused, 2 wrong usage.
 """
 
 
 class UsageError(ValueError):
-    """Wrong arguments; one line."""
+    """Wrong arguments; the message is one line."""
 
 
 def main(argv: Sequence[str], now_ns: Callable[[], int] = time.time_ns) -> int:
-    """Run it; return the exit code: 0 done, 1 the files cannot be read or written, 2 wrong usage."""
+    """Run the command; return the exit code: 0 done, 1 the files cannot be read or written, 2 wrong usage."""
     from ftslurm.nodes.exclude import Exclusions
     from ftslurm.sharedfs.filesystem import ForeignFile, PosixFileSystem
 
@@ -55,21 +56,23 @@ def main(argv: Sequence[str], now_ns: Callable[[], int] = time.time_ns) -> int:
         nodes = names(options.nodes)
         return _exclude(options, files, nodes, now_ns()) if options.action == "exclude" else _allow(files, nodes)
     except UsageError as error:
-        _say(str(error))
+        _print_message(str(error))
         return USAGE
     except ForeignFile as error:
-        _say(f"{error.filename}: {error.strerror}; nothing was changed: use a directory of your own, by --exclude-dir")
+        _print_message(
+            f"{error.filename}: {error.strerror}; nothing was changed; choose your own directory with --exclude-dir"
+        )
         return FAILED
     except OSError as error:
-        _say(f"{error.filename or directory}: {error.strerror or error}")
+        _print_message(f"{error.filename or directory}: {error.strerror or error}")
         return FAILED
 
 
 def directory_of(shared_dir: str | None, exclude_dir: str | None, environ: Mapping[str, str], cwd: str) -> str:
-    """Return the directory of the files: as chosen, else this user's where `ftslurm run` puts its runs.
+    """Return the directory of the files: as chosen, else this user's in the directory of `ftslurm run`'s runs.
 
     Args:
-        shared_dir, exclude_dir: what the user said, if anything; else FTSLURM_SHARED_DIR and FTSLURM_EXCLUDE_DIR count.
+        shared_dir, exclude_dir: the options, if given; else FTSLURM_SHARED_DIR and FTSLURM_EXCLUDE_DIR apply.
         environ: the environment.
         cwd: absolute.
     """
@@ -83,17 +86,17 @@ def directory_of(shared_dir: str | None, exclude_dir: str | None, environ: Mappi
     return os.path.normpath(folder_in(os.path.join(base, shared)))
 
 
-def names(words: Iterable[str]) -> list[str]:
-    """Return the nodes that are meant: names, and Slurm's lists such as n[1-3,7], each once.
+def names(arguments: Iterable[str]) -> list[str]:
+    """Return the nodes of names and Slurm hostlists such as n[1-3,7], each once.
 
     Raises:
-        UsageError: one is neither.
+        UsageError: an argument is neither.
     """
     from ftslurm.sharedfs.rundir import RunDirectoryError, check_name
     from ftslurm.slurm.nodelist import NodeListError, expand
 
     try:
-        found = [check_name("node name", name) for word in words for name in expand(word)]
+        found = [check_name("node name", name) for argument in arguments for name in expand(argument)]
     except (NodeListError, RunDirectoryError) as error:
         raise UsageError(str(error)) from None
     if not found:
@@ -108,18 +111,18 @@ def _list(options: argparse.Namespace, files: Exclusions, now_ns: int) -> int:
 
     known = files.read()
     for problem in files.problems:
-        _say(problem)
+        _print_message(problem)
     if files.unreadable is not None:
-        _say(f"cannot list {files.unreadable}")
+        _print_message(f"cannot list {files.unreadable}")
         return FAILED
     if options.hostlist:
-        holding, strange = table.names(known.values(), now_ns)
-        if strange:
-            _say(f"left out, for Slurm cannot read such a name: {', '.join(strange)}")
+        holding, invalid = table.names(known.values(), now_ns)
+        if invalid:
+            _print_message(f"omitted, not valid as a Slurm node name: {', '.join(invalid)}")
         unknown = _unknown_to_slurm(holding)
         if unknown:
-            # sbatch refuses the whole job for one of them.
-            _say(f"left out, for Slurm knows no such node: {', '.join(unknown)}")
+            # sbatch rejects the whole job for one of them.
+            _print_message(f"omitted, unknown to Slurm: {', '.join(unknown)}")
         listed = compress(node for node in holding if node not in unknown)
         show(f"{listed}\n" if listed else "")
     elif options.json:
@@ -135,24 +138,24 @@ def _exclude(options: argparse.Namespace, files: Exclusions, nodes: Sequence[str
 
     until_ns = None if options.time is None else now_ns + options.time
     for node in nodes:
-        files.exclude(node, options.reason or "set aside by hand", user_name(), until_ns, now_ns)
+        files.exclude(node, options.reason or "excluded manually", user_name(), until_ns, now_ns)
         until = "until it is allowed again" if options.time is None else f"for {table.span(options.time)}"
-        show(f"{node}: set aside {until}\n")
+        show(f"{node}: excluded {until}\n")
     return DONE
 
 
 def _allow(files: Exclusions, nodes: Sequence[str]) -> int:
-    from ftslurm.report.words import safe
+    from ftslurm.report.wording import safe
     from ftslurm.terminal import show
 
-    nothing = f"nothing is known against it in {safe(files.directory)}"
+    nothing = f"no exclusion and no strikes in {safe(files.directory)}"
     for node in nodes:
         show(f"{node}: {'allowed again' if files.allow(node) else nothing}\n")
     return DONE
 
 
 def _unknown_to_slurm(nodes: Sequence[str]) -> list[str]:
-    """Return the nodes that Slurm does not know; none where there is no Slurm to ask."""
+    """Return the nodes that Slurm does not know; none if Slurm does not answer."""
     from ftslurm.slurm.control import CommandSlurm
     from ftslurm.slurm.errors import SlurmError
 
@@ -181,12 +184,12 @@ def _pass_on(jobs: Sequence[str], files: Exclusions, now_ns: int) -> int:
         except SlurmError as error:
             note, code = str(error), FAILED
         if note:
-            _say(note)
+            _print_message(note)
     return code
 
 
 def user_name() -> str:
-    """Return the user's name, the uid where it has none (as in some containers)."""
+    """Return the user's name, or the uid without one (as in some containers)."""
     import pwd
 
     try:
@@ -195,7 +198,7 @@ def user_name() -> str:
         return f"uid {os.geteuid()}"
 
 
-def _say(text: str) -> None:
+def _print_message(text: str) -> None:
 
     print_error(f"ftslurm nodes: {text}")
 
@@ -210,32 +213,40 @@ def _parser() -> argparse.ArgumentParser:
     common.add_argument(
         "--exclude-dir",
         metavar="DIR",
-        help="where these files are (default: $FTSLURM_EXCLUDE_DIR, excluded-UID/ there)",
+        help="where the exclusions are (default: $FTSLURM_EXCLUDE_DIR, excluded-UID/ in the shared directory)",
     )
     parser = argparse.ArgumentParser(
         prog="ftslurm nodes",
         allow_abbrev=False,
-        description="Say which nodes are set aside, set one aside, or allow it again.",
+        description="List excluded nodes, exclude nodes, or allow them again.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="list|exclude|allow|pass-on")
-    listing = actions.add_parser("list", parents=[common], allow_abbrev=False, help="say who is set aside, and why")
+    listing = actions.add_parser(
+        "list", parents=[common], allow_abbrev=False, help="list excluded nodes with the reasons"
+    )
     form = listing.add_mutually_exclusive_group()
-    form.add_argument("--hostlist", action="store_true", help="print Slurm's list of those set aside now, else nothing")
-    form.add_argument("--json", action="store_true", help="print all that is known as JSON")
-    exclude = actions.add_parser("exclude", parents=[common], allow_abbrev=False, help="set nodes aside")
-    exclude.add_argument("nodes", nargs="+", metavar="NODE", help="a name, or Slurm's list: n[1-3,7]")
-    exclude.add_argument("--reason", metavar="TEXT", help="why; one line for people")
+    form.add_argument(
+        "--hostlist",
+        action="store_true",
+        help="print the nodes excluded now as Slurm's hostlist; nothing if there are none",
+    )
+    form.add_argument("--json", action="store_true", help="print all exclusions and strikes as JSON")
+    exclude = actions.add_parser("exclude", parents=[common], allow_abbrev=False, help="exclude nodes")
+    exclude.add_argument("nodes", nargs="+", metavar="NODE", help="a name, or a Slurm hostlist: n[1-3,7]")
+    exclude.add_argument("--reason", metavar="TEXT", help="reason, one line")
     exclude.add_argument(
         "--for", dest="time", type=_duration, metavar="TIME", help="90m, 24h, 7d; default: until it is allowed again"
     )
-    allow = actions.add_parser("allow", parents=[common], allow_abbrev=False, help="allow nodes again, forget strikes")
-    allow.add_argument("nodes", nargs="+", metavar="NODE", help="a name, or Slurm's list: n[1-3,7]")
-    pass_on = actions.add_parser(
-        "pass-on", parents=[common], allow_abbrev=False, help="let a waiting job avoid the nodes that are set aside"
+    allow = actions.add_parser(
+        "allow", parents=[common], allow_abbrev=False, help="allow nodes again, remove their strikes"
     )
-    pass_on.add_argument("jobs", nargs="+", metavar="JOB", help="a job that waits, or is being requeued: 123, 123_4")
+    allow.add_argument("nodes", nargs="+", metavar="NODE", help="a name, or a Slurm hostlist: n[1-3,7]")
+    pass_on = actions.add_parser(
+        "pass-on", parents=[common], allow_abbrev=False, help="exclude the excluded nodes from a pending job"
+    )
+    pass_on.add_argument("jobs", nargs="+", metavar="JOB", help="a job that is pending or being requeued: 123, 123_4")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""Ask Slurm to drain a node, within a bounded time, and say what came of it; never fatal."""
+"""Drain a node in Slurm, within a bounded time; errors are returned, never raised."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from ftslurm.slurm.control import CommandSlurm, SlurmControl
 from ftslurm.slurm.errors import SlurmError
 
 LIMIT_S = 10.0
-"""Seconds that each of the two commands may take."""
+"""Time-out of each of the two commands, in seconds."""
 
 
 def drain(node: str, reason: str, slurm: SlurmControl | None = None) -> str | None:
-    """Drain a node; one that is drained or down already stays as it is, with its reason.
+    """Drain a node; one that is already drained or down keeps its state and reason.
 
     Args:
-        node: Slurm's name of it.
+        node: its name in Slurm.
         reason: for administrators, one line.
-        slurm: whom to ask; default: Slurm's own commands, with this process's environment.
+        slurm: default: Slurm's commands, with this process's environment.
 
     Returns:
-        None: it is drained, now or before. Otherwise why it is not, one line.
+        None: it is drained. Otherwise why it is not, one line.
     """
     try:
         (slurm or CommandSlurm(timeout_s=LIMIT_S)).drain(node, reason)

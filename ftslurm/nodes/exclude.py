@@ -1,14 +1,14 @@
-"""The nodes that a user has set aside: one small JSON file for each, `<shared directory>/excluded-<uid>/<node>.json`.
+"""A user's excluded nodes: one small JSON file per node, `<shared directory>/excluded-<uid>/<node>.json`.
 
-Each user has a directory of them: users who share a directory of runs cannot write into each other's files, and do not
-believe them.
+Each user has a directory of them: users that share a directory of runs cannot write each other's files, and do not use
+them.
 
-A file per node needs no lock: whoever sets another node aside writes another file, and `rm` allows a node again. Two
-that write about the same node at the same moment are one after the other: the later one's file stands, whole. A node's
-strikes are in a file of their own, `strikes/<node>.json` there, for the coordinator notes them while people, or the
-node itself, set it aside: neither overwrites the other. (Of two strikes noted at the very same instant one may be lost,
-which is as good as one failure.) Files may be edited by hand, so nothing in them is believed unseen, and none of them
-can break a run: what cannot be read is told in `problems`, and its node counts as allowed.
+One file per node needs no lock: exclusions of different nodes are different files, and `rm` allows a node again. Of two
+concurrent writes for the same node the later one prevails as a whole. A node's strikes are in a separate file,
+`strikes/<node>.json`, since the coordinator adds them while users, or the node itself, exclude it: neither overwrites
+the other. (Of two strikes added at the same instant one may be lost, which is equivalent to a single failure.) Files
+may be edited manually, consequence their content is always validated, and none of them can break a run: an unreadable
+file is reported in `problems`, and its node counts as allowed.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from ftslurm.nodes.record import (
     encode_exclusion,
     encode_strikes,
     merged,
-    never_set_aside,
-    shown,
+    never_excluded,
+    quoted,
 )
 from ftslurm.sharedfs.filesystem import FileSystem
 from ftslurm.sharedfs.publish import BadFile, publish
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 STRIKES_FOLDER = "strikes"
 _FOLDER = "excluded-"
 
-LEMON_STRIKES = 2
-LEMON_WINDOW_NS = 7 * 24 * 3600 * 1_000_000_000
+STRIKES_TO_EXCLUDE = 2
+STRIKE_WINDOW_NS = 7 * 24 * 3600 * 1_000_000_000
 _SUFFIX = ".json"
 _LIMIT = 1 << 20
 MOST = 10_000
-"""So many nodes' files are read; a directory with more was filled by something else."""
+"""Maximal number of files read; a directory with more was filled by another program."""
 
 
 def folder(run_dir: str, chosen: str | None = None) -> str:
@@ -62,22 +62,22 @@ def folder_in(shared: str) -> str:
 
 
 def is_folder_name(name: str) -> bool:
-    """Whether that is the name of some user's directory of these files, so that no run can have it."""
+    """Return whether the name is that of a user's directory of exclusions, which is not available for runs."""
     return name.startswith(_FOLDER) and name.removeprefix(_FOLDER).isdigit()
 
 
-def strikes_within(known: Exclusion | None, now_ns: int, window_ns: int = LEMON_WINDOW_NS) -> list[Strike]:
+def strikes_within(known: Exclusion | None, now_ns: int, window_ns: int = STRIKE_WINDOW_NS) -> list[Strike]:
     """Return the strikes of the last `window_ns` nanoseconds, oldest first."""
     return [strike for strike in known.strikes if now_ns - strike.time_ns <= window_ns] if known else []
 
 
-def lemon(known: Exclusion | None, now_ns: int, window_ns: int = LEMON_WINDOW_NS) -> str | None:
-    """Return why the strikes are reason enough to set the node aside, None if they are not.
+def why_repeat_offender(known: Exclusion | None, now_ns: int, window_ns: int = STRIKE_WINDOW_NS) -> str | None:
+    """Return why the strikes suffice to exclude the node, None if they do not.
 
-    Whoever was set aside before and comes back needs only one more strike: the old ones still count.
+    A node that was excluded before and allowed again needs only one more strike: the old ones still count.
     """
     strikes = strikes_within(known, now_ns, window_ns)
-    if len(strikes) < LEMON_STRIKES:
+    if len(strikes) < STRIKES_TO_EXCLUDE:
         return None
     days = round(window_ns / (24 * 3600 * 1_000_000_000))
     return (
@@ -89,11 +89,11 @@ class Exclusions:
     """The files of one directory.
 
     Args:
-        fs: the filesystem; let it refuse files of other owners.
-        directory: absolute; it need not be there, and is made when a node is set aside.
+        fs: the filesystem; it should refuse files of other owners.
+        directory: absolute; created when a node is excluded.
 
     Attributes:
-        unreadable: why the last `read` could not even list the directory; None: it could, or there is none.
+        unreadable: why the last `read` could not list the directory; None: it could, or exists is none.
     """
 
     def __init__(self, fs: FileSystem, directory: str) -> None:
@@ -104,13 +104,13 @@ class Exclusions:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """A line for each file that the last `read` or `of` could not understand, or not fully."""
+        """A line for each file that the last `read` or `of` could not decode completely."""
         return tuple(self._problems)
 
     def read(self) -> dict[str, Exclusion]:
-        """Return what is known, by node, in the order of names; also what has expired, and mere strikes.
+        """Return all exclusions by node, in the order of names, including expired ones and nodes with strikes only.
 
-        It never raises: see `problems` and `unreadable`.
+        Never raises: see `problems` and `unreadable`.
         """
         self._problems, self.unreadable = [], None
         try:
@@ -119,80 +119,84 @@ class Exclusions:
         except FileNotFoundError:
             return {}
         except OSError as error:
-            self.unreadable = f"{self.directory}: {_words(error)}"
+            self.unreadable = f"{self.directory}: {_error_text(error)}"
             return {}
-        aside, struck = set(self._nodes(self.directory, names)), set(self._struck())
+        excluded, with_strikes = set(self._nodes(self.directory, names)), set(self._nodes_with_strikes())
         found = {}
-        for node in sorted(aside | struck):
+        for node in sorted(excluded | with_strikes):
             known = _known(
-                node, self._aside(node) if node in aside else None, self._strikes(node) if node in struck else ()
+                node,
+                self._exclusion(node) if node in excluded else None,
+                self._strikes(node) if node in with_strikes else (),
             )
             if known is not None:
                 found[node] = known
         return found
 
     def known(self, node: str) -> Exclusion | None:
-        """Return what is known of one node: a file that cannot be read is told in `problems`, and is None."""
-        return _known(node, self._aside(node), self._strikes(node)) if self._refreshed() else None
+        """Return one node's exclusion and strikes, None without any; an unreadable file is reported in `problems`."""
+        return _known(node, self._exclusion(node), self._strikes(node)) if self._refreshed() else None
 
     def of(self, node: str, now_ns: int) -> Exclusion | None:
-        """Return the node's exclusion if it holds now; it never raises, see `known`."""
-        aside = self._aside(node) if self._refreshed() else None
-        return aside.with_strikes(self._strikes(node)) if aside is not None and aside.holds(now_ns) else None
+        """Return the node's exclusion if it holds now; never raises, see `known`."""
+        exclusion = self._exclusion(node) if self._refreshed() else None
+        return (
+            exclusion.with_strikes(self._strikes(node)) if exclusion is not None and exclusion.holds(now_ns) else None
+        )
 
     def exclude(self, node: str, reason: str, by: str, until_ns: int | None, now_ns: int) -> Exclusion:
-        """Set a node aside, or do so anew: this reason and end replace those before; strikes stay.
+        """Exclude a node; a new exclusion replaces the reason and end of an earlier one; strikes stay.
 
         Raises:
-            RunDirectoryError: the name cannot be a node's.
+            RunDirectoryError: the node name is invalid.
             OSError: it could not be written.
         """
         check_name("node name", node)
-        aside = self._aside(node) if self._refreshed() else None
-        since_ns = aside.since_ns if aside is not None and aside.holds(now_ns) else now_ns
-        known = self._write(Exclusion(node, reason, by, since_ns, until_ns, aside.strikes if aside else ()))
+        exclusion = self._exclusion(node) if self._refreshed() else None
+        since_ns = exclusion.since_ns if exclusion is not None and exclusion.holds(now_ns) else now_ns
+        known = self._write(Exclusion(node, reason, by, since_ns, until_ns, exclusion.strikes if exclusion else ()))
         return known.with_strikes(self._strikes(node))
 
-    def strike(self, node: str, run: str, reason: str, now_ns: int) -> Exclusion:
-        """Note that a failure began on the node; whether it is set aside stays as it is. `lemon` judges the result.
+    def add_strike(self, node: str, run: str, reason: str, now_ns: int) -> Exclusion:
+        """Add a strike: a failure that began on the node. This does not exclude it, see `why_repeat_offender`.
 
-        The second call with the same run, reason and time changes nothing.
+        A second call with the same run, reason and time changes nothing.
 
         Raises:
-            RunDirectoryError: the name cannot be a node's.
+            RunDirectoryError: the node name is invalid.
             OSError: it could not be written.
         """
         check_name("node name", node)
-        aside, before = (self._aside(node), self._strikes(node)) if self._refreshed() else (None, ())
+        exclusion, before = (self._exclusion(node), self._strikes(node)) if self._refreshed() else (None, ())
         strike = Strike(now_ns, as_line(run), as_line(reason))
         strikes = merged(before, (strike,))
-        if strike not in (*before, *(aside.strikes if aside else ())):
+        if strike not in (*before, *(exclusion.strikes if exclusion else ())):
             self._publish(self._strikes_path(node), encode_strikes(node, strikes))
-        return (aside or never_set_aside(node, strikes[0])).with_strikes(strikes)
+        return (exclusion or never_excluded(node, strikes[0])).with_strikes(strikes)
 
     def allow(self, node: str) -> bool:
-        """Allow a node again and forget its strikes; False: there was nothing about it.
+        """Allow a node again and remove its strikes; return False if exists were neither.
 
         Raises:
-            RunDirectoryError: the name cannot be a node's.
+            RunDirectoryError: the node name is invalid.
             OSError: it could not be removed.
         """
         check_name("node name", node)
-        struck, aside = self._remove(self._strikes_path(node)), self._remove(self._path(node))
-        return struck or aside
+        with_strikes, exclusion = self._remove(self._strikes_path(node)), self._remove(self._path(node))
+        return with_strikes or exclusion
 
     def end(self, node: str, now_ns: int) -> None:
         """End a node's exclusion; its strikes stay.
 
         Raises:
-            RunDirectoryError: the name cannot be a node's.
+            RunDirectoryError: the node name is invalid.
             OSError: it could not be written, or removed.
         """
         check_name("node name", node)
-        aside = self._aside(node) if self._refreshed() else None
-        if aside is not None and (aside.strikes or self._strikes(node)):
-            self._write(replace(aside, until_ns=now_ns))
-        elif aside is not None:
+        exclusion = self._exclusion(node) if self._refreshed() else None
+        if exclusion is not None and (exclusion.strikes or self._strikes(node)):
+            self._write(replace(exclusion, until_ns=now_ns))
+        elif exclusion is not None:
             self._remove(self._path(node))
 
     def _path(self, node: str) -> str:
@@ -201,73 +205,73 @@ class Exclusions:
     def _strikes_path(self, node: str) -> str:
         return os.path.join(self.directory, STRIKES_FOLDER, node + _SUFFIX)
 
-    def _note(self, path: str, text: str) -> None:
+    def _add_problem(self, path: str, text: str) -> None:
         self._problems.append(f"{path}: {text}")
 
     def _refreshed(self) -> bool:
-        """Forget the problems before; tell whether there is anything to read."""
+        """Clear the problems and refresh the directories; return whether the directory exists."""
         self._problems = []
-        there = self._refresh(self.directory)
-        if there:
+        exists = self._refresh(self.directory)
+        if exists:
             self._refresh(os.path.join(self.directory, STRIKES_FOLDER))
-        return there
+        return exists
 
     def _refresh(self, directory: str) -> bool:
         try:
-            # NFS hides a file for half a minute that was looked for before it was there; this makes it visible.
+            # NFS caches for half a minute that a file does not exist; this drops that cache.
             self._fs.refresh(directory)
         except FileNotFoundError:
             return False
         except OSError as error:
-            self._note(directory, _words(error))
+            self._add_problem(directory, _error_text(error))
             return False
         return True
 
-    def _struck(self) -> list[str]:
-        """Return the nodes that have a file of strikes."""
+    def _nodes_with_strikes(self) -> list[str]:
+        """Return the nodes with a file of strikes."""
         directory = os.path.join(self.directory, STRIKES_FOLDER)
         try:
             return self._nodes(directory, self._fs.listdir(directory)) if self._refresh(directory) else []
         except OSError as error:
-            self._note(directory, _words(error))
+            self._add_problem(directory, _error_text(error))
             return []
 
     def _nodes(self, directory: str, names: list[str]) -> list[str]:
-        # A dot begins what is being written, and what editors leave behind.
+        # Names with a leading dot are temporaries, or leftovers of editors.
         found = [name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX) and not name.startswith(".")]
         if len(found) > MOST:
-            self._note(directory, f"{len(found)} files, expected at most {MOST}; only the first are read")
+            self._add_problem(directory, f"{len(found)} files, expected at most {MOST}; only the first are read")
         return sorted(found)[:MOST]
 
     def _strikes(self, node: str) -> tuple[Strike, ...]:
-        so = f"{node} counts as one without strikes"
-        return self._file(self._strikes_path(node), node, decode_strikes, so) or ()
+        consequence = f"{node} counts as one without strikes"
+        return self._file(self._strikes_path(node), node, decode_strikes, consequence) or ()
 
-    def _aside(self, node: str) -> Exclusion | None:
-        """Return what the node's own file says; only files of earlier versions hold strikes too."""
+    def _exclusion(self, node: str) -> Exclusion | None:
+        """Decode the node's exclusion file; only files of earlier versions contain strikes too."""
         path = self._path(node)
         known = self._file(path, node, decode_exclusion, f"{node} counts as allowed")
         if known is not None and known.node not in (node, ""):
-            self._note(path, f"it names node {shown(known.node)}; the file's name counts: {node}")
+            self._add_problem(path, f"it names node {quoted(known.node)}; the file's name counts: {node}")
         return known and replace(known, node=node)
 
-    def _file(self, path: str, node: str, decode: Callable[[bytes, str], T], so: str) -> T | None:
+    def _file(self, path: str, node: str, decode: Callable[[bytes, str], T], consequence: str) -> T | None:
         try:
             check_name("node name", node)
             return decode(self._fs.read(path, _LIMIT), path)
         except FileNotFoundError:
             pass
         except OSError as error:
-            self._note(path, f"{_words(error)}; {so}")
+            self._add_problem(path, f"{_error_text(error)}; {consequence}")
         except RunDirectoryError:
-            self._note(ascii(path), "its name is no node's; remove it")
+            self._add_problem(ascii(path), "its name is no valid node name; remove it")
         except BadFile as error:
-            self._problems.append(f"{error}; {so}")
+            self._problems.append(f"{error}; {consequence}")
         return None
 
     def _remove(self, path: str) -> bool:
         try:
-            # As for writing: what others keep in a directory of theirs says nothing of this user's nodes.
+            # As for writing: files in another user's directory do not concern this user's nodes.
             for directory in dict.fromkeys((self.directory, os.path.dirname(path))):
                 self._fs.check_own(directory)
                 self._fs.refresh(directory)
@@ -282,7 +286,7 @@ class Exclusions:
         return known
 
     def _publish(self, path: str, data: bytes) -> None:
-        # First this user's own: what is made above what is asked for may be for others, too.
+        # The user's own directory first: `makedirs` may create missing parents with access for others.
         for directory in dict.fromkeys((self.directory, os.path.dirname(path))):
             try:
                 self._fs.check_own(directory)
@@ -292,13 +296,13 @@ class Exclusions:
         publish(self._fs, path, data)
 
 
-def _known(node: str, aside: Exclusion | None, strikes: tuple[Strike, ...]) -> Exclusion | None:
-    if aside is None and not strikes:
+def _known(node: str, exclusion: Exclusion | None, strikes: tuple[Strike, ...]) -> Exclusion | None:
+    if exclusion is None and not strikes:
         return None
-    return (aside or never_set_aside(node, strikes[0])).with_strikes(strikes)
+    return (exclusion or never_excluded(node, strikes[0])).with_strikes(strikes)
 
 
-def _words(error: OSError) -> str:
+def _error_text(error: OSError) -> str:
     if error.errno == errno.ELOOP:
         return "it is a symbolic link, which is not followed"
     return error.strerror or str(error)

@@ -1,10 +1,11 @@
-"""Passes the nodes that are set aside on to a job that waits in Slurm's queue, or is just being requeued.
+"""Passes exclusions on to a Slurm job that is pending or being requeued.
 
 Measured on Slurm 22.05 and 24.11: ExcNodeList can be changed while the job is PENDING, and from `scontrol requeue`,
 preemption or a node's failure on (its state is COMPLETING then, and the batch script still runs for KillWait seconds
-after its SIGTERM); it stays over further requeues. While the job runs it is refused ("Job is no longer pending
-execution"), so a job that is requeued by its exit code (RequeueExit) cannot change it itself. One unknown name refuses
-the whole list. A list that leaves too few nodes is taken, and the job waits for ever: that is looked at here first.
+after its SIGTERM); it stays over further requeues. While the job runs the change is refused ("Job is no longer
+pending execution"), so a job that is requeued by its exit code (RequeueExit) cannot change it itself. One unknown name
+makes Slurm refuse the whole list. A list that leaves too few nodes is accepted, and the job waits for ever: so the
+number of usable nodes is checked here first.
 """
 
 from __future__ import annotations
@@ -17,69 +18,71 @@ from ftslurm.slurm.errors import SlurmRefused
 from ftslurm.slurm.facts import JobFacts
 from ftslurm.slurm.nodelist import compress
 
-_OUT = ("down", "drain", "fail", "error", "future", "unknown", "inval")
-"""How sinfo's words for nodes begin that no job gets until somebody mends them; others are worth waiting for."""
+_UNUSABLE = ("down", "drain", "fail", "error", "future", "unknown", "inval")
+"""Prefixes of sinfo's states of nodes that are unusable until repaired; nodes in other states become available."""
 
-_NOT_WAITING = ("Job has already finished", "no longer pending")
+_NOT_PENDING = ("Job has already finished", "no longer pending")
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What to ask Slurm for.
+class ExclusionPlan:
+    """Change of a job's ExcNodeList.
 
     Attributes:
-        exclude: the job's new ExcNodeList; None: it stays as it is.
-        note: one line for people; empty: nothing to say.
+        exclude: the job's new ExcNodeList; None: no change.
+        note: message for the user, one line; empty without one.
     """
 
     exclude: tuple[str, ...] | None
     note: str = ""
 
 
-def plan(job: JobFacts, aside: Sequence[str], partition: Mapping[str, str]) -> Plan:
-    """Decide which nodes a job is to avoid (pure).
+def plan(job: JobFacts, excluded: Sequence[str], partition: Mapping[str, str]) -> ExclusionPlan:
+    """Compute the nodes that a job should exclude (pure).
 
     Args:
-        job: as Slurm describes it.
-        aside: the nodes that are set aside, those most wanted out first.
-        partition: the nodes that it could get, and their states as sinfo spells them.
+        job: Slurm's data on it.
+        excluded: the excluded nodes, those with the highest priority first.
+        partition: the nodes of its partition, and their states in sinfo's spelling.
     """
     if job.state not in ("PENDING", "COMPLETING"):
-        return Plan(None)
-    new = [node for node in aside if node in partition and node not in job.excluded]
+        return ExclusionPlan(None)
+    new = [node for node in excluded if node in partition and node not in job.excluded]
     if not new:
-        return Plan(None)
-    free = [node for node, state in partition.items() if node not in job.excluded and not state.startswith(_OUT)]
+        return ExclusionPlan(None)
+    free = [node for node, state in partition.items() if node not in job.excluded and not state.startswith(_UNUSABLE)]
     left = len(free) - len([node for node in new if node in free])
     needed = job.num_nodes or 1
     if left < needed:
-        return Plan(
+        return ExclusionPlan(
             None,
-            f"job {job.job_id} is not told to avoid {compress(new)}: without them, {left} usable nodes are left in "
+            f"job {job.job_id} does not exclude {compress(new)}: without them, {left} usable nodes are left in "
             f"partition {job.partition}, and it needs {needed}",
         )
-    return Plan((*job.excluded, *new), f"job {job.job_id} avoids {compress(new)} from now on, which are set aside")
+    return ExclusionPlan((*job.excluded, *new), f"job {job.job_id} now excludes {compress(new)}")
 
 
-def pass_on(slurm: SlurmControl, job_id: str, aside: Sequence[str]) -> str:
-    """Let a job avoid these nodes, where Slurm allows that; return what to tell, empty for nothing.
+def pass_on(slurm: SlurmControl, job_id: str, excluded: Sequence[str]) -> str:
+    """Exclude these nodes from a job if Slurm allows that; return a message for the user, empty without one.
 
     Raises:
         SlurmError: Slurm did not answer, or refused.
-        ValueError: `job_id` is no job's id.
+        ValueError: `job_id` is not a valid job id.
     """
-    if not aside:
+    if not excluded:
         return ""
     job = slurm.job(job_id)
-    if job is None or job.partition is None:
+    if job is None:
+        return f"job {job_id}: Slurm has no record of it"
+    if job.partition is None:
         return ""
-    decided = plan(job, aside, slurm.partition_nodes(job.partition))
+    decided = plan(job, excluded, slurm.partition_nodes(job.partition))
     if decided.exclude is not None:
         try:
             slurm.exclude_nodes(job_id, decided.exclude)
         except SlurmRefused as error:
-            # It was cancelled, or its time was over, and it only looked like one that comes back; or it runs again.
-            if any(sign in str(error) for sign in _NOT_WAITING):
+            # It was cancelled or reached its time limit instead of being requeued; or it runs again.
+            if any(text in str(error) for text in _NOT_PENDING):
                 return ""
             raise
     return decided.note

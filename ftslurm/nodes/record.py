@@ -1,6 +1,6 @@
-"""What is known of a node, and the two files that say it: whether it is set aside, and its strikes (pure).
+"""Exclusion and strikes of a node, and the encoding of their two files (pure).
 
-People open and edit these files: nothing in them is believed unseen.
+Users edit these files: their content is always validated.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 SCHEMA, VERSION = "ftslurm/excluded", 1
 STRIKES_SCHEMA, STRIKES_VERSION = "ftslurm/strikes", 1
 KEPT_STRIKES = 16
-"""Strikes that a file keeps, the newest; years of them help nobody."""
+"""Number of strikes that a file keeps, the newest ones."""
 _TEXT = 400
-_SHOWN = 60
+_QUOTED = 60
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Strike:
     """A failure that began on the node.
 
     Attributes:
-        time_ns: when, nanoseconds since the epoch.
+        time_ns: nanoseconds since the epoch.
         run: the run's id.
-        reason: what happened, one line.
+        reason: the failure, one line.
     """
 
     time_ns: int
@@ -40,14 +40,14 @@ class Strike:
 
 @dataclass(frozen=True)
 class Exclusion:
-    """What is known of one node.
+    """Exclusion and strikes of one node.
 
     Attributes:
-        reason: why the node is set aside, one line.
-        by: who did it: a user's name, or "run <id>".
-        since_ns: since when, nanoseconds since the epoch.
-        until_ns: when it ends by itself; None: when somebody allows the node again. Not after `since_ns`: the node was
-            never set aside, there are strikes alone.
+        reason: why the node is excluded, one line.
+        by: its author: a user's name, or "run <id>".
+        since_ns: its start, nanoseconds since the epoch.
+        until_ns: its end; None: until the node is allowed again. If not after `since_ns`, the node was never excluded
+            and has strikes only.
         strikes: oldest first.
     """
 
@@ -59,27 +59,27 @@ class Exclusion:
     strikes: tuple[Strike, ...] = ()
 
     def holds(self, now_ns: int) -> bool:
-        """Tell whether the node is set aside at that time."""
+        """Return whether the node is excluded at that time."""
         return self.until_ns is None or now_ns < self.until_ns
 
     def with_strikes(self, strikes: Iterable[Strike]) -> Exclusion:
-        """Return it with the strikes of the node's other file."""
+        """Return it with the strikes of the node's strike file added."""
         return replace(self, strikes=merged(self.strikes, strikes))
 
 
-def never_set_aside(node: str, strike: Strike) -> Exclusion:
-    """Return what is known of a node that was not set aside when it had its first strike."""
+def never_excluded(node: str, strike: Strike) -> Exclusion:
+    """Return the entry of a node that has a strike and was never excluded."""
     return Exclusion(node, "", f"run {strike.run}", strike.time_ns, strike.time_ns)
 
 
 def merged(*groups: Iterable[Strike]) -> tuple[Strike, ...]:
-    """Return the strikes of several files, each once, oldest first, the newest `KEPT_STRIKES`."""
+    """Return the newest `KEPT_STRIKES` strikes of several files, each once, oldest first."""
     every = dict.fromkeys(strike for group in groups for strike in group)
     return tuple(sorted(every, key=lambda strike: strike.time_ns)[-KEPT_STRIKES:])
 
 
 def encode_exclusion(known: Exclusion) -> bytes:
-    """Return the file that sets a node aside."""
+    """Return the content of a node's exclusion file."""
     fields: dict[str, Any] = {
         "schema": SCHEMA,
         "version": VERSION,
@@ -95,18 +95,19 @@ def encode_exclusion(known: Exclusion) -> bytes:
 
 
 def encode_strikes(node: str, strikes: Iterable[Strike]) -> bytes:
-    """Return the file of a node's strikes."""
+    """Return the content of a node's strike file."""
     fields = {"schema": STRIKES_SCHEMA, "version": STRIKES_VERSION, "node": node}
     return _json({**fields, "strikes": _strikes_to_json(strikes)})
 
 
 def decode_exclusion(data: bytes, path: str) -> Exclusion:
-    """Return what a file says; those of earlier versions hold strikes too.
+    """Decode an exclusion file; those of earlier versions contain strikes too.
 
-    What may well be left out by hand is: a node (empty then), a reason, an author; no end is until allowed.
+    A manually written file may omit the node (then empty), the reason and the author; without an end it holds until the
+    node is allowed.
 
     Raises:
-        BadFile: it is no such file; the text says why.
+        BadFile: it is not such a file; the text has the reason.
     """
     fields = decode(data, path, SCHEMA, VERSION)
     since_ns = _time(fields, "since_ns", path)
@@ -123,26 +124,26 @@ def decode_exclusion(data: bytes, path: str) -> Exclusion:
 
 
 def decode_strikes(data: bytes, path: str) -> tuple[Strike, ...]:
-    """Return the strikes that a file tells, oldest first.
+    """Decode a strike file, oldest strike first.
 
     Raises:
-        BadFile: it is no such file; the text says why.
+        BadFile: it is not such a file; the text has the reason.
     """
     return _strikes(decode(data, path, STRIKES_SCHEMA, STRIKES_VERSION), path)
 
 
 def as_line(text: str) -> str:
-    """Return a text as these files keep it."""
+    """Return a text normalised for these files: one printable line of limited length."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:_TEXT]
 
 
-def shown(value: object) -> str:
-    """Return a wrong value as a problem shows it."""
-    return ascii(value)[:_SHOWN]
+def quoted(value: object) -> str:
+    """Return an invalid value as quoted in a problem."""
+    return ascii(value)[:_QUOTED]
 
 
 def _json(fields: Mapping[str, Any]) -> bytes:
-    # Indented: people open these.
+    # Indented, since users read these files.
     return json.dumps(fields, indent=2).encode("ascii") + b"\n"
 
 
@@ -153,7 +154,7 @@ def _strikes_to_json(strikes: Iterable[Strike]) -> list[dict[str, Any]]:
 def _strikes(fields: Mapping[str, Any], path: str) -> tuple[Strike, ...]:
     strikes = fields.get("strikes", [])
     if not isinstance(strikes, list) or not all(isinstance(strike, dict) for strike in strikes):
-        raise BadFile(f"{path}: its strikes are {shown(strikes)}, expected a list of objects")
+        raise BadFile(f"{path}: its strikes are {quoted(strikes)}, expected a list of objects")
     return tuple(
         Strike(_time(strike, "time_ns", path), _text(strike, "run", path), _text(strike, "reason", path))
         for strike in strikes[-KEPT_STRIKES:]
@@ -163,12 +164,12 @@ def _strikes(fields: Mapping[str, Any], path: str) -> tuple[Strike, ...]:
 def _text(fields: Mapping[str, Any], name: str, path: str) -> str:
     value = fields.get(name, "")
     if not isinstance(value, str):
-        raise BadFile(f"{path}: its {name} is {shown(value)}, expected a text")
+        raise BadFile(f"{path}: its {name} is {quoted(value)}, expected a text")
     return as_line(value)
 
 
 def _time(fields: Mapping[str, Any], name: str, path: str) -> int:
     value = fields.get(name, 0)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
-        raise BadFile(f"{path}: its {name} is {shown(value)}, expected nanoseconds since the epoch")
+        raise BadFile(f"{path}: its {name} is {quoted(value)}, expected nanoseconds since the epoch")
     return value

@@ -1,4 +1,4 @@
-"""The nodes that are set aside as a table, as a list of names and as JSON; and times as people write them (pure)."""
+"""Exclusions as a table, as a list of names and as JSON; and durations in user notation (pure)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ftslurm.dataclasses import asdict
 from ftslurm.nodes.record import SCHEMA, Exclusion
-from ftslurm.report.words import safe
+from ftslurm.report.wording import safe
 from ftslurm.slurm.nodelist import NodeListError, compress
 
 LIST_SCHEMA, LIST_VERSION = f"{SCHEMA}-list", 1
@@ -17,14 +17,14 @@ SECOND_NS = 1_000_000_000
 _UNITS = {"w": 604_800, "d": 86_400, "h": 3600, "m": 60, "s": 1}
 _DURATION = re.compile(r"(?:[0-9]{1,9}[wdhms])+")
 _LONGEST_S = 3650 * 86_400
-_HEAD = ("node", "set aside", "ends", "by", "strikes", "reason")
+_HEAD = ("node", "excluded", "ends", "by", "strikes", "reason")
 
 
 def duration_ns(text: str) -> int:
-    """Read `90m`, `24h`, `1d12h`, `2w` into nanoseconds.
+    """Parse `90m`, `24h`, `1d12h`, `2w` into nanoseconds.
 
     Raises:
-        ValueError: it is none, or not between a second and ten years.
+        ValueError: the text is invalid, or not between a second and ten years.
     """
     parts = re.findall(r"([0-9]+)([wdhms])", text) if _DURATION.fullmatch(text) else []
     seconds = sum(int(number) * _UNITS[unit] for number, unit in parts)
@@ -34,16 +34,16 @@ def duration_ns(text: str) -> int:
 
 
 def span(ns: int) -> str:
-    """Say how long that is, in one unit: `45 min`, `26 h`, `12 d`."""
+    """Format a duration in one unit: `45 min`, `26 h`, `12 d`."""
     seconds = max(0, round(ns / SECOND_NS))
-    for unit_s, word in ((86_400, "d"), (3600, "h"), (60, "min")):
+    for unit_s, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
         if round(seconds / unit_s) >= 2:
-            return f"{round(seconds / unit_s)} {word}"
+            return f"{round(seconds / unit_s)} {unit}"
     return f"{seconds} s"
 
 
 def ends(known: Exclusion, now_ns: int) -> str:
-    """Say when an exclusion ends, or ended."""
+    """Format the end of an exclusion, relative to now."""
     if known.until_ns is None:
         return "when allowed"
     if known.until_ns <= known.since_ns:
@@ -57,31 +57,31 @@ def render(
     now_ns: int,
     local: Callable[[float], time.struct_time] = time.localtime,
 ) -> str:
-    """Return the table: what holds first, then what has ended and nodes that have strikes alone."""
+    """Return the table: exclusions in force first, then ended ones and nodes with strikes only."""
     holding = [one for one in known.values() if one.holds(now_ns)]
     others = [one for one in known.values() if not one.holds(now_ns)]
     count = len(holding)
-    who = "no node is" if not count else "1 node is" if count == 1 else f"{count} nodes are"
-    head = f"{who} set aside in {safe(directory)}"
+    number = "no node is" if not count else "1 node is" if count == 1 else f"{count} nodes are"
+    head = f"{number} excluded in {safe(directory)}"
     lines = [head]
     if holding:
         lines += _columns([_HEAD, *(_row(one, now_ns, local) for one in in_order(holding))])
     if others:
-        lines += ["not set aside (any more), and allowed:"]
+        lines += ["not excluded:"]
         lines += _columns([_HEAD, *(_row(one, now_ns, local) for one in in_order(others))])
     return "\n".join(lines) + "\n"
 
 
 def _row(known: Exclusion, now_ns: int, local: Callable[[float], time.struct_time]) -> tuple[str, ...]:
-    aside = known.until_ns is None or known.until_ns > known.since_ns
+    exclusion = known.until_ns is None or known.until_ns > known.since_ns
     since = "-"
-    if aside and known.since_ns:
+    if exclusion and known.since_ns:
         since = (
             f"{time.strftime('%Y-%m-%d %H:%M', local(known.since_ns // SECOND_NS))} ({span(now_ns - known.since_ns)})"
         )
     strikes = f"{len(known.strikes)}" if known.strikes else "-"
     last = known.strikes[-1] if known.strikes else None
-    reason = known.reason if aside else f"strike in run {last.run}: {last.reason}" if last else "-"
+    reason = known.reason if exclusion else f"strike in run {last.run}: {last.reason}" if last else "-"
     return (known.node, since, ends(known, now_ns), known.by or "-", strikes, reason)
 
 
@@ -93,25 +93,25 @@ def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def in_order(known: Iterable[Exclusion]) -> list[Exclusion]:
-    """Return them in the order in which Slurm counts: n9 before n10."""
+    """Return them in numeric order of their names: n9 before n10."""
     return sorted(known, key=lambda one: [(part.zfill(20), part) for part in re.split(r"([0-9]+)", one.node)])
 
 
 def names(known: Iterable[Exclusion], now_ns: int) -> tuple[list[str], list[str]]:
-    """Return the nodes that are set aside now, in order, and apart those with names that Slurm cannot have."""
-    good, strange = [], []
+    """Return the nodes excluded now, in order, and separately those with names that are invalid in Slurm."""
+    valid, invalid = [], []
     for one in in_order(known):
         if one.holds(now_ns):
             try:
                 compress([one.node])
-                good.append(one.node)
+                valid.append(one.node)
             except NodeListError:
-                strange.append(one.node)
-    return good, strange
+                invalid.append(one.node)
+    return valid, invalid
 
 
 def to_json(known: Mapping[str, Exclusion], directory: str, problems: Sequence[str], now_ns: int) -> str:
-    """Return all that is known as one JSON object."""
+    """Return all exclusions and strikes as one JSON object."""
     document = {
         "schema": LIST_SCHEMA,
         "version": LIST_VERSION,

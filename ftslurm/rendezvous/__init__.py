@@ -1,1 +1,1 @@
-"""Who is in, which round, which rank: the fenced state and the pure functions over it."""
+"""Membership, rounds and ranks: the fenced state and the pure functions over it."""

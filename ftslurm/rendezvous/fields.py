@@ -1,4 +1,4 @@
-"""Typed reading of JSON objects: a wrong field gives one line that names the file and the field."""
+"""Typed reading of JSON objects; errors name the file and the field."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class Fields:
-    """A JSON object whose fields are read with their types checked.
+    """A JSON object with type-checked access to its fields.
 
     Args:
-        value: the object, anything else raises `BadFile`.
-        where: the file (and place in it), for errors.
+        value: the object; any other type raises `BadFile`.
+        where: the file (and the position in it), for errors.
     """
 
     def __init__(self, value: object, where: str) -> None:
@@ -42,7 +42,7 @@ class Fields:
         return self._get(name, int, "an integer")
 
     def seconds(self, name: str) -> float:
-        """Return a number field as float."""
+        """Return an integer or float field as float."""
         value = self._value.get(name)
         try:
             return float(value) if isinstance(value, float) else float(self.number(name))
@@ -60,7 +60,7 @@ class Fields:
         return None if self._value.get(name) is None else self.number(name)
 
     def flag(self, name: str) -> bool:
-        """Return whether a field is true; it may be missing."""
+        """Return whether a field is true; a missing field is false."""
         return self._value.get(name) is True
 
     def texts(self, name: str) -> tuple[str, ...]:
@@ -71,25 +71,25 @@ class Fields:
         return tuple(values)
 
     def object(self, name: str, read: Callable[[Fields], T]) -> T:
-        """Return an object field, read by `read`."""
+        """Return an object field, decoded by `read`."""
         return read(Fields(self._value.get(name), f"{self._where}: {name}"))
 
     def read(self, name: str, read: Callable[[Any, str], T]) -> T:
-        """Return a field as `read(value, where)` has it, whose `ValueError` becomes `BadFile`."""
+        """Return a field decoded by `read(value, where)`; its `ValueError` becomes `BadFile`."""
         try:
             return read(self._value.get(name), f"{self._where}: {name}")
         except ValueError as error:
             raise BadFile(str(error)) from None
 
     def maybe_read(self, name: str, read: Callable[[Any, str], T]) -> T | None:
-        """Return the same, or None for none."""
+        """Return a field decoded as by `read`, or None."""
         return None if self._value.get(name) is None else self.read(name, read)
 
     def maybe_object(self, name: str, read: Callable[[Fields], T]) -> T | None:
-        """Return an object field or None."""
+        """Return an object field decoded by `read`, or None."""
         return None if self._value.get(name) is None else self.object(name, read)
 
     def objects(self, name: str, read: Callable[[Fields], T]) -> tuple[T, ...]:
-        """Return a list of objects."""
+        """Return a list of objects, each decoded by `read`."""
         values: list[Any] = self._get(name, list, "a list")
         return tuple(read(Fields(value, f"{self._where}: {name}[{i}]")) for i, value in enumerate(values))

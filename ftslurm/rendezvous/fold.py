@@ -1,7 +1,7 @@
-"""Fold the nodes' words into the next state: every decision of the coordinator, as one pure function.
+"""Fold the node records into the next state: every decision of the coordinator, as one pure function.
 
-The coordinator calls `fold` with what it sees; whatever it publishes follows from that alone, so a successor that takes
-over in the middle goes on as if nothing had happened.
+The state that the coordinator publishes depends on the old state and the observation alone, so a coordinator that takes
+over at any point continues consistently.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ftslurm.dataclasses import replace
-from ftslurm.rendezvous.ending import close, end_round, stop_code
+from ftslurm.rendezvous.closing import close, end_round, stop_code
+from ftslurm.rendezvous.common_failures import excuse_shared_failure, excuse_shared_findings
 from ftslurm.rendezvous.forming import fold_forming
-from ftslurm.rendezvous.node_word import NodeWord
+from ftslurm.rendezvous.node_record import NodeRecord
+from ftslurm.rendezvous.observation import Observation, RunSpec, Timing, alive_nodes
 from ftslurm.rendezvous.running import all_succeeded, fold_running, succeed
-from ftslurm.rendezvous.seen import Seen, Shape, Timing, alive
-from ftslurm.rendezvous.shared_trouble import excuse_shared_failure, excuse_shared_trouble
 from ftslurm.rendezvous.state import (
     CLOSED,
     FAILED,
@@ -31,25 +31,28 @@ from ftslurm.rendezvous.state import (
 STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 
 
-def begin(old: State | None, shape: Shape, node: str, incarnation: str, now_ns: int) -> State:
-    """Return the first state of an attempt, whose coordinator is `node`; rounds go on counting from `old`."""
+def begin(old: State | None, run_spec: RunSpec, node: str, incarnation: str, now_ns: int) -> State:
+    """Return the first state of an attempt with `node` as the coordinator; round numbers continue from `old`."""
     history = old.history if old else ()
     if old and old.phase == RUNNING:
         entry = old.past(old.round)
         if entry:
-            # Nobody was left to say how it ended: a requeue, or everything was killed.
+            # No agent recorded how the round ended: a requeue, or all agents were killed.
             ended = replace(
-                entry, ended_ns=now_ns, outcome=STOPPED, reason=f"ended without a word before attempt {shape.attempt}"
+                entry,
+                ended_ns=now_ns,
+                outcome=STOPPED,
+                reason=f"ended without a record before attempt {run_spec.attempt}",
             )
             history = with_history(old, ended).history
     return State(
-        run_id=shape.run_id,
-        attempt=shape.attempt,
-        attempts=(*(old.attempts if old else ()), shape.attempt),
-        expected=shape.expected,
-        min_nodes=shape.min_nodes,
-        max_nodes=shape.max_nodes,
-        max_restarts=shape.max_restarts,
+        run_id=run_spec.run_id,
+        attempt=run_spec.attempt,
+        attempts=(*(old.attempts if old else ()), run_spec.attempt),
+        expected=run_spec.expected,
+        min_nodes=run_spec.min_nodes,
+        max_nodes=run_spec.max_nodes,
+        max_restarts=run_spec.max_restarts,
         restarts_used=0,
         coordinator=Lease(node, incarnation, old.coordinator.term + 1 if old else 1),
         phase=FORMING,
@@ -69,58 +72,66 @@ def take_lease(state: State, node: str, incarnation: str) -> State:
     return replace(state, coordinator=Lease(node, incarnation, state.coordinator.term + 1))
 
 
-def hand_over(state: State, seen: Seen, timing: Timing) -> State:
-    """Return `state` with the lease given to the next one who stays; `state` itself when nobody does."""
-    staying = [word for word in alive(state, seen, timing) if word.reason is None]
+def hand_over(state: State, observation: Observation, timing: Timing) -> State:
+    """Return `state` with the lease given to the next agent that stays; `state` itself if none does."""
+    staying = [record for record in alive_nodes(state, observation, timing) if record.reason is None]
     if not staying:
         return state
-    heir = min(staying, key=lambda word: (word.position, word.node))
-    return take_lease(state, heir.node, heir.incarnation)
+    successor = min(staying, key=lambda record: (record.position, record.node))
+    return take_lease(state, successor.node, successor.incarnation)
 
 
-def fold(state: State, seen: Seen, timing: Timing) -> State:
-    """Return the state that follows from `state` and what is seen; `state` itself when nothing does."""
+def fold(state: State, observation: Observation, timing: Timing) -> State:
+    """Return the successor of `state` given the observation; `state` itself if nothing changes."""
     if state.phase == CLOSED:
         return state
-    seen = excuse_shared_trouble(state, seen, timing)
-    if state.phase == RUNNING and all_succeeded(state, seen):
-        return succeed(state, seen)
-    told = [word for word in seen.words.values() if word.attempt == state.attempt and word.stop_signal]
-    if told and _all_told(state, seen, timing):
-        return _stop(state, seen, timing, told)
-    if told and seen.told_for_s < timing.stop_spread_s:
+    observation = excuse_shared_findings(state, observation, timing)
+    if state.phase == RUNNING and all_succeeded(state, observation):
+        return succeed(state, observation)
+    stop_requested = [
+        record for record in observation.records.values() if record.attempt == state.attempt and record.stop_signal
+    ]
+    if stop_requested and _all_stop_requested(state, observation, timing):
+        return _stop(state, observation, timing, stop_requested)
+    if stop_requested and observation.stop_requested_s < timing.stop_spread_s:
         return state
     if state.phase == RUNNING:
-        state = fold_running(state, seen, timing)
+        state = fold_running(state, observation, timing)
     if state.phase == FORMING:
-        state = fold_forming(excuse_shared_failure(state, seen), seen, timing)
+        state = fold_forming(excuse_shared_failure(state, observation), observation, timing)
     return state
 
 
-def _all_told(state: State, seen: Seen, timing: Timing) -> bool:
-    """Tell whether everybody who is alive was told from outside to stop (scancel, preemption, time limit, Ctrl-C)."""
-    words = alive(state, seen, timing)
-    return bool(words) and all(word.stop_signal for word in words)
+def _all_stop_requested(state: State, observation: Observation, timing: Timing) -> bool:
+    """Return whether all live agents have received a stop signal (scancel, preemption, time limit, Ctrl-C)."""
+    records = alive_nodes(state, observation, timing)
+    return bool(records) and all(record.stop_signal for record in records)
 
 
-def _stop(state: State, seen: Seen, timing: Timing, told: Sequence[NodeWord]) -> State:
-    first = told[0]
+def _stop(state: State, observation: Observation, timing: Timing, stop_requested: Sequence[NodeRecord]) -> State:
+    first = stop_requested[0]
     reason = first.reason or "stopped"
     last = state.past(state.round)
-    if state.phase == RUNNING or (last is not None and _was_the_stop(state, seen, timing, last)):
-        state = end_round(state, seen, STOPPED, reason, None)
-    return close(state, STOPPED, reason, stop_code(first.stop_signal), seen.now_ns)
+    if state.phase == RUNNING or (last is not None and _ended_by_stop(state, observation, timing, last)):
+        state = end_round(state, observation, STOPPED, reason, None)
+    return close(state, STOPPED, reason, stop_code(first.stop_signal), observation.now_ns)
 
 
-def _was_the_stop(state: State, seen: Seen, timing: Timing, last: RoundHistory) -> bool:
-    """Tell whether the round ended as the first effect of the stop: one node heard of it before the others.
+def _ended_by_stop(state: State, observation: Observation, timing: Timing, last: RoundHistory) -> bool:
+    """Return whether the round ended as the first effect of the stop: one node received the signal before the others.
 
-    A node or rank that was lost for another reason, or long before, keeps its place in the history.
+    A node or rank lost for another reason, or long before, keeps its entry in the history.
     """
     if last.attempt != state.attempt or state.phase != FORMING:
         return False
     if last.outcome == NODE_LOST:
-        told = {(word.node, word.incarnation) for word in seen.words.values() if word.stop_signal}
-        return all((gone.node, gone.incarnation) in told for gone in state.lost if gone.round == last.round)
+        stop_requested = {
+            (record.node, record.incarnation) for record in observation.records.values() if record.stop_signal
+        }
+        return all((gone.node, gone.incarnation) in stop_requested for gone in state.lost if gone.round == last.round)
     by_signal = last.failure is not None and last.failure.signal in STOP_SIGNALS
-    return last.outcome == FAILED and by_signal and seen.forming_for_s - seen.told_for_s < timing.stop_spread_s
+    return (
+        last.outcome == FAILED
+        and by_signal
+        and observation.forming_for_s - observation.stop_requested_s < timing.stop_spread_s
+    )

@@ -1,7 +1,7 @@
-"""How long a node's counter has stood still while the observer itself could see.
+"""Time for which a node's counter has not changed, counting only time in which the observer could read it.
 
-Hosts' clocks are never compared. An observer whose own filesystem calls stalled or failed has not seen anything in that
-time, so neither a stall nor an outage of the filesystem makes a node silent.
+Clocks of different hosts are never compared. Time in which the observer's own filesystem calls stalled or failed does
+not count, so neither a stall nor an outage of the filesystem makes a node silent.
 """
 
 from __future__ import annotations
@@ -12,59 +12,59 @@ from ftslurm.dataclasses import dataclass
 
 
 class Attention:
-    """A clock of the time in which this observer could see: its own stalls and failed looks are left out.
+    """Clock of the time in which this observer could observe: its own stalls and failed observations do not count.
 
-    While a full disk refuses writes and still answers reads, no node can publish: time that the observer counted then
-    would make all nodes silent at once. So a look that ends in an error takes back what was counted since this observer
-    itself could last write.
+    While a full disk refuses writes but serves reads, no node can publish; counting that time would make all nodes
+    silent at once. So a failed observation discards the time counted since this observer's last successful write.
 
     Args:
         now: monotonic clock, seconds.
-        prompt_s: the longest time between two of its notes that counts; in a longer one it was stalled, stopped or
-            suspended. It notes each filesystem call, so a look at thousands of files, each read promptly, counts.
+        prompt_s: the longest interval between two calls of `note` that counts; in a longer one the observer was
+            stalled, stopped or suspended. `note` is called at each filesystem call, so an observation of thousands of
+            files, each read promptly, counts.
     """
 
     def __init__(self, now: Callable[[], float], prompt_s: float) -> None:
         self._now = now
         self._prompt_s = prompt_s
         self._last = now()
-        self._seen_s = 0.0
+        self._counted_s = 0.0
         self._proven_s = 0.0
         self._failing_since: float | None = None
 
     @property
     def outage_s(self) -> float:
-        """For how long (seconds by the clock) no look has succeeded; 0.0 when the last one did."""
+        """Time (seconds by the clock) since an observation last succeeded; 0.0 if the last one did."""
         return 0.0 if self._failing_since is None else self._now() - self._failing_since
 
     def succeeded(self, wrote: bool) -> None:
-        """End a look.
+        """End a successful observation.
 
         Args:
-            wrote: it has written to the filesystem, so the time until now counts whatever comes.
+            wrote: it wrote to the filesystem, so the time until now counts permanently.
         """
         if wrote:
-            self._proven_s = self._seen_s
+            self._proven_s = self._counted_s
         self._failing_since = None
 
     def failed(self) -> None:
-        """End a look that met an error."""
-        self._seen_s = self._proven_s
+        """End an observation that failed."""
+        self._counted_s = self._proven_s
         if self._failing_since is None:
             self._failing_since = self._last
 
     def note(self) -> float:
-        """Say that the observer is awake; return the seconds in which it was."""
+        """Record that the observer is running; return the seconds counted so far."""
         now = self._now()
         gap = now - self._last
         if 0.0 < gap <= self._prompt_s:
-            self._seen_s += gap
+            self._counted_s += gap
         self._last = now
-        return self._seen_s
+        return self._counted_s
 
 
 @dataclass
-class _Seen:
+class _LastChange:
     incarnation: str
     counter: int
     since: float
@@ -74,31 +74,31 @@ class Liveness:
     """Silence of each node, in seconds of one observer's `Attention`.
 
     Attributes:
-        unproven: the nodes that have not changed since this observer first knew of them.
+        unproven: the nodes whose record has not changed since this observer first read it.
     """
 
     def __init__(self) -> None:
-        self._seen: dict[str, _Seen] = {}
+        self._last_changes: dict[str, _LastChange] = {}
         self.unproven: set[str] = set()
 
-    def look(self, node: str, incarnation: str, counter: int, now: float) -> float:
-        """Note what was read of `node` at `now` (attentive seconds); return for how many of them it has been silent."""
-        seen = self._seen.get(node)
-        if seen is None or (seen.incarnation, seen.counter) != (incarnation, counter):
-            self._seen[node] = _Seen(incarnation, counter, now)
-            if seen is None:
+    def update(self, node: str, incarnation: str, counter: int, now: float) -> float:
+        """Note the counter of `node` read at `now` (seconds of `Attention`); return how long it has been silent."""
+        last = self._last_changes.get(node)
+        if last is None or (last.incarnation, last.counter) != (incarnation, counter):
+            self._last_changes[node] = _LastChange(incarnation, counter, now)
+            if last is None:
                 self.unproven.add(node)
             else:
                 self.unproven.discard(node)
             return 0.0
-        return now - seen.since
+        return now - last.since
 
-    def heard(self, node: str, now: float) -> None:
-        """Note a sign of life other than its counter: its silence begins anew."""
-        if node in self._seen:
-            self._seen[node].since = now
+    def restart(self, node: str, now: float) -> None:
+        """Note activity of the node other than its counter, which restarts its silence at 0."""
+        if node in self._last_changes:
+            self._last_changes[node].since = now
 
-    def renew(self, now: float) -> None:
-        """Let the silence of every node begin anew."""
-        for seen in self._seen.values():
-            seen.since = now
+    def restart_all(self, now: float) -> None:
+        """Restart the silence of every node at 0."""
+        for last in self._last_changes.values():
+            last.since = now

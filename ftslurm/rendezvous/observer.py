@@ -1,6 +1,6 @@
-"""What one node knows of all nodes: their newest words, who is silent, and for how long things have gone on.
+"""One node's observation of all nodes: their newest records, their silence, and durations of conditions.
 
-Followers look at the coordinator alone, the coordinator and whoever begins an attempt at everybody.
+Followers read the coordinator's record only; the coordinator, and an agent that begins an attempt, read all records.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import errno
 from collections.abc import Callable, Sequence
 
 from ftslurm.rendezvous.liveness import Attention, Liveness
-from ftslurm.rendezvous.node_word import NodeWord
-from ftslurm.rendezvous.seen import Seen, Timing, waiting
+from ftslurm.rendezvous.node_record import NodeRecord
+from ftslurm.rendezvous.observation import Observation, Timing, waiting_nodes
 from ftslurm.rendezvous.state import FORMING, State
 from ftslurm.sharedfs.filesystem import FileSystem
 from ftslurm.sharedfs.publish import BadFile
@@ -19,15 +19,15 @@ from ftslurm.sharedfs.rundir import RunDirectory
 NODE_FILE_LIMIT = 1 << 20
 
 
-class _Lasting:
-    """For how long a set of agents has not been joined by another one."""
+class _Duration:
+    """Time since the last agent was added to a set of agents."""
 
     def __init__(self) -> None:
         self._members: frozenset[tuple[str, str]] = frozenset()
         self._since = 0.0
 
-    def seconds(self, words: Sequence[NodeWord], now: float) -> float:
-        members = frozenset((word.node, word.incarnation) for word in words)
+    def seconds(self, records: Sequence[NodeRecord], now: float) -> float:
+        members = frozenset((record.node, record.incarnation) for record in records)
         if not members <= self._members:
             self._since = now
         self._members = members
@@ -35,20 +35,20 @@ class _Lasting:
 
 
 class Observer:
-    """Reads the nodes' words.
+    """Reads the node records.
 
     Args:
         fs, run: where they are.
-        expected: nodes that are looked for by name even when the directory's listing lacks them.
-        timing: when others count as lost.
-        by_name_s: how often to look for those.
-        outage_s: after so many seconds without a look that succeeded, the nodes' silence begins anew.
+        expected: nodes whose records are opened by name if the directory's listing lacks them.
+        timing: time-outs after which others count as lost.
+        by_name_s: interval between two such attempts.
+        outage_s: after this many seconds without a successful observation, the nodes' silence restarts at 0.
         now: monotonic clock, seconds.
-        notes: gets what people should know: a word that cannot be read.
+        notes: receives messages for the log: a record that cannot be read.
 
     Attributes:
-        words: the newest word read of each node, of any attempt.
-        coordinator_silent_s: for how long the coordinator was silent at the last look at it.
+        records: the newest record read of each node, of any attempt.
+        coordinator_silent_s: the coordinator's silence at the last read of its record.
     """
 
     def __init__(
@@ -71,88 +71,90 @@ class Observer:
         self._notes = notes
         self._attention = Attention(now, timing.node_timeout_s / 2)
         self._liveness = Liveness()
-        self.words: dict[str, NodeWord] = {}
+        self.records: dict[str, NodeRecord] = {}
         self.coordinator_silent_s = 0.0
-        self._looked_by_name_at = float("-inf")
-        self._looked_at_coordinator = (0, float("-inf"))
+        self._read_by_name_at = float("-inf")
+        self._coordinator_read_at = (0, float("-inf"))
         self._forming_since: tuple[int, float] | None = None
         self._hanging_since: tuple[int, float] | None = None
         self._failing_since: tuple[int, float] | None = None
-        self._told = _Lasting()
-        self._joining = _Lasting()
+        self._stop_requested = _Duration()
+        self._joining = _Duration()
 
-    def begin_look(self) -> None:
-        """Begin a look; end it by `look_succeeded` or `look_failed`.
+    def begin_observation(self) -> None:
+        """Begin an observation; end it with `observation_succeeded` or `observation_failed`.
 
-        After an outage of the shared directory every node gets a fresh time-out: the others may see it end later. One
-        as short as a heartbeat interval only does not count, else a directory that fails now and then would hide dead
-        nodes for ever.
+        After an outage of the shared directory every node gets a fresh time-out, since other nodes may see the outage
+        end later. An outage shorter than a heartbeat interval does not count; otherwise a directory with sporadic
+        errors would hide dead nodes for ever.
         """
-        seen_s = self._attention.note()
+        counted_s = self._attention.note()
         if self._attention.outage_s >= self._outage_s:
-            self._liveness.renew(seen_s)
+            self._liveness.restart_all(counted_s)
 
-    def look_succeeded(self, wrote: bool) -> None:
-        """End a look that met no error; `wrote`: it has proven that the shared directory can be written."""
+    def observation_succeeded(self, wrote: bool) -> None:
+        """End a successful observation; `wrote`: it included a successful write to the shared directory."""
         self._attention.succeeded(wrote)
 
-    def look_failed(self) -> None:
-        """End a look that met an error: it proves no node silent."""
+    def observation_failed(self) -> None:
+        """End a failed observation, which does not count as silence of any node."""
         self._attention.failed()
 
-    def heard(self, node: str) -> None:
-        """Note a sign of life other than the node's word."""
-        self._liveness.heard(node, self._attention.note())
+    def note_activity(self, node: str) -> None:
+        """Note activity of a node other than a change of its record."""
+        self._liveness.restart(node, self._attention.note())
 
     def silent_s(self, node: str, sign: tuple[str, int]) -> float:
-        """Note a node's sign of life, which changes while it lives; return for how long it has not changed."""
-        return self._liveness.look(node, *sign, self._attention.note())
+        """Note a node's incarnation and counter, which change while it lives; return the time since the last change."""
+        return self._liveness.update(node, *sign, self._attention.note())
 
     # The coordinator
 
-    def coordinators_word(self, state: State) -> NodeWord | None:
-        """Return the coordinator's newest word as far as read; None when its node speaks for another agent."""
-        word = self.words.get(state.coordinator.node)
-        return word if word is not None and word.incarnation == state.coordinator.incarnation else None
+    def coordinator_record(self, state: State) -> NodeRecord | None:
+        """Return the coordinator's newest record read; None if its node's record is another agent's."""
+        record = self.records.get(state.coordinator.node)
+        return record if record is not None and record.incarnation == state.coordinator.incarnation else None
 
-    def look_at_coordinator(self, state: State, at_least_every_s: float = 0.0) -> NodeWord | None:
-        """Read the coordinator's word, unless that was done so lately; return it as `coordinators_word` does."""
-        term, looked_at = self._looked_at_coordinator
+    def read_coordinator(self, state: State, at_least_every_s: float = 0.0) -> NodeRecord | None:
+        """Read the coordinator's record, at most at the given interval; return it as `coordinator_record` does."""
+        term, read_at = self._coordinator_read_at
         now = self._now()
-        if term != state.coordinator.term or now - looked_at >= at_least_every_s:
-            self._looked_at_coordinator = (state.coordinator.term, now)
-            self.read_word(state.coordinator.node)
-            word = self.coordinators_word(state)
-            sign = (word.incarnation, word.counter) if word is not None else ("", 0)
+        if term != state.coordinator.term or now - read_at >= at_least_every_s:
+            self._coordinator_read_at = (state.coordinator.term, now)
+            self.read_record(state.coordinator.node)
+            record = self.coordinator_record(state)
+            sign = (record.incarnation, record.counter) if record is not None else ("", 0)
             self.coordinator_silent_s = self.silent_s(state.coordinator.node, sign)
-        return self.coordinators_word(state)
+        return self.coordinator_record(state)
 
-    # Everybody
+    # All nodes
 
-    def look(self, state: State, own: NodeWord, now_ns: int) -> Seen:
-        """Read all words and return what a coordinator decides by.
+    def observe(self, state: State, own: NodeRecord, now_ns: int) -> Observation:
+        """Read all records and return the observation for the coordinator's decision.
 
         Args:
-            own: this node's word as it is now, not as the filesystem has it.
+            own: this node's current record, which may be newer than the published one.
             now_ns: wall clock, nanoseconds since the epoch.
         """
-        self.read_words()
-        self.words[own.node] = own
+        self.read_records()
+        self.records[own.node] = own
         silent_s = {}
-        for node in {*self.words, *(p.node for p in state.participants)}:
-            word = self.words.get(node)
-            silent_s[node] = self.silent_s(node, (word.incarnation, word.counter) if word else ("", 0))
-        # Waits are counted as silence is: an outage of the shared directory must not use them up.
+        for node in {*self.records, *(p.node for p in state.participants)}:
+            record = self.records.get(node)
+            silent_s[node] = self.silent_s(node, (record.incarnation, record.counter) if record else ("", 0))
+        # Waits are measured like silence: an outage of the shared directory must not use them up.
         now = self._attention.note()
-        told = [word for word in self.words.values() if word.stop_signal and word.attempt == state.attempt]
-        return Seen(
-            self.words,
+        stop_requested = [
+            record for record in self.records.values() if record.stop_signal and record.attempt == state.attempt
+        ]
+        return Observation(
+            self.records,
             silent_s,
             self._forming_for(state, now),
             now_ns,
-            # One more that was told: the wait begins anew, for a node told an hour ago does not explain this one.
-            self._told.seconds(told, now),
-            self._joining.seconds(waiting(state, self.words), now),
+            # A further stopped node restarts the wait: a stop an hour ago does not explain this one.
+            self._stop_requested.seconds(stop_requested, now),
+            self._joining.seconds(waiting_nodes(state, self.records), now),
             self._hanging_for(state, now),
             self._failing_for(state, now),
             frozenset(self._liveness.unproven - {own.node}),
@@ -175,44 +177,46 @@ class Observer:
         return now - self._hanging_since[1]
 
     def _failing_for(self, state: State, now: float) -> float:
-        if not any(word.failure is not None and word.failure.round == state.round for word in self.words.values()):
+        if not any(
+            record.failure is not None and record.failure.round == state.round for record in self.records.values()
+        ):
             self._failing_since = None
             return 0.0
         if self._failing_since is None or self._failing_since[0] != state.round:
             self._failing_since = (state.round, now)
         return now - self._failing_since[1]
 
-    def read_words(self) -> None:
-        """Read the words of all nodes that have one."""
+    def read_records(self) -> None:
+        """Read all node records."""
         names = self._fs.listdir(self._run.nodes)
         listed = {name[: -len(".json")] for name in names if name.endswith(".json") and not name.startswith(".")}
         for node in sorted(listed):
-            self.read_word(node)
+            self.read_record(node)
         now = self._now()
-        if now - self._looked_by_name_at >= self._by_name_s:
-            # A client's listing was seen to lack a name for more than a minute (NFSv4.2); an open finds it.
-            self._looked_by_name_at = now
+        if now - self._read_by_name_at >= self._by_name_s:
+            # A client's listing was observed to lack a name for more than a minute (NFSv4.2); an open finds it.
+            self._read_by_name_at = now
             for node in self._expected:
-                if node not in listed and node not in self.words:
-                    self.read_word(node)
+                if node not in listed and node not in self.records:
+                    self.read_record(node)
 
-    def read_word(self, node: str) -> None:
-        """Read one node's word; one that cannot be read stays as it was, and so falls silent."""
+    def read_record(self, node: str) -> None:
+        """Read one node's record; an unreadable one is kept as last read, so that the node becomes silent."""
         path = self._run.node_file(node)
         try:
-            word = NodeWord.decode(self._fs.read(path, NODE_FILE_LIMIT), path)
+            record = NodeRecord.decode(self._fs.read(path, NODE_FILE_LIMIT), path)
         except FileNotFoundError:
             return
         except (OSError, BadFile) as error:
-            # GlusterFS says ESTALE of a file that was renamed over just now: the next look sees the new one.
+            # GlusterFS returns ESTALE for a file that was just renamed over: the next read finds the new one.
             if not isinstance(error, OSError) or error.errno != errno.ESTALE:
-                self._notes.append(f"{error}; going on without it")
+                self._notes.append(f"{error}; ignoring this file")
             return
         finally:
             self._attention.note()
-        known = self.words.get(node)
-        if known is not None and known.incarnation == word.incarnation and word.counter < known.counter:
-            # NFS may serve a renamed-over file for a while.
+        known = self.records.get(node)
+        if known is not None and known.incarnation == record.incarnation and record.counter < known.counter:
+            # NFS may serve a renamed-over file for some time.
             return
-        if word.node == node:
-            self.words[node] = word
+        if record.node == node:
+            self.records[node] = record

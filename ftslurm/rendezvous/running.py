@@ -1,15 +1,23 @@
-"""A round runs: has it ended, and what follows? The half of the fold that judges participants."""
+"""End of a running round and its consequence: the half of the fold that judges participants."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from ftslurm.dataclasses import dataclass, field, replace
-from ftslurm.rendezvous.ending import close, count, describe, end_round
-from ftslurm.rendezvous.hopeless import agreed, disagreeing, hopeless, repeated
-from ftslurm.rendezvous.node_word import NodeWord
-from ftslurm.rendezvous.seen import AT_ONCE, Seen, Timing, alive, replaced, waiting, word_of
-from ftslurm.rendezvous.set_aside import lemons, shunned
+from ftslurm.rendezvous.closing import close, count, describe, end_round
+from ftslurm.rendezvous.exclusion import excluded_nodes, failed_repeatedly
+from ftslurm.rendezvous.node_record import NodeRecord
+from ftslurm.rendezvous.non_retryable import awaiting_other_nodes, on_all_nodes, repeated, why_non_retryable
+from ftslurm.rendezvous.observation import (
+    AT_ONCE,
+    Observation,
+    Timing,
+    alive_nodes,
+    is_replaced,
+    record_of,
+    waiting_nodes,
+)
 from ftslurm.rendezvous.state import (
     EXIT_DO_NOT_REQUEUE,
     EXIT_FAILED,
@@ -33,198 +41,217 @@ from ftslurm.rendezvous.unreachable import give_up
 
 @dataclass
 class _Participants:
-    """Those of the running round that do not just run, by what became of them."""
+    """Participants of the running round that are not simply running, by condition."""
 
     failures: list[Failure] = field(default_factory=list)
     lost: list[Participant] = field(default_factory=list)
-    leaving: list[NodeWord] = field(default_factory=list)
-    again: list[NodeWord] = field(default_factory=list)
+    leaving: list[NodeRecord] = field(default_factory=list)
+    requesting_next: list[NodeRecord] = field(default_factory=list)
 
 
-def _sort(state: State, seen: Seen, timing: Timing) -> _Participants:
+def _sort_participants(state: State, observation: Observation, timing: Timing) -> _Participants:
     found = _Participants()
     for participant in state.participants:
-        word = word_of(participant, seen)
-        if word and word.failure and word.failure.round == state.round:
-            found.failures.append(word.failure)
-        elif word and word.status == SUCCEEDED and word.round == state.round:
+        record = record_of(participant, observation)
+        if record and record.failure and record.failure.round == state.round:
+            found.failures.append(record.failure)
+        elif record and record.status == SUCCEEDED and record.round == state.round:
             continue
-        elif word and word.reason is not None:
-            found.leaving.append(word)
-        elif word and word.status == READY and word.round == state.round:
-            found.again.append(word)
-        elif seen.silent_s.get(participant.node, 0.0) >= timing.node_timeout_s or replaced(state, participant, seen):
+        elif record and record.reason is not None:
+            found.leaving.append(record)
+        elif record and record.status == READY and record.round == state.round:
+            found.requesting_next.append(record)
+        elif observation.silent_s.get(participant.node, 0.0) >= timing.node_timeout_s or is_replaced(
+            state, participant, observation
+        ):
             found.lost.append(participant)
     return found
 
 
-def fold_running(state: State, seen: Seen, timing: Timing) -> State:
-    """Return what follows from how the participants of the running round do; `state` itself when it goes on."""
+def fold_running(state: State, observation: Observation, timing: Timing) -> State:
+    """Return the successor of a state whose round runs; `state` itself if the round continues."""
     if state.hang is not None:
-        return _after_hang(state, state.hang, seen, timing)
-    found = _sort(state, seen, timing)
-    failures, lost, leaving, again = found.failures, found.lost, found.leaving, found.again
-    if failures and all(failure.kind == HANG for failure in failures) and (hung := _hung(state, seen)):
-        # Its agent could not wait for us. The other nodes' ranks can still show where they are.
-        return replace(state, hang=hung)
-    # Ranks fail when a peer's node is told to stop: the stop is the cause then, their failures are its effect.
-    if failures and not any(word.stop_signal for word in leaving):
-        undecided = not (lost or leaving) and disagreeing(state, failures) and seen.failing_for_s < timing.agree_s
-        return state if undecided else _after_failure(state, seen, timing, failures)
+        return _after_hang(state, state.hang, observation, timing)
+    found = _sort_participants(state, observation, timing)
+    failures, lost, leaving, requesting_next = found.failures, found.lost, found.leaving, found.requesting_next
+    if failures and all(failure.kind == HANG for failure in failures) and (hang := _find_hang(state, observation)):
+        # Its agent has already ended the worker. The stacks of the other nodes' ranks can still be collected.
+        return replace(state, hang=hang)
+    # Ranks fail when a peer's node receives a stop signal: the stop is the cause, their failures are cascades.
+    if failures and not any(record.stop_signal for record in leaving):
+        undecided = (
+            not (lost or leaving)
+            and awaiting_other_nodes(state, failures)
+            and observation.failing_for_s < timing.signature_s
+        )
+        return state if undecided else _after_failure(state, observation, timing, failures)
     if lost or leaving:
-        return _after_loss(state, seen, lost, leaving)
-    if hung := _hung(state, seen):
-        return replace(state, hang=hung)
-    if again:
-        what = f"{', '.join(word.node for word in again)} asked for the next round"
-        return _restart(end_round(state, seen, FAILED, what, None), seen, what)
-    return _admit(state, seen, timing) if timing.rejoin == AT_ONCE else state
+        return _after_loss(state, observation, lost, leaving)
+    if hang := _find_hang(state, observation):
+        return replace(state, hang=hang)
+    if requesting_next:
+        what = f"{', '.join(record.node for record in requesting_next)} requested the next round"
+        return _restart(end_round(state, observation, FAILED, what, None), observation, what)
+    return _admit(state, observation, timing) if timing.rejoin == AT_ONCE else state
 
 
-def _words(state: State, seen: Seen) -> list[NodeWord]:
-    words = (word_of(participant, seen) for participant in state.participants)
-    return [word for word in words if word is not None]
+def _records(state: State, observation: Observation) -> list[NodeRecord]:
+    records = (record_of(participant, observation) for participant in state.participants)
+    return [record for record in records if record is not None]
 
 
-def _hung(state: State, seen: Seen) -> Hang | None:
-    return next((word.hang for word in _words(state, seen) if word.hang and word.hang.round == state.round), None)
+def _find_hang(state: State, observation: Observation) -> Hang | None:
+    return next(
+        (record.hang for record in _records(state, observation) if record.hang and record.hang.round == state.round),
+        None,
+    )
 
 
-def _after_hang(state: State, hang: Hang, seen: Seen, timing: Timing) -> State:
-    """End the round when all who can have shown where their ranks are, for the ranks are killed then.
+def _after_hang(state: State, hang: Hang, observation: Observation, timing: Timing) -> State:
+    """End the round once all nodes that can have collected their ranks' stacks, since the ranks are killed then.
 
-    What fails meanwhile is an effect of the hang, or unlucky. But ranks wait for those of a dead node, too, and their
-    time-out may be shorter than the node's: where a node that has shown nothing is silent, its silence is judged first.
+    Failures meanwhile are effects of the hang, or coincidence. But ranks also wait for those of a dead node, and their
+    time-out may be shorter than the node's: the silence of a node that has collected no stacks is judged first.
     """
-    shown = {word.node for word in _words(state, seen) if word.shown == state.round or word.reason is not None}
-    missing = [p for p in state.participants if p.node not in shown]
-    silent_s = {p.node: seen.silent_s.get(p.node, 0.0) for p in missing}
-    lost = [p for p in missing if silent_s[p.node] >= timing.node_timeout_s or replaced(state, p, seen)]
+    collected = {
+        record.node
+        for record in _records(state, observation)
+        if record.stacks_collected == state.round or record.reason is not None
+    }
+    missing = [p for p in state.participants if p.node not in collected]
+    silent_s = {p.node: observation.silent_s.get(p.node, 0.0) for p in missing}
+    lost = [p for p in missing if silent_s[p.node] >= timing.node_timeout_s or is_replaced(state, p, observation)]
     if lost:
-        return _after_loss(state, seen, lost, ())
-    quiet_s = min(seen.hanging_for_s, timing.node_timeout_s / 2)
-    if missing and (seen.hanging_for_s < timing.show_s or any(s >= quiet_s for s in silent_s.values())):
+        return _after_loss(state, observation, lost, ())
+    quiet_s = min(observation.hanging_for_s, timing.node_timeout_s / 2)
+    if missing and (
+        observation.hanging_for_s < timing.stack_collection_s or any(s >= quiet_s for s in silent_s.values())
+    ):
         return state
-    return _after_failure(state, seen, timing, [hang.failure()])
+    return _after_failure(state, observation, timing, [hang.failure()])
 
 
-def _admit(state: State, seen: Seen, timing: Timing) -> State:
-    """End the round for late nodes when there is room for them; that is no failure, so no restart is used up."""
+def _admit(state: State, observation: Observation, timing: Timing) -> State:
+    """End the round to admit late nodes if there is room for them; that is no failure, so no restart is used up."""
     room = state.max_nodes - len(state.participants)
-    living = {word.node for word in alive(state, seen, timing)}
-    # One that the next round would leave out, too, would end one round after the other.
-    left_out = shunned(state, seen.words, timing.set_aside_after)
-    late = [w.node for w in waiting(state, seen.words) if w.node in living and w.node not in left_out]
-    if room <= 0 or not late or (len(late) < room and seen.joining_for_s < timing.last_call_s):
+    living = {record.node for record in alive_nodes(state, observation, timing)}
+    # A node that the next round would leave out as well would end one round after the other.
+    left_out = excluded_nodes(state, observation.records, timing.exclude_after)
+    late = [w.node for w in waiting_nodes(state, observation.records) if w.node in living and w.node not in left_out]
+    if room <= 0 or not late or (len(late) < room and observation.joining_for_s < timing.last_call_s):
         return state
     what = f"{', '.join(sorted(late))} joined"
-    return replace(end_round(state, seen, STOPPED, what, None), phase=FORMING)
+    return replace(end_round(state, observation, STOPPED, what, None), phase=FORMING)
 
 
-def all_succeeded(state: State, seen: Seen) -> bool:
-    """Tell whether every participant says that its workers have succeeded."""
-    words = [word_of(participant, seen) for participant in state.participants]
-    return all(word is not None and word.status == SUCCEEDED and word.round == state.round for word in words)
+def all_succeeded(state: State, observation: Observation) -> bool:
+    """Return whether the workers of every participant have succeeded."""
+    records = [record_of(participant, observation) for participant in state.participants]
+    return all(record is not None and record.status == SUCCEEDED and record.round == state.round for record in records)
 
 
-def succeed(state: State, seen: Seen) -> State:
-    """Close the attempt: its work is done."""
-    state = end_round(state, seen, SUCCEEDED, None, None)
+def succeed(state: State, observation: Observation) -> State:
+    """Close the attempt as succeeded."""
+    state = end_round(state, observation, SUCCEEDED, None, None)
     reason = f"all {state.world_size} ranks on {count(len(state.participants), 'node')} succeeded"
-    return close(state, SUCCEEDED, reason, EXIT_SUCCESS, seen.now_ns)
+    return close(state, SUCCEEDED, reason, EXIT_SUCCESS, observation.now_ns)
 
 
-def _after_failure(state: State, seen: Seen, timing: Timing, failures: Sequence[Failure]) -> State:
+def _after_failure(state: State, observation: Observation, timing: Timing, failures: Sequence[Failure]) -> State:
     first = _first(failures)
     what = describe(first)
-    state = end_round(state, seen, FAILED, what, first)
-    if refused := refuse_restart(state, seen):
+    state = end_round(state, observation, FAILED, what, first)
+    if refused := refuse_restart(state, observation):
         return refused
     if first.kind == UNREACHABLE:
-        return give_up(state, seen, timing) or replace(state, phase=FORMING)
-    return _give_up(state, seen, timing, failures, what) or _restart(state, seen, what)
+        return give_up(state, observation, timing) or replace(state, phase=FORMING)
+    return _give_up(state, observation, timing, failures, what) or _restart(state, observation, what)
 
 
 def _first(failures: Sequence[Failure]) -> Failure:
-    """Return the failure that explains the others, as far as is known so early.
+    """Return the failure that explains the others, as far as is known at this point.
 
-    What would fail again says more than what follows from it on the other ranks, and so does a master that was not
-    reached before the ranks were started.
+    A non-retryable failure precedes its cascades on other ranks, and so does an unreachable master, which fails before
+    the ranks are started.
     """
-    again = next((failure for failure in failures if failure.again), None)
-    return again or next((failure for failure in failures if failure.kind == UNREACHABLE), failures[0])
+    non_retryable = next((failure for failure in failures if failure.again), None)
+    return non_retryable or next((failure for failure in failures if failure.kind == UNREACHABLE), failures[0])
 
 
-def _give_up(state: State, seen: Seen, timing: Timing, failures: Sequence[Failure], what: str) -> State | None:
-    """Close when the next round would fail as this one did, instead of using up the budget."""
-    if why := hopeless(failures):
-        # An environment may be broken on some nodes only; another allocation may do better then.
-        code = EXIT_DO_NOT_REQUEUE if agreed(state, failures) else EXIT_FAILED
-        return close(state, FAILED, f"{what}; it would fail again: {why}", code, seen.now_ns)
-    return refuse_repetition(state, seen, timing) if state.restarts_used < state.max_restarts else None
+def _give_up(
+    state: State, observation: Observation, timing: Timing, failures: Sequence[Failure], what: str
+) -> State | None:
+    """Close if the next round would fail as this one did, instead of using up the restart budget."""
+    if why := why_non_retryable(failures):
+        # An environment may be broken on some nodes only; another allocation may succeed then.
+        code = EXIT_DO_NOT_REQUEUE if on_all_nodes(state, failures) else EXIT_FAILED
+        return close(state, FAILED, f"{what}; it would fail again: {why}", code, observation.now_ns)
+    return refuse_repetition(state, observation, timing) if state.restarts_used < state.max_restarts else None
 
 
-def refuse_repetition(state: State, seen: Seen, timing: Timing) -> State | None:
-    """Close when the newest round has failed at start as those before it did, and so would the next one."""
+def refuse_repetition(state: State, observation: Observation, timing: Timing) -> State | None:
+    """Close if the newest round has failed at start as the previous ones did, since the next one would, too."""
     rounds, last = repeated(state), state.past(state.round)
-    if not rounds or last is None or last.failure is None or _may_do_better_elsewhere(state, seen, timing):
+    if not rounds or last is None or last.failure is None or _may_do_better_elsewhere(state, observation, timing):
         return None
     listed = f"{', '.join(map(str, rounds[:-1]))} and {rounds[-1]}"
     why = f"it would fail again: the same at start in rounds {listed}"
-    return close(state, FAILED, f"{describe(last.failure)}; {why}", EXIT_FAILED, seen.now_ns)
+    return close(state, FAILED, f"{describe(last.failure)}; {why}", EXIT_FAILED, observation.now_ns)
 
 
-def _may_do_better_elsewhere(state: State, seen: Seen, timing: Timing) -> bool:
-    """Tell whether the node of the newest failure is about to be set aside, and another one can take its place."""
+def _may_do_better_elsewhere(state: State, observation: Observation, timing: Timing) -> bool:
+    """Return whether the node of the newest failure is about to be excluded, and another one can take its place."""
     last = state.past(state.round)
     node = last.failure.node if last is not None and last.failure is not None else None
-    return node in lemons(state, timing.set_aside_after) and bool(waiting(state, seen.words))
+    return node in failed_repeatedly(state, timing.exclude_after) and bool(waiting_nodes(state, observation.records))
 
 
-def refuse_restart(state: State, seen: Seen) -> State | None:
-    """Close when a rank of the newest round must not be restarted, perhaps after another one had failed."""
+def refuse_restart(state: State, observation: Observation) -> State | None:
+    """Close if a rank of the newest round must not be restarted, even if another rank failed before it."""
     for participant in state.participants:
-        word = word_of(participant, seen)
-        said = word.failure if word else None
-        if said and said.round == state.round and said.exit_code == EXIT_DO_NOT_REQUEUE:
+        record = record_of(participant, observation)
+        failure = record.failure if record else None
+        if failure and failure.round == state.round and failure.exit_code == EXIT_DO_NOT_REQUEUE:
             code = f"code {EXIT_DO_NOT_REQUEUE}: do not restart, do not requeue"
-            reason = f"rank {said.rank} on {said.node} ended with {code}"
-            return close(state, FAILED, reason, EXIT_DO_NOT_REQUEUE, seen.now_ns)
-        if said and said.round == state.round and said.again and said.everywhere:
-            reason = f"{describe(said)}; it would fail again: {said.again}"
-            return close(state, FAILED, reason, EXIT_DO_NOT_REQUEUE, seen.now_ns)
+            reason = f"rank {failure.rank} on {failure.node} ended with {code}"
+            return close(state, FAILED, reason, EXIT_DO_NOT_REQUEUE, observation.now_ns)
+        if failure and failure.round == state.round and failure.again and failure.everywhere:
+            reason = f"{describe(failure)}; it would fail again: {failure.again}"
+            return close(state, FAILED, reason, EXIT_DO_NOT_REQUEUE, observation.now_ns)
     return None
 
 
-def _after_loss(state: State, seen: Seen, lost: Sequence[Participant], leaving: Sequence[NodeWord]) -> State:
-    reasons = [f"{word.node} left: {word.reason}" for word in leaving]
-    reasons += [_how_lost(state, p, seen) for p in lost]
-    gone = [(word.node, word.incarnation) for word in leaving] + [(p.node, p.incarnation) for p in lost]
+def _after_loss(
+    state: State, observation: Observation, lost: Sequence[Participant], leaving: Sequence[NodeRecord]
+) -> State:
+    reasons = [f"{record.node} left: {record.reason}" for record in leaving]
+    reasons += [_how_lost(state, p, observation) for p in lost]
+    gone = [(record.node, record.incarnation) for record in leaving] + [(p.node, p.incarnation) for p in lost]
     entries = tuple(
-        LostNode(node, incarnation, state.round, seen.now_ns, round(seen.silent_s.get(node, 0.0), 3))
+        LostNode(node, incarnation, state.round, observation.now_ns, round(observation.silent_s.get(node, 0.0), 3))
         for node, incarnation in gone
     )
     what = "; ".join(reasons)
-    state = end_round(replace(state, lost=state.lost + entries), seen, NODE_LOST, what, None)
-    return _restart(state, seen, what)
+    state = end_round(replace(state, lost=state.lost + entries), observation, NODE_LOST, what, None)
+    return _restart(state, observation, what)
 
 
-def _how_lost(state: State, participant: Participant, seen: Seen) -> str:
+def _how_lost(state: State, participant: Participant, observation: Observation) -> str:
     node = participant.node
-    if not replaced(state, participant, seen):
-        return f"{node} was lost: its agent gave no sign of life for {seen.silent_s.get(node, 0.0):.1f} s"
-    predecessor = seen.words[node].predecessor
+    if not is_replaced(state, participant, observation):
+        return f"{node} was lost: no heartbeat of its agent for {observation.silent_s.get(node, 0.0):.1f} s"
+    predecessor = observation.records[node].predecessor
     if predecessor is not None and predecessor.incarnation == participant.incarnation:
         return f"{node} left: {predecessor.reason}"
-    return f"{node} was lost: its agent was started anew"
+    return f"{node} was lost: its agent was restarted"
 
 
-def _restart(state: State, seen: Seen, what: str) -> State:
+def _restart(state: State, observation: Observation, what: str) -> State:
     if state.restarts_used >= state.max_restarts:
         budget = f"no restarts allowed (--max-restarts {state.max_restarts})"
         if state.max_restarts:
             budget = "the only restart is used up"
         if state.max_restarts > 1:
             budget = f"all {state.max_restarts} restarts are used up"
-        return close(state, FAILED, f"{what}; {budget}", EXIT_FAILED, seen.now_ns)
+        return close(state, FAILED, f"{what}; {budget}", EXIT_FAILED, observation.now_ns)
     return replace(state, phase=FORMING, restarts_used=state.restarts_used + 1)

@@ -1,6 +1,6 @@
-"""The fenced state that everybody follows, and what nodes' words have in common with it: phases, failures, hangs.
+"""The fenced state that all agents follow, and the types it shares with node records: phases, failures, hangs.
 
-Facts only, and their form as JSON; what follows from them is decided in `fold` and `agent.machine`.
+Facts only, and their JSON form; the decisions are in `fold` and `agent.machine`.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ EXIT_SUCCESS = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_DO_NOT_REQUEUE = 78
-"""A worker that ends with this code (sysexits.h's EX_CONFIG) says: neither restart nor requeue, it would fail again.
+"""Exit code (sysexits.h's EX_CONFIG) of a worker that must be neither restarted nor requeued: it would fail again.
 
-So does ftslurm of a job that cannot start: its script or arguments are wrong, or all nodes lack what it needs.
+ftslurm uses it for a job that cannot start: its script or arguments are wrong, or all nodes lack what it needs.
 """
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One worker's failure, in short.
+    """Summary of one worker's failure.
 
     Attributes:
         kind: "exception", "exit", "signal", SPAWN, UNREACHABLE (the round's master, before the worker was started) or
             HANG.
         message: one line.
-        step: the last step that the script reported by `ftslurm.progress`, if it did.
-        at_start, again, everywhere: what a restart would bring, see `ftslurm.failures.outlook`.
-        blame: BY_NODE: its own words name the node's hardware; PERHAPS: the node may be to blame; None: hardly.
-        since_ns: of a hang, when the rank had last moved, by its node's clock.
-        signature: by what it is compared with another round's, see `ftslurm.failures.sameness`; None: by nothing.
+        step: the last training step that the script reported by `ftslurm.progress`, if any.
+        at_start, again, everywhere: retryability, see `ftslurm.failures.retryability`.
+        blame: BY_NODE: its message names the node's hardware; PERHAPS: the node may be to blame; None: unlikely.
+        since_ns: for a hang, time of the rank's last heartbeat, by its node's clock.
+        signature: compared with another round's failure, see `ftslurm.failures.signature`; None: not comparable.
     """
 
     round: int
@@ -95,12 +95,12 @@ class Failure:
 
 @dataclass(frozen=True)
 class Hang:
-    """A rank that did not move in time: before its round ends, all ranks show where they are.
+    """An expired rank: before its round ends, the stacks of all ranks are collected.
 
     Attributes:
-        time_ns: when its agent noticed, by that node's clock.
-        what: what it should have done, in words.
-        since_ns: when it had last moved, by that clock; None: not known.
+        time_ns: when its agent detected it, by that node's clock.
+        what: the time-out that expired, as text.
+        since_ns: time of the rank's last heartbeat, by that clock; None: unknown.
     """
 
     round: int
@@ -127,14 +127,14 @@ class Hang:
         )
 
     def failure(self) -> Failure:
-        """Return what it is in the history of rounds."""
+        """Return it as an entry of the round history."""
         where = (self.round, self.node, self.rank, self.local_rank, self.time_ns)
         return Failure(*where, HANG, None, None, self.what, self.step, blame=PERHAPS, since_ns=self.since_ns)
 
 
 @dataclass(frozen=True)
 class Lease:
-    """Who may write the state: the coordinator, and how often the lease has changed hands."""
+    """The coordinator, which alone may write the state; `term` counts the changes of the lease."""
 
     node: str
     incarnation: str
@@ -170,7 +170,7 @@ class Participant:
 
 @dataclass(frozen=True)
 class Master:
-    """Where rank 0 of the round listens: the workers' MASTER_ADDR and MASTER_PORT."""
+    """Address and port where rank 0 of the round listens: the workers' MASTER_ADDR and MASTER_PORT."""
 
     address: str
     port: int
@@ -183,7 +183,7 @@ class Master:
 
 @dataclass(frozen=True)
 class LostNode:
-    """An agent that fell silent, or said that it is gone, in the middle of a round."""
+    """An agent that became silent, or left, during a round."""
 
     node: str
     incarnation: str
@@ -205,7 +205,7 @@ class LostNode:
 
 @dataclass(frozen=True)
 class RoundHistory:
-    """How a round went; times by the coordinator's clock.
+    """Course and outcome of a round; times by the coordinator's clock.
 
     Attributes:
         outcome: RUNNING, SUCCEEDED, FAILED, NODE_LOST or STOPPED.
@@ -239,7 +239,7 @@ class RoundHistory:
 
 @dataclass(frozen=True)
 class Closed:
-    """How the attempt ended: every agent leaves with `exit_code`."""
+    """End of the attempt: every agent exits with `exit_code`."""
 
     outcome: str
     reason: str
@@ -256,19 +256,19 @@ class Closed:
 
 @dataclass(frozen=True)
 class State:
-    """The fenced state: written by the coordinator alone, followed by everybody.
+    """The fenced state: written by the coordinator alone, followed by all agents.
 
     Attributes:
         attempts: all attempts so far, the current one last.
-        expected: the nodes that Slurm gave, in its order; empty when unknown.
+        expected: the nodes of the allocation, in Slurm's order; empty if unknown.
         phase: FORMING (the next round), RUNNING (round `round`) or CLOSED.
-        round: the newest formed round, 0 for none; grows over attempts too.
+        round: the newest formed round; 0 for none; continues across attempts.
         participants: of round `round`.
         lost: nodes lost in this attempt.
         history: the newest rounds, at most HISTORY_KEPT.
-        admitted: the nodes that were there when the attempt's first round formed: its participants and spares.
-        hang: why round `round` is about to end, once all of its ranks have shown where they are; None: it is not.
-        learned: time-outs from earlier rounds, requeues included; None before the first one has ended.
+        admitted: the nodes present when the attempt's first round formed: its participants and spares.
+        hang: the hang that ends round `round` once the stacks of all its ranks are collected; None without one.
+        learned: time-outs learned in earlier rounds, requeues included; None before the first one has ended.
     """
 
     run_id: str
@@ -327,14 +327,14 @@ class State:
         )
 
     def participant(self, node: str, incarnation: str) -> Participant | None:
-        """Return that agent's part in round `round`, None if it has none."""
+        """Return that agent's participant entry of round `round`, None without one."""
         for participant in self.participants:
             if participant.node == node and participant.incarnation == incarnation:
                 return participant
         return None
 
     def past(self, round_: int) -> RoundHistory | None:
-        """Return how that round went, None if it is unknown (or no longer kept)."""
+        """Return that round's history entry, None if it is unknown (or no longer kept)."""
         return next((entry for entry in reversed(self.history) if entry.round == round_), None)
 
 
@@ -344,6 +344,6 @@ def as_json(value: Failure | None) -> dict[str, Any] | None:
 
 
 def with_history(state: State, entry: RoundHistory) -> State:
-    """Return `state` with `entry` added, or put in place of the same round's."""
+    """Return `state` with `entry` added, replacing that of the same round."""
     kept = tuple(old for old in state.history if old.round != entry.round)
     return replace(state, history=(*kept, entry)[-HISTORY_KEPT:])

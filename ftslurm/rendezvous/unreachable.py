@@ -1,8 +1,8 @@
-"""Rounds that could not begin because a node did not reach the master: how long to wait, and with whom to try (pure).
+"""Rounds that could not begin because a node did not reach the master: back-off and choice of nodes (pure).
 
-A network that is cut comes back, or is cut for one node alone; nothing of it is the program's fault. So such a round
-uses up no restart. The next one waits, longer each time, and is formed without the nodes that were involved as far as
-others suffice, under another master.
+A network outage is temporary, or affects one node alone; the program does not cause it. So such a round uses up no
+restart. The next one waits, longer each time, and is formed under another master, without the involved nodes as far as
+others suffice.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from ftslurm.rendezvous.ending import close, describe
-from ftslurm.rendezvous.node_word import NodeWord
-from ftslurm.rendezvous.seen import Seen, Timing
+from ftslurm.rendezvous.closing import close, describe
+from ftslurm.rendezvous.node_record import NodeRecord
+from ftslurm.rendezvous.observation import Observation, Timing
 from ftslurm.rendezvous.state import EXIT_FAILED, FAILED, UNREACHABLE, RoundHistory, State
 
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
 PROVEN = 2
-"""A node that was involved so often in a row is left out although the round could be larger with it."""
+"""A node involved in this many consecutive rounds is left out although the round could be larger with it."""
 
 
 def unreachable_rounds(state: State) -> list[RoundHistory]:
-    """Return the newest rounds of this attempt that ended so, one after the other, the newest first."""
+    """Return the newest consecutive unreachable rounds of this attempt, newest first."""
     found: list[RoundHistory] = []
     for entry in reversed(state.history):
         if entry.attempt != state.attempt or entry.failure is None or entry.failure.kind != UNREACHABLE:
@@ -41,8 +41,8 @@ def _wait_s(count: int) -> float:
     return float(min(FIRST_WAIT_S * 2 ** min(count - 1, 30), LONGEST_WAIT_S))
 
 
-def give_up(state: State, seen: Seen, timing: Timing) -> State | None:
-    """Close the attempt when this has gone on for the join time-out; None: try again."""
+def give_up(state: State, observation: Observation, timing: Timing) -> State | None:
+    """Close the attempt once the waits add up to the join time-out; None: try again."""
     rounds = unreachable_rounds(state)
     spent_s = sum(_wait_s(count) for count in range(1, len(rounds) + 1))
     if not rounds or spent_s < timing.join_timeout_s:
@@ -50,13 +50,13 @@ def give_up(state: State, seen: Seen, timing: Timing) -> State | None:
     last = rounds[0].failure
     assert last is not None
     why = f"{len(rounds)} rounds in a row could not begin (--join-timeout {timing.join_timeout_s:g})"
-    return close(state, FAILED, f"{describe(last)}; {why}", EXIT_FAILED, seen.now_ns)
+    return close(state, FAILED, f"{describe(last)}; {why}", EXIT_FAILED, observation.now_ns)
 
 
 def involvement(state: State) -> Mapping[str, tuple[int, int]]:
-    """Return for each node involved how often it was, and how often of these as the master.
+    """Return for each involved node the number of its rounds, and in how many of these it was the master.
 
-    Of one connection nobody knows which end is cut: both count.
+    Which end of a failed connection is cut is unknown: both count.
     """
     ends: Counter[str] = Counter()
     masters: Counter[str] = Counter()
@@ -67,8 +67,8 @@ def involvement(state: State) -> Mapping[str, tuple[int, int]]:
     return {node: (count, masters[node]) for node, count in ends.items()}
 
 
-def reachable_first(state: State, ready: Sequence[NodeWord]) -> list[NodeWord]:
-    """Return the nodes from which to choose; after an unreachable round only as many as can take part.
+def reachable_first(state: State, ready: Sequence[NodeRecord]) -> list[NodeRecord]:
+    """Return the candidate nodes; after an unreachable round only as many as can take part.
 
     The least involved come first, then those of the last round, then Slurm's order. Those involved often are left out
     as far as the others suffice.
@@ -77,16 +77,16 @@ def reachable_first(state: State, ready: Sequence[NodeWord]) -> list[NodeWord]:
     if not involved:
         return list(ready)
     before = {participant.node for participant in state.participants}
-    key = lambda word: (involved.get(word.node, (0, 0)), word.node not in before, word.position)  # noqa: E731
-    often = [word for word in ready if involved.get(word.node, (0, 0))[0] >= PROVEN]
+    key = lambda record: (involved.get(record.node, (0, 0)), record.node not in before, record.position)  # noqa: E731
+    often = [record for record in ready if involved.get(record.node, (0, 0))[0] >= PROVEN]
     size = max(state.min_nodes, len(ready) - len(often))
     return sorted(ready, key=key)[: min(size, state.max_nodes)]
 
 
-def with_another_master(state: State, chosen: Sequence[NodeWord]) -> list[NodeWord]:
+def with_another_master(state: State, chosen: Sequence[NodeRecord]) -> list[NodeRecord]:
     """Return the nodes of a round in the order of their ranks, with the least involved one as the master."""
     involved = involvement(state)
     if not involved or not chosen:
         return list(chosen)
-    master = min(chosen, key=lambda word: involved.get(word.node, (0, 0)))
-    return [master, *(word for word in chosen if word is not master)]
+    master = min(chosen, key=lambda record: involved.get(record.node, (0, 0)))
+    return [master, *(record for record in chosen if record is not master)]

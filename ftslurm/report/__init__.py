@@ -1,7 +1,7 @@
 """From a run directory to the first-failure report, as a command (``ftslurm report``) and as functions.
 
-`gather` reads, bounded and never stopped by a bad file; `analyse` judges, purely; each renderer is a function over the
-dictionary that `analyse` documents::
+`gather` reads with bounds and survives damaged files; `analyse` is a pure function of what was read; each renderer is a
+function of the dictionary that `analyse` documents::
 
     import time
     from pathlib import Path
@@ -13,8 +13,8 @@ dictionary that `analyse` documents::
     print(render_text(report))
     Path("failure.md").write_text(render_markdown(report))
 
-`gather_logs` reads torchrun's log directory, or a job's output, instead. `make_report` does both steps, and a second
-look where one rank or all that failed are wanted. To test a program of your own on reports, tell a run's history with
+`gather_logs` reads torchrun's log directory, or a job's output, instead. `make_report` does both steps, twice if one
+rank or all failed ranks are requested. To test your own program on reports, build a run directory with
 `ftslurm.testing.runs.RunBuilder`:
 
 >>> import tempfile
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from ftslurm.report.text import render as render_text
     from ftslurm.report.torchrun_logs import gather_logs as gather_logs
 
-# Loaded when they are asked for: `ftslurm status` and the agent need single modules of this package only.
+# Loaded on first use: `ftslurm status` and the agent need only single modules of this package.
 _HOMES = {
     "analyse": ("analysis", "analyse"),
     "make_report": ("command", "make_report"),
@@ -79,7 +79,7 @@ __all__ += ["render_markdown", "render_text", "rendered"]
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name when it is first asked for (PEP 562)."""
+    """Load a public name on first use (PEP 562)."""
     if name not in _HOMES:
         raise AttributeError(f"module 'ftslurm.report' has no attribute {name!r}")
     from importlib import import_module

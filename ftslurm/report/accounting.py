@@ -1,29 +1,29 @@
-"""Where the time of a run went: training that was kept, and what failures cost (pure).
+"""Time accounting of a run: training that was kept, and the cost of failures (pure).
 
-The time from the first round to the run's end is cut into parts that do not overlap. In this order, a round has
+The time from the first round to the run's end is divided into parts that do not overlap. In this order, a round has
 
 - *startup*: from the round's formation to its first step; all of it until the failure, or the end, if a run whose
   other rounds report steps (`ftslurm.progress`) made none here;
-- *productive*: time in which steps were made that no later round made again. Between the first and the last step that
-  was reported, time is shared out among the steps evenly. If the round succeeded, what came after its last step (a last
-  checkpoint) is productive too;
-- *lost*: steps that a later round made again, and what was done between the last reported step and the failure;
-- *detection*: from the failure until all nodes had told their ranks to stop. A failure is when the kernel reported a
-  worker's end, or when its exception was caught; of a hang, when the rank had last moved; of a lost node, when it had
-  last been heard of;
-- *stopping*: from there until the round had ended on all nodes: what ranks do after SIGTERM, and the grace they get;
-- *other*: the rest, such as saving a checkpoint after the order to stop;
+- *productive*: time of steps that no later round repeated. Between the first and the last reported step, time is
+    divided evenly among the steps. If the round succeeded, the time after its last step (a last checkpoint) is
+    productive too;
+  - *lost*: steps that a later round repeated, and the time between the last reported step and the failure;
+  - *detection*: from the failure until all nodes had signalled their ranks to stop. A failure's time is the worker's
+    end by the kernel, or when its exception was caught; of a hang, the rank's last progress; of a lost node, its last
+    heartbeat;
+  - *stopping*: from there until the round had ended on all nodes: the ranks' work after SIGTERM, and the grace period;
+  - *other*: the rest, such as saving a checkpoint after the stop request;
 
 and between two rounds there is
 
-- *restart*: from a round's end to the next round's first step, or, if that is not known, to the start of its workers;
+- *restart*: from a round's end to the next round's first step, or, if that is unknown, to the start of its workers;
 - *queue*: if the job was requeued, from the round's end to the next round's formation. Then only the next
   round's startup counts as restart.
 
-Rounds without a report of steps have no productive or lost time, not zero of it: it is not known.
+Productive and lost time of rounds without reported steps is unknown, not zero.
 
-Two nodes' clocks are never compared: each moment is taken as the time since the round's start on its own node, and
-nodes are taken to have started together. How long a lost node was silent is the coordinator's word alone.
+Two nodes' clocks are never compared: each time is relative to the round's start on its own node, and nodes are
+assumed to have started together. The silence of a lost node is measured by the coordinator alone.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from typing import Any
 
 from ftslurm.dataclasses import dataclass
 from ftslurm.report.facts import RoundFiles, RoundNode, Snapshot
-from ftslurm.report.words import count, duration
+from ftslurm.report.wording import count, duration
 
 PARTS = ("startup_s", "productive_s", "lost_s", "detection_s", "stopping_s", "other_s", "restart_s", "queue_s")
-"""What a round's time, and the time until the next one, is cut into; the parts of the sums add up to ``elapsed_s``."""
+"""Parts of a round's time and of the time until the next one; the parts of the sums add up to ``elapsed_s``."""
 
 _HOUR_NS = 3600 * 10**9
 
@@ -45,7 +45,7 @@ Dict = dict[str, Any]
 
 @dataclass(frozen=True)
 class _Round:
-    """A round's moments, in nanoseconds since its start; None where nothing tells."""
+    """Times of a round's events, in nanoseconds since its start; None where unknown."""
 
     entry: Dict
     nodes: Mapping[str, RoundNode]
@@ -58,7 +58,7 @@ class _Round:
 
 @dataclass
 class _Parts:
-    """How a round's time was spent, in nanoseconds; None where nothing tells."""
+    """The parts of a round's time, in nanoseconds; None where unknown."""
 
     startup: int | None = None
     productive: int | None = None
@@ -74,21 +74,21 @@ def account(snapshot: Snapshot, rounds: Sequence[Dict]) -> Dict:
     """Add ``accounting`` to each round, and return the sums; see `ftslurm.report.analysis` for the keys.
 
     Args:
-        snapshot: what was read.
+        snapshot: the run directory.
         rounds: the rounds of the report, oldest first.
     """
     files = {f.number: f for f in snapshot.rounds}
-    # Of the oldest rounds of a long run nothing was read but that they were.
+    # The files of the oldest rounds of a long run were not read.
     skipped = snapshot.skipped_rounds and next((i for i, r in enumerate(rounds) if r["round"] in files), len(rounds))
-    told = [_moments(snapshot, entry, files.get(entry["round"])) for entry in rounds[skipped:]]
-    steps_reported = any(r.first is not None for r in told)
-    parts = [_inside(r, told[i + 1 :], steps_reported) for i, r in enumerate(told)]
-    gaps = [_between(parts[i], r, told[i + 1], parts[i + 1]) for i, r in enumerate(told[:-1])]
+    moments = [_moments(snapshot, entry, files.get(entry["round"])) for entry in rounds[skipped:]]
+    steps_reported = any(r.first is not None for r in moments)
+    parts = [_inside(r, moments[i + 1 :], steps_reported) for i, r in enumerate(moments)]
+    gaps = [_between(parts[i], r, moments[i + 1], parts[i + 1]) for i, r in enumerate(moments[:-1])]
     for entry in rounds[:skipped]:
         entry["accounting"] = None
-    for r, part in zip(told, parts, strict=True):
-        r.entry["accounting"] = _told(r, part)
-    return _sums(snapshot, told, parts, gaps)
+    for r, part in zip(moments, parts, strict=True):
+        r.entry["accounting"] = _entry(r, part)
+    return _sums(snapshot, moments, parts, gaps)
 
 
 def sentence(report: Mapping[str, Any]) -> str:
@@ -100,17 +100,17 @@ def sentence(report: Mapping[str, Any]) -> str:
     ratio, elapsed = sums["ratio"], sums["elapsed_s"]
     trained = "" if ratio is None else f"{percent(ratio)} of {duration(elapsed)} was training"
     steps = report["cost"]["steps_repeated"]
-    told = f" of work ({count(steps, 'step')})" if steps else " of work"
-    words = {"lost_s": told, "detection_s": " detection"}
-    words |= {"stopping_s": " stopping", "restart_s": " restarting", "queue_s": " in the queue"}
-    lost = ", ".join(duration(sums[key]) + text for key, text in words.items() if (sums[key] or 0) >= 0.05)
+    of_work = f" of work ({count(steps, 'step')})" if steps else " of work"
+    labels = {"lost_s": of_work, "detection_s": " detection"}
+    labels |= {"stopping_s": " stopping", "restart_s": " restarting", "queue_s": " in the queue"}
+    lost = ", ".join(duration(sums[key]) + text for key, text in labels.items() if (sums[key] or 0) >= 0.05)
     if lost:
         lost = f"lost: {lost}" + (f"; {hours(sums)}" if sums["rank_hours_lost"] else "")
     return "; ".join(part for part in (trained, lost) if part)
 
 
 def percent(share: float) -> str:
-    """``92.1 %``; never 100 or 0 for what is only nearly so."""
+    """``92.1 %``; 100 and 0 only if exact."""
     text = f"{100 * share:.1f}"
     if text == "100.0" and share < 1:
         text = "99.9"
@@ -120,7 +120,7 @@ def percent(share: float) -> str:
 
 
 def hours(sums: Mapping[str, Any]) -> str:
-    """``3.2 GPU-hours``, ``14 rank-minutes``: what was lost while ranks held their devices."""
+    """``3.2 GPU-hours``, ``14 rank-minutes``: time lost while ranks held their devices."""
     lost, unit = sums["rank_hours_lost"], sums["unit"]
     if lost is None:
         return "?"
@@ -136,9 +136,9 @@ def _moments(snapshot: Snapshot, entry: Dict, files: RoundFiles | None) -> _Roun
     for node in nodes.values():
         if node.started_ns is None:
             continue
-        told = [w.progress for w in node.workers if w.progress is not None]
+        progress = [w.progress for w in node.workers if w.progress is not None]
         spans = [
-            (each.first_ns, each.last_ns) for each in told if each.first_ns is not None and each.last_ns is not None
+            (each.first_ns, each.last_ns) for each in progress if each.first_ns is not None and each.last_ns is not None
         ]
         if spans:
             begun, done = min(spans)[0] - node.started_ns, max(span[1] for span in spans) - node.started_ns
@@ -162,7 +162,7 @@ def _took(snapshot: Snapshot, entry: Dict, nodes: Iterable[RoundNode]) -> int | 
         return None
     if ended is None and entry["outcome"] == "running" and (snapshot.state is None or snapshot.state.closed is None):
         ended = snapshot.now_ns
-    # A round that nobody saw end is closed by the next attempt, after the queue.
+    # A round without an observed end is closed by the next attempt, after the queue.
     unseen = entry["outcome"] == "stopped" and entry["first_failure"] is None
     return None if ended is None or unseen else max(0, ended - started)
 
@@ -182,8 +182,8 @@ def _failed(snapshot: Snapshot, entry: Dict, nodes: Mapping[str, RoundNode], too
 
 
 def _lost(snapshot: Snapshot, entry: Dict, took: int) -> int | None:
-    gone = [x for x in (snapshot.state.lost if snapshot.state else ()) if x.round == entry["round"]]
-    known = [(x.time_ns, x.silent_s) for x in gone if x.time_ns is not None and x.silent_s is not None]
+    lost_nodes = [x for x in (snapshot.state.lost if snapshot.state else ()) if x.round == entry["round"]]
+    known = [(x.time_ns, x.silent_s) for x in lost_nodes if x.time_ns is not None and x.silent_s is not None]
     if not known:
         return None
     time_ns, silent_s = min(known)
@@ -217,7 +217,7 @@ def _inside(this: _Round, later: Sequence[_Round], steps_reported: bool) -> _Par
 
 
 def _repeated(entry: Dict, later: Sequence[_Round]) -> float:
-    """The share of a round's steps that a later round made again, 0 to 1."""
+    """The share of a round's steps that a later round repeated, 0 to 1."""
     first, last = entry["first_step"], entry["last_step"]
     again = min((r.entry["first_step"] for r in later if r.entry["first_step"] is not None), default=None)
     if again is None or again >= last:
@@ -226,7 +226,7 @@ def _repeated(entry: Dict, later: Sequence[_Round]) -> float:
 
 
 def _between(parts: _Parts, this: _Round, after: _Round, after_parts: _Parts) -> int | None:
-    """Fill in what passed until the next round went on, and return how long there was none."""
+    """Fill in the time until the next round's progress, and return the gap without a round."""
     gap = _gap(this, after)
     startup = after_parts.startup
     if this.entry["attempt"] != after.entry["attempt"]:
@@ -248,7 +248,7 @@ def _gap(this: _Round, after: _Round) -> int | None:
     return None if this.took is None or ended is None or started is None else max(0, started - ended)
 
 
-def _told(this: _Round, parts: _Parts) -> Dict:
+def _entry(this: _Round, parts: _Parts) -> Dict:
     world = this.entry["world_size"]
     wasted = _add((parts.lost, parts.detection, parts.stopping, parts.restart))
     return {
@@ -258,20 +258,20 @@ def _told(this: _Round, parts: _Parts) -> Dict:
     }
 
 
-def _sums(snapshot: Snapshot, told: Sequence[_Round], parts: Sequence[_Parts], gaps: Sequence[int | None]) -> Dict:
-    spans = [r.took for r in told] + list(gaps)
+def _sums(snapshot: Snapshot, rounds: Sequence[_Round], parts: Sequence[_Parts], gaps: Sequence[int | None]) -> Dict:
+    spans = [r.took for r in rounds] + list(gaps)
     elapsed = sum(s for s in spans if s is not None) if spans and None not in spans else None
     productive = [p.productive for p in parts]
     ratio = None
     if elapsed and None not in productive:
         ratio = sum(p for p in productive if p is not None) / elapsed
     sums: Dict = {key: _seconds(_add(getattr(p, key[:-2]) for p in parts)) for key in PARTS}
-    # The startup of later rounds stands under restart.
+    # The startup of later rounds is part of restart.
     sums["startup_s"] = _seconds(parts[0].startup) if parts else None
-    lost = [r.entry["accounting"]["rank_hours_lost"] for r in told]
+    lost = [r.entry["accounting"]["rank_hours_lost"] for r in rounds]
     return {
-        "rounds": len(told),
-        "first_round": told[0].entry["round"] if told else None,
+        "rounds": len(rounds),
+        "first_round": rounds[0].entry["round"] if rounds else None,
         "elapsed_s": _seconds(elapsed),
         **sums,
         "ratio": ratio,

@@ -1,35 +1,45 @@
-"""Times of nodes whose clocks are far off, corrected all over a snapshot; and what is left of each clock (pure)."""
+"""Correction of all times in a snapshot of nodes whose clocks are far off; remaining error of each clock (pure)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from ftslurm.dataclasses import replace
-from ftslurm.health.word import Health
+from ftslurm.health.node_health import Health
 from ftslurm.report.clocks import UNKNOWN, Clocks, Reading
-from ftslurm.report.facts import Clock, Failure, History, NodeWord, RankError, RoundFiles, RoundNode, Snapshot, State
+from ftslurm.report.facts import (
+    Clock,
+    Failure,
+    History,
+    NodeRecordFacts,
+    RankError,
+    RoundFiles,
+    RoundNode,
+    Snapshot,
+    State,
+)
 
 SKEWED_NS = 500_000_000
-"""A clock that is so far off gets all its times corrected, so that times and spans in the report make sense."""
+"""Offset from which all times of a clock are corrected, so that times and durations in the report make sense."""
 
 
 def aligned(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot with its ``clocks``, and the times of nodes whose clocks are far off corrected.
+    """Return the snapshot with its ``clocks``, and with corrected times of nodes whose clocks are far off.
 
-    All are compared by the clock that stands in the middle of the nodes': where they agree with each other, nothing
-    changes, whatever the server's clock says.
+    The reference is the median of the nodes' clocks: where they agree with each other, nothing changes, whatever the
+    offset of the server's clock.
     """
-    words = {word.node: word.clock for word in snapshot.nodes if word.clock is not None}
+    records = {record.node: record.clock for record in snapshot.nodes if record.clock is not None}
     readings: dict[tuple[int, str], Reading] = {}
     started: dict[tuple[int, str], int] = {}
     ahead: dict[str, int] = {}
     moved_ns: dict[tuple[int, str], int] = {}
     rounds = []
     for files in snapshot.rounds:
-        clocks = {node.node: node.clock or words.get(node.node) for node in files.nodes}
+        clocks = {node.node: node.clock or records.get(node.node) for node in files.nodes}
         for rank_error in files.errors.values():
             if rank_error.node is not None:
-                clocks.setdefault(rank_error.node, words.get(rank_error.node))
+                clocks.setdefault(rank_error.node, records.get(rank_error.node))
         shifts = _shifts({node: clock for node, clock in clocks.items() if clock is not None})
         far = {node: ns for node, ns in shifts.items() if abs(ns) >= SKEWED_NS}
         ahead |= {node: -ns for node, ns in far.items()}
@@ -45,18 +55,20 @@ def aligned(snapshot: Snapshot) -> Snapshot:
                 rest = readings.get((files.number, round_node.node), UNKNOWN).shift_ns
                 started[files.number, round_node.node] = round_node.started_ns + rest
         rounds.append(corrected)
-    far = {node: ns for node, ns in _shifts(words).items() if abs(ns) >= SKEWED_NS}
+    far = {node: ns for node, ns in _shifts(records).items() if abs(ns) >= SKEWED_NS}
     ahead |= {node: -ns for node, ns in far.items()}
     snapshot = replace(snapshot, clocks=Clocks(readings, started, ahead, moved_ns), rounds=tuple(rounds))
     if not far:
         return snapshot
-    nodes = tuple(_shifted_word(word, far[word.node]) if word.node in far else word for word in snapshot.nodes)
+    nodes = tuple(
+        _shifted_word(record, far[record.node]) if record.node in far else record for record in snapshot.nodes
+    )
     state = None if snapshot.state is None else _shifted_state(snapshot.state, far)
     return replace(snapshot, nodes=nodes, state=state)
 
 
 def corrected(snapshot: Snapshot, files: RoundFiles, error: RankError, node: str) -> RankError:
-    """Return an error record that was read later as `aligned` would have it; ``node`` is where its rank was seen."""
+    """Return an error record that was read later with the corrections of `aligned`; ``node`` is its rank's node."""
     return _shifted_error(error, snapshot.clocks.moved_ns.get((files.number, error.node or node), 0))
 
 
@@ -64,7 +76,7 @@ def _shifts(clocks: Mapping[str, Clock]) -> dict[str, int]:
     offsets = sorted(clock.offset_ns for clock in clocks.values())
     if not offsets:
         return {}
-    # Of two in the middle the one that agrees better with the server.
+    # With an even number, the one of the two medians that is closer to the server.
     base = min(offsets[(len(offsets) - 1) // 2], offsets[len(offsets) // 2], key=abs)
     return {node: clock.offset_ns - base for node, clock in clocks.items()}
 
@@ -108,12 +120,14 @@ def _shifted_health(health: Health | None, ns: int) -> Health | None:
     if health is None:
         return None
     findings = tuple(replace(each, since_ns=each.since_ns + ns) for each in health.findings)
-    return replace(health, looked_ns=health.looked_ns + ns, findings=findings)
+    return replace(health, checked_ns=health.checked_ns + ns, findings=findings)
 
 
-def _shifted_word(word: NodeWord, ns: int) -> NodeWord:
-    failure = _shifted_failure(word.failure, {word.node: ns})
-    return word._replace(time_ns=_plus(word.time_ns, ns), failure=failure, health=_shifted_health(word.health, ns))
+def _shifted_word(record: NodeRecordFacts, ns: int) -> NodeRecordFacts:
+    failure = _shifted_failure(record.failure, {record.node: ns})
+    return record._replace(
+        time_ns=_plus(record.time_ns, ns), failure=failure, health=_shifted_health(record.health, ns)
+    )
 
 
 def _shifted_failure(failure: Failure | None, far: Mapping[str, int]) -> Failure | None:
@@ -124,7 +138,7 @@ def _shifted_failure(failure: Failure | None, far: Mapping[str, int]) -> Failure
 
 
 def _shifted_state(state: State, far: Mapping[str, int]) -> State:
-    # The state's own times are its coordinator's, as far as is known the same one all along.
+    # The state's times are its coordinator's, assumed to be the same one throughout.
     ns = far.get(state.coordinator or "", 0)
     closed = state.closed
     return replace(

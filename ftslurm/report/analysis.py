@@ -16,12 +16,12 @@ from ftslurm.report.repeats import repeats
 from ftslurm.report.rounds import round_report
 from ftslurm.report.scheduler import explain_rounds, job_failure, scheduler_report
 from ftslurm.report.step import step_end, step_report
-from ftslurm.report.words import summary
+from ftslurm.report.wording import summary
 
 SCHEMA = "ftslurm/report"
 VERSION = 1
-# Without a recorded end, a run whose nodes were heard of within this time counts as running. Far more
-# than a heartbeat, because a shared filesystem can stall for a minute and nothing is wrong.
+# Without a recorded end, a run whose node records changed within this time counts as running. Far more
+# than a heartbeat interval, because a shared filesystem can stall for a minute without a fault.
 ALIVE_S = 90.0
 _DAY_NS = 86_400 * 10**9
 
@@ -31,117 +31,18 @@ Dict = dict[str, Any]
 def analyse(
     snapshot: Snapshot, *, round_number: int | None = None, rank: int | None = None, every: bool = False
 ) -> Dict:
-    """Judge a snapshot.
+    """Analyse a snapshot.
 
     Args:
         snapshot: what `ftslurm.report.gathering.gather` read.
-        round_number: the round to look at; None lets the report choose (the one that the job failed in).
-        rank: a rank to tell all about, in that round (or the newest one).
-        every: whether all ranks that failed there are wanted in full.
+        round_number: the round to analyse; None lets the report choose (the one that the job failed in).
+        rank: a rank to report in full, in that round (or the newest one).
+        every: whether to report all ranks that failed there in full.
 
     Returns:
-        The report, plain JSON types only. Keys are always there; what is not known is null. Times are
-        nanoseconds since the epoch (``_ns``) by the clock of the node that wrote them, corrected where that one is
-        known to be far off; spans are seconds (``_s``).
-
-        - ``schema`` "ftslurm/report", ``version`` 1, ``made_ns``
-        - ``summary``: the report in one line
-        - ``source``: "ftslurm", or the words for what else it was made from; then ``status`` is "failed" if a failure
-          shows in the newest round, else "unfinished"
-        - ``status``: "succeeded", "failed", "stopped" (from outside), "running", or "unfinished" (no end was
-          recorded and nothing was heard for a while); ``exit_code``, ``reason``, ``ended_ns`` as recorded
-        - ``run``: ``id``, ``directory``, ``user``, ``created_ns``, ``ftslurm`` (version), ``attempts`` (names),
-          ``command``
-        - ``started_ns``, ``duration_s``, ``last_step``, ``max_restarts``, ``restarts_used``
-        - ``alive``: the newest sign of life: ``time_ns``, ``age_s``, ``node``; or null
-        - ``cause``: why the job failed or is failing: the ``first_failure`` of that round; or null
-        - ``focus``: the round that evidence is shown for; or null
-        - ``recovered``, ``interrupted``: numbers of the rounds whose failure, or stop from outside, the
-          job survived
-        - ``cost``: over all of those: ``rounds``, ``between_rounds_s``, ``steps_repeated``
-        - ``rounds``: oldest first, each with
-
-          - ``round``, ``attempt``, ``nodes`` (names), ``world_size``, ``started_ns``, ``ended_ns``,
-            ``duration_s``, ``first_step``, ``last_step``, ``reason``
-          - ``outcome``: "running", "succeeded", "failed", "node-lost", "stopped" or "unknown"
-          - ``first_failure``: ``rank`` (null for a lost node), ``local_rank``, ``node``, ``nodes``, ``host``,
-            ``round``, ``step``, ``time_ns``; ``kind`` ("exception", "exit", "signal", "spawn", "node-lost", "hang"),
-            ``exit_code``, ``signal``, ``core_dumped``, ``what`` (text); ``cause``, ``title``, ``role`` and
-            ``advice`` (the row of `ftslurm.failures.causes`); ``where`` (in the user's code) and
-            ``raised_in`` (if elsewhere), each ``file``, ``shown`` (short), ``line``, ``function``, ``source``;
-            ``traceback``, ``stacks``; ``log``: ``stream``, ``path``, ``size`` (bytes), ``lines``, ``cut``;
-            ``signature``, ``same_as_rounds``, ``ranks``, ``argv``, ``evidence`` (what it is known from),
-            ``uncertainty_s``: how far ``time_ns`` may be off against other nodes' times; ``clock``: "measured", or
-            "assumed" where that is only what is usual;
-            ``evidence_lines`` (the proofs, in words), ``restart`` ("same-node", "other-node" or "pointless": which
-            restart makes sense); ``hang``: of a
-            hang, ``rank``, ``node`` and ``message`` of the time-out that expired, which need not be the rank that
-            is blamed, ``since_ns`` (when that rank had last moved), and ``verdict`` as below; else null
-          - ``whereabouts``: of a hang, where the ranks were: ``verdict`` and ``words`` of `ftslurm.monitor.triage`;
-            ``groups`` of ranks at the same place, suspects first: ``ranks``, ``count``, ``nodes`` (at most 8),
-            ``node_count``, ``suspect``, ``waits`` (for other ranks), ``text``, ``problem`` (why there are no stacks),
-            ``facts`` (of /proc, where there is a problem), ``native`` (lines of py-spy); ``more_groups``; ``tree``
-            of the first groups' stacks: ``ranks``, ``count``, ``frames`` (outermost first), ``children``; ``missing``:
-            ranks of which nothing was collected, ``ranks`` and ``count``, or null. Null without stacks
-          - ``slow``: ranks that were persistently slower than the others (`ftslurm.monitor.pace`), the slowest first:
-            ``rank``, ``node``, ``median_s`` and ``others_s`` (medians of the time between two steps)
-          - ``same_time``: the first primary failure of each other node whose clock cannot put it after the first:
-            ``rank``, ``node``, ``what``, ...; ``uncertainty_s``: how much later it would have to be; ``clock``
-          - ``groups``: the other ranks that failed, by signature: ``ranks`` ("0-3, 7"), ``count``, ``nodes``
-            (at most 8), ``node_count``, ``what``, ``cause``, ``title``, ``role`` ("primary" or "cascade"),
-            ``first_ns``
-          - ``stopped``: ranks that ftslurm stopped: ``ranks``, ``count``, ``reason``, ``killed_ranks``,
-            ``killed``; or null
-          - ``finished``: ranks that had ended well: ``ranks``, ``count``; or null
-          - ``silent``: ranks whose end nobody recorded: ``ranks``, ``count``, ``nodes``; or null
-          - ``scheduler``: what Slurm did to the job in it, in words ("preempted"); or null
-          - ``recovered``: whether a later round followed its failure
-          - ``cost``: if a later round followed: ``until_next_round_s``, ``steps_repeated`` and ``requeued``
-            (another attempt, so the time includes Slurm's queue); or null
-          - ``accounting``: where its time went, and the time until the next round went on (defined in
-            `ftslurm.report.accounting`): ``took_s``, ``startup_s``, ``productive_s``, ``lost_s``, ``detection_s``,
-            ``stopping_s``, ``other_s``, ``restart_s``, ``queue_s``; ``rank_hours_lost``: ranks times lost, detection,
-            stopping and restart;
-            null for old rounds that were not read
-
-        - ``accounting``: the sums of what is known, of the newest ``rounds`` rounds beginning with ``first_round``:
-          the same keys, but ``startup_s`` (of the first round only, that of the later ones is in ``restart_s``), and
-          ``elapsed_s``; ``ratio``: the effective training time ratio, productive by elapsed; ``unit``: "GPU" if
-          each rank was given a GPU of its own, else "rank"
-
-        - ``scheduler``: what Slurm said of the newest attempt's job, null if nobody asked: ``line`` (all in one),
-          ``attempt``, ``job_id``, ``asked_ns``, ``source`` ("scontrol" or "sacct"), ``problem`` (why it said nothing),
-          ``state``, ``reason``, ``exit_code``, ``signal``, ``restarts``, ``start_ns``, ``end_ns``, ``time_limit_s``,
-          ``failed_node``, ``cancelled_by`` (uid), ``nodes`` (lost ones and their states); ``text``: what it did to the
-          job, in words, and ``verdict`` ("time-limit", "preempted", "cancelled", "scheduler"), null if nothing of the
-          kind. Such an end is the ``cause`` of a stopped or unfinished run too, then of no rank and no node
-        - ``step``: the end of the newest attempt's Slurm step, as ftsrun recorded it: nothing of the run runs any more:
-          ``attempt``, ``ended_ns``, ``exit_code`` (srun's), ``signal`` (that told ftsrun to stop), ``line`` (in words);
-          null while something may be running
-        - ``job``: of a job that has no run, made from what Slurm says (``source`` "Slurm"): ``note`` (why there is
-          none), ``line`` (what Slurm says), ``output`` (its output file), ``last_lines`` of that; else null
-        - ``repeats``: failures that come back, see `ftslurm.report.repeats.repeats`
-        - ``health``: what checks found (`ftslurm.health`): ``nodes``: how many were looked at; ``findings``, those of
-          the first failure's node first, then the worst: ``node``, ``nodes`` (at most 8) and ``node_count`` of those
-          with the same, ``check``, ``status`` ("fail" or "warn"), ``subject``, ``text``, ``advice``, ``since_ns``
-          (first seen), ``round`` (the newest one whose files have it; null: it stands in nodes' own words only),
-          ``of_failure`` (its node was in the first failure's place), ``relation`` to the first failure of round
-          ``focus``, or null: ``before_s`` (negative: after), ``uncertainty_s``, ``words``; ``more``: findings that
-          are left out; ``left_out``: nodes that took no part: ``node``, ``kind`` ("unfit", "excluded": set aside
-          before the run, "lemon": set aside in it), ``rounds``, ``why``, ``text``; ``more_left_out``.
-          A check that failed on the first failure's node is among its ``evidence_lines``; where it explains a crash,
-          a CUDA error or a failure of communication, ``cause`` is "health". If too few nodes were fit for a first
-          round, the run's ``cause`` is "health-check", of no rank
-        - ``defects``: defects of ftslurm itself: ``part`` that each disabled and ``meaning`` of that for the job, both
-          null where it ended the agent; ``error``, ``place`` in ftslurm, ``nodes`` (at most 8), ``node_count``,
-          ``round``, ``time_ns``, ``file`` of the record in the run directory
-        - ``clocks``: nodes whose clocks are far off the others', their times here corrected: ``node``, ``ahead_s``
-        - ``rank``: all that is known of the rank asked for, see `ftslurm.report.ranks.rank_report`; null if none was
-          asked for, or nothing is known of it
-        - ``failed``: if asked for, all that failed in round ``focus``, each as ``first_failure``; else null
-        - ``missing``: what should be in the run directory of a run that did not end well and is not, in words
-        - ``skipped_rounds``: how many old rounds' files were not read
-        - ``problems``: ``file`` and ``reason`` of what could not be used
+        The report, plain JSON types only. Keys are always present; unknown values are null. Times are
+        nanoseconds since the epoch (``_ns``) by the clock of the node that wrote them, corrected where that clock
+        is known to be far off; durations are seconds (``_s``). `docs/report-schema.md` explains each key.
     """
     state = snapshot.state
     closed = state.closed if state else None
@@ -165,7 +66,7 @@ def analyse(
         cause = job_failure(snapshot, attempt, rounds[-1] if rounds else None)
     if cause is None and status == "failed":
         cause = refused(snapshot, rounds)
-    looked_at = focus if focus is not None else (ordered[-1] if ordered else None)
+    number = focus if focus is not None else (ordered[-1] if ordered else None)
     report: Dict = {
         "schema": SCHEMA,
         "version": VERSION,
@@ -197,7 +98,7 @@ def analyse(
         "health": health_report(snapshot, rounds, focus),
         "defects": defects_report(snapshot.defects),
         "clocks": list(far_off(snapshot.clocks)),
-        "rank": rank_report(snapshot, looked_at, rank) if rank is not None and looked_at is not None else None,
+        "rank": rank_report(snapshot, number, rank) if rank is not None and number is not None else None,
         "failed": failed_ranks(snapshot, focus) if every and focus is not None else None,
         "missing": missing(snapshot) if status in ("failed", "unfinished") else [],
         "skipped_rounds": snapshot.skipped_rounds,
@@ -227,7 +128,7 @@ def _alive(snapshot: Snapshot) -> Dict | None:
     signs = [(w.time_ns, w.node) for w in snapshot.nodes]
     for files in snapshot.rounds[-1:]:
         signs += [(n.ended_ns if n.ended_ns is not None else n.started_ns, n.node) for n in files.nodes]
-    # A clock may be minutes off; a time in the next days is a broken file's, and no life.
+    # A clock may be minutes off; a time days ahead comes from a damaged file and proves no activity.
     known = [(t, node) for t, node in signs if t is not None and 0 < t < snapshot.now_ns + _DAY_NS]
     if not known:
         return None
@@ -236,13 +137,13 @@ def _alive(snapshot: Snapshot) -> Dict | None:
 
 
 def _open_status(snapshot: Snapshot, alive: Dict | None) -> str:
-    gone = step_end(snapshot) is not None
-    gone = gone or (bool(snapshot.nodes) and all(w.status == "left" for w in snapshot.nodes))
-    return "running" if alive is not None and alive["age_s"] <= ALIVE_S and not gone else "unfinished"
+    ended = step_end(snapshot) is not None
+    ended = ended or (bool(snapshot.nodes) and all(w.status == "left" for w in snapshot.nodes))
+    return "running" if alive is not None and alive["age_s"] <= ALIVE_S and not ended else "unfinished"
 
 
 def _of_foreign(rounds: list[Dict]) -> str:
-    """Set what cannot be known from output alone, and return the status."""
+    """Reset the values that output alone cannot prove, and return the status."""
     for entry in rounds:
         if entry["outcome"] == "running":
             entry["outcome"] = "unknown"
@@ -270,12 +171,12 @@ def _focus(cause: Dict | None, rounds: list[Dict], wanted: int | None) -> int | 
 
 
 def _link(rounds: list[Dict]) -> None:
-    """Fill in what only the neighbours tell: what was recovered, at which cost, what keeps coming back."""
-    seen: dict[str, list[int]] = {}
+    """Fill in what follows from the neighbouring rounds: recovery, its cost, repeated failures."""
+    earlier_rounds: dict[str, list[int]] = {}
     for i, this in enumerate(rounds):
         failure = this["first_failure"]
         if failure is not None:
-            earlier = seen.setdefault(failure["signature"], [])
+            earlier = earlier_rounds.setdefault(failure["signature"], [])
             failure["same_as_rounds"] = earlier[-20:]
             earlier.append(this["round"])
         if i + 1 < len(rounds) and this["outcome"] != "succeeded":

@@ -1,8 +1,8 @@
-"""What is known of the nodes' clocks: how to compare times of two nodes, and how far to trust that (pure).
+"""The nodes' clocks: comparison of times of two nodes, and its uncertainty (pure).
 
-Each agent measures its clock against the shared filesystem's server (`ftslurm.sharedfs.clock`) and writes it into its
-word and into each round's file. What is left after the correction is the uncertainty, beyond which alone failures of
-two nodes are put in order.
+Each agent measures its clock against the shared filesystem's server (`ftslurm.sharedfs.clock`) and writes the result
+into its node record and each round's file. The error that remains after the correction is the uncertainty; failures
+of two nodes are ordered only if they differ by more.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Iterable, Mapping
 from ftslurm.dataclasses import dataclass, field
 
 ASSUMED_NS = 50_000_000
-"""Of a clock that nobody measured: what NTP usually keeps in a cluster, generously."""
+"""Assumed error of an unmeasured clock: generous for NTP in a cluster."""
 DRIFT = 20e-6
-"""How much a clock may gain on another one since it was measured: NTP steers; by itself a crystal is that good."""
+"""Drift of a clock since its measurement: that of a free-running crystal; NTP keeps it lower."""
 TOGETHER_NS = 2_000_000_000
-"""The nodes begin a round within this time; where they did not by their clocks, these are less good than they look."""
+"""The nodes begin a round within this time; if their clocks disagree by more, the measured errors are too small."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A node's clock in a round: what its times still lack, in nanoseconds, and how sure that is."""
+    """A node's clock in a round: the remaining correction of its times, in nanoseconds, and its error."""
 
     shift_ns: int
     error_ns: int
@@ -34,7 +34,7 @@ UNKNOWN = Reading(0, ASSUMED_NS, None, known=False)
 
 @dataclass(frozen=True)
 class Doubt:
-    """How much later one of two times must be to be later for sure; ``known``: both clocks were measured."""
+    """The least difference by which one of two times is certainly later; ``known``: both clocks were measured."""
 
     ns: int
     known: bool
@@ -46,9 +46,9 @@ class Clocks:
 
     Attributes:
         readings: by round and node.
-        started: when each node began each round, comparable as far as known.
-        ahead_ns: of nodes whose clock is far off, how far it is ahead of the others'.
-        moved_ns: by round and node, how far its times were corrected for that.
+        started: when each node began each round, on the common clock as far as known.
+        ahead_ns: offset ahead of the others' clocks, of nodes whose clock is far off.
+        moved_ns: by round and node, the correction of its times for that.
     """
 
     readings: Mapping[tuple[int, str], Reading] = field(default_factory=dict)
@@ -57,11 +57,11 @@ class Clocks:
     moved_ns: Mapping[tuple[int, str], int] = field(default_factory=dict)
 
     def comparable_ns(self, number: int, node: str, time_ns: int) -> int:
-        """Return a node's time as the clock that all are compared by would have it."""
+        """Return a node's time on the common clock."""
         return time_ns + self._reading(number, node).shift_ns
 
     def error_ns(self, number: int, node: str, time_ns: int) -> Doubt:
-        """Return how far a node's time may be off."""
+        """Return the error of a node's time."""
         reading = self._reading(number, node)
         age_ns = 0 if reading.at_ns is None else abs(time_ns - reading.at_ns)
         return Doubt(reading.error_ns + int(age_ns * DRIFT), reading.known)

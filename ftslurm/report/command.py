@@ -1,4 +1,4 @@
-"""``ftslurm report``: find the run, read it, judge it, print it."""
+"""``ftslurm report``: find the run directory, read it, analyse it, print the report."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STALE_S = 3600.0
 
 
 class CannotWrite(Exception):
-    """The report cannot be written where it was asked for; the text is for the user."""
+    """The report cannot be written to the requested place; the text is for the user."""
 
 
 def main(argv: Sequence[str], *, ask: Callable[[str], JobFacts | None] | None = None) -> int:
@@ -36,8 +36,8 @@ def main(argv: Sequence[str], *, ask: Callable[[str], JobFacts | None] | None = 
 
     Args:
         argv: the arguments after ``report``.
-        ask: asks for a job; used only when a job id is given, and either the run was not found by other means or the
-            job took no part in it. Default: Slurm is asked.
+        ask: returns the facts of a job; called only if a job id is given, and either the run was not found by other
+            means or the job took no part in it. Default: query Slurm.
 
     Returns:
         0; with ``--exit-code`` the job's own exit status (1 if no end was recorded); 2 on wrong usage and
@@ -52,11 +52,13 @@ def main(argv: Sequence[str], *, ask: Callable[[str], JobFacts | None] | None = 
     wrong = _contradiction(options)
     if wrong:
         return _complain(wrong)
-    # A large run is a million objects that all are needed: to look for cycles among them takes a tenth of the time.
+    # A large run is a million live objects: garbage collection would take a tenth of the time and free nothing.
     collecting = gc.isenabled() and not options.follow
     if collecting:
         gc.disable()
     try:
+        if options.output is not None and str(options.output) == "-":
+            options.output = None
         return _report(options, cache(ask or job_facts))
     except (NotFound, CannotWrite) as error:
         return _complain(str(error))
@@ -82,9 +84,9 @@ def _report(options: argparse.Namespace, ask: Callable[[str], JobFacts | None]) 
         try:
             directory = locate(options.run, job_facts=None if options.offline else ask, **where)
         except NotFound as error:
-            return _of_job(options, ask, f"no run directory of it is in {error.looked}", error)
+            return _of_job(options, ask, f"it has no run directory in {error.looked}", error)
 
-        _tell_runs(options.run, directory)
+        _list_runs(options.run, directory)
 
         def make() -> dict[str, Any]:
             chosen = {"round_number": options.round, "rank": options.rank, "every": options.all}
@@ -97,33 +99,33 @@ def _report(options: argparse.Namespace, ask: Callable[[str], JobFacts | None]) 
         if note := _took_no_part(report, directory, options.run):
             return _of_job(options, ask, note, NotFound(f"job {options.run}: {note}"))
     if options.save:
-        # Kept before it is printed: the output may never be read.
+        # Saved before printing: writing to a pipe may fail.
         save(report, directory)
     if not options.follow:
         _put(_checked(report, options, directory), options)
     return _exit_code(report) if options.exit_code else 0
 
 
-def _tell_runs(argument: str | None, shown: Path) -> None:
-    """Say which runs a job has, if one is asked for that has several; on stderr, as the report may be JSON."""
+def _list_runs(argument: str | None, printed: Path) -> None:
+    """List the runs of a requested job that has several; on stderr, because the report may be JSON."""
     from ftslurm.report.locating import is_job_id, runs_of_job
 
     if argument is None or not is_job_id(argument):
         return
-    runs = runs_of_job(shown)
+    runs = runs_of_job(printed)
     if len(runs) > 1:
         names = ", ".join(run.name for run in runs)
         print_error(
-            f"ftslurm report: job {argument} has {len(runs)} runs: {names}; {shown.name} is shown, "
-            f"as the newest; for another one: ftslurm report {runs[0] if runs[0] != shown else runs[-1]}"
+            f"ftslurm report: job {argument} has {len(runs)} runs: {names}; {printed.name} is reported, "
+            f"as the newest; for another one: ftslurm report {runs[0] if runs[0] != printed else runs[-1]}"
         )
 
 
 def _of_job(options: argparse.Namespace, ask: Callable[[str], JobFacts | None], note: str, otherwise: NotFound) -> int:
-    """Tell what Slurm knows of a job that has no run.
+    """Report Slurm's facts about a job that has no run.
 
     Raises:
-        NotFound: `otherwise`, if no job was asked for, or Slurm knows none or is not to be asked.
+        NotFound: `otherwise`, if no job was requested, Slurm has no such job, or the query is disabled.
     """
     from ftslurm.report.locating import is_job_id
 
@@ -138,7 +140,7 @@ def _of_job(options: argparse.Namespace, ask: Callable[[str], JobFacts | None], 
 
 
 def _took_no_part(report: dict[str, Any], directory: Path, argument: str | None) -> str:
-    """Say so if a job is asked for that started no agent, or found the run held by another job; else return ""."""
+    """Return a note if the requested job started no agent, or if another job held the run; else ""."""
     from ftslurm.report.locating import is_job_id
 
     owners = report["run"]["attempts"]
@@ -146,8 +148,8 @@ def _took_no_part(report: dict[str, Any], directory: Path, argument: str | None)
     names = {path.name for path in attempts.iterdir()} if attempts.is_dir() else set()
     if argument is not None and is_job_id(argument) and not names and not owners:
         return f"none of its agents has started: {directory}"
-    ours = {name for name in names if name.split(".")[0] == argument}
-    if not ours or not owners or ours & set(owners):
+    own = {name for name in names if name.split(".")[0] == argument}
+    if not own or not owners or own & set(owners):
         return ""
     return f"it took no part in its run, which attempt {owners[-1]} held: {directory}"
 
@@ -160,25 +162,25 @@ def _exit_code(report: dict[str, Any]) -> int:
 def _follow(options: argparse.Namespace, make: Callable[[], dict[str, Any]], directory: Path) -> dict[str, Any]:
     from ftslurm.report.follow import follow
 
-    shown = 0
+    printed = 0
 
-    def put(report: dict[str, Any]) -> bool:
-        nonlocal shown
+    def emit(report: dict[str, Any]) -> bool:
+        nonlocal printed
         plain = options.output is None and _form(options) == "text"
         if is_terminal() and plain:
-            # Cursor home, then clear to the end: the newest state stands alone on the screen.
+            # Cursor home, then clear to the end: only the newest report is on the screen.
             sys.stdout.write("\x1b[H\x1b[J")
-        elif shown and plain:
+        elif printed and plain:
             sys.stdout.write(f"\n--- {time.strftime('%Y-%m-%d %H:%M:%S')}\n\n")
-        shown += 1
+        printed += 1
         return _put(report, options)
 
-    def look() -> dict[str, Any]:
-        # The round or rank may still come: only what is asked for at once is wrong usage.
+    def update() -> dict[str, Any]:
+        # The round or rank may appear later: only the first report checks the options.
         report = make()
-        return _checked(report, options, directory) if not shown else report
+        return _checked(report, options, directory) if not printed else report
 
-    return follow(look, put, sleep=time.sleep, clock=time.monotonic)
+    return follow(update, emit, sleep=time.sleep, clock=time.monotonic)
 
 
 def _checked(report: dict[str, Any], options: argparse.Namespace, directory: Path) -> dict[str, Any]:
@@ -208,52 +210,52 @@ def make_report(
     offline: bool = True,
     ended: StepEnd | None = None,
 ) -> dict[str, Any]:
-    """Read and judge a run directory.
+    """Read and analyse a run directory.
 
     Args:
         directory: the run directory.
         round_number: the round to show evidence for; None lets the report choose.
-        now_ns: the time to speak from, nanoseconds since the epoch; None is now.
-        rank: a rank of that round to tell all about.
-        every: whether all that failed in that round are wanted in full.
-        offline: whether Slurm is not to be asked how a job ended whose end is not recorded (at most two seconds).
-        ended: the end of an attempt that the run directory could not be told.
+        now_ns: the time of the report, nanoseconds since the epoch; None is now.
+        rank: a rank of that round to report in full.
+        every: whether to report all failed ranks of that round in full.
+        offline: if false, query Slurm for the end of a job that recorded none (at most two seconds).
+        ended: the end of an attempt that could not be recorded in the run directory.
 
     Raises:
-        OSError: the directory is not there or may not be entered.
+        OSError: the directory does not exist or cannot be entered.
     """
     from ftslurm.dataclasses import replace
     from ftslurm.report.analysis import analyse
-    from ftslurm.report.asking import asked
     from ftslurm.report.gathering import gather
+    from ftslurm.report.scheduler_query import scheduler_query
 
     now_ns = time.time_ns() if now_ns is None else now_ns
     if round_number is None and (rank is not None or every):
-        # Which round's output ends are needed is known only when the report has chosen one.
+        # The report must choose a round before that round's output can be read.
         first = analyse(gather(directory, now_ns=now_ns))
         round_number = first["focus"] or (first["rounds"][-1]["round"] if first["rounds"] else None)
     snapshot = gather(directory, now_ns=now_ns, round_number=round_number, rank=rank, every=every)
     if ended is not None:
         snapshot = replace(snapshot, steps=(*snapshot.steps, ended))
     report = analyse(snapshot, round_number=round_number, rank=rank, every=every)
-    more = None if offline else asked(snapshot, report)
+    more = None if offline else scheduler_query(snapshot, report)
     return report if more is None else analyse(more, round_number=round_number, rank=rank, every=every)
 
 
 def report_of_logs(
     directory: Path, *, round_number: int | None = None, rank: int | None = None, every: bool = False
 ) -> dict[str, Any]:
-    """Read and judge the logs of a job that ftslurm did not run; see `ftslurm.report.torchrun_logs`.
+    """Read and analyse the logs of a job that ftslurm did not run; see `ftslurm.report.torchrun_logs`.
 
     Args:
         directory: torchrun's --log-dir, a directory in it, or a job's output file.
         round_number: the attempt to show, counted from 1; None lets the report choose.
-        rank: a rank of it to tell all about.
-        every: whether all that failed in it are wanted in full.
+        rank: a rank of it to report in full.
+        every: whether to report all its failed ranks in full.
 
     Raises:
-        OSError: it is not there or may not be read.
-        NotFound: there are no such logs in it.
+        OSError: it does not exist or cannot be read.
+        NotFound: it contains no such logs.
     """
     from ftslurm.report.analysis import analyse
     from ftslurm.report.torchrun_logs import gather_logs
@@ -265,7 +267,7 @@ def report_of_logs(
 def save(report: dict[str, Any], directory: Path) -> bool:
     """Publish ``report.json``, ``report.txt`` and ``report.html`` in the run directory, each complete or not at all.
 
-    A full or read-only filesystem costs only a note on stderr. What a killed process has left of an earlier try goes.
+    A full or read-only filesystem only causes a note on stderr. Leftovers of a killed earlier process are removed.
 
     Returns:
         Whether all were written.
@@ -291,28 +293,32 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ftslurm report",
         allow_abbrev=False,
-        description="Say why a run ended, or how it is doing: the first failure over all nodes, and what followed.",
+        description="Report why a run ended, or its state: the first failure over all nodes, and its consequences.",
     )
     parser.add_argument(
         "run", nargs="?", metavar="RUN_DIR|JOB_ID", help="default: the newest run in the shared directory"
     )
     parser.add_argument(
-        "--format", choices=FORMATS, help="default: text, or what the name after -o ends with (.json, .md, .html)"
+        "--format", choices=FORMATS, help="default: text, or according to the suffix of -o FILE (.json, .md, .html)"
     )
-    parser.add_argument("--json", action="store_const", dest="format", const="json", help="the same as --format json")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write it to FILE instead of printing it")
+    parser.add_argument("--json", action="store_const", dest="format", const="json", help="same as --format json")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="write the report to FILE instead of printing it"
+    )
     parser.add_argument("--latest", action="store_true", help="the newest run in the shared directory (the default)")
     parser.add_argument("--round", type=_round, metavar="N", help="show the evidence of this round")
-    parser.add_argument("--rank", type=_rank, metavar="R", help="tell all that is known of this rank in that round")
-    parser.add_argument("--all", action="store_true", help="show all ranks that failed in full, instead of groups")
-    parser.add_argument("--follow", action="store_true", help="print again what has changed, until the run ends")
+    parser.add_argument("--rank", type=_rank, metavar="R", help="report all facts about this rank in that round")
+    parser.add_argument("--all", action="store_true", help="show all failed ranks in full, instead of groups")
+    parser.add_argument(
+        "--follow", action="store_true", help="print the report again at each change, until the run ends"
+    )
     parser.add_argument(
         "--logs", metavar="DIR", help="the logs of a job that ftslurm did not run: torchrun's --log-dir, or slurm-*.out"
     )
     parser.add_argument(
-        "--shared-dir", metavar="DIR", help="where runs are (default: $FTSLURM_SHARED_DIR, ./ftslurm-runs)"
+        "--shared-dir", metavar="DIR", help="directory of the runs (default: $FTSLURM_SHARED_DIR, ./ftslurm-runs)"
     )
-    parser.add_argument("--offline", action="store_true", help="do not ask Slurm how the job ended")
+    parser.add_argument("--offline", action="store_true", help="do not query Slurm for the job's end")
     parser.add_argument("--exit-code", action="store_true", help="exit with the job's own status; 1 if it has none")
     parser.add_argument(
         "--save", action="store_true", help="also write report.txt, .json and .html into the run directory"
@@ -321,16 +327,16 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _contradiction(options: argparse.Namespace) -> str:
-    """Say which options do not go together; empty if all do."""
+    """Return an error text for incompatible options, or an empty one."""
     if options.latest and options.run is not None:
-        return f"--latest chooses the run, but {options.run!r} is given too; leave one of them out"
+        return f"--latest chooses the run, but {options.run!r} is given too; omit one of them"
     if options.logs is None:
         return ""
     if options.run is not None or options.latest or options.shared_dir is not None:
-        return "--logs reads logs of a job that ftslurm did not run; give no run and no --shared-dir with it"
+        return "--logs reads logs of a job that ftslurm did not run; it cannot be combined with a run or --shared-dir"
     for name in ("follow", "save"):
         if getattr(options, name):
-            return f"--{name} needs a run directory of ftslurm; it does not go with --logs"
+            return f"--{name} needs a run directory of ftslurm; it cannot be combined with --logs"
     return ""
 
 
@@ -355,18 +361,18 @@ def _form(options: argparse.Namespace) -> str:
 
 
 def _put(report: dict[str, Any], options: argparse.Namespace) -> bool:
-    """Print the report, or write it where it was asked for; return whether somebody still reads it."""
+    """Print the report, or write it to the requested file; return False if the reader has closed the pipe."""
     output: Path | None = options.output
     form = _form(options)
     if output is None:
         return show(rendered(report, form, colour=wants_colour()))
     if form == "html":
-        # The page's links lead to the files from wherever it lies.
+        # The page's links must work from the directory of the page.
         report = report | {"run": report["run"] | {"directory": os.path.abspath(report["run"]["directory"])}}
     text = rendered(report, form, page_directory=os.path.abspath(output.parent))
     try:
         if output.exists() and not output.is_file():
-            # A device or a pipe: there is nothing to replace.
+            # A device or a pipe cannot be replaced by rename.
             output.write_text(text, encoding="utf-8", errors="backslashreplace")
         else:
             _publish(output, text, mode=0o666)
@@ -376,7 +382,7 @@ def _put(report: dict[str, Any], options: argparse.Namespace) -> bool:
 
 
 def _publish(path: Path, text: str, mode: int = 0o600) -> None:
-    # Not by the pid: in a container it is the same each time, and so would be what a killed one has left.
+    # Not named by the pid: in a container it repeats, and so would the leftovers of a killed process.
     temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
@@ -391,13 +397,13 @@ def _publish(path: Path, text: str, mode: int = 0o600) -> None:
 
 
 def _sweep(directory: Path) -> None:
-    """Remove what `_publish` left in a run directory long ago, when its process was killed."""
+    """Remove old temporary files that `_publish` left in a run directory when its process was killed."""
     try:
         for stale in directory.glob(".report.*.tmp"):
             if time.time() - stale.lstat().st_mtime > STALE_S:
                 stale.unlink()
     except OSError:
-        # It costs only a hidden file.
+        # A leftover hidden file is harmless.
         pass
 
 

@@ -1,7 +1,7 @@
-"""From untrusted JSON to facts: what the files of a run directory say is checked here and nowhere else.
+"""From untrusted JSON to facts: the only place that validates the contents of a run directory's files.
 
 Every ``*_from`` function takes a decoded JSON object and returns a fact, or raises `Malformed` with one
-line that says what was expected and what was found. Fields that only decorate the report are dropped
+line with what was expected and what was found. Fields that only decorate the report are dropped
 silently when they have the wrong type: a bad ``step`` must not cost the traceback beside it.
 """
 
@@ -13,10 +13,9 @@ from operator import itemgetter
 from typing import Any
 
 from ftslurm.failures.reason import is_bare_exit, reason_path
+from ftslurm.health.node_health import KEPT, Health, HealthFinding
 from ftslurm.health.verdict import SEVERITY, worst
-from ftslurm.health.word import KEPT, Health, HealthFinding
-from ftslurm.monitor.mark import EDGES_S
-from ftslurm.report.around import cuda_from, sections_from, surroundings_from
+from ftslurm.monitor.heartbeat_page import EDGES_S
 from ftslurm.report.facts import (
     Attempt,
     Clock,
@@ -26,15 +25,15 @@ from ftslurm.report.facts import (
     Failure,
     Frame,
     History,
-    Lost,
-    NodeWord,
+    LostNode,
+    NodeRecordFacts,
     Participant,
     Predecessor,
     Progress,
     RankError,
+    RecordSummary,
     RoundNode,
     Run,
-    Short,
     State,
     StepEnd,
     Worker,
@@ -52,15 +51,16 @@ from ftslurm.report.fields import (
     text,
     texts,
 )
+from ftslurm.report.host_resources import cuda_from, host_resources_from, sections_from
 
-_Part = tuple[str, "str | None", str, "str | None", str]  # kind, type, module, where and like of `Short`
+_Part = tuple[str, "str | None", str, "str | None", str]  # kind, type, module, where and signature of `RecordSummary`
 
 KNOWN_VERSION = 1
 MAX_CHAIN = 10
 _YEAR_NS = 366 * 86_400 * 10**9
 MAX_MEMBERS = 16  # of an exception group
-MAX_WORDS = 500  # characters of what a health check says
-MAX_SHORTS = 4096  # ranks of a node
+MAX_TEXT = 500  # characters of a health check's text
+MAX_SUMMARIES = 4096  # ranks of a node
 _FRAME_VALUES = itemgetter("file", "line", "function", "source")
 _FRAMES_KEPT = 4096
 _frames: dict[tuple[object, ...], Frame] = {}
@@ -69,7 +69,7 @@ _WORKER: Json = {
     "signal": None, "core_dumped": False, "stopped_by_ftslurm": False, "stop_signal": None, "progress": None,
     "failed": False, "pace": (), "error": None,
 }  # fmt: skip
-"""What a worker's entry says where it says nothing; in the order of `Worker`."""
+"""Default values of a worker's entry, in the order of `Worker`."""
 _INT, _TEXT, _TRUTH, _OBJECT = (int, type(None)), (str, type(None)), (bool,), (dict, type(None))
 _USUAL_TYPES = frozenset(
     product(
@@ -78,9 +78,9 @@ _USUAL_TYPES = frozenset(
         *(_TRUTH, (list, tuple), _OBJECT),
     )
 )
-_SHORT_VALUES = itemgetter("of", "message", "time_ns")
+_SUMMARY_VALUES = itemgetter("of", "message", "time_ns")
 _PROGRESS_VALUES = itemgetter("first_step", "first_ns", "last_step", "last_ns")
-# For 16,384 of them, without the classes' own in between.
+# For 16,384 of them, without the classes' own __new__.
 _make: Any = tuple.__new__
 
 __all__ = [
@@ -89,7 +89,7 @@ __all__ = [
     "attempt_from",
     "check_schema",
     "defect_from",
-    "node_word_from",
+    "node_record_from",
     "rank_error_from",
     "round_node_from",
 ]
@@ -97,7 +97,7 @@ __all__ += ["run_from", "state_from"]
 
 
 def check_schema(value: object, schema: str) -> Json:
-    """Return ``value`` as an object of ``schema`` in a version this ftslurm knows, or raise `Malformed`."""
+    """Return ``value`` as an object of ``schema`` in a supported version, or raise `Malformed`."""
     if not isinstance(value, dict):
         raise Malformed(f"expected a JSON object, found {type(value).__name__}")
     if value.get("schema") != schema:
@@ -106,7 +106,7 @@ def check_schema(value: object, schema: str) -> Json:
     if version is None:
         raise Malformed(f"expected a version number, found {brief(value.get('version'))}")
     if version > KNOWN_VERSION:
-        raise Malformed(f"made by a newer ftslurm (format version {version}, known is {KNOWN_VERSION})")
+        raise Malformed(f"made by a newer ftslurm (format version {version}, supported is {KNOWN_VERSION})")
     return value
 
 
@@ -127,6 +127,7 @@ def attempt_from(o: Json) -> Attempt:
         logs=text(o, "logs"),
         nproc=text(options, "nproc_per_node") if isinstance(options, dict) else None,
         start=text(o, "start"),
+        exclude_after=(integer(options, "exclude_after") or 0) if isinstance(options, dict) else 0,
     )
 
 
@@ -149,9 +150,9 @@ def step_from(o: Json) -> StepEnd:
     return StepEnd(need_text(o, "attempt"), integer(o, "ended_ns"), integer(o, "exit_code"), text(o, "signal"))
 
 
-def node_word_from(o: Json) -> NodeWord:
+def node_record_from(o: Json) -> NodeRecordFacts:
     """``nodes/<node>.json``."""
-    return NodeWord(
+    return NodeRecordFacts(
         node=need_text(o, "node"),
         attempt=text(o, "attempt"),
         host=text(o, "host"),
@@ -162,7 +163,7 @@ def node_word_from(o: Json) -> NodeWord:
         time_ns=integer(o, "time_ns"),
         clock=_clock(o.get("clock")),
         health=_health(o.get("health")),
-        unfit=_reason(o, "unfit"),
+        unhealthy=_reason(o, "unhealthy"),
         excluded=_reason(o, "excluded"),
         incarnation=text(o, "incarnation"),
         predecessor=_predecessor(o.get("predecessor")),
@@ -171,7 +172,7 @@ def node_word_from(o: Json) -> NodeWord:
 
 def round_node_from(o: Json) -> RoundNode:
     """``rounds/<round>/nodes/<node>.json``."""
-    parts = _shorts(o.get("errors"))
+    parts = _summaries(o.get("errors"))
     return RoundNode(
         round=need_integer(o, "round"),
         attempt=text(o, "attempt"),
@@ -201,21 +202,21 @@ def _health(value: object) -> Health | None:
         return None
     found = [each for each in map(_finding, objects(value, "findings")[:KEPT]) if each is not None]
     return Health(
-        worst(each.status for each in found), integer(value, "looked_ns") or 0, text(value, "set") or "", (*found,)
+        worst(each.status for each in found), integer(value, "checked_ns") or 0, text(value, "set") or "", (*found,)
     )
 
 
 def _finding(o: Json) -> HealthFinding | None:
-    status, since_ns, words = o.get("status"), integer(o, "since_ns"), text(o, "text")
-    if status not in SEVERITY or since_ns is None or words is None:
+    status, since_ns, message = o.get("status"), integer(o, "since_ns"), text(o, "text")
+    if status not in SEVERITY or since_ns is None or message is None:
         return None
-    subject, advice = (text(o, "subject") or "")[:MAX_WORDS], (text(o, "advice") or "")[:MAX_WORDS]
-    return HealthFinding((text(o, "check") or "?")[:MAX_WORDS], status, subject, words[:MAX_WORDS], advice, since_ns)
+    subject, advice = (text(o, "subject") or "")[:MAX_TEXT], (text(o, "advice") or "")[:MAX_TEXT]
+    return HealthFinding((text(o, "check") or "?")[:MAX_TEXT], status, subject, message[:MAX_TEXT], advice, since_ns)
 
 
 def _reason(o: Json, key: str) -> str | None:
-    said = text(o, key)
-    return said[:MAX_WORDS] if said else None
+    value = text(o, key)
+    return value[:MAX_TEXT] if value else None
 
 
 def _clock(value: object) -> Clock | None:
@@ -245,7 +246,7 @@ def state_from(o: Json, token: int) -> State:
             for p in objects(o, "participants")
         ),
         lost=tuple(
-            Lost(need_text(x, "node"), integer(x, "round") or 0, integer(x, "time_ns"), number(x, "silent_s"))
+            LostNode(need_text(x, "node"), integer(x, "round") or 0, integer(x, "time_ns"), number(x, "silent_s"))
             for x in objects(o, "lost")
         ),
         history=tuple(_history(h) for h in objects(o, "history")),
@@ -255,7 +256,7 @@ def state_from(o: Json, token: int) -> State:
 
 
 def rank_error_from(value: object, rank: int) -> RankError:
-    """``error.json``: ours, or what torch's ``@record`` alone writes (then only the message is known)."""
+    """``error.json``: ftslurm's, or the file of torch's ``@record`` alone (then only the message is known)."""
     if not isinstance(value, dict):
         raise Malformed(f"expected a JSON object, found {type(value).__name__}")
     ours: Json = {}
@@ -285,7 +286,7 @@ def rank_error_from(value: object, rank: int) -> RankError:
         traceback=text(extra, "py_callstack") or None,
         exception=_exc(exception, MAX_CHAIN),
         stacks=text(ours, "stacks") or None,
-        surroundings=surroundings_from(ours),
+        host_resources=host_resources_from(ours),
         sections=sections_from(ours.get("sections")),
         cuda=cuda_from(ours.get("cuda")),
         exit_message=exit_message,
@@ -293,7 +294,7 @@ def rank_error_from(value: object, rank: int) -> RankError:
 
 
 def judged_path(value: object) -> tuple[str, ...]:
-    """Return what `reason_path` does of an exception; nothing where that is damaged."""
+    """Return `reason_path` of an exception; empty where that is damaged."""
     try:
         return reason_path(value) if isinstance(value, dict) else ()
     except (TypeError, KeyError, AttributeError):
@@ -301,7 +302,7 @@ def judged_path(value: object) -> tuple[str, ...]:
 
 
 def _judged(value: Any) -> tuple[object, str]:
-    """Return the exception of a chain that is judged, and the text of the exit that hid it."""
+    """Return the judged exception of a chain, and the text of the exit that hid it."""
     found = value
     for key in judged_path(value):
         found = found[key]
@@ -309,9 +310,9 @@ def _judged(value: Any) -> tuple[object, str]:
 
 
 def _torch_time_ns(stamp: object) -> int | None:
-    said = str(stamp) if isinstance(stamp, (str, int)) else ""
-    # torch writes whole seconds as decimal text; anything else is no time.
-    return int(said) * 10**9 if said.isascii() and said.isdigit() and len(said) < 11 else None
+    digits = str(stamp) if isinstance(stamp, (str, int)) else ""
+    # torch writes whole seconds as decimal text; anything else is ignored.
+    return int(digits) * 10**9 if digits.isascii() and digits.isdigit() and len(digits) < 11 else None
 
 
 def _exc(value: object, depth: int) -> Exc | None:
@@ -333,11 +334,11 @@ def _exc(value: object, depth: int) -> Exc | None:
 
 
 def _frame(o: Json) -> Frame:
-    # Ranks that fail alike have the same frames: one object of each is enough.
+    # Ranks with the same failure have the same frames: one object of each is enough.
     try:
         values = _FRAME_VALUES(o)
         known = _frames.get(values)
-        # True and 1 are the same key, but no line number is True.
+        # True and 1 are the same key, but True is no line number.
         if known is not None and type(values[1]) is int:
             return known
     except (KeyError, TypeError):
@@ -355,25 +356,25 @@ def _frame_from(o: Json) -> Frame:
 
 
 def _worker(o: Json, parts: Sequence[_Part | None]) -> Worker:
-    # Of 16,384 ranks nearly all have what they should: looked at in one go.
+    # Nearly all of 16,384 ranks have valid entries: checked in one go.
     values = {**_WORKER, **o}.values()
     if tuple(map(type, values)) not in _USUAL_TYPES:
         return _worker_from(o, parts)
     rank, local_rank, pid, started_ns, ended_ns, exit_code, *ends, progress, failed, pace, error = values
-    # One of them is negative, or too large, exactly if all their bits together are.
+    # One of them is negative or too large if and only if their bitwise or is.
     if not 0 <= rank | local_rank | pid | started_ns | (ended_ns or 0) | (exit_code or 0) < INT_LIMIT:
         return _worker_from(o, parts)
     steps = None if progress is None else _progress(progress)
-    short = None if error is None else _short(error, parts)
-    told = "error" in o if error is None else short is not None
+    summary = None if error is None else _summary(error, parts)
+    error_known = "error" in o if error is None else summary is not None
     numbers = (rank, local_rank, pid, started_ns, ended_ns, exit_code)
-    worker: Worker = _make(Worker, (*numbers, *ends, steps, failed, _pace(pace) if pace else (), short, told))
+    worker: Worker = _make(Worker, (*numbers, *ends, steps, failed, _pace(pace) if pace else (), summary, error_known))
     return worker
 
 
 def _worker_from(o: Json, parts: Sequence[_Part | None]) -> Worker:
     progress = o.get("progress")
-    short = _short(o.get("error"), parts)
+    summary = _summary(o.get("error"), parts)
     return Worker(
         rank=need_integer(o, "rank"),
         local_rank=integer(o, "local_rank"),
@@ -388,28 +389,28 @@ def _worker_from(o: Json, parts: Sequence[_Part | None]) -> Worker:
         progress=_progress(progress) if isinstance(progress, dict) else None,
         failed=o.get("failed") is True,
         pace=_pace(o.get("pace")),
-        error=short,
-        told=short is not None or ("error" in o and o["error"] is None),
+        error=summary,
+        error_known=summary is not None or ("error" in o and o["error"] is None),
     )
 
 
-def _shorts(value: object) -> list[_Part | None]:
-    """Read what a node's failed ranks have in common: for each place in the list a part of `Short`, or nothing."""
-    return [_short_part(part) for part in value[:MAX_SHORTS]] if isinstance(value, list) else []
+def _summaries(value: object) -> list[_Part | None]:
+    """Read the common parts of a node's failed ranks: for each list index a part of `RecordSummary`, or None."""
+    return [_summary_part(part) for part in value[:MAX_SUMMARIES]] if isinstance(value, list) else []
 
 
-def _short_part(value: object) -> _Part | None:
+def _summary_part(value: object) -> _Part | None:
     if not isinstance(value, dict):
         return None
-    kind, like = text(value, "kind"), text(value, "like")
-    if kind is None or like is None:
+    kind, signature = text(value, "kind"), text(value, "signature")
+    if kind is None or signature is None:
         return None
-    return kind, text(value, "type"), text(value, "module") or "", text(value, "where"), like
+    return kind, text(value, "type"), text(value, "module") or "", text(value, "where"), signature
 
 
-def _short(value: Any, parts: Sequence[_Part | None]) -> Short | None:
+def _summary(value: Any, parts: Sequence[_Part | None]) -> RecordSummary | None:
     try:
-        of, message, time_ns = _SHORT_VALUES(value)
+        of, message, time_ns = _SUMMARY_VALUES(value)
     except (KeyError, TypeError):
         return None
     step = value.get("step")
@@ -419,13 +420,13 @@ def _short(value: Any, parts: Sequence[_Part | None]) -> Short | None:
     part = parts[of] if 0 <= of < len(parts) else None
     if part is None:
         return None
-    kind, name, module, where, like = part
-    short: Short = _make(Short, (kind, name, module, message, where, step, time_ns, like))
-    return short
+    kind, name, module, where, signature = part
+    summary: RecordSummary = _make(RecordSummary, (kind, name, module, message, where, step, time_ns, signature))
+    return summary
 
 
 def _pace(value: object) -> tuple[tuple[int, int], ...]:
-    """Read how many intervals between steps fell into which bucket; what is no such list says nothing."""
+    """Read the histogram of step intervals: counts by bucket; an invalid list is ignored."""
     pairs = value[: len(EDGES_S)] if isinstance(value, list) else []
     kept = [pair for pair in pairs if isinstance(pair, list) and [type(n) for n in pair] == [int, int]]
     return tuple((bucket, number) for bucket, number in kept if 0 <= bucket < len(EDGES_S) and 0 < number < 2**53)
@@ -495,5 +496,5 @@ def _closed(value: object) -> Closed | None:
 
 def _exit_code(o: Json) -> int:
     code = integer(o, "exit_code")
-    # A verdict that cannot be read must not turn into success.
+    # An unreadable verdict must not become success.
     return code if code is not None and 0 <= code <= 255 else 1

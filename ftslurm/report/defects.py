@@ -1,4 +1,4 @@
-"""Defects of ftslurm itself that agents met: what became of them, for people to report (pure)."""
+"""Defects of ftslurm itself that agents recorded, and their consequences, for users to report (pure)."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 
 from ftslurm.report.facts import Defect
 from ftslurm.report.style import Json, Style
-from ftslurm.report.words import clip, names, safe
+from ftslurm.report.wording import clip, names, safe
 
 SHOWN = 5
 NODES_KEPT = 8
 
 
 def defects_report(defects: Iterable[Defect]) -> list[dict[str, Any]]:
-    """Return the report's entries: the same defect on several nodes is one; what ended agents comes first."""
-    alike: dict[tuple[str | None, str, str | None], list[Defect]] = {}
+    """Return the report's entries: the same defect on several nodes is one; those that ended agents come first."""
+    groups: dict[tuple[str | None, str, str | None], list[Defect]] = {}
     for each in sorted(defects, key=lambda one: (one.part is not None, one.time_ns or 0, one.node)):
-        alike.setdefault((each.part, each.error, each.place), []).append(each)
-    return [_entry(same) for same in alike.values()]
+        groups.setdefault((each.part, each.error, each.place), []).append(each)
+    return [_entry(same) for same in groups.values()]
 
 
 def _entry(same: Sequence[Defect]) -> dict[str, Any]:
@@ -37,11 +37,11 @@ def _entry(same: Sequence[Defect]) -> dict[str, Any]:
 
 
 def defect_lines(report: Json) -> list[list[str]]:
-    """Return each defect's lines of text, the first one saying what happened."""
-    return [_told(each) for each in report["defects"]]
+    """Return each defect's lines of text; the first one describes it."""
+    return [_lines(each) for each in report["defects"]]
 
 
-def _told(each: Json) -> list[str]:
+def _lines(each: Json) -> list[str]:
     more = each["node_count"] - len(each["nodes"])
     where = names(each["nodes"]) + (f" and {more} more nodes" if more > 0 else "")
     place = f" ({safe(each['place'])})" if each["place"] else ""

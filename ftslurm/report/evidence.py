@@ -1,4 +1,4 @@
-"""What the report shows of one failed worker: its place in the code, traceback, output's end (pure)."""
+"""The report's description of one failed worker: its location in the code, traceback, output tail (pure)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 from ftslurm.failures.causes import CASCADE
 from ftslurm.failures.reason import is_code
-from ftslurm.failures.sameness import of_output
-from ftslurm.failures.short import is_library
+from ftslurm.failures.record_summary import is_library
+from ftslurm.failures.signature import of_output
 from ftslurm.report.facts import Frame, LogTail
-from ftslurm.report.suspect import Suspect
+from ftslurm.report.failed_worker import FailedWorker
 
 LOG_LINES = 20
 LOG_LINE_LIMIT = 1000
@@ -27,109 +27,109 @@ VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\d+")
 Dict = dict[str, Any]
 
 
-def worker_failure(number: int, suspect: Suspect, tails: Sequence[LogTail], cwd: str | None) -> Dict:
+def worker_failure(number: int, worker: FailedWorker, tails: Sequence[LogTail], cwd: str | None) -> Dict:
     """Describe a failed worker in full; see `ftslurm.report.analysis` for the keys."""
-    where, raised_in = _places(suspect, cwd)
-    cause = suspect.cause
+    where, raised_in = _locations(worker, cwd)
+    cause = worker.cause
     return {
         "round": number,
-        "node": suspect.node,
-        "nodes": [suspect.node],
-        "host": suspect.host,
-        "rank": suspect.rank,
-        "local_rank": suspect.local_rank,
-        "time_ns": suspect.time_ns,
-        "kind": suspect.kind,
-        "exit_code": suspect.exit_code,
-        "signal": suspect.signal,
-        "core_dumped": suspect.core_dumped,
-        "step": suspect.step,
+        "node": worker.node,
+        "nodes": [worker.node],
+        "host": worker.host,
+        "rank": worker.rank,
+        "local_rank": worker.local_rank,
+        "time_ns": worker.time_ns,
+        "kind": worker.kind,
+        "exit_code": worker.exit_code,
+        "signal": worker.signal,
+        "core_dumped": worker.core_dumped,
+        "step": worker.step,
         "cause": cause.name,
         "title": cause.title,
         "role": cause.role,
         "advice": cause.advice,
-        "what": suspect.what,
+        "what": worker.what,
         "where": where,
         "raised_in": raised_in,
-        "traceback": _traceback(suspect),
-        "stacks": suspect.stacks,
-        "log": log_end(tails, suspect.traceback),
-        "signature": _compared(number, suspect, tails),
+        "traceback": _traceback(worker),
+        "stacks": worker.stacks,
+        "log": log_end(tails, worker.traceback),
+        "signature": _compared(number, worker, tails),
         "same_as_rounds": [],
-        "ranks": str(suspect.rank),
-        "argv": list(suspect.argv),
-        "evidence": list(suspect.evidence),
-        "evidence_lines": list(suspect.lines),
+        "ranks": str(worker.rank),
+        "argv": list(worker.argv),
+        "evidence": list(worker.evidence),
+        "evidence_lines": list(worker.lines),
         "restart": cause.restart,
         "hang": None,
     }
 
 
-def short(suspect: Suspect) -> Dict:
-    """Describe a failed worker in one line's worth."""
+def short(worker: FailedWorker) -> Dict:
+    """Describe a failed worker briefly."""
     return {
-        "rank": suspect.rank,
-        "node": suspect.node,
-        "nodes": [suspect.node],
-        "time_ns": suspect.time_ns,
-        "cause": suspect.cause.name,
-        "title": suspect.cause.title,
-        "what": suspect.what,
-        "core_dumped": suspect.core_dumped,
+        "rank": worker.rank,
+        "node": worker.node,
+        "nodes": [worker.node],
+        "time_ns": worker.time_ns,
+        "cause": worker.cause.name,
+        "title": worker.cause.title,
+        "what": worker.what,
+        "core_dumped": worker.core_dumped,
     }
 
 
-def signature(suspect: Suspect) -> str:
-    """Return what two failures of the same kind have in common: the text without its numbers."""
-    if suspect.cause.role == CASCADE:
-        # How a broken connection shows differs from rank to rank; it is one thing all the same.
-        return suspect.cause.name
-    line = suspect.what[:2000].strip().split("\n", 1)[0][:200]
-    return f"{suspect.cause.name}|{VARIABLE.sub('#', line)}"
+def signature(worker: FailedWorker) -> str:
+    """Return the common part of failures of the same kind: the text without its numbers."""
+    if worker.cause.role == CASCADE:
+        # The symptoms of one broken connection differ from rank to rank.
+        return worker.cause.name
+    line = worker.what[:2000].strip().split("\n", 1)[0][:200]
+    return f"{worker.cause.name}|{VARIABLE.sub('#', line)}"
 
 
-def _compared(number: int, suspect: Suspect, tails: Sequence[LogTail]) -> str:
-    """Return what failures of several rounds are compared by: of a bare exit code the end of stderr, too."""
-    kind = signature(suspect)
-    said = suspect.exception is not None and not is_code(suspect.exception.message)
-    if suspect.cause.name not in ("exit", "system-exit") or said:
+def _compared(number: int, worker: FailedWorker, tails: Sequence[LogTail]) -> str:
+    """Return the signature of a failure across rounds: of a bare exit code with the end of stderr."""
+    kind = signature(worker)
+    has_message = worker.exception is not None and not is_code(worker.exception.message)
+    if worker.cause.name not in ("exit", "system-exit") or has_message:
         return kind
     end = next((of_output(tail.text) for tail in tails if tail.stream == "stderr"), None)
     return f"{kind}|{end or f'round {number}'}"
 
 
-def _traceback(suspect: Suspect) -> str | None:
-    if suspect.traceback or suspect.exception is None or not suspect.frames:
-        return suspect.traceback
+def _traceback(worker: FailedWorker) -> str | None:
+    if worker.traceback or worker.exception is None or not worker.frames:
+        return worker.traceback
     lines = [_HEADER]
-    for frame in suspect.frames:
+    for frame in worker.frames:
         lines.append(f'  File "{frame.file}", line {frame.line}, in {frame.function}')
         if frame.source:
             lines.append(f"    {frame.source.strip()}")
-    return "\n".join([*lines, suspect.what])
+    return "\n".join([*lines, worker.what])
 
 
-def _places(suspect: Suspect, cwd: str | None) -> tuple[Dict | None, Dict | None]:
-    """Return the innermost place in the user's own code and, if it is another one, where it was raised."""
-    frames = suspect.frames
+def _locations(worker: FailedWorker, cwd: str | None) -> tuple[Dict | None, Dict | None]:
+    """Return the innermost location in the user's own code and, if different, where it was raised."""
+    frames = worker.frames
     if not frames:
         return None, None
     own = next((f for f in reversed(frames) if not is_library(f.file)), frames[-1])
-    return _place(own, cwd), None if own is frames[-1] else _place(frames[-1], cwd)
+    return _location(own, cwd), None if own is frames[-1] else _location(frames[-1], cwd)
 
 
-def _place(frame: Frame, cwd: str | None) -> Dict:
-    return place_of(frame.file, frame.line, frame.function, frame.source, cwd)
+def _location(frame: Frame, cwd: str | None) -> Dict:
+    return location_of(frame.file, frame.line, frame.function, frame.source, cwd)
 
 
-def place_of(file: str, line: int, function: str, source: str | None, cwd: str | None) -> Dict:
-    """Describe a line of code; ``shown`` is its file as somebody in ``cwd`` would call it."""
+def location_of(file: str, line: int, function: str, source: str | None, cwd: str | None) -> Dict:
+    """Describe a line of code; ``shown`` is its file relative to ``cwd``."""
     shown = file.removeprefix(cwd.rstrip("/") + "/") if cwd and cwd != "/" else file
     return {"file": file, "shown": shown, "line": line, "function": function, "source": source}
 
 
 def log_end(tails: Sequence[LogTail], traceback: str | None) -> Dict | None:
-    """The end of stderr without the traceback that is shown already, else of stdout."""
+    """The end of stderr without the traceback shown elsewhere, else of stdout."""
     by_stream = {t.stream: t for t in tails}
     for stream in ("stderr", "stdout"):
         tail = by_stream.get(stream)
@@ -155,5 +155,5 @@ def _without_traceback(lines: list[str], traceback: str) -> list[str]:
     start = headers[-wanted]
     last = traceback.rstrip().rsplit("\n", 1)[-1].strip()
     end = next((i for i in range(len(lines) - 1, start, -1) if last and last in lines[i]), None)
-    # No last line in sight: what follows the header belongs to something else.
+    # No final line: the text after the header belongs to something else.
     return lines if end is None else lines[:start] + lines[end + 1 :]

@@ -1,4 +1,4 @@
-"""What the files of a run directory say, as frozen facts; times are nanoseconds since the epoch (``_ns``)."""
+"""The contents of a run directory's files as frozen facts; times are nanoseconds since the epoch (``_ns``)."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ftslurm.dataclasses import dataclass, field
-from ftslurm.failures.causes import ROWS, Cause, Surroundings
-from ftslurm.health.word import Health
+from ftslurm.failures.causes import ROWS, Cause, HostResources
+from ftslurm.health.node_health import Health
 from ftslurm.monitor.stacksfile import RankStacks
 from ftslurm.report.clocks import Clocks
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A file that could not be used, or only in part."""
+    """A file that was unusable, or usable only in part."""
 
     file: str
     reason: str
@@ -46,9 +46,9 @@ class Exc:
 
 @dataclass(frozen=True)
 class Failure:
-    """The short form of one worker's failure, as node files and the state carry it.
+    """The summary of one worker's failure in node records and the state.
 
-    ``blame``: whether its node may be to blame; ``since_ns``: of a hang, when the rank had last moved.
+    ``blame``: whether its node may be the cause; ``since_ns``: of a hang, the time of the rank's last progress.
     """
 
     round: int
@@ -67,10 +67,10 @@ class Failure:
 
 @dataclass(frozen=True)
 class RankError:
-    """The long form of one worker's failure: its ``error.json``; if not ``whole``, what the short form tells of it.
+    """One worker's ``error.json``; if not ``whole``, reconstructed from the record summary.
 
-    ``exception`` is the one that is judged (`ftslurm.failures.reason`); ``exit_message``: the text with which the
-    program ended itself because of it, empty if it gave none.
+    ``exception`` is the one that is judged (`ftslurm.failures.reason`); ``exit_message``: the text of the program's
+    own exit because of it, empty if there was none.
     """
 
     rank: int
@@ -88,7 +88,7 @@ class RankError:
     traceback: str | None
     exception: Exc | None
     stacks: str | None
-    surroundings: Surroundings | None = None
+    host_resources: HostResources | None = None
     sections: tuple[tuple[str, float], ...] = ()
     cuda: tuple[tuple[str, int], ...] = ()
     exit_message: str = ""
@@ -104,8 +104,8 @@ class Progress(NamedTuple):
     last_ns: int | None
 
 
-class Short(NamedTuple):
-    """An error record in short (`ftslurm.failures.short`); ``like``: the signature of what it does not say."""
+class RecordSummary(NamedTuple):
+    """A record summary (`ftslurm.failures.record_summary`); ``signature``: the signature of what it omits."""
 
     kind: str
     type: str | None
@@ -114,13 +114,13 @@ class Short(NamedTuple):
     where: str | None
     step: int | None
     time_ns: int | None
-    like: str
+    signature: str
 
 
 class Worker(NamedTuple):
-    """What an agent saw of one worker in one round.
+    """An agent's record of one worker in one round.
 
-    ``error``: the error record that it published, in short; ``told``: whether it says if it published one.
+    ``error``: the summary of its published error record; ``error_known``: whether the agent recorded if there is one.
     """
 
     rank: int
@@ -136,13 +136,13 @@ class Worker(NamedTuple):
     progress: Progress | None
     failed: bool
     pace: tuple[tuple[int, int], ...] = ()
-    error: Short | None = None
-    told: bool = False
+    error: RecordSummary | None = None
+    error_known: bool = False
 
 
 @dataclass(frozen=True)
 class Clock:
-    """A node's clock against the filesystem server's: what to add to its times, within ``error_ns``."""
+    """A node's clock relative to the filesystem server's: what to add to its times, within ``error_ns``."""
 
     offset_ns: int
     error_ns: int
@@ -150,7 +150,7 @@ class Clock:
 
 
 class RoundNode(NamedTuple):
-    """What one node's agent saw of one round."""
+    """One agent's record of one round."""
 
     round: int
     attempt: str | None
@@ -169,15 +169,15 @@ class RoundNode(NamedTuple):
 
 
 class Predecessor(NamedTuple):
-    """The killed agent of a node whose newest agent has replaced it: how it ended, and when."""
+    """A killed agent that a newer agent of the node has replaced: how it ended, and when."""
 
     incarnation: str
     reason: str
     time_ns: int | None
 
 
-class NodeWord(NamedTuple):
-    """A node's last word on itself; ``unfit`` and ``excluded``: why it may take part in no round, or should not."""
+class NodeRecordFacts(NamedTuple):
+    """The contents of a node record; ``unhealthy``, ``excluded``: why it must, or should, take part in no round."""
 
     node: str
     attempt: str | None
@@ -189,7 +189,7 @@ class NodeWord(NamedTuple):
     time_ns: int | None
     clock: Clock | None = None
     health: Health | None = None
-    unfit: str | None = None
+    unhealthy: str | None = None
     excluded: str | None = None
     incarnation: str | None = None
     predecessor: Predecessor | None = None
@@ -205,8 +205,8 @@ class Participant:
 
 
 @dataclass(frozen=True)
-class Lost:
-    """A node that the coordinator gave up; ``time_ns`` is when, ``silent_s`` how long it had said nothing."""
+class LostNode:
+    """A node that the coordinator declared lost, at ``time_ns``, ``silent_s`` after its last heartbeat."""
 
     node: str
     round: int
@@ -216,7 +216,7 @@ class Lost:
 
 @dataclass(frozen=True)
 class History:
-    """One round as the state remembers it."""
+    """One round in the state's history."""
 
     round: int
     attempt: str | None
@@ -253,7 +253,7 @@ class State:
     phase: str
     round: int
     participants: tuple[Participant, ...]
-    lost: tuple[Lost, ...]
+    lost: tuple[LostNode, ...]
     history: tuple[History, ...]
     closed: Closed | None
     coordinator: str | None = None
@@ -271,7 +271,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One Slurm (re)start of the job; ``start`` is the random name of the start of ftsrun that it came from."""
+    """One Slurm (re)start of the job; ``start`` is the random name of the ftsrun start that created it.
+
+    ``exclude_after``: that many first failures exclude a node; 0: none do, or not known.
+    """
 
     attempt: str
     job_id: str | None
@@ -281,14 +284,15 @@ class Attempt:
     logs: str | None
     nproc: str | None = None
     start: str | None = None
+    exclude_after: int = 0
 
 
 @dataclass(frozen=True)
 class StepEnd:
-    """The end of an attempt's agents as their launcher saw it: nothing of the attempt runs any more.
+    """The end of an attempt's agents, observed by their launcher: no process of the attempt is left.
 
-    ``exit_code``: srun's, None if it did not end; ``signal``: what told the launcher to stop, if anything did;
-    ``refused``: why the launcher could not record it, so that only the launcher's own report tells of it.
+    ``exit_code``: srun's, None if it did not end; ``signal``: the signal that stopped the launcher, if any;
+    ``refused``: why the launcher could not record it, so that only the launcher's own report contains it.
     """
 
     attempt: str
@@ -300,7 +304,7 @@ class StepEnd:
 
 @dataclass(frozen=True)
 class Scheduler:
-    """What Slurm said of an attempt's job when it was asked; ``problem`` is why it said nothing."""
+    """Slurm's view of an attempt's job at the time of the query; ``problem`` is why there is none."""
 
     attempt: str
     asked_ns: int | None
@@ -325,8 +329,8 @@ class Scheduler:
 class Defect:
     """A defect of ftslurm itself, as an agent recorded it in ``file``.
 
-    ``part``: the helper part that it disabled, and ``meaning``, what that meant for the job; None: it ended the agent.
-    ``place``: where in ftslurm.
+    ``part``: the component that it disabled, and ``meaning``, the consequence for the job; None: it ended the agent.
+    ``place``: the location in ftslurm.
     """
 
     file: str
@@ -341,7 +345,7 @@ class Defect:
 
 @dataclass(frozen=True)
 class Job:
-    """A Slurm job that has no run: ``note`` is why, ``last_lines`` are those of its output file."""
+    """A Slurm job that has no run: ``note`` is why, ``last_lines`` are from its output file."""
 
     note: str
     output: str | None
@@ -360,9 +364,9 @@ class LogTail:
 
 @dataclass(frozen=True)
 class RoundFiles:
-    """What ``rounds/<number>/`` holds: node files; error records, output ends and the stacks of a hang by rank.
+    """Contents of ``rounds/<number>/``: node files; error records, output tails and the stacks of a hang by rank.
 
-    Not all error records need be read: for each signature of a `Short`, ``like`` names a rank whose record was.
+    Not all error records are read: for each signature of a `RecordSummary`, ``examples`` gives a rank whose record was.
     """
 
     number: int
@@ -370,15 +374,15 @@ class RoundFiles:
     errors: Mapping[int, RankError]
     tails: Mapping[int, tuple[LogTail, ...]] = field(default_factory=dict)
     stacks: Mapping[int, RankStacks] = field(default_factory=dict)
-    like: Mapping[str, int] = field(default_factory=dict)
+    examples: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that the report is made from, read at one moment (``now_ns``); ``causes`` is what it judges by.
+    """All input of the report, read at one time (``now_ns``); ``causes`` are the catalogue's rows.
 
-    ``source`` is "ftslurm", or what else it was read from. ``judged`` is no fact: verdicts that
-    `ftslurm.report.blame` has already reached on these facts, by round and rank (None: on those that only follow).
+    ``source`` is "ftslurm", or another source. ``judged`` is no fact but a cache: verdicts of
+    `ftslurm.report.root_cause` on these facts, by round and rank (None: on the cascades).
     """
 
     directory: str
@@ -386,7 +390,7 @@ class Snapshot:
     run: Run | None = None
     attempts: tuple[Attempt, ...] = ()
     state: State | None = None
-    nodes: tuple[NodeWord, ...] = ()
+    nodes: tuple[NodeRecordFacts, ...] = ()
     rounds: tuple[RoundFiles, ...] = ()
     skipped_rounds: int = 0
     problems: tuple[Problem, ...] = ()
@@ -401,9 +405,9 @@ class Snapshot:
 
     @property
     def attempt(self) -> Attempt | None:
-        """The attempt that the state is of; the newest one where there is no state.
+        """The attempt of the state; the newest one where there is no state.
 
-        A job that was refused, because another one holds the run, has a newer attempt that never had a part in it.
+        A job that was refused, because another one holds the run, has a newer attempt that never took part.
         """
         if self.state is not None and self.state.attempt is not None:
             return next((each for each in self.attempts if each.attempt == self.state.attempt), None)

@@ -14,7 +14,7 @@ Json: TypeAlias = "Mapping[str, Any]"
 
 
 class Malformed(ValueError):
-    """A file's content is not what its format says; the text is for the user."""
+    """A file's content does not match its format; the text is for the user."""
 
 
 def integer(o: Json, key: str) -> int | None:
@@ -55,18 +55,18 @@ def need_text(o: Json, key: str) -> str:
 
 
 def objects(o: Json, key: str) -> list[Json]:
-    """Return the objects of a list, other things left out."""
+    """Return the objects in a list, without other elements."""
     value = o.get(key)
     return [x for x in value if isinstance(x, dict)] if isinstance(value, list) else []
 
 
 def texts(o: Json, key: str) -> tuple[str, ...]:
-    """Return the texts of a list, other things left out."""
+    """Return the texts in a list, without other elements."""
     value = o.get(key)
     return tuple(x for x in value if isinstance(x, str)) if isinstance(value, list) else ()
 
 
 def brief(value: object) -> str:
-    """Show a value in few characters."""
+    """Format a value in few characters."""
     shown = repr(value) if isinstance(value, (str, int, float, type(None))) else type(value).__name__
     return shown if len(shown) <= 60 else shown[:57] + "..."

@@ -1,4 +1,4 @@
-"""The forms that a report can be had in, by name; each renderer is loaded only when it is asked for."""
+"""The output formats of a report, by name; each renderer is loaded on first use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SUFFIXES = {".json": "json", ".md": "markdown", ".markdown": "markdown", ".html
 
 
 def format_of(path: Path | None) -> str:
-    """Return the format that a file's name asks for; text if it asks for none."""
+    """Return the format for a file's suffix; text if there is none."""
     return _SUFFIXES.get(path.suffix.lower(), "text") if path is not None else "text"
 
 
@@ -23,7 +23,7 @@ def rendered(report: Mapping[str, Any], form: str, *, colour: bool = False, page
         report: what `ftslurm.report.analysis.analyse` returned.
         form: the format's name.
         colour: whether text gets ANSI colours.
-        page_directory: where an HTML page will lie; links to files below are relative.
+        page_directory: the directory of the HTML page; links to files below it are relative.
 
     Raises:
         ValueError: there is no such format.

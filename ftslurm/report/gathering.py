@@ -1,7 +1,7 @@
 """Read a run directory into a `Snapshot`: bounded, reading only, and never stopped by a bad file.
 
-Whatever cannot be used (torn, empty, huge, a link, somebody else's, made by a newer ftslurm) becomes a
-`Problem` that names the file and the reason; the rest is still told.
+An unusable file (torn, empty, huge, a link, another user's, written by a newer ftslurm) becomes a
+`Problem` with the file and the reason; the rest is still reported.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from ftslurm.failures.causes import ROWS, Cause
 from ftslurm.monitor import stacksfile
 from ftslurm.monitor.stacksfile import LIMIT as STACKS_LIMIT
 from ftslurm.monitor.stacksfile import RankStacks
-from ftslurm.report import blame
+from ftslurm.report import root_cause
 from ftslurm.report.align import aligned, corrected
-from ftslurm.report.alike import Alike
 from ftslurm.report.decode import (
     Json,
     Malformed,
     attempt_from,
     check_schema,
     defect_from,
-    node_word_from,
+    node_record_from,
     round_node_from,
     run_from,
     state_from,
@@ -36,7 +35,7 @@ from ftslurm.report.facts import (
     Attempt,
     Defect,
     LogTail,
-    NodeWord,
+    NodeRecordFacts,
     Problem,
     RankError,
     RoundFiles,
@@ -46,12 +45,13 @@ from ftslurm.report.facts import (
     State,
     StepEnd,
 )
-from ftslurm.report.hung import hang_of
-from ftslurm.report.overlap import overlapped
+from ftslurm.report.failed_worker import FailedWorker
+from ftslurm.report.hang_records import hang_of
+from ftslurm.report.parallel_read import read_in_parallel
 from ftslurm.report.reading import list_directory, open_folder, parse_json, read_file, read_tail
+from ftslurm.report.record_patterns import RecordDecoder
+from ftslurm.report.sampling import examples, from_summary
 from ftslurm.report.scheduler import scheduler_from
-from ftslurm.report.suspect import Suspect
-from ftslurm.report.unread import examples, stand_in
 
 KIB = 1024
 SMALL_LIMIT = 64 * KIB
@@ -59,15 +59,15 @@ RECORD_LIMIT = 1024 * KIB
 STATE_LIMIT = 64 * 1024 * KIB
 TAIL_LIMIT = 64 * KIB
 STATE_TRIES = 5
-# Older rounds are told from the state alone: a run of a thousand rounds must not mean a million reads.
+# Older rounds are reported from the state alone: a run of a thousand rounds must not cause a million reads.
 DETAILED_ROUNDS = 64
 TAILS_PER_ROUND = 32
 TAILS_IN_ALL = 512
-# A record has some KiB; of ranks that all wrote the most that is allowed, 16,384 would fill the memory.
+# A record has some KiB; 16,384 records of the maximal size would fill the memory.
 USUAL_RECORD = 16 * KIB
 RECORDS_IN_ALL = 96 * 1024 * KIB
 STACKS_ROUNDS = 8
-# What is read of ranks known by their short forms may show that others are shown instead; the second look finds none.
+# Records read for ranks known by summaries may change which ranks are shown; the second pass usually finds none.
 SHOWN_TRIES = 4
 STACKS_IN_ALL = 256 * 1024 * KIB
 PROBLEMS_KEPT = 1000
@@ -85,21 +85,21 @@ def gather(
     rank: int | None = None,
     every: bool = False,
 ) -> Snapshot:
-    """Read everything that the report needs from a run directory.
+    """Read all input of the report from a run directory.
 
     Args:
         directory: the run directory.
         now_ns: the time of reading, nanoseconds since the epoch.
-        round_number: a round whose files are wanted even if it is an old one.
-        causes: the rows to judge by; None: ftslurm's, and those that entry points add.
-        rank: a rank whose output is wanted from round ``round_number``, whatever became of it.
-        every: whether the output of all that failed in that round is wanted, not only where it may matter.
+        round_number: a round whose files are read even if it is an old one.
+        causes: the catalogue's rows; None: ftslurm's, and those of entry points.
+        rank: a rank whose output from round ``round_number`` is read, however it ended.
+        every: whether to read the output of all failed ranks of that round, not only where it may matter.
 
     Returns:
-        What could be read. No file's content or absence raises.
+        All readable facts. No file's content or absence raises.
 
     Raises:
-        OSError: the directory itself is not there or may not be entered.
+        OSError: the directory itself does not exist or cannot be entered.
     """
     reader = _Reader(directory, os.stat(directory).st_uid)
     reader.rank, reader.every = rank, every
@@ -112,12 +112,12 @@ def gather(
 class _Reader:
     def __init__(self, directory: Path, owner: int) -> None:
         self.directory = directory
-        # What root owns, an administrator put there on purpose.
+        # An administrator placed root's files on purpose.
         self.owners = frozenset((owner, 0))
         self.problems: list[Problem] = []
         self.stacks_left = STACKS_IN_ALL
         self.records_left = RECORDS_IN_ALL
-        self.alike = Alike()
+        self.decoder = RecordDecoder()
         self.rank: int | None = None
         self.every = False
         self.tried: set[tuple[int, int]] = set()
@@ -126,10 +126,10 @@ class _Reader:
         run = self.record(self.directory / "run.json", "ftslurm/run", SMALL_LIMIT, run_from)
         attempts = tuple(self.attempts())
         state = self.state()
-        nodes = tuple(self.node_words())
+        nodes = tuple(self.node_records())
         numbers = self.round_numbers()
         chosen = [n for i, n in enumerate(numbers) if i >= len(numbers) - DETAILED_ROUNDS or n == round_number]
-        # Rows of others may look at anything in a record.
+        # Rows of plugins may depend on anything in a record.
         whole = causes is not ROWS
         rounds = tuple(self.round(number, whole=whole or (self.every and number == round_number)) for number in chosen)
         snapshot = Snapshot(
@@ -146,7 +146,7 @@ class _Reader:
             defects=tuple(self.defects()),
             steps=tuple(self.steps()),
         )
-        # Before anything is judged: which output ends are read depends on who failed first.
+        # Before judging: the first failure decides which output tails are read.
         snapshot = self.with_shown(aligned(snapshot))
         snapshot = replace(snapshot, rounds=tuple(self.with_stacks(snapshot, round_number)))
         snapshot = replace(snapshot, rounds=tuple(self.with_tails(snapshot, round_number)))
@@ -176,7 +176,7 @@ class _Reader:
     def records(
         self, parent: Path, names: Sequence[str], schema: str, build: Callable[[Json], Fact]
     ) -> Iterable[tuple[str, Fact]]:
-        """Yield what the files ``names`` of a folder say, with their names; those that say nothing are left out."""
+        """Yield the decoded files ``names`` of a folder, with their names; unusable ones are omitted."""
         for name, data in self.contents(parent, names):
             try:
                 if data is not None:
@@ -203,7 +203,7 @@ class _Reader:
         if folder is None:
             return
         try:
-            for name, data in zip(names, overlapped(read, names), strict=True):
+            for name, data in zip(names, read_in_parallel(read, names), strict=True):
                 if isinstance(data, bytes):
                     yield name, data
                 elif data is not None:
@@ -261,13 +261,13 @@ class _Reader:
         header, _, payload = data.partition(b"\n")
         cell = check_schema(parse_json(header), "ftslurm/cell")
         if cell.get("token") != token:
-            raise Malformed("its header names another generation than its name")
+            raise Malformed("the header gives another generation than the file name")
         return state_from(check_schema(parse_json(payload), "ftslurm/state"), token)
 
-    def node_words(self) -> Iterable[NodeWord]:
+    def node_records(self) -> Iterable[NodeRecordFacts]:
         parent = self.directory / "nodes"
-        for _, word in self.records(parent, _published(self.listing(parent)[0]), "ftslurm/node", node_word_from):
-            yield word
+        for _, record in self.records(parent, _published(self.listing(parent)[0]), "ftslurm/node", node_record_from):
+            yield record
 
     def round_numbers(self) -> list[int]:
         folders = self.listing(self.directory / "rounds")[1]
@@ -276,19 +276,21 @@ class _Reader:
     def round(self, number: int, *, whole: bool) -> RoundFiles:
         parent = self.directory / "rounds" / f"{number:06d}"
         nodes = tuple(self.round_nodes(parent / "nodes", number))
-        like = {} if whole else examples(nodes)
-        told = {w.rank for node in nodes if node.ended_ns is not None for w in node.workers if w.told and w.ended_ns}
+        samples = {} if whole else examples(nodes)
+        recorded = {
+            w.rank for node in nodes if node.ended_ns is not None for w in node.workers if w.error_known and w.ended_ns
+        }
         ended = [w for node in nodes for w in node.workers if w.ended_ns is not None]
-        # A rank that its agent saw end well, or stopped before it could fail, has no record worth an open.
+        # A rank that succeeded or was stopped, by its agent's record, has no error record worth an open.
         done = {w.rank for w in ended if not w.failed and not w.stopped_by_ftslurm}
-        done |= set() if whole else told - {self.rank, *like.values()}
-        # Where all ranks are told of, nobody need ask which have a folder.
-        everybody = len({node.world_size for node in nodes}) == 1 and len(told) == nodes[0].world_size
-        ranks = sorted((told if everybody else set(self.ranks(parent / "ranks"))) - done)
-        return RoundFiles(number, nodes, self.errors(number, ranks), like=like)
+        done |= set() if whole else recorded - {self.rank, *samples.values()}
+        # If all ranks are recorded, the listing of their folders is not needed.
+        complete = len({node.world_size for node in nodes}) == 1 and len(recorded) == nodes[0].world_size
+        ranks = sorted((recorded if complete else set(self.ranks(parent / "ranks"))) - done)
+        return RoundFiles(number, nodes, self.errors(number, ranks), examples=samples)
 
     def errors(self, number: int, ranks: Iterable[int]) -> dict[int, RankError]:
-        """Read the error records of these ranks, if they have not been; those that cannot be read are left out."""
+        """Read the error records of these ranks; unreadable ones are omitted."""
         ranks = [rank for rank in ranks if (number, rank) not in self.tried]
         self.tried.update((number, rank) for rank in ranks)
         parent = self.directory / "rounds" / f"{number:06d}"
@@ -296,39 +298,41 @@ class _Reader:
         for name, data in self.contents(parent / "ranks", [f"{rank:05d}/error.json" for rank in ranks]):
             rank = int(name[:5])
             try:
-                errors[rank] = self.kept(self.alike.error(data, rank), len(data))
+                errors[rank] = self.within_limit(self.decoder.error(data, rank), len(data))
             except Malformed as error:
                 self.problem(parent / "ranks" / name, str(error))
         return errors
 
     def with_shown(self, snapshot: Snapshot) -> Snapshot:
-        """Read the error records that are shown, of ranks that are known by their short forms."""
+        """Read the error records that are shown, of ranks known by their record summaries."""
         for files in snapshot.rounds:
             for _ in range(SHOWN_TRIES):
-                wanted = blame.unread(snapshot, files.number)
+                wanted = root_cause.records_to_read(snapshot, files.number)
                 if not wanted:
                     break
-                snapshot = blame.with_errors(snapshot, files.number, self.shown(snapshot, files, wanted))
+                snapshot = root_cause.with_errors(snapshot, files.number, self.read_errors(snapshot, files, wanted))
         return snapshot
 
-    def shown(self, snapshot: Snapshot, files: RoundFiles, ranks: set[int]) -> dict[int, RankError]:
-        seen = {worker.rank: (node, worker) for node in files.nodes for worker in node.workers if worker.rank in ranks}
-        # What is not there has to do as the short form tells it.
-        shorts = {rank: stand_in(node, each, each.error, None) for rank, (node, each) in seen.items() if each.error}
+    def read_errors(self, snapshot: Snapshot, files: RoundFiles, ranks: set[int]) -> dict[int, RankError]:
+        known = {worker.rank: (node, worker) for node in files.nodes for worker in node.workers if worker.rank in ranks}
+        # Without a file, the record summary is used.
+        shorts = {
+            rank: from_summary(node, each, each.error, None) for rank, (node, each) in known.items() if each.error
+        }
         for rank, error in self.errors(files.number, sorted(ranks)).items():
-            shorts[rank] = corrected(snapshot, files, error, seen[rank][0].node)
+            shorts[rank] = corrected(snapshot, files, error, known[rank][0].node)
         return shorts
 
-    def kept(self, error: RankError, size: int) -> RankError:
-        """Return a record, without its long texts once those of other ranks have filled the room for them."""
+    def within_limit(self, error: RankError, size: int) -> RankError:
+        """Return a record, without its long texts once the records in memory have reached their limit."""
         if size <= USUAL_RECORD:
             return error
         self.records_left -= size
         if self.records_left >= 0:
             return error
         if self.records_left + size >= 0:
-            told = f"more than {RECORDS_IN_ALL} bytes of long error records; of the others only short facts are kept"
-            self.problem(self.directory / "rounds", told)
+            message = f"more than {RECORDS_IN_ALL} bytes of long error records; of the others only short facts are kept"
+            self.problem(self.directory / "rounds", message)
         exception = error.exception
         if exception is not None:
             exception = replace(exception, message=exception.message[:2000], frames=(), link=None, members=(), notes=())
@@ -344,12 +348,12 @@ class _Reader:
         names = _published(self.listing(parent)[0])
         for name, node in self.records(parent, names, "ftslurm/round-node", round_node_from):
             if node.round != number:
-                self.problem(parent / name, f"speaks of round {node.round}; ignored")
+                self.problem(parent / name, f"belongs to round {node.round}; ignored")
                 continue
             yield node
 
     def with_stacks(self, snapshot: Snapshot, chosen: int | None) -> Iterable[RoundFiles]:
-        """Read the stacks of the ranks for the rounds that a hang ended: the newest ones, and the one asked for."""
+        """Read the ranks' stacks for rounds that a hang ended: the newest ones, and the requested one."""
         hung = [files.number for files in snapshot.rounds if hang_of(snapshot, files.number) is not None]
         wanted = {number for number in hung if number in hung[-STACKS_ROUNDS:] or number == chosen}
         for files in snapshot.rounds:
@@ -360,8 +364,8 @@ class _Reader:
         names = [f"{rank:05d}/stacks.txt" for rank in self.ranks(parent)]
         for name, data in self.contents(parent, names, STACKS_LIMIT):
             if self.stacks_left <= 0:
-                told = f"more than {STACKS_IN_ALL} bytes of stacks; this one and the next ones are not read"
-                self.problem(parent / name, told)
+                message = f"more than {STACKS_IN_ALL} bytes of stacks; this one and the next ones are not read"
+                self.problem(parent / name, message)
                 return
             found = stacksfile.parse(data)
             if found is not None and found.rank == int(name[:5]):
@@ -369,13 +373,13 @@ class _Reader:
                 yield found.rank, found
 
     def with_tails(self, snapshot: Snapshot, chosen: int | None) -> Iterable[RoundFiles]:
-        """Read the output ends that can change or explain a verdict, newest rounds first."""
+        """Read the output tails that can change or explain a verdict, newest rounds first."""
         budget = TAILS_IN_ALL
         done: list[RoundFiles] = []
         for files in reversed(snapshot.rounds):
-            found = blame.suspects(snapshot, files.number)
+            found = root_cause.failed_workers(snapshot, files.number)
             every = self.every and files.number == chosen
-            wanted = found[:1] + [s for s in found[1:] if every or blame.tail_needed(s)]
+            wanted = found[:1] + [s for s in found[1:] if every or root_cause.tail_needed(s)]
             wanted = wanted[: min(TAILS_IN_ALL if every else TAILS_PER_ROUND, budget)]
             budget -= len(wanted)
             folder = self.log_folder(snapshot, files)
@@ -393,18 +397,18 @@ class _Reader:
         return reversed(done)
 
     def log_folder(self, snapshot: Snapshot, files: RoundFiles) -> Path:
-        entry = blame.history_of(snapshot, files.number)
+        entry = root_cause.history_of(snapshot, files.number)
         names = {n.attempt for n in files.nodes} | {entry.attempt if entry else None}
         logs = next((a.logs for a in snapshot.attempts if a.attempt in names and a.logs), None)
         base = Path(logs) if logs and os.path.isabs(logs) and "\0" not in logs else self.directory
         return base / "rounds" / f"{files.number:06d}" / "ranks"
 
-    def tails(self, folder: Path, suspect: Suspect, *, first: bool) -> Iterable[LogTail]:
-        yield from self.logs(folder / f"{suspect.rank:05d}", ("stderr", "stdout") if first else ("stderr",))
-        if first and suspect.stacks is None and suspect.exception is None:
+    def tails(self, folder: Path, worker: FailedWorker, *, first: bool) -> Iterable[LogTail]:
+        yield from self.logs(folder / f"{worker.rank:05d}", ("stderr", "stdout") if first else ("stderr",))
+        if first and worker.stacks is None and worker.exception is None:
             ranks = self.directory / "rounds" / folder.parent.name / "ranks"
-            for tail in self.tail("stacks", ranks / f"{suspect.rank:05d}" / "stacks.txt"):
-                # Those of a hang say where it was, not how it ended.
+            for tail in self.tail("stacks", ranks / f"{worker.rank:05d}" / "stacks.txt"):
+                # A hang's evidence is its stacks, not the end of its output.
                 if not tail.text.startswith(stacksfile.MARK):
                     yield tail
 

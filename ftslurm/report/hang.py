@@ -1,4 +1,4 @@
-"""A round that ended because a rank hung: which rank it was, and where all of them were (pure)."""
+"""A round that ended because a rank hung: the suspect rank, and the locations of all ranks (pure)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ftslurm.failures.causes import Evidence, classify
-from ftslurm.monitor.places import BUILD_LOCK, WAITS
-from ftslurm.monitor.traces import Frame
+from ftslurm.monitor.faulthandler_text import Frame
+from ftslurm.monitor.stack_classifier import BUILD_LOCK, WAITS
 from ftslurm.monitor.triage import (
     ELSEWHERE,
     MISMATCH,
@@ -22,27 +22,27 @@ from ftslurm.monitor.triage import (
     tree,
     triage,
 )
-from ftslurm.report.evidence import FAILURE_KEYS, VARIABLE, log_end, place_of
+from ftslurm.report.evidence import FAILURE_KEYS, VARIABLE, location_of, log_end
 from ftslurm.report.facts import Failure, LogTail, RoundFiles, Worker
-from ftslurm.report.hung import HANG
-from ftslurm.report.words import ranges
+from ftslurm.report.hang_records import HANG
+from ftslurm.report.wording import ranges
 
 GROUPS_KEPT, BRANCHES_FROM = 64, 6
 NATIVE_LINES = 60
 _ADVICE = {
-    ODD: "The others wait for it: its stack below shows what it does instead.",
-    ELSEWHERE: "It is not where most ranks are; what those wait for is not seen from Python.",
-    OVERDUE: "The time-out that expired was its own, and it does not wait for another rank as far as Python sees.",
-    MISMATCH: "Ranks took different ways through the script: look for a condition on the rank or on its data.",
+    ODD: "The others wait for it: its stack below shows its own location.",
+    ELSEWHERE: "It is not where most ranks are; Python's stacks do not show what those wait for.",
+    OVERDUE: "The time-out that expired was its own, and its Python stack shows no wait for another rank.",
+    MISMATCH: "Ranks took different paths through the script: check for a condition on the rank or on its data.",
     "stopped": "It was stopped from outside: by kill -STOP, a debugger or a suspended container.",
-    "uninterruptible": "It waits in its node's kernel, mostly for a filesystem or a device: look at dmesg there.",
+    "uninterruptible": "It waits in its node's kernel, mostly for a filesystem or a device: check dmesg there.",
     "ended": "It had ended while the others still waited for it: ranks must take part in equally many collectives.",
 }
 _LOCKED = (
     "A rank waits for the file `lock` in the build directory of a C++ extension. If no process builds it any more, "
     "remove it: find ${TORCH_EXTENSIONS_DIR:-~/.cache/torch_extensions} -name lock -delete"
 )
-_NOBODY = "All wait, and Python's stacks do not tell for what: look at the network and the devices of all nodes."
+_NO_SUSPECT = "All wait, and Python's stacks do not show for what: check the network and the devices of all nodes."
 
 Dict = dict[str, Any]
 
@@ -59,13 +59,13 @@ def hang_failure(
     """Describe a hang as a first failure; the same keys as for a worker, and "hang"."""
     suspect = verdict.suspects[0] if verdict.suspects else None
     rank = suspect.ranks[0] if suspect else hang.rank
-    node, worker = _seen(files, rank)
-    accused = [rank for group in verdict.suspects for rank in group.ranks]
+    node, worker = _worker_of(files, rank)
+    suspect_ranks = [rank for group in verdict.suspects for rank in group.ranks]
     shown = suspect or next((group for group in verdict.groups if hang.rank in group.ranks), None)
-    frame = shown.doing.place if shown and shown.doing else None
+    frame = shown.activity.place if shown and shown.activity else None
     cause = classify(Evidence(kind=HANG))
     name = node or (suspect.nodes[0] if suspect else hang.node)
-    seen_step = worker.progress.last_step if worker and worker.progress else None
+    last_step = worker.progress.last_step if worker and worker.progress else None
     failure: Dict = dict.fromkeys(FAILURE_KEYS)
     return failure | {
         "round": files.number,
@@ -77,17 +77,17 @@ def hang_failure(
         "time_ns": hang.time_ns,
         "kind": HANG,
         "core_dumped": False,
-        "step": next((s for s in (seen_step, hang.step, step) if s is not None), None),
+        "step": next((s for s in (last_step, hang.step, step) if s is not None), None),
         "cause": cause.name,
         "title": cause.title,
         "role": cause.role,
         "advice": _advice(verdict) if files.stacks else cause.advice,
         "what": _what(verdict, hang),
-        "where": place_of(frame.file, frame.line, frame.function, None, cwd) if frame else None,
+        "where": location_of(frame.file, frame.line, frame.function, None, cwd) if frame else None,
         "log": log_end(tails, None),
         "signature": _signature(verdict, hang),
         "same_as_rounds": [],
-        "ranks": ranges(accused) if accused else str(hang.rank),
+        "ranks": ranges(suspect_ranks) if suspect_ranks else str(hang.rank),
         "argv": [],
         "evidence": ["state", *(["stacks"] if files.stacks else [])],
         "evidence_lines": [],
@@ -103,14 +103,14 @@ def hang_failure(
 
 
 def whereabouts(files: RoundFiles, verdict: Triage, world: int | None) -> Dict | None:
-    """Say where the ranks were; see `ftslurm.report.analysis` for the keys. None if no stacks were collected."""
+    """Return the ranks' locations; see `ftslurm.report.analysis` for the keys. None if no stacks were collected."""
     if not files.stacks:
         return None
     ordered = [*verdict.suspects, *(group for group in verdict.groups if group not in verdict.suspects)]
     missing = sorted(set(range(world or 0)) - set(files.stacks))
     return {
         "verdict": verdict.verdict,
-        "words": verdict.words,
+        "text": verdict.words,
         "groups": [_group(files, group, suspect=group in verdict.suspects) for group in ordered[:GROUPS_KEPT]],
         "more_groups": max(0, len(ordered) - GROUPS_KEPT),
         "tree": [_branch(branch) for branch in tree(ordered[:BRANCHES_FROM])],
@@ -126,7 +126,7 @@ def _group(files: RoundFiles, group: Group, *, suspect: bool) -> Dict:
         "nodes": list(group.nodes[:8]),
         "node_count": len(group.nodes),
         "suspect": suspect,
-        "waits": group.doing is not None and group.doing.kind == WAITS,
+        "waits": group.activity is not None and group.activity.kind == WAITS,
         "text": describe(group),
         "problem": group.problem,
         "facts": dict(first.facts) if group.problem else {},
@@ -148,7 +148,7 @@ def _frame(frame: Frame) -> str:
 
 
 def _what(verdict: Triage, hang: Failure) -> str:
-    """What happened, as the middle of "rank 412 on n51: ..."."""
+    """The description after "rank 412 on n51: "."""
     if not verdict.suspects:
         return f"hung: {hang.message}"
     suspect = verdict.suspects[0]
@@ -157,18 +157,24 @@ def _what(verdict: Triage, hang: Failure) -> str:
     rest = [group for group in verdict.groups if group not in verdict.suspects]
     if not rest:
         return text
-    verb = ("waits" if len(rest[0].ranks) == 1 else "wait") if rest[0].doing and rest[0].doing.kind == WAITS else ""
+    verb = (
+        ("waits" if len(rest[0].ranks) == 1 else "wait") if rest[0].activity and rest[0].activity.kind == WAITS else ""
+    )
     be = verb or ("is" if len(rest[0].ranks) == 1 else "are")
     return f"{text}, while {count(rest[0])} {be} {describe(rest[0])}"
 
 
 def _advice(verdict: Triage) -> str:
-    if any(group.doing is not None and group.doing.activity == BUILD_LOCK for group in verdict.groups):
+    if any(group.activity is not None and group.activity.activity == BUILD_LOCK for group in verdict.groups):
         return _LOCKED
     if verdict.verdict != NO_ANSWER:
-        return _ADVICE.get(verdict.verdict, _NOBODY) if verdict.suspects or verdict.verdict == MISMATCH else _NOBODY
+        return (
+            _ADVICE.get(verdict.verdict, _NO_SUSPECT)
+            if verdict.suspects or verdict.verdict == MISMATCH
+            else _NO_SUSPECT
+        )
     problem = verdict.suspects[0].problem or ""
-    return next(text for word, text in _ADVICE.items() if word in problem)
+    return next(text for key, text in _ADVICE.items() if key in problem)
 
 
 def _signature(verdict: Triage, hang: Failure) -> str:
@@ -177,7 +183,7 @@ def _signature(verdict: Triage, hang: Failure) -> str:
     return f"{HANG}|{verdict.verdict}|{VARIABLE.sub('#', text)[:200]}"
 
 
-def _seen(files: RoundFiles, rank: int) -> tuple[str | None, Worker | None]:
+def _worker_of(files: RoundFiles, rank: int) -> tuple[str | None, Worker | None]:
     return next(((n.node, w) for n in files.nodes for w in n.workers if w.rank == rank), (None, None))
 
 

@@ -1,10 +1,10 @@
-"""The parts of a text report about a hang: where the ranks were, and their stacks (pure)."""
+"""The parts of a text report about a hang: the ranks' locations and stacks (pure)."""
 
 from __future__ import annotations
 
 from ftslurm.dataclasses import replace
 from ftslurm.report.style import Json, Style
-from ftslurm.report.words import clip, count, safe
+from ftslurm.report.wording import clip, count, safe
 
 GROUPS_SHOWN = 10
 FRAMES_SHOWN_FIRST, FRAMES_SHOWN_LAST = 3, 12
@@ -20,7 +20,7 @@ _MARKED = {
 
 
 def whereabouts(entry: Json, style: Style) -> list[str]:
-    """One line for each group of ranks, suspects first; and what the kernel says of those that could not answer."""
+    """One line for each group of ranks, suspects first; kernel facts of those whose stacks are missing."""
     where = entry["whereabouts"]
     if where is None:
         return []
@@ -31,24 +31,24 @@ def whereabouts(entry: Json, style: Style) -> list[str]:
     lines = [style.section(f"where the ranks of round {entry['round']} were")]
     for name, group in rows:
         mark = "*" if group["suspect"] else " "
-        told = column.wrapped(safe(group["text"]), "", "")
-        lines += [f" {mark}{clip(name, width):<{width}}  {told[0] if told else '?'}"]
-        lines += [f"  {'':<{width}}  {more}" for more in told[1:]]
+        wrapped = column.wrapped(safe(group["text"]), "", "")
+        lines += [f" {mark}{clip(name, width):<{width}}  {wrapped[0] if wrapped else '?'}"]
+        lines += [f"  {'':<{width}}  {more}" for more in wrapped[1:]]
         lines += [style.line(f"  {fact}") for fact in _facts(group["facts"])] if group["suspect"] else []
     left_out = len(where["groups"]) - GROUPS_SHOWN + where["more_groups"]
-    lines += [f"  {count(left_out, 'more place')} (see --json)"] if left_out > 0 else []
+    lines += [f"  {count(left_out, 'more location')} (see --json)"] if left_out > 0 else []
     missing = where["missing"]
     if missing is not None:
         lines.append(style.line(f"no stacks were collected of {count(missing['count'], 'rank')} ({missing['ranks']})"))
     if any(group["suspect"] for group in groups):
         lines.append(f"  *: {_MARKED[where['verdict']]}")
     else:
-        lines.append("  none of them is the odd one")
+        lines.append("  none of them is a suspect")
     return lines
 
 
 def stacks(entry: Json, style: Style) -> list[str]:
-    """The stacks as a tree: what ranks have in common once, then where they part; at last py-spy's."""
+    """The stacks as a tree: common frames once, then the branches; finally py-spy's frames."""
     where = entry["whereabouts"]
     if where is None:
         return []

@@ -1,11 +1,11 @@
-"""The first lines of a text report: what happened, where, and what became of it (pure)."""
+"""The first lines of a text report: what failed, where, and the consequences (pure)."""
 
 from __future__ import annotations
 
 from ftslurm.failures.causes import CASCADE, OTHER_NODE, POINTLESS
 from ftslurm.report.finding import finding
 from ftslurm.report.style import Json, Style
-from ftslurm.report.words import (
+from ftslurm.report.wording import (
     after,
     clip,
     count,
@@ -16,21 +16,21 @@ from ftslurm.report.words import (
     ranges,
     safe,
     stopped_by,
+    subject,
     verdict,
     what,
-    who,
 )
 
 SURVIVED_SHOWN = SAME_TIME_SHOWN = 3
 REPEATS_SHOWN = 2
 RESTARTS = {OTHER_NODE: "A restart makes sense without that node.", POINTLESS: "A restart alone is pointless."}
 UNTOLD = ("exception", "system-exit", "exit", "signal", "missing-file", "permission", "interrupt", "import-error")
-"""Causes whose titles say nothing that is not in the message."""
+"""Causes whose titles repeat the message."""
 TIMED_OUT = ("collective-timeout", "nccl-timeout")
 
 
 def headline(report: Json, style: Style) -> list[str]:
-    """Say the answer; three lines are enough to know it, the next ones help."""
+    """Return the headline: the answer in three lines, then details."""
     form = {"succeeded": _succeeded, "failed": _failed, "stopped": _stopped, "running": _running}
     return form.get(report["status"], _unfinished)(report, style)
 
@@ -54,7 +54,7 @@ def _succeeded(report: Json, style: Style) -> list[str]:
     parts += [] if report["duration_s"] is None else [duration(report["duration_s"])]
     parts += [] if survived else ["no failure"]
     lines = style.title(f"{_id(report)} succeeded{survived}", f": {', '.join(parts)}", "green")
-    lines += _survived(report, style) + _again(report, style) + _extent(report, style)
+    lines += _survived(report, style) + _repeated_failures(report, style) + _extent(report, style)
     code = report["exit_code"]
     return lines + ([f"  but the exit code is {code}"] if code else [])
 
@@ -64,30 +64,30 @@ def _failed(report: Json, style: Style) -> list[str]:
     if cause is None:
         reason = first_line(report["reason"] or "") or "why is not recorded"
         return [*style.title(title, f": {reason}", "red"), f"  {_exit(report)}", *_extent(report, style)]
-    text = _in_short(cause, style.width - len(title) - 2, style.width)
+    text = _short_verdict(cause, style.width - len(title) - 2, style.width)
     lines = [*style.title(title, f": {text}", "red"), *_place(cause, style)]
     lines += _doubts(report, cause, style) + style.wrapped(_ending(report, cause))
-    return lines + _again(report, style) + _hints(cause, style)
+    return lines + _repeated_failures(report, style) + _hints(cause, style)
 
 
-def _in_short(cause: Json, room: int, width: int) -> str:
-    """Say the verdict; a message that is too long for its room must not leave out what the cause is."""
+def _short_verdict(cause: Json, limit: int, width: int) -> str:
+    """Return the verdict within a width; a long message must not displace the cause's title."""
     text = verdict(cause)
     if cause["role"] == CASCADE:
-        # One line, so that the doubt about it stands in line three.
-        return text if len(text) <= room else clip(f"{who(cause)}: {cause['title']}", room)
-    fits = len(text) <= room + width - 8  # of the second line, for its indent and where words break
+        # One line, so that the uncertainty is in line three.
+        return text if len(text) <= limit else clip(f"{subject(cause)}: {cause['title']}", limit)
+    fits = len(text) <= limit + width - 8  # of the second line, for its indent and word wrapping
     if fits or cause["rank"] is None or cause["hang"] is not None or cause["cause"] in UNTOLD:
         return text
-    shown = text[: room + width]
-    return text if cause["title"].lower() in shown.lower() else f"{who(cause)}: {cause['title']} ({what(cause)})"
+    shown = text[: limit + width]
+    return text if cause["title"].lower() in shown.lower() else f"{subject(cause)}: {cause['title']} ({what(cause)})"
 
 
 def _ending(report: Json, cause: Json) -> str:
     entry = _entry(report, cause)
     reason = first_line(report["reason"] or "")
     if entry is not None and entry["reason"]:
-        # The recorded reason repeats the failure, which stands above in better words.
+        # The recorded reason repeats the failure, which is described above.
         reason = reason.removeprefix(first_line(entry["reason"])).lstrip("; ")
     return f"{reason}; {_exit(report)}" if reason else _exit(report)
 
@@ -118,7 +118,7 @@ def _running(report: Json, style: Style) -> list[str]:
     if cause is not None:
         lines += [style.line(f"newest failure: {verdict(cause)}"), *_place(cause, style)]
         lines += _doubts(report, cause, style)
-    return [*lines, f"  {_heard(report, style)}", *_survived(report, style), *_again(report, style)]
+    return [*lines, f"  {_activity(report, style)}", *_survived(report, style), *_repeated_failures(report, style)]
 
 
 def _unfinished(report: Json, style: Style) -> list[str]:
@@ -126,12 +126,12 @@ def _unfinished(report: Json, style: Style) -> list[str]:
     if report["job"] is not None:
         return _without_run(report["job"], _id(report), style)
     if report["source"] != "ftslurm":
-        said = f": no failure shows in these {safe(report['source'])}"
-        return [*style.title(_id(report), said, "yellow"), *_survived(report, style)]
-    lines = style.title(f"{_id(report)}: no end was recorded", f"; {_heard(report, style)}", "yellow")
+        text = f": no failure found in these {safe(report['source'])}"
+        return [*style.title(_id(report), text, "yellow"), *_survived(report, style)]
+    lines = style.title(f"{_id(report)}: no end was recorded", f"; {_activity(report, style)}", "yellow")
     if cause is not None:
         lines += [style.line(verdict(cause)), *_place(cause, style)]
-        lines += _doubts(report, cause, style) + _again(report, style) + _hints(cause, style)
+        lines += _doubts(report, cause, style) + _repeated_failures(report, style) + _hints(cause, style)
     elif rounds:
         last = rounds[-1]
         outcome = f", which had {last['outcome']}" if last["outcome"] in ("succeeded", "failed") else ""
@@ -140,7 +140,7 @@ def _unfinished(report: Json, style: Style) -> list[str]:
         lines.append("  no round is recorded")
     step = report["step"]
     why = style.wrapped(step["line"]) if step is not None else []
-    why += _slurm(report, style) or ([] if step is not None else style.wrapped(_ask(report)))
+    why += _slurm(report, style) or ([] if step is not None else style.wrapped(_query_hint(report)))
     return [*lines, *why, *_survived(report, style)]
 
 
@@ -151,24 +151,24 @@ def _without_run(job: Json, name: str, style: Style) -> list[str]:
     return [*lines, *(f"    {safe(text)}" for text in job["last_lines"])]
 
 
-def _ask(report: Json) -> str:
+def _query_hint(report: Json) -> str:
     attempts = report["run"]["attempts"]
     job = safe(attempts[-1]).split(".")[0] if attempts else ""
-    ask = f": see sacct -j {job}" if job.isdigit() else ""
-    return f"all was killed at once, or the shared directory went away{ask}"
+    query = f": see sacct -j {job}" if job.isdigit() else ""
+    return f"all processes were killed at once, or the shared directory became unavailable{query}"
 
 
 def _slurm(report: Json, style: Style) -> list[str]:
-    said = report["scheduler"]
-    return style.wrapped(said["line"]) if said is not None else []
+    scheduler = report["scheduler"]
+    return style.wrapped(scheduler["line"]) if scheduler is not None else []
 
 
-def _heard(report: Json, style: Style) -> str:
+def _activity(report: Json, style: Style) -> str:
     alive = report["alive"]
     if alive is None:
-        return "no sign of life is left"
+        return "no activity is recorded"
     when = f"{safe(alive['node'])}, {style.date(alive['time_ns'])}"
-    return f"last sign of life {duration(alive['age_s'])} ago ({when})"
+    return f"last activity {duration(alive['age_s'])} ago ({when})"
 
 
 def _place(failure: Json, style: Style) -> list[str]:
@@ -186,22 +186,22 @@ def _place(failure: Json, style: Style) -> list[str]:
 
 
 def _doubts(report: Json, failure: Json, style: Style) -> list[str]:
-    """What must be said at once, so that the lines above are true without reading on."""
+    """Qualifications of the lines above: simultaneous failures, cascades without a cause."""
     entry = _entry(report, failure)
     lines: list[str] = []
     if entry is None or failure["kind"] == "health-check":
         return lines
     same = entry["same_time"]
     for other in same[:SAME_TIME_SHOWN]:
-        lines += style.wrapped(_at_once(other))
+        lines += style.wrapped(_qualifications(other))
     if len(same) > SAME_TIME_SHOWN:
-        lines += style.wrapped(f"and so on {count(len(same) - SAME_TIME_SHOWN, 'other node')}")
+        lines += style.wrapped(f"and {count(len(same) - SAME_TIME_SHOWN, 'more node')}")
     if failure["role"] == CASCADE and entry["finished"] is not None:
         finished = entry["finished"]
         ranks = f"rank{'s' if finished['count'] > 1 else ''} {clip(finished['ranks'], 20)}"
         lines += style.wrapped(f"this follows from another rank's end: {ranks} had finished with exit code 0")
     elif failure["cause"] in TIMED_OUT and (late := _late(entry)):
-        lines += style.wrapped(f"{late} did not fail: perhaps the one that the others waited for")
+        lines += style.wrapped(f"{late} did not fail: the others may have waited for it")
     elif failure["role"] == CASCADE:
         lines += style.wrapped("this follows from another rank's end, of which no failure is recorded")
     if failure["role"] == CASCADE or failure["hang"] is not None:
@@ -210,24 +210,24 @@ def _doubts(report: Json, failure: Json, style: Style) -> list[str]:
 
 
 def _unwell(report: Json, failure: Json, style: Style) -> list[str]:
-    """Name a node whose device failed a check, where only those who waited for something are known."""
+    """Name a node whose device failed a check, where only waiting ranks are known."""
     if failure["round"] != report["focus"]:
         return []
     devices = ("gpu-", "amd-", "nic-")
     found = [each for each in report["health"]["findings"] if each["status"] == "fail"]
     found = [each for each in found if each["check"].startswith(devices) and not each["of_failure"]]
-    return style.wrapped(f"perhaps for this: {finding(found[0], style)}") if found else []
+    return style.wrapped(f"possible reason: {finding(found[0], style)}") if found else []
 
 
 def _late(entry: Json) -> str:
-    """Name the ranks that did not run into a time-out of which most others did; empty if there are many."""
+    """Name the few ranks without a time-out where most others had one; empty if there are many."""
     stopped, failed = entry["stopped"], 1 + sum(group["count"] for group in entry["groups"])
     if stopped is None or entry["silent"] is not None or stopped["count"] * 2 > failed:
         return ""
     return f"rank{'s' if stopped['count'] > 1 else ''} {clip(stopped['ranks'], 20)}"
 
 
-def _at_once(other: Json) -> str:
+def _qualifications(other: Json) -> str:
     seconds = other["uncertainty_s"]
     span = f"±{max(1, round(seconds * 1e3))} ms" if seconds < 1 else f"±{duration(seconds)}"
     if other["clock"] == "measured":
@@ -235,10 +235,10 @@ def _at_once(other: Json) -> str:
     return f"at about the same time: {verdict(other)} ({span}, clocks not measured)"
 
 
-def _again(report: Json, style: Style) -> list[str]:
-    """Who fails again and again; that a failure is the same as before stands with the failure itself."""
-    accused = [each for each in report["repeats"] if each["kind"] != "signature"]
-    return [line for each in accused[:REPEATS_SHOWN] for line in style.wrapped(each["text"])]
+def _repeated_failures(report: Json, style: Style) -> list[str]:
+    """The repeated failures of a node or rank; a repeated signature is shown with the failure itself."""
+    hints = [each for each in report["repeats"] if each["kind"] != "signature"]
+    return [line for each in hints[:REPEATS_SHOWN] for line in style.wrapped(each["text"])]
 
 
 def _hints(failure: Json, style: Style) -> list[str]:
@@ -246,20 +246,20 @@ def _hints(failure: Json, style: Style) -> list[str]:
     same = failure["same_as_rounds"]
     if same:
         lines += style.wrapped(f"the same failure as in round{'s' if len(same) > 1 else ''} {ranges(same)}")
-    # Of a lost node nobody needs to be told that it is not to be used.
+    # That a lost node is not to be used is obvious.
     restart = RESTARTS.get(failure["restart"], "") if failure["rank"] is not None else ""
     hint = " ".join(part for part in (failure["advice"], restart) if part)
     return lines + (style.wrapped(f"hint: {hint}") if hint else [])
 
 
 def _survived(report: Json, style: Style) -> list[str]:
-    """The rounds that the job survived; those that ended alike are one entry, shown by the newest."""
-    alike: dict[str, list[Json]] = {}
+    """The rounds that the job survived; those with the same end are one entry, shown by the newest."""
+    by_end: dict[str, list[Json]] = {}
     for entry in report["rounds"]:
         if entry["cost"] is not None:
             failure = entry["first_failure"]
-            alike.setdefault(failure["signature"] if failure else f"| {entry['reason']}", []).append(entry)
-    groups = sorted(alike.values(), key=lambda group: int(group[-1]["round"]))
+            by_end.setdefault(failure["signature"] if failure else f"| {entry['reason']}", []).append(entry)
+    groups = sorted(by_end.values(), key=lambda group: int(group[-1]["round"]))
     lines: list[str] = []
     for group in groups[-SURVIVED_SHOWN:]:
         lines += _survived_group(group, style)

@@ -1,4 +1,4 @@
-"""What checks found of the nodes' health, and what it has to do with a failure (pure)."""
+"""The findings of checks on the nodes, and their relation to a failure (pure)."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 
 from ftslurm.dataclasses import dataclass, replace
 from ftslurm.failures.causes import Evidence, classify
+from ftslurm.health.node_health import Health, HealthFinding
 from ftslurm.health.verdict import FAIL, SEVERITY
-from ftslurm.health.word import Health, HealthFinding
+from ftslurm.rendezvous.exclusion import repeat_offenders
 from ftslurm.report.evidence import FAILURE_KEYS
-from ftslurm.report.facts import Failure, NodeWord, RoundFiles, Snapshot
-from ftslurm.report.suspect import Suspect
-from ftslurm.report.words import brief, count, duration, ranges, safe
+from ftslurm.report.facts import Failure, NodeRecordFacts, RoundFiles, Snapshot
+from ftslurm.report.failed_worker import FailedWorker
+from ftslurm.report.wording import brief, count, duration, ranges, safe
 
 FINDINGS_KEPT, NODES_KEPT, LEFT_OUT_KEPT = 256, 8, 256
-LEMON_FAILURES = 2
 AFTERWARDS_S = 300.0
-"""A look after a failure finds what may have caused it; what is found later than this is another story."""
+"""Checks after a failure may find its cause; findings later than this are unrelated."""
 PROOFS_KEPT = 4
 OF_THE_FAILURE = "failure"
-"""A finding that the agent made of the failure itself (`ftslurm.agent.fitness`): it proves nothing new."""
+"""A finding that the agent derived from the failure itself (`ftslurm.agent.health_gate`): no new evidence."""
 
 _GPU, _NIC = ("gpu-", "amd-"), ("nic-",)
 _GPU_NUMBER = re.compile(r"GPU (\d{1,3})(?![\d:])")
@@ -29,35 +29,35 @@ _ON_ONE_GPU = (
     "cuda-access", "cuda-launch", "cuda-error", "gpu-missing", "gpu-busy", "segfault", "bus-error", "abort",
     "illegal-instruction", "signal",
 )  # fmt: skip
-"""Causes that only name what broken hardware does to a process; a failure that says more keeps its own cause."""
+"""Causes that only name a symptom of broken hardware; a more specific failure keeps its own cause."""
 _BETWEEN_NODES = ("nccl", "nccl-timeout", "nccl-abort", "peer-reset", "collective-timeout")
 
 Dict = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Found:
-    """A finding on a node; ``round``: the newest one whose file has it, None if only the node's own word does."""
+class NodeFinding:
+    """A finding on a node; ``round``: the newest one whose file contains it, None if only the node record does."""
 
     node: str
     finding: HealthFinding
     round: int | None
 
 
-def findings(snapshot: Snapshot, number: int | None = None) -> list[Found]:
-    """Return what was found on the nodes, of a round or of all, each thing once: its first time and newest words.
+def findings(snapshot: Snapshot, number: int | None = None) -> list[NodeFinding]:
+    """Return the findings on the nodes, of a round or of all, each once: its first time and newest text.
 
-    Nodes' own words count for the newest round, for what is found after a failure stands there.
+    Node records count for the newest round, because they contain the findings after a failure.
     """
     newest = max((files.number for files in snapshot.rounds), default=None)
-    told: list[tuple[str, Health, int | None]] = []
+    reports: list[tuple[str, Health, int | None]] = []
     for files in snapshot.rounds:
         if number in (None, files.number):
-            told += [(each.node, each.health, files.number) for each in files.nodes if each.health is not None]
+            reports += [(each.node, each.health, files.number) for each in files.nodes if each.health is not None]
     if number in (None, newest):
-        told += [(word.node, word.health, None) for word in snapshot.nodes if word.health is not None]
-    kept: dict[tuple[str, str, str], Found] = {}
-    for node, health, where in told:
+        reports += [(record.node, record.health, None) for record in snapshot.nodes if record.health is not None]
+    kept: dict[tuple[str, str, str], NodeFinding] = {}
+    for node, health, where in reports:
         for finding in health.findings:
             if finding.check == OF_THE_FAILURE:
                 continue
@@ -66,101 +66,101 @@ def findings(snapshot: Snapshot, number: int | None = None) -> list[Found]:
             if known is not None:
                 finding = replace(finding, since_ns=min(finding.since_ns, known.finding.since_ns))  # noqa: PLW2901
                 where = known.round if where is None else where  # noqa: PLW2901
-            kept[key] = Found(node, finding, where)
+            kept[key] = NodeFinding(node, finding, where)
     return list(kept.values())
 
 
-def explained(snapshot: Snapshot, files: RoundFiles, suspect: Suspect) -> Suspect:
-    """Return the first failure with its node's findings as proof; where one explains it, with that as its cause.
+def explained(snapshot: Snapshot, files: RoundFiles, worker: FailedWorker) -> FailedWorker:
+    """Return the first failure with its node's findings as evidence; where one explains it, with that as its cause.
 
-    A check that failed explains a crash, a CUDA error on that GPU, or a failure of communication; no exception of the
-    script's own.
+    A failed check explains a crash, a CUDA error on that GPU, or a failure of communication; never an exception of the
+    script itself.
     """
-    bad = _failed_checks(snapshot, files.number, suspect.node, suspect.time_ns)
-    if not bad:
-        return suspect
-    alone = sum(len(node.workers) for node in files.nodes if node.node == suspect.node) == 1
-    reason = next((each for each in bad if _explains(each, suspect, alone=alone)), None)
-    lines = (*(_proof(each, suspect.time_ns) for each in bad[:PROOFS_KEPT]), *suspect.lines)
+    failed = _failed_checks(snapshot, files.number, worker.node, worker.time_ns)
+    if not failed:
+        return worker
+    alone = sum(len(node.workers) for node in files.nodes if node.node == worker.node) == 1
+    reason = next((each for each in failed if _explains(each, worker, alone=alone)), None)
+    lines = (*(_proof(each, worker.time_ns) for each in failed[:PROOFS_KEPT]), *worker.lines)
     if reason is None:
-        return replace(suspect, lines=lines)
-    row = classify(Evidence("health", message=suspect.what, health=reason.line()), snapshot.causes)
-    return replace(suspect, cause=row, what=f"{reason.line()} ({brief(suspect.what)})", lines=lines)
+        return replace(worker, lines=lines)
+    row = classify(Evidence("health", message=worker.what, health=reason.line()), snapshot.causes)
+    return replace(worker, cause=row, what=f"{reason.line()} ({brief(worker.what)})", lines=lines)
 
 
 def proofs(snapshot: Snapshot, number: int, failure: Dict) -> list[str]:
-    """Return what checks that failed on a hung or lost node have to do with that, in words."""
+    """Return the failed checks of a hung or lost node as evidence, as text."""
     node, time_ns = failure["node"], failure["time_ns"]
-    bad = _failed_checks(snapshot, number, node, time_ns) if node is not None else []
-    # When a node was lost is the coordinator's word, by its clock.
+    failed = _failed_checks(snapshot, number, node, time_ns) if node is not None else []
+    # The time of a node's loss is by the coordinator's clock.
     at_ns = time_ns if failure["rank"] is not None else None
-    return [_proof(each, at_ns) for each in bad[:PROOFS_KEPT]]
+    return [_proof(each, at_ns) for each in failed[:PROOFS_KEPT]]
 
 
 def _failed_checks(snapshot: Snapshot, number: int, node: str, time_ns: int | None) -> list[HealthFinding]:
     own = (each.finding for each in findings(snapshot, number) if each.node == node)
-    bad = [each for each in own if each.status == FAIL]
-    return [each for each in bad if time_ns is None or each.since_ns <= time_ns + AFTERWARDS_S * 1e9]
+    failed = [each for each in own if each.status == FAIL]
+    return [each for each in failed if time_ns is None or each.since_ns <= time_ns + AFTERWARDS_S * 1e9]
 
 
-def _explains(finding: HealthFinding, suspect: Suspect, *, alone: bool) -> bool:
-    cause = suspect.cause.name
+def _explains(finding: HealthFinding, worker: FailedWorker, *, alone: bool) -> bool:
+    cause = worker.cause.name
     if cause in _BETWEEN_NODES:
         return _of_gpu(finding) or finding.check.startswith(_NIC)
     if cause not in _ON_ONE_GPU or not _of_gpu(finding):
         return False
     number = _GPU_NUMBER.match(finding.subject)
-    # Another rank's GPU is no reason; a rank that has the node to itself may use them all.
-    return alone or number is None or suspect.local_rank is None or int(number[1]) == suspect.local_rank
+    # Another rank's GPU is no reason; the only rank of a node may use them all.
+    return alone or number is None or worker.local_rank is None or int(number[1]) == worker.local_rank
 
 
 def _of_gpu(finding: HealthFinding) -> bool:
-    # The kernel's log, too, tells of GPUs.
+    # Findings of the kernel's log are about GPUs too.
     return finding.check.startswith(_GPU) or finding.subject.startswith("GPU ")
 
 
 def _proof(finding: HealthFinding, time_ns: int | None) -> str:
-    """Say what was found, and when it was seen first, against a moment on the same node, whose clock is the same."""
-    said = f"health: {safe(finding.line())}"
+    """Describe a finding and its first time relative to a time of the same node, hence of the same clock."""
+    text = f"health: {safe(finding.line())}"
     if time_ns is None:
-        return f"{said} ({finding.check})"
+        return f"{text} ({finding.check})"
     seconds = (time_ns - finding.since_ns) / 1e9
     when = f"first seen {duration(abs(seconds))} {'before' if seconds >= 0 else 'after'} this failure"
-    return f"{said} ({finding.check}, {when})"
+    return f"{text} ({finding.check}, {when})"
 
 
 def health_report(snapshot: Snapshot, rounds: Sequence[Dict], focus: int | None) -> Dict:
     """Return the report's ``health``; see `ftslurm.report.analysis` for the keys.
 
     Args:
-        snapshot: what is known.
+        snapshot: the run directory.
         rounds: as in the report.
-        focus: the round whose first failure the findings are told against.
+        focus: the round whose first failure the findings are related to.
     """
     entry = next((each for each in rounds if each["round"] == focus), None)
     failure = entry["first_failure"] if entry is not None else None
     involved = set(failure["nodes"] or ()) if failure is not None else set()
-    groups: dict[tuple[object, ...], list[Found]] = {}
+    groups: dict[tuple[object, ...], list[NodeFinding]] = {}
     for found in findings(snapshot):
         finding = found.finding
-        # What many nodes have alike is one line; of the node that failed first all is told by itself.
+        # The same finding on many nodes is one line; those of the node that failed first are listed separately.
         own = found.node if found.node in involved else None
         key = own, finding.check, finding.status, finding.subject, finding.text
         groups.setdefault(key, []).append(found)
-    told = [_group(snapshot, focus, group, failure, of_failure=key[0] is not None) for key, group in groups.items()]
-    told.sort(key=lambda each: (not each["of_failure"], -SEVERITY.index(each["status"]), each["since_ns"]))
+    entries = [_group(snapshot, focus, group, failure, of_failure=key[0] is not None) for key, group in groups.items()]
+    entries.sort(key=lambda each: (not each["of_failure"], -SEVERITY.index(each["status"]), each["since_ns"]))
     left_out = _left_out(snapshot, rounds)
     return {
-        "nodes": sum(word.health is not None for word in snapshot.nodes),
-        "findings": told[:FINDINGS_KEPT],
-        "more": max(0, len(told) - FINDINGS_KEPT),
+        "nodes": sum(record.health is not None for record in snapshot.nodes),
+        "findings": entries[:FINDINGS_KEPT],
+        "more": max(0, len(entries) - FINDINGS_KEPT),
         "left_out": left_out[:LEFT_OUT_KEPT],
         "more_left_out": max(0, len(left_out) - LEFT_OUT_KEPT),
     }
 
 
 def _group(
-    snapshot: Snapshot, number: int | None, group: Sequence[Found], failure: Dict | None, *, of_failure: bool
+    snapshot: Snapshot, number: int | None, group: Sequence[NodeFinding], failure: Dict | None, *, of_failure: bool
 ) -> Dict:
     first = min(group, key=lambda found: found.finding.since_ns)
     finding = first.finding
@@ -181,8 +181,8 @@ def _group(
     }
 
 
-def _relation(snapshot: Snapshot, number: int, found: Found, failure: Dict) -> Dict | None:
-    """Put a finding in order with a failure, as far as the two nodes' clocks tell."""
+def _relation(snapshot: Snapshot, number: int, found: NodeFinding, failure: Dict) -> Dict | None:
+    """Order a finding relative to a failure, as far as the two nodes' clocks allow."""
     if failure["time_ns"] is None or failure["node"] is None:
         return None
     clocks, since_ns = snapshot.clocks, found.finding.since_ns
@@ -190,10 +190,10 @@ def _relation(snapshot: Snapshot, number: int, found: Found, failure: Dict) -> D
     before_ns = clocks.comparable_ns(number, failure["node"], failure["time_ns"])
     before_ns -= clocks.comparable_ns(number, found.node, since_ns)
     if abs(before_ns) <= doubt.ns:
-        words = f"at about the same time as {_event(failure)}"
+        text = f"at about the same time as {_event(failure)}"
     else:
-        words = f"{duration(abs(before_ns) / 1e9)} {'before' if before_ns > 0 else 'after'} {_event(failure)}"
-    return {"before_s": before_ns / 1e9, "uncertainty_s": doubt.ns / 1e9, "words": words}
+        text = f"{duration(abs(before_ns) / 1e9)} {'before' if before_ns > 0 else 'after'} {_event(failure)}"
+    return {"before_s": before_ns / 1e9, "uncertainty_s": doubt.ns / 1e9, "text": text}
 
 
 def _event(failure: Dict) -> str:
@@ -203,66 +203,74 @@ def _event(failure: Dict) -> str:
 
 
 def _left_out(snapshot: Snapshot, rounds: Sequence[Dict]) -> list[Dict]:
-    """Return the nodes that took no part in rounds for their health, or because they were set aside, and why."""
+    """Return the nodes that took no part in rounds because they were unhealthy or excluded, with reasons."""
     newest = rounds[-1]["attempt"] if rounds else None
-    words = [word for word in snapshot.nodes if newest is None or word.attempt == newest]
-    ours = [(each["round"], set(each["nodes"])) for each in rounds if each["attempt"] == newest]
+    records = [record for record in snapshot.nodes if newest is None or record.attempt == newest]
+    rounds_of_attempt = [(each["round"], set(each["nodes"])) for each in rounds if each["attempt"] == newest]
     lost = {each.node for each in (snapshot.state.lost if snapshot.state else ())}
-    told = []
-    again = _failed_again(snapshot)
-    words = [word for word in words if word.unfit is not None or word.excluded is not None or word.node in again]
-    for word in sorted(words, key=lambda each: each.node):
-        part = [number for number, nodes in ours if word.node in nodes]
-        without = [number for number, nodes in ours if word.node not in nodes]
+    entries = []
+    repeatedly = _repeatedly_failed(snapshot)
+    records = [
+        record
+        for record in records
+        if record.unhealthy is not None or record.excluded is not None or record.node in repeatedly
+    ]
+    for record in sorted(records, key=lambda each: each.node):
+        part = [number for number, nodes in rounds_of_attempt if record.node in nodes]
+        without = [number for number, nodes in rounds_of_attempt if record.node not in nodes]
         later = [number for number in without if number > max(part, default=0)]
-        if word.unfit is not None:
-            told.append(_out(word, "unfit", later, word.unfit))
-        elif word.excluded is not None and without:
-            told.append(_out(word, "excluded", without, word.excluded))
-        elif word.node in again and later and part and word.node not in lost and word.reason is None:
-            told.append(_out(word, "lemon", later, again[word.node]))
-    return told
+        if record.unhealthy is not None:
+            entries.append(_left_out_entry(record, "unhealthy", later, record.unhealthy))
+        elif record.excluded is not None and without:
+            entries.append(_left_out_entry(record, "excluded", without, record.excluded))
+        elif record.node in repeatedly and later and part and record.node not in lost and record.reason is None:
+            entries.append(_left_out_entry(record, "excluded-in-run", later, repeatedly[record.node]))
+    return entries
 
 
-def _out(word: NodeWord, kind: str, numbers: Sequence[int], why: str) -> Dict:
+def _left_out_entry(record: NodeRecordFacts, kind: str, numbers: Sequence[int], why: str) -> Dict:
     which = f"round{'s' if len(numbers) > 1 else ''} {ranges(numbers)}"
     how = f"was left out of {which}" if numbers else "takes no part"
-    aside = {"excluded": "set aside before: ", "lemon": "set aside: "}.get(kind, "")
-    text = f"{safe(word.node)} {how}: {aside}{safe(why)}"
-    return {"node": word.node, "kind": kind, "rounds": list(numbers), "why": why, "text": text}
+    origin = {"excluded": "excluded before: ", "excluded-in-run": "excluded: "}.get(kind, "")
+    text = f"{safe(record.node)} {how}: {origin}{safe(why)}"
+    return {"node": record.node, "kind": kind, "rounds": list(numbers), "why": why, "text": text}
 
 
-def _failed_again(snapshot: Snapshot) -> dict[str, str]:
-    """Return the nodes that failed first again and again, in words; as `ftslurm.rendezvous.set_aside` counts."""
+def _repeatedly_failed(snapshot: Snapshot) -> dict[str, str]:
+    """Return the nodes that the run excluded for repeated first failures, with a text."""
+    history = snapshot.state.history if snapshot.state else ()
+    failures = [entry.failure for entry in history if entry.failure is not None and entry.failure.blame]
+    after = snapshot.attempt.exclude_after if snapshot.attempt is not None else 0
     by_node: dict[str, list[Failure]] = {}
-    for entry in snapshot.state.history if snapshot.state else ():
-        if entry.failure is not None and entry.failure.blame:
-            by_node.setdefault(entry.failure.node, []).append(entry.failure)
+    for failure in failures:
+        by_node.setdefault(failure.node, []).append(failure)
     return {
         node: f"first to fail in {count(len(own), 'round')}, last: rank {own[-1].rank}: {brief(own[-1].message)}"
         for node, own in by_node.items()
-        if len(own) >= LEMON_FAILURES
+        if node in repeat_offenders([(failure.rank, failure.node) for failure in failures], after)
     }
 
 
 def refused(snapshot: Snapshot, rounds: Sequence[Dict]) -> Dict | None:
-    """Describe as a cause that too few nodes were fit for a round; the same keys as for a worker, but of no rank.
+    """Describe as a cause that too few nodes were healthy for a round; the same keys as for a worker, without a rank.
 
-    None if that was not it.
+    None if there was another reason.
     """
     closed = snapshot.state.closed if snapshot.state else None
-    unfit = sorted((word for word in snapshot.nodes if word.unfit is not None), key=lambda word: word.node)
-    if closed is None or closed.outcome != "failed" or not unfit or " unfit: " not in closed.reason:
+    unhealthy = sorted(
+        (record for record in snapshot.nodes if record.unhealthy is not None), key=lambda record: record.node
+    )
+    if closed is None or closed.outcome != "failed" or not unhealthy or " unhealthy: " not in closed.reason:
         return None
-    words = [f"{word.node}: {word.unfit}" for word in unfit]
-    more = f" (and {count(len(unfit) - 1, 'more node')})" if len(unfit) > 1 else ""
-    evidence = Evidence(kind="health-check", message=f"{unfit[0].unfit}{more}")
+    records = [f"{record.node}: {record.unhealthy}" for record in unhealthy]
+    more = f" (and {count(len(unhealthy) - 1, 'more node')})" if len(unhealthy) > 1 else ""
+    evidence = Evidence(kind="health-check", message=f"{unhealthy[0].unhealthy}{more}")
     cause = classify(evidence, snapshot.causes)
     failure: Dict = dict.fromkeys(FAILURE_KEYS)
     return failure | {
         "round": rounds[-1]["round"] if rounds else 0,
-        "node": unfit[0].node,
-        "nodes": [word.node for word in unfit[:NODES_KEPT]],
+        "node": unhealthy[0].node,
+        "nodes": [record.node for record in unhealthy[:NODES_KEPT]],
         "time_ns": closed.time_ns,
         "kind": "health-check",
         "core_dumped": False,
@@ -276,10 +284,10 @@ def refused(snapshot: Snapshot, rounds: Sequence[Dict]) -> Dict | None:
         "same_as_rounds": [],
         "argv": [],
         "evidence": ["nodes", "state"],
-        "evidence_lines": [f"health: {safe(each)}" for each in words[:NODES_KEPT]],
+        "evidence_lines": [f"health: {safe(each)}" for each in records[:NODES_KEPT]],
         "uncertainty_s": None,
         "clock": None,
     }
 
 
-__all__ = ["Found", "explained", "findings", "health_report", "proofs", "refused"]
+__all__ = ["NodeFinding", "explained", "findings", "health_report", "proofs", "refused"]

@@ -1,7 +1,7 @@
 """The report as one HTML file: no network, no script, nothing from outside (pure).
 
-The page asks the browser to refuse anything but its own style sheet (a content security policy), so that even a mistake
-in the escaping of a log line could not run or load anything.
+A content security policy makes the browser refuse anything but the page's own style sheet, so that even a mistake in
+the escaping of a log line could not run or load anything.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ftslurm.failures.short import is_library
+from ftslurm.failures.record_summary import is_library
 from ftslurm.report.accounting import hours, percent
 from ftslurm.report.defects import defect_lines
 from ftslurm.report.finding import nodes_of
@@ -34,10 +34,10 @@ from ftslurm.report.sections import (
     took,
 )
 from ftslurm.report.style import Json, Style
-from ftslurm.report.words import clip, count, duration, names, safe, safe_lines
+from ftslurm.report.wording import clip, count, duration, names, safe, safe_lines
 
 LINE_WIDTH, TITLE_WIDTH = 2000, 400
-# A page of a run of a thousand rounds must still open: the newest ones are shown.
+# The page of a run of a thousand rounds must still open: only the newest ones are shown.
 ROUNDS_SHOWN, DETAILS_SHOWN = 200, 24
 PROBLEMS_SHOWN, GROUPS_SHOWN, TREE_LINES = 50, 40, 400
 
@@ -50,11 +50,11 @@ _POLICY = (
 
 
 def render(report: Json, *, page_directory: str | None = None, zone: Callable[[float], Any] = time.localtime) -> str:
-    """Render a report as a page of its own.
+    """Render a report as a self-contained page.
 
     Args:
         report: what `ftslurm.report.analysis.analyse` returned.
-        page_directory: where the page will lie. Links to files below it are relative, so that the directory can be
+        page_directory: the directory of the page. Links to files below it are relative, so that the directory can be
             moved; all others are absolute.
         zone: turns seconds since the epoch into a `time.struct_time` of the reader's time zone.
 
@@ -94,15 +94,15 @@ class _Page:
         report = self.report
         first, *lines = headline(report, self.style)
         run_id = clip(safe(report["run"]["id"]), 40)
-        said = first.removeprefix(run_id).lstrip(": ").removeprefix("FAILED").lstrip(": ")
-        said = said[:1].upper() + said[1:] if report["status"] != "failed" else said
-        told = "".join(_answer_line(line) for line in lines)
+        heading = first.removeprefix(run_id).lstrip(": ").removeprefix("FAILED").lstrip(": ")
+        heading = heading[:1].upper() + heading[1:] if report["status"] != "failed" else heading
+        paragraphs = "".join(_answer_line(line) for line in lines)
         top = tag("span", esc(report["status"].upper()), class_="badge") + tag("span", esc(run_id), class_="id mono")
         if report["started_ns"] is not None:
             top += tag("span", esc(f"started {self.style.date(report['started_ns'], '%Y-%m-%d %H:%M:%S %Z')}"))
         if report["ended_ns"] is not None:
             top += tag("span", esc(f"ended {self.date(report['ended_ns'])}"))
-        inner = tag("div", top, class_="top") + tag("h1", esc(clip(said, TITLE_WIDTH))) + told
+        inner = tag("div", top, class_="top") + tag("h1", esc(clip(heading, TITLE_WIDTH))) + paragraphs
         status = report["status"]
         return tag("header", inner, class_=status if status in ("failed", "succeeded", "running") else None)
 
@@ -123,17 +123,17 @@ class _Page:
             world = "" if last["world_size"] is None else f"{count(last['world_size'], 'rank')} in the last round"
             tiles.append((count(len(last["nodes"]), "node"), world))
             restarts = report["restarts_used"], report["max_restarts"]
-            told = "" if None in restarts else f"{restarts[0]} of {restarts[1]} restarts used"
-            tiles.append((count(len(report["rounds"]), "round"), told))
+            detail = "" if None in restarts else f"{restarts[0]} of {restarts[1]} restarts used"
+            tiles.append((count(len(report["rounds"]), "round"), detail))
         if report["last_step"] is not None:
             repeated = report["cost"]["steps_repeated"]
-            told = f"the last one; {count(repeated, 'step')} repeated" if repeated else "the last one"
-            tiles.append((f"step {report['last_step']}", told))
+            detail = f"the last one; {count(repeated, 'step')} repeated" if repeated else "the last one"
+            tiles.append((f"step {report['last_step']}", detail))
         inner = (tag("div", f"<b>{esc(b)}</b><span>{esc(text)}</span>", class_="tile") for b, text in tiles)
         return tag("div", "".join(inner), class_="tiles") if tiles else ""
 
     def evidence(self, entry: Json) -> str:
-        """What the first failure of a round is known from."""
+        """The evidence of a round's first failure."""
         failure = entry["first_failure"]
         inner = self.proofs(failure) if failure is not None else ""
         if not inner:
@@ -141,7 +141,7 @@ class _Page:
         return tag("section", tag("h2", f"Evidence of round {entry['round']}") + inner)
 
     def proofs(self, failure: Json) -> str:
-        """A failure's proofs, traceback and the end of its output."""
+        """A failure's evidence, traceback and the end of its output."""
         known = "".join(tag("li", esc(proof)) for proof in (failure["evidence_lines"] or [])[:20])
         inner = tag("ul", known, class_="proofs") if known else ""
         text = failure["traceback"] or failure["stacks"]
@@ -159,70 +159,72 @@ class _Page:
         return inner
 
     def whereabouts(self, entry: Json) -> str:
-        """Where the ranks of a hung round were, and their stacks."""
+        """The ranks' locations in a hung round, and their stacks."""
         where = entry["whereabouts"]
         if where is None:
             return ""
         rows = []
         for group in where["groups"][:GROUPS_SHOWN]:
-            who = esc(ranks(group["ranks"], group["count"], [], 0))
-            mark = ' <span class="tag">suspect</span>' if group["suspect"] else ""
+            group_ranks = esc(ranks(group["ranks"], group["count"], [], 0))
+            label = ' <span class="tag">suspect</span>' if group["suspect"] else ""
             nodes = names(group["nodes"]) if group["node_count"] <= 4 else count(group["node_count"], "node")
             facts = "".join(tag("div", esc(f"{k}: {v}"[:500]), class_="dim mono") for k, v in group["facts"].items())
             if group["native"]:
                 native = "\n".join(esc(line) for line in group["native"])
                 facts += folded("native frames (py-spy)", tag("pre", native, tabindex=0))
-            line = row(who + mark, esc(nodes), esc(group["text"]) + facts)
+            line = row(group_ranks + label, esc(nodes), esc(group["text"]) + facts)
             rows.append(line.replace("<tr>", '<tr class="suspect">', 1) if group["suspect"] else line)
         left_out = max(0, len(where["groups"]) - GROUPS_SHOWN) + where["more_groups"]
-        inner = tag("p", esc(where["words"])) if where["words"] else ""
+        inner = tag("p", esc(where["text"])) if where["text"] else ""
         inner += table(["ranks", "nodes", "where"], rows, label="Where the ranks were")
-        inner += tag("p", f"{count(left_out, 'more place')} in report.json") if left_out else ""
+        inner += tag("p", f"{count(left_out, 'more location')} in report.json") if left_out else ""
         missing = where["missing"]
         if missing is not None:
-            who = esc(clip(missing["ranks"], 200))
-            inner += tag("p", f"No stacks were collected of {count(missing['count'], 'rank')} ({who}).")
-        room = [TREE_LINES]
-        tree = "".join(_branch(branch, room) for branch in where["tree"])
+            group_ranks = esc(clip(missing["ranks"], 200))
+            inner += tag("p", f"No stacks were collected of {count(missing['count'], 'rank')} ({group_ranks}).")
+        lines_left = [TREE_LINES]
+        tree = "".join(_branch(branch, lines_left) for branch in where["tree"])
         if tree:
             inner += tag("h3", "Their stacks, innermost call last") + tag("div", tree, class_="tree", tabindex=0)
         return tag("section", tag("h2", f"Where the ranks of round {entry['round']} were") + inner)
 
     def rank(self) -> str:
-        """All that is known of the one rank that was asked for."""
+        """All facts about the requested rank."""
         if self.report["rank"] is None:
             return ""
         first, *blocks = rank_page(self.report, self.style)
-        told = "".join(tag("p", esc(line)) for line in first[1:])
-        return tag("section", tag("h2", esc(first[0])) + told + "".join(_block(block) for block in blocks if block))
+        paragraphs = "".join(tag("p", esc(line)) for line in first[1:])
+        return tag(
+            "section", tag("h2", esc(first[0])) + paragraphs + "".join(_block(block) for block in blocks if block)
+        )
 
     def failed(self) -> str:
-        """All ranks that failed in full, if that was asked for."""
+        """All failed ranks in full, if requested."""
         inner = "".join(_block(block) for block in failed(self.report, self.style) if block)
         return tag("section", tag("h2", "All that failed") + inner) if inner else ""
 
     def others(self, entry: Json) -> str:
         """The other ranks of a round."""
-        rows = [row(esc(who), esc(text)) for who, text in other_ranks(entry, self.report)]
+        rows = [row(esc(group), esc(text)) for group, text in other_ranks(entry, self.report)]
         title = others_title(entry)
         inner = table(["ranks", "how they ended"], rows, label=title)
         return tag("section", tag("h2", esc(title[:1].upper() + title[1:])) + inner) if inner else ""
 
     def health(self) -> str:
-        """What checks found on the nodes, and which nodes took no part."""
+        """The findings of checks on the nodes, and the nodes that took no part."""
         found = self.report["health"]
         rows = []
         for each in found["findings"][:PROBLEMS_SHOWN]:
-            mark = tag("span", esc(each["status"].upper()), class_="tag")
+            label = tag("span", esc(each["status"].upper()), class_="tag")
             subject = f"{each['subject']}: " if each["subject"] else ""
-            told = esc(clip(f"{subject}{each['text']}", LINE_WIDTH))
-            told += tag("div", esc(each["advice"]), class_="dim") if each["advice"] else ""
+            text = esc(clip(f"{subject}{each['text']}", LINE_WIDTH))
+            text += tag("div", esc(each["advice"]), class_="dim") if each["advice"] else ""
             when = tag("div", self.date(each["since_ns"]))
-            when += tag("div", esc(each["relation"]["words"]), class_="dim") if each["relation"] is not None else ""
-            line = row(f"{esc(nodes_of(each))} {mark}", told, when)
+            when += tag("div", esc(each["relation"]["text"]), class_="dim") if each["relation"] is not None else ""
+            line = row(f"{esc(nodes_of(each))} {label}", text, when)
             rows.append(line.replace("<tr>", '<tr class="suspect">', 1) if each["of_failure"] else line)
         more = len(found["findings"]) - len(rows) + found["more"]
-        inner = table(["node", "what was found", "first seen"], rows, label="Health of the nodes")
+        inner = table(["node", "finding", "first seen"], rows, label="Health of the nodes")
         inner += tag("p", f"{count(more, 'more finding')} in report.json") if more > 0 else ""
         out = "".join(tag("li", esc(clip(each["text"], LINE_WIDTH))) for each in found["left_out"][:PROBLEMS_SHOWN])
         more = len(found["left_out"]) - PROBLEMS_SHOWN + found["more_left_out"]
@@ -231,7 +233,7 @@ class _Page:
         return tag("section", tag("h2", "Health of the nodes") + inner) if inner else ""
 
     def slow(self) -> str:
-        """The ranks that were persistently slower than the others."""
+        """The persistently slow ranks."""
         title, rows = slow_ranks(self.report)
         lines = [row(*map(esc, each)) for each in rows[:GROUPS_SHOWN]]
         inner = table(["rank", "a step takes", "for the others"], lines, label=title)
@@ -246,12 +248,12 @@ class _Page:
         return tag("section", tag("h2", "Where the time went") + bar + off) if bar or off else ""
 
     def nodes(self) -> str:
-        """What each node saw of each round."""
+        """The state of each node in each round."""
         inner = grid(self.report)
         return tag("section", tag("h2", "Nodes by rounds") + inner) if inner else ""
 
     def rounds(self, focus: Json | None) -> str:
-        """All rounds as a table, the evidence of the other failed ones folded away."""
+        """All rounds as a table, the evidence of the other failed ones folded."""
         rounds = self.report["rounds"]
         shown = rounds[-ROUNDS_SHOWN:]
         attempts = len({entry["attempt"] for entry in rounds}) > 1
@@ -270,16 +272,16 @@ class _Page:
     def round(self, entry: Json, attempts: bool, detailed: bool) -> str:
         """A row of the table of rounds."""
         spent = entry["accounting"] or {}
-        told = tag("p", esc(clip(ended(entry, self.report), TITLE_WIDTH)))
+        text = tag("p", esc(clip(ended(entry, self.report), TITLE_WIDTH)))
         ended_s = (spent.get("detection_s") or 0.0) + (spent.get("stopping_s") or 0.0)
         costs = [f"stopped everywhere {duration(ended_s)} later"] if ended_s >= 0.05 else []
         costs += [cost_of(entry["cost"])] if entry["cost"] is not None else []
-        told += tag("p", esc(", ".join(costs)), class_="dim") if costs else ""
+        text += tag("p", esc(", ".join(costs)), class_="dim") if costs else ""
         if detailed:
             failure = entry["first_failure"]
             more = self.proofs(failure)
             more += tag("p", f"<b>Hint:</b> {esc(failure['advice'])}") if failure["advice"] and more else ""
-            told += folded("evidence", more) if more else ""
+            text += folded("evidence", more) if more else ""
         steps = "" if entry["first_step"] is None else f"{entry['first_step']}-{entry['last_step']}"
         world = "" if entry["world_size"] is None else count(entry["world_size"], "rank")
         started = tag("div", esc(self.style.date(entry["started_ns"])))
@@ -290,7 +292,7 @@ class _Page:
         return tag(
             "tr",
             tag("th", str(entry["round"]), scope="row")
-            + tag("td", told, class_="told")
+            + tag("td", text, class_="text")
             + "".join(tag("td", cell, class_="nowrap") for cell in cells),
             id_=f"round-{entry['round']}",
         )
@@ -326,8 +328,10 @@ class _Page:
         facts += [("user", esc(run["user"]))] if run["user"] else []
         facts += [("attempts", esc(names(run["attempts"], 12)))] if run["attempts"] else []
         facts += [("command", tag("code", esc(clip(" ".join(run["command"]), LINE_WIDTH))))] if run["command"] else []
-        said = report.get("scheduler")
-        facts += [("Slurm", esc(clip(said["line"], LINE_WIDTH)))] if said is not None and said["line"] else []
+        scheduler = report.get("scheduler")
+        facts += (
+            [("Slurm", esc(clip(scheduler["line"], LINE_WIDTH)))] if scheduler is not None and scheduler["line"] else []
+        )
         facts += [("exit code", "not recorded" if report["exit_code"] is None else str(report["exit_code"]))]
         facts += [("files", link(directory, clip(directory, LINE_WIDTH), None))]
         numbers = [entry["round"] for entry in report["rounds"][-8:]]
@@ -385,16 +389,16 @@ def _frame(line: str) -> str:
     return f"{esc(place[1])}<strong>{esc(place[2])}</strong>{esc(place[3])}"
 
 
-def _branch(branch: Json, room: list[int]) -> str:
+def _branch(branch: Json, lines_left: list[int]) -> str:
     """A branch of the tree of stacks; ``room`` counts down the lines that may still be shown."""
-    if room[0] <= 0:
+    if lines_left[0] <= 0:
         return ""
-    frames = branch["frames"][-room[0] :]
-    room[0] -= 1 + len(frames)
-    who = tag("div", esc(ranks(branch["ranks"], branch["count"], [], 0)), class_="who")
+    frames = branch["frames"][-lines_left[0] :]
+    lines_left[0] -= 1 + len(frames)
+    heading = tag("div", esc(ranks(branch["ranks"], branch["count"], [], 0)), class_="ranks")
     lines = "\n".join(_frame(clip(safe(frame), LINE_WIDTH)) for frame in frames)
-    inner = who + (tag("div", lines, class_="mono") if lines else "")
-    return tag("div", inner + "".join(_branch(child, room) for child in branch["children"]), class_="branch")
+    inner = heading + (tag("div", lines, class_="mono") if lines else "")
+    return tag("div", inner + "".join(_branch(child, lines_left) for child in branch["children"]), class_="branch")
 
 
 def _span(seconds: float | None) -> str:

@@ -1,4 +1,4 @@
-"""The style sheet of the HTML report: light and dark, and down to the width of a telephone."""
+"""The style sheet of the HTML report: light and dark, down to the width of a telephone."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ tbody tr:last-child>*{border-bottom:0}
 td.num,th.num{text-align:right}
 td p{margin:0}
 .nowrap{white-space:nowrap}
-.told{min-width:20em;overflow-wrap:anywhere}
+.text{min-width:20em;overflow-wrap:anywhere}
 tr:target>*{background:var(--amber-bg)}
 tr.suspect>*{background:var(--red-bg)}
 tr.suspect>*:first-child{box-shadow:-8px 0 0 var(--red-bg)}
@@ -100,14 +100,14 @@ summary{cursor:pointer;overflow-wrap:anywhere}
 overflow:auto;max-height:48em}
 .tree .branch{margin:0 0 0 6px;padding:2px 0 2px 14px;border-left:2px solid var(--line)}
 .tree>.branch{margin-left:0;padding-left:0;border:0}
-.tree .who{font-weight:700}
+.tree .ranks{font-weight:700}
 .tree .mono{white-space:pre;line-height:1.5}
 dl{display:grid;grid-template-columns:max-content minmax(0,1fr);gap:3px 16px;margin:0}
 dt{color:var(--dim)}dd{margin:0;overflow-wrap:anywhere}
 footer{color:var(--dim);font-size:.84rem;padding:0 4px}
 @media (max-width:600px){main{padding:10px 10px 32px}header,section{padding:13px 13px}h1{font-size:1.2rem}
 .tiles{grid-template-columns:1fr 1fr}.tile:last-child:nth-child(odd){grid-column:1/-1}
-tbody th{white-space:normal}.told{min-width:17em}
+tbody th{white-space:normal}.text{min-width:17em}
 .axis span{max-width:48%}dl{grid-template-columns:minmax(0,1fr)}dd{margin:0 0 6px}}
 @media print{body{background:#fff}pre,.tree{max-height:none}section,header,.tile{break-inside:avoid}}
 """.strip()

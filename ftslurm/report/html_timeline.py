@@ -1,6 +1,6 @@
-"""The timelines of the HTML report: where the time went, and nodes by rounds (pure).
+"""The timelines of the HTML report: time accounting, and nodes by rounds (pure).
 
-Nodes that fared alike in all rounds are one row, so that a thousand nodes are read at a glance.
+Nodes with the same states in all rounds share a row, so that a thousand nodes remain readable.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from ftslurm.report.accounting import hours, percent
 from ftslurm.report.markup import esc, folded, table, tag
 from ftslurm.report.sections import ended
 from ftslurm.report.style import Json, Style
-from ftslurm.report.words import clip, count, duration, first_line, safe
+from ftslurm.report.wording import clip, count, duration, first_line, safe
 
 ROUNDS_SHOWN = 40
 ROWS_SHOWN = 60
 NAMES_SHOWN = 6000
-# Short words for the key, and what they mean.
-WORDS = {
-    "productive": ("training", "steps that no later round made again"),
+# Labels of the key, and their meanings.
+LABELS = {
+    "productive": ("training", "steps that no later round repeated"),
     "startup": ("startup", "until the first step of the run"),
-    "lost": ("lost work", "steps made again, and what was done between the last step and the failure"),
-    "detection": ("detection", "from the failure until all nodes had told their ranks to stop"),
+    "lost": ("lost work", "repeated steps, and work between the last step and the failure"),
+    "detection": ("detection", "from the failure until all nodes had signalled their ranks to stop"),
     "stopping": ("stopping", "from there until the last rank had ended"),
     "restart": ("restart", "from a round's end to the next round's first step"),
     "queue": ("queue", "waiting for Slurm to start the job again"),
-    "other": ("other", "such as saving after an order to stop"),
+    "other": ("other", "such as saving after a stop request"),
     "unknown": ("not known", "no steps were reported (ftslurm.progress), or not yet"),
 }
 _STATES = {
@@ -45,19 +45,19 @@ Segment = tuple[str, float]
 
 
 def strip(report: Json, style: Style) -> str:
-    """The run from left to right, to scale: a bar of what its time went to, failures marked above it; and its key."""
-    bars, marks, total = _bars(report)
+    """The run from left to right, to scale: a bar of the time accounting with failures marked above it; and its key."""
+    bars, failures, total = _bars(report)
     if not total:
         return ""
     drawn = "".join(
         f'<rect class="{part}" x="{_share(start, total)}" y="14" width="{_share(span, total)}" height="30">'
-        f"<title>{esc(told)}</title></rect>"
-        for part, start, span, told in bars
+        f"<title>{esc(title)}</title></rect>"
+        for part, start, span, title in bars
     )
     flags = "".join(
         f'<a href="#round-{number}"><svg x="{_share(at, total)}" y="0" overflow="visible">'
-        f'<path class="mark" d="M-5 1h10l-5 10z"/><title>{esc(told)}</title></svg></a>'
-        for number, at, told in marks
+        f'<path class="mark" d="M-5 1h10l-5 10z"/><title>{esc(title)}</title></svg></a>'
+        for number, at, title in failures
     )
     title = f"The run from left to right: {count(len(report['rounds']), 'round')} in {duration(total)}"
     defs = (
@@ -72,7 +72,7 @@ def strip(report: Json, style: Style) -> str:
 
 
 def grid(report: Json) -> str:
-    """What each node saw of each round: a row for nodes that fared alike, the unlucky ones first."""
+    """The state of each node in each round: a row for nodes with the same states, those with failures first."""
     rounds = report["rounds"][-ROUNDS_SHOWN:]
     fates: dict[str, list[str]] = {}
     for column, entry in enumerate(rounds):
@@ -80,18 +80,18 @@ def grid(report: Json) -> str:
         usual = "well" if entry["outcome"] == "succeeded" else "ran"
         for node in dict.fromkeys(entry["nodes"]):
             fates.setdefault(node, ["absent"] * len(rounds))[column] = special.get(node, usual)
-    alike: dict[tuple[str, ...], list[str]] = {}
-    for node, fate in fates.items():
-        alike.setdefault(tuple(fate), []).append(node)
-    groups = sorted(alike.items(), key=lambda item: (-_trouble(item[0]), len(item[1])))
-    rows = [_row(fate, nodes, rounds) for fate, nodes in groups[:ROWS_SHOWN]]
+    rows_: dict[tuple[str, ...], list[str]] = {}
+    for node, states in fates.items():
+        rows_.setdefault(tuple(states), []).append(node)
+    groups = sorted(rows_.items(), key=lambda item: (-_trouble(item[0]), len(item[1])))
+    rows = [_row(states, nodes, rounds) for states, nodes in groups[:ROWS_SHOWN]]
     left_out = [nodes for _, nodes in groups[ROWS_SHOWN:]]
     if left_out:
         more = sum(len(nodes) for nodes in left_out)
         rows.append(tag("tr", tag("th", f"{count(more, 'more node')}", scope="row")))
     head = ["nodes", *(_column(entry, report, entry is report["rounds"][0]) for entry in rounds)]
-    label = "What each node saw of each round"
-    used = {state for fate in alike for state in fate if state != "absent"}
+    label = "The state of each node in each round"
+    used = {state for states in rows_ for state in states if state != "absent"}
     return table(head, rows, label=label, class_="grid") + _key(used) if rounds and fates else ""
 
 
@@ -109,7 +109,7 @@ def mini(entry: Json, *, first: bool) -> str:
 
 
 def _in_short(nodes: Sequence[str]) -> str:
-    """Many node names in short: Slurm's own form if all are plain names."""
+    """Many node names, compressed by Slurm's syntax if all are plain names."""
     from ftslurm.slurm.nodelist import NodeListError, compress
 
     try:
@@ -119,31 +119,31 @@ def _in_short(nodes: Sequence[str]) -> str:
 
 
 def _bars(report: Json) -> tuple[list[tuple[str, float, float, str]], list[tuple[int, float, str]], float]:
-    """All parts of the run's time (part, start, span, words), the failures (round, moment, words), and the sum."""
+    """All parts of the run's time (part, start, span, text), the failures (round, time, text), and the sum."""
     bars: list[tuple[str, float, float, str]] = []
-    marks: list[tuple[int, float, str]] = []
+    failures: list[tuple[int, float, str]] = []
     at = 0.0
-    told = [r for r in report["rounds"] if r["accounting"] is not None]
-    for i, entry in enumerate(told):
+    known = [r for r in report["rounds"] if r["accounting"] is not None]
+    for i, entry in enumerate(known):
         for part, span in _inside(entry, first=not i):
             if entry["first_failure"] is not None and part == "detection":
-                marks.append((entry["round"], at, _said(entry, report)))
-            bars.append((part, at, span, _told(f"round {entry['round']}", part, span)))
+                failures.append((entry["round"], at, _round_title(entry, report)))
+            bars.append((part, at, span, _part_title(f"round {entry['round']}", part, span)))
             at += span
-        if entry["first_failure"] is not None and (not marks or marks[-1][0] != entry["round"]):
-            marks.append((entry["round"], at, _said(entry, report)))
-        for part, span in _after(entry, told[i + 1] if i + 1 < len(told) else None):
-            bars.append((part, at, span, _told(f"after round {entry['round']}", part, span)))
+        if entry["first_failure"] is not None and (not failures or failures[-1][0] != entry["round"]):
+            failures.append((entry["round"], at, _round_title(entry, report)))
+        for part, span in _after(entry, known[i + 1] if i + 1 < len(known) else None):
+            bars.append((part, at, span, _part_title(f"after round {entry['round']}", part, span)))
             at += span
-    return bars, marks, at
+    return bars, failures, at
 
 
-def _told(where: str, part: str, span: float) -> str:
-    word, meaning = WORDS[part]
-    return f"{where}: {duration(span)} {word} ({meaning})"
+def _part_title(where: str, part: str, span: float) -> str:
+    name, meaning = LABELS[part]
+    return f"{where}: {duration(span)} {name} ({meaning})"
 
 
-def _said(entry: Json, report: Json) -> str:
+def _round_title(entry: Json, report: Json) -> str:
     return f"round {entry['round']}: {ended(entry, report)}"
 
 
@@ -157,7 +157,7 @@ def _inside(entry: Json, *, first: bool) -> list[Segment]:
     ]
     rest = max(0.0, spent["took_s"] - sum(span for _, span in parts))
     if rest > 1e-3:
-        # What is not known came before the failure.
+        # The unknown part precedes the failure.
         parts.insert(3, ("unknown", rest))
     # The startup of later rounds is the end of a restart.
     return [("restart" if part == "startup" and not first else part, span) for part, span in parts if span > 0]
@@ -178,16 +178,16 @@ def _share(value: float, total: float) -> str:
 
 
 def _sums(sums: Json, total: float) -> str:
-    known = {part: sums[f"{part}_s"] or 0.0 for part in WORDS if part != "unknown"}
+    known = {part: sums[f"{part}_s"] or 0.0 for part in LABELS if part != "unknown"}
     known["unknown"] = max(0.0, total - sum(known.values()))
     items = ""
     for part, span in known.items():
         if span > 1e-4 * total or (span >= 0.05 and part != "unknown"):
-            word, meaning = WORDS[part]
-            told = f'<b>{word}</b> {esc(duration(span))} <span class="dim">{percent(span / total)}</span>'
+            name, meaning = LABELS[part]
+            label = f'<b>{name}</b> {esc(duration(span))} <span class="dim">{percent(span / total)}</span>'
             items += tag(
                 "li",
-                f'<svg class="swatch" width="14" height="14" aria-hidden="true">{_square(part)}</svg>{told}',
+                f'<svg class="swatch" width="14" height="14" aria-hidden="true">{_square(part)}</svg>{label}',
                 title=meaning,
             )
     lost = sums["rank_hours_lost"]
@@ -204,13 +204,13 @@ def _square(part: str) -> str:
 
 
 def _special(entry: Json) -> dict[str, str]:
-    """The nodes of a round that did not just take part."""
+    """The states of a round's nodes other than mere participation."""
     found: dict[str, str] = {}
     silent = entry["silent"]
     for node in silent["nodes"] if silent else ():
         found[node] = "silent"
     for group in entry["groups"]:
-        # Of large groups the report does not name all nodes: to mark a few of them would mislead.
+        # The report does not name all nodes of large groups: marking a few of them would mislead.
         if group["role"] == PRIMARY or group["node_count"] <= len(group["nodes"]):
             found.update(dict.fromkeys(group["nodes"], "also" if group["role"] == PRIMARY else "follows"))
     found.update((other["node"], "also") for other in entry["same_time"])
@@ -221,10 +221,10 @@ def _special(entry: Json) -> dict[str, str]:
     return found
 
 
-def _trouble(fate: Iterable[str]) -> int:
-    """How far up a row belongs: those of the newest failures first."""
+def _trouble(states: Iterable[str]) -> int:
+    """The sort key of a row: those of the newest failures first."""
     worst = 0
-    for column, state in enumerate(fate, 1):
+    for column, state in enumerate(states, 1):
         if state in ("first", "lost", "hung"):
             worst = 2000 + column
         elif state in ("also", "silent") and worst < 2000:
@@ -234,24 +234,24 @@ def _trouble(fate: Iterable[str]) -> int:
     return worst
 
 
-def _row(fate: Sequence[str], nodes: Sequence[str], rounds: Sequence[Json]) -> str:
+def _row(states: Sequence[str], nodes: Sequence[str], rounds: Sequence[Json]) -> str:
     name = esc(clip(safe(nodes[0]), 40))
     if len(nodes) > 1:
         name = folded(count(len(nodes), "node"), tag("code", esc(_in_short(nodes))))
     cells = ""
-    for state, entry in zip(fate, rounds, strict=True):
-        sign, words = _STATES[state]
-        told = f"round {entry['round']}: {words}"
+    for state, entry in zip(states, rounds, strict=True):
+        sign, meaning = _STATES[state]
+        title = f"round {entry['round']}: {meaning}"
         failure = entry["first_failure"]
         if state in ("first", "hung") and failure is not None and failure["rank"] is not None:
-            told += f": rank {failure['rank']}: {first_line(failure['what'])[:200]}"
-        hidden = tag("span", words, class_="hidden")
-        cells += tag("td", f'<span aria-hidden="true">{sign}</span>{hidden}', class_=state, title=told)
+            title += f": rank {failure['rank']}: {first_line(failure['what'])[:200]}"
+        hidden = tag("span", meaning, class_="hidden")
+        cells += tag("td", f'<span aria-hidden="true">{sign}</span>{hidden}', class_=state, title=title)
     return tag("tr", tag("th", name, scope="row") + cells)
 
 
 def _column(entry: Json, report: Json, first: bool) -> str:
-    number = tag("a", str(entry["round"]), href=f"#round-{entry['round']}", title=_said(entry, report))
+    number = tag("a", str(entry["round"]), href=f"#round-{entry['round']}", title=_round_title(entry, report))
     return number + mini(entry, first=first)
 
 

@@ -1,4 +1,4 @@
-"""The report of a job that has no run: what Slurm says of it, and the end of its output."""
+"""The report of a job that has no run: Slurm's view of it, and the end of its output."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ Dict = dict[str, Any]
 
 
 def snapshot_of_job(job: JobFacts, note: str, now_ns: int) -> Snapshot:
-    """Return the facts of a job of which there is no run directory, or whose attempts took no part in the run.
+    """Return the facts of a job that has no run directory, or whose attempts took no part in the run.
 
     Args:
-        job: what Slurm says of it.
+        job: Slurm's view of it.
         note: why there is no run, in one line.
         now_ns: the time, nanoseconds since the epoch.
     """
     name = f"{job.job_id}.{job.restarts or 0}"
     code, signal = job.exit_code or (None, None)
-    said = Scheduler(
+    scheduler = Scheduler(
         attempt=name,
         asked_ns=now_ns,
         job_id=job.scontrol_id,
@@ -52,7 +52,7 @@ def snapshot_of_job(job: JobFacts, note: str, now_ns: int) -> Snapshot:
         now_ns=now_ns,
         run=Run(f"job-{job.scontrol_id}", None, job.submit_ns, None),
         attempts=(Attempt(name, job.job_id, job.start_ns, job.work_dir, (), None),),
-        scheduler=(said,),
+        scheduler=(scheduler,),
         source=SOURCE,
         job=Job(note, job.std_out, _last_lines(job.std_out)),
     )
@@ -62,7 +62,7 @@ def _last_lines(path: str | None) -> tuple[str, ...]:
     if path is None:
         return ()
     try:
-        # Whosever it is: Slurm names it.
+        # Whoever owns it: Slurm names the path.
         found = read_tail(Path(path), TAIL_LIMIT, frozenset((os.stat(path).st_uid,)))
     except (OSError, Malformed, ValueError):
         return ()
@@ -74,10 +74,10 @@ def job_report(snapshot: Snapshot) -> Dict | None:
     """Return the report's ``job``; None for a run."""
     if snapshot.job is None:
         return None
-    said = of_attempt(snapshot, snapshot.attempts[0].attempt)
+    scheduler = of_attempt(snapshot, snapshot.attempts[0].attempt)
     return {
         "note": snapshot.job.note,
-        "line": line(said) if said is not None else "",
+        "line": line(scheduler) if scheduler is not None else "",
         "output": snapshot.job.output,
         "last_lines": list(snapshot.job.last_lines),
     }
@@ -91,9 +91,9 @@ def report_of_job(job: JobFacts, note: str) -> Dict:
 
 
 def exit_code_of(job: JobFacts) -> int | None:
-    """Return the exit code of a job, as of a shell; None while it has not ended."""
+    """Return the exit code of a job, as a shell does; None before its end."""
     code, signal = job.exit_code or (0, 0)
     if not job.ended:
         return None
-    # Of a job that was cancelled while it waited, Slurm says 0:0.
+    # Slurm reports 0:0 for a job that was cancelled while pending.
     return (128 + signal if signal else code) or int(job.state != "COMPLETED")

@@ -1,4 +1,4 @@
-"""Find the run directory that a user means: a path, a job id, a run's name, or simply the newest."""
+"""Resolve a user's argument to a run directory: a path, a job id, a run's name, or by default the newest run."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ftslurm.report.reading import MAX_ENTRIES
 from ftslurm.sharedfs.job_runs import runs_beside
+from ftslurm.sharedfs.ownership import is_foreign
 from ftslurm.sharedfs.pointer import pointer_name
 from ftslurm.sharedfs.rundir import RUNS_FOLDER
 
@@ -20,19 +21,19 @@ if TYPE_CHECKING:
 
 _JOB_ID = re.compile(r"(\d{1,20})(?:_(\d{1,20}))?")
 MOST_RUNS = 1000
-"""Of a directory with more runs of one kind of name, only so many are looked into: those that began last.
+"""Number of runs per kind of name that are read in one directory: those that began last.
 
-A look into 100,000 takes 10 s on a cold local disk, and minutes on a file server.
+Reading 100,000 takes 10 s on a cold local disk, and minutes on a file server.
 """
 _NUMBERED = re.compile(r"(job|local)-([0-9]{1,20})(?:[^0-9]|$)")
-_MARKS = ("run.json", "state", "rounds", "nodes", "attempts")
+_MARKERS = ("run.json", "state", "rounds", "nodes", "attempts")
 
 
 class NotFound(LookupError):
-    """No run directory fits; the text is for the user and says where was looked.
+    """No run directory matches; the text is for the user and names the searched places.
 
     Attributes:
-        looked: those places, in words; empty where the argument alone was wrong.
+        looked: those places, as text; empty where the argument alone was wrong.
     """
 
     def __init__(self, text: str, looked: str = "") -> None:
@@ -48,16 +49,16 @@ def locate(
     shared_dir: str | None = None,
     job_facts: Callable[[str], JobFacts | None] | None = None,
 ) -> Path:
-    """Return the run directory that is meant.
+    """Return the run directory for an argument.
 
-    A run that is meant neither by its path nor by its name is looked for among the newest ones only, see `MOST_RUNS`.
+    A run given neither by its path nor by its name is searched among the newest ones only, see `MOST_RUNS`.
 
     Args:
         argument: a run directory, a job id (``123``, ``123_4``), a run id, or None for the newest run.
         environ: the environment; ``FTSLURM_SHARED_DIR`` is used.
         cwd: the current directory.
-        shared_dir: the only shared directory to look in, if given.
-        job_facts: asks Slurm for a job; None, or an answer of None: not known.
+        shared_dir: the only shared directory to search, if given.
+        job_facts: queries Slurm for a job; None, or a result of None: unknown.
 
     Raises:
         NotFound: there is none.
@@ -76,7 +77,7 @@ def locate(
             return found
     if job is not None and argument is not None and shared_dir is None:
         found = _pointed_to(cwd, argument)
-        # Asked last: with slurmctld down the answer takes many seconds.
+        # Queried last: with slurmctld down the answer takes many seconds.
         facts = job_facts(argument) if found is None and job_facts is not None else None
         if facts is not None and facts.work_dir:
             parents.append(Path(facts.work_dir) / RUNS_FOLDER)
@@ -89,13 +90,19 @@ def locate(
 
 
 def _pointed_to(directory: Path, job_id: str) -> Path | None:
-    """Return the run directory that ftsrun's link leads to."""
+    """Return the target of ftsrun's link; links of other users are not followed."""
     path = directory / pointer_name(job_id)
-    return Path(os.path.realpath(path)) if _is_run(path) else None
+    try:
+        maker, owner = path.lstat().st_uid, path.stat().st_uid
+    except OSError:
+        return None
+    reader = os.geteuid()
+    trusted = maker == owner if reader == 0 else maker in (reader, 0)
+    return Path(os.path.realpath(path)) if trusted and _is_run(path) else None
 
 
 def runs_of_job(run: Path) -> list[Path]:
-    """Return all runs of the job that `run` belongs to by its name, in the order of their starts."""
+    """Return all runs of the job in the name of `run`, in the order of their starts."""
     try:
         beside = [run.parent / name for name in runs_beside(str(run))]
     except OSError:
@@ -104,7 +111,7 @@ def runs_of_job(run: Path) -> list[Path]:
 
 
 def is_job_id(argument: str) -> bool:
-    """Tell whether this may be a Slurm job: `123`, or `123_4` for a task of an array."""
+    """Return whether this may be a Slurm job: `123`, or `123_4` for a task of an array."""
     return _JOB_ID.fullmatch(argument) is not None
 
 
@@ -119,15 +126,16 @@ def _parents(environ: Mapping[str, str], cwd: Path, shared_dir: str | None) -> l
 def _in_parent(parent: Path, argument: str | None, job: re.Match[str] | None) -> Path | None:
     if argument is None:
         return _newest(_runs(parent))
+    if job and (runs := [run for run in runs_of_job(parent / f"job-{argument}") if _is_run(run)]):
+        # In a shared directory anybody can take a name.
+        return _newest([run for run in runs if not is_foreign(str(run))] or runs)
     if _is_run(parent / argument):
         return parent / argument
-    if job and _is_run(parent / f"job-{argument}"):
-        return _newest(runs_of_job(parent / f"job-{argument}"))
     return _newest(_with_job(parent, job[1], job[2])) if job else None
 
 
 def _with_job(parent: Path, job: str, task: str | None) -> Iterable[Path]:
-    """Runs that this job took part in, whatever their name: a run keeps its name over resubmissions."""
+    """Runs that this job took part in, whatever their names: a run keeps its name over resubmissions."""
     for run in _runs(parent):
         attempts = _folders(run / "attempts")
         if task is None:
@@ -138,7 +146,7 @@ def _with_job(parent: Path, job: str, task: str | None) -> Iterable[Path]:
 
 
 def _is_task(path: Path, job: str, task: str) -> bool:
-    # An array's element has a job id of its own in the attempt's name; only the file tells the array.
+    # The attempt's name contains the array task's own job id; only the file contains the array's.
     from ftslurm.report.decode import Malformed
     from ftslurm.report.reading import parse_json, read_file
 
@@ -157,8 +165,8 @@ def _runs(parent: Path) -> list[Path]:
 def _begun_last(parent: Path) -> list[str]:
     """Return the names of the runs that began last, `MOST_RUNS` of each kind of name, sorted.
 
-    Without a question to the file server for each: Slurm counts jobs up, a run outside Slurm is named for its start,
-    and for names of people's own stands the number of the inode, which most filesystems count up.
+    Without a file server call for each: Slurm's job ids increase, a run outside Slurm is named for its start,
+    and for other names the inode number is used, which increases on most filesystems.
     """
     kinds: dict[str, list[tuple[int, str]]] = {}
     for name, inode in _scan(parent):
@@ -173,7 +181,7 @@ def _newest(runs: Iterable[Path]) -> Path | None:
 
 
 def _written_ns(run: Path) -> int:
-    """When the run was last written to: its own directory changes only at the start and at the end."""
+    """The time of the run's last write: its own directory changes only at the start and at the end."""
     return max((_mtime_ns(run / name) for name in ("", "nodes", "state", "rounds")), default=0)
 
 
@@ -186,7 +194,7 @@ def _mtime_ns(path: Path) -> int:
 
 def _is_run(path: Path) -> bool:
     try:
-        return path.is_dir() and any((path / mark).exists() for mark in _MARKS)
+        return path.is_dir() and any((path / marker).exists() for marker in _MARKERS)
     except (OSError, ValueError):
         return False
 
@@ -196,26 +204,47 @@ def _folders(path: Path) -> list[str]:
 
 
 def _scan(path: Path) -> list[tuple[str, int]]:
-    """Return name and inode of each directory in `path`, and of each link, which may lead to one."""
+    """Return name and inode of each directory in `path`, and of each link, which may point to one."""
     try:
         with os.scandir(path) as entries:
-            seen = itertools.islice(entries, MAX_ENTRIES)
-            # Both are known from the directory itself.
-            return [(one.name, one.inode()) for one in seen if one.is_dir(follow_symlinks=False) or one.is_symlink()]
+            first = itertools.islice(entries, MAX_ENTRIES)
+            # Both come from the directory entry, without a stat.
+            return [(one.name, one.inode()) for one in first if one.is_dir(follow_symlinks=False) or one.is_symlink()]
     except OSError:
         return []
 
 
+def _closed(path: Path) -> str | None:
+    """Return why a directory that exists cannot be read; None: it can, or is not there."""
+    try:
+        owner = path.stat().st_uid
+    except (OSError, ValueError):
+        return None
+    if not path.is_dir() or os.access(path, os.R_OK | os.X_OK):
+        return None
+    return f"{path} belongs to user id {owner}, you are {os.geteuid()}, and is not readable"
+
+
 def _not_a_run(path: Path) -> str:
-    found = "is not there" if not path.exists() else "holds none of " + ", ".join(_MARKS)
-    return f"expected a run directory, but {path} {found}; give the directory that the job's output names"
+    if closed := _closed(path):
+        return closed
+    if path.exists() and not path.is_dir():
+        return f"expected a run directory, but {path} is not a directory"
+    found = "is not there" if not path.exists() else "holds none of " + ", ".join(_MARKERS)
+    return f"expected a run directory, but {path} {found}; give the directory named in the job's output"
 
 
 def _nothing(argument: str | None, cwd: Path, parents: list[Path]) -> NotFound:
     looked = ", ".join(str(p) + ("" if p.is_dir() else " (not there)") for p in dict.fromkeys(parents))
     wanted = "run" if argument is None else f"run directory or job {argument!r}"
     here = "" if argument is None else f"{cwd}, "
+    if argument is not None:
+        for place in (cwd / argument, *(parent / name for parent in parents for name in (argument, f"job-{argument}"))):
+            if closed := _closed(place):
+                return NotFound(closed, f"{here}{looked}; {closed}")
+        if os.path.isfile(cwd / argument):
+            return NotFound(_not_a_run(cwd / argument), f"{here}{looked}")
     many = any(len(_scan(parent)) > MOST_RUNS for parent in parents)
-    only = f", of whose runs the {MOST_RUNS} newest by name were looked into" if many else ""
+    only = f", of whose runs only the {MOST_RUNS} newest by name were searched" if many else ""
     text = f"found no {wanted} in {here}{looked}{only}; give the run directory itself, or --shared-dir"
     return NotFound(text, f"{here}{looked}")

@@ -1,7 +1,7 @@
 """The report as Markdown, for pasting into an issue or a chat (pure).
 
-Whatever comes from files (messages, output, names) stands in code: in fences longer than any inside, or in code spans.
-There, nothing is a heading, a link, HTML or a mention of somebody.
+Text from files (messages, output, names) is rendered as code: in fences longer than any inside, or in code spans.
+There, nothing is a heading, a link, HTML or a mention of a user.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from ftslurm.report.sections import (
     traceback,
 )
 from ftslurm.report.style import Json, Style
-from ftslurm.report.words import clip, count, duration, safe
+from ftslurm.report.wording import clip, count, duration, safe
 
-# Lines that a reader's window wraps; cut only so that a page of theirs stays a page.
+# Lines that a reader's window wraps; cut only to keep a page readable.
 LINE_WIDTH, CELL_WIDTH = 500, 200
 SIZE_LIMIT = 60_000
 LONG = 25
 """A fence with more lines is folded away."""
 
-# Words that mean only themselves: no mark of Markdown, and nothing that GitHub takes for a commit or an issue.
+# Plain text: no Markdown syntax, and nothing that GitHub links as a commit or an issue.
 _PLAIN = re.compile(
     r"(?!.*\b(?:[0-9a-f]{7,}|GH-\d))"
     r"(?:[A-Za-z0-9 ,;()%']|[.:](?= |$)|(?<=\d)\.(?=\d)|(?<=[A-Za-z0-9])-(?=[A-Za-z0-9])|(?<=\d\d):(?=\d\d))*"
@@ -75,23 +75,23 @@ def render(report: Json, *, zone: Callable[[float], Any] = time.localtime) -> st
 
 
 def inline(text: str) -> str:
-    """Foreign text within a line: as it is if it is harmless, else as a code span."""
+    """Foreign text within a line: unchanged if harmless, else a code span."""
     text = safe(text).strip()
     return text if _PLAIN.fullmatch(text) else code(text)
 
 
 def code(text: str) -> str:
-    """Foreign text as a code span that nothing in it can end."""
+    """Foreign text as a code span that its content cannot end."""
     text = safe(text)
     if not text.strip():
         return ""
     ticks = "`" * (_longest(text) + 1)
-    room = " " if text[0] in "` " or text[-1] in "` " else ""
-    return f"{ticks}{room}{text}{room}{ticks}"
+    space = " " if text[0] in "` " or text[-1] in "` " else ""
+    return f"{ticks}{space}{text}{space}{ticks}"
 
 
 def cell(text: str) -> str:
-    """Foreign text as the cell of a table, where a bar would end even a code span."""
+    """Foreign text as a table cell, where a bar would end even a code span."""
     text = clip(safe(text).strip(), CELL_WIDTH)
     if "|" not in text:
         return inline(text)
@@ -99,7 +99,7 @@ def cell(text: str) -> str:
 
 
 def fence(lines: Sequence[str]) -> str:
-    """Foreign lines as a block of code that nothing in it can end."""
+    """Foreign lines as a code block that their content cannot end."""
     ticks = "`" * max(3, 1 + max((_longest(line) for line in lines), default=0))
     return "\n".join([f"{ticks}text", *lines, ticks])
 
@@ -109,7 +109,7 @@ def _longest(text: str) -> int:
 
 
 def _fitting(blocks: list[str]) -> str:
-    """Leave blocks out from the end, as many as it takes to stay below the limit; the last one says where all is."""
+    """Omit blocks from the end to stay below the limit; the last one names the complete report."""
     while len(blocks) > 2 and sum(len(block) + 2 for block in blocks) > SIZE_LIMIT:
         del blocks[-2]
     return "\n\n".join(blocks) + "\n"
@@ -127,8 +127,8 @@ def _list(title: str, lines: Iterable[str]) -> str:
 def _headline(report: Json, style: Style) -> str:
     lines = headline(report, style)
     title, colon, rest = lines[0].partition(": ")
-    told = [f"{'  ' * (line.startswith('    '))}- {inline(line)}" for line in lines[1:]]
-    return "\n".join([f"**{inline(title)}**{colon}{inline(rest)}", "", *told])
+    items = [f"{'  ' * (line.startswith('    '))}- {inline(line)}" for line in lines[1:]]
+    return "\n".join([f"**{inline(title)}**{colon}{inline(rest)}", "", *items])
 
 
 def _proofs(entry: Json) -> str:
@@ -137,19 +137,19 @@ def _proofs(entry: Json) -> str:
 
 
 def _quoted(lines: Sequence[str], long: int = LONG) -> str:
-    """A block of the text report, its title outside of the fence; folded away if it is long."""
+    """A block of the text report, its title outside of the fence; folded if it is long."""
     if len(lines) < 2:
         return inline(lines[0]) if lines else ""
     title, block = _title(lines[0]), fence(_dedented(lines[1:]))
     if len(lines) - 1 <= long:
         return f"{title}:\n\n{block}"
-    # What stands in a summary is HTML: only our own words may.
+    # A summary element is HTML: only our own text may be in it.
     return _folded(f"{count(len(lines) - 1, 'line')}", f"{title}:\n\n{block}")
 
 
 def _title(text: str) -> str:
-    words, bracket, path = text.partition(" (")
-    return f"{inline(words)} ({code(path.removesuffix(')'))})" if bracket else inline(text)
+    label, bracket, path = text.partition(" (")
+    return f"{inline(label)} ({code(path.removesuffix(')'))})" if bracket else inline(text)
 
 
 def _dedented(lines: Sequence[str]) -> list[str]:
@@ -198,8 +198,8 @@ def _round(entry: Json, report: Json, style: Style) -> list[str]:
 
 def _health(report: Json, style: Style) -> str:
     found = report["health"]
-    told = [finding(each, style) for each in found["findings"][:PROBLEMS_SHOWN]]
-    return _list("health of the nodes", [*told, *(each["text"] for each in found["left_out"])])
+    items = [finding(each, style) for each in found["findings"][:PROBLEMS_SHOWN]]
+    return _list("health of the nodes", [*items, *(each["text"] for each in found["left_out"])])
 
 
 def _slow(report: Json) -> str:
@@ -209,9 +209,9 @@ def _slow(report: Json) -> str:
 
 def _run(report: Json) -> str:
     run = report["run"]
-    said = report.get("scheduler")
+    scheduler = report.get("scheduler")
     parts = [f"made by ftslurm {run['ftslurm']}"] if run["ftslurm"] else []
-    parts += [said["line"]] if said is not None and said["line"] else []
+    parts += [scheduler["line"]] if scheduler is not None and scheduler["line"] else []
     lines = [f"- command: {code(clip(' '.join(run['command']), LINE_WIDTH))}"] if run["command"] else []
     lines.append(f"- files: {code(clip(run['directory'], LINE_WIDTH))}")
     return "\n".join([*lines, *(f"- {inline(part)}" for part in parts)])

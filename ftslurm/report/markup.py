@@ -1,10 +1,10 @@
-"""Pieces of HTML in which nothing from a file can be more than text (pure)."""
+"""HTML elements in which content from files is always text (pure)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ftslurm.report.words import safe
+from ftslurm.report.wording import safe
 
 _KEPT = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789/_.~-")
 
@@ -17,16 +17,16 @@ def esc(text: str) -> str:
 
 def tag(name: str, inner: str, **attributes: str | int | None) -> str:
     """An element around HTML; attributes are foreign text, ``aria_label`` is ``aria-label``, None is left out."""
-    told = "".join(
+    rendered = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{esc(str(value))}"'
         for key, value in attributes.items()
         if value is not None
     )
-    return f"<{name}{told}>{inner}</{name}>"
+    return f"<{name}{rendered}>{inner}</{name}>"
 
 
 def link(path: str, text: str, page_directory: str | None) -> str:
-    """A link to a file: relative if it lies below the page's directory, else absolute; only text if it is neither."""
+    """A link to a file: relative if it is below the page's directory, else absolute; plain text if it is neither."""
     below = f"{page_directory.rstrip('/')}/" if page_directory else None
     if below is not None and path.startswith(below):
         target = "./" + _quoted(path[len(below) :])
@@ -54,7 +54,7 @@ def row(*cells: str, id_: str | None = None) -> str:
 
 
 def folded(summary: str, inner: str, *, open_: bool = False, class_: str | None = None) -> str:
-    """What is shown on a click; both are HTML."""
+    """Content that is unfolded on a click; both are HTML."""
     return tag("details", f"<summary>{summary}</summary>{inner}", class_=class_, open=("" if open_ else None))
 
 

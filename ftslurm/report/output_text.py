@@ -1,4 +1,4 @@
-"""What a program's output alone tells of its end: tracebacks, faulthandler's dumps, torchrun's last table (pure)."""
+"""Evidence of a program's end in its output: tracebacks, faulthandler's dumps, torchrun's last table (pure)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _CAUSE = "The above exception was the direct cause of the following exception:"
 _CONTEXT = "During handling of the above exception, another exception occurred:"
 _FRAME = re.compile(r'  File "([^"\n]{1,4096})", line (\d{1,9})(?:, in (.{1,200}))?')
 _LAST = re.compile(r"([A-Za-z_][\w.]{0,200})(?:: ?(.*))?", re.DOTALL)
-# torch's hook for uncaught exceptions puts this before each line; blank lines of the traceback are left bare.
+# torch's hook for uncaught exceptions prefixes each line with this, except blank lines of the traceback.
 _RANK = re.compile(r"\[rank(\d{1,6})\]: ?(.*)", re.DOTALL)
 # srun --label and the usual runners of pods.
 _LABEL = re.compile(r" {0,6}(\d{1,6}): (.*)", re.DOTALL)
-# What libraries and the interpreter still say after an uncaught exception was printed.
+# Lines that libraries and the interpreter print after an uncaught exception.
 _AFTERMATH = re.compile(
     r"\s*$|\s+\S|\[[WEF]\d{0,4}[ \d:.]|[WEF]\d{4} |\S+:\d+: \w*Warning: |Exception ignored |terminate called|Aborted|"
     r"Error in sys\.excepthook|srun: |slurmstepd: |\[rank\d+\]:|"
@@ -45,7 +45,7 @@ _STOPPED = re.compile(r"Sending process (\d{1,10}) closing signal")
 
 @dataclass(frozen=True)
 class Raised:
-    """An uncaught exception as its output shows it."""
+    """An uncaught exception in the output."""
 
     exception: Exc
     traceback: str
@@ -59,7 +59,7 @@ class Raised:
 
 @dataclass(frozen=True)
 class Crash:
-    """A fatal signal as faulthandler reports it."""
+    """A fatal signal in faulthandler's report."""
 
     signal: str
     stacks: str
@@ -67,7 +67,7 @@ class Crash:
 
 @dataclass(frozen=True)
 class Row:
-    """A worker in the table that torchrun prints at its end; ``code`` is negative for a signal."""
+    """A worker in torchrun's final table; ``code`` is negative for a signal."""
 
     rank: int
     local_rank: int
@@ -78,9 +78,9 @@ class Row:
 
 
 def by_rank(text: str) -> tuple[dict[int, str], str]:
-    """Split output of many ranks into that of each that is named, without its prefix, and the rest.
+    """Split the output of many ranks into that of each named rank, without its prefix, and the rest.
 
-    A line is a rank's if torch's ``[rank3]:`` stands before it, or if nearly all lines bear srun's label (``3: ``).
+    A line is a rank's if torch's ``[rank3]:`` precedes it, or if nearly all lines have srun's label (``3: ``).
     """
     lines = text.split("\n")
     full = [line for line in lines if line.strip()]
@@ -93,19 +93,19 @@ def by_rank(text: str) -> tuple[dict[int, str], str]:
         if found is None:
             rest.append(line)
         else:
-            ranks.setdefault(int(found[1]), []).append(_bare(found[2]))
+            ranks.setdefault(int(found[1]), []).append(_without_prefix(found[2]))
     return {rank: "\n".join(own) + "\n" for rank, own in ranks.items()}, "\n".join(rest)
 
 
-def bare(text: str) -> tuple[str, int | None]:
-    """Return one rank's output without torch's prefixes, and the rank that they name."""
+def without_prefix(text: str) -> tuple[str, int | None]:
+    """Return one rank's output without torch's prefixes, and the rank in them."""
     found = _RANK.search(text)
     if found is None:
         return text, None
-    return "\n".join(_bare(line) for line in text.split("\n")), int(found[1])
+    return "\n".join(_without_prefix(line) for line in text.split("\n")), int(found[1])
 
 
-def _bare(line: str) -> str:
+def _without_prefix(line: str) -> str:
     found = _RANK.fullmatch(line)
     return found[2] if found is not None else line
 
@@ -113,12 +113,12 @@ def _bare(line: str) -> str:
 def uncaught(text: str, *, sure: bool = False) -> Raised | None:
     """Return the exception that ended a program, from its output without prefixes.
 
-    A traceback in the middle of the output was caught and logged: only one after which nothing but the usual last
-    words of libraries follows counts.
+    A traceback in the middle of the output was caught and logged: it counts only if nothing but the usual final
+    lines of libraries follows.
 
     Args:
         text: the output.
-        sure: that these lines are of uncaught exceptions only, so that what follows does not matter.
+        sure: that these lines are of uncaught exceptions only, so that the following lines do not matter.
     """
     lines = text.split("\n")
     starts = [i for i, line in enumerate(lines) if line.strip() == HEADER]
@@ -143,7 +143,7 @@ def uncaught(text: str, *, sure: bool = False) -> Raised | None:
 
 
 def _chain_start(lines: Sequence[str], starts: Sequence[int]) -> int:
-    """The first traceback of the chain whose last one is the last of all."""
+    """The first traceback of the chain that ends with the last traceback."""
     first = starts[-1]
     for start in reversed(starts[:-1]):
         between = [line.strip() for line in lines[max(start, first - 3) : first]]
@@ -163,10 +163,10 @@ def _block(lines: Sequence[str], start: int, stop: int, *, several: bool) -> tup
             frames.append(Frame(found[1], int(found[2]), found[3] or "<module>", source))
         i += 1
     if i >= stop:
-        return None  # Cut off before it said what it was.
+        return None  # Cut off before its type.
     message = [lines[i]]
     i += 1
-    # A second line of a message cannot be told from the output that follows a traceback which was caught.
+    # A second line of a message cannot be distinguished from output after a caught traceback.
     while several and i < stop and len(message) < MESSAGE_LINES and not _ends_message(lines[i]):
         message.append(lines[i])
         i += 1
@@ -182,7 +182,7 @@ def _ends_message(line: str) -> bool:
 
 
 def crash(text: str) -> Crash | None:
-    """Return the fatal signal that faulthandler wrote down at the end of an output."""
+    """Return the fatal signal in faulthandler's report at the end of an output."""
     found = list(_FATAL.finditer(text))
     if not found or found[-1][1].strip() not in _SIGNALS:
         return None
@@ -191,8 +191,8 @@ def crash(text: str) -> Crash | None:
 
 def table(text: str) -> list[Row]:
     """Return the workers in torchrun's last table (its ChildFailedError), root cause or not."""
-    _, mark, tail = text.rpartition("ChildFailedError:")
-    if not mark:
+    _, marker, tail = text.rpartition("ChildFailedError:")
+    if not marker:
         return []
     stopped = {int(pid) for pid in _STOPPED.findall(text)}
     return [
@@ -208,4 +208,4 @@ def table(text: str) -> list[Row]:
     ]
 
 
-__all__ = ["Crash", "Raised", "Row", "bare", "by_rank", "crash", "table", "uncaught"]
+__all__ = ["Crash", "Raised", "Row", "by_rank", "crash", "table", "uncaught", "without_prefix"]

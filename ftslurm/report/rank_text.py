@@ -1,16 +1,16 @@
-"""The text of one rank of a round, and of all that failed (pure)."""
+"""The text about one rank of a round, and about all failed ranks (pure)."""
 
 from __future__ import annotations
 
 from ftslurm.report import sections
 from ftslurm.report.style import Json, Style
-from ftslurm.report.words import count, duration, place, safe, safe_lines, verdict
+from ftslurm.report.wording import count, duration, place, safe, safe_lines, verdict
 
 LINES_SHOWN = 200
 
 
 def rank_page(report: Json, style: Style) -> list[list[str]]:
-    """Return blocks of lines about ``report["rank"]``: who and how it ended, then all that it left."""
+    """Return blocks of lines about ``report["rank"]``: how it ended, then its record, stacks and output."""
     rank = report["rank"]
     failure = rank["failure"]
     entry = {"first_failure": failure, "round": rank["round"]}
@@ -28,12 +28,12 @@ def rank_page(report: Json, style: Style) -> list[list[str]]:
         title = f"{'the end of ' if log['cut'] else ''}its {log['stream']} ({name})"
         blocks.append([style.section(title), *(style.quoted(lines, "  | ") if any(lines) else ["  (empty)"])])
     if not rank["logs"]:
-        blocks.append(["  no output of it is there"])
+        blocks.append(["  it has no output files"])
     return blocks
 
 
 def failed(report: Json, style: Style) -> list[list[str]]:
-    """Return a few blocks for each rank in ``report["failed"]`` but the first failure, which stands above in full."""
+    """Return a few blocks for each rank in ``report["failed"]`` but the first failure, which is shown above in full."""
     found = report["failed"] or []
     focus = next((r for r in report["rounds"] if r["round"] == report["focus"]), None)
     first = focus["first_failure"]["rank"] if focus is not None and focus["first_failure"] is not None else None
@@ -54,8 +54,8 @@ def failed(report: Json, style: Style) -> list[list[str]]:
 def _title(report: Json, style: Style) -> list[str]:
     rank = report["rank"]
     failure, progress = rank["failure"], rank["progress"]
-    who = f"rank {rank['rank']}" + (f" on {safe(rank['node'])}" if rank["node"] else "")
-    head = f"{who}, round {rank['round']} of {safe(report['run']['id'])}"
+    subject = f"rank {rank['rank']}" + (f" on {safe(rank['node'])}" if rank["node"] else "")
+    head = f"{subject}, round {rank['round']} of {safe(report['run']['id'])}"
     lines = style.title(head, f": {safe(rank['end'])}", "red" if failure is not None else "green")
     if failure is not None:
         where = place(failure)

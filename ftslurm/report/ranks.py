@@ -1,11 +1,11 @@
-"""One rank of a round, or all ranks that failed in it, with everything that is known of each (pure)."""
+"""One rank of a round, or all its failed ranks, with all facts about each (pure)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from ftslurm.report import blame
+from ftslurm.report import root_cause
 from ftslurm.report.evidence import LOG_LINE_LIMIT, LOG_LINES, worker_failure
 from ftslurm.report.facts import LogTail, RoundFiles, RoundNode, Snapshot, Worker
 
@@ -19,39 +19,39 @@ def rank_report(snapshot: Snapshot, number: int, rank: int) -> Dict | None:
     """Describe one rank in one round.
 
     Args:
-        snapshot: read with ``rank=rank``, so that the ends of its output are there.
+        snapshot: read with ``rank=rank``, so that it contains the ends of its output.
         number: the round.
         rank: the rank.
 
     Returns:
         ``round``, ``rank``, ``node``, ``host``, ``local_rank``, ``pid``, ``started_ns``, ``ended_ns``, ``took_s``,
-        ``end`` (in words), ``exit_code``, ``signal``, ``core_dumped``, ``stopped_by_ftslurm``, ``stop_signal``,
+        ``end`` (as text), ``exit_code``, ``signal``, ``core_dumped``, ``stopped_by_ftslurm``, ``stop_signal``,
         ``stop_reason``; ``progress``: ``first_step``, ``first_ns``, ``last_step``, ``last_ns``, or null; ``message`` of
         its error record; ``failure``: as ``first_failure`` of `ftslurm.report.analysis`, if it failed by itself, else
         null; ``stacks``: text, ``problem`` why there are none, ``facts`` of /proc, or null; ``logs``: as ``log`` there.
-        None if nothing at all is known of such a rank.
+        None if nothing is recorded about such a rank.
     """
-    files = blame.round_files(snapshot, number)
+    files = root_cause.round_files(snapshot, number)
     node, worker = next(((n, w) for n in files.nodes for w in n.workers if w.rank == rank), (None, None))
     error, hung = files.errors.get(rank), files.stacks.get(rank)
-    suspect = next((s for s in blame.suspects(snapshot, number) if s.rank == rank), None)
+    failed = next((s for s in root_cause.failed_workers(snapshot, number) if s.rank == rank), None)
     tails = files.tails.get(rank, ())
-    if worker is None and error is None and suspect is None and hung is None and not tails:
+    if worker is None and error is None and failed is None and hung is None and not tails:
         return None
     progress = worker.progress if worker else None
     started, ended = (worker.started_ns, worker.ended_ns) if worker else (None, None)
-    known = [x for x in (worker, error, suspect) if x is not None]
+    known = [x for x in (worker, error, failed) if x is not None]
     return {
         "round": number,
         "rank": rank,
-        "node": _first(node and node.node, error and error.node, suspect and suspect.node, hung and hung.node),
+        "node": _first(node and node.node, error and error.node, failed and failed.node, hung and hung.node),
         "host": _first(node and node.host, error and error.host),
         "local_rank": _first(*(x.local_rank for x in known)),
         "pid": _first(worker and worker.pid, error and error.pid),
         "started_ns": started,
         "ended_ns": ended,
         "took_s": None if started is None or ended is None else max(0, ended - started) / 1e9,
-        "end": _end(node, worker, failed=suspect is not None),
+        "end": _end(node, worker, failed=failed is not None),
         "exit_code": _first(*(x.exit_code for x in known)),
         "signal": _first(*(x.signal for x in known)),
         "core_dumped": worker is not None and worker.core_dumped,
@@ -67,34 +67,36 @@ def rank_report(snapshot: Snapshot, number: int, rank: int) -> Dict | None:
         if progress
         else None,
         "message": error.message[:MESSAGE_LIMIT] if error else None,
-        "failure": worker_failure(number, suspect, tails, _cwd(snapshot, files)) if suspect else None,
+        "failure": worker_failure(number, failed, tails, _cwd(snapshot, files)) if failed else None,
         "stacks": _stacks(files, rank, tails),
         "logs": [_log(tail) for tail in tails if tail.stream != "stacks"],
     }
 
 
 def failed_ranks(snapshot: Snapshot, number: int) -> list[Dict]:
-    """Describe in full all workers that failed by themselves in a round, the root cause first."""
-    files = blame.round_files(snapshot, number)
+    """Describe in full all failed workers of a round that ftslurm did not stop, root cause first."""
+    files = root_cause.round_files(snapshot, number)
     cwd = _cwd(snapshot, files)
-    return [worker_failure(number, s, files.tails.get(s.rank, ()), cwd) for s in blame.suspects(snapshot, number)]
+    return [
+        worker_failure(number, s, files.tails.get(s.rank, ()), cwd) for s in root_cause.failed_workers(snapshot, number)
+    ]
 
 
-def known_ranks(snapshot: Snapshot, number: int) -> list[int]:
-    """Return the ranks of a round of which anything is recorded."""
-    files = blame.round_files(snapshot, number)
+def recorded_ranks(snapshot: Snapshot, number: int) -> list[int]:
+    """Return the ranks of a round about which anything is recorded."""
+    files = root_cause.round_files(snapshot, number)
     return sorted({w.rank for n in files.nodes for w in n.workers} | set(files.errors) | set(files.stacks))
 
 
 def _cwd(snapshot: Snapshot, files: RoundFiles) -> str | None:
-    entry = blame.history_of(snapshot, files.number)
+    entry = root_cause.history_of(snapshot, files.number)
     names = {n.attempt for n in files.nodes} | {entry.attempt if entry else None}
     return next((a.cwd for a in snapshot.attempts if a.attempt in names), None)
 
 
 def _end(node: RoundNode | None, worker: Worker | None, *, failed: bool) -> str:
     if worker is None:
-        return "its agent left no word on it"
+        return "its agent recorded nothing about it"
     if worker.ended_ns is None:
         over = node is None or node.ended_ns is not None
         return "no end is recorded" if over else "no end is recorded yet"
@@ -127,4 +129,4 @@ def _first(*values: Any) -> Any:
     return next((value for value in values if value is not None), None)
 
 
-__all__ = ["failed_ranks", "known_ranks", "rank_report"]
+__all__ = ["failed_ranks", "rank_report", "recorded_ranks"]

@@ -1,4 +1,4 @@
-"""Bounded reads of files that somebody else may have written: never through a link, never without a limit."""
+"""Bounded reads of files that another user may have written: never through a link, never without a limit."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _PART = 1 << 20
 
 
 def list_directory(path: Path) -> tuple[list[str], list[str]]:
-    """Return the names of the plain files and of the real directories in ``path``, each sorted.
+    """Return the names of the regular files and of the real directories in ``path``, each sorted.
 
-    Symbolic links and special files are in neither list. A directory that is not there is empty.
+    Symbolic links and special files are in neither list. A missing directory counts as empty.
 
     Raises:
-        Malformed: it cannot be read; the text says why.
+        Malformed: it cannot be read; the text is the reason.
     """
     files: list[str] = []
     folders: list[str] = []
@@ -48,13 +48,13 @@ def read_file(path: Path | str, limit: int, owners: frozenset[int], dir_fd: int 
 
     Args:
         path: the file.
-        limit: the most bytes it may have.
-        owners: the user ids that are believed.
-        dir_fd: an open directory that the path starts from: on a network filesystem each folder of a path may cost a
-            question to the server.
+        limit: the maximal size, bytes.
+        owners: the trusted user ids.
+        dir_fd: an open directory that the path is relative to: on a network filesystem each folder of a path may cost
+            a call to the server.
 
     Raises:
-        Malformed: it is a link, special, somebody else's, too large or unreadable; the text says which.
+        Malformed: it is a link, special, another user's, too large or unreadable; the text is the reason.
     """
     opened = _open(path, owners, dir_fd)
     if opened is None:
@@ -90,7 +90,7 @@ def read_tail(path: Path, limit: int, owners: frozenset[int]) -> tuple[str, int]
     finally:
         os.close(fd)
     if size > limit:
-        # The cut may have split a line; a piece of one would mislead.
+        # The cut may have split a line; part of a line would mislead.
         data = data.partition(b"\n")[2] or data
     return data.decode("utf-8", "replace"), size
 
@@ -99,7 +99,7 @@ def parse_json(data: bytes) -> object:
     """Decode JSON text.
 
     Raises:
-        Malformed: it is empty, torn or no JSON; the text says what was found.
+        Malformed: it is empty, torn or no JSON; the text is the reason.
     """
     if not data.strip(b" \t\r\n\0"):
         raise Malformed("empty")
@@ -115,7 +115,7 @@ def parse_json(data: bytes) -> object:
 
 
 def open_folder(path: Path) -> int | None:
-    """Open a real directory for `read_file`; None if it is not there. Raises `Malformed` if it cannot be opened."""
+    """Open a real directory for `read_file`; None if it does not exist. Raises `Malformed` if it cannot be opened."""
     try:
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -125,7 +125,7 @@ def open_folder(path: Path) -> int | None:
 
 
 def _open(path: Path | str, owners: frozenset[int], dir_fd: int | None = None) -> tuple[int, int] | None:
-    # O_NONBLOCK: opening a named pipe that somebody put there must not hang the report.
+    # O_NONBLOCK: opening a named pipe must not hang the report.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
     for attempt in range(_STALE_RETRIES):
         try:
@@ -151,11 +151,11 @@ def _check(info: os.stat_result, owners: frozenset[int]) -> None:
     if not stat.S_ISREG(info.st_mode):
         raise Malformed("not a plain file")
     if info.st_uid not in owners:
-        raise Malformed(f"belongs to somebody else (user id {info.st_uid}); not read")
+        raise Malformed(f"belongs to another user (user id {info.st_uid}); not read")
 
 
 def _read_up_to(fd: int, limit: int, size: int) -> bytes:
-    # One byte more than there should be: a short answer is the file's end, and no second question is needed.
+    # One byte more than the size: a short read is the end of the file, without a second call.
     wanted = min(limit, size + 1, _PART)
     data = os.read(fd, wanted)
     if len(data) < wanted:

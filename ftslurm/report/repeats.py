@@ -1,7 +1,7 @@
-"""Failures that come back: the same one in several rounds, always on one node, always on one rank (pure).
+"""Repeated failures: the same one in several rounds, always on one node, always on one rank (pure).
 
-What is said here sends people to drain a node or to look at a rank's data, so it must not be chance: a node or rank is
-named only if that so many failures met it is unlikely, and never for a failure that several nodes had at once.
+Administrators drain nodes and users inspect a rank's data because of these hints, so they must not be chance: a node or
+rank is named only if its number of failures is unlikely, and never for a failure that several nodes had at once.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from math import comb
 from typing import Any
 
 from ftslurm.failures.causes import PRIMARY
-from ftslurm.report.words import brief, clip, count, names, ranges, safe
+from ftslurm.report.wording import brief, clip, count, names, ranges, safe
 
 CHANCE = 0.25
-"""Above this probability that failures met one node (or rank) by chance, nothing is said of it."""
+"""No hint if the failures fall on one node (or rank) by chance with more than this probability."""
 SHOWN_RANKS = 24
 
 Dict = dict[str, Any]
 
 
 def repeats(rounds: Sequence[Dict]) -> list[Dict]:
-    """Return what repeats over the rounds (of all attempts), the strongest hint first.
+    """Return the repeated failures over the rounds (of all attempts), the strongest hint first.
 
     Args:
         rounds: as in the report.
 
     Returns:
         Dictionaries: ``kind``: "node" (it fails there), "rank" (it fails wherever it runs), "place" (one rank on one
-        node, which of both is to blame is not told apart), "signature" (the same failure, wherever); ``rounds``: the
-        numbers; ``of``: how many rounds could have failed so; ``attempts``: in how many; ``rank``, ``node``: where that
-        is the hint, else null; ``ranks``, ``nodes``, ``signature``; ``text``.
+        node, either of which may be the cause), "signature" (the same failure, wherever); ``rounds``: the
+        numbers; ``of``: number of rounds that could have failed so; ``attempts``: in how many; ``rank``, ``node``: if
+        part of the hint, else null; ``ranks``, ``nodes``, ``signature``; ``text``.
     """
     over = [entry for entry in rounds if entry["outcome"] != "running"]
     failed = [entry for entry in over if entry["first_failure"] is not None]
-    found = _accused(over, [entry for entry in failed if _of_one_place(entry)])
+    found = _by_location(over, [entry for entry in failed if _of_one_place(entry)])
     by_signature: dict[str, list[Dict]] = defaultdict(list)
     for entry in failed:
         by_signature[entry["first_failure"]["signature"]].append(entry)
@@ -46,18 +46,18 @@ def repeats(rounds: Sequence[Dict]) -> list[Dict]:
 
 
 def _of_one_place(entry: Dict) -> bool:
-    """Whether one rank's or node's own failure ended the round, so that where it was may matter."""
+    """Whether one rank's or node's own failure ended the round, so that its location may matter."""
     failure = entry["first_failure"]
     if failure["role"] != PRIMARY or failure["restart"] == "pointless" or failure["hang"] is not None:
         return False
     if failure["node"] is None or len(failure["nodes"] or []) > 1:
         return False
-    # Others with the same failure, or at the same time: all ranks meet it, or nobody knows who was first.
-    alike = any(group["cause"] == failure["cause"] and group["role"] == PRIMARY for group in entry["groups"])
-    return not alike and not entry["same_time"]
+    # Others with the same failure, or at the same time: all ranks have it, or the first one is unknown.
+    shared = any(group["cause"] == failure["cause"] and group["role"] == PRIMARY for group in entry["groups"])
+    return not shared and not entry["same_time"]
 
 
-def _accused(over: list[Dict], failed: list[Dict]) -> list[Dict]:
+def _by_location(over: list[Dict], failed: list[Dict]) -> list[Dict]:
     by_node: dict[str, list[Dict]] = defaultdict(list)
     by_rank: dict[int, list[Dict]] = defaultdict(list)
     for entry in failed:
@@ -68,21 +68,21 @@ def _accused(over: list[Dict], failed: list[Dict]) -> list[Dict]:
     found = []
     for node, group in by_node.items():
         there = [entry for entry in over if node in entry["nodes"]]
-        # With one node there is nothing to tell apart.
+        # With one node there is no alternative.
         places = min(len(entry["nodes"]) for entry in group)
         if _unlikely(len(group), len(failed), places):
             found.append(_node(node, group, len(there)))
     for rank, group in by_rank.items():
-        homes = list(dict.fromkeys(entry["first_failure"]["node"] for entry in group))
+        nodes = list(dict.fromkeys(entry["first_failure"]["node"] for entry in group))
         places = min(entry["world_size"] or 1 for entry in group)
-        if _unlikely(len(group), len(failed), places) and (len(homes) > 1 or not _has_node(found, homes[0])):
+        if _unlikely(len(group), len(failed), places) and (len(nodes) > 1 or not _has_node(found, nodes[0])):
             with_rank = [entry for entry in over if (entry["world_size"] or 0) > rank]
-            found.append(_rank(rank, homes, group, len(with_rank)))
+            found.append(_rank(rank, nodes, group, len(with_rank)))
     return sorted(found, key=lambda each: -len(each["rounds"]))
 
 
 def _unlikely(hits: int, failures: int, places: int) -> bool:
-    """Whether `hits` of `failures` at one of so many places is hardly chance (an upper bound of its probability)."""
+    """Whether `hits` of `failures` at one of `places` is hardly chance (by an upper bound of its probability)."""
     if hits < 2 or places < 2:
         return False
     return comb(failures, hits) * float(places) ** (1 - hits) <= CHANCE
@@ -104,12 +104,12 @@ def _node(node: str, group: list[Dict], of: int) -> Dict:
     return _repeat("node", group, of, f"{which} failed first {times}: suspect the node", node=node)
 
 
-def _rank(rank: int, homes: list[str], group: list[Dict], of: int) -> Dict:
+def _rank(rank: int, nodes: list[str], group: list[Dict], of: int) -> Dict:
     times = f"{len(group)} of {count(of, 'round')}{_over_attempts(group)}"
-    if len(homes) == 1:
-        text = f"rank {rank} on {safe(homes[0])} failed in {times}: suspect the node, or what only this rank does"
-        return _repeat("place", group, of, text, node=homes[0], rank=rank)
-    where = f"on {names(homes)}" if len(homes) <= 3 else f"on {len(homes)} nodes"
+    if len(nodes) == 1:
+        text = f"rank {rank} on {safe(nodes[0])} failed in {times}: suspect the node, or what only this rank does"
+        return _repeat("place", group, of, text, node=nodes[0], rank=rank)
+    where = f"on {names(nodes)}" if len(nodes) <= 3 else f"on {len(nodes)} nodes"
     text = f"rank {rank} fails wherever it runs ({where}, in {times}): suspect its data or the code"
     return _repeat("rank", group, of, text, rank=rank)
 

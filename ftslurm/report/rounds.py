@@ -7,27 +7,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ftslurm.rendezvous.state import UNREACHABLE
-from ftslurm.report import blame, health
+from ftslurm.report import health, root_cause
 from ftslurm.report.clocks import Doubt
 from ftslurm.report.evidence import short, signature, worker_failure
-from ftslurm.report.facts import Failure, History, Lost, RoundFiles, Snapshot, Worker
-from ftslurm.report.hung import hang_of, is_first, without_hung
-from ftslurm.report.lost import WORLD_LIMIT, lost_failure, lost_first, silent_before
-from ftslurm.report.suspect import Suspect
+from ftslurm.report.facts import Failure, History, LostNode, RoundFiles, Snapshot, Worker
+from ftslurm.report.failed_worker import FailedWorker
+from ftslurm.report.hang_records import hang_of, is_first, without_hung
+from ftslurm.report.lost_nodes import WORLD_LIMIT, lost_failure, lost_first, silent_nodes
 from ftslurm.report.unreachable import is_unreachable, unreachable_failure
-from ftslurm.report.words import ranges
+from ftslurm.report.wording import ranges
 
 SLOW_KEPT = 64
 Dict = dict[str, Any]
-Following = Mapping[str, Sequence[blame.Follower]]
+Following = Mapping[str, Sequence[root_cause.Follower]]
 
 
 def round_report(snapshot: Snapshot, number: int, *, newest: bool) -> Dict:
     """Describe one round; see `ftslurm.report.analysis` for the keys."""
-    files = blame.round_files(snapshot, number)
-    entry = blame.history_of(snapshot, number)
-    found = blame.suspects(snapshot, number)
-    following = blame.followers(snapshot, number)
+    files = root_cause.round_files(snapshot, number)
+    entry = root_cause.history_of(snapshot, number)
+    found = root_cause.failed_workers(snapshot, number)
+    following = root_cause.followers(snapshot, number)
     outcome = _outcome(snapshot, files, entry, found, newest=newest)
     first, others, where = _first(snapshot, files, entry, found, outcome)
     started, ended = _started_ns(files, entry), _ended_ns(files, entry, outcome)
@@ -57,14 +57,14 @@ def round_report(snapshot: Snapshot, number: int, *, newest: bool) -> Dict:
 
 
 def _slow(files: RoundFiles) -> list[Dict]:
-    homes = {worker.rank: (node.node, worker.pace) for node in files.nodes for worker in node.workers if worker.pace}
-    if not homes:
+    located = {worker.rank: (node.node, worker.pace) for node in files.nodes for worker in node.workers if worker.pace}
+    if not located:
         return []
-    from ftslurm.monitor.pace import Histogram, slow_ranks
+    from ftslurm.monitor.step_times import Histogram, slow_ranks
 
-    found = slow_ranks({rank: Histogram.from_pairs(pace) for rank, (_, pace) in homes.items()})
+    found = slow_ranks({rank: Histogram.from_pairs(pace) for rank, (_, pace) in located.items()})
     return [
-        {"rank": each.rank, "node": homes[each.rank][0], "median_s": each.median_s, "others_s": each.others_s}
+        {"rank": each.rank, "node": located[each.rank][0], "median_s": each.median_s, "others_s": each.others_s}
         for each in found[:SLOW_KEPT]
     ]
 
@@ -72,33 +72,33 @@ def _slow(files: RoundFiles) -> list[Dict]:
 def _doubt(snapshot: Snapshot, number: int, failure: Dict) -> Dict:
     if failure["node"] is None or failure["time_ns"] is None:
         return {"uncertainty_s": None, "clock": None}
-    return _said(snapshot.clocks.error_ns(number, failure["node"], failure["time_ns"]))
+    return _uncertainty(snapshot.clocks.error_ns(number, failure["node"], failure["time_ns"]))
 
 
-def _same_time(snapshot: Snapshot, number: int, found: list[Suspect]) -> list[Dict]:
-    return [short(s) | _said(doubt) for s, doubt in blame.at_the_same_time(snapshot.clocks, number, found)]
+def _same_time(snapshot: Snapshot, number: int, found: list[FailedWorker]) -> list[Dict]:
+    return [short(s) | _uncertainty(doubt) for s, doubt in root_cause.at_the_same_time(snapshot.clocks, number, found)]
 
 
-def _said(doubt: Doubt) -> Dict:
+def _uncertainty(doubt: Doubt) -> Dict:
     return {"uncertainty_s": doubt.ns / 1e9, "clock": "measured" if doubt.known else "assumed"}
 
 
 def _first(
-    snapshot: Snapshot, files: RoundFiles, entry: History | None, found: list[Suspect], outcome: str
-) -> tuple[Dict | None, list[Suspect], Dict | None]:
-    """Choose the first failure of the round; return it with the suspects that remain and where the ranks were."""
+    snapshot: Snapshot, files: RoundFiles, entry: History | None, found: list[FailedWorker], outcome: str
+) -> tuple[Dict | None, list[FailedWorker], Dict | None]:
+    """Choose the first failure of the round; return it with the remaining failed workers and the ranks' locations."""
     hung = hang_of(snapshot, files.number)
     where = _whereabouts(files, entry) if files.stacks else None
     if outcome in ("stopped", "succeeded", "running"):
         return None, found, where
     if entry is not None and entry.failure is not None and is_unreachable(entry):
-        others = [suspect for suspect in found if suspect.kind != UNREACHABLE]
+        others = [failed for failed in found if failed.kind != UNREACHABLE]
         return unreachable_failure(entry, entry.failure), others, where
     name = _attempt_name(files, entry)
     cwd = next((a.cwd for a in snapshot.attempts if a.attempt == name), None)
     if hung is not None:
         found = without_hung(hung, found)
-    lost: Sequence[Lost] | None = silent_before(snapshot, files, entry, hung) if hung is not None else None
+    lost: Sequence[LostNode] | None = silent_nodes(snapshot, files, entry, hung) if hung is not None else None
     if hung is not None and not lost and is_first(hung, found):
         first = _hang(files, hung, cwd)
         return _with_proofs(snapshot, files.number, first), found, where
@@ -128,8 +128,8 @@ def _hang(files: RoundFiles, hung: Failure, cwd: str | None) -> Dict:
     from ftslurm.report.hang import hang_failure
 
     verdict = triage(files.stacks.values())
-    accused = [group.ranks[0] for group in verdict.suspects[:1]]
-    tails = next((files.tails[rank] for rank in (*accused, hung.rank) if rank in files.tails), ())
+    suspect_ranks = [group.ranks[0] for group in verdict.suspects[:1]]
+    tails = next((files.tails[rank] for rank in (*suspect_ranks, hung.rank) if rank in files.tails), ())
     return hang_failure(files, hung, verdict, tails, _steps(files)["last_step"], cwd)
 
 
@@ -137,20 +137,20 @@ def _ranks(following: Following) -> Iterable[int]:
     return (each.rank for group in following.values() for each in group)
 
 
-def _groups(snapshot: Snapshot, number: int, others: Iterable[Suspect], following: Following) -> list[Dict]:
-    members: dict[str, list[Suspect]] = {}
-    for suspect in others:
-        members.setdefault(signature(suspect), []).append(suspect)
+def _groups(snapshot: Snapshot, number: int, others: Iterable[FailedWorker], following: Following) -> list[Dict]:
+    members: dict[str, list[FailedWorker]] = {}
+    for failed in others:
+        members.setdefault(signature(failed), []).append(failed)
     groups = []
     for kind, known in members.items():
-        group = [blame.as_follower(snapshot, number, suspect) for suspect in known]
-        # What follows has its cause's name for a signature, and its first ones are among the others.
+        group = [root_cause.as_follower(snapshot, number, failed) for failed in known]
+        # The signature of a cascade is its cause's name, and its first ones are among the others.
         group += following.get(kind, ())
         groups.append(_group(known[0], sorted(group)))
     return groups
 
 
-def _group(first: Suspect, group: list[blame.Follower]) -> Dict:
+def _group(first: FailedWorker, group: list[root_cause.Follower]) -> Dict:
     nodes = list(dict.fromkeys(each.node for each in group))
     return {
         "cause": first.cause.name,
@@ -166,23 +166,23 @@ def _group(first: Suspect, group: list[blame.Follower]) -> Dict:
 
 
 def _rest(files: RoundFiles, entry: History | None, failed: set[int], first: Dict | None, outcome: str) -> Dict:
-    """The ranks that did not fail: stopped by ftslurm, finished, and those nobody saw end."""
+    """The ranks that did not fail: stopped by ftslurm, finished, and those without a recorded end."""
     if first is not None and first["hang"] is not None:
-        # It was stopped as the others were, but it is not one of the others.
+        # The hung rank was stopped as the others were, but is not one of them.
         failed.add(first["rank"])
     workers = [w for n in files.nodes for w in n.workers if w.rank not in failed]
     stopped = [w for w in workers if w.stopped_by_ftslurm]
-    well = (w for w in workers if not w.stopped_by_ftslurm and not w.failed)
-    finished = [w.rank for w in well if w.ended_ns is not None]
-    seen = failed | {w.rank for w in stopped} | set(finished)
+    succeeded = (w for w in workers if not w.stopped_by_ftslurm and not w.failed)
+    finished = [w.rank for w in succeeded if w.ended_ns is not None]
+    accounted = failed | {w.rank for w in stopped} | set(finished)
     over = outcome not in ("running", "succeeded")
-    silent = [r for r in range(_world_size(files, entry) or 0) if r not in seen] if over else []
+    unrecorded = [r for r in range(_world_size(files, entry) or 0) if r not in accounted] if over else []
     reported = {n.node for n in files.nodes if n.ended_ns is not None}
     names = [n for n in _node_names(files, entry) if n not in reported]
     return {
         "stopped": _stopped(files, stopped) if stopped else None,
         "finished": {"ranks": ranges(finished), "count": len(finished)} if finished else None,
-        "silent": {"ranks": ranges(silent), "count": len(silent), "nodes": names} if silent else None,
+        "silent": {"ranks": ranges(unrecorded), "count": len(unrecorded), "nodes": names} if unrecorded else None,
     }
 
 
@@ -199,9 +199,9 @@ def _stopped(files: RoundFiles, stopped: list[Worker]) -> Dict:
 
 
 def _outcome(
-    snapshot: Snapshot, files: RoundFiles, entry: History | None, found: list[Suspect], *, newest: bool
+    snapshot: Snapshot, files: RoundFiles, entry: History | None, found: list[FailedWorker], *, newest: bool
 ) -> str:
-    """The recorded outcome; where none was recorded, what the files together say."""
+    """The recorded outcome; where none was recorded, the outcome according to all files."""
     if entry is not None and entry.outcome not in ("running", "unknown"):
         return entry.outcome
     closed = snapshot.state.closed if snapshot.state else None

@@ -7,7 +7,7 @@ from ftslurm.report.accounting import sentence
 from ftslurm.report.finding import finding
 from ftslurm.report.headline import cost_of
 from ftslurm.report.style import Json, Style
-from ftslurm.report.words import brief, clip, count, duration, first_line, interval, names, safe, safe_lines, verdict
+from ftslurm.report.wording import brief, clip, count, duration, first_line, interval, names, safe, safe_lines, verdict
 
 TRACEBACK_HEAD, TRACEBACK_TAIL = 12, 40
 LOG_LINES_BESIDE_TRACEBACK = 10
@@ -20,14 +20,14 @@ FINDINGS_SHOWN = 8
 
 
 def evidence(entry: Json, style: Style) -> list[str]:
-    """What proves the first failure's cause, and what else was seen of it."""
+    """The evidence of the first failure's cause, and further observations."""
     failure = entry["first_failure"]
     shown = failure["evidence_lines"][:EVIDENCE_SHOWN] if failure else []
     return [style.section("evidence"), *(line for each in shown for line in style.wrapped(safe(each)))] if shown else []
 
 
 def traceback(entry: Json, style: Style) -> list[str]:
-    """The first failure's traceback; without one, the stacks that a crash left."""
+    """The first failure's traceback; without one, the stacks of a crash."""
     failure = entry["first_failure"]
     text = (failure["traceback"] or failure["stacks"]) if failure else None
     if not text:
@@ -42,7 +42,7 @@ def traceback(entry: Json, style: Style) -> list[str]:
 
 
 def log(entry: Json, report: Json, style: Style) -> list[str]:
-    """The end of the first failure's output, without the traceback that stands above."""
+    """The end of the first failure's output, without the traceback shown above."""
     failure = entry["first_failure"]
     end = failure["log"] if failure else None
     if end is None:
@@ -66,12 +66,12 @@ def others(entry: Json, report: Json, style: Style) -> list[str]:
 
 
 def others_title(entry: Json) -> str:
-    """What the table of `other_ranks` is called."""
+    """The title of the table of `other_ranks`."""
     return f"{'the other ranks' if entry['first_failure'] else 'the ranks'} of round {entry['round']}"
 
 
 def other_ranks(entry: Json, report: Json) -> list[tuple[str, str]]:
-    """The other ranks of the round and how they ended, by kinds of end."""
+    """The other ranks of the round, grouped by their ends."""
     rows = [(_ranks(g["ranks"], g["count"]), _end_of(g)) for g in entry["groups"][:GROUPS_SHOWN]]
     rest = entry["groups"][GROUPS_SHOWN:]
     if rest:
@@ -94,13 +94,13 @@ def other_ranks(entry: Json, report: Json) -> list[tuple[str, str]]:
 def slow(report: Json, style: Style) -> list[str]:
     """The ranks that were persistently slower than the others in the round that is shown, else in the last one."""
     title, rows = slow_ranks(report)
-    lines = [style.line(f"{who}: {step} a step, the others {others} (medians)") for who, step, others in rows]
+    lines = [style.line(f"{rank}: {step} a step, the others {others} (medians)") for rank, step, others in rows]
     more = [f"  and {len(rows) - SLOW_SHOWN} more (see --json)"] if len(rows) > SLOW_SHOWN else []
     return [style.section(title), *lines[:SLOW_SHOWN], *more] if lines else []
 
 
 def slow_ranks(report: Json) -> tuple[str, list[tuple[str, str, str]]]:
-    """What the list of slow ranks is called, and its rows: who, how long a step takes there, and elsewhere."""
+    """The title of the list of slow ranks, and its rows: rank, its step time, that of the others."""
     chosen = [r for r in report["rounds"] if r["round"] == report["focus"]] or report["rounds"][-1:]
     rows = [
         (f"rank {each['rank']} on {safe(each['node'])}", interval(each["median_s"]), interval(each["others_s"]))
@@ -111,7 +111,7 @@ def slow_ranks(report: Json) -> tuple[str, list[tuple[str, str, str]]]:
 
 
 def health(report: Json, style: Style) -> list[str]:
-    """What checks found on the nodes, those of the first failure's first, and which nodes took no part."""
+    """The findings of checks, those of the first failure's node first, and the nodes that took no part."""
     found = report["health"]
     lines: list[str] = []
     for each in found["findings"][:FINDINGS_SHOWN]:
@@ -151,14 +151,14 @@ def timeline(report: Json, style: Style) -> list[str]:
 
 
 def missing(report: Json, style: Style) -> list[str]:
-    """What should be there and is not; nothing of a run whose end was recorded and that left all there is."""
+    """The missing records; empty if the end of the run is recorded and no record is missing."""
     found = report["missing"]
     lines = [line for each in found for line in style.wrapped(safe(each))]
     return [style.section("what is missing"), *lines] if lines else []
 
 
 def problems(report: Json, style: Style) -> list[str]:
-    """The files that could not be used, and why."""
+    """The unusable files, with reasons."""
     found = report["problems"]
     lines = [f"  {safe(p['file'])}: {safe(p['reason'])}" for p in found[:PROBLEMS_SHOWN]]
     if len(found) > PROBLEMS_SHOWN:
@@ -170,7 +170,7 @@ def problems(report: Json, style: Style) -> list[str]:
 
 
 def files(report: Json) -> list[str]:
-    """Where everything is."""
+    """The location of the run directory."""
     # A job without a run has none.
     return [f"  files: {safe(report['run']['directory'])}"] if report["job"] is None else []
 
@@ -204,7 +204,7 @@ def _cells(row: list[str], widths: list[int], style: Style) -> str:
 
 
 def took(entry: Json, report: Json) -> float | None:
-    """How long a round took, or takes so far; None if that is not known."""
+    """The duration of a round, so far if it runs; None if unknown."""
     if entry["outcome"] == "running" and report["status"] == "running" and entry["started_ns"] is not None:
         return float(report["made_ns"] - entry["started_ns"]) / 1e9
     span: float | None = entry["duration_s"]
@@ -225,7 +225,7 @@ def ended(entry: Json, report: Json) -> str:
 
 
 def clocks(report: Json, style: Style) -> list[str]:
-    """Which nodes' clocks are off, so that their times here are not those of their logs."""
+    """The nodes whose clocks are off: their times here differ from those in their logs."""
     far = [(safe(clock["node"]), clock["ahead_s"]) for clock in report["clocks"]]
     parts = [f"{node} {duration(abs(ahead))} {'ahead' if ahead > 0 else 'behind'}" for node, ahead in far]
     if not parts:
@@ -240,17 +240,17 @@ def _in_all(report: Json, style: Style) -> list[str]:
 
 
 def in_all(report: Json) -> str:
-    """Where the time of a run of several rounds went; empty if that says nothing new."""
-    told, cost = sentence(report), report["cost"]
+    """The time accounting of a run of several rounds; empty if it adds nothing."""
+    text, cost = sentence(report), report["cost"]
     if len(report["rounds"]) < 2:
         return ""
-    if told and report["accounting"]["rounds"] < len(report["rounds"]):
-        return f"since round {report['accounting']['first_round']}: {told}"
-    return told or (f"{duration(cost['between_rounds_s'])} between rounds" if cost["rounds"] > 1 else "")
+    if text and report["accounting"]["rounds"] < len(report["rounds"]):
+        return f"since round {report['accounting']['first_round']}: {text}"
+    return text or (f"{duration(cost['between_rounds_s'])} between rounds" if cost["rounds"] > 1 else "")
 
 
 def _dates(rounds: list[Json], style: Style) -> tuple[str, str]:
-    """The table's title and the form of its times: a day that all rounds share is said once."""
+    """The table's title and the format of its times: a day that all rounds share is shown once."""
     known = [r["started_ns"] for r in rounds if r["started_ns"] is not None]
     days = {style.date(t, "%Y-%m-%d") for t in known}
     zone = style.date(known[0], "%Z") if known else ""

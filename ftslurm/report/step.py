@@ -1,4 +1,4 @@
-"""The end of an attempt's Slurm step, as ftsrun recorded it (pure)."""
+"""The end of an attempt's Slurm step, recorded by ftsrun (pure)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import signal
 from typing import Any
 
 from ftslurm.report.facts import Snapshot, StepEnd
-from ftslurm.report.words import safe
+from ftslurm.report.wording import safe
 
 Dict = dict[str, Any]
 
 
 def step_end(snapshot: Snapshot) -> StepEnd | None:
-    """Return the end of the run's newest attempt; None while something of the run may still be running."""
+    """Return the end of the run's newest attempt; None while a process of the run may still be running."""
     ends = {end.attempt: end for end in snapshot.steps}
     current = snapshot.attempt
     if current is None or current.attempt not in ends:
@@ -31,12 +31,12 @@ def step_report(snapshot: Snapshot) -> Dict | None:
 
 
 def line(end: StepEnd) -> str:
-    """Say how it ended, for a run that did not close its state."""
-    told = f", after {safe(end.signal)} from outside" if end.signal else ""
+    """Describe its end, for a run that did not close its state."""
+    stopped = f", after {safe(end.signal)} from outside" if end.signal else ""
     code = end.exit_code
     what = "its agents have ended" if code is None else f"its step is over: srun ended with code {code}{_by(code)}"
-    why = f": the run directory refuses to be written ({safe(end.refused)})" if end.refused else ""
-    return f"{what}{told}, before the agents could say how the run ended{why}"
+    why = f": the run directory is not writable ({safe(end.refused)})" if end.refused else ""
+    return f"{what}{stopped}, before the agents recorded the run's end{why}"
 
 
 def _by(code: int) -> str:

@@ -1,4 +1,4 @@
-"""How text reports lay out lines: widths, wrapping, colours and dates (pure)."""
+"""Layout of text reports: widths, wrapping, colours and dates (pure)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ftslurm.dataclasses import dataclass
-from ftslurm.report.words import clip
+from ftslurm.report.wording import clip
 
 WIDTH = 80
-# Lines that people copy (tracebacks, output) are not wrapped; beyond this they are data, not text.
+# Lines that users copy (tracebacks, output) are not wrapped; beyond this width they are data, not text.
 EVIDENCE_WIDTH = 240
 
 Json = Mapping[str, Any]
@@ -18,18 +18,18 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Style:
-    """Colour or not, how many columns, and whose clock (seconds since the epoch to a date)."""
+    """Colour or not, the number of columns, and the time zone (seconds since the epoch to a date)."""
 
     colour: bool
     width: int
     zone: Callable[[float], Any]
 
     def title(self, start: str, rest: str, colour: str) -> list[str]:
-        """The first line, its start in colour; a long one goes on in a second line."""
+        """The first line, its start in colour; a long one continues in a second line."""
         lines = self.wrapped(start + rest, "", "  ")
         if len(lines) > 2:
-            room = self.width - 2
-            lines[1:] = [f"  {clip(' '.join(line.strip() for line in lines[1:]), room)}"]
+            width = self.width - 2
+            lines[1:] = [f"  {clip(' '.join(line.strip() for line in lines[1:]), width)}"]
         first = clip(lines[0], self.width)
         if not self.colour:
             return [first, *lines[1:]]
@@ -41,7 +41,7 @@ class Style:
         return f"\x1b[1m{title}\x1b[0m" if self.colour else title
 
     def line(self, text: str) -> str:
-        """Indent one line of our own, and cut it to the width."""
+        """Indent one line of ftslurm's own text, and cut it to the width."""
         return clip(f"  {text}", self.width)
 
     def quoted(self, lines: Iterable[str], prefix: str) -> list[str]:
@@ -61,7 +61,7 @@ class Style:
         return [clip(each, self.width) for each in lines]
 
     def date(self, time_ns: int | None, form: str = "%m-%d %H:%M:%S") -> str:
-        """Say a time in the reader's zone; a question mark if there is no such date."""
+        """Format a time in the reader's zone; a question mark if there is no such date."""
         if time_ns is None:
             return "?"
         try:

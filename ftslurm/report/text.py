@@ -1,4 +1,4 @@
-"""The report as text: the answer in the first three lines, then the evidence, then the rest (pure)."""
+"""The report as text: the result in the first three lines, then the evidence, then the rest (pure)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def render(
     style = Style(colour, max(40, width), zone)
     blocks = _whole(report, style) if report["rank"] is None else rank_page(report, style)
     shown = [block for block in blocks if block]
-    # The usual, short report stays one block.
+    # The usual, short report is one block.
     glue = [""] if len(shown) > 1 else []
     lines = shown[0]
     for block in shown[1:]:

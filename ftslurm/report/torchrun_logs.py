@@ -1,10 +1,10 @@
-"""The logs of a job that ftslurm did not run, read into a `Snapshot` as far as they go.
+"""The logs of a job that ftslurm did not run, read into a `Snapshot` as far as possible.
 
-What torchrun leaves in its ``--log-dir`` (torch 2.5 to 2.13): ``<run_id>_<random>/attempt_<n>/<local_rank>/`` with
+Files in torchrun's ``--log-dir`` (torch 2.5 to 2.13): ``<run_id>_<random>/attempt_<n>/<local_rank>/`` with
 stdout.log, stderr.log and, of scripts under ``@record``, error.json; each agent makes a ``<run_id>_<random>`` of its
-own. Or a job's output file (``slurm-*.out``), where the ranks' lines stand between each other.
+own. Or a job's output file (``slurm-*.out``), with the ranks' lines interleaved.
 
-There are no ends, no nodes' names and no times in them but those of the files: the report says so.
+They contain no ends, no node names and no times but those of the files: the report states this.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ftslurm.report.decode import rank_error_from
 from ftslurm.report.facts import LogTail, Problem, RankError, RoundFiles, RoundNode, Snapshot, Worker
 from ftslurm.report.fields import Malformed
 from ftslurm.report.locating import NotFound
-from ftslurm.report.overlap import overlapped
+from ftslurm.report.parallel_read import read_in_parallel
 from ftslurm.report.reading import list_directory, parse_json, read_file, read_tail
 
 TAIL_LIMIT = 256 * 1024
@@ -58,14 +58,14 @@ def gather_logs(path: Path, *, now_ns: int, causes: Sequence[Cause] | None = Non
     Args:
         path: torchrun's log directory, a directory in it, one that holds output files, or an output file.
         now_ns: the time of reading, nanoseconds since the epoch.
-        causes: the rows to judge by; None: ftslurm's, and those that entry points add.
+        causes: the catalogue's rows; None: ftslurm's, and those of entry points.
 
     Returns:
         A round for each attempt. No file's content raises.
 
     Raises:
-        NotFound: there are no such logs there.
-        OSError: the path may not be read.
+        NotFound: it contains no such logs.
+        OSError: the path cannot be read.
     """
     problems: list[Problem] = []
     if causes is None:
@@ -96,7 +96,7 @@ def gather_logs(path: Path, *, now_ns: int, causes: Sequence[Cause] | None = Non
 
 
 def _runs(path: Path) -> list[Path]:
-    """The folders that hold ``attempt_<n>``: the path itself, or those in it."""
+    """The folders that contain ``attempt_<n>``: the path itself, or those in it."""
     if _ATTEMPT.fullmatch(path.name):
         path = path.parent
     below = _folders(path)
@@ -106,7 +106,7 @@ def _runs(path: Path) -> list[Path]:
 
 
 def _together(runs: list[Path]) -> list[Path]:
-    """Of several the newest and those of the same job: of the same run id, and written to at the same time."""
+    """Of several folders, the newest and those of the same job: the same run id and overlapping write times."""
     spans = {run: _span(run) for run in runs}
     if len(runs) < 2:
         return runs
@@ -117,7 +117,7 @@ def _together(runs: list[Path]) -> list[Path]:
 
 
 def _span(run: Path) -> tuple[int, int]:
-    """When its first attempt began and its last word was written, by the files' times."""
+    """The start of its first attempt and its last write, by the files' times."""
     times = []
     for attempt in _folders(run):
         for local in _folders(run / attempt):
@@ -145,15 +145,15 @@ def _round(
 ) -> RoundFiles:
     places = [run / f"attempt_{attempt}" for run in runs]
     groups = [[_Rank(place / n, int(n)) for n in _folders(place) if _LOCAL.fullmatch(n)] for place in places]
-    everybody = [rank for group in groups for rank in group]
-    for _ in overlapped(lambda rank: _read(rank, owners), everybody):
+    all_ranks = [rank for group in groups for rank in group]
+    for _ in read_in_parallel(lambda rank: _read(rank, owners), all_ranks):
         pass
     nodes: list[RoundNode] = []
     errors: dict[int, RankError] = {}
     tails: dict[int, tuple[LogTail, ...]] = {}
     first = 0
     for run, group in zip(runs, groups, strict=True):
-        # The first rank of this agent, if any of its ranks says its own; else they are counted on.
+        # The first rank of this agent, if any of its ranks is named in its output; else counted on.
         first = next((r.named - r.local_rank for r in group if r.named is not None and r.named >= r.local_rank), first)
         workers = []
         for each in group:
@@ -167,7 +167,7 @@ def _round(
             workers.append(_worker(rank, each.local_rank, error))
         nodes.append(_node(attempt + 1, run.name, workers))
         first += len(group)
-    world = len(everybody)
+    world = len(all_ranks)
     whole = sorted(w.rank for n in nodes for w in n.workers) == list(range(world))
     nodes = [node._replace(world_size=world if whole else None) for node in nodes]
     return RoundFiles(attempt + 1, tuple(nodes), errors, tails)
@@ -179,7 +179,7 @@ def _read(rank: _Rank, owners: frozenset[int]) -> None:
         found = read_tail(path, TAIL_LIMIT, owners)
         if found is not None:
             text, rank.size = found
-            rank.stderr, rank.named = output_text.bare(text)
+            rank.stderr, rank.named = output_text.without_prefix(text)
     except Malformed as error:
         rank.problems.append(Problem(str(path), str(error)))
     rank.written_ns = _mtime_ns(path)
@@ -197,11 +197,11 @@ def _read(rank: _Rank, owners: frozenset[int]) -> None:
 
 
 def _error(each: _Rank, rank: int, node: str, row: output_text.Row | None) -> RankError | None:
-    """The failure of a worker: its own record, else what its output shows, else torchrun's table."""
+    """The failure of a worker: from its own record, else its output, else torchrun's table."""
     if each.error is not None:
         if each.error.exception is not None or each.error.kind != "exception":
             return replace(each.error, rank=rank)
-        # torch's record tells of the chain only as text.
+        # torch's record has the exception chain only as text.
         raised = output_text.uncaught(each.error.traceback or "", sure=True)
         exception = raised.exception if raised is not None else None
         return replace(each.error, rank=rank, node=node, local_rank=each.local_rank, exception=exception)
@@ -319,7 +319,7 @@ def _plain(text: str, file: Path) -> RoundFiles:
     before, _, _ = rest.partition("torch.distributed.elastic.multiprocessing.errors.ChildFailedError:")
     before = before[: before.rfind(output_text.HEADER)] if "ChildFailedError" in rest else before
     if len(failed) == 1:
-        # One rank failed without its name before its last words: these are its.
+        # One rank failed without a prefix in its last output: the unnamed traceback is its.
         found = _from_text(before, failed[0], None, sure=False)
         if found is not None:
             known = errors[failed[0]]
@@ -338,12 +338,12 @@ def _plain(text: str, file: Path) -> RoundFiles:
 
 
 def _unnamed(files: RoundFiles) -> Iterable[Problem]:
-    """A traceback that no rank's name stands before: told, but nobody is blamed."""
+    """A traceback without a rank prefix: reported, but not attributed to a rank."""
     for tail in files.tails.get(-1, ()):
         found = _from_text(tail.text, -1, None, sure=False)
         if found is not None:
-            said = found.message.split("\n", 1)[0][:300]
-            yield Problem(tail.path, f"ends with {said}; which rank's that is does not show")
+            headline = found.message.split("\n", 1)[0][:300]
+            yield Problem(tail.path, f"ends with {headline}; its rank is unknown")
 
 
 def _outputs(path: Path, owners: frozenset[int], problems: list[Problem]) -> Iterable[str]:

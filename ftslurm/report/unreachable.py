@@ -1,4 +1,4 @@
-"""A round that did not begin because a node could not reach the round's master (pure)."""
+"""A round that did not begin because a node could not connect to the round's master (pure)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ftslurm.report.facts import Failure, History
 
 
 def is_unreachable(entry: History | None) -> bool:
-    """Tell whether that was what ended the round."""
+    """Return whether that ended the round."""
     return entry is not None and entry.failure is not None and entry.failure.kind == UNREACHABLE
 
 
 def unreachable_failure(entry: History, failure: Failure) -> dict[str, Any]:
-    """Describe it as a first failure; the same keys as for a worker, but of no rank: none was started there.
+    """Describe it as a first failure; the same keys as for a worker, without a rank: none was started there.
 
-    Which end of the connection is cut, nothing tells: both nodes are named.
+    Which end of the connection is broken is unknown: both nodes are named.
     """
     ends = list(dict.fromkeys((failure.node, *entry.nodes[:1])))
     text = failure.message

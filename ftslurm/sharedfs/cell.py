@@ -1,13 +1,14 @@
-"""The fenced cell: a compare-and-swap on a shared directory that needs no lock to be safe.
+"""The fenced cell: a compare-and-swap on a shared directory that is safe without locks.
 
 A value's generations are files `<token>.json`. A new one is written under a temporary name and then given its final
-name by `link(2)`, which fails when the name is taken, on every filesystem measured (NFSv3, NFSv4.2, GlusterFS, CephFS,
-MooseFS, local). A lost reply makes a done `link` look failed, so after an error the nonce inside the file tells who
-won. A generation's name is never removed, for it is what stops a writer that slept; its value may be (`retire`).
+name by `link(2)`, which fails if the name is taken, on every filesystem measured (NFSv3, NFSv4.2, GlusterFS, CephFS,
+MooseFS, local). A lost reply makes a successful `link` appear failed, so after an error the nonce inside the file
+identifies the winner. A generation's name is never removed, since it fences out a delayed writer; its value may be
+(`retire`).
 
-`rename` would let two writers win, and a lock file alone loses updates on NFS, because its holder may read a
-stale file. A lock beside the link would add calls to each change and save none: rivals meet only when an attempt
-begins or a lease is taken, and who loses has nothing left to do but to read what won.
+With `rename` two writers could win, and a lock file alone loses updates on NFS, because its holder may read a stale
+file. A lock in addition to the link would add calls to each change and save none: writers compete only when an attempt
+begins or a lease is taken, and the loser merely reads the winning value.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from collections.abc import Callable
 
 from ftslurm.dataclasses import dataclass
 from ftslurm.sharedfs.filesystem import DEFAULT_READ_LIMIT, FileSystem
-from ftslurm.sharedfs.publish import BadFile, create_temporary, decode, encode, forget, publish, random_nonce
+from ftslurm.sharedfs.publish import BadFile, create_temporary, decode, encode, publish, random_nonce, remove_temporary
 
 SCHEMA, VERSION = "ftslurm/cell", 1
 HINT = "current"
 KEPT = 16
-"""Older generations may be retired: nobody who can see is so far behind."""
+"""Older generations may be retired: no reader with access to the directory is that far behind."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,12 @@ class Versioned:
 
 
 class FencedCell:
-    """One value in the directory `path`, changed only by who knows its newest token.
+    """One value in the directory `path`, which only a writer that has its newest token can change.
 
     Args:
         fs: the filesystem.
         path: an existing directory that holds nothing else.
-        nonce: source of names for temporaries and of proof of authorship.
+        nonce: source of names for temporaries and of authorship marks.
     """
 
     def __init__(self, fs: FileSystem, path: str, nonce: Callable[[], str] = random_nonce) -> None:
@@ -50,14 +51,14 @@ class FencedCell:
         self._known = 0
 
     def get(self) -> Versioned | None:
-        """Return the newest value, or None when nothing was ever set.
+        """Return the newest value, or None if none was ever set.
 
         Raises:
             OSError: the directory cannot be read.
             BadFile: the newest generation is damaged; the text names it.
         """
         self._fs.refresh(self._path)
-        token = max(self._known, self._hint())
+        token = max(self._known, self._existing_token())
         found = False
         value: bytes | None = None
         while True:
@@ -72,7 +73,7 @@ class FencedCell:
         if not found:
             value = self._read(token)[1]
         if value is None:
-            raise OSError(errno.ESTALE, "the generations after it cannot be seen yet", self._file(token))
+            raise OSError(errno.ESTALE, "later generations are not visible yet", self._file(token))
         self._known = token
         return Versioned(value, token)
 
@@ -80,29 +81,29 @@ class FencedCell:
         """Return the newest value if it is newer than `token`, else None.
 
         Args:
-            token: what the caller has already.
-            thorough: see what others made just now, and look past the hint. Otherwise the hint alone is read, one
-                call: it may be late, or behind when the writer died before it moved it.
+            token: the caller's newest token.
+            thorough: refresh the directory and do not rely on the hint. Otherwise only the hint is read, one call: it
+                may be delayed, or outdated if the writer died before it updated it.
         """
         self._known = max(self._known, token)
-        # The bare number: a client that has looked for that generation before it existed still believes it absent.
-        if not thorough and token and self._told() <= token:
+        # The number alone: a client that opened that generation before it existed may still cache its absence.
+        if not thorough and token and self._hinted_token() <= token:
             return None
         self._fs.refresh(self._path)
-        if self._hint() <= token and not self._exists(token + 1):
+        if self._existing_token() <= token and not self._exists(token + 1):
             return None
         newest = self.get()
         return newest if newest is not None and newest.token > token else None
 
     def set(self, value: bytes, token: int | None) -> tuple[Versioned, bool]:
-        """Publish `value` as the successor of `token` (None: as the first), unless somebody else did.
+        """Publish `value` as the successor of `token` (None: as the first), unless another writer did.
 
         Returns:
-            The newest value as far as known and whether it is ours: exactly one writer is told True for a token.
+            The newest value read and whether it is this writer's: exactly one writer gets True for a token.
 
         Raises:
-            OSError: it is not known to be published; call `get` before the next try.
-            BadFile: the generation that stands in the way is damaged.
+            OSError: it is unknown whether it was published; call `get` before the next attempt.
+            BadFile: the existing generation is damaged.
         """
         new = (token or 0) + 1
         nonce = self._nonce()
@@ -110,27 +111,27 @@ class FencedCell:
         try:
             won = self._link(temporary, new, nonce)
         finally:
-            forget(self._fs, temporary)
+            remove_temporary(self._fs, temporary)
         if not won:
             newest = self.get()
             if newest is None:
-                raise BadFile(f"{self._path}: generation {new} exists and cannot be seen")
+                raise BadFile(f"{self._path}: generation {new} exists but is not visible")
             return newest, False
         self._known = max(self._known, new)
-        self._point_to(new)
+        self._write_hint(new)
         return Versioned(value, new), True
 
     def retire(self, token: int) -> None:
-        """Take the value out of generation `token`, unless it is one of the KEPT newest; its name stays.
+        """Remove the value of generation `token`, unless it is one of the KEPT newest; its name stays.
 
-        A large world's state times a long run's changes would be gigabytes. When it fails, the value stays.
+        The states of a large world over a long run would add up to gigabytes. If the removal fails, the value stays.
         """
         if not 0 < token <= self._known - KEPT:
             return
         try:
             nonce, value = self._read(token)
             if value is not None:
-                # With its nonce: its author may still be waiting for the reply to the link.
+                # The nonce is kept: its author may still be waiting for the reply to the link.
                 publish(self._fs, self._file(token), _header(token, nonce, retired=True), nonce=self._nonce)
         except (OSError, BadFile):
             pass
@@ -139,7 +140,7 @@ class FencedCell:
         try:
             return self._link_once(temporary, token, nonce)
         except OSError:
-            # It failed, or was done and this client still remembers that there was no such name: a link looks afresh.
+            # It failed, or it was done and this client caches the name's absence: a second link bypasses that cache.
             return self._link_once(temporary, token, nonce)
 
     def _link_once(self, temporary: str, token: int, nonce: str) -> bool:
@@ -150,28 +151,28 @@ class FencedCell:
             try:
                 return self._read(token)[0] == nonce
             except FileNotFoundError:
-                # Neither ours nor anybody's: the call really failed.
+                # The name does not exist: the call really failed.
                 raise error from None
         return True
 
-    def _point_to(self, token: int) -> None:
-        # A hint: readers look past it, so losing it or moving it back costs a few reads and nothing else.
+    def _write_hint(self, token: int) -> None:
+        # Only a hint: readers check for later generations, so losing it or moving it back costs only a few reads.
         try:
             publish(self._fs, os.path.join(self._path, HINT), b"%d\n" % token, nonce=self._nonce)
         except OSError:
             pass
 
-    def _told(self) -> int:
-        """Return what the hint says, 0 when it says nothing."""
+    def _hinted_token(self) -> int:
+        """Return the token in the hint, 0 without one."""
         try:
             text = self._fs.read(os.path.join(self._path, HINT), 64)
         except OSError:
             return 0
         return int(text) if text.strip().isdigit() else 0
 
-    def _hint(self) -> int:
-        """Return a token that surely existed, 0 when there is none."""
-        token = self._told()
+    def _existing_token(self) -> int:
+        """Return a token that certainly existed, 0 if there is none."""
+        token = self._hinted_token()
         if token and (token <= self._known or self._exists(token)):
             return token
         if self._known:
@@ -188,7 +189,7 @@ class FencedCell:
         return True
 
     def _read(self, token: int) -> tuple[str, bytes | None]:
-        """Return a generation's nonce and its value, None when it was retired."""
+        """Return a generation's nonce and its value, None if it was retired."""
         path = self._file(token)
         header, newline, value = self._fs.read(path, DEFAULT_READ_LIMIT).partition(b"\n")
         if not newline:
@@ -208,5 +209,5 @@ def _header(token: int, nonce: str, retired: bool = False) -> bytes:
 
 
 def _is_generation(name: str) -> bool:
-    # isdigit alone would take a superscript two for a digit.
+    # isdigit alone would accept a superscript two as a digit.
     return len(name) == 17 and name.endswith(".json") and name.isascii() and name[:12].isdigit()

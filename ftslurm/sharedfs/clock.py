@@ -1,7 +1,8 @@
-"""How far this node's clock is from the shared filesystem's server: measured by files that are published anyway.
+"""Offset of this node's clock from the shared filesystem's server, measured with files that are published anyway.
 
 The server stamps a file (mtime) between this node's times before and after its publication. Times of two nodes can be
-compared through that, within the errors of both. Some filesystems let the client stamp; then nothing can be learned.
+compared through that, within the errors of both. On some filesystems the client sets the stamp; then there is no
+measurement.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ EVERY_S = 600.0
 TICK_NS = 10_000_000
 """Kernels stamp files with the time of their last tick: up to 10 ms ago (HZ=100; 4 ms with HZ=250)."""
 SERVER_STAMPS = frozenset(("nfs", "nfs4", "ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "tmpfs", "overlay"))
-"""On NFS the server stamps, on a local filesystem the one kernel there is. Lustre, CephFS, GlusterFS and GPFS take the
-client's time (measured on GlusterFS): there a wrong clock would look right."""
+"""On NFS the server stamps; on a local filesystem there is only one kernel. Lustre, CephFS, GlusterFS and GPFS use the
+client's time (measured on GlusterFS): there a wrong clock would appear correct."""
 
 
 @dataclass(frozen=True)
 class ClockOffset:
-    """What to add to this node's time to get the server's; the truth is within `error_ns` of it.
+    """Difference to add to this node's time to get the server's; the true value is within `error_ns` of it.
 
     Attributes:
         offset_ns: server's clock minus this node's, nanoseconds.
-        error_ns: half of the interval that contains the truth: round trip and granularity of the stamps.
+        error_ns: half of the interval that contains the true value: round trip and granularity of the stamps.
         at_ns: when it was measured, by this node's clock.
     """
 
@@ -38,7 +39,7 @@ class ClockOffset:
 
 @dataclass(frozen=True)
 class Sample:
-    """One file: this node's time before and after it was published, and the server's stamp; nanoseconds."""
+    """One file: this node's time before and after its publication, and the server's stamp; nanoseconds."""
 
     before_ns: int
     stamp_ns: int
@@ -46,10 +47,10 @@ class Sample:
 
 
 def offset_of(samples: list[Sample]) -> ClockOffset | None:
-    """Return what these samples, oldest first, tell; None if a clock jumped between them, or there are none (pure)."""
+    """Return the offset from samples, oldest first; None if a clock jumped between them, or without samples (pure)."""
     if not samples or any(sample.after_ns < sample.before_ns for sample in samples):
         return None
-    # A server that keeps whole seconds shows it in every stamp.
+    # If all stamps are whole seconds, the server's granularity is one second.
     tick_ns = 10**9 if all(sample.stamp_ns % 10**9 == 0 for sample in samples) else TICK_NS
     lowest = max(sample.stamp_ns - sample.after_ns for sample in samples)
     highest = min(sample.stamp_ns + tick_ns - sample.before_ns for sample in samples)
@@ -59,11 +60,11 @@ def offset_of(samples: list[Sample]) -> ClockOffset | None:
 
 
 class ServerClock:
-    """Measures now and then: a few samples at the start, and again every ten minutes.
+    """Measures the offset periodically: a few samples at the start, and again every ten minutes.
 
     Args:
         monotonic: seconds.
-        modified_ns: a file's time stamp by the server; may raise `OSError`.
+        modified_ns: returns a file's time stamp by the server; may raise `OSError`.
     """
 
     def __init__(self, monotonic: Callable[[], float], modified_ns: Callable[[str], int]) -> None:
@@ -74,18 +75,18 @@ class ServerClock:
         self.offset: ClockOffset | None = None
 
     def due(self) -> bool:
-        """Whether the next publication should be measured."""
+        """Return whether the next publication should be measured."""
         return self._monotonic() >= self._next_at
 
     def published(self, path: str, before_ns: int, after_ns: int) -> None:
-        """Learn from a file that was published between these local times; costs one open, fstat and close."""
+        """Take a sample with a file published between these local times; costs one open, fstat and close."""
         try:
             sample = Sample(before_ns, self._modified_ns(path), after_ns)
         except OSError:
             return
         offset = offset_of([*self._samples, sample])
         if offset is None:
-            # A clock was set: what was known of it is void.
+            # A clock was set: discard the earlier samples.
             self._samples = []
             offset = offset_of([sample])
         self._samples.append(sample)
@@ -96,7 +97,7 @@ class ServerClock:
 
 
 def modified_ns(path: str) -> int:
-    """Return a file's time stamp as the server has it: opening makes an NFS client ask."""
+    """Return a file's time stamp from the server: an open makes an NFS client revalidate."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         return os.fstat(fd).st_mtime_ns
@@ -105,7 +106,7 @@ def modified_ns(path: str) -> int:
 
 
 def server_clock(directory: str, monotonic: Callable[[], float]) -> ServerClock | None:
-    """Return what measures by files in `directory`; None where the stamps are not the server's, or nobody knows."""
+    """Return a clock that measures with files in `directory`; None if the stamps may not be the server's."""
     try:
         with open("/proc/self/mountinfo", errors="surrogateescape") as file:
             kind = filesystem_of(file.read(), os.path.realpath(directory))

@@ -1,13 +1,13 @@
 """Commits in progress, registered in the run directory so that a later round can revoke them.
 
-A rank looks at the fenced state and then renames its temporary file. In between it may be frozen for an hour, and no
-filesystem has a rename that fails when a token is old. But a rename fails when its source is gone. So a rank registers
-the temporary *before* it looks at the state, and whoever starts workers of a newer round first moves the temporaries of
-all past rounds out of the way. The file server orders the two renames: either the commit came first and the new round
+A rank reads the fenced state and then renames its temporary file. In between it may be frozen for an hour, and no
+filesystem has a rename that fails if a token is old. But a rename fails if its source is missing. So a rank registers
+the temporary *before* it reads the state, and an agent that starts workers of a newer round first renames the
+temporaries of all past rounds. The file server orders the two renames: either the commit came first and the new round
 sees it, or it fails with ENOENT, however late it comes.
 
-Why nothing escapes: a rank whose look passed had registered before the newer round was published, and the revocation
-lists the registrations after that.
+This covers all commits: a rank that passed the check of the state had registered before the newer round was published,
+and the revocation lists the registrations after that.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ftslurm.sharedfs.publish import (
     BadFile,
     create_temporary,
     encode,
-    forget,
     publish_once,
     random_nonce,
     read_object,
+    remove_temporary,
 )
 from ftslurm.sharedfs.replace import TEMPORARY, put_back
 from ftslurm.sharedfs.rundir import RunDirectory
@@ -33,14 +33,14 @@ from ftslurm.sharedfs.rundir import RunDirectory
 SCHEMA, VERSION = "ftslurm/commit", 1
 SUFFIX = ".json"
 REVOKED = "revoked-"
-"""What the name of a registration begins with once its temporary is out of the way, until that is deleted."""
+"""Name prefix of a registration whose temporary has been renamed and is not yet deleted."""
 _IMPOSSIBLE = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS)
-"""The temporary is not there (not written yet, finished, on another node's own disk), or nothing may be renamed there:
-the commit cannot be finished either."""
-ASIDE = ".revoked"
-"""What is added to the name of a revoked temporary."""
+"""The temporary is missing (not written yet, finished, on another node's local disk), or renames are not permitted
+there: the commit cannot be finished either."""
+REVOKED_SUFFIX = ".revoked"
+"""Suffix added to the name of a revoked temporary."""
 NAME_BYTES = 255
-"""How long a name may be on nearly every filesystem (NAME_MAX, limits.h)."""
+"""Maximal length of a file name on nearly every filesystem (NAME_MAX, limits.h)."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class PendingCommit:
 
     Attributes:
         round: of the rank.
-        node: where the rank runs; its paths are that node's.
-        temporary: absolute path of what is to be renamed.
-        target: absolute path of its name after that.
+        node: where the rank runs; the paths are valid on that node.
+        temporary: absolute path of the source of the rename.
+        target: absolute path of its target.
     """
 
     round: int
@@ -62,11 +62,11 @@ class PendingCommit:
 
 @dataclass(frozen=True)
 class Revoked:
-    """A revoked commit, of which something may be left to delete.
+    """A revoked commit, whose files may still have to be deleted.
 
     Attributes:
         registration: absolute path; to be removed last.
-        path: absolute path of what was the temporary.
+        path: absolute path of the renamed temporary.
     """
 
     registration: str
@@ -77,7 +77,7 @@ class Commits:
     """The registrations of a run.
 
     Args:
-        fs: the filesystem of the run directory, and of what is committed.
+        fs: the filesystem of the run directory, and of the committed files.
         run: the run.
         nonce: source of names.
     """
@@ -88,7 +88,7 @@ class Commits:
         self._nonce = nonce
 
     def register(self, commit: PendingCommit) -> str:
-        """Register a commit, before the state is looked at; return the registration for `finished`.
+        """Register a commit before reading the state; return the registration for `finished`.
 
         Raises:
             OSError: it is not registered.
@@ -99,8 +99,8 @@ class Commits:
         return path
 
     def finished(self, registration: str) -> None:
-        """Remove the registration of a commit that was finished, or given up and its temporary removed."""
-        forget(self._fs, registration)
+        """Remove the registration of a commit that was finished, or abandoned with its temporary removed."""
+        remove_temporary(self._fs, registration)
 
     def past(self, before_round: int) -> list[str]:
         """Return the registrations of rounds before that one.
@@ -108,10 +108,10 @@ class Commits:
         Raises:
             OSError: they cannot be listed.
         """
-        # An own change to the directory has this client's kernel ask the server for the listing (measured on NFS, where
-        # a listing was seen to lack a name for more than a minute).
-        probe = os.path.join(self._directory, "look")
-        forget(self._fs, create_temporary(self._fs, probe, b"", durable=False, nonce=self._nonce()))
+        # A change to the directory by this client makes its kernel revalidate the listing (measured on NFS, where a
+        # listing lacked a name for more than a minute).
+        probe = os.path.join(self._directory, "probe")
+        remove_temporary(self._fs, create_temporary(self._fs, probe, b"", durable=False, nonce=self._nonce()))
         found = []
         for name in self._fs.listdir(self._directory):
             number, _ = _round_and_node(name)
@@ -120,7 +120,7 @@ class Commits:
         return sorted(found)
 
     def left_by(self, node: str, round_: int) -> bool:
-        """Tell whether a node's ranks have left commits of that round or earlier ones.
+        """Return whether a node's ranks have left commits of that round or earlier ones.
 
         Raises:
             OSError: they cannot be listed.
@@ -128,27 +128,27 @@ class Commits:
         return any(_round_and_node(name)[1] == node for name in self.past(round_ + 1))
 
     def revoke(self, before_round: int, is_mine: Callable[[str], bool]) -> tuple[list[Revoked], int]:
-        """Make sure that commits of past rounds can no longer be finished.
+        """Revoke the commits of past rounds, so that they can no longer be finished.
 
         Args:
-            before_round: the first round whose commits are left alone.
-            is_mine: tells by the node of a commit whether this caller is the one to revoke it.
+            before_round: the first round whose commits stay valid.
+            is_mine: returns, given the node of a commit, whether this caller revokes it.
 
         Returns:
-            What the caller should delete when there is time; and the number of commits that are left to others: no
+            The files that the caller should delete later; and the number of commits that others have yet to revoke: no
             worker of a newer round may start until that is 0.
 
         Raises:
             OSError: not all could be revoked.
         """
         revoked: list[Revoked] = []
-        left_to_others = 0
+        pending_elsewhere = 0
         for name in self.past(before_round):
             if is_mine(_round_and_node(name)[1]):
                 revoked += self._revoke(name)
             elif not name.startswith(REVOKED):
-                left_to_others += 1
-        return revoked, left_to_others
+                pending_elsewhere += 1
+        return revoked, pending_elsewhere
 
     def _revoke(self, name: str) -> list[Revoked]:
         registration = os.path.join(self._directory, name)
@@ -158,12 +158,12 @@ class Commits:
         temporary, target = paths
         if not name.startswith(REVOKED):
             try:
-                self._fs.rename(temporary, temporary + ASIDE)
+                self._fs.rename(temporary, temporary + REVOKED_SUFFIX)
             except OSError as error:
                 if error.errno not in _IMPOSSIBLE:
                     raise
             if target is not None:
-                put_back(self._fs, temporary, target, temporary + ASIDE)
+                put_back(self._fs, temporary, target, temporary + REVOKED_SUFFIX)
             revoked = os.path.join(self._directory, REVOKED + name)
             try:
                 self._fs.rename(registration, revoked)
@@ -171,10 +171,10 @@ class Commits:
                 # Finished meanwhile, or revoked by another caller.
                 return []
             registration = revoked
-        return [Revoked(registration, temporary + ASIDE)]
+        return [Revoked(registration, temporary + REVOKED_SUFFIX)]
 
     def _paths(self, registration: str) -> tuple[str, str | None] | None:
-        """Return the temporary and the target that a registration names; None when there is nothing to revoke."""
+        """Return the temporary and the target of a registration; None if there is nothing to revoke."""
         try:
             commit = read_object(self._fs, registration, SCHEMA, VERSION)
         except FileNotFoundError:
@@ -185,23 +185,23 @@ class Commits:
         if isinstance(temporary, str) and os.path.isabs(temporary) and is_temporary(temporary):
             beside = isinstance(target, str) and os.path.dirname(target) == os.path.dirname(temporary)
             return temporary, target if beside else None
-        # Ours are complete as soon as they have their name: something else wrote this one, or damaged it.
-        forget(self._fs, registration)
+        # Registrations are published complete: another program wrote this one, or it was damaged.
+        remove_temporary(self._fs, registration)
         return None
 
 
 def temporary_of(target: str, round_: int, nonce: str) -> str:
-    """Return the hidden name beside `target` under which it is written; of a long name only the beginning is in it."""
+    """Return the hidden name beside `target` under which it is written; a long name is truncated in it."""
     directory, name = os.path.split(target)
     end = f".round{round_}.{nonce}{TEMPORARY}"
-    room = NAME_BYTES - len(f".{end}{ASIDE}")
-    # Not within a character: some filesystems refuse names that are not UTF-8.
-    shown = name if len(os.fsencode(name)) <= room else os.fsencode(name)[:room].decode("utf-8", "ignore")
-    return os.path.join(directory, f".{shown}{end}")
+    room = NAME_BYTES - len(f".{end}{REVOKED_SUFFIX}")
+    # Truncate at a character boundary: some filesystems refuse names that are not UTF-8.
+    kept = name if len(os.fsencode(name)) <= room else os.fsencode(name)[:room].decode("utf-8", "ignore")
+    return os.path.join(directory, f".{kept}{end}")
 
 
 def is_temporary(path: str) -> bool:
-    """Tell whether `temporary_of` makes such names: nothing else is ever moved or deleted."""
+    """Return whether `temporary_of` creates such names: no other file is ever moved or deleted."""
     name = os.path.basename(path)
     return name.startswith(".") and name.endswith(TEMPORARY)
 

@@ -1,7 +1,7 @@
-"""The few filesystem operations the control plane uses, as one small interface.
+"""Interface of the few filesystem operations that the control plane uses.
 
-Everything above works on `FileSystem`, so that tests and simulations can put stale reads, lost replies and crashes
-between any two calls. `PosixFileSystem` is the real one.
+All callers use `FileSystem`, so that tests and simulations can insert stale reads, lost replies and crashes between any
+two calls. `PosixFileSystem` is the real implementation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Protocol
 else:
-    # A class like any other at run time: `typing` would be loaded for this alone.
+    # An ordinary class at run time: `typing` would be imported for this alone.
     Protocol = object
 
 READ_RETRIES = 5
@@ -26,41 +26,41 @@ class FileTooLarge(OSError):
 
 
 class ForeignFile(OSError):
-    """A file or directory is not a plain one of the run's owner alone, so it is neither believed nor written to."""
+    """A file or directory is not a plain one that the run's owner alone can write: it is neither read nor written."""
 
 
 class FileSystem(Protocol):
-    """What the control plane asks of a shared filesystem; every operation may raise `OSError`."""
+    """Operations of the control plane on a shared filesystem; each may raise `OSError`."""
 
     def create(self, path: str, data: bytes, durable: bool) -> None:
-        """Make a new file, mode 0600, with `data` complete in it; on the disk when `durable`."""
+        """Create a new file, mode 0600, with the complete `data`; synced to disk if `durable`."""
 
     def link(self, source: str, target: str) -> None:
-        """Give `source` the second name `target`; `FileExistsError` when that name is taken."""
+        """Create the hard link `target` to `source`; `FileExistsError` if that name is taken."""
 
     def rename(self, source: str, target: str) -> None:
-        """Move `source` to `target` atomically, replacing what was there."""
+        """Move `source` to `target` atomically, replacing an existing file."""
 
     def unlink(self, path: str) -> None:
         """Remove a name."""
 
     def read(self, path: str, limit: int) -> bytes:
-        """Return the whole of a plain file, at most `limit` bytes (else `FileTooLarge`)."""
+        """Return the whole content of a plain file, at most `limit` bytes (else `FileTooLarge`)."""
 
     def listdir(self, path: str) -> list[str]:
         """Return the names in a directory."""
 
     def refresh(self, path: str) -> None:
-        """Make this client see names that others made in the directory `path`."""
+        """Make names that other clients created in the directory `path` visible to this client."""
 
     def check_own(self, path: str) -> None:
-        """Raise `ForeignFile` unless the directory is no link, and this user's alone."""
+        """Raise `ForeignFile` unless the directory is no link, owned by this user and writable for no other."""
 
     def makedirs(self, path: str) -> None:
-        """Make a directory, mode 0700, and its missing parents; an existing one is fine.
+        """Create a directory, mode 0700, and its missing parents; an existing one is fine.
 
-        A missing parent is for those who may write to the directory above it, a group or everybody, but with the sticky
-        bit, so that none of them can move or remove what another has made.
+        A missing parent gets the group and other permissions of the directory above it if that is writable for them,
+        and the sticky bit, so that no user can move or remove what another one has created.
         """
 
 
@@ -68,14 +68,14 @@ class PosixFileSystem:
     """`FileSystem` by system calls.
 
     Args:
-        owner: uid that files must belong to; files of anybody else raise `ForeignFile`. None: any owner.
+        owner: uid that files must belong to; files of other users raise `ForeignFile`. None: any owner.
     """
 
     def __init__(self, owner: int | None = None) -> None:
         self._owner = owner
 
     def create(self, path: str, data: bytes, durable: bool) -> None:
-        """See `FileSystem.create`; a file that could not be completed is removed again."""
+        """See `FileSystem.create`; an incomplete file is removed."""
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             try:
@@ -107,21 +107,21 @@ class PosixFileSystem:
         os.unlink(path)
 
     def read(self, path: str, limit: int = DEFAULT_READ_LIMIT) -> bytes:
-        """See `FileSystem.read`; ESTALE (a reader of a renamed-over file meets it) is retried, bounded."""
+        """See `FileSystem.read`; ESTALE (read of a renamed-over file) is retried up to READ_RETRIES times."""
         for attempt in range(READ_RETRIES):
             try:
                 return self._read_once(path, limit)
             except OSError as error:
                 if error.errno != errno.ESTALE or attempt == READ_RETRIES - 1:
                     if error.filename is None:
-                        # read(2) and fstat(2) of a descriptor do not know its name, and people need it.
+                        # read(2) and fstat(2) of a descriptor do not have its name, which the message needs.
                         error.filename = path
                     raise
                 self.refresh(os.path.dirname(path))
         raise AssertionError("unreachable")
 
     def _read_once(self, path: str, limit: int) -> bytes:
-        # O_NONBLOCK: somebody's named pipe under this name must not hang the reader.
+        # O_NONBLOCK: a named pipe under this name must not block the reader.
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             facts = os.fstat(fd)
@@ -145,7 +145,7 @@ class PosixFileSystem:
         return os.listdir(path)
 
     def refresh(self, path: str) -> None:
-        """Open and close the directory: on NFS this drops stale positive and negative entries (measured)."""
+        """Open and close the directory: on NFS this drops stale positive and negative cache entries (measured)."""
         os.close(os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
     def check_own(self, path: str) -> None:
@@ -160,11 +160,11 @@ class PosixFileSystem:
             self._mkdir(path)
         except FileNotFoundError:
             self._make_shared(os.path.dirname(path), path)
-            # Once: where it still cannot be made (/proc, an unlinked directory) the parent is not what is missing.
+            # One retry: if it still fails (/proc, an unlinked directory), a missing parent is not the cause.
             self._mkdir(path)
 
     def _make_shared(self, path: str, below: str) -> None:
-        """Make the directory above `below`, for those who may write to the one above it."""
+        """Create the parent directory of `below`, writable for the users that may write to the directory above it."""
         if path in ("", below):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), below)
         above = os.path.dirname(path)
@@ -177,12 +177,12 @@ class PosixFileSystem:
         shared = mode & stat.S_IRWXG if mode & stat.S_IWGRP else 0
         shared |= mode & stat.S_IRWXO if mode & stat.S_IWOTH else 0
         if made and shared:
-            # The kernel has passed on the set-group-ID bit (mkdir(2)), which stays.
+            # Keeps the set-group-ID bit, which mkdir(2) inherits.
             os.chmod(path, stat.S_IMODE(os.stat(path).st_mode) | stat.S_ISVTX | shared)
 
     @staticmethod
     def _mkdir(path: str) -> bool:
-        """Make a directory for this user alone; return False if there is one."""
+        """Create a directory for this user alone; return False if it exists."""
         try:
             os.mkdir(path, 0o700)
         except FileExistsError:

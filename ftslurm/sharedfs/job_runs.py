@@ -1,7 +1,7 @@
-"""The runs of one Slurm job: `job-25` of the first start of ftsrun, `job-25-2`, `job-25-3` of further ones.
+"""The runs of one Slurm job: `job-25` for the first start of ftsrun, `job-25-2`, `job-25-3` for further ones.
 
-A batch script may start ftsrun several times, for stages that have nothing to do with each other. The n-th start after
-a requeue finds the n-th run again, so that its rounds go on counting.
+A batch script may start ftsrun several times, for independent stages. The n-th start after a requeue continues the n-th
+run, with its round numbers.
 """
 
 from __future__ import annotations
@@ -13,33 +13,44 @@ from collections.abc import Callable
 _NAME = re.compile(r"(job-[0-9]+(?:_[0-9]+)?)(?:-([0-9]+))?")
 
 
-def run_of_start(first: str, attempt: str, closed_by: Callable[[str], str | None]) -> str:
-    """Return the run directory of a start of ftsrun: the first one that this restart of the job has not closed before.
+MOST_RUNS = 1000
+"""No job starts ftsrun so often; other users may have taken names in a shared directory."""
 
-    One that it has begun and not closed is returned too: it may be running, and is refused or taken over by the agents.
+
+def run_of_start(
+    first: str, attempt: str, closed_by: Callable[[str], str | None], is_foreign: Callable[[str], bool]
+) -> str:
+    """Return the run directory of a start of ftsrun: the first one that this restart of the job has not closed.
+
+    That may be one that it has begun and not closed: if it is running, the agents refuse it, else they take it over.
 
     Args:
         first: the run directory of the job's first start.
         attempt: the attempt's name.
         closed_by: returns the attempt that has closed a run; None for a run that is not closed or does not exist.
+        is_foreign: whether something that is not this user's has that name. Job ids are easily guessed: in a directory
+            that several users share, one must not stop another's job by taking its name.
     """
-    number, run_dir = 1, first
-    while (closer := closed_by(run_dir)) is not None and _restart(closer) == _restart(attempt):
-        number += 1
-        run_dir = f"{first}-{number}"
-    return run_dir
+    names = [first, *(f"{first}-{number}" for number in range(2, MOST_RUNS + 1))]
+    for run_dir in names:
+        if is_foreign(run_dir):
+            continue
+        closer = closed_by(run_dir)
+        if closer is None or _restart(closer) != _restart(attempt):
+            return run_dir
+    return first
 
 
 def _restart(attempt: str) -> str:
-    """Return `<job>.<restart>` of an attempt's name, which may have a step behind it."""
+    """Return `<job>.<restart>` of an attempt's name, without the Slurm step."""
     return attempt.partition("+")[0]
 
 
 def runs_beside(run_dir: str) -> list[str]:
-    """Return the names of all runs of the job of that run directory, in the order of their starts; itself included.
+    """Return the names of all runs of that run directory's job, itself included, in the order of their starts.
 
     Raises:
-        OSError: the directory that it lies in cannot be read.
+        OSError: its parent directory cannot be read.
     """
     parent, name = os.path.split(run_dir)
     own = _NAME.fullmatch(name)

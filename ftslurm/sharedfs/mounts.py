@@ -1,4 +1,4 @@
-"""What a path is mounted on, by /proc/self/mountinfo, which never hangs (pure)."""
+"""The mount that a path lies on, from /proc/self/mountinfo, whose read never hangs (pure)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ class Mount:
     """One line of /proc/self/mountinfo (proc_pid_mountinfo(5)).
 
     Attributes:
-        point: where it is mounted.
-        source: device, "server:/export", or what the filesystem has for one.
-        fs_type: "ext4", "nfs4", ...; "unknown" where nothing is known.
-        options: of this mount and of the whole filesystem, each once.
-        read_only: this mount is.
-        made_read_only: the filesystem is, and not this mount: so it was mounted writable, and the kernel stopped that.
+        point: the mount point.
+        source: device, "server:/export", or the filesystem's equivalent.
+        fs_type: "ext4", "nfs4", ...; "unknown" if no mount was found.
+        options: of this mount and of the whole filesystem, without duplicates.
+        read_only: this mount is read-only.
+        made_read_only: the filesystem is read-only, but not this mount: it was mounted writable, and the kernel has
+            remounted it read-only after an error.
     """
 
     point: str
@@ -30,7 +31,7 @@ UNKNOWN = Mount("", "", "unknown", "")
 
 
 def mount_of(mountinfo: str, path: str) -> Mount:
-    """Find the mount that `path` (absolute, no symbolic links) lies on; of two at one point the later covers."""
+    """Return the mount that `path` (absolute, no symbolic links) lies on; of two at one point the later one."""
     best = UNKNOWN
     for line in mountinfo.splitlines():
         left, _, right = line.partition(" - ")
@@ -48,13 +49,13 @@ def mount_of(mountinfo: str, path: str) -> Mount:
 
 
 def points_of(mountinfo: str) -> list[str]:
-    """Return where something is mounted."""
+    """Return all mount points."""
     lines = (line.split(" ") for line in mountinfo.splitlines())
-    return [unescape(words[4]) for words in lines if len(words) > 4]
+    return [unescape(fields[4]) for fields in lines if len(fields) > 4]
 
 
 def unescape(text: str) -> str:
-    """Return a name of mountinfo or fstab as it is."""
+    """Return a name of mountinfo or fstab with its octal escapes decoded."""
     for code, char in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
         text = text.replace(code, char)
     return text

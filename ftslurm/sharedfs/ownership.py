@@ -1,11 +1,11 @@
-"""Files and directories of this user alone, in directories that other users may share.
+"""Files and directories owned and writable by this user alone, in directories that other users may share.
 
-Whoever may write to a directory may put anything under any name in it: a link to a file of ours, a named pipe that
-blocks its opener. So files are opened from the tree's root down, no link followed, each directory held while the next
-one is opened in it, and each must belong to this user with nobody else allowed to write to it. What lies above the root
-is not ours to check, but `renamer` says who could put another tree in its place.
+A user with write permission to a directory may create anything under any name in it: a link to one of this user's
+files, a named pipe that blocks its opener. So files are opened from the tree's root down, without following links, each
+directory held open while the next one is opened in it, and each must belong to this user and be writable for no other.
+Directories above the root are not checked, but `renamer` returns users that could replace the tree.
 
-Workers import this module: it imports nothing that they do not have.
+Workers import this module: it imports only modules available there.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def open_own_directory(path: str, root: str) -> int:
-    """Return a descriptor of the directory `path`; it and all above it up to `root` are checked.
+    """Return a descriptor of the directory `path`, after checking it and all directories above it up to `root`.
 
     Raises:
-        ForeignFile: one of them is a link, another user's, or others may write to it.
+        ForeignFile: one of them is a link, belongs to another user, or is writable for others.
         OSError: it cannot be opened.
     """
     fd = _enter(root, None, root)
@@ -45,10 +45,10 @@ def check_own_directory(path: str, root: str | None = None) -> None:
 
 
 def open_own_log(path: str, root: str) -> int:
-    """Open the file `path`, below the directory `root`, to append to it; made, mode 0600, if it is missing.
+    """Open the file `path`, below the directory `root`, for appending; create it, mode 0600, if it is missing.
 
     Raises:
-        ForeignFile: it, or a directory up to `root`, is not this user's alone, or it has a second name.
+        ForeignFile: it, or a directory up to `root`, is not this user's alone, or it has several hard links.
         OSError: it cannot be opened.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -56,7 +56,7 @@ def open_own_log(path: str, root: str) -> int:
     try:
         fd = os.open(os.path.basename(path), flags, 0o600, dir_fd=directory)
     except OSError as error:
-        # ENXIO: a named pipe that nobody reads, or a socket.
+        # ENXIO: a named pipe without a reader, or a socket.
         if error.errno in (errno.ELOOP, errno.ENXIO):
             raise ForeignFile(error.errno, "not a plain file", path) from None
         raise OSError(error.errno, error.strerror, path) from None
@@ -77,30 +77,39 @@ def open_own_log(path: str, root: str) -> int:
     return fd
 
 
+def is_foreign(path: str) -> bool:
+    """Tell whether something exists at `path` that is not a directory of this user's own."""
+    try:
+        facts = os.lstat(path)
+    except OSError:
+        return False
+    return not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid()
+
+
 def renamer(path: str) -> tuple[str, str] | None:
-    """Return who could put another directory in the place of `path`, and why; None: there is nobody.
+    """Return a user or group that could replace the directory `path`, and why; None: there is none.
 
     Root does not count, nor do the owners of directories further above, in which this user has chosen to work. But the
-    directory that `path` lies in may have been made by the first user who ran something there.
+    parent directory of `path` may have been created by the first user that ran ftslurm there.
 
     Raises:
-        OSError: a directory cannot be looked at.
+        OSError: a directory cannot be examined.
     """
     parent = os.path.dirname(path)
     trusted = (0, os.geteuid())
     for directory in _above(path):
         facts = os.lstat(directory)
         if stat.S_ISLNK(facts.st_mode) and facts.st_uid not in trusted:
-            return f"uid {facts.st_uid}", f"{directory} is a link of theirs; use a directory of your own"
+            return f"uid {facts.st_uid}", f"{directory} is a link that belongs to it; use a directory of your own"
     if (owner := os.stat(parent).st_uid) not in trusted:
-        return f"uid {owner}", f"{parent} is theirs; have root own it, or use a directory of your own"
-    # A link on the way may be replaced where it lies, and what it leads to there.
+        return f"uid {owner}", f"{parent} belongs to it; have root own it, or use a directory of your own"
+    # A link in the path may be replaced at its own location, and so may its target.
     for directory in dict.fromkeys((*_above(path), *_above(os.path.realpath(path)))):
         facts = os.stat(directory)
         if facts.st_mode & stat.S_ISVTX:
             continue
         if facts.st_mode & stat.S_IWOTH:
-            return "everybody", f"{directory} {_NOT_STICKY} {directory}"
+            return "any user", f"{directory} {_NOT_STICKY} {directory}"
         if facts.st_mode & stat.S_IWGRP and not _own_group(facts.st_gid):
             return f"group {facts.st_gid}", f"{directory} {_NOT_STICKY} {directory}"
     return None
@@ -141,7 +150,7 @@ def _belongs(facts: os.stat_result) -> str:
 
 
 def _own_group(gid: int) -> bool:
-    """Whether that is the group of this user alone, as systems make one for each user."""
+    """Return whether that group has this user as its only member (a user private group)."""
     import grp
     import pwd
 

@@ -1,7 +1,7 @@
-"""The link that ftsrun leaves beside a job's output when the run directory is elsewhere.
+"""The symbolic link that ftsrun creates beside a job's output if the run directory is elsewhere.
 
-`slurm-123.ftslurm` leads to the run directory: for people, and for `ftslurm report 123`, which would otherwise have to
-know what FTSLURM_SHARED_DIR or --rdzv-id were in the batch script.
+`slurm-123.ftslurm` points to the run directory, for users and for `ftslurm report 123`, which would otherwise need the
+batch script's FTSLURM_SHARED_DIR or --rdzv-id.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ def pointer_name(job_id: str) -> str:
 
 
 def leave_pointer(directory: Path, job_id: str, run_dir: str) -> bool:
-    """Make the link in `directory`, in place of an older one; tell whether that could be done."""
+    """Create the link in `directory`, replacing an older one; return whether that succeeded."""
     path = directory / pointer_name(job_id)
     temporary = directory / f".{path.name}.{os.urandom(8).hex()}.tmp"
     try:
         temporary.symlink_to(run_dir)
-        # Nothing but our own link is replaced.
+        # Only a link is replaced, never another file.
         if path.is_symlink() or not path.exists():
             temporary.rename(path)
             return True

@@ -1,7 +1,7 @@
-"""Publish whole files and read them back: a name either holds nothing, the old content or the new one.
+"""Atomic publication of whole files, and reading them: a name has either no content, the old one or the new one.
 
-The temporary lies in the same directory and begins with a dot, so that a crash leaves at most one hidden file that no
-reader looks at.
+The temporary lies in the same directory and its name begins with a dot, so that a crash leaves at most one hidden file,
+which readers ignore.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class BadFile(ValueError):
-    """A file's content is not what its place promises; the text names the file and what is wrong."""
+    """A file's content is not of the expected form; the text names the file and the error."""
 
 
 class NewerFormat(BadFile):
@@ -26,7 +26,7 @@ class NewerFormat(BadFile):
 
 
 def random_nonce() -> str:
-    """Return 16 random hexadecimal digits from the kernel."""
+    """Return 16 random hexadecimal digits from the kernel's generator."""
     return os.urandom(8).hex()
 
 
@@ -39,7 +39,7 @@ def temporary_name(path: str, nonce: str) -> str:
 def publish(
     fs: FileSystem, path: str, data: bytes, durable: bool = False, nonce: Callable[[], str] = random_nonce
 ) -> None:
-    """Make `path` hold `data`, atomically, replacing what was there.
+    """Write `data` to `path` atomically, replacing the old content.
 
     Args:
         fs: the filesystem.
@@ -49,16 +49,16 @@ def publish(
         nonce: source of the temporary's name.
 
     Raises:
-        OSError: nothing was changed (or the rename was done and its reply lost, which is as good as done).
+        OSError: nothing was changed (or the rename was done and its reply lost, which is equivalent to success).
     """
     temporary = create_temporary(fs, path, data, durable, nonce())
     try:
         fs.rename(temporary, path)
     except OSError as error:
-        # NFS repeats a rename whose reply was lost, finds no temporary any more, and calls that an error.
+        # NFS repeats a rename whose reply was lost, and fails because the temporary no longer exists.
         if isinstance(error, FileNotFoundError) and _holds(fs, path, data):
             return
-        forget(fs, temporary)
+        remove_temporary(fs, temporary)
         raise
 
 
@@ -73,38 +73,38 @@ def _holds(fs: FileSystem, path: str, data: bytes) -> bool:
 def publish_once(
     fs: FileSystem, path: str, data: bytes, durable: bool = True, nonce: Callable[[], str] = random_nonce
 ) -> None:
-    """Make `path` hold `data` unless it exists; the first one wins and readers must read what won."""
+    """Write `data` to `path` unless it exists; the first writer wins, and callers must read the winner's content."""
     temporary = create_temporary(fs, path, data, durable, nonce())
     try:
         fs.link(temporary, path)
     except FileExistsError:
         pass
     finally:
-        forget(fs, temporary)
+        remove_temporary(fs, temporary)
 
 
 def create_temporary(fs: FileSystem, path: str, data: bytes, durable: bool, nonce: str) -> str:
-    """Write `data` under the hidden name that `nonce`, used only once, makes of `path`, and return that name.
+    """Write `data` under the hidden name derived from `path` and `nonce` (used only once), and return that name.
 
     Raises:
-        OSError: it could not be written, and is not left there if that can be helped.
+        OSError: it could not be written, and was removed if possible.
     """
     temporary = temporary_name(path, nonce)
     try:
         try:
             fs.create(temporary, data, durable)
         except FileExistsError:
-            # Nobody else knows the nonce: a first call made it, its reply was lost, and the repetition found it.
-            forget(fs, temporary)
+            # No other process has the nonce: a first call created it, its reply was lost, and the repetition found it.
+            remove_temporary(fs, temporary)
             fs.create(temporary, data, durable)
     except OSError:
-        forget(fs, temporary)
+        remove_temporary(fs, temporary)
         raise
     return temporary
 
 
-def forget(fs: FileSystem, path: str) -> None:
-    """Remove a temporary; one that stays is only a hidden file more."""
+def remove_temporary(fs: FileSystem, path: str) -> None:
+    """Remove a temporary; on an error it remains as a hidden file."""
     try:
         fs.unlink(path)
     except OSError:
@@ -112,22 +112,22 @@ def forget(fs: FileSystem, path: str) -> None:
 
 
 def encode(value: Mapping[str, Any]) -> bytes:
-    """Return `value` as one line of JSON in UTF-8 (lone surrogates, as in odd file names, escaped)."""
+    """Return `value` as one line of ASCII JSON (lone surrogates, as in undecodable file names, escaped)."""
     return json.dumps(value, separators=(",", ":")).encode("ascii") + b"\n"
 
 
 def decode(data: bytes, where: str, schema: str, version: int) -> dict[str, Any]:
-    """Return the JSON object in `data`, checked for its schema.
+    """Return the JSON object in `data` after checking its schema.
 
     Args:
-        data: the bytes read.
+        data: the file's content.
         where: the file's name, for the error.
         schema: the expected "schema".
-        version: the newest "version" that this program understands.
+        version: the newest supported "version".
 
     Raises:
         NewerFormat: the object's version is larger.
-        BadFile: it is anything but such an object.
+        BadFile: it is not such an object.
     """
     try:
         value = json.loads(data)
@@ -142,7 +142,7 @@ def decode(data: bytes, where: str, schema: str, version: int) -> dict[str, Any]
         raise BadFile(f"{where}: its version is {found_version!r}, expected a number up to {version}")
     if found_version > version:
         raise NewerFormat(
-            f"{where}: made by a newer ftslurm (format {found_version}, this one knows up to {version}); "
+            f"{where}: made by a newer ftslurm (format {found_version}, this one supports up to {version}); "
             "use that ftslurm, or another run id"
         )
     return value
@@ -154,7 +154,7 @@ def read_object(
     """Read `path` and `decode` it.
 
     Raises:
-        OSError: it cannot be read (`FileNotFoundError`: it is not there).
+        OSError: it cannot be read (`FileNotFoundError`: it does not exist).
         BadFile: see `decode`.
     """
     return decode(fs.read(path, limit), path, schema, version)

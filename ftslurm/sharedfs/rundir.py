@@ -1,4 +1,4 @@
-"""The run directory: where everything of one run lies, and how it is opened for the first time and again."""
+"""The run directory: paths of all files of a run, and its creation and checks."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ftslurm.sharedfs.publish import BadFile, NewerFormat, encode, publish_once,
 
 RUN_SCHEMA, RUN_VERSION = "ftslurm/run", 1
 RUNS_FOLDER = "ftslurm-runs"
-"""The folder of run directories, where the job was submitted."""
+"""Name of the folder of run directories in the job's submit directory."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=@-]{0,127}")
 
 
 class RunDirectoryError(ValueError):
-    """The run directory cannot be used; the text says which, why, and what to do."""
+    """The run directory cannot be used; the text has its path, the reason and the remedy."""
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Names inside the run directory `root`."""
+    """Paths inside the run directory `root`."""
 
     root: str
 
@@ -39,7 +39,7 @@ class RunDirectory:
 
     @property
     def nodes(self) -> str:
-        """The directory of the nodes' words on themselves."""
+        """The directory of the node records."""
         return os.path.join(self.root, "nodes")
 
     @property
@@ -48,7 +48,7 @@ class RunDirectory:
         return os.path.join(self.root, "commits")
 
     def node_file(self, node: str) -> str:
-        """That node's word on itself."""
+        """The node record of a node."""
         return os.path.join(self.root, "nodes", f"{node}.json")
 
     def attempt(self, attempt: str) -> str:
@@ -60,24 +60,24 @@ class RunDirectory:
         return os.path.join(self.attempt(attempt), "attempt.json")
 
     def scheduler_file(self, attempt: str) -> str:
-        """What Slurm said of that attempt's job at its end."""
+        """Slurm's data on that attempt's job at its end."""
         return os.path.join(self.attempt(attempt), "scheduler.json")
 
     def step_file(self, attempt: str) -> str:
-        """How that attempt's agents ended, as their launcher saw it."""
+        """How that attempt's agents ended, recorded by their launcher."""
         return os.path.join(self.attempt(attempt), "step.json")
 
     def round_node_file(self, round_: int, node: str) -> str:
-        """What that node's agent saw in that round."""
+        """That node agent's record of that round."""
         return os.path.join(self.root, "rounds", f"{round_:06d}", "nodes", f"{node}.json")
 
     @property
     def defects(self) -> str:
-        """The directory of the agents' records of defects of ftslurm itself; there is none without any."""
+        """The directory of the agents' records of defects of ftslurm itself; it exists only if there are any."""
         return os.path.join(self.root, "defects")
 
     def defect_file(self, name: str) -> str:
-        """The record of that name among them."""
+        """The defect record of that name."""
         return os.path.join(self.defects, f"{name}.json")
 
     def rank(self, round_: int, rank: int) -> str:
@@ -94,7 +94,7 @@ def check_name(kind: str, name: str) -> str:
     """Return `name` if it is safe as a file name on every filesystem.
 
     Raises:
-        RunDirectoryError: it is not; `kind` ("run id", "node name") says what it was meant as.
+        RunDirectoryError: it is not; the message names its `kind` ("run id", "node name").
     """
     if not _NAME.fullmatch(name):
         raise RunDirectoryError(
@@ -104,16 +104,16 @@ def check_name(kind: str, name: str) -> str:
 
 
 def open_run(root: str, user: str, created_ns: int, version: str) -> RunDirectory:
-    """Make the run directory, or check the existing one, and prove that it can be written.
+    """Create the run directory, or check the existing one, and test that it is writable.
 
     Args:
         root: absolute path.
-        user: the user's name, for people who read run.json.
+        user: the user's name, for readers of run.json.
         created_ns: now, nanoseconds since the epoch.
         version: this ftslurm's version.
 
     Raises:
-        RunDirectoryError: with one line that names the path, the reason and the way out.
+        RunDirectoryError: one line with the path, the reason and the remedy.
     """
     run = RunDirectory(root)
     fs = PosixFileSystem(owner=os.geteuid())
@@ -156,7 +156,7 @@ def _exists(fs: FileSystem, run: RunDirectory) -> bool:
 
 def _prove_writable(fs: PosixFileSystem, run: RunDirectory) -> None:
     probe = os.path.join(run.nodes, f".probe.{os.getpid()}.{os.urandom(4).hex()}.tmp")
-    # Some filesystems accept a file and refuse its bytes: 4 KiB is what the first generations need.
+    # Some filesystems create a file but refuse its data: the first generations need 4 KiB.
     fs.create(probe, b" " * 4096, durable=True)
     try:
         fs.unlink(probe)
@@ -166,10 +166,10 @@ def _prove_writable(fs: PosixFileSystem, run: RunDirectory) -> None:
 
 
 def open_logs(root: str) -> None:
-    """Make the directory of a run's logs, or check the existing one, as `open_run` does.
+    """Create the directory of a run's logs, or check the existing one, as `open_run` does.
 
     Raises:
-        RunDirectoryError: with one line.
+        RunDirectoryError: one line with the path, the reason and the remedy.
     """
     try:
         PosixFileSystem().makedirs(root)
@@ -180,20 +180,20 @@ def open_logs(root: str) -> None:
 
 
 def exposed(root: str) -> str | None:
-    """Return a warning if other users could put another directory in the place of `root`, or of one above it."""
+    """Return a warning if other users could replace the directory `root`, or one above it."""
     try:
         found = renamer(root)
     except OSError:
-        # Not even to be looked at: `open_run` says so, if it matters.
+        # It cannot be examined: `open_run` reports that if it matters.
         return None
     if found is None:
         return None
-    who, why = found
-    return f"{root}: {who} may rename it, because {why}"
+    user, why = found
+    return f"{root}: {user} may rename it, because {why}"
 
 
 def _file_in(path: str) -> str:
-    """Return the part of `path` that is there and no directory."""
+    """Return the part of `path` that exists and is no directory."""
     while not os.path.lexists(path) and os.path.dirname(path) != path:
         path = os.path.dirname(path)
     return path
@@ -212,7 +212,7 @@ def _explain(root: str, error: OSError) -> str:
         errno.EDQUOT: f"your disk quota is used up ({where}); free some space or choose another --shared-dir",
         errno.EEXIST: f"{where} is a file, expected a directory; choose another --rdzv-id or --shared-dir",
         errno.ENOTDIR: f"{_file_in(where)} is a file, expected a directory; choose another --shared-dir",
-        errno.ENOENT: f"{where} cannot be made there; choose another --shared-dir",
+        errno.ENOENT: f"{where} cannot be created; choose another --shared-dir",
         errno.ENAMETOOLONG: "the path is too long; choose a shorter --shared-dir or --rdzv-id",
         errno.ELOOP: f"{where} is a symbolic link that is not followed; choose another --shared-dir",
     }

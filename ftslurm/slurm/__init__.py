@@ -1,1 +1,1 @@
-"""What Slurm knows and does: environment, node lists, scontrol and sacct."""
+"""Interface to Slurm: environment, node lists, scontrol and sacct."""

@@ -1,4 +1,4 @@
-"""Asks Slurm and tells it: scontrol and sacct behind one small interface."""
+"""Queries and changes of Slurm: scontrol and sacct behind one small interface."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _PARTITION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,+-]{0,200}")
 _NO_SUCH_JOB = ("Invalid job id specified", "Invalid job array task id")
 _UNREACHABLE = (
     "Unable to contact slurm",
-    "Unexpected message received",  # what `scontrol requeue` says when slurmctld is down (22.05)
+    "Unexpected message received",  # `scontrol requeue` with slurmctld down (22.05)
     "Connection refused",
     "Connection timed out",
     "Socket timed out",
@@ -57,7 +57,7 @@ _UNREACHABLE = (
 
 
 class SlurmControl(Protocol):
-    """What ftslurm asks of Slurm. Each operation may take seconds, and may raise any SlurmError."""
+    """Slurm operations that ftslurm needs. Each may take seconds, and may raise any SlurmError."""
 
     def job(self, job_id: str) -> JobFacts | None:
         """Return the facts of a job `123` or array task `123_4`; None: Slurm knows no such job.
@@ -67,89 +67,89 @@ class SlurmControl(Protocol):
         """
 
     def accounted(self, job_id: str) -> JobFacts | None:
-        """Return what the accounting has of a job: how it is being ended, while scontrol says COMPLETING, and by whom.
+        """Return the accounting's record of a job: while scontrol shows COMPLETING, it has the final state and user.
 
-        None: there is no accounting, or not of this job.
+        None: there is no accounting, or no record of this job.
         """
 
     def kill_wait_s(self) -> int | None:
-        """Return the seconds from Slurm's SIGTERM to its SIGKILL (KillWait); None: Slurm does not say."""
+        """Return the seconds from Slurm's SIGTERM to its SIGKILL (KillWait); None: unknown."""
 
     def requeue(self, job_id: str) -> None:
-        """Ask Slurm to stop and requeue a job or one array task; `SlurmJob.scontrol_id` is what to give.
+        """Stop and requeue a job or one array task, given by `SlurmJob.scontrol_id`.
 
         Raises:
             ValueError: `job_id` is neither `123` nor `123_4`.
             SlurmUnknownJob: there is no such job.
-            SlurmRefused: not allowed, or the job may not be requeued.
+            SlurmRefused: not permitted, or the job cannot be requeued.
         """
 
     def cancel(self, job_id: str) -> None:
-        """Ask Slurm to end a job or one array task; one that has ended already is fine.
+        """End a job or one array task; one that has already ended is fine.
 
         Raises:
             ValueError: `job_id` is neither `123` nor `123_4`.
-            SlurmRefused: not allowed, or there is no such job.
+            SlurmRefused: not permitted, or there is no such job.
         """
 
     def complete(self, job_id: str, exit_code: int) -> None:
-        """Ask Slurm to end a job as if its batch script had ended with `exit_code`; one that has ended already is fine.
+        """End a job as if its batch script had ended with `exit_code`; one that has already ended is fine.
 
         Args:
-            job_id: a number; of an array's task its own, not `123_4`.
+            job_id: a number; for an array task its own number, not `123_4`.
 
         Raises:
             ValueError: `job_id` is no number.
-            SlurmRefused: not allowed, there is no such job, or Slurm's library is not here.
+            SlurmRefused: not permitted, there is no such job, or Slurm's library is missing.
         """
 
     def node(self, name: str) -> NodeFacts | None:
         """Return the facts of a node; None: Slurm knows no such node.
 
         Raises:
-            ValueError: that is no node name.
+            ValueError: not a valid node name.
         """
 
     def node_states(self, names: Iterable[str]) -> dict[str, str]:
-        """Return the states of these nodes as Slurm spells them (`DOWN+DRAIN`); unknown nodes are left out.
+        """Return the states of these nodes in Slurm's spelling (`DOWN+DRAIN`); unknown nodes are omitted.
 
         Raises:
-            NodeListError: (a ValueError) one is no node name.
+            NodeListError: (a ValueError) a name is no valid node name.
         """
 
     def partition_nodes(self, partition: str) -> dict[str, str]:
-        """Return the nodes of a partition, or of several (`a,b`), and their states as sinfo spells them.
+        """Return the nodes of a partition, or of several (`a,b`), and their states in sinfo's spelling.
 
         Raises:
-            ValueError: that is no partition's name.
+            ValueError: not a valid partition name.
         """
 
     def exclude_nodes(self, job_id: str, nodes: Iterable[str]) -> None:
-        """Replace the nodes that a job must not get (ExcNodeList); of a job that waits, or is just being requeued.
+        """Replace the excluded nodes (ExcNodeList) of a job that is pending or being requeued.
 
-        A job's owner may. Slurm takes every list: with too few nodes left, the job waits for ever.
+        Permitted to the job's owner. Slurm accepts every list: with too few nodes left, the job waits for ever.
 
         Raises:
-            ValueError: `job_id` is neither `123` nor `123_4`, or one is no node name.
-            SlurmRefused: the job runs or has ended, a node is unknown, or it is not allowed.
+            ValueError: `job_id` is neither `123` nor `123_4`, or a name is no valid node name.
+            SlurmRefused: the job runs or has ended, a node is unknown, or it is not permitted.
         """
 
     def drain(self, node: str, reason: str) -> str | None:
-        """Ask Slurm to give a node to no further job, for administrators to look at; what runs there goes on.
+        """Drain a node: no further job is started on it until an administrator resumes it; running jobs continue.
 
-        A node that is drained, down or failing already stays as it is, with the reason that others gave.
+        A node that is already drained, down or failing keeps its state and reason.
 
         Returns:
-            None: it is drained now. Otherwise what it is already, and why.
+            None: it is drained now. Otherwise its existing state and reason.
 
         Raises:
-            ValueError: that is no node name.
-            SlurmRefused: Slurm knows no such node, or this user may not: Slurm's operators may.
+            ValueError: not a valid node name.
+            SlurmRefused: unknown node, or this user lacks permission, which Slurm's operators have.
         """
 
 
 class Answer(NamedTuple):
-    """How a command ended: exit status (negative: the signal that killed it) and what it printed."""
+    """Result of a command: exit status (negative: the signal that killed it) and its output."""
 
     status: int
     stdout: str
@@ -164,7 +164,7 @@ def run_command(command: Sequence[str], env: Mapping[str, str], timeout_s: float
 
     Raises:
         SlurmCommandMissing: it could not be started.
-        SlurmTimeout: it was killed because it had not ended in time.
+        SlurmTimeout: it was killed at the time-out.
     """
     import subprocess
 
@@ -178,38 +178,38 @@ def run_command(command: Sequence[str], env: Mapping[str, str], timeout_s: float
             "(containers usually lack them)"
         ) from None
     except OSError as error:
-        raise SlurmCommandMissing(f"`{_shown(command)}` could not be started: {error}") from None
+        raise SlurmCommandMissing(f"`{_command_text(command)}` could not be started: {error}") from None
     except subprocess.TimeoutExpired:
         raise SlurmTimeout(
-            f"`{_shown(command)}` gave no answer in {timeout_s:g} s; check that slurmctld (slurmdbd) runs"
+            f"`{_command_text(command)}` did not answer within {timeout_s:g} s; check that slurmctld (slurmdbd) runs"
         ) from None
     return Answer(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
 
 
 class CommandSlurm:
-    """SlurmControl by Slurm's own commands.
+    """SlurmControl by Slurm's commands.
 
     Args:
         env: the commands' environment; default: this process's.
-        timeout_s: seconds that each command may take.
-        run: how a command is run (for tests).
+        timeout_s: time-out of each command, in seconds.
+        run: runs a command (replaced in tests).
     """
 
     def __init__(
         self, env: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S, run: Runner = run_command
     ) -> None:
-        # epoch seconds: dates would be in slurmctld's idea of local time, without a zone
+        # Epoch seconds: dates would be in slurmctld's local time, without a zone.
         self._env = {**(os.environ if env is None else env), "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
         self._timeout_s = timeout_s
         self._run = run
         self._sacct_fields: tuple[str, ...] | None = None
 
     def job(self, job_id: str) -> JobFacts | None:
-        """See SlurmControl. slurmctld forgets a job MinJobAge (300 s) after its end; then sacct is asked.
+        """See SlurmControl. slurmctld purges a job MinJobAge (300 s) after its end; then sacct is queried.
 
-        Where accounting is off, such a job is None too. A silent slurmdbd is an error: unknown is not gone.
+        Without accounting, such a job is None too. An unresponsive slurmdbd is an error: unknown is not gone.
         """
-        answer = self._ask("scontrol", "show", "job", check_job_id(job_id))
+        answer = self._run_slurm("scontrol", "show", "job", check_job_id(job_id))
         if answer.status == 0:
             found = select_job(parse_job_records(answer.stdout), job_id)
             if found:
@@ -242,7 +242,7 @@ class CommandSlurm:
             return starts[-1]
         from ftslurm.dataclasses import replace
 
-        return replace(starts[-1], restarts=len(starts) - 1)  # each start has its record
+        return replace(starts[-1], restarts=len(starts) - 1)  # each start has its own record
 
     def kill_wait_s(self) -> int | None:
         """See SlurmControl."""
@@ -251,27 +251,27 @@ class CommandSlurm:
     def requeue(self, job_id: str) -> None:
         """See SlurmControl.
 
-        Inside that very job scontrol can be reached by the SIGTERM that it has just brought about: that is
-        taken for success.
+        Inside the job itself scontrol may receive the SIGTERM that it has just caused: that counts as
+        success.
         """
         command = ("scontrol", "requeue", check_job_id(job_id))
-        answer = self._ask(*command)
+        answer = self._run_slurm(*command)
         if answer.status not in (0, -_SIGTERM, 128 + _SIGTERM):
             raise failure(command, answer)
 
     def cancel(self, job_id: str) -> None:
-        """See SlurmControl. Inside that very job scancel may be reached by the SIGTERM that it brings about."""
+        """See SlurmControl. Inside the job itself scancel may receive the SIGTERM that it causes."""
         command = ("scancel", check_job_id(job_id))
-        answer = self._ask(*command)
+        answer = self._run_slurm(*command)
         if answer.status not in (0, -_SIGTERM, 128 + _SIGTERM):
             raise failure(command, answer)
 
     def complete(self, job_id: str, exit_code: int) -> None:
         """See SlurmControl."""
         if not check_job_id(job_id).isdecimal():
-            raise ValueError(f"expected a job's own number, found {job_id!a}")
+            raise ValueError(f"expected a numeric job id, found {job_id!a}")
         command = module_command(sys.executable, "ftslurm.slurm.complete", job_id, str(exit_code))
-        answer = self._ask(*command)
+        answer = self._run_slurm(*command)
         if answer.status not in (0, -_SIGTERM):
             raise failure(command[2:], answer)
 
@@ -279,7 +279,7 @@ class CommandSlurm:
         """See SlurmControl."""
         (plain,) = expand(compress([name]))
         command = ("scontrol", "show", "node", "-o", plain)
-        answer = self._ask(*command)
+        answer = self._run_slurm(*command)
         if answer.status != 0 and " not found" not in answer.stdout:
             raise failure(command, answer)
         return parse_node(answer.stdout, plain)
@@ -288,9 +288,9 @@ class CommandSlurm:
         """See SlurmControl."""
         nodes = compress(names)
         if not nodes:
-            return {}  # scontrol would take no name for every node
+            return {}  # Without a name scontrol would list all nodes.
         command = ("scontrol", "show", "node", "-o", nodes)
-        answer = self._ask(*command)
+        answer = self._run_slurm(*command)
         if answer.status != 0 and " not found" not in answer.stdout:
             raise failure(command, answer)
         return parse_node_states(answer.stdout)
@@ -298,7 +298,7 @@ class CommandSlurm:
     def partition_nodes(self, partition: str) -> dict[str, str]:
         """See SlurmControl."""
         if not _PARTITION.fullmatch(partition):
-            raise ValueError(f"expected a partition's name, found {partition!a:.80}")
+            raise ValueError(f"expected a partition name, found {partition!a:.80}")
         return parse_partition_nodes(self._succeed("sinfo", "-h", "-N", "-p", partition, "-o", "%N|%T"))
 
     def exclude_nodes(self, job_id: str, nodes: Iterable[str]) -> None:
@@ -306,19 +306,19 @@ class CommandSlurm:
         self._succeed("scontrol", "update", f"JobId={check_job_id(job_id)}", f"ExcNodeList={compress(nodes)}")
 
     def drain(self, node: str, reason: str) -> str | None:
-        """See SlurmControl. Slurm itself would put the new reason over the old one (22.05)."""
+        """See SlurmControl. Slurm itself would overwrite the old reason (22.05)."""
         known = self.node(node)
         if known is None:
-            raise SlurmRefused(f"Slurm knows no node {node}: it goes by NodeName, which need not be the host's name")
+            raise SlurmRefused(f"Slurm knows no node {node}: expected a NodeName, which may differ from the host name")
         name = known.name
         if known.is_out:
             return f"{name} is {known.state} already" + (f": {known.reason}" if known.reason else "")
         text = " ".join(reason.split())[:_REASON]
         if known.reason:
-            # Of a node that is in use: somebody's note, which must not get lost.
+            # An existing note on a node in use must not get lost.
             text += f" (before: {known.reason[:_REASON]})"
         update = ("scontrol", "update", f"NodeName={name}", "State=DRAIN", f"Reason={text}")
-        answer = self._ask(*update)
+        answer = self._run_slurm(*update)
         if "Invalid user id" in answer.stderr:
             raise SlurmRefused(
                 f"this user (uid {os.geteuid()}) may not drain {name}: expected root, SlurmUser or an operator of Slurm"
@@ -327,35 +327,35 @@ class CommandSlurm:
             raise failure(update, answer)
         return None
 
-    def _ask(self, *command: str) -> Answer:
+    def _run_slurm(self, *command: str) -> Answer:
         return self._run(command, self._env, self._timeout_s)
 
     def _succeed(self, *command: str) -> str:
-        answer = self._ask(*command)
+        answer = self._run_slurm(*command)
         if answer.status != 0:
             raise failure(command, answer)
         return answer.stdout
 
 
 def failure(command: Sequence[str], answer: Answer) -> SlurmError:
-    """Return the error that a failed command amounts to (pure)."""
+    """Return the error of a failed command (pure)."""
     if answer.status < 0:
-        return SlurmError(f"`{_shown(command)}` was killed by signal {-answer.status}")
+        return SlurmError(f"`{_command_text(command)}` was killed by signal {-answer.status}")
     text = answer.stderr.strip() or answer.stdout.strip() or "it printed nothing"
     reason = " / ".join(line.strip() for line in text.splitlines() if line.strip())
-    said = f"`{_shown(command)}` failed (exit {answer.status}): {ascii(reason)[1:-1]:.300}"
+    message = f"`{_command_text(command)}` failed (exit {answer.status}): {ascii(reason)[1:-1]:.300}"
     if _no_such_job(answer):
-        return SlurmUnknownJob(said)
-    if any(sign in text for sign in _UNREACHABLE):
-        return SlurmUnreachable(f"{said}; check SLURM_CONF, and that slurmctld (slurmdbd) runs")
-    return SlurmRefused(said)
+        return SlurmUnknownJob(message)
+    if any(part in text for part in _UNREACHABLE):
+        return SlurmUnreachable(f"{message}; check SLURM_CONF, and that slurmctld (slurmdbd) runs")
+    return SlurmRefused(message)
 
 
 def _no_such_job(answer: Answer) -> bool:
-    """`scontrol show job` says it of a job on stderr, of an array's task ("Job 12_9 not found") on stdout."""
+    """Return whether `scontrol show job` found no job; for an array task that is on stdout ("Job 12_9 not found")."""
     not_found = answer.stdout.startswith("Job ") and answer.stdout.rstrip().endswith(" not found")
-    return not_found or any(sign in answer.stderr for sign in _NO_SUCH_JOB)
+    return not_found or any(part in answer.stderr for part in _NO_SUCH_JOB)
 
 
-def _shown(command: Sequence[str]) -> str:
+def _command_text(command: Sequence[str]) -> str:
     return " ".join(command[:5])[:120]

@@ -1,4 +1,4 @@
-"""What Slurm's environment variables say about the job, the step and this task (pure)."""
+"""The job, the Slurm step and this task, from Slurm's environment variables (pure)."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ _TASKS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 
 
 class SlurmEnvironmentError(ValueError):
-    """A variable of Slurm's with a value that Slurm would not set; the text names both and what to do."""
+    """A Slurm variable with a value that Slurm would not set; the text has the variable, the value and the remedy."""
 
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """This process's job as Slurm describes it; None (or an empty list) is "Slurm does not say".
+    """This process's job; None (or an empty list) means that Slurm has set no value.
 
-    A task of `srun` is told everything. The batch script is told all but the step; a `salloc` shell on
-    a login node neither the step nor which node it is on. Names of the variables: sbatch(1), srun(1).
+    A task of `srun` has all values. The batch script has all but the step; a `salloc` shell on a login node has
+    neither the step nor its node. Names of the variables: sbatch(1), srun(1).
     """
 
     job_id: str
     restart_count: int
-    """How often Slurm has requeued this job; 0 in the first run (SLURM_RESTART_COUNT is unset then)."""
+    """Number of requeues of this job; 0 in the first run (SLURM_RESTART_COUNT is unset then)."""
     step_id: str | None
     """The srun step that this process is a task of, else None; see `in_step`."""
     node_name: str | None
-    """Slurm's name of this host (SLURMD_NODENAME); need not be the host's own name."""
+    """Slurm's name of this host (SLURMD_NODENAME); may differ from the host name."""
     node_id: int | None
-    """This node's place in the step's nodes, from 0."""
+    """This node's index in the step's nodes, from 0."""
     node_list: tuple[str, ...]
-    """The step's nodes, outside a step the job's, in Slurm's order."""
+    """The step's nodes; outside a step the job's; in Slurm's order."""
     num_nodes: int | None
-    """How many nodes `node_list` has. SLURM_JOB_NUM_NODES counts only where there is no list: it goes stale
-    when the job loses a node."""
+    """Number of nodes of `node_list`. SLURM_JOB_NUM_NODES is used only without a list: it is stale after the job has
+    lost a node."""
     procid: int | None
     """This task's rank in the step, from 0."""
     localid: int | None
     """This task's rank on this node, from 0."""
     ntasks_per_node: int | None
-    """Tasks on this node: the step's, outside a step the job's. Where the node's place is not known: on
-    every node, if all have as many."""
+    """Tasks on this node: the step's; outside a step the job's. If the node's index is unknown: the number on every
+    node, if uniform."""
     job_name: str | None
     partition: str | None
     cluster: str | None
@@ -55,7 +55,7 @@ class SlurmJob:
     submit_dir: str | None
     cpus_on_node: int | None
     gpus_on_node: int | None
-    """GPUs that Slurm gave on this node; None also when the job asked for none."""
+    """GPUs allocated on this node; None also if the job requested none."""
     user: str | None
 
     @property
@@ -69,7 +69,7 @@ class SlurmJob:
 
     @property
     def in_step(self) -> bool:
-        """Whether this process is a task that `srun` started, not the batch script or a salloc shell."""
+        """Whether this process is a task started by `srun`, not the batch script or a salloc shell."""
         return self.step_id is not None
 
     @property
@@ -81,22 +81,22 @@ class SlurmJob:
 
     @property
     def scontrol_id(self) -> str:
-        """What to call the job towards scontrol: one of an array's tasks has the array's id as its job id."""
+        """The job's id for scontrol: one task of an array has the array's id as its job id."""
         return self.array_element or self.job_id
 
     @property
     def run_id(self) -> str:
-        """Default run id: the same over requeues, another one for each task of an array."""
+        """Default run id: the same over requeues, a different one for each task of an array."""
         return f"job-{self.scontrol_id}"
 
 
 def from_environ(env: Mapping[str, str]) -> SlurmJob | None:
     """Read the job from a process environment; None outside a Slurm job (no SLURM_JOB_ID).
 
-    `sbatch` inside a step hands that step's variables on to the new job's batch script (seen on 22.05).
+    `sbatch` inside a step passes that step's variables on to the new job's batch script (observed on 22.05).
     A step that cannot be this process's own is therefore ignored: its node list lacks this node, or its
-    size is not SLURM_NNODES. The same way a job submitted inside another one inherits SLURM_ARRAY_* and
-    SLURM_RESTART_COUNT, if it has none of its own: only `scontrol show job` can tell (see JobFacts).
+    size is not SLURM_NNODES. Likewise a job submitted inside another one inherits SLURM_ARRAY_* and
+    SLURM_RESTART_COUNT, if it has none of its own: only `scontrol show job` has the true values (see JobFacts).
 
     Raises:
         SlurmEnvironmentError: a value is malformed or contradicts another one.
@@ -148,25 +148,25 @@ def _step(env: Mapping[str, str], node_name: str | None) -> tuple[str | None, tu
 
 
 def _tasks_per_node(env: Mapping[str, str], in_step: bool, node_id: int | None) -> int | None:
-    """Read `2(x3),1`: this node's entry, or the common one where this node's place is not known."""
+    """Parse `2(x3),1`: this node's entry, or the common one if this node's index is unknown."""
     names = ("SLURM_STEP_TASKS_PER_NODE",) if in_step else ()
     for name in (*names, "SLURM_TASKS_PER_NODE"):
         if text := env.get(name):
             counts = _task_counts(name, text)
-            place = node_id if node_id is not None else 0
+            index = node_id if node_id is not None else 0
             uniform = all(tasks == counts[0][0] for tasks, _ in counts)
             if node_id is None and not uniform:
                 return None
             for tasks, nodes in counts:
-                if place < nodes or uniform:
+                if index < nodes or uniform:
                     return tasks
-                place -= nodes
+                index -= nodes
             return None
     return _number(env, "SLURM_NTASKS_PER_NODE")
 
 
 def _task_counts(name: str, text: str) -> list[tuple[int, int]]:
-    """Read `2(x3),1` as [(2 tasks, 3 nodes), (1 task, 1 node)]."""
+    """Parse `2(x3),1` as [(2 tasks, 3 nodes), (1 task, 1 node)]."""
     counts = []
     for part in text.split(","):
         match = _TASKS.fullmatch(part)
@@ -178,7 +178,7 @@ def _task_counts(name: str, text: str) -> list[tuple[int, int]]:
 
 def _cluster(env: Mapping[str, str]) -> str | None:
     name = _text(env, "SLURM_CLUSTER_NAME")
-    # set instead of it by a client's -M: "name:host:port:version:plugin"
+    # Set instead by a client's -M: "name:host:port:version:plugin".
     return name or (_text(env, "SLURM_WORKING_CLUSTER") or "").partition(":")[0] or None
 
 
@@ -197,7 +197,7 @@ def _text(env: Mapping[str, str], name: str) -> str | None:
 
 
 def _identifier(env: Mapping[str, str], name: str) -> str | None:
-    """Return a decimal id as text, without leading zeros; Slurm counts in 32 bits."""
+    """Return a decimal id as text, without leading zeros; Slurm's ids have 32 bits."""
     number = _number(env, name)
     return None if number is None else str(number)
 
@@ -211,9 +211,9 @@ def _number(env: Mapping[str, str], name: str) -> int | None:
     return int(text)
 
 
-_ADVICE = "start with the environment that Slurm gave, or unset the SLURM_ variables to run outside Slurm"
+_ADVICE = "start with the environment set by Slurm, or unset the SLURM_ variables to run outside Slurm"
 
 
 def _error(name: str, value: str, expected: str) -> SlurmEnvironmentError:
-    shown = ascii(value if len(value) <= 200 else value[:200] + "...")
-    return SlurmEnvironmentError(f"{name}={shown}: expected {expected}; {_ADVICE}")
+    quoted = ascii(value if len(value) <= 200 else value[:200] + "...")
+    return SlurmEnvironmentError(f"{name}={quoted}: expected {expected}; {_ADVICE}")

@@ -1,4 +1,4 @@
-"""What can go wrong between ftslurm and Slurm's commands."""
+"""Errors of Slurm's commands."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = [
 
 
 class SlurmError(Exception):
-    """Slurm gave no usable answer; the text is one line: which command, what was wrong, what to do."""
+    """Slurm gave no usable answer; the text is one line: the command, the error and the remedy."""
 
 
 class SlurmCommandMissing(SlurmError):
-    """scontrol or sacct is not there or cannot be started, as inside most containers."""
+    """scontrol or sacct is missing or cannot be started, as inside most containers."""
 
 
 class SlurmTimeout(SlurmError):
-    """The command did not end in time and was killed; whether Slurm did what was asked is not known."""
+    """The command did not end in time and was killed; whether Slurm executed it is unknown."""
 
 
 class SlurmUnreachable(SlurmError):
@@ -30,12 +30,12 @@ class SlurmUnreachable(SlurmError):
 
 
 class SlurmRefused(SlurmError):
-    """Slurm understood and said no: no permission, not possible in this state."""
+    """Slurm refused the operation: no permission, or not possible in this state."""
 
 
 class SlurmUnknownJob(SlurmRefused):
-    """Slurm knows no such job (any more)."""
+    """Slurm has no record of the job, or no longer."""
 
 
 class SlurmOutputError(SlurmError):
-    """The command succeeded, but what it printed is not what it prints."""
+    """The command succeeded, but its output has an unexpected format."""

@@ -1,4 +1,4 @@
-"""What scontrol and sacct print about jobs and nodes, read into facts (pure)."""
+"""Parsers of scontrol's and sacct's output on jobs and nodes (pure)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SACCT_FIELDS = (
     "JobIDRaw", "JobID", "State", "ExitCode", "Submit", "Start", "End", "TimelimitRaw", "NodeList", "WorkDir",
     "Reason", "Restarts", "FailedNode", "StdOut", "StdErr",
 )  # fmt: skip
-"""What we would like to know; which of them a sacct has differs by version (`sacct -e`)."""
+"""Requested fields; the available ones depend on the version of sacct (`sacct -e`)."""
 
 _JOB_ID = re.compile(r"[0-9]{1,10}(_[0-9]{1,10})?")
 _TIME_LIMIT = re.compile(r"(?:([0-9]+)-)?(?:([0-9]+):)?([0-9]+):([0-9]+)")
@@ -43,7 +43,7 @@ _ENDED = {
 
 @dataclass(frozen=True)
 class JobFacts:
-    """One job (or array task) as Slurm describes it now; None: Slurm does not say.
+    """Slurm's current data on one job (or array task); None: not available.
 
     Times are nanoseconds since the epoch by slurmctld's clock, in whole seconds.
     """
@@ -54,15 +54,15 @@ class JobFacts:
     reason: str | None = None
     exit_code: tuple[int, int] | None = None
     """(exit code, signal) of the batch script; None until it ended. From `sacct` a code above 128 lacks
-    128: a script's 137 is (137, 0) for scontrol and (9, 0) for sacct (seen on 22.05)."""
+    128: a script's 137 is (137, 0) for scontrol and (9, 0) for sacct (observed on 22.05)."""
     restarts: int | None = None
     node_list: tuple[str, ...] = ()
     submit_ns: int | None = None
-    """A requeued job is submitted anew: the time of its latest requeue."""
+    """For a requeued job, the time of its latest requeue."""
     start_ns: int | None = None
     """For a pending job the expected start, if Slurm has one."""
     end_ns: int | None = None
-    """For a running job the time when its limit ends it (only scontrol tells)."""
+    """For a running job the end of its time limit (only from scontrol)."""
     time_limit_s: int | None = None
     """Seconds; None for no limit."""
     work_dir: str | None = None
@@ -72,44 +72,44 @@ class JobFacts:
     """Whether Slurm may requeue it."""
     array_job_id: str | None = None
     array_task_id: str | None = None
-    """A number; of pending tasks that Slurm still keeps as one record an expression like 2-3%1."""
+    """A number; for pending tasks that Slurm still keeps as one record, an expression like 2-3%1."""
     failed_node: str | None = None
-    """The node whose failure ended it (only sacct of 23.02 and later tells)."""
+    """The node whose failure ended it (only from sacct of 23.02 and later)."""
     cancelled_by: int | None = None
-    """The uid of who cancelled it (only sacct tells)."""
+    """The uid of the user that cancelled it (only from sacct)."""
     preempted_ns: int | None = None
-    """When it was preempted (only scontrol tells)."""
+    """When it was preempted (only from scontrol)."""
     partition: str | None = None
-    """Where it runs; of a pending job a list of them, if it may choose (only scontrol tells)."""
+    """Its partition; for a pending job a list, if several were requested (only from scontrol)."""
     num_nodes: int | None = None
-    """How many nodes it needs at least (only scontrol tells)."""
+    """Minimal number of nodes (only from scontrol)."""
     batch_host: str | None = None
-    """The node of the batch script, once it runs; None for a job without one, as salloc's (only scontrol tells)."""
+    """The node of the batch script, once it runs; None for a job without one, as salloc's (only from scontrol)."""
     excluded: tuple[str, ...] = ()
-    """ExcNodeList: nodes that it must not get (only scontrol tells)."""
+    """ExcNodeList: excluded nodes (only from scontrol)."""
     source: str = "scontrol"
-    """Which command said so: "scontrol" or "sacct"."""
+    """The command that returned the data: "scontrol" or "sacct"."""
 
     @property
     def scontrol_id(self) -> str:
-        """What to call it towards Slurm's commands: `123`, or `123_4` for a task of an array."""
+        """Its id for Slurm's commands: `123`, or `123_4` for a task of an array."""
         task = self.array_task_id
         return f"{self.array_job_id}_{task}" if self.array_job_id and task and task.isdecimal() else self.job_id
 
     @property
     def ended(self) -> bool:
-        """Whether this is final: no process of the job runs, and it is not waiting to run again."""
+        """Whether the state is final: no process of the job runs, and it is not pending again."""
         return self.state in _ENDED
 
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """One node as Slurm describes it now.
+    """Slurm's current data on one node.
 
     Attributes:
-        state: as Slurm spells it: `IDLE+DRAIN`.
-        reason: what an administrator or Slurm wrote about it, without who and when.
-        boot_ns: when it was booted, nanoseconds since the epoch by its own clock; None: Slurm does not say.
+        state: in Slurm's spelling: `IDLE+DRAIN`.
+        reason: note of an administrator or of Slurm, without its author and time.
+        boot_ns: boot time, nanoseconds since the epoch by its own clock; None: unknown.
     """
 
     name: str
@@ -119,12 +119,12 @@ class NodeFacts:
 
     @property
     def is_out(self) -> bool:
-        """Whether Slurm gives it to no new job, for a reason that somebody has to see to."""
+        """Whether Slurm starts no new job on it until an administrator intervenes."""
         return not self._flags.isdisjoint({"DRAIN", "DRAINED", "DRAINING", "DOWN", "FAIL", "FAILING", "ERROR"})
 
     @property
     def is_dead(self) -> bool:
-        """Whether it does not answer Slurm, or Slurm has given it up."""
+        """Whether it does not respond to Slurm, or is down."""
         return "*" in self.state or not self._flags.isdisjoint({"DOWN", "NOT_RESPONDING", "POWERED_DOWN"})
 
     @property
@@ -140,13 +140,13 @@ def check_job_id(job_id: str) -> str:
 
 
 def parse_job_records(text: str) -> list[JobFacts]:
-    """Read `scontrol show job ID`; [] for its "No jobs in the system".
+    """Parse `scontrol show job ID`; [] for its "No jobs in the system".
 
-    Not the one-line form (`-o`): a job's name, paths and comment may hold anything, `JobState=FAILED`
-    too, and only here each of them has the rest of a line to itself.
+    Not the one-line form (`-o`): a job's name, paths and comment may contain anything, even
+    `JobState=FAILED`, and only in this form each of them extends to the end of its line.
 
     Raises:
-        SlurmOutputError: there is text, but no job record in it, or a record that makes no sense.
+        SlurmOutputError: there is text, but no job record in it, or an invalid record.
     """
     records: list[dict[str, str]] = []
     for line in text.splitlines():
@@ -156,7 +156,7 @@ def parse_job_records(text: str) -> list[JobFacts]:
         if equals and records:
             records[-1].setdefault(key, line.lstrip())
     if not records and "No jobs in the system" not in text:
-        raise _garbled("scontrol show job", "a record that starts with JobId=", text)
+        raise _output_error("scontrol show job", "a record that starts with JobId=", text)
     return [_job_record(lines) for lines in records]
 
 
@@ -165,7 +165,7 @@ def _job_record(lines: Mapping[str, str]) -> JobFacts:
     requeue, times, limits = lines.get("Requeue", ""), lines.get("StartTime", ""), lines.get("RunTime", "")
     job_id, state = _value(head, "JobId"), _value(lines.get("JobState", ""), "JobState")
     if not (job_id and state):
-        raise _garbled("scontrol show job", "JobId= and JobState=", " ".join(lines.values()))
+        raise _output_error("scontrol show job", "JobId= and JobState=", " ".join(lines.values()))
     return JobFacts(
         job_id=job_id,
         state=state,
@@ -192,12 +192,12 @@ def _job_record(lines: Mapping[str, str]) -> JobFacts:
 
 
 def _batch_host(lines: Mapping[str, str]) -> str | None:
-    # salloc's jobs have a BatchHost too.
+    # Jobs of salloc have a BatchHost too.
     return _rest(lines, "BatchHost") if _value(lines.get("Requeue", ""), "BatchFlag") == "1" else None
 
 
 def _num_nodes(lines: Mapping[str, str]) -> int | None:
-    """While a job completes, NumNodes counts down to those that still do; what it was given stays in its TRES."""
+    """Return the number of nodes: while a job completes, NumNodes counts down, but its TRES keep the full number."""
     numbers = [_int((_value(lines.get("NumNodes", ""), "NumNodes") or "").partition("-")[0])]
     for key in ("ReqTRES", "TRES", "AllocTRES"):
         match = re.search(r"(?:=|,)node=([0-9]{1,9})(?:,|$)", lines.get(key, ""))
@@ -210,21 +210,21 @@ def parse_sacct_fields(text: str) -> tuple[str, ...]:
     known = set(text.split())
     fields = tuple(field for field in SACCT_FIELDS if field in known)
     if not {"JobIDRaw", "JobID", "State"} <= set(fields):
-        raise _garbled("sacct -e", "a list of fields with JobIDRaw, JobID and State", text)
+        raise _output_error("sacct -e", "a list of fields with JobIDRaw, JobID and State", text)
     return fields
 
 
 def parse_sacct(text: str, fields: Sequence[str]) -> list[JobFacts]:
-    """Read `sacct -D -X -P -n` with these fields and SACCT_DELIMITER: a record for each start of each job.
+    """Parse `sacct -D -X -P -n` with these fields and SACCT_DELIMITER: one record per start of each job.
 
     Raises:
-        SlurmOutputError: a line has not as many values as fields, or makes no sense.
+        SlurmOutputError: a line has a wrong number of values, or is invalid.
     """
     facts = []
     for line in text.splitlines():
         values = line.split(SACCT_DELIMITER)
         if len(values) != len(fields):
-            raise _garbled("sacct", f"{len(fields)} values", line)
+            raise _output_error("sacct", f"{len(fields)} values", line)
         facts.append(_sacct_row(dict(zip(fields, values, strict=True)), line))
     return facts
 
@@ -233,10 +233,10 @@ def _sacct_row(row: Mapping[str, str], line: str) -> JobFacts:
     def get(field: str) -> str | None:
         return None if row.get(field, "") in _NOTHING else row[field]
 
-    job_id, (state, _, said_by) = get("JobIDRaw"), (get("State") or "").partition(" by ")
+    job_id, (state, _, user) = get("JobIDRaw"), (get("State") or "").partition(" by ")
     state = state.partition(" ")[0]
     if job_id is None or not job_id.isdecimal() or not state:
-        raise _garbled("sacct", "a job id and a state", line)
+        raise _output_error("sacct", "a job id and a state", line)
     array_job, underscore, array_task = row["JobID"].partition("_")
     minutes = _int(get("TimelimitRaw"))
     return JobFacts(
@@ -256,15 +256,15 @@ def _sacct_row(row: Mapping[str, str], line: str) -> JobFacts:
         array_job_id=array_job if underscore else None,
         array_task_id=array_task.strip("[]") if underscore else None,
         failed_node=get("FailedNode"),
-        cancelled_by=_int(said_by) if state == "CANCELLED" else None,
+        cancelled_by=_int(user) if state == "CANCELLED" else None,
         source="sacct",
     )
 
 
 def select_job(facts: Iterable[JobFacts], job_id: str) -> list[JobFacts]:
-    """Return what is about `job_id` (`123`, `123_4`) among `facts`, oldest start first.
+    """Return the records of `job_id` (`123`, `123_4`) among `facts`, oldest start first.
 
-    Slurm answers `123` with all tasks of array 123 too, and `123_4` with the record of all pending tasks.
+    For `123` Slurm also returns all tasks of array 123, and for `123_4` the record of all pending tasks.
     """
     job, _, task = job_id.partition("_")
     if not task:
@@ -277,7 +277,7 @@ def select_job(facts: Iterable[JobFacts], job_id: str) -> list[JobFacts]:
 
 
 def parse_node_states(text: str) -> dict[str, str]:
-    """Read `scontrol show node -o`: name to state as Slurm spells it, `IDLE+DRAIN`, `DOWN+NOT_RESPONDING`.
+    """Parse `scontrol show node -o`: name to state in Slurm's spelling, `IDLE+DRAIN`, `DOWN+NOT_RESPONDING`.
 
     Raises:
         SlurmOutputError: a line is neither a node's record nor "Node X not found".
@@ -288,12 +288,12 @@ def parse_node_states(text: str) -> dict[str, str]:
         if name and state:
             states[name] = state
         elif line.strip() and not (line.startswith("Node ") and line.endswith(" not found")):
-            raise _garbled("scontrol show node", "NodeName= and State=", line)
+            raise _output_error("scontrol show node", "NodeName= and State=", line)
     return states
 
 
 def parse_node(text: str, name: str) -> NodeFacts | None:
-    """Read one node's record of `scontrol show node -o NAME`; None: Slurm knows no such node.
+    """Parse one node's record of `scontrol show node -o NAME`; None: Slurm knows no such node.
 
     Raises:
         SlurmOutputError: there is neither a record nor "Node X not found".
@@ -301,7 +301,7 @@ def parse_node(text: str, name: str) -> NodeFacts | None:
     state = parse_node_states(text).get(name)
     if state is None:
         return None
-    # Whatever an administrator wrote, up to [who@when].
+    # An administrator's text, up to [user@time].
     match = re.search(r"\sReason=(.*?) \[[^\[\]\s]*@[^\[\]\s]*\]", text) or re.search(r"\sReason=(.*)", text)
     reason = match.group(1).strip() if match else ""
     boot_ns = _time_ns(_value(text, "BootTime"))
@@ -309,40 +309,40 @@ def parse_node(text: str, name: str) -> NodeFacts | None:
 
 
 def parse_partition_nodes(text: str) -> dict[str, str]:
-    """Read `sinfo -h -N -o '%N|%T'`: name to state as sinfo spells it, `idle`, `drained*`.
+    """Parse `sinfo -h -N -o '%N|%T'`: name to state in sinfo's spelling, `idle`, `drained*`.
 
     Raises:
-        SlurmOutputError: a line is something else.
+        SlurmOutputError: a line has another format.
     """
     states = {}
     for line in text.splitlines():
         name, bar, state = line.strip().partition("|")
         if not (name and bar and state):
-            raise _garbled("sinfo", "NODE|STATE", line)
+            raise _output_error("sinfo", "NODE|STATE", line)
         states[name] = state
     return states
 
 
 def parse_kill_wait_s(text: str) -> int | None:
-    """Read KillWait (seconds) from `scontrol show config`, None if it is not there.
+    """Parse KillWait (seconds) from `scontrol show config`, None if it is missing.
 
     Raises:
-        SlurmOutputError: this is no configuration, or KillWait is no number of seconds.
+        SlurmOutputError: the text is no configuration, or KillWait is no number of seconds.
     """
     pairs = (line.partition(" = ") for line in text.splitlines())
     config = {key.strip(): value.strip() for key, equals, value in pairs if equals}
     if not config:
-        raise _garbled("scontrol show config", "lines like 'KillWait = 30 sec'", text)
+        raise _output_error("scontrol show config", "lines like 'KillWait = 30 sec'", text)
     if "KillWait" not in config:
         return None
     seconds = _int(config["KillWait"].partition(" ")[0])
     if seconds is None:
-        raise _garbled("scontrol show config", "KillWait = N sec", config["KillWait"])
+        raise _output_error("scontrol show config", "KillWait = N sec", config["KillWait"])
     return seconds
 
 
 def _value(line: str, key: str) -> str | None:
-    """Return the word after the first `key=` of a line; None where Slurm writes a word for nothing."""
+    """Return the value after the first `key=` of a line; None for Slurm's placeholders of empty values."""
     match = re.search(rf"(?:^|\s){key}=(\S*)", line)
     return None if match is None or match.group(1) in _NOTHING else match.group(1)
 
@@ -353,13 +353,13 @@ def _rest(lines: Mapping[str, str], key: str) -> str | None:
 
 
 def _exit_code(text: str | None, state: str) -> tuple[int, int] | None:
-    """Read `137:0`. Slurm says 0:0 as long as there is none: that must not pass for success."""
+    """Parse `137:0`. Slurm prints 0:0 before the end, which must not be read as success."""
     if text is None or state not in _ENDED | {"COMPLETING"}:
         return None
     code, _, signal = text.partition(":")
     numbers = _int(code), _int(signal)
     if numbers[0] is None or numbers[1] is None:
-        raise _garbled("scontrol or sacct", "an exit code like 0:0", text)
+        raise _output_error("scontrol or sacct", "an exit code like 0:0", text)
     return numbers[0], numbers[1]
 
 
@@ -375,13 +375,13 @@ def _int(text: str | None) -> int | None:
 
 
 def _time_ns(text: str | None) -> int | None:
-    """Read a time printed under SLURM_TIME_FORMAT=%s; a date without a zone is worth nothing (None)."""
+    """Parse a time printed with SLURM_TIME_FORMAT=%s; None for a date, whose zone is unknown."""
     seconds = _int(text)
     return seconds * 1_000_000_000 if seconds else None
 
 
 def _time_limit_s(text: str | None) -> int | None:
-    """Read `1-02:03:04`; None for UNLIMITED and Partition_Limit."""
+    """Parse `1-02:03:04`; None for UNLIMITED and Partition_Limit."""
     match = _TIME_LIMIT.fullmatch(text or "")
     if match is None:
         return None
@@ -389,6 +389,6 @@ def _time_limit_s(text: str | None) -> int | None:
     return ((24 * days + hours) * 60 + minutes) * 60 + seconds
 
 
-def _garbled(command: str, expected: str, found: str) -> SlurmOutputError:
+def _output_error(command: str, expected: str, found: str) -> SlurmOutputError:
     found = ascii(found if len(found) <= 160 else found[:160] + "...")
     return SlurmOutputError(f"cannot read what `{command}` printed: expected {expected}, found {found}")

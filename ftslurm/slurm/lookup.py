@@ -1,4 +1,4 @@
-"""What Slurm knows of a job, for the commands that look for its run."""
+"""Job queries for the commands that locate the job's run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ PATIENCE_S = 10.0
 
 
 def job_facts(job_id: str) -> JobFacts | None:
-    """Ask Slurm for a job; None when it knows no such job, or does not say within `PATIENCE_S` seconds."""
-    # Imported when it is needed: most commands find their run without Slurm.
+    """Return Slurm's data on a job; None if Slurm has no such job, or does not answer within `PATIENCE_S` seconds."""
+    # Imported on demand: most commands locate their run without Slurm.
     from ftslurm.slurm.control import CommandSlurm
     from ftslurm.slurm.errors import SlurmError
 

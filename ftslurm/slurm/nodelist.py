@@ -1,4 +1,4 @@
-"""Slurm's hostlist notation: the names behind `n[008-011]`, and back (pure)."""
+"""Slurm's hostlist notation: expansion of `n[008-011]` to names, and compression (pure)."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from itertools import chain, product, zip_longest
 __all__ = ["MAX_NAMES", "NodeListError", "compress", "expand"]
 
 MAX_NAMES = 65_536
-"""Most names one list may stand for; Slurm's own limit for a single range (MAX_RANGE in hostlist.c)."""
+"""Maximal number of names of a list; Slurm's own limit for a single range (MAX_RANGE in hostlist.c)."""
 
-_MAX_DIGITS = 18  # Slurm's numbers are 64 bits wide and wrap silently beyond: refuse instead
-_SHOWN = 160  # characters of a long list shown in a message
+_MAX_DIGITS = 18  # Slurm's numbers have 64 bits and wrap silently: refuse larger ones
+_QUOTED = 160  # characters of a long list quoted in a message
 _SEPARATOR = re.compile(r"[ \t\r\n]*,[ \t\r\n]*|[ \t\r\n]+")
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 _PLAIN = re.compile(r"[A-Za-z0-9._-]*")
 
-_Bracket = tuple[tuple[int, int, int], ...]  # (first, last, digits at least) of each range
+_Bracket = tuple[tuple[int, int, int], ...]  # (first, last, minimal digits) of each range
 
 
 class NodeListError(ValueError):
-    """A node list that cannot be read; the text shows the list, the place and what was expected there."""
+    """An invalid node list; the text has the list, the position and what was expected there."""
 
 
 def expand(text: str) -> list[str]:
-    """Return the node names that the Slurm node list `text` stands for.
+    """Return the node names of the Slurm node list `text`.
 
     Order, zero padding and repeated names are those of `scontrol show hostnames`: `n[008-010]` is
-    n008, n009, n010 (the range's first number sets the width); of several brackets the last one runs
-    fastest, then the *first* one, the last but one slowest. Names are separated by commas, white space
-    around them does not count, and white space alone separates too. An empty text is no node.
+    n008, n009, n010 (the range's first number sets the width); of several brackets the last one varies
+    fastest, then the *first* one, the last but one slowest. Names are separated by commas with optional white
+    space, or by white space alone. An empty text has no nodes.
 
-    Stricter than Slurm, which turns `n[1-3` into a node "n]", drops empty elements and reads `[1-]`
-    as 1: all of these are errors here, as are nested brackets (Slurm refuses or mangles them). More
-    generous in one point: text after the last bracket (`n[1-3]-ib`) is taken, Slurm refuses it.
+    Stricter than Slurm, which expands `n[1-3` to a node "n]", drops empty elements and reads `[1-]`
+    as 1: all of these are errors here, as are nested brackets (Slurm refuses or misreads them). More
+    permissive in one point: text after the last bracket (`n[1-3]-ib`) is accepted, Slurm refuses it.
 
     Raises:
-        NodeListError: `text` is malformed, a name holds a character other than letters, digits, `.`, `_`
-            and `-` or starts with `-` or `.`, or it stands for more than MAX_NAMES names.
+        NodeListError: `text` is malformed, a name contains a character other than letters, digits, `.`, `_`
+            and `-` or starts with `-` or `.`, or it has more than MAX_NAMES names.
     """
     names: list[str] = []
     for start, end in _elements(text):
@@ -53,8 +53,8 @@ def expand(text: str) -> list[str]:
 def compress(names: Iterable[str]) -> str:
     """Return the shortest simple node list for `names`: `expand(compress(x)) == list(x)`.
 
-    Order and repetitions are kept. Only a number at a name's end goes into brackets, because Slurm
-    itself refuses anything after them; the result is good for `--exclude` and `--nodelist`.
+    Order and repetitions are kept. Only a number at a name's end is put in brackets, because Slurm
+    refuses text after them; the result is valid for `--exclude` and `--nodelist`.
 
     Raises:
         NodeListError: a name is not a plain node name, or there are more than MAX_NAMES.
@@ -73,11 +73,11 @@ def compress(names: Iterable[str]) -> str:
             groups.append((prefix, [(digits, digits)]))
     if total > MAX_NAMES:
         raise NodeListError(f"cannot write a node list of {total} names: at most {MAX_NAMES} are expected")
-    return ",".join(_written(prefix, ranges) for prefix, ranges in groups)
+    return ",".join(_element_text(prefix, ranges) for prefix, ranges in groups)
 
 
 def _elements(text: str) -> list[tuple[int, int]]:
-    """Cut at the separators outside brackets: (start, end) of every element."""
+    """Split at the separators outside brackets: (start, end) of each element."""
     bounds = []
     at = len(text) - len(text.lstrip(" \t\r\n"))
     stop = len(text.rstrip(" \t\r\n"))
@@ -106,7 +106,7 @@ def _nonempty(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 def _parse_element(text: str, start: int, end: int) -> tuple[list[str], list[_Bracket]]:
-    """Read `literal ([ranges] literal)*`; always one literal more than brackets."""
+    """Parse `literal ([ranges] literal)*`; always one literal more than brackets."""
     literals: list[str] = []
     brackets: list[_Bracket] = []
     at = start
@@ -135,7 +135,7 @@ def _literal_end(text: str, at: int, end: int) -> int:
 
 
 def _parse_bracket(text: str, start: int, close: int) -> _Bracket:
-    """Read the comma-separated ranges of text[start:close]."""
+    """Parse the comma-separated ranges of text[start:close]."""
     ranges = []
     at = start
     for part in text[start:close].split(","):
@@ -161,10 +161,10 @@ def _size(brackets: Sequence[_Bracket]) -> int:
 
 
 def _names(literals: Sequence[str], brackets: Sequence[_Bracket]) -> list[str]:
-    """Spell out one element in the order of hostlist.c's _push_range_list.
+    """Expand one element in the order of hostlist.c's _push_range_list.
 
-    It peels the brackets off from the right: the last one is kept for the innermost loop, the others
-    are nested as they come off, so the last but one is the outermost loop.
+    That function removes the brackets from the right: the last one becomes the innermost loop, the others
+    are nested in the order of removal, so the last but one is the outermost loop.
     """
     *outer, inner = [[""]] if not brackets else [_numbers(bracket) for bracket in brackets]
     names = []
@@ -182,20 +182,20 @@ def _check_name(name: str) -> None:
     match = _PLAIN.fullmatch(name)
     if match is None or not name or name[0] in "-.":
         raise NodeListError(
-            f"cannot write {_shown(name)} into a node list: expected a node name of letters, "
+            f"cannot write {_quoted(name)} into a node list: expected a node name of letters, "
             "digits, '.', '_' and '-' that starts with none of '.' and '-'"
         )
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Cut a name before the number at its end; ("n1a", "") when there is none that fits a range."""
+    """Split a name before the number at its end; ("n1a", "") if there is none that fits a range."""
     prefix = name.rstrip("0123456789")
     digits = name[len(prefix) :]
     return (name, "") if len(digits) > _MAX_DIGITS else (prefix, digits)
 
 
 def _append(ranges: list[tuple[str, str]], digits: str) -> None:
-    """Grow the last range by `digits` if that is what expand would say next, else begin another."""
+    """Extend the last range by `digits` if expand would yield it next, else begin another range."""
     first, last = ranges[-1]
     if digits == f"{int(last) + 1:0{len(first)}d}":
         ranges[-1] = (first, digits)
@@ -203,7 +203,7 @@ def _append(ranges: list[tuple[str, str]], digits: str) -> None:
         ranges.append((digits, digits))
 
 
-def _written(prefix: str, ranges: Sequence[tuple[str, str]]) -> str:
+def _element_text(prefix: str, ranges: Sequence[tuple[str, str]]) -> str:
     if not ranges:
         return prefix
     if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
@@ -212,14 +212,14 @@ def _written(prefix: str, ranges: Sequence[tuple[str, str]]) -> str:
 
 
 def _error(text: str, at: int, expected: str, found: str | None) -> NodeListError:
-    what = "nothing" if found is None else _shown(found, 40)
+    what = "nothing" if found is None else _quoted(found, 40)
     return NodeListError(
-        f"bad node list {_shown(text, around=at)}: expected {expected} at position {at + 1}, found {what}"
+        f"bad node list {_quoted(text, around=at)}: expected {expected} at position {at + 1}, found {what}"
     )
 
 
-def _shown(text: str, limit: int = _SHOWN, around: int = 0) -> str:
-    """Quote `text`, cut down to `limit` characters that include the place `around`."""
+def _quoted(text: str, limit: int = _QUOTED, around: int = 0) -> str:
+    """Quote `text`, truncated to `limit` characters around the position `around`."""
     start = max(0, min(around - limit // 2, len(text) - limit))
     cut = text[start : start + limit]
     return ("..." if start else "") + ascii(cut) + ("..." if start + limit < len(text) else "")

@@ -1,4 +1,4 @@
-"""``ftslurm status``: find the run, look at it, say what it does; once, or again and again."""
+"""``ftslurm status``: locate the run, read its run directory, print its status; once or repeatedly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 ACCOUNTED_NODES = 128
-"""Of larger worlds, only the report reads all records: here the answer has to come at once."""
+"""For larger runs only the report reads all records: the status must be fast."""
 CLEAR = "\x1b[H\x1b[2J"
 
 
@@ -33,12 +33,12 @@ def main(
 
     Args:
         argv: the arguments after ``status``.
-        ask: asks for a job; used only when a job id is given and the run was not found by other means. Default:
-            Slurm is asked.
-        sleep: waits so many seconds, for ``--watch``.
+        ask: queries a job; used only if a job id is given and the run was not found by other means. Default:
+            queries Slurm.
+        sleep: waits the given seconds, for ``--watch``.
 
     Returns:
-        0; 2 on wrong usage, when there is no such run, and when none of its states can be read.
+        0; 2 for wrong usage, a run that does not exist, and a run without a readable state.
     """
     from ftslurm.report.locating import NotFound
 
@@ -49,36 +49,36 @@ def main(
     try:
         directory = _locate(options, ask)
         status = make_status(directory)
-        while show(_form(status, options)) and options.watch is not None and status["status"] != "closed":
+        while show(_output(status, options)) and options.watch is not None and status["status"] != "closed":
             sleep(options.watch)
             status = make_status(directory)
     except NotFound as error:
-        return _complain(str(error))
+        return _error(str(error))
     except OSError as error:
-        return _complain(f"cannot read {error.filename}: {error.strerror}")
+        return _error(f"cannot read {error.filename}: {error.strerror}")
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     if status["status"] == "unknown" and status["problems"]:
         worst = next((p for p in status["problems"] if p["file"].startswith("state")), status["problems"][0])
-        return _complain(f"no state can be read in {directory}: {worst['file']}: {worst['reason']}")
+        return _error(f"no readable state in {directory}: {worst['file']}: {worst['reason']}")
     return 0
 
 
 def make_status(directory: Path) -> dict[str, Any]:
-    """Read a run directory and say what the run does; see `ftslurm.status.look` for the keys.
+    """Read a run directory and return the run's status; see `ftslurm.status.summary` for the keys.
 
     Raises:
-        OSError: the directory is not there or may not be entered.
+        OSError: the directory does not exist or cannot be entered.
     """
-    from ftslurm.status.look import look
     from ftslurm.status.snapshot import read
+    from ftslurm.status.summary import summarise
 
-    status = look(read(directory, wall_ns=time.time_ns, monotonic_ns=time.monotonic_ns))
+    status = summarise(read(directory, wall_ns=time.time_ns, monotonic_ns=time.monotonic_ns))
     return {**status, "time": _time(directory, status)}
 
 
 def _time(directory: Path, status: dict[str, Any]) -> str | None:
-    """Return in words where the time went, as the report has it; None for a world whose records take long to read."""
+    """Return the report's accounting of time as text; None for a large run, whose records take long to read."""
     if not status["rounds"] or len(status["nodes"]) > ACCOUNTED_NODES:
         return None
     from ftslurm.report.accounting import sentence
@@ -103,9 +103,9 @@ def _locate(options: argparse.Namespace, ask: Callable[[str], JobFacts | None] |
     except NotFound:
         path = Path.cwd() / (options.run or ".")
         if options.run is not None and path.is_dir() and not os.access(path, os.R_OK | os.X_OK):
-            # It may well be a run, but its owner keeps it for himself.
+            # It may be a run that only its owner can read.
             owner = path.stat().st_uid
-            raise NotFound(f"{path} belongs to user id {owner}, you are {os.geteuid()}, and may not be read") from None
+            raise NotFound(f"{path} belongs to user id {owner}, you are {os.geteuid()}, and is not readable") from None
         raise
 
 
@@ -115,24 +115,26 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ftslurm status",
         allow_abbrev=False,
-        description="Say what a run does right now, from its run directory alone: its round, its nodes, its ranks.",
-        epilog="How long a node has been silent is told by the file server's clock: at least so long. "
-        "Why a run failed is told by ftslurm report.",
+        description="Print the current status of a run, read from its run directory alone: round, nodes and ranks.",
+        epilog="The silence of a node is measured by the file server's clock and is a lower bound. "
+        "For the cause of a failure use ftslurm report.",
     )
     parser.add_argument(
         "run", nargs="?", metavar="RUN_DIR|JOB_ID", help="default: the newest run in the shared directory"
     )
     parser.add_argument("--latest", action="store_true", help="the newest run in the shared directory, as by default")
-    parser.add_argument("--json", action="store_true", help="print all as JSON; with --watch as one line each time")
-    parser.add_argument("--all", action="store_true", help="a line for each node, all rounds, all ranks that stand out")
-    parser.add_argument("--watch", type=_pause, metavar="SECONDS", help="look again and again until the run has ended")
+    parser.add_argument(
+        "--json", action="store_true", help="print everything as JSON; with --watch as one line each time"
+    )
+    parser.add_argument("--all", action="store_true", help="one line per node, all rounds, all conspicuous ranks")
+    parser.add_argument("--watch", type=_watch_interval, metavar="SECONDS", help="repeat until the run has ended")
     parser.add_argument(
         "--shared-dir", metavar="DIR", help="where runs are (default: $FTSLURM_SHARED_DIR, ./ftslurm-runs)"
     )
     return parser
 
 
-def _pause(text: str) -> float:
+def _watch_interval(text: str) -> float:
     import argparse
 
     try:
@@ -144,12 +146,12 @@ def _pause(text: str) -> float:
     return seconds
 
 
-def _form(status: dict[str, Any], options: argparse.Namespace) -> str:
-    """Return what is printed; each look of --watch takes the place of the last one where that can be."""
+def _output(status: dict[str, Any], options: argparse.Namespace) -> str:
+    """Return the output; on a terminal, each output of --watch replaces the last one."""
     if options.json:
         import json
 
-        # ASCII only, so that nothing in it can act on a terminal.
+        # ASCII only, so that nothing in it can be a terminal control sequence.
         return json.dumps(status, indent=None if options.watch is not None else 2) + "\n"
     from ftslurm.status.text import render
 
@@ -159,6 +161,6 @@ def _form(status: dict[str, Any], options: argparse.Namespace) -> str:
     return f"{CLEAR}{text}" if is_terminal() else f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n{text}\n"
 
 
-def _complain(message: str) -> int:
+def _error(message: str) -> int:
     print_error(f"ftslurm status: {message}")
     return EXIT_USAGE

@@ -1,4 +1,4 @@
-"""Read what `ftslurm status` needs of a run directory: bounded, reading only, and never stopped by a bad file."""
+"""Read the files of a run directory that `ftslurm status` needs: bounded, read-only, tolerant of bad files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from ftslurm.dataclasses import dataclass, replace
 from ftslurm.monitor.timeouts import Timeouts, read_timeouts
-from ftslurm.rendezvous.node_word import NodeWord
+from ftslurm.rendezvous.node_record import NodeRecord
 from ftslurm.rendezvous.state import State
 from ftslurm.report.decode import Malformed, check_schema
 from ftslurm.report.facts import Problem
@@ -27,16 +27,16 @@ Fact = TypeVar("Fact")
 
 
 @dataclass(frozen=True)
-class Heard:
-    """A node's word and when it was written, nanoseconds since the epoch by the file server's clock."""
+class ReceivedRecord:
+    """A node record and when it was written, nanoseconds since the epoch by the file server's clock."""
 
-    word: NodeWord
+    record: NodeRecord
     written_ns: int
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What the attempt was asked for, as far as it is known, else the options' defaults; seconds."""
+class RunTiming:
+    """The attempt's timing options as far as known, else the defaults; seconds."""
 
     heartbeat_s: float = 3.0
     node_timeout_s: float = 8.0
@@ -45,18 +45,18 @@ class Asked:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run directory as it was read.
+    """Content of a run directory at one time.
 
     Attributes:
-        directory: where it is.
-        now_ns: when reading began, by this machine's clock.
-        took_ns: how long reading took.
-        server_ns: the newest time stamp that was seen, by the file server's clock; None: nothing was there.
-        asked: the options of the attempt.
-        state: the newest generation that can be used; None: there is none.
-        token: which it is.
-        newest_token: the newest that has a name, 0 for none; beyond `token` when that one is damaged.
-        nodes: the nodes' words.
+        directory: its path.
+        now_ns: start of reading, by this machine's clock.
+        took_ns: duration of reading.
+        server_ns: the newest time stamp found, by the file server's clock; None without files.
+        timing: the timing options of the attempt.
+        state: the newest usable generation; None: there is none.
+        token: its token.
+        newest_token: the newest token in the directory, 0 for none; larger than `token` if that generation is damaged.
+        nodes: the node records.
         ended: the launcher of the state's attempt has recorded that its agents have ended.
         problems: the files that cannot be used, and why.
     """
@@ -65,11 +65,11 @@ class Snapshot:
     now_ns: int
     took_ns: int = 0
     server_ns: int | None = None
-    asked: Asked = Asked()
+    timing: RunTiming = RunTiming()
     state: State | None = None
     token: int = 0
     newest_token: int = 0
-    nodes: tuple[Heard, ...] = ()
+    nodes: tuple[ReceivedRecord, ...] = ()
     ended: bool = False
     problems: tuple[Problem, ...] = ()
 
@@ -78,15 +78,15 @@ def read(directory: Path, *, wall_ns: Callable[[], int], monotonic_ns: Callable[
     """Read a run directory.
 
     Args:
-        directory: where it is.
-        wall_ns: this machine's clock, nanoseconds since the epoch.
-        monotonic_ns: one that never jumps.
+        directory: its path.
+            wall_ns: this machine's clock, nanoseconds since the epoch.
+            monotonic_ns: a monotonic clock.
 
-    Raises:
-        OSError: the directory is not there or may not be entered.
+        Raises:
+            OSError: the directory does not exist or cannot be entered.
     """
     reader = _Reader(directory, os.stat(directory).st_uid)
-    # Listed, not only named: a directory that may not be read would look like an empty one.
+    # Opened, not only stat'ed: an unreadable directory would appear empty.
     os.close(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     start = monotonic_ns()
     snapshot = reader.snapshot(wall_ns())
@@ -96,21 +96,21 @@ def read(directory: Path, *, wall_ns: Callable[[], int], monotonic_ns: Callable[
 class _Reader:
     def __init__(self, directory: Path, owner: int) -> None:
         self.directory = directory
-        # What root owns, an administrator put there on purpose.
+        # Files of root were put there by an administrator.
         self.owners = frozenset((owner, 0))
         self.stamps: list[int] = []
         self.problems: list[Problem] = []
 
     def snapshot(self, now_ns: int) -> Snapshot:
         nodes = tuple(self.nodes())
-        # After the nodes, which take longer: the state is what is said first.
+        # After the nodes, which take longer: the state, printed first, should be the newest.
         state, token, newest = self.state()
-        asked = self.asked(state.attempt) if state is not None else Asked()
+        timing = self.timing(state.attempt) if state is not None else RunTiming()
         return Snapshot(
             directory=str(self.directory),
             now_ns=now_ns,
             server_ns=max(self.stamps, default=None),
-            asked=asked,
+            timing=timing,
             state=state,
             token=token,
             newest_token=newest,
@@ -119,21 +119,21 @@ class _Reader:
             problems=tuple(self.problems),
         )
 
-    def nodes(self) -> Iterable[Heard]:
+    def nodes(self) -> Iterable[ReceivedRecord]:
         parent = self.directory / "nodes"
         names = [name for name in self.listing(parent) if name.endswith(".json") and not name.startswith(".")]
         for name in names:
             path = parent / name
-            word = self.record(path, RECORD_LIMIT, lambda data: NodeWord.decode(data, "it"))
-            # Asked after reading: should it have been written anew meanwhile, the word looks younger than it is, and
-            # "silent for at least" stays true.
+            record = self.record(path, RECORD_LIMIT, lambda data: NodeRecord.decode(data, "it"))
+            # Stat after reading: if the file was rewritten meanwhile, the record appears younger than it is, and the
+            # silence remains a lower bound.
             stamp = self.stamp(path)
-            if word is None or stamp is None:
+            if record is None or stamp is None:
                 continue
-            if f"{word.node}.json" != name:
-                self.problem(path, f"speaks for node {word.node!r:.80}; ignored")
+            if f"{record.node}.json" != name:
+                self.problem(path, f"names node {record.node!r:.80}; ignored")
                 continue
-            yield Heard(word, stamp)
+            yield ReceivedRecord(record, stamp)
         self.stamp(parent)
 
     def state(self) -> tuple[State | None, int, int]:
@@ -146,9 +146,9 @@ class _Reader:
                 return state, token, tokens[0]
         return None, 0, tokens[0] if tokens else 0
 
-    def asked(self, attempt: str) -> Asked:
+    def timing(self, attempt: str) -> RunTiming:
         path = self.of_attempt(attempt, "attempt.json")
-        return (path and self.record(path, STATE_LIMIT, _asked)) or Asked()
+        return (path and self.record(path, STATE_LIMIT, _timing)) or RunTiming()
 
     def ended(self, attempt: str) -> bool:
         path = self.of_attempt(attempt, "step.json")
@@ -199,9 +199,9 @@ def _generation(data: bytes, token: int) -> State:
     header, _, value = data.partition(b"\n")
     cell = check_schema(parse_json(header), "ftslurm/cell")
     if cell.get("token") != token:
-        raise Malformed("its header names another generation than its name")
+        raise Malformed("its header and its name have different tokens")
     if cell.get("retired") is True:
-        raise Malformed("an old generation whose value was taken out")
+        raise Malformed("an old generation whose value was removed")
     return State.decode(value, "it")
 
 
@@ -209,21 +209,21 @@ def _step(data: bytes) -> object:
     return check_schema(parse_json(data), "ftslurm/step")
 
 
-def _asked(data: bytes) -> Asked:
+def _timing(data: bytes) -> RunTiming:
     options = check_schema(parse_json(data), "ftslurm/attempt").get("options")
     if not isinstance(options, dict):
-        return Asked()
+        return RunTiming()
     timeouts = options.get("timeouts")
     try:
-        told = read_timeouts(_off(timeouts)) if isinstance(timeouts, dict) else None
+        parsed = read_timeouts(_off(timeouts)) if isinstance(timeouts, dict) else None
     except ValueError as error:
         raise Malformed(str(error)) from None
     heartbeat_s, node_timeout_s = _seconds(options.get("heartbeat_s")), _seconds(options.get("node_timeout_s"))
-    return Asked(heartbeat_s or Asked.heartbeat_s, node_timeout_s or Asked.node_timeout_s, told)
+    return RunTiming(heartbeat_s or RunTiming.heartbeat_s, node_timeout_s or RunTiming.node_timeout_s, parsed)
 
 
 def _off(value: Any) -> Any:
-    """Return time-outs with infinity, which means "off", as that word."""
+    """Return time-outs with infinity replaced by "off"."""
     if isinstance(value, dict):
         return {key: _off(each) for key, each in value.items()}
     return "off" if isinstance(value, float) and math.isinf(value) else value
@@ -234,4 +234,4 @@ def _seconds(value: object) -> float | None:
     return float(value) if good else None  # type: ignore[arg-type]
 
 
-__all__ = ["Asked", "Heard", "Snapshot", "read"]
+__all__ = ["ReceivedRecord", "RunTiming", "Snapshot", "read"]

@@ -1,11 +1,11 @@
-"""The nodes as a table: a line for each, or one for all that do alike (pure)."""
+"""Table of the nodes: one line per node, or one per group of nodes with the same status (pure)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 from ftslurm.report.style import Json, Style
-from ftslurm.report.words import clip, duration, names, safe
+from ftslurm.report.wording import clip, duration, names, safe
 from ftslurm.slurm.nodelist import NodeListError, compress
 
 HEAD = ("ranks", "round", "step", "silent >=", "status")
@@ -19,16 +19,16 @@ def table(rows: Sequence[Json], current: int | None, style: Style, *, grouped: b
     """Return the lines.
 
     Args:
-        rows: the key "nodes" of `ftslurm.status.look`.
-        current: the newest round; the nodes' rounds are told only where one that takes part is in another.
-        style: how to lay them out.
-        grouped: one line for all nodes that do alike, instead of one for each.
+        rows: the key "nodes" of `ftslurm.status.summary`.
+        current: the newest round; the column of rounds is printed only if a participant is in another.
+        style: layout.
+        grouped: one line per group of nodes with the same status, instead of one per node.
     """
     if not rows:
         return []
     groups: dict[object, list[Json]] = {}
     for i, row in enumerate(rows):
-        groups.setdefault(_alike(row) if grouped else i, []).append(row)
+        groups.setdefault(_group_key(row) if grouped else i, []).append(row)
     cells = [["nodes" if grouped else "node", *HEAD], *(_cells(group, grouped) for group in groups.values())]
     if all(row["round"] in (None, current) for row in rows if row["role"] == "rank"):
         cells = [[*line[:ROUND], *line[ROUND + 1 :]] for line in cells]
@@ -37,14 +37,14 @@ def table(rows: Sequence[Json], current: int | None, style: Style, *, grouped: b
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the rows as lines, their cells below each other; the last cell is as long as it is."""
+    """Return the rows as lines with aligned columns; the last cell is not padded."""
     widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
     return ["  ".join([*map(str.ljust, row, widths), row[-1]]).rstrip() for row in rows]
 
 
-def _alike(row: Json) -> tuple[object, ...]:
-    fitness = row["looking"], row["excluded"]
-    return row["role"], row["status"], row["why"], row["round"], row["silent"], row["stuck"] > 0, fitness
+def _group_key(row: Json) -> tuple[object, ...]:
+    health = row["health_pending"], row["excluded"]
+    return row["role"], row["status"], row["why"], row["round"], row["silent"], row["stuck"] > 0, health
 
 
 def _cells(group: Sequence[Json], grouped: bool) -> list[str]:
@@ -71,7 +71,7 @@ def _names(nodes: Sequence[str], grouped: bool) -> str:
 
 
 def _ranks(group: Iterable[Json]) -> str:
-    """Return the ranks in short; from ends alone, for a file may claim any number of slots."""
+    """Return the ranks as ranges, computed from their ends alone, since a file may claim any number of slots."""
     parts: list[list[int]] = []
     for row in sorted((row for row in group if row["ranks"] is not None), key=lambda row: int(row["first_rank"])):
         start, end = row["first_rank"], row["first_rank"] + row["slots"] - 1
@@ -97,7 +97,7 @@ def _silence(seconds: Sequence[float]) -> str:
 
 
 def _status(group: Sequence[Json]) -> str:
-    """Say how they do; last in the line, so that a long reason is what is cut."""
+    """Return the nodes' status; the last column, so that only a long reason is truncated."""
     first = group[0]
     parts = [safe(first["status"])]
     if first["silent"]:
@@ -105,10 +105,10 @@ def _status(group: Sequence[Json]) -> str:
     stuck = sum(row["stuck"] for row in group)
     if stuck:
         parts.append(f"stuck {stuck}x")
-    if first["looking"]:
-        parts.append("being looked at")
+    if first["health_pending"]:
+        parts.append("health pending")
     if first["excluded"]:
-        parts.append("set aside")
+        parts.append("excluded")
     reason = first["why"] or first["excluded"]
     why = f": {safe(reason)}" if reason else ""
     return ", ".join(parts) + why

@@ -1,4 +1,4 @@
-"""The status as text: the answer in the first line, then what the run waits for, its nodes and its ranks (pure)."""
+"""The status as text: a summary in the first line, then what the run waits for, its nodes and its ranks (pure)."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ftslurm.report.style import WIDTH, Json, Style
-from ftslurm.report.words import clip, count, duration, first_line, interval, names, safe
+from ftslurm.report.wording import clip, count, duration, first_line, interval, names, safe
 from ftslurm.slurm.nodelist import NodeListError, compress
 from ftslurm.status.table import columns, table
 
-ROUNDS_SHOWN = 3
-ROWS_SHOWN = 16
-RANKS_SHOWN = 5
-TIMEOUTS_SHOWN = 8
-PROBLEMS_SHOWN = 5
-FINDINGS_SHOWN = 6
+MAX_ROUNDS = 3
+MAX_ROWS = 16
+MAX_RANKS = 5
+MAX_TIMEOUTS = 8
+MAX_PROBLEMS = 5
+MAX_FINDINGS = 6
 FRESH_S = 10.0
 
 
@@ -32,17 +32,17 @@ def render(
     """Render a status for a terminal.
 
     Args:
-        status: what `ftslurm.status.look.look` returned.
-        everything: a line for each node, all rounds and all ranks that stand out, however many.
+        status: the result of `ftslurm.status.summary.summarise`.
+        everything: one line per node, all rounds and all conspicuous ranks.
         colour: whether to add ANSI colours.
         width: columns.
-        zone: turns seconds since the epoch into a `time.struct_time` of the reader's time zone.
+        zone: converts seconds since the epoch to a `time.struct_time` of the reader's time zone.
 
     Returns:
         Lines, each ended by a newline. Nothing from a file can reach the terminal as a control sequence.
     """
     style = Style(colour, max(40, width), zone)
-    title, rest, tint = _answer(status)
+    title, rest, tint = _headline(status)
     lines = style.title(title, rest, tint)
     for text in _facts(status, style):
         lines += style.wrapped(text)
@@ -56,10 +56,10 @@ def render(
     return "\n".join(lines) + "\n"
 
 
-def _answer(status: Json) -> tuple[str, str, str]:
+def _headline(status: Json) -> tuple[str, str, str]:
     """Return the first line: its start, its rest, and its colour."""
     name = f"run {clip(safe(status['run']), 40)}"
-    now, form = status["status"], {"closed": _over, "silent": _silent, "forming": _forms, "unknown": _unknown}
+    now, form = status["status"], {"closed": _closed, "silent": _silent, "forming": _forms, "unknown": _unknown}
     if now in form:
         start, rest, tint = form[now](status)
         return f"{name}{start}", rest, tint
@@ -80,20 +80,24 @@ def _answer(status: Json) -> tuple[str, str, str]:
     return f"{name}{start}runs", f" on {size}{_step(status)}, {_restarts(status)}", "green"
 
 
-def _over(status: Json) -> tuple[str, str, str]:
+def _closed(status: Json) -> tuple[str, str, str]:
     closed = status["closed"]
     if closed is None:
-        return " is closed", ": how it ended is not recorded", "yellow"
-    words = {"succeeded": (" succeeded", "green"), "failed": (" FAILED", "red"), "stopped": (" was stopped", "yellow")}
-    start, tint = words.get(closed["outcome"], (f" is closed, {first_line(closed['outcome'])}", "yellow"))
+        return " is closed", ": its outcome is not recorded", "yellow"
+    outcomes = {
+        "succeeded": (" succeeded", "green"),
+        "failed": (" FAILED", "red"),
+        "stopped": (" was stopped", "yellow"),
+    }
+    start, tint = outcomes.get(closed["outcome"], (f" is closed, {first_line(closed['outcome'])}", "yellow"))
     return start, f": {first_line(closed['reason'])}", tint
 
 
 def _silent(status: Json) -> tuple[str, str, str]:
     if status["newest_s"] is None:
-        return " is SILENT", ": it is not closed, but no agent has left a word", "red"
-    doing = f"in round {status['round']}" if status["phase"] == "running" else "forming a round"
-    rest = f" for about {duration(status['newest_s'])}: no agent writes any more; it was {doing}{_step(status)}"
+        return " is SILENT", ": it is not closed, but no node record found", "red"
+    activity = f"in round {status['round']}" if status["phase"] == "running" else "forming a round"
+    rest = f" for about {duration(status['newest_s'])}: no agent has written since; it was {activity}{_step(status)}"
     return " is SILENT", rest, "red"
 
 
@@ -104,8 +108,8 @@ def _forms(status: Json) -> tuple[str, str, str]:
 
 
 def _unknown(status: Json) -> tuple[str, str, str]:
-    heard = count(len(status["nodes"]), "node")
-    return ": no state that can be read", f"; {heard} left a word", "yellow"
+    records = count(len(status["nodes"]), "node")
+    return ": no readable state", f"; records of {records}", "yellow"
 
 
 def _step(status: Json) -> str:
@@ -121,19 +125,19 @@ def _restarts(status: Json) -> str:
 
 
 def _facts(status: Json, style: Style) -> Iterable[str]:
-    """What else is to be said of the run as a whole."""
+    """Yield further facts on the run as a whole."""
     if 0 < status["token"] < status["newest_token"]:
-        yield f"this is state {status['token']}; the newest, {status['newest_token']}, cannot be used"
+        yield f"this is state {status['token']}; the newest, {status['newest_token']}, is unusable"
     if status["closed"] is not None:
         ended = style.date(status["closed"]["time_ns"], "%Y-%m-%d %H:%M:%S")
         yield f"exit code {status['closed']['exit_code']}, ended {ended}{_step(status)}, {_restarts(status)}"
         yield from _time(status)
         return
     if status["attempt"] is not None:
-        yield _who_decides(status)
+        yield _coordinator(status)
     yield from _waits(status)
     if status["status"] != "silent" and (status["newest_s"] or 0.0) > FRESH_S:
-        yield f"the newest word is about {duration(status['newest_s'])} old, by this machine's clock"
+        yield f"the newest node record is about {duration(status['newest_s'])} old, by this machine's clock"
     if status["clock_behind_s"] > 1.0:
         behind = duration(status["clock_behind_s"])
         yield f"this machine's clock is {behind} or more behind the file server's: times since then are too short"
@@ -148,7 +152,7 @@ def _time(status: Json) -> Iterable[str]:
         yield f"in all: {status['time']}"
 
 
-def _who_decides(status: Json) -> str:
+def _coordinator(status: Json) -> str:
     number = status["attempts"]
     parts = [f"attempt {number} ({safe(status['attempt'])})"] if number > 1 else []
     if status["formed_s"] is not None and status["status"] != "silent":
@@ -159,34 +163,35 @@ def _who_decides(status: Json) -> str:
 
 
 def _waits(status: Json) -> Iterable[str]:
-    """Why a round ends or does not begin yet."""
+    """Yield why a round ends or does not begin yet."""
     hang, forming = status["hang"], status["forming"]
     if hang is not None:
         step = "" if hang["step"] is None else f", its last step is {hang['step']}"
-        known = "" if hang["known"] else "; the coordinator has not dealt with it yet"
-        yield f"{hang['shown']} of {count(hang['of'], 'node')} have shown where their ranks are{step}{known}"
-        if hang["awaited"] and hang["shown"]:
+        pending = "" if hang["acknowledged"] else "; the coordinator has not handled it yet"
+        done = f"{hang['stacks_collected']} of {count(hang['of'], 'node')}"
+        yield f"{done} have collected their ranks' stacks{step}{pending}"
+        if hang["awaited"] and hang["stacks_collected"]:
             yield f"awaited: {_list(hang['awaited'])}"
     failures = status["failures"]
     if len(failures) > 1:
         more = [f"rank {each['rank']} on {safe(each['node'])}" for each in failures]
-        yield f"failed: {names(more)}; which came first is told by ftslurm report"
+        yield f"failed: {names(more)}; for the order see ftslurm report"
     if forming is not None:
         if forming["busy"]:
             yield f"still ending the last round: {_list(forming['busy'])}"
-        if forming["looking"]:
-            yield f"being looked at: {_list(forming['looking'])}"
-        if forming["unfit"]:
-            yield f"unfit: {_list(forming['unfit'])}"
-        if forming["unheard"]:
-            yield f"never heard of: {_list(forming['unheard'])}"
+        if forming["health_pending"]:
+            yield f"health pending: {_list(forming['health_pending'])}"
+        if forming["unhealthy"]:
+            yield f"unhealthy: {_list(forming['unhealthy'])}"
+        if forming["missing"]:
+            yield f"no node record of: {_list(forming['missing'])}"
 
 
 def _timeouts(timeouts: Json) -> str:
-    """Say which time-outs hold, and why."""
-    shown = timeouts["entries"][:TIMEOUTS_SHOWN]
+    """Return the time-outs in force with their sources."""
+    shown = timeouts["entries"][:MAX_TIMEOUTS]
     sources = {
-        "asked": "asked for",
+        "option": "set by option",
         "learned": f"learned from {count(timeouts['rounds'], 'round')}",
         "default": "default",
     }
@@ -212,8 +217,8 @@ def _allowed(seconds: float | None) -> str:
 
 
 def _rounds(status: Json, style: Style, everything: bool) -> list[str]:
-    """How the last rounds ended, the newest first."""
-    rounds = status["rounds"] if everything else status["rounds"][:ROUNDS_SHOWN]
+    """Return a table of the last rounds, newest first."""
+    rounds = status["rounds"] if everything else status["rounds"][:MAX_ROUNDS]
     if not rounds:
         return []
     today = style.date(status["made_ns"], "%x")
@@ -230,13 +235,13 @@ def _rounds(status: Json, style: Style, everything: bool) -> list[str]:
 
 def _nodes(status: Json, style: Style, everything: bool) -> list[str]:
     rows = [row for row in status["nodes"] if everything or row["role"] != "earlier"]
-    lines = table(rows, status["round"], style, grouped=not everything and len(rows) > ROWS_SHOWN)
+    lines = table(rows, status["round"], style, grouped=not everything and len(rows) > MAX_ROWS)
     hidden = len(status["nodes"]) - len(rows)
     return lines + ([f"  and {count(hidden, 'node')} of earlier attempts (--all)"] if hidden else [])
 
 
 def _health(status: Json, style: Style, everything: bool) -> list[str]:
-    """What was found on the nodes, each thing once; what makes a node unfit stands with it already."""
+    """Return the nodes' findings, each once; the reason of an unhealthy node is in the table already."""
     groups: dict[tuple[str, str, str, str], list[Json]] = {}
     for row in status["nodes"]:
         for each in row["health"]["findings"] if row["health"] is not None and row["role"] != "earlier" else ():
@@ -244,26 +249,26 @@ def _health(status: Json, style: Style, everything: bool) -> list[str]:
             groups.setdefault(key, []).append(row)
     # "fail" comes before "warn".
     shown = sorted(groups.items(), key=lambda group: group[0][0])
-    most = len(shown) if everything else FINDINGS_SHOWN
+    most = len(shown) if everything else MAX_FINDINGS
     lines: list[str] = []
     for (level, _, subject, text), rows in shown[:most]:
-        said = f"{safe(subject)}: {safe(text)}" if subject else safe(text)
-        lines += style.wrapped(f"health: {_list([row['node'] for row in rows])}: {safe(level)}: {said}")
+        finding = f"{safe(subject)}: {safe(text)}" if subject else safe(text)
+        lines += style.wrapped(f"health: {_list([row['node'] for row in rows])}: {safe(level)}: {finding}")
     return lines + _more(len(shown) - most, "finding", "of health checks")
 
 
 def _ranks(status: Json, style: Style, everything: bool) -> list[str]:
-    """The steps, and the ranks that stand out."""
-    most = len(status["nodes"]) * 1000 if everything else RANKS_SHOWN
+    """Return the pace of training steps, and conspicuous ranks."""
+    most = len(status["nodes"]) * 1000 if everything else MAX_RANKS
     steps, slow = status["steps"], status["slow"]
     lines: list[str] = []
     if steps["step_s"]:
         few = f"; {steps['reporting']} of {count(steps['of'], 'rank')} report steps"
         few = few if steps["reporting"] < steps["of"] else ""
-        # What the figures cannot show must not be taken for "all is well".
-        nobody = "; no rank stands out (nor can one in synchronous training)"
-        nobody = nobody if steps["compared"] > 1 and not slow else ""
-        lines += style.wrapped(f"pace: {interval(steps['step_s'])} a step{few}{nobody}")
+        # The figures cannot show a slow rank there, which must not be read as "no problem".
+        none = "; no slow rank (not detectable in synchronous training)"
+        none = none if steps["compared"] > 1 and not slow else ""
+        lines += style.wrapped(f"pace: {interval(steps['step_s'])} a step{few}{none}")
     for each in status["behind"][:most]:
         where = f"rank {each['rank']} on {safe(each['node'])}"
         lines.append(style.line(f"behind: {where}: step {each['step']}, the others are at {each['usual']}"))
@@ -281,11 +286,11 @@ def _more(number: int, thing: str, what: str) -> list[str]:
 
 def _problems(status: Json, style: Style, everything: bool) -> list[str]:
     found = status["problems"]
-    shown = found if everything else found[:PROBLEMS_SHOWN]
+    shown = found if everything else found[:MAX_PROBLEMS]
     lines: list[str] = []
     for each in shown:
-        lines += style.wrapped(f"cannot be used: {safe(each['file'])}: {safe(each['reason'])}")
-    return lines + _more(len(found) - len(shown), "file", "that cannot be used")
+        lines += style.wrapped(f"unusable: {safe(each['file'])}: {safe(each['reason'])}")
+    return lines + _more(len(found) - len(shown), "file", "unusable")
 
 
 def _report(status: Json) -> str:
@@ -294,7 +299,7 @@ def _report(status: Json) -> str:
 
 
 def _list(nodes: Sequence[str]) -> str:
-    """Return node names in short: as Slurm writes them, where they are such names."""
+    """Return node names as Slurm's hostlist if possible, else as a list."""
     try:
         return clip(compress(nodes), 200)
     except NodeListError:

@@ -1,4 +1,4 @@
-"""A clock that moves only when told to: both of an agent's clocks, for tests and simulations."""
+"""A manually advanced clock: both of an agent's clocks, for tests and simulations."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ START_NS = 1_700_000_000_000_000_000
 
 
 class VirtualClock:
-    """Stands in for `time.monotonic` (as `now`) and `time.time_ns` (as `now_ns`).
+    """Replaces `time.monotonic` (as `now`) and `time.time_ns` (as `now_ns`).
 
     Args:
-        start_s: what `now` says at first, in seconds.
-        start_ns: what `now_ns` says at first, in nanoseconds since the epoch.
+        start_s: initial value of `now`, in seconds.
+        start_ns: initial value of `now_ns`, in nanoseconds since the epoch.
     """
 
     def __init__(self, start_s: float = 0.0, start_ns: int = START_NS) -> None:
         self._start_s = start_s
         self._start_ns = start_ns
-        # Counted in nanoseconds, so that a million small steps add up to what one large step gives.
+        # Counted in nanoseconds, so that a million small steps add up to the same as one large step.
         self._elapsed_ns = 0
 
     def now(self) -> float:
@@ -28,7 +28,7 @@ class VirtualClock:
         return self._start_ns + self._elapsed_ns
 
     def advance(self, seconds: float) -> None:
-        """Let `seconds` (0 or more) pass.
+        """Advance by `seconds` (0 or more).
 
         Raises:
             ValueError: they are negative.

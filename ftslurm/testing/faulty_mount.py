@@ -1,29 +1,28 @@
-"""A directory on a file server with faults on command: BACKING seen through MOUNT by FUSE, and a CONTROL file.
+"""A mounted directory with injected faults: BACKING is mounted at MOUNT by FUSE, and CONTROL selects the fault.
 
 ``python -m ftslurm.testing.faulty_mount BACKING MOUNT CONTROL`` mounts, prints "mounted" and serves until SIGTERM.
-Without the file CONTROL, or while it is empty, all is well; its first word is a fault:
+Without the file CONTROL, or while it is empty, there are no faults; otherwise it contains one of:
 
-| word | what happens |
+| fault | effect |
 |---|---|
-| ``hang`` | nothing is answered; as with a hard-mounted NFS, a waiting process heeds SIGKILL alone |
-| ``hang hard`` | not even that, as where a driver hangs |
-| ``full`` | no new file and no further byte: ENOSPC |
-| ``write-errors`` | EIO for all that would change something; what is there can be read |
-| ``errors`` | EIO for everything |
-| ``read-only`` | EROFS for all that would change something |
-| ``hold-renames`` | a rename has arrived and is done when the fault is over, whatever became of who asked for it |
-| ``slow SECONDS`` | each answer takes so long |
+| ``hang`` | no request is answered; as with a hard-mounted NFS, a blocked process reacts to SIGKILL only |
+| ``hang hard`` | the same without reaction to SIGKILL, as with a driver that hangs |
+| ``full`` | ENOSPC for new files and further data |
+| ``write-errors`` | EIO for all changes; existing files are readable |
+| ``errors`` | EIO for all requests |
+| ``read-only`` | EROFS for all changes |
+| ``hold-renames`` | renames are queued and executed after the fault, even if the calling process has ended |
+| ``slow SECONDS`` | each answer is delayed by this time |
 
-``hold-renames PATTERN`` holds only those whose new name, below BACKING, matches. Nothing is cached, neither names nor
-attributes nor bytes, so a fault is met by the next call.
+``hold-renames PATTERN`` holds only renames whose new name, below BACKING, matches. Names, attributes and data are not
+cached, so a fault affects the next call.
 
-Several mounts of one BACKING are as many clients of one file server: each has its own faults, and what one of them
-holds up does not hold up the others, as it would within one mount (the kernel locks a directory while a name in it
-changes).
+Several mounts of one BACKING act as several clients of one file server: each has its own faults, and a held request of
+one does not block the others, as it would within one mount (the kernel locks a directory while a name in it changes).
 
-``--journal FILE PATTERN...`` writes down each file that was renamed or linked to a path below BACKING that matches: a
-JSON object per line with ``what`` ("renamed", or "held" when a rename is put off), ``path``, ``text`` (the file's first
-64 KiB), and ``began_ns`` and ``done_ns``, between which it happened. Several mounts may share the file.
+``--journal FILE PATTERN...`` records each file that was renamed or linked to a matching path below BACKING: a JSON
+object per line with ``what`` ("renamed", or "held" for a queued rename), ``path``, ``text`` (the file's first 64 KiB),
+and ``began_ns`` and ``done_ns``, the interval of its execution. Several mounts may share the file.
 
 Needs /dev/fuse and root.
 """
@@ -76,20 +75,20 @@ HOLD_RENAMES = "hold-renames"
 RENAMED, HELD = "renamed", "held"
 SLOW = "slow"
 ENDING = frozenset({RELEASE, FLUSH, RELEASEDIR, INIT})
-"""Never faulty: the end of something that was opened before."""
+"""Never faulty: they release something opened before."""
 GROWING = frozenset({MKDIR, LINK, WRITE, CREATE})
 CHANGING = GROWING | {SETATTR, UNLINK, RMDIR, RENAME, RENAME2, FSYNC, FSYNCDIR}
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with the directory now.
+    """The active fault.
 
     Attributes:
-        kind: HANG, FULL, WRITE_ERRORS, ERRORS, READ_ONLY, HOLD_RENAMES, SLOW; empty: nothing is.
-        hard: who waits cannot even be killed.
+        kind: HANG, FULL, WRITE_ERRORS, ERRORS, READ_ONLY, HOLD_RENAMES, SLOW; empty: none.
+        hard: blocked processes cannot be killed.
         pattern: of the new names whose renames are held.
-        seconds: that each answer takes.
+        seconds: delay of each answer.
     """
 
     kind: str = ""
@@ -105,11 +104,11 @@ class Fault:
         return Fault(kind, kind == HANG and rest == ["hard"], pattern, float(rest[0]) if kind == SLOW else 0.0)
 
     def error(self, opcode: int, writes: bool) -> int:
-        """Return the error number that a request gets, 0 for none.
+        """Return the error number for a request, 0 for none.
 
         Args:
             opcode: FUSE's number of the request.
-            writes: it opens a file for writing.
+            writes: the request opens a file for writing.
         """
         if opcode in ENDING:
             return 0
@@ -133,7 +132,7 @@ class FaultyMount:
         self.held: list[bytes] = []
 
     def serve(self) -> None:
-        """Answer requests until the mount is gone."""
+        """Answer requests until the unmount."""
         poll = select.poll()
         poll.register(self.device, select.POLLIN)
         while True:
@@ -156,7 +155,7 @@ class FaultyMount:
                     self.reply(held, -errno.EINTR, b"")
 
     def fault(self) -> Fault:
-        """Return what the control file says now."""
+        """Return the fault in the control file."""
         try:
             with open(self.control, encoding="utf-8") as file:
                 return Fault.read(file.read())
@@ -164,9 +163,9 @@ class FaultyMount:
             return Fault()
 
     def hangs(self, request: bytes, fault: Fault) -> bool:
-        """Tell whether a request is to wait."""
+        """Return whether a request is held."""
         if request in self.held and fault.kind == HOLD_RENAMES:
-            # Its process may be gone by now, which changes nothing.
+            # Even if its process has ended.
             return True
         if fault.kind == HOLD_RENAMES:
             path = self.backing.new_name(_opcode(request), _node(request), request[40:])
@@ -174,11 +173,11 @@ class FaultyMount:
         return fault.kind == HANG and _opcode(request) not in ENDING
 
     def below(self, path: str) -> str:
-        """Return a path of the directory beneath, relative to that."""
+        """Return a path of the backing directory, relative to it."""
         return os.path.relpath(path, self.root)
 
     def take(self, request: bytes, fault: Fault) -> None:
-        """Answer a request, or keep it."""
+        """Answer a request, or hold it."""
         opcode, node = _opcode(request), _node(request)
         if opcode == FORGET:
             self.backing.forget(node, *struct.unpack_from("<Q", request, 40))
@@ -196,7 +195,7 @@ class FaultyMount:
             self.answer(request, fault)
 
     def answer(self, request: bytes, fault: Fault) -> None:
-        """Do what a request asks for, or refuse it."""
+        """Execute a request, or refuse it."""
         opcode, node = _opcode(request), _node(request)
         call, body = self.backing.calls.get(opcode), request[40 : GENERIC.unpack_from(request)[0]]
         writes = opcode == OPEN and bool(struct.unpack_from("<I", body)[0] & (os.O_WRONLY | os.O_RDWR))
@@ -214,7 +213,7 @@ class FaultyMount:
         except OSError as error:
             self.reply(request, -(error.errno or errno.EIO), b"")
         except KeyError:
-            # A node or handle that is not known here: what a server says that has forgotten it.
+            # Unknown node or handle: the error of a server that has dropped it.
             self.reply(request, -errno.ESTALE, b"")
         else:
             if opcode == STATFS and fault.kind == FULL:
@@ -226,15 +225,15 @@ class FaultyMount:
         try:
             os.write(self.device, struct.pack("<IiQ", 16 + len(data), status, GENERIC.unpack_from(request)[2]) + data)
         except OSError:
-            # Nobody waits for it any more.
+            # The caller no longer waits.
             pass
 
     def renamed(self, directory: str, fd: int, name: bytes, began_ns: int) -> None:
-        """Write down that a file got this name."""
-        self.note(RENAMED, os.path.join(directory, os.fsdecode(name)), _beginning(name, fd), began_ns)
+        """Record that a file got this name."""
+        self.note(RENAMED, os.path.join(directory, os.fsdecode(name)), _first_bytes(name, fd), began_ns)
 
     def note(self, what: str, path: str, text: str, began_ns: int) -> None:
-        """Write down what happened to a path that is of interest."""
+        """Record an event of a path that matches the patterns."""
         path = self.below(path)
         if any(fnmatch.fnmatch(path, pattern) for pattern in self.patterns):
             line = {"began_ns": began_ns, "done_ns": time.time_ns(), "what": what, "path": path, "text": text}
@@ -253,7 +252,7 @@ def _thread(request: bytes) -> int:
     return int(GENERIC.unpack_from(request)[6])
 
 
-def _beginning(name: bytes, directory: int) -> str:
+def _first_bytes(name: bytes, directory: int) -> str:
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=directory)
         try:
@@ -274,24 +273,26 @@ def _dying(thread: int) -> bool:
 
 def main() -> None:
     """Mount and serve until SIGTERM."""
-    parser = argparse.ArgumentParser(description="A directory with faults on command; see the module's text.")
+    parser = argparse.ArgumentParser(
+        description="A mounted directory with injected faults; see the module's docstring."
+    )
     for name in ("backing", "mount", "control"):
         parser.add_argument(name)
     parser.add_argument("--journal", nargs="+", default=[os.devnull], metavar=("FILE", "PATTERN"))
-    asked = parser.parse_args()
-    journal_path, *patterns = asked.journal
+    options_given = parser.parse_args()
+    journal_path, *patterns = options_given.journal
     libc = ctypes.CDLL(None, use_errno=True)
     device = os.open("/dev/fuse", os.O_RDWR)
     options = f"fd={device},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()},allow_other"
-    mount = os.fsencode(asked.mount)
-    # One write for each line, at the end of the file: those of several mounts do not mix.
+    mount = os.fsencode(options_given.mount)
+    # One appending write per line, so that lines of several mounts do not mix.
     journal = os.open(journal_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if libc.mount(b"faulty", mount, b"fuse.faulty", 0, options.encode()):
-        sys.exit(f"cannot mount {asked.mount}: {os.strerror(ctypes.get_errno())}")
-    # MNT_DETACH; with the end of this process the kernel lets everybody go who still waits.
+        sys.exit(f"cannot mount {options_given.mount}: {os.strerror(ctypes.get_errno())}")
+    # MNT_DETACH; at the end of this process the kernel releases all blocked processes.
     signal.signal(signal.SIGTERM, lambda *_: (libc.umount2(mount, 2), os._exit(0)))
     print("mounted", flush=True)
-    FaultyMount(asked.backing, device, asked.control, journal, patterns).serve()
+    FaultyMount(options_given.backing, device, options_given.control, journal, patterns).serve()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A directory as FUSE's requests see it: each request of the kernel becomes a call on the directory beneath.
+"""FUSE pass-through of a directory: each request of the kernel becomes a call on the backing directory.
 
 The protocol is that of linux/fuse.h, version 7.31. Nothing is cached: all times to live are zero, and files are opened
-for direct I/O, so that each call of a process comes here.
+for direct I/O, so that each call of a process arrives here.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ RELEASEDIR, FSYNCDIR, CREATE, INTERRUPT, BATCH_FORGET, RENAME2 = 29, 30, 35, 36,
 
 
 class Backing:
-    """The directory beneath a mount.
+    """The backing directory of a mount.
 
     Args:
         path: the directory.
-        renamed: told of each file that got a name by rename(2) or link(2), right after: the directory's path and its
-            descriptor, the name, and the time just before, in nanoseconds since the epoch.
+        renamed: called after each rename(2) or link(2) with the directory's path and its descriptor, the new name, and
+            the time just before the call, in nanoseconds since the epoch.
 
     Attributes:
-        calls: by the request's number, what answers it: given the node and the request's body, it returns the answer's
-            body, or raises `OSError`.
+        calls: handlers by the request's number: given the node and the request's body, each returns the answer's body,
+            or raises `OSError`.
     """
 
     def __init__(self, path: str, renamed: Callable[[str, int, bytes, int], None]) -> None:
@@ -65,7 +65,7 @@ class Backing:
         }
 
     def forget(self, node: int, count: int) -> None:
-        """Count what the kernel has forgotten of a node."""
+        """Decrement the kernel's lookup count of a node."""
         self._counts[node] -= count
         if self._counts[node] <= 0 and node != 1:
             fd = self._nodes.pop(node)
@@ -108,7 +108,7 @@ class Backing:
         return b""
 
     def new_name(self, opcode: int, node: int, body: bytes) -> str | None:
-        """Return the path that a request would give a file by rename or link; None: it is no such request."""
+        """Return the new path of a rename or link request; None for other requests."""
         if opcode == LINK:
             directory, name = node, body[8:].split(b"\0")[0]
         elif opcode in (RENAME, RENAME2):
@@ -117,7 +117,7 @@ class Backing:
             return None
         return os.path.join(os.readlink(self._path(directory)), os.fsdecode(name))
 
-    def _tell(self, directory: int, new: bytes, began_ns: int) -> None:
+    def _report_rename(self, directory: int, new: bytes, began_ns: int) -> None:
         self._renamed(os.readlink(self._path(directory)), self._nodes[directory], new, began_ns)
 
     # Requests
@@ -158,7 +158,7 @@ class Backing:
         directory = struct.unpack_from("<Q", body)[0]
         began_ns = time.time_ns()
         os.rename(old, new, src_dir_fd=self._nodes[node], dst_dir_fd=self._nodes[directory])
-        self._tell(directory, new, began_ns)
+        self._report_rename(directory, new, began_ns)
         return b""
 
     def _rename2(self, node: int, body: bytes) -> bytes:
@@ -169,7 +169,7 @@ class Backing:
         linked = self._path(struct.unpack_from("<Q", body)[0])
         began_ns = time.time_ns()
         os.link(linked, name, dst_dir_fd=self._nodes[node])
-        self._tell(node, name, began_ns)
+        self._report_rename(node, name, began_ns)
         return self._entry(node, name)
 
     def _open(self, node: int, body: bytes) -> bytes:

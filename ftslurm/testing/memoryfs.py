@@ -1,8 +1,8 @@
-"""A filesystem in memory, seen by several clients, whose faults are put in by a function of the test's.
+"""An in-memory filesystem with several clients, and faults injected by a hook.
 
-It keeps what `ftslurm.sharedfs.filesystem.FileSystem` promises (a link never replaces, a rename is atomic, a new file
-is not complete before `create` returns) and promises nothing else. A hook that is called around every operation
-can refuse it, do it and lose the reply, let time pass, or end the caller between any two operations.
+It guarantees the contract of `ftslurm.sharedfs.filesystem.FileSystem` (a link never replaces, a rename is atomic, a new
+file is not complete before `create` returns) and nothing else. A hook that is called around every operation can refuse
+it, execute it and lose the reply, let time pass, or end the caller between any two operations.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Operation:
 
     Attributes:
         name: the `FileSystem` method's name.
-        path: its argument; of `link` and `rename` the target.
-        source: what `link` and `rename` start from, else None.
-        number: counts the client's operations from 1.
+        path: its argument; for `link` and `rename` the target.
+        source: the source of `link` and `rename`, else None.
+        number: index of the client's operation, from 1.
     """
 
     name: str
@@ -40,13 +40,14 @@ class Operation:
 Hook = Callable[[str, Operation], None]
 """Called with BEFORE, DURING or AFTER and the operation.
 
-What it raises reaches the caller: an `OSError` raised BEFORE is a refusal, one raised AFTER a lost reply (it was done).
-`Crash` is the end of the caller: from then on its client refuses everything, as `finally` blocks still run.
+Its exceptions propagate to the caller: an `OSError` raised BEFORE is a refusal, one raised AFTER a lost reply (the
+operation was done). `Crash` ends the caller: afterwards its client refuses all operations, since `finally` blocks still
+run.
 """
 
 
 class Crash(BaseException):
-    """The calling process is gone at this very point; no `except OSError` or `except Exception` catches it."""
+    """The calling process dies at this point; not caught by `except OSError` or `except Exception`."""
 
 
 @dataclass
@@ -55,27 +56,27 @@ class _Inode:
 
 
 class _Tree:
-    """What the server holds: directories, and names of files; two names may share one file."""
+    """The server's data: directories, and names of files; two names may share one file."""
 
     def __init__(self) -> None:
         self.directories: set[str] = {"/"}
         self.files: dict[str, _Inode] = {}
-        # By directory too: a simulation lists a directory of few files in a tree of many, a million times.
+        # Indexed by directory: a simulation lists small directories in a large tree a million times.
         self.names: dict[str, set[str]] = {"/": set()}
 
     def put(self, path: str, inode: _Inode) -> None:
-        """Let the name `path` stand for `inode`."""
+        """Bind the name `path` to `inode`."""
         self.files[path] = inode
         self._list(path)
 
     def drop(self, path: str) -> None:
-        """Take away the name `path` of a file."""
+        """Remove the name `path` of a file."""
         del self.files[path]
         directory, name = _split(path)
         self.names[directory].discard(name)
 
     def make(self, path: str) -> None:
-        """Make a directory."""
+        """Create a directory."""
         self.directories.add(path)
         self.names[path] = set()
         self._list(path)
@@ -86,10 +87,10 @@ class _Tree:
 
 
 class MemoryFileSystem:
-    """One client of a filesystem in memory; satisfies `FileSystem`. Not for use by several threads.
+    """One client of an in-memory filesystem; implements `FileSystem`. Not thread-safe.
 
     Args:
-        hook: called around each operation of this client; None: nothing ever goes wrong.
+        hook: called around each operation of this client; None: no faults.
     """
 
     def __init__(self, hook: Hook | None = None) -> None:
@@ -105,17 +106,17 @@ class MemoryFileSystem:
         return other
 
     def files(self) -> dict[str, bytes]:
-        """Return every file's path and content, past any hook."""
+        """Return every file's path and content, without calling hooks."""
         return {path: inode.data for path, inode in sorted(self._tree.files.items())}
 
     def content(self, path: str) -> bytes:
-        """Return one file's content, past any hook; `KeyError` when there is none."""
+        """Return one file's content, without calling hooks; `KeyError` if it does not exist."""
         return self._tree.files[path].data
 
     # FileSystem
 
     def create(self, path: str, data: bytes, durable: bool) -> None:
-        """See `FileSystem.create`; a caller that ends DURING it leaves a torn file, an error then leaves none."""
+        """See `FileSystem.create`; a crash DURING it leaves an incomplete file, an error leaves none."""
         operation = self._begin("create", path)
         path = _clean(path)
         self._parent(path)
@@ -179,13 +180,13 @@ class MemoryFileSystem:
         return names
 
     def refresh(self, path: str) -> None:
-        """See `FileSystem.refresh`; nothing is ever stale here, but the directory must be there."""
+        """See `FileSystem.refresh`; nothing is stale here, but the directory must exist."""
         operation = self._begin("refresh", path)
         self._directory(path)
         self._call(AFTER, operation)
 
     def check_own(self, path: str) -> None:
-        """See `FileSystem.check_own`; there is one user."""
+        """See `FileSystem.check_own`; there is only one user."""
         self._directory(path)
 
     def makedirs(self, path: str) -> None:
@@ -204,7 +205,7 @@ class MemoryFileSystem:
             self._tree.make(directory)
         self._call(AFTER, operation)
 
-    # Inside
+    # Internal
 
     def _begin(self, name: str, path: str, source: str | None = None) -> Operation:
         self._count += 1

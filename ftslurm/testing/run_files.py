@@ -1,4 +1,4 @@
-"""The files of a run that `ftslurm.testing.runs.RunBuilder` has told: each as its node's clock has it."""
+"""Files of a run built with `ftslurm.testing.runs.RunBuilder`, each with the times of its node's clock."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftslurm.agent.round_record import brief
-from ftslurm.failures.short import in_table, short
+from ftslurm.failures.record_summary import in_table, record_summary
 
 if TYPE_CHECKING:
     from ftslurm.testing.runs import RunBuilder
@@ -17,18 +17,18 @@ Dict = dict[str, Any]
 
 
 def write_run(run: RunBuilder) -> Path:
-    """Write the directory of a run that was told, and return its path."""
-    who = {"user": "ann", "uid": os.getuid(), "ftslurm": "0.1.0"}
-    made = {"schema": "ftslurm/run", "version": 1, "run_id": run.run_id, "created_ns": run.began_ns}
-    _put(run.path / "run.json", made | who)
+    """Write the directory of a run, and return its path."""
+    owner = {"user": "ann", "uid": os.getuid(), "ftslurm": "0.1.0"}
+    identity = {"schema": "ftslurm/run", "version": 1, "run_id": run.run_id, "created_ns": run.began_ns}
+    _put(run.path / "run.json", identity | owner)
     for attempt in run.attempts:
         _put(run.path / "attempts" / attempt["attempt"] / "attempt.json", attempt)
     _write_state(run, 7)
     for position, name in enumerate(run.node_names):
-        _put(run.path / "nodes" / f"{name}.json", _by_clock_of(run, name, _word(run, name, position)))
+        _put(run.path / "nodes" / f"{name}.json", _by_clock_of(run, name, _node_record(run, name, position)))
     for (number, name), node in run.round_nodes.items():
-        told = _with_shorts(run, number, node) if run.shorts else node
-        _put(_round_path(run, number) / "nodes" / f"{name}.json", _by_clock_of(run, name, told))
+        content = _with_summaries(run, number, node) if run.shorts else node
+        _put(_round_path(run, number) / "nodes" / f"{name}.json", _by_clock_of(run, name, content))
         for worker in node["workers"]:
             _rank_path(run, number, worker["rank"]).mkdir(parents=True, exist_ok=True)
     for (number, rank), error in run.errors.items():
@@ -41,19 +41,19 @@ def write_run(run: RunBuilder) -> Path:
     return run.path
 
 
-def _with_shorts(run: RunBuilder, number: int, node: Dict) -> Dict:
+def _with_summaries(run: RunBuilder, number: int, node: Dict) -> Dict:
     records = {w["rank"]: run.errors[number, w["rank"]] for w in node["workers"] if (number, w["rank"]) in run.errors}
     try:
-        table, entries = in_table({rank: short(record) for rank, record in records.items()})
+        table, entries = in_table({rank: record_summary(record) for rank, record in records.items()})
     except (AttributeError, KeyError, TypeError):
-        # A test has made one what no agent would.
+        # A test has built an invalid record.
         return node
     workers = [{**brief(worker), "error": entries.get(worker["rank"])} for worker in node["workers"]]
     return node | {"errors": table, "workers": workers}
 
 
 def _by_clock_of(run: RunBuilder, name: str, value: Dict) -> Dict:
-    """What a node writes, as its clock has it, with what it knows of that."""
+    """Return a node's record with the times of its clock, and the clock's measured offset."""
     ahead_ns, error_ns = run.clocks.get(name, (0, None))
     shifted: Dict = _shifted(run, value, name)
     if error_ns is None:
@@ -118,7 +118,7 @@ def _write_state(run: RunBuilder, token: int) -> None:
     (path.parent / "current").write_text(str(token))
 
 
-def _word(run: RunBuilder, name: str, position: int) -> Dict:
+def _node_record(run: RunBuilder, name: str, position: int) -> Dict:
     number = len(run.history)
     failure = run.history[-1]["failure"] if run.history else None
     return {
@@ -141,7 +141,7 @@ def _word(run: RunBuilder, name: str, position: int) -> Dict:
         "token": 7,
         "time_ns": run.last_words.get(name, run.now_ns),
         "health": run.health_of(name),
-        **run.aside.get(name, {}),
+        **run.exclusions.get(name, {}),
     }
 
 

@@ -1,4 +1,4 @@
-"""What agents and workers write down of a run, as `ftslurm.testing.runs` tells it: single records (pure)."""
+"""Single records of agents and workers for a run built with `ftslurm.testing.runs` (pure)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SECOND_NS = 10**9
 
 
 def worker_entry(rank: int, local_rank: int, started_ns: int) -> Dict:
-    """A worker in its node's file of a round, as long as it runs."""
+    """Return the entry of a running worker in its node's round record."""
     return {
         "rank": rank,
         "local_rank": local_rank,
@@ -36,7 +36,7 @@ def error_record(
     frames: Frames,
     module: str | None,
 ) -> Dict:
-    """A worker's error.json; ``node`` is its node's file of the round, ``failure`` the short word on it."""
+    """Return a worker's error record; ``node`` is its node's round record, ``failure`` the summary of its failure."""
     exc = None if exception is None else _exc(exception, frames, module)
     return {
         "message": {
@@ -86,5 +86,5 @@ def _traceback(exc: Dict) -> str:
 
 
 def one_line(exception: BaseException) -> str:
-    """An exception as a failure's message."""
+    """Return an exception as a failure's message."""
     return f"{type(exception).__name__}: {exception}".split("\n", 1)[0]

@@ -1,4 +1,4 @@
-"""Run directories of given histories, for tests: no agent, no Slurm, no waiting; times as the story tells."""
+"""Run directories with given histories, for tests: no agent, no Slurm, no waiting; times by a virtual clock."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ FRAMES = (
 
 
 class RunBuilder:
-    """Tell a run's history, then write it as a run directory.
+    """Build a run's history, then write it as a run directory.
 
-    Every method returns the builder, so that a history reads in one breath::
+    Every method returns the builder, so that a history is one expression::
 
         run = RunBuilder(tmp_path).round().fail(3, ValueError("boom"), step=120).round().succeed()
         path = run.close("succeeded", "all ranks succeeded").write()
 
-    Time stands still unless it is told to go: `wait` moves it, and so do the ``after_s`` arguments.
+    Time advances only by `wait` and the ``after_s`` arguments.
 
     Args:
         parent: the shared directory; the run directory is made in it.
-        nodes: how many nodes, named n1, n2, ...
+        nodes: number of nodes, named n1, n2, ...
         nproc: workers per node.
         run_id: the run's name.
         job_id: the Slurm job id; the first attempt is ``<job_id>.0``.
         max_restarts: the restart budget.
-        shorts: whether the nodes' files tell of the error records in short and leave out what is null; an older
-            ftslurm's do not.
+        shorts: whether the round records contain summaries of the error records and omit null values; those of older
+            versions do not.
     """
 
     def __init__(
@@ -69,25 +69,25 @@ class RunBuilder:
         self.reasons: dict[str, str] = {}
         self.last_words: dict[str, int] = {}
         self.found: dict[str, list[Dict]] = {}
-        self.aside: dict[str, Dict] = {}
+        self.exclusions: dict[str, Dict] = {}
         self.closed: Dict | None = None
         self.clocks: dict[str, tuple[int, int | None]] = {}
-        # Of the newest round, by rank: a search for each of 16,384 ranks would take minutes.
+        # Workers of the newest round, by rank: a linear search for each of 16,384 ranks would take minutes.
         self._index: tuple[int, dict[int, tuple[Dict, Dict]]] = (0, {})
         self.attempt()
 
     def wait(self, seconds: float) -> RunBuilder:
-        """Let time pass."""
+        """Advance the time."""
         self.now_ns += int(seconds * SECOND_NS)
         return self
 
     def clock(self, node: str, ahead_s: float = 0.0, *, error_s: float | None = 0.002) -> RunBuilder:
-        """Let a node's clock be ahead of the story's; all that it writes has its times.
+        """Set a node's clock ahead of the true time; all its files have its times.
 
         Args:
-            node: whose clock; n1 coordinates, so the state's times are its.
-            ahead_s: by how much, in seconds; negative: behind.
-            error_s: how well its agent has measured that, in seconds; None: it could not.
+            node: the clock's node; n1 coordinates, so the state has its times.
+            ahead_s: offset in seconds; negative: behind.
+            error_s: error of its agent's measurement of the offset, in seconds; None: not measured.
         """
         error_ns = None if error_s is None else int(error_s * SECOND_NS)
         self.clocks[node] = (int(ahead_s * SECOND_NS), error_ns)
@@ -105,7 +105,7 @@ class RunBuilder:
                 "job_id": self.job_id,
                 "restart_count": number,
                 "node_list": self.node_names,
-                "options": {"max_restarts": self.max_restarts},
+                "options": {"max_restarts": self.max_restarts, "exclude_after": 2},
                 "command": ["train.py"],
                 "cwd": cwd,
                 "python": "/usr/bin/python3",
@@ -115,7 +115,7 @@ class RunBuilder:
         return self
 
     def round(self, *, nodes: list[str] | None = None, after_s: float = 1.0) -> RunBuilder:
-        """Form the next round, on all nodes or on those named."""
+        """Form the next round, on all nodes or on the given ones."""
         self.wait(after_s)
         number = len(self.history) + 1
         names = nodes or self.node_names
@@ -157,13 +157,13 @@ class RunBuilder:
         return self
 
     def steps(self, first: int, last: int, *, startup_s: float = 0.0, over_s: float = 0.0) -> RunBuilder:
-        """Let all ranks of this round have reported steps from ``first`` to ``last``.
+        """Set the training steps reported by all ranks of this round, from ``first`` to ``last``.
 
         Args:
             first: the first step.
             last: the last step.
-            startup_s: how long after the moment of the story the first one was reported.
-            over_s: how long after that the last one was.
+            startup_s: time until the first one was reported.
+            over_s: time from the first to the last one.
         """
         self.wait(startup_s)
         first_ns = self.now_ns
@@ -189,16 +189,16 @@ class RunBuilder:
         advice: str = "Have the GPU replaced.",
         after_s: float = 0.0,
     ) -> RunBuilder:
-        """Let a health check find something on a node; the files of this round, and of later ones, have it.
+        """Add a finding of a health check on a node, for the records of this round and later ones.
 
         Args:
             node: the node.
-            text: what was found.
-            subject: what is meant, such as "GPU 3"; empty: the node.
+            text: the finding's text.
+            subject: such as "GPU 3"; empty: the node.
             check: the check's name.
             status: "warn" or "fail".
-            advice: what to do.
-            after_s: how long after the moment of the story.
+            advice: the remedy.
+            after_s: time to advance before.
         """
         self.wait(after_s)
         finding = {"check": check, "status": status, "subject": subject, "text": text, "advice": advice}
@@ -208,21 +208,21 @@ class RunBuilder:
                 name_of["health"] = self.health_of(node)
         return self
 
-    def set_aside(self, node: str, *, unfit: str | None = None, excluded: str | None = None) -> RunBuilder:
-        """Let a node's last word say why it takes part in no round, or only where others do not suffice."""
-        self.aside[node] = {"unfit": unfit, "excluded": excluded}
+    def exclude(self, node: str, *, unhealthy: str | None = None, excluded: str | None = None) -> RunBuilder:
+        """Set why a node takes part in no round (unhealthy), or only if others do not suffice (excluded)."""
+        self.exclusions[node] = {"unhealthy": unhealthy, "excluded": excluded}
         return self
 
     def health_of(self, node: str) -> Dict | None:
-        """What a node says of its health; None: nobody has looked."""
+        """Return a node's health; None: not checked."""
         found = self.found.get(node)
         if found is None:
             return None
         worst = "fail" if any(each["status"] == "fail" for each in found) else "warn"
-        return {"status": worst, "looked_ns": self.now_ns, "set": "background", "findings": list(found)}
+        return {"status": worst, "checked_ns": self.now_ns, "set": "background", "findings": list(found)}
 
     def pace(self, rank: int, bucket: int, intervals: int = 100) -> RunBuilder:
-        """Let so many intervals between a rank's steps have fallen into that bucket (`ftslurm.monitor.mark`)."""
+        """Add `intervals` step intervals of a rank in one bucket of `ftslurm.monitor.heartbeat_page`."""
         for node in self._nodes():
             for worker in node["workers"]:
                 if worker["rank"] == rank:
@@ -244,17 +244,17 @@ class RunBuilder:
         core_dumped: bool = False,
         log: str | None = None,
     ) -> RunBuilder:
-        """Let a rank fail: with an exception, by a signal, or with an exit code (1 if nothing is said).
+        """Let a rank fail: with an exception, by a signal, or with an exit code (default: 1).
 
         Args:
             rank: the rank.
-            exception: what it raised; its type, message and cause are recorded.
+            exception: its exception; type, message and cause are recorded.
             signal: the signal that ended it, such as "SIGKILL".
-            exit_code: how it exited.
-            step: the last step it reported.
-            after_s: how long after the moment of the story.
+            exit_code: its exit code.
+            step: the last training step it reported.
+            after_s: time to advance before.
             frames: the traceback: file, line, function, source, outermost first.
-            module: the exception type's module, if another than its own.
+            module: the exception type's module, if different from its own.
             record: whether an error.json was written.
             core_dumped: whether it left a core file.
             log: the end of its stderr.
@@ -310,16 +310,16 @@ class RunBuilder:
         after_s: float = 0.0,
         silent_s: float = 30.0,
     ) -> RunBuilder:
-        """Let a rank's time-out expire, and all ranks show where they are.
+        """Let a rank's time-out expire, and collect the stacks of all ranks.
 
         Args:
-            rank: whose time-out it was.
-            message: what expired.
-            places: for each rank its main thread's calls (file, line, function), outermost first, or why it cannot
-                show them, such as "stopped (SIGSTOP)".
-            step: the last step that it reported.
-            after_s: how long after the moment of the story.
-            silent_s: for how long it had not moved.
+            rank: the hung rank.
+            message: the expired time-out.
+            places: for each rank its main thread's calls (file, line, function), outermost first, or why they could
+                not be collected, such as "stopped (SIGSTOP)".
+            step: the last training step that it reported.
+            after_s: time to advance before.
+            silent_s: time since its last heartbeat.
         """
         self.wait(after_s)
         node, worker = self._find(rank)
@@ -336,7 +336,7 @@ class RunBuilder:
         if self.history[-1]["failure"] is None:
             self.history[-1]["failure"] = {**where, **end}
         for each, place in places.items():
-            shower, its_worker = self._find(each)
+            its_node, its_worker = self._find(each)
             local_rank = its_worker["local_rank"]
             if isinstance(place, str):
                 found = Stacks(local_rank, problem=place, facts=(("State", "?"),))
@@ -344,18 +344,18 @@ class RunBuilder:
                 calls = "".join(f'  File "{file}", line {line} in {name}\n' for file, line, name in reversed(place))
                 found = Stacks(local_rank, f"Current thread 0x00007f4f70cb3b80 (most recent call first):\n{calls}")
             why = message if each == rank else None
-            data = encode(found, rank=each, node=shower["node"], time_ns=self.now_ns, why=why)
+            data = encode(found, rank=each, node=its_node["node"], time_ns=self.now_ns, why=why)
             self.outputs[node["round"], each, "stacks"] = data.decode()
         return self
 
     def log(self, rank: int, text: str, stream: str = "stderr") -> RunBuilder:
-        """Let a rank of this round have written this to its output."""
+        """Add text to the output of a rank of this round."""
         key = (len(self.history), rank, stream)
         self.outputs[key] = self.outputs.get(key, "") + text
         return self
 
     def finish(self, rank: int) -> RunBuilder:
-        """Let a rank end well."""
+        """Let a rank succeed."""
         _, worker = self._find(rank)
         worker |= {"ended_ns": self.now_ns, "exit_code": 0}
         return self
@@ -369,19 +369,19 @@ class RunBuilder:
         outcome: str = "failed",
         stopping_s: float | None = None,
     ) -> RunBuilder:
-        """Let ftslurm stop whoever still runs, and the round end; ``killed`` are ranks that needed SIGKILL.
+        """Let ftslurm stop all running ranks, and end the round; ``killed`` are ranks that needed SIGKILL.
 
-        ``stopping_s``: so long the ranks took to end after they were told to stop; None: nobody wrote down when.
+        ``stopping_s``: time from the stop request to the end of the ranks; None: its start is not recorded.
         """
         self.wait(after_s)
         stop_ns = None if stopping_s is None else self.now_ns
         self.wait(stopping_s or 0.0)
         failure = self.history[-1]["failure"]
-        told = reason
+        reason_text = reason
         if failure is not None:
             what = f"rank {failure['rank']} on {failure['node']} {'hung' if failure['kind'] == 'hang' else 'failed'}"
             reason = reason or what
-            told = f"{what} at step {failure['step']}: {failure['message']}"
+            reason_text = f"{what} at step {failure['step']}: {failure['message']}"
         for node in self._nodes():
             if node["outcome"] == "gone":
                 continue
@@ -397,11 +397,11 @@ class RunBuilder:
                 "stop_reason": reason,
                 "stop_ns": stop_ns,
             }
-        self.history[-1] |= {"ended_ns": self.now_ns, "outcome": outcome, "reason": told}
+        self.history[-1] |= {"ended_ns": self.now_ns, "outcome": outcome, "reason": reason_text}
         return self
 
     def lose(self, *names: str, silent_s: float = 30.0) -> RunBuilder:
-        """Let nodes vanish now; the coordinator notices ``silent_s`` later and stops the others."""
+        """Lose nodes now; the coordinator detects it ``silent_s`` later and stops the others."""
         for name in names:
             node = self.round_nodes[len(self.history), name]
             node["outcome"] = "gone"
@@ -417,29 +417,29 @@ class RunBuilder:
                     "silent_s": silent_s,
                 }
             )
-        told = "; ".join(f"{n} was lost: its agent gave no sign of life for {silent_s:.1f} s" for n in names)
-        self.stop(reason=told, outcome="node-lost", after_s=0)
+        reason_text = "; ".join(f"{n} was lost: no heartbeat of its agent for {silent_s:.1f} s" for n in names)
+        self.stop(reason=reason_text, outcome="node-lost", after_s=0)
         for name in names:
             self.round_nodes[len(self.history), name]["outcome"] = "running"
         return self
 
     def kill_agent(self, node: str, *, after_s: float = 0.0) -> RunBuilder:
-        """Let a node's agent be killed, and its ranks with it; its guardian tells of it at once."""
+        """Let a node's agent be killed, and its ranks with it; its guardian records it at once."""
         self.wait(after_s)
         self.round_nodes[len(self.history), node]["outcome"] = "gone"
         self.last_words[node] = self.now_ns
         return self.leave(node, "its agent was killed by SIGKILL")
 
     def replace_agent(self, node: str) -> RunBuilder:
-        """Let a killed agent's guardian start a new one, whose record takes the place of what told of the end."""
+        """Let a killed agent's guardian start a new one, whose record replaces the record of the end."""
         reason, time_ns = self.reasons.pop(node), self.last_words.pop(node)
         self.status[node] = "ready"
         predecessor = {"incarnation": f"{node}-1", "reason": reason, "time_ns": time_ns}
-        self.aside.setdefault(node, {}).update(incarnation=f"{node}-2", predecessor=predecessor)
+        self.exclusions.setdefault(node, {}).update(incarnation=f"{node}-2", predecessor=predecessor)
         return self
 
     def succeed(self, *, after_s: float = 60.0) -> RunBuilder:
-        """Let all ranks end well."""
+        """Let all ranks succeed."""
         self.wait(after_s)
         for node in self._nodes():
             for worker in node["workers"]:
@@ -450,7 +450,7 @@ class RunBuilder:
         return self
 
     def leave(self, node: str, reason: str) -> RunBuilder:
-        """Let a node have left in good order."""
+        """Let a node leave."""
         self.status[node] = "left"
         self.reasons[node] = reason
         return self

@@ -1,4 +1,4 @@
-"""A Slurm in memory: answers what the test told it, and remembers what it was asked."""
+"""An in-memory Slurm with configurable answers that records all calls."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["FakeSlurm"]
 class FakeSlurm:
     """A SlurmControl for tests.
 
-    Put jobs into it with `put`, change `kill_wait` and `nodes` at will, make operations fail with `fail`;
-    `boots` says when nodes were booted (nanoseconds since the epoch).
-    `calls` has every call in order, as (operation, argument), failed ones too.
+    Add jobs with `put`, set `kill_wait` and `nodes`, make operations fail with `fail`; `boots` has the
+    boot times of nodes (nanoseconds since the epoch).
+    `calls` has every call in order, as (operation, argument), including failed ones.
 
     Args:
-        jobs: the jobs that it knows.
-        kill_wait: what `kill_wait_s` answers.
+        jobs: the initial jobs.
+        kill_wait: the result of `kill_wait_s`.
         nodes: name to state.
     """
 
@@ -41,7 +41,7 @@ class FakeSlurm:
             self.put(facts)
 
     def put(self, facts: JobFacts) -> None:
-        """Add a job, or replace what is known about it."""
+        """Add a job, or replace its data."""
         self.jobs[facts.job_id] = facts
 
     def fail(self, operation: str, error: SlurmError, times: int | None = 1) -> None:
@@ -54,7 +54,7 @@ class FakeSlurm:
             self._failures.setdefault(operation, []).extend([error] * times)
 
     def heal(self) -> None:
-        """Forget every failure that was asked for."""
+        """Remove all injected failures."""
         self._failures.clear()
         self._broken.clear()
 
@@ -64,7 +64,7 @@ class FakeSlurm:
         return self._find(job_id)
 
     def accounted(self, job_id: str) -> JobFacts | None:
-        """See SlurmControl; what the test has put into `accounting`."""
+        """See SlurmControl; returns the entry of `accounting`."""
         self._called("accounted", check_job_id(job_id))
         return self.accounting.get(job_id)
 
@@ -129,7 +129,7 @@ class FakeSlurm:
         return {name: state.lower() for name, state in self.nodes.items()}
 
     def exclude_nodes(self, job_id: str, nodes: Iterable[str]) -> None:
-        """See SlurmControl. Refused, as by Slurm, for a job that runs or has ended."""
+        """See SlurmControl. Refused, as in Slurm, for a job that runs or has ended."""
         names = tuple(nodes)
         self._called("exclude_nodes", f"{check_job_id(job_id)} {compress(names)}")
         facts = self._find(job_id)
@@ -140,7 +140,7 @@ class FakeSlurm:
         self.put(replace(facts, excluded=names))
 
     def drain(self, node: str, reason: str) -> str | None:
-        """See SlurmControl; the reason goes into `reasons`."""
+        """See SlurmControl; the reason is stored in `reasons`."""
         self._called("drain", node)
         if node not in self.nodes:
             raise SlurmRefused(f"Slurm knows no node {node}")

@@ -1,1 +1,1 @@
-"""The rendezvous of `ftslurm run` for stock torchrun, `--rdzv-backend=sharedfs`; nothing else imports torch."""
+"""The rendezvous of `ftslurm run` for stock torchrun, `--rdzv-backend=sharedfs`; only this package imports torch."""

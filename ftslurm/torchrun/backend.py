@@ -1,7 +1,7 @@
 """`SharedFSBackend`: torch's rendezvous backend contract on the fenced cell.
 
-torch's dynamic handler pickles its state. Bytes are handed to it only from a generation of the cell: a plain file of
-this user's, in the cell's format, named by its own token, published by an exclusive link.
+torch's dynamic handler unpickles its state. It gets bytes only from a generation of the cell: a plain file of this
+user, in the cell's format, named by its own token, published by an exclusive link.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class SharedFSBackend(RendezvousBackend):  # type: ignore[misc]
         return NAME
 
     def get_state(self) -> tuple[bytes, Any] | None:
-        """Return the state and its fencing token, None before there is one.
+        """Return the state and its fencing token, None before the first.
 
         Raises:
             RendezvousConnectionError: the shared directory cannot be read.
-            RendezvousStateError: the newest generation is damaged, or not this user's.
+            RendezvousStateError: the newest generation is damaged, or belongs to another user.
         """
         return _pair(self._get())
 
@@ -47,12 +47,13 @@ class SharedFSBackend(RendezvousBackend):  # type: ignore[misc]
         """Publish `state` if `token` is the newest one (None: if there is no state yet).
 
         Returns:
-            The newest state, its token, and whether it is ours; None if there is none and `token` is not one of ours.
+            The newest state, its token, and whether it is this caller's; None without a state (`token` was never
+                issued).
 
         Raises:
-            RendezvousConnectionError, RendezvousStateError: as `get_state`; whether it was published is not known.
+            RendezvousConnectionError, RendezvousStateError: as `get_state`; whether it was published is unknown.
         """
-        if token is not None and not self._is_ours(token):
+        if token is not None and not self._is_issued(token):
             return _answer(self._get())
         try:
             newest, won = self._cell.set(state, token)
@@ -63,8 +64,8 @@ class SharedFSBackend(RendezvousBackend):  # type: ignore[misc]
             self._cell.retire(newest.token - KEPT)
         return newest.value, newest.token, won
 
-    def _is_ours(self, token: object) -> bool:
-        """Tell whether somebody was ever given this token: one from the future would tear a gap into the numbers."""
+    def _is_issued(self, token: object) -> bool:
+        """Return whether this token was ever issued: a larger one would leave a gap in the tokens."""
         if not isinstance(token, int) or isinstance(token, bool) or token < 1:
             return False
         if token > self._newest:

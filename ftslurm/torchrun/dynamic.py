@@ -17,16 +17,16 @@ from ftslurm.torchrun.options import DYNAMIC, WrongOption
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous.api import RendezvousHandler
 
-    from ftslurm.torchrun.place import Place
+    from ftslurm.torchrun.endpoint import Endpoint
 
 
-def create_dynamic_handler(params: RendezvousParameters, place: Place) -> RendezvousHandler:
-    """Return torch's handler on a `SharedFSBackend`; its agents exchange their ranks through a file there, too.
+def create_dynamic_handler(params: RendezvousParameters, endpoint: Endpoint) -> RendezvousHandler:
+    """Return torch's handler on a `SharedFSBackend`; its agents also exchange their ranks through a file there.
 
     Raises:
         WrongOption: the directory cannot be used.
     """
-    directory = os.path.join(place.run.root, DYNAMIC, place.attempts(0))
+    directory = os.path.join(endpoint.run.root, DYNAMIC, endpoint.attempts(0))
     fs = PosixFileSystem(owner=os.geteuid())
     try:
         fs.makedirs(os.path.join(directory, "state"))
@@ -34,24 +34,24 @@ def create_dynamic_handler(params: RendezvousParameters, place: Place) -> Rendez
         store = FileStore(os.path.join(directory, "store"))
     except (OSError, RuntimeError) as error:
         raise WrongOption(f"--rdzv-endpoint: {directory} cannot be used: {error}") from None
-    # Where agents share their store, torch (2.13 at least) tells a new node nothing of it as long as rank 0 stays the
-    # same agent: the node waits for MASTER_ADDR until its store's timeout, and the job dies of that.
+    # If agents share their store, torch (at least 2.13) does not pass it to a new node while rank 0 stays the same
+    # agent: the node waits for MASTER_ADDR until its store's timeout, and the job fails.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    # The address of the workers' store: torch itself would ask getfqdn, see `place`.
-    mine = RendezvousParameters(
+    # The address of the workers' store: torch itself would call getfqdn, see `endpoint`.
+    own_params = RendezvousParameters(
         params.backend,
         params.endpoint,
-        place.run_id,
+        endpoint.run_id,
         params.min_nodes,
         params.max_nodes,
-        place.address,
+        endpoint.address,
         **params.config,
     )
-    return create_handler(store, SharedFSBackend(FencedCell(fs, os.path.join(directory, "state"))), mine)
+    return create_handler(store, SharedFSBackend(FencedCell(fs, os.path.join(directory, "state"))), own_params)
 
 
 def _check_private(directory: str) -> None:
-    """Raise `OSError` unless the directory below the run's own (which `open_run` has checked) is ours alone."""
+    """Raise `OSError` unless only this user can write the directory (`open_run` has checked the run's own)."""
     for path in (os.path.dirname(directory), directory, os.path.join(directory, "state")):
         facts = os.stat(path, follow_symlinks=False)
         if facts.st_uid != os.geteuid() or facts.st_mode & 0o022:

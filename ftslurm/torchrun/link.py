@@ -1,4 +1,4 @@
-"""What the courier has brought last: read without touching the shared filesystem, so that nobody waits for it."""
+"""The courier's newest events, read without access to the shared filesystem, so that no caller blocks on it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import select
 import threading
 
-from ftslurm.agent.courier import Courier, Lost, Note, Trouble
+from ftslurm.agent.courier import Courier, Evicted, Notice, StorageProblem
 from ftslurm.rendezvous.member import View
 from ftslurm.rendezvous.state import State
 
@@ -15,69 +15,69 @@ LOG = logging.getLogger("ftslurm.torchrun")
 
 
 class Link:
-    """The newest news of a courier; any thread may ask.
+    """The newest events of a courier; usable from any thread.
 
     Args:
-        courier: not yet started; nobody else may take its news.
+        courier: not yet started; this link must be the only consumer of its events.
     """
 
     def __init__(self, courier: Courier) -> None:
         self._courier = courier
         self._lock = threading.Lock()
         self._state: State | None = None
-        self._lost: str | None = None
-        self._trouble: str | None = None
-        self._answers: set[object] = set()
+        self._evicted: str | None = None
+        self._storage_problem: str | None = None
+        self._done: set[object] = set()
 
     @property
     def state(self) -> State | None:
-        """The newest state, None before one was read."""
-        self._take()
+        """The newest state, None before the first."""
+        self._take_events()
         return self._state
 
     @property
-    def lost(self) -> str | None:
-        """Why this agent may not go on, if so."""
-        self._take()
-        return self._lost
+    def evicted(self) -> str | None:
+        """Why this agent must not continue; None: it may."""
+        self._take_events()
+        return self._evicted
 
     @property
-    def trouble(self) -> str | None:
-        """What is wrong with the shared directory right now."""
-        self._take()
-        return self._trouble
+    def storage_problem(self) -> str | None:
+        """The current error of the shared directory; None without one."""
+        self._take_events()
+        return self._storage_problem
 
-    def answered(self, question: object) -> bool:
-        """Tell whether the errand with this answer has been done."""
-        self._take()
-        return question in self._answers
+    def is_done(self, answer: object) -> bool:
+        """Return whether the task with this answer has been done."""
+        self._take_events()
+        return answer in self._done
 
     def wait(self, seconds: float) -> None:
-        """Wait for news; a signal handler's exception gets through."""
+        """Wait for an event; an exception of a signal handler propagates."""
         select.select([self._courier.wake_r], [], [], seconds)
-        self._take()
+        self._take_events()
 
-    def _take(self) -> None:
+    def _take_events(self) -> None:
         with self._lock:
             try:
                 os.read(self._courier.wake_r, 4096)
             except BlockingIOError:
                 pass
-            while self._courier.news:
-                self._learn(self._courier.news.popleft())
+            while self._courier.events:
+                self._apply(self._courier.events.popleft())
 
-    def _learn(self, news: object) -> None:
-        if isinstance(news, View):
-            self._state = news.state
-        elif isinstance(news, Lost):
-            self._lost = news.reason
-        elif isinstance(news, Note):
-            LOG.warning("%s", news.text)
-        elif isinstance(news, Trouble):
-            self._trouble = news.problem
-            if news.problem is None:
+    def _apply(self, event: object) -> None:
+        if isinstance(event, View):
+            self._state = event.state
+        elif isinstance(event, Evicted):
+            self._evicted = event.reason
+        elif isinstance(event, Notice):
+            LOG.warning("%s", event.text)
+        elif isinstance(event, StorageProblem):
+            self._storage_problem = event.problem
+            if event.problem is None:
                 LOG.warning("the shared directory works again")
             else:
-                LOG.warning("the shared directory: %s; trying again", news.problem)
-        elif isinstance(news, tuple):
-            self._answers.add(news[0])
+                LOG.warning("the shared directory: %s; trying again", event.problem)
+        elif isinstance(event, tuple):
+            self._done.add(event[0])

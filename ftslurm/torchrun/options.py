@@ -1,4 +1,4 @@
-"""What `--rdzv-conf` may say to this backend: torch's names and meanings, unknown ones refused."""
+"""Options of this backend in `--rdzv-conf`: torch's names and meanings; unknown ones are refused."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ FOLD, DYNAMIC = "fold", "dynamic"
 
 
 class WrongOption(SystemExit, ValueError):
-    """A user's mistake, in one line.
+    """Wrong usage; the message is one line.
 
-    A `ValueError` for callers from Python; also a `SystemExit`, because torchrun would show a traceback of its own
-    inside above the line that matters.
+    A `ValueError` for callers from Python; also a `SystemExit`, because torchrun would print a traceback of its own
+    frames above the message.
     """
 
     def __init__(self, text: str) -> None:
@@ -23,16 +23,16 @@ class WrongOption(SystemExit, ValueError):
 
 @dataclass(frozen=True)
 class HandlerOptions:
-    """The options; times in seconds, and torch's defaults but for the keep-alive.
+    """The options; times in seconds; torch's defaults except for the keep-alive.
 
     Attributes:
         protocol: FOLD, the rendezvous of `ftslurm run`; DYNAMIC, torch's own on the shared directory.
-        join_timeout_s: to wait for the minimum of nodes.
-        last_call_s: to wait for more, once the minimum is there.
-        close_timeout_s: to wait for the shared directory when the rendezvous is closed.
-        read_timeout_s: of an operation on the agents' store.
-        keep_alive_interval_s: between a node's signs of life.
-        keep_alive_max_attempt: a node that misses so many of them is lost.
+        join_timeout_s: wait for the minimum number of nodes.
+        last_call_s: wait for more nodes once the minimum has joined.
+        close_timeout_s: wait for the shared directory when the rendezvous is closed.
+        read_timeout_s: time-out of an operation on the agents' store.
+        keep_alive_interval_s: heartbeat interval of a node.
+        keep_alive_max_attempt: a node that misses this number of heartbeats is lost.
     """
 
     protocol: str = FOLD
@@ -45,7 +45,7 @@ class HandlerOptions:
 
     @property
     def node_timeout_s(self) -> float:
-        """A node silent for so long is lost."""
+        """A node that is silent for this time is lost, in seconds."""
         return self.keep_alive_interval_s * self.keep_alive_max_attempt
 
 
@@ -56,7 +56,7 @@ _SECONDS = {
     "read_timeout": "read_timeout_s",
     "keep_alive_interval": "keep_alive_interval_s",
 }
-# Of torch's dynamic rendezvous alone; "timeout" is put there by torchrun itself and read by nobody.
+# Only for torch's dynamic rendezvous; "timeout" is set by torchrun itself and never read.
 _DYNAMIC_ONLY = {"heartbeat_timeout"}
 _IGNORED = {"timeout"}
 _NODE_TIMEOUT_S = 8.0
@@ -64,10 +64,10 @@ _FEWEST_ATTEMPTS = 3
 
 
 def read_options(config: Mapping[str, object]) -> HandlerOptions:
-    """Read the rendezvous configuration.
+    """Parse the rendezvous configuration.
 
     Raises:
-        WrongOption: an option is unknown, or its value makes no sense.
+        WrongOption: an option is unknown, or its value is invalid.
     """
     protocol = str(config.get("protocol", FOLD)).lower()
     if protocol not in (FOLD, DYNAMIC):
@@ -76,7 +76,7 @@ def read_options(config: Mapping[str, object]) -> HandlerOptions:
     values: dict[str, float] = {}
     for name, attribute in _SECONDS.items():
         if name in config:
-            # Zero is no time for anything but a last call.
+            # Zero is valid only for the last call.
             values[attribute] = _seconds(name, config[name], whole=protocol == DYNAMIC, least_zero=name[:4] == "last")
     interval = values.get("keep_alive_interval_s", HandlerOptions.keep_alive_interval_s)
     attempts = max(_FEWEST_ATTEMPTS, math.ceil(_NODE_TIMEOUT_S / interval))
@@ -91,7 +91,7 @@ def _refuse_unknown(config: Mapping[str, object], protocol: str) -> None:
         known |= _DYNAMIC_ONLY
     for name in config:
         if name not in known | _IGNORED:
-            raise WrongOption(f"--rdzv-conf {name}: the backend sharedfs knows only {', '.join(sorted(known))}")
+            raise WrongOption(f"--rdzv-conf {name}: the backend sharedfs supports only {', '.join(sorted(known))}")
 
 
 def _seconds(name: str, value: object, whole: bool, least_zero: bool) -> float:
@@ -109,5 +109,5 @@ def _seconds(name: str, value: object, whole: bool, least_zero: bool) -> float:
 def _count(name: str, value: object) -> int:
     text = str(value)
     if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text) >= 2):
-        raise WrongOption(f"--rdzv-conf {name}={value}: expected a whole number from 2 on")
+        raise WrongOption(f"--rdzv-conf {name}={value}: expected a whole number of at least 2")
     return int(text)

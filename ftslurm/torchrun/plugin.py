@@ -1,4 +1,4 @@
-"""The entry point in the group `torchrun.handlers`: cheap to load, for every start of torchrun loads it."""
+"""The entry point in the group `torchrun.handlers`: cheap to import, since every start of torchrun imports it."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ __all__ = ["create_handler", "sharedfs"]
 
 
 def sharedfs() -> Callable[[RendezvousParameters], RendezvousHandler]:
-    """Return the function that makes handlers: torch calls what the entry point names, and registers its result."""
+    """Return the factory of handlers: torch calls the entry point's function, and registers its result."""
     return create_handler
 
 
 def create_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """Return the handler that `--rdzv-backend=sharedfs` asks for.
+    """Return the handler for `--rdzv-backend=sharedfs`.
 
     Args:
-        params: torchrun's; `endpoint` is the shared directory, `config` what `--rdzv-conf` says (see `options`).
+        params: torchrun's; `endpoint` is the shared directory, `config` the parsed `--rdzv-conf` (see `options`).
 
     Raises:
-        WrongOption: with one line that says what was expected.
+        WrongOption: the message is one line.
     """
-    # Not above: the rendezvous package of torch is half imported while it loads its plugins.
+    # Imported here: torch's rendezvous package is only partially imported while it loads its plugins.
     from ftslurm.torchrun.dynamic import create_dynamic_handler
+    from ftslurm.torchrun.endpoint import open_endpoint
     from ftslurm.torchrun.handler import SharedFSHandler
     from ftslurm.torchrun.options import DYNAMIC, read_options
-    from ftslurm.torchrun.place import open_place
 
     options = read_options(params.config)
-    place = open_place(params, options.protocol)
+    endpoint = open_endpoint(params, options.protocol)
     if options.protocol == DYNAMIC:
-        return create_dynamic_handler(params, place)
-    return SharedFSHandler(params, options, place)
+        return create_dynamic_handler(params, endpoint)
+    return SharedFSHandler(params, options, endpoint)

@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks import measure, table, tools
 from benchmarks.agent import machine
 from benchmarks.table import Measurement
-from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Context, Place
+from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, CheckedPath, Context
 from ftslurm.health.nvml import LIMIT_S
 
 sys.path.insert(0, str(tools.CHECKOUT))
@@ -61,11 +61,11 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def look(directory: Path, set_: str, environment: dict[str, str]) -> tuple[float, float, set[str]]:
     """Run one look as the agent does; return its seconds, its processor seconds, and which checks found something."""
     given = {"SLURM_GPUS_ON_NODE": str(GPUS)} if "NVML_STANDIN" in environment else {}
-    context = Context("bench", given, paths=(Place(str(directory), "run directory"),))
+    context = Context("bench", given, paths=(CheckedPath(str(directory), "run directory"),))
     request = {"set": set_, "context": context.to_json(), "facts": str(directory / "facts")}
     began = time.monotonic()
     with subprocess.Popen(
-        [sys.executable, "-m", "ftslurm.health.look"],
+        [sys.executable, "-m", "ftslurm.health.agent_run"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=environment,

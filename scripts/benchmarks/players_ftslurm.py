@@ -12,10 +12,10 @@ from typing import Any
 
 from benchmarks.players import Worlds
 from ftslurm import __version__
-from ftslurm.agent.courier import Courier, Lost
+from ftslurm.agent.courier import Courier, Evicted
 from ftslurm.agent.doorbell import Doorbell
-from ftslurm.rendezvous.member import Member, Pace, View, first_word
-from ftslurm.rendezvous.seen import Shape, Timing
+from ftslurm.rendezvous.member import Member, Pace, View, first_record
+from ftslurm.rendezvous.observation import RunSpec, Timing
 from ftslurm.rendezvous.state import FAILED, FORMING, READY, RUNNING, SUCCEEDED
 from ftslurm.sharedfs.filesystem import DEFAULT_READ_LIMIT, PosixFileSystem
 from ftslurm.sharedfs.rundir import RunDirectory, open_run
@@ -89,14 +89,14 @@ class Agent:
         self.coordinating = False
         self.lost: str | None = None
         self._worlds = worlds
-        self._word = first_word(names[number], f"incarnation-{number:04d}", ATTEMPT, number, 1)
+        self._word = first_record(names[number], f"incarnation-{number:04d}", ATTEMPT, number, 1)
         self._word = replace(self._word, address="127.0.0.1", port=29400)
-        shape = Shape(os.path.basename(run.root), ATTEMPT, names, len(names), len(names), RESTARTS)
+        shape = RunSpec(os.path.basename(run.root), ATTEMPT, names, len(names), len(names), RESTARTS)
         timing = Timing(node_timeout_s=8.0, join_timeout_s=600.0, last_call_s=30.0)
         self.bell = Doorbell(self._word.address, self._word.incarnation)
         self._word = replace(self._word, bell=self.bell.port)
         ring = self.bell.ring
-        member = Member(self.fs, run, shape, self._word, timing, Pace(), time.monotonic, time.time_ns, ring=ring)
+        member = Member(self.fs, run, shape, self._word, timing, Pace(), time.monotonic, time.time_ns, wake_agents=ring)
         self.courier = Courier(member, time.monotonic)
 
     def hear(self) -> None:
@@ -106,7 +106,7 @@ class Agent:
             news = self.courier.news.popleft()
             if isinstance(news, View):
                 self._obey(news)
-            elif isinstance(news, Lost):
+            elif isinstance(news, Evicted):
                 raise SystemExit(f"member {self.number} is out: {news.reason}")
 
     def rung(self) -> None:

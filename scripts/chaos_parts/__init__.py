@@ -1,21 +1,21 @@
-"""What scripts/chaos is made of.
+"""Modules of scripts/chaos.
 
-| module | what it holds | touches the world? |
+| module | content | side effects |
 |---|---|---|
-| `counting` | what the counting job's numbers must be | |
+| `counting` | the correct numbers of the counting job | |
 | `count` | the counting job: what the ranks run | sockets, files |
 | `links` | all-reduce between ranks: plain sockets, or torch's gloo | sockets |
-| `history` | what is known of one job when it is judged | |
-| `faults` | the registry of faults: how each is done and undone, and what may follow from it | through `world` |
-| `schedule` | which faults each job of a seed meets, and when | |
-| `judge` | what was broken, from a job's history | |
+| `history` | the recorded facts of one job | |
+| `faults` | the registry of faults: injection, removal and permitted consequences | through `world` |
+| `schedule` | the faults of each job of a seed, with their times | |
+| `judge` | broken promises, from a job's history | |
 | `reasons` | whether a round that ended is explained by a fault | |
-| `table` | the lines that are printed | |
-| `processes` | who is who among the processes of the nodes | reads /proc |
-| `shared` | the shared directory that fails on command | a FUSE mount |
+| `table` | the printed lines | |
+| `processes` | roles of the processes of the nodes | reads /proc |
+| `shared` | the shared directory with injected faults | a FUSE mount |
 | `world` | the lab: its nodes, its Slurm, its shared directory | processes |
-| `strikes` | the faults of a job: when they are done, to what, and undone | through `world` |
-| `run_job` | one job: submitted, hit, watched until it ends | through `world` |
+| `strikes` | the faults of a job: injection into a target at their time, and removal | through `world` |
+| `run_job` | one job: submission, faults, observation until its end | through `world` |
 | `collect` | a job's history, from its files and from Slurm | reads |
-| `command` | options, one job after the other, what is kept | through `world` |
+| `command` | options, sequence of jobs, files kept of a miss | through `world` |
 """

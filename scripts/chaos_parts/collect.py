@@ -1,4 +1,4 @@
-"""A job's history, from its files and from what was seen of it."""
+"""A job's history, from its files and from observation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Dict = dict[str, Any]
 
 @dataclass(frozen=True)
 class RunState:
-    """The newest state of a run, as far as it is of interest."""
+    """The relevant fields of a run's newest state."""
 
     attempt: str
     round: int
@@ -35,12 +35,12 @@ class RunState:
 
 
 def run_directory(job: Path) -> Path | None:
-    """Return the run directory of a job's directory, None as long as there is none."""
+    """Return the run directory of a job's directory, None before it exists."""
     return next(iter(sorted(job.glob("ftslurm-runs/job-*"))), None)
 
 
 def read_state(job: Path) -> RunState | None:
-    """Return the newest state of the job's run; None: there is none, or it goes away while it is read."""
+    """Return the newest state of the job's run; None: there is none, or it vanishes while it is read."""
     run = run_directory(job)
     names = sorted(run.glob("state/0*.json")) if run is not None else []
     for path in reversed(names):
@@ -54,12 +54,12 @@ def read_state(job: Path) -> RunState | None:
 
 
 def events(path: Path) -> tuple[Event, ...]:
-    """Return what the ranks wrote down."""
+    """Return the ranks' events."""
     return tuple(pick(Event, line) for line in _lines(path))
 
 
 def commits(journal: Iterator[Dict], name: str) -> tuple[Commit, ...]:
-    """Return the checkpoints of the job of that name that became visible, from the shared directory's journal."""
+    """Return the committed checkpoints of the job of that name, from the shared directory's journal."""
     found = []
     for line in journal:
         directory, _, file = line["path"].rpartition("/")
@@ -74,14 +74,14 @@ def _content(text: str) -> Dict:
 
 
 def report_of(run: Path, make: Callable[[Path], str]) -> Report | None:
-    """Return the report that lies in the run directory; where there is none, one that is made now."""
+    """Return the report in the run directory; if there is none, make one."""
     path = run / "report.json"
     text = path.read_text() if path.exists() else make(run)
     return read_report(json.loads(text)) if text else None
 
 
 def read_report(value: Dict) -> Report:
-    """Return what is of interest in a report."""
+    """Return the relevant fields of a report."""
     rounds = []
     for each in value["rounds"]:
         first = each["first_failure"]
@@ -96,12 +96,14 @@ def read_report(value: Dict) -> Report:
 
 
 def maker(environment: dict[str, str]) -> Callable[[Path], str]:
-    """Return what asks ``ftslurm report`` for a report as JSON; "" where it fails."""
+    """Return a function that makes a report as JSON with ``ftslurm report``; "" on failure."""
 
     def make(run: Path) -> str:
-        words = ["ftslurm", "report", "--json", str(run)]
+        arguments = ["ftslurm", "report", "--json", str(run)]
         try:
-            done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=REPORT_S, check=False)
+            done = subprocess.run(
+                arguments, env=environment, capture_output=True, text=True, timeout=REPORT_S, check=False
+            )
         except subprocess.TimeoutExpired:
             return ""
         return done.stdout if done.stdout.startswith("{") else ""
@@ -126,15 +128,15 @@ def gather(
     make_report: Callable[[Path], str],
     leftovers: tuple[Leftover, ...],
 ) -> History:
-    """Complete a history that has what was seen from outside by what the job's files tell.
+    """Add the content of the job's files to a history with the observations from outside.
 
     Args:
         history: of `chaos_parts.run_job`.
         directory: the job's directory.
-        event_file: what its ranks wrote down.
+        event_file: its ranks' events.
         journal: of the shared directory.
         make_report: makes a report of a run directory that has none.
-        leftovers: what is on the nodes' disks.
+        leftovers: files left on the nodes' disks.
     """
     run = run_directory(directory)
     state = read_state(directory)

@@ -1,7 +1,7 @@
-"""The counting job: its ranks add numbers up together, save what they have by `ftslurm.commit`, and go on from there.
+"""The counting job: its ranks add up numbers, save checkpoints with `ftslurm.commit`, and resume from them.
 
-What it does it writes down in a file on the local disk as well, so that its history is known when the shared directory
-is not there. Signals make it fail as programs do: SIGUSR1 by its exit code alone, SIGUSR2 by an exception.
+It also records events in a file on the local disk, so that its history is available while the shared directory fails.
+Signals make it fail as programs do: SIGUSR1 with an exit code only, SIGUSR2 with an exception.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from chaos_parts.counting import part
 from chaos_parts.links import Link, link
 
 SAVE_EVERY = 5
-"""Steps between checkpoints; each rank's own file comes half as often."""
+"""Steps between checkpoints; twice as many between the files of each rank."""
 PATIENCE_S = 120.0
-"""So long the job tries to read its checkpoint, or to write its result, where the shared directory fails."""
+"""Time for which the job retries to read its checkpoint, or to write its result, in seconds."""
 RETRY_S = 0.3
 EXIT_HIDDEN = 3
 
 
 class AskedToStop(BaseException):
-    """SIGTERM came."""
+    """SIGTERM was received."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Who this process is, and where it writes."""
+    """Identity of this process, and its paths."""
 
     rank: int
     world_size: int
@@ -48,9 +48,9 @@ class Place:
     events: Path
 
     def note(self, what: str, **facts: object) -> None:
-        """Write down what happens, in one write, so that lines of several ranks never mix."""
-        who = {"what": what, "round": self.round, "attempt": self.attempt, "rank": self.rank, "node": self.node}
-        line = json.dumps({"time_ns": time.time_ns(), **who, **facts}) + "\n"
+        """Record an event, in one write, so that lines of several ranks do not mix."""
+        fields = {"what": what, "round": self.round, "attempt": self.attempt, "rank": self.rank, "node": self.node}
+        line = json.dumps({"time_ns": time.time_ns(), **fields, **facts}) + "\n"
         fd = os.open(self.events, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.write(fd, line.encode())
@@ -59,11 +59,11 @@ class Place:
 
 
 class Count:
-    """One rank's part in the job.
+    """One rank of the job.
 
     Attributes:
-        counted: the step and the sum up to it; one object, for a signal may come between any two assignments.
-        saved: the step of the newest checkpoint that this rank knows of.
+        counted: the step and the sum up to it; one object, since a signal may arrive between any two assignments.
+        saved: the step of the newest checkpoint that this rank saved or read.
     """
 
     def __init__(self, place: Place) -> None:
@@ -79,14 +79,14 @@ class Count:
         return self.counted[0]
 
     def ask_to_stop(self, _number: int, _frame: FrameType | None) -> None:
-        """Take SIGTERM: stop at once, or when the file that is being written is written."""
+        """Handle SIGTERM: stop at once, or after the file that is being written."""
         if self._saving:
             self._asked = True
         else:
             raise AskedToStop
 
     def restore(self, ranks: Link) -> None:
-        """Go on from the newest checkpoint, which rank 0 reads for all."""
+        """Resume from the newest checkpoint, which rank 0 reads for all."""
         step = total = 0
         if self.place.rank == 0:
             self.place.note("reading")
@@ -96,18 +96,18 @@ class Count:
         self.saved = self.step
 
     def advance(self, ranks: Link) -> None:
-        """Count one step further, with all ranks."""
+        """Count one step, with all ranks."""
         step = self.step + 1
         self.counted = step, self.counted[1] + ranks.all_sum(part(step, self.place.rank, self.place.world_size))
         ftslurm.progress(step)
         ftslurm.heartbeat()
 
     def save(self, name: str) -> bool:
-        """Commit what is known under that name; tell whether it could be written.
+        """Commit the step and the sum under that name; return whether they could be written.
 
         Raises:
-            ftslurm.RoundIsOver: it may not be.
-            AskedToStop: SIGTERM came meanwhile.
+            ftslurm.RoundIsOver: the commit was fenced out.
+            AskedToStop: SIGTERM was received meanwhile.
         """
         self._saving = True
         try:
@@ -137,14 +137,14 @@ class Count:
         return True
 
     def checkpoint(self) -> None:
-        """Save what is due after this step."""
+        """Save the files due after this step."""
         if self.step % SAVE_EVERY == 0 and self.place.rank == 0:
             self.save("last.json")
         if self.step % (2 * SAVE_EVERY) == 0:
             self.save(f"rank-{self.place.rank}.json")
 
     def finish(self, ranks: Link) -> None:
-        """Save the result, however long the shared directory fails, and let all ranks know."""
+        """Save the result, with retries for `PATIENCE_S`, and synchronise all ranks."""
         if self.place.rank == 0:
             deadline = time.monotonic() + PATIENCE_S
             while not self.save("result.json"):
@@ -161,7 +161,7 @@ class Count:
                 saved = json.loads(path.read_text())
                 return int(saved["step"]), int(saved["total"])
             except OSError as error:
-                # No checkpoint yet; but not where the directory itself is away.
+                # No checkpoint yet, unless the directory itself is missing.
                 if isinstance(error, FileNotFoundError) and self.place.checkpoints.is_dir():
                     return 0, 0
                 if time.monotonic() > deadline:
@@ -170,23 +170,23 @@ class Count:
 
 
 def leave_others_behind() -> None:
-    """Start what data loaders and careless scripts leave: a child in a session of its own, and a daemon."""
+    """Start leftovers as of data loaders and careless scripts: a child in a session of its own, and a daemon."""
     subprocess.Popen(["sleep", "1000"], start_new_session=True)
     subprocess.run(["sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 &"], check=False)
 
 
 def fail_by_code(_number: int, _frame: FrameType | None) -> None:
-    """Fail without a word."""
+    """Fail without a message."""
     os._exit(EXIT_HIDDEN)
 
 
 def fail_by_exception(_number: int, _frame: FrameType | None) -> None:
-    """Fail with a word."""
-    raise ValueError("asked to fail by chaos")
+    """Fail with a message."""
+    raise ValueError("options to fail by chaos")
 
 
 def main() -> None:
-    """Count."""
+    """Run one rank."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--step-s", type=float, required=True, help="seconds that a step takes")
@@ -194,7 +194,7 @@ def main() -> None:
     parser.add_argument("--slow-stop-s", type=float, default=0.0, help="seconds between SIGTERM and the last save")
     parser.add_argument("--checkpoints", type=Path, required=True)
     parser.add_argument("--events", type=Path, required=True)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     environment = os.environ
     place = Place(
         int(environment["RANK"]),
@@ -202,8 +202,8 @@ def main() -> None:
         int(environment["FTSLURM_ROUND"]),
         environment["FTSLURM_ATTEMPT"],
         environment["FTSLURM_NODE"],
-        asked.checkpoints,
-        asked.events,
+        options.checkpoints,
+        options.events,
     )
     count = Count(place)
     signal.signal(signal.SIGTERM, count.ask_to_stop)
@@ -212,30 +212,30 @@ def main() -> None:
     try:
         place.note("started", pid=os.getpid())
         leave_others_behind()
-        ranks = link(asked.link)
+        ranks = link(options.link)
         count.restore(ranks)
         place.note("counting", step=count.step)
-        while count.step < asked.steps:
-            time.sleep(asked.step_s)
+        while count.step < options.steps:
+            time.sleep(options.step_s)
             count.advance(ranks)
             count.checkpoint()
         count.finish(ranks)
         place.note("done", step=count.step)
         ranks.close()
     except AskedToStop:
-        stop(count, asked.slow_stop_s)
+        stop(count, options.slow_stop_s)
 
 
 def stop(count: Count, slow_s: float) -> None:
-    """Save what is not saved yet, as programs do that are told to stop, and end by SIGTERM's code."""
-    count.place.note("asked-to-stop", step=count.step)
+    """Save unsaved steps, as programs do on SIGTERM, and exit with its code."""
+    count.place.note("options-to-stop", step=count.step)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     time.sleep(slow_s)
     try:
         if count.place.rank == 0 and count.step > count.saved:
             count.save("last.json")
     except ftslurm.RoundIsOver:
-        # It is in the events.
+        # It is recorded in the events.
         pass
     sys.exit(128 + signal.SIGTERM)
 

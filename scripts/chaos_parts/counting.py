@@ -1,9 +1,9 @@
-"""What the counting job's numbers must be, whatever happened to it on the way (pure)."""
+"""The correct numbers of the counting job, independent of faults (pure)."""
 
 from __future__ import annotations
 
 ITEMS = 24
-"""Numbers that are added in each step, dealt out to the ranks, so that the sum is the same for every world size."""
+"""Numbers added in each step, distributed over the ranks, so that the sum is the same for every world size."""
 
 
 def item(step: int, index: int) -> int:

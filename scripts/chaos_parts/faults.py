@@ -1,7 +1,7 @@
-"""The registry of faults: how each is done and undone, how often it comes, and what may follow from it.
+"""The registry of faults: injection, removal, weight and permitted consequences of each.
 
-What may follow is said by two things: the reasons that the report may give for a round that the fault ended (no reason:
-it may end none), and what it takes from the job for good (a node, or the job itself). `chaos_parts.judge` goes by them.
+The permitted consequences are the reasons that the report may give for a round that the fault ended (no reason: it must
+not end any), and permanent losses (a node, or the job itself). `chaos_parts.judge` checks them.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ DIRECTORY = "directory"
 
 THIS_RANK, THIS_NODE, ANYWHERE = "this rank", "this node", "anywhere"
 STOPPED = "stopped"
-"""What stands for a cause where a round was stopped from outside: the report gives none then."""
+"""Pseudo-cause of a round that was stopped from outside, for which the report gives no cause."""
 
 Undo = Callable[[], None]
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a fault hits.
+    """Target of a fault.
 
     Attributes:
-        job: Slurm's number of the job.
-        node: its name, None for a fault that hits no node.
+        job: the Slurm job id.
+        node: its name, None for a fault without a node.
         processes: on it, the main one first.
     """
 
@@ -47,7 +47,7 @@ class Reason:
 
     Attributes:
         causes: names of causes (`ftslurm.failures.causes`), or STOPPED.
-        blames: THIS_RANK: the rank that was hit; THIS_NODE: the node, or a rank on it; ANYWHERE.
+        blames: THIS_RANK: the target rank; THIS_NODE: the node, or a rank on it; ANYWHERE.
     """
 
     causes: frozenset[str]
@@ -60,17 +60,17 @@ class Fault:
 
     Attributes:
         name: the row's key.
-        weight: how often it comes, beside the others.
+        weight: relative frequency.
         hits: a kind of process, NODE, or NOWHERE.
-        inject: does it; returns what undoes it, or None.
-        last_s: the shortest and the longest time until it is undone, in seconds.
+        inject: injects it; returns the function that removes it, or None.
+        last_s: the shortest and the longest time until its removal, in seconds.
         reasons: see the module.
-        window_s: so long after it is over a round may still end by it, in seconds.
-        takes_node: the node that is hit may be lost to the job for good.
-        ends_job: the job may end by it, in whatever state.
-        leaves_files: what dies by it cannot clean its node's local disk.
-        spares_start: it is not done while the job starts.
-        shared: only one fault of this name may go on at a time; empty: any number.
+        window_s: time after its end in which a round may still end by it, in seconds.
+        takes_node: the node may be lost to the job permanently.
+        ends_job: the job may end by it, in any state.
+        leaves_files: the killed processes cannot clean their node's local disk.
+        spares_start: not injected while the job starts.
+        shared: only one fault of this name may be active at a time; empty: any number.
     """
 
     name: str
@@ -142,7 +142,7 @@ def _block_datagrams(world: World, _: Target) -> Undo:
 
 
 def _let(fault: str) -> Callable[[World, Target], Undo | None]:
-    """Let the shared directory fail in this way; where a node is hit, on it alone."""
+    """Inject a fault into the shared directory; with a target node, on that node alone."""
 
     def inject(world: World, target: Target) -> Undo:
         world.shared.let(fault, target.node)
@@ -157,7 +157,7 @@ def _rename(world: World, _: Target) -> Undo:
 
 
 def _hold_a_commit(world: World, target: Target) -> Undo:
-    """Freeze a node while a rename of one of its ranks is on its way: it arrives when the node thaws."""
+    """Freeze a node while a rename of one of its ranks is in flight: it is executed when the node thaws."""
     assert target.node is not None
     node = target.node
     world.shared.hold_a_commit(node)
@@ -171,7 +171,7 @@ def _hold_a_commit(world: World, target: Target) -> Undo:
 
 
 def _restart_daemon(name: str | None) -> Callable[[World, Target], Undo | None]:
-    """Kill slurmctld, or with None the slurmd of the node that is hit, and start it again."""
+    """Kill slurmctld, or with None the slurmd of the target node, and restart it."""
 
     def inject(world: World, target: Target) -> Undo:
         daemon = name or target.node or ""
@@ -195,28 +195,28 @@ _LOST = (_because("node-lost", "agent-lost", blames=THIS_NODE),)
 _CUT = (
     *_LOST,
     _because(*_CONNECTION, "hang", blames=ANYWHERE),
-    # Not reached from, or not reaching, the others when a round began.
+    # Not connected with the others when a round began.
     _because("unreachable", blames=ANYWHERE),
 )
-_TOLD = (_because(STOPPED, blames=ANYWHERE),)
+_STOPPED = (_because(STOPPED, blames=ANYWHERE),)
 _UNABLE = (_because(*_STORAGE, blames=ANYWHERE),)
-"""A round that forms while the directory fails may fail to start; one that runs is not ended by it."""
+"""A round that forms while the directory fails may fail to start; a running round is not ended by it."""
 
 _RANKS = (
     Fault("rank-killed", 10, RANK, _send(signal.SIGKILL), reasons=(_because("sigkill", blames=THIS_RANK),)),
     Fault("rank-segfault", 4, RANK, _send(signal.SIGSEGV), reasons=(_because("segfault", blames=THIS_RANK),)),
-    # A rank that has just begun does not know these signals yet: it dies by them.
+    # A rank that has just started has no handlers of these signals yet and is killed by them.
     Fault("rank-raises", 4, RANK, _send(signal.SIGUSR2), reasons=(_because("exception", "signal", blames=THIS_RANK),)),
     Fault("rank-exits", 4, RANK, _send(signal.SIGUSR1), reasons=(_because("exit", "signal", blames=THIS_RANK),)),
     Fault("rank-stopped", 4, RANK, _pause, last_s=(1.0, 8.0)),
-    # Before its first heartbeat no time-out is on; the others then give up waiting for it.
+    # Before its first heartbeat no time-out is active; the others' waits for it time out then.
     Fault("rank-hung", 2, RANK, _send(signal.SIGSTOP), window_s=90.0, spares_start=True,
           reasons=(_because("hang", blames=THIS_RANK), _because("collective-timeout", blames=ANYWHERE))),
 )  # fmt: skip
 _AGENTS = (
     Fault("agent-killed", 5, AGENT, _send(signal.SIGKILL), reasons=_LOST),
     Fault("agent-stopped", 3, AGENT, _send(signal.SIGSTOP)),
-    Fault("agent-terminated", 1, AGENT, _send(signal.SIGTERM), reasons=(*_LOST, *_TOLD), takes_node=True),
+    Fault("agent-terminated", 1, AGENT, _send(signal.SIGTERM), reasons=(*_LOST, *_STOPPED), takes_node=True),
     Fault("guardian-killed", 4, GUARDIAN, _send(signal.SIGKILL), reasons=_LOST, takes_node=True, leaves_files=True),
     Fault("guardian-stopped", 3, GUARDIAN, _pause, last_s=(1.0, 20.0)),
     Fault("guardian-and-agent-killed", 3, GUARDIAN_AND_AGENT, _send(signal.SIGKILL), reasons=_LOST, takes_node=True,
@@ -241,7 +241,7 @@ _NETWORK = (
           leaves_files=True),
     Fault("datagrams-blocked", 2, NOWHERE, _block_datagrams, last_s=(10.0, 60.0), shared="datagrams"),
 )  # fmt: skip
-# Told to stop while the directory hangs, agents may still wait for it when Slurm kills them.
+# Agents stopped while the directory hangs may still be blocked in it when Slurm kills them.
 _DIRECTORY = (
     Fault("directory-full", 4, NOWHERE, _let("full"), (6.0, 24.0), _UNABLE, shared=DIRECTORY),
     Fault("directory-refuses-writes", 4, NOWHERE, _let("write-errors"), (6.0, 24.0), _UNABLE, shared=DIRECTORY),
@@ -259,12 +259,12 @@ _SLURM = (
           shared="slurmctld"),
     Fault("slurmd-killed", 3, NODE, _restart_daemon(None), last_s=(2.0, 5.0), spares_start=True),
     Fault("slurmstepd-killed", 3, STEPD, _send(signal.SIGKILL), reasons=_LOST, takes_node=True, leaves_files=True),
-    Fault("srun-killed", 2, SRUN, _send(signal.SIGKILL), reasons=(*_LOST, *_TOLD), ends_job=True, leaves_files=True),
-    Fault("ftsrun-killed", 2, FTSRUN, _send(signal.SIGKILL), reasons=(*_LOST, *_TOLD), ends_job=True,
+    Fault("srun-killed", 2, SRUN, _send(signal.SIGKILL), reasons=(*_LOST, *_STOPPED), ends_job=True, leaves_files=True),
+    Fault("ftsrun-killed", 2, FTSRUN, _send(signal.SIGKILL), reasons=(*_LOST, *_STOPPED), ends_job=True,
           leaves_files=True),
-    Fault("ftsrun-terminated", 2, FTSRUN, _send(signal.SIGTERM), reasons=_TOLD, ends_job=True),
-    Fault("scancel", 3, NOWHERE, _slurm("scancel"), reasons=_TOLD, ends_job=True, spares_start=True),
-    Fault("requeue", 4, NOWHERE, _slurm("scontrol", "requeue"), reasons=_TOLD, window_s=30.0, spares_start=True),
+    Fault("ftsrun-terminated", 2, FTSRUN, _send(signal.SIGTERM), reasons=_STOPPED, ends_job=True),
+    Fault("scancel", 3, NOWHERE, _slurm("scancel"), reasons=_STOPPED, ends_job=True, spares_start=True),
+    Fault("requeue", 4, NOWHERE, _slurm("scontrol", "requeue"), reasons=_STOPPED, window_s=30.0, spares_start=True),
 )  # fmt: skip
 
 FAULTS: tuple[Fault, ...] = (*_RANKS, *_AGENTS, *_NODES, *_NETWORK, *_DIRECTORY, *_SLURM)

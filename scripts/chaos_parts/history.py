@@ -1,4 +1,4 @@
-"""What is known of one job when it is judged: facts only, as they were recorded, and their form as JSON."""
+"""Recorded facts of one job for the judge, and their JSON form."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Injection:
-    """A fault that was done.
+    """An injected fault.
 
     Attributes:
         kind: its name in the registry.
-        begin_ns: when.
-        end_ns: when it was undone; None: there was nothing to undo.
-        node: the node that was hit; None: no single one.
-        rank: the rank that was hit, None if none was.
+        begin_ns: time of injection.
+        end_ns: time of removal; None: nothing to remove.
+        node: the target node; None: no single one.
+        rank: the target rank, None without one.
         round: the newest round at that time, 0 before the first.
     """
 
@@ -29,19 +29,19 @@ class Injection:
 
     @property
     def over_ns(self) -> int:
-        """When it was over."""
+        """When it ended."""
         return self.begin_ns if self.end_ns is None else self.end_ns
 
     @property
     def text(self) -> str:
-        """It, in a few words."""
+        """Short description."""
         where = f" rank {self.rank}" if self.rank is not None else f" {self.node}" if self.node else ""
         return f"{self.kind}{where}"
 
 
 @dataclass(frozen=True)
 class Commit:
-    """A checkpoint that became visible, between these times: the shared directory itself wrote that down."""
+    """A checkpoint that became visible between these times, from the shared directory's journal."""
 
     began_ns: int
     done_ns: int
@@ -54,7 +54,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class Event:
-    """What a rank says that it did, see `chaos_parts.count`."""
+    """An event recorded by a rank, see `chaos_parts.count`."""
 
     time_ns: int
     what: str
@@ -69,7 +69,7 @@ class Event:
 
 @dataclass(frozen=True)
 class FirstFailure:
-    """What the report says a round ended by."""
+    """A round's first failure according to the report."""
 
     cause: str
     what: str
@@ -81,7 +81,7 @@ class FirstFailure:
 
 @dataclass(frozen=True)
 class PastRound:
-    """A round as the report tells it."""
+    """A round according to the report."""
 
     number: int
     attempt: str
@@ -94,7 +94,7 @@ class PastRound:
 
 @dataclass(frozen=True)
 class Report:
-    """What the report says of the whole run."""
+    """The report's data on the whole run."""
 
     status: str
     rounds: tuple[PastRound, ...]
@@ -104,7 +104,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Closed:
-    """How the run's last state says that it ended."""
+    """The end of the run according to its last state."""
 
     outcome: str
     reason: str
@@ -117,7 +117,7 @@ class Leftover:
     """A file or directory that ftslurm left on a node's local disk.
 
     Attributes:
-        earlier: an earlier job has left it, and an agent of this one has started on that node since.
+        earlier: left by an earlier job, although an agent of this job has started on that node since.
     """
 
     node: str
@@ -130,16 +130,16 @@ class History:
     """One job.
 
     Attributes:
-        steps, nodes, min_nodes, max_restarts: what it was.
+        steps, nodes, min_nodes, max_restarts: its parameters.
         batch_host: the node of its batch script.
-        begin_ns, end_ns: when it was submitted, and when it was over or given up.
+        begin_ns, end_ns: when it was submitted, and when it ended or was given up.
         stuck: why it was given up; empty: it ended.
-        state, exit_code: as Slurm says, such as "COMPLETED" and "0:0".
-        result: the step and the sum of the result file; None: there is none.
-        running: processes of the job that were left when it was over, a line each.
-        stale: processes of a past round that were seen beside those of a newer one on their node.
-        leftovers: what was left on the nodes' disks.
-        output: what the job printed.
+        state, exit_code: according to Slurm, such as "COMPLETED" and "0:0".
+        result: the step and the sum of the result file; None without one.
+        running: processes of the job left after its end, one line each.
+        stale: processes of a past round observed together with those of a newer one on their node.
+        leftovers: files left on the nodes' disks.
+        output: the job's output.
     """
 
     name: str
@@ -165,10 +165,10 @@ class History:
     output: str = field(default="", repr=False)
 
     def as_json(self) -> dict[str, Any]:
-        """Return it for a file that people read after a miss."""
+        """Return it as a JSON object, kept after a miss."""
         return asdict(self)
 
 
 def pick(cls: type[Any], values: Mapping[str, Any]) -> Any:
-    """Make a `cls` of those of the values that it has fields for."""
+    """Return a `cls` from the values of its fields."""
     return cls(**{each.name: values[each.name] for each in fields(cls) if each.name in values})

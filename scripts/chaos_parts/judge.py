@@ -1,4 +1,4 @@
-"""What was broken, from a job's history (pure): for each promise a function that returns a line for each breach."""
+"""Broken promises, from a job's history (pure): for each promise a function that returns a line per breach."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from chaos_parts.reasons import SECOND_NS, explanations, tell
 
 SUCCEEDED = "succeeded"
 QUIET_NS = 30 * SECOND_NS
-"""A save on SIGTERM is asked for only where no other fault was on its way for so long."""
+"""A save on SIGTERM is required only if no other fault was active for this time."""
 OWN_TRACEBACK = re.compile(r'File "[^"]*/ftslurm/(agent|report|slurm|status)/[^"]*"')
-"""A traceback of ftslurm's own processes; ranks may be stopped anywhere in what they call."""
+"""A traceback of ftslurm's own processes; ranks may be stopped anywhere in their code."""
 
 
 @dataclass(frozen=True)
@@ -58,22 +58,22 @@ def in_order(history: History) -> list[str]:
     last: dict[str, Commit] = {}
     for commit in sorted(history.commits, key=lambda commit: commit.began_ns):
         if newest is not None and commit.round < newest.round and commit.began_ns > newest.done_ns:
-            wrong.append(f"{_told(commit)} became visible after {_told(newest)}")
+            wrong.append(f"{_commit_text(commit)} became visible after {_commit_text(newest)}")
         before = last.get(commit.name)
         if before is not None and before.round == commit.round and commit.step < before.step:
-            wrong.append(f"{_told(commit)} became visible after {_told(before)}")
+            wrong.append(f"{_commit_text(commit)} became visible after {_commit_text(before)}")
         last[commit.name] = commit
         if newest is None or commit.round > newest.round:
             newest = commit
     return wrong
 
 
-def _told(commit: Commit) -> str:
+def _commit_text(commit: Commit) -> str:
     return f"{commit.name} of round {commit.round}, step {commit.step},"
 
 
 def restored(history: History) -> list[str]:
-    """A round goes on from the newest checkpoint: what was committed is not lost."""
+    """A round continues from the newest checkpoint: no commit is lost."""
     wrong = []
     for event in history.events:
         if event.what != "restored":
@@ -87,7 +87,9 @@ def restored(history: History) -> list[str]:
         steps = {commit.step for commit in visible if commit not in settled}
         steps.add(max(settled, key=lambda commit: commit.done_ns).step if settled else 0)
         if event.step not in steps:
-            wrong.append(f"round {event.round} went on from step {event.step}, the newest checkpoint had {max(steps)}")
+            wrong.append(
+                f"round {event.round} continued from step {event.step}, the newest checkpoint had {max(steps)}"
+            )
     return wrong
 
 
@@ -102,7 +104,7 @@ def _before(history: History, event: Event, what: str) -> Event | None:
 
 
 def saved(history: History) -> list[str]:
-    """A save on SIGTERM is committed when the whole job was told to stop."""
+    """A save on SIGTERM is committed when the whole job is stopped."""
     wrong = []
     for injection in history.injections:
         if injection.kind not in ("scancel", "requeue") or not _alone(history, injection):
@@ -152,17 +154,17 @@ def _alone(history: History, injection: Injection) -> bool:
 
 
 def left_nothing(history: History) -> list[str]:
-    """Nothing is left running on any node: neither when the job is over, nor of a past round beside a newer one."""
+    """No process is left on any node: neither after the job, nor of a past round together with a newer one."""
     return [f"left running: {line}" for line in history.running] + [
         f"left of a past round beside a newer one: {line}" for line in history.stale
     ]
 
 
 def left_clean(history: History) -> list[str]:
-    """Nothing is left on the nodes' disks, but by what was killed so that it could not clean up."""
+    """No files are left on the nodes' disks, except by processes that were killed before they could clean up."""
     leaving = [each for each in history.injections if BY_NAME[each.kind].leaves_files]
     nodes = {each.node for each in leaving}
-    # Where nothing closed the run, all agents were killed; `persisted` and `ended` say whether that may be.
+    # If the run is not closed, all agents were killed; `persisted` and `ended` check whether that is permitted.
     everywhere = history.closed is None or any(BY_NAME[each.kind].ends_job or each.node is None for each in leaving)
     since = " of an earlier job, although an agent has started there since"
     return [
@@ -173,12 +175,12 @@ def left_clean(history: History) -> list[str]:
 
 
 SRUN_ABORTS = "srun: error: Aborting, "
-"""What srun prints before it ends the whole step, in spite of --no-kill: a node rebooted before Slurm
-noticed, so that its connection broke and it knows nothing of the step (step_launch.c)."""
+"""Message of srun before it ends the whole step, in spite of --no-kill: a node rebooted before Slurm
+detected it, so that its connection broke and it has no record of the step (step_launch.c)."""
 
 
 def explained(history: History) -> list[str]:
-    """Each round that ended, ended by what was done to it, and the report names that."""
+    """The end of each round is explained by an injected fault that the report names."""
     if history.report is None:
         return []
     return [
@@ -189,7 +191,7 @@ def explained(history: History) -> list[str]:
 
 
 def noticed(history: History) -> list[str]:
-    """A rank that was made to fail did not count as one that succeeded."""
+    """A rank with an injected failure does not count as succeeded."""
     if history.report is None:
         return []
     good = {past.number for past in history.report.rounds if past.outcome == SUCCEEDED}
@@ -253,20 +255,20 @@ def _ends_batch_script(injection: Injection) -> bool:
 
 
 def reported(history: History) -> list[str]:
-    """The report is there, says how the run ended, and ftslurm has met no error of its own."""
+    """The report exists and has the run's outcome, and ftslurm has had no internal error."""
     wrong = []
     closed, report = history.closed, history.report
     if report is None:
-        # ftsrun may be killed before there is a run at all.
+        # ftsrun may be killed before the run exists.
         if history.events or not any(each.kind == "ftsrun-killed" for each in history.injections):
             wrong.append("there is no report")
     elif closed is not None and report.status != closed.outcome:
         wrong.append(f"the report says {report.status}, the run's state {closed.outcome}")
     elif report.status == "running" and not history.stuck:
-        wrong.append("the report says that the run is still running")
+        wrong.append("according to the report the run is still running")
     for line in history.output.splitlines():
         if "internal error" in line or OWN_TRACEBACK.search(line):
-            wrong.append(f"ftslurm met an error of its own: {line.strip()}")
+            wrong.append(f"ftslurm had an internal error: {line.strip()}")
             break
     return wrong
 

@@ -1,6 +1,6 @@
-"""How the ranks add their numbers up: over plain sockets in a star, or with torch's gloo.
+"""All-reduce of the ranks: over plain sockets in a star, or with torch's gloo.
 
-A link that breaks raises what gloo would: the report has the same to judge as with torch, at a hundredth of its cost.
+A broken link raises the same error as gloo, so that the report gets the same evidence at a hundredth of the cost.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class Link(Protocol):
     """The connection of one rank to the others."""
 
     def all_sum(self, value: int) -> int:
-        """Return the sum of what all ranks gave, to all of them."""
+        """Return the sum of the values of all ranks, on all of them."""
 
     def close(self) -> None:
-        """End it, when all ranks are done."""
+        """Close it after all ranks are done."""
 
 
 class Star:
@@ -65,7 +65,7 @@ class Star:
                 missing = sorted(set(range(1, world_size)) - set(peers))
                 raise RuntimeError(f"gloo/star: Timed out waiting for ranks {missing} to connect") from None
             except OSError:
-                # One that came and went, or that was no rank.
+                # A connection that was closed at once, or not from a rank.
                 continue
         listener.close()
         return dict(sorted(peers.items()))
@@ -119,7 +119,7 @@ class Gloo:
 
 
 def link(kind: str) -> Link:
-    """Return this rank's link to the others, as its environment says; `kind` is "star" or "gloo"."""
+    """Return this rank's link to the others, configured by its environment; `kind` is "star" or "gloo"."""
     if kind == "gloo":
         return Gloo()
     environment = os.environ

@@ -1,4 +1,4 @@
-"""Who is who among the processes of the nodes: read from /proc of the machine that the nodes are on."""
+"""Roles of the processes of the nodes, read from /proc of the host machine."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ WANTED = ("SLURM_JOB_ID", "FTSLURM_ROUND", "RANK")
 
 @dataclass(frozen=True)
 class Process:
-    """A process, as it was seen.
+    """An observed process.
 
     Attributes:
-        pid: as seen from outside of the nodes.
-        started: when, in clock ticks since the machine's start: a pid alone may be another process by now.
+        pid: in the host's PID namespace.
+        started: in clock ticks since the machine's start: a pid alone may have been reused.
         state: as in proc(5), such as "S".
         name: the kernel's short name of it.
-        node: the node that it is on.
-        job: Slurm's number of its job, empty if it has none.
+        node: its node.
+        job: its Slurm job id, empty without one.
         round: the round whose rank it is, or was started by; 0: none.
         rank: that rank, None: none.
     """
@@ -40,13 +40,13 @@ class Process:
 
     @property
     def text(self) -> str:
-        """It, in a line."""
+        """Description in one line."""
         of = f" of rank {self.rank}, round {self.round}" if self.rank is not None else ""
         return f"{self.node}: {self.pid} {self.state} {self.command[:160]}{of}"
 
 
 def roles(processes: Iterable[Process], job: str) -> dict[str, list[Process]]:
-    """Return the job's processes by their part in it; each part's list is sorted by node and rank."""
+    """Return the job's processes by role; each role's list is sorted by node and rank."""
     living = {process.pid: process for process in processes if process.state not in "ZX"}
     found: dict[str, list[Process]] = {part: [] for part in (RANK, AGENT, GUARDIAN, STEPD, SRUN, FTSRUN, LEFT_BEHIND)}
     for process in living.values():

@@ -1,4 +1,4 @@
-"""Whether a round that ended is explained by a fault that was done (pure)."""
+"""Explanation of the end of a round by an injected fault (pure)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from chaos_parts.faults import BY_NAME, STOPPED, THIS_NODE, THIS_RANK, Reason
 from chaos_parts.history import History, Injection, PastRound
 
 EARLY_NS = 1_000_000_000
-"""A fault is noted when it has been done; its effect may be there a moment before."""
+"""A fault is recorded after its injection; its effect may occur a moment earlier."""
 SECOND_NS = 1_000_000_000
 ENDED_WELL = ("succeeded", "running")
 
 
 def explanations(history: History, past: PastRound) -> list[Injection]:
-    """Return the faults that explain why a round ended as the report says."""
+    """Return the faults that explain the end of a round according to the report."""
     return [each for each in history.injections if _in_time(each, past) and _fits(each, past)]
 
 
@@ -42,9 +42,9 @@ def _is(reason: Reason, injection: Injection, past: PastRound) -> bool:
 
 
 def tell(past: PastRound) -> str:
-    """Return how a round ended, in a line."""
+    """Describe the end of a round in one line."""
     first = past.first
     if first is None:
         return f"round {past.number} {past.outcome}: {past.reason or 'no reason'}"
-    who = f"rank {first.rank} on {first.node}" if first.rank is not None else ", ".join(first.nodes) or first.node
-    return f"round {past.number} {past.outcome}: {who}: {first.cause} ({first.what}); decided: {past.reason}"
+    where = f"rank {first.rank} on {first.node}" if first.rank is not None else ", ".join(first.nodes) or first.node
+    return f"round {past.number} {past.outcome}: {where}: {first.cause} ({first.what}); decided: {past.reason}"

@@ -1,4 +1,4 @@
-"""One job: submitted, hit by what its plan says, watched until it is over or given up."""
+"""One job: submission, faults according to its plan, observation until it ends or is given up."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from chaos_parts.strikes import Scene, Strikes
 from chaos_parts.world import World
 
 COUNT = Path(__file__).with_name("count.py")
-TICK_S, LOOK_S = 0.1, 1.0
+TICK_S, OBSERVE_S = 0.1, 1.0
 ALONE_S = 45.0
-"""A job that is RUNNING without what keeps it alive is stuck after this: longer than KillWait, than Slurm takes to
-notice that a node is down (SlurmdTimeout), and than its batch script may take for the report."""
+"""Time after which a job that is RUNNING without processes is stuck, in seconds: longer than KillWait, than Slurm
+takes to detect that a node is down (SlurmdTimeout), and than its batch script may take for the report."""
 END_S = 120.0
-"""Beside the work that is left, so long a job may take after the last fault: time-outs of nodes and of joining."""
+"""Time that a job may take after the last fault in addition to its remaining work, in seconds: time-outs of nodes and
+of joining."""
 SETTLE_S = 25.0
-STALE_LOOKS = 3
-"""Looks in a row at which a process of a past round must be there; while a round begins, one may be on its way out."""
+STALE_COUNT = 3
+"""Number of consecutive observations of a process of a past round; while a round begins, one may be about to end."""
 OVER = (
     "COMPLETED",
     "FAILED",
@@ -42,12 +43,12 @@ JOIN_TIMEOUT_S, HEARTBEAT_TIMEOUT_S, INITIAL_TIMEOUT_S, MAX_RESTARTS = 30, 30, 7
 
 @dataclass(frozen=True)
 class Watched:
-    """What was seen of a job from outside.
+    """Observations of a job from outside.
 
     Attributes:
-        job: Slurm's number of it; empty when it could not be submitted.
+        job: the Slurm job id; empty if it could not be submitted.
         name: its directory's name in the shared directory.
-        facts: what Slurm said of it last.
+        facts: Slurm's last data on it.
         running, stale: see `chaos_parts.history.History`.
     """
 
@@ -64,13 +65,13 @@ class Watched:
 
 @dataclass(frozen=True)
 class Sight:
-    """What a look at a running job shows; times in monotonic seconds.
+    """One observation of a running job; times in monotonic seconds.
 
     Attributes:
-        state: as Slurm says; empty: it did not answer.
-        deadline: when it should be over.
+        state: according to Slurm; empty: no answer.
+        deadline: latest end.
         processes: whether it has any.
-        agents: whether agents are among them.
+        agents: whether it has agents.
         closed: whether its run is closed.
         processes_at, agents_at: when there were any last.
     """
@@ -86,7 +87,7 @@ class Sight:
 
 
 def stuck(sight: Sight) -> str:
-    """Return why a job will not end any more; empty: it may."""
+    """Return why a job will never end; empty: it may."""
     if sight.now > sight.deadline:
         return f"{sight.state} still, {END_S:.0f} s and more after the last fault was over"
     if sight.state != "RUNNING":
@@ -123,11 +124,11 @@ class JobRun:
 
     @property
     def beneath(self) -> Path:
-        """The job's directory, beneath what may fail."""
+        """The job's directory in the backing directory, which has no faults."""
         return self.world.shared.beneath / self.name
 
     def run(self) -> Watched:
-        """Do it all; return what was seen.
+        """Run the job; return the observations.
 
         Raises:
             chaos_parts.world.LabError: the lab itself failed.
@@ -140,7 +141,7 @@ class JobRun:
         if why:
             self.note("given up", why=why)
         running = self._settle(bool(why)) if self.job else ()
-        stale = tuple(line for looks, line in self._stale.values() if looks >= STALE_LOOKS)
+        stale = tuple(line for times, line in self._stale.values() if times >= STALE_COUNT)
         done = tuple(self.strikes.injections)
         return Watched(self.job, self.name, begin_ns, end_ns, self.facts, done, why, running, stale)
 
@@ -162,9 +163,9 @@ class JobRun:
             *("--checkpoints", str(self.directory / "checkpoints")),
         ]
         (self.beneath / "job.sbatch").write_text(f"#!/bin/bash\nexec ftsrun {join([*ours, *program])}\n")
-        words = ["sbatch", "--parsable", f"--nodes={len(self.world.nodes)}", "--ntasks-per-node=1", "--no-kill"]
-        words += ["--requeue", "--open-mode=append", "--output=slurm-%j.out", "job.sbatch"]
-        self.job = self.world.slurm(*words, cwd=self.directory).strip().partition(";")[0]
+        command = ["sbatch", "--parsable", f"--nodes={len(self.world.nodes)}", "--ntasks-per-node=1", "--no-kill"]
+        command += ["--requeue", "--open-mode=append", "--output=slurm-%j.out", "job.sbatch"]
+        self.job = self.world.slurm(*command, cwd=self.directory).strip().partition(";")[0]
         self.note("submitted", job=self.job, name=self.name)
         self._plan(BEFORE)
 
@@ -174,25 +175,25 @@ class JobRun:
                 self.strikes.plan(blow)
 
     def _watch(self) -> str:
-        look_at = 0.0
+        observe_at = 0.0
         while True:
             self.strikes.act()
-            if time.monotonic() >= look_at:
-                look_at = time.monotonic() + LOOK_S
-                why = self._look()
+            if time.monotonic() >= observe_at:
+                observe_at = time.monotonic() + OBSERVE_S
+                why = self._observe()
                 if why is not None:
                     return why
             time.sleep(TICK_S)
 
-    def _look(self) -> str | None:
-        """Look at the job; return why it is given up, "" when it is over, None while it goes on."""
+    def _observe(self) -> str | None:
+        """Observe the job; return why it is given up, "" if it has ended, None while it runs."""
         self.facts = self.world.job(self.job) or self.facts
         state = self.facts.get("JobState", "")
         if state in OVER:
             return ""
-        self._see()
+        self._read_processes()
         if state == "PENDING" and self.facts.get("Restarts", "0") != self._restarts:
-            self._hurry()
+            self._start_now()
         if not self._training and self.events.exists() and '"counting"' in self.events.read_text():
             self._training = True
             self._plan(TRAINING)
@@ -208,27 +209,27 @@ class JobRun:
         )
         return stuck(sight) or None
 
-    def _see(self) -> None:
-        """See the job's processes, and what its run's state says."""
+    def _read_processes(self) -> None:
+        """Read the job's processes, and its run's state."""
         self._parts = roles(self.world.processes(), self.job)
         self._state = read_state(self.beneath) or self._state
         hurt = self.strikes.hurt | set(self.world.down)
-        seen = {(one.pid, one.started): one for one in left_of_past_rounds(self._parts) if one.node not in hurt}
-        for key in {*seen, *self._stale}:
-            looks, line = self._stale.get(key, (0, ""))
-            if looks < STALE_LOOKS:
-                self._stale[key] = (looks + 1, seen[key].text) if key in seen else (0, line)
+        found = {(one.pid, one.started): one for one in left_of_past_rounds(self._parts) if one.node not in hurt}
+        for key in {*found, *self._stale}:
+            times, line = self._stale.get(key, (0, ""))
+            if times < STALE_COUNT:
+                self._stale[key] = (times + 1, found[key].text) if key in found else (0, line)
 
     def _scene(self) -> Scene:
-        """Return what there is to hit now."""
-        self._see()
+        """Return the current possible targets."""
+        self._read_processes()
         nodes = [node for node in self.world.nodes if node not in self.world.down]
         run = run_directory(self.beneath)
         joined = {path.stem for path in run.glob("nodes/*.json")} if run is not None else set()
         return Scene(self.job, self._parts, nodes, joined >= set(nodes), self._state.round if self._state else 0)
 
-    def _hurry(self) -> None:
-        """Have a requeued job start as soon as it can: it needs all nodes and its directory, and Slurm would wait."""
+    def _start_now(self) -> None:
+        """Start a requeued job at once: restore its nodes and its directory, and skip Slurm's delay."""
         self._restarts = self.facts.get("Restarts", "0")
         self.note("requeued", restarts=self._restarts)
         self.strikes.undo_all(lambda fault: fault.hits == NODE or fault.shared == DIRECTORY)
@@ -237,17 +238,17 @@ class JobRun:
     # Its end
 
     def _settle(self, given_up: bool) -> tuple[str, ...]:
-        """End a job that was given up; return the processes that are left of the job, once they had time to go."""
-        seen = self._left()
+        """End a job that was given up; return the job's processes that are left after `SETTLE_S`."""
+        found = self._left()
         if given_up:
-            for line in seen:
+            for line in found:
                 self.note("was there", process=line)
             self.world.slurm("scancel", self.job)
         deadline = time.monotonic() + SETTLE_S
-        while seen and time.monotonic() < deadline:
+        while found and time.monotonic() < deadline:
             time.sleep(0.5)
-            seen = self._left()
-        return tuple(seen)
+            found = self._left()
+        return tuple(found)
 
     def _left(self) -> list[str]:
         mine = f"[{self.job}."

@@ -1,4 +1,4 @@
-"""Which faults each job of a seed meets, and when (pure): the same seed and number give the same plan, always."""
+"""Faults of each job of a seed, with their times (pure): the same seed and number always give the same plan."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ BEFORE, TRAINING = "after submission", "after training began"
 
 @dataclass(frozen=True)
 class Blow:
-    """A fault that is to be done.
+    """A planned fault.
 
     Attributes:
         fault: its name in the registry.
-        since: what its time is counted from: BEFORE or TRAINING.
+        since: origin of its time: BEFORE or TRAINING.
         at_s: its time, in seconds.
-        last_s: how long until it is undone, in seconds.
-        choice: from 0 to 1: which of those that it could hit.
+        last_s: time until its removal, in seconds.
+        choice: from 0 to 1: selects one of its possible targets.
     """
 
     fault: str
@@ -36,11 +36,11 @@ class Plan:
     """One job.
 
     Attributes:
-        number: which of the seed's jobs, from 1 on.
+        number: index of the seed's job, from 1.
         link: "star" or "gloo", see `chaos_parts.links`.
         per_node: ranks on each node.
-        options: more options for ftslurm.
-        slow_stop_s: how long a rank takes to save when it is told to stop, in seconds.
+        options: additional options of ftslurm.
+        slow_stop_s: time that a stopped rank takes to save, in seconds.
     """
 
     number: int
@@ -56,12 +56,12 @@ def plan(seed: int, number: int, faults: Sequence[Fault] = FAULTS, gloo: bool = 
     """Return the plan of one job.
 
     Args:
-        seed, number: of which everything follows.
+        seed, number: determine the plan.
         faults: those to choose from.
         gloo: some jobs may use torch.
     """
     rng = random.Random(f"{seed}/{number}")
-    # Drawn in any case, so that the rest is the same with torch and without.
+    # Always drawn, so that the rest is the same with torch and without.
     with_gloo = rng.random() < 0.12
     per_node = rng.choice((1, 2, 2, 2))
     standby = rng.random() < 0.25

@@ -1,6 +1,6 @@
-"""The shared directory of the lab's nodes: each node has a mount of its own over one directory, and each can fail.
+"""The shared directory of the lab's nodes: each node has its own mount of one backing directory, with its own faults.
 
-What chaos itself reads or writes there it does beneath, where nothing fails; only sbatch sees it as the nodes do.
+chaos itself accesses the backing directory, which has no faults; only sbatch uses a mount.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 HELD_S = 4.0
-"""So long a rename is waited for that the file server may hold; a rank commits more often than that."""
+"""Time to wait for a rename that the file server can hold, in seconds; a rank commits more often."""
 LOGIN = "login"
 PATTERNS = ("*/checkpoints/*.json", "*/state/0*.json")
 
 
 class SharedDirectory:
-    """Where the jobs run, as seen by all nodes at the same path.
+    """Directory of the jobs, at the same path on all nodes.
 
     Args:
         base: a directory of this machine's own disk.
         nodes: the nodes' names.
 
     Attributes:
-        path: the directory as the nodes see it.
-        beneath: the same directory, beneath the mounts.
+        path: the directory on the nodes.
+        beneath: the same directory in the backing directory.
     """
 
     def __init__(self, base: Path, nodes: Iterable[str]) -> None:
@@ -46,7 +46,7 @@ class SharedDirectory:
 
     @property
     def beneath(self) -> Path:
-        """Also while the directory is renamed."""
+        """The backing directory, also while it is renamed."""
         away = self._away
         return away if away.exists() else self._backing / "work"
 
@@ -55,7 +55,7 @@ class SharedDirectory:
         return self._backing / "work.away"
 
     def boot_command(self, log: Path) -> str:
-        """Return what a node does when it boots, for bash: mount the directory."""
+        """Return the bash command by which a booting node mounts the directory."""
         words = join(self._server("node")).replace(str(self._control / "node"), f'{self._control}/"$SLURMLAB_NODE"')
         return (
             f"exec 3< <(exec env PYTHONPATH={quote(str(CHECKOUT))} {words} 2>>{quote(str(log))}); "
@@ -77,7 +77,7 @@ class SharedDirectory:
             raise OSError(f"the shared directory cannot be mounted: {log.read_text().strip()[-300:]}")
 
     def unmount(self) -> None:
-        """Take this machine's mount away."""
+        """Unmount it on this machine."""
         if self._own is not None:
             self._own.terminate()
             self._own.wait()
@@ -88,25 +88,25 @@ class SharedDirectory:
         return [*words, "--journal", str(self._journal), *PATTERNS]
 
     def let(self, fault: str, node: str | None = None) -> None:
-        """Let the directory fail, see `ftslurm.testing.faulty_mount`; on that node alone, if one is named."""
+        """Inject a fault, see `ftslurm.testing.faulty_mount`; on one node, or on all."""
         for name in self._nodes if node is None else (node,):
             (self._control / name).write_text(fault)
 
     def mend(self) -> None:
-        """Let it work again, everywhere."""
+        """Remove the faults on all nodes."""
         self.let("")
 
     def move_away(self) -> None:
-        """Give it another name."""
+        """Rename it."""
         (self._backing / "work").rename(self._away)
 
     def move_back(self) -> None:
-        """Give it its name back, if it has not got it."""
+        """Undo `move_away`, if needed."""
         if self._away.exists():
             self._away.rename(self._backing / "work")
 
     def hold_a_commit(self, node: str) -> bool:
-        """Let the node's next commit be done only when the directory works again; tell whether there is one."""
+        """Hold the node's next commit until `mend`; return whether there is one."""
         before = len(list(self.journal()))
         self.let("hold-renames */checkpoints/*.json", node)
         deadline = time.monotonic() + HELD_S
@@ -117,7 +117,7 @@ class SharedDirectory:
         return False
 
     def journal(self) -> Iterator[dict[str, Any]]:
-        """Return what got its name, in order."""
+        """Yield the journal's entries, in order."""
         if not self._journal.exists():
             return
         with self._journal.open() as lines:

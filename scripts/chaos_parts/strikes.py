@@ -1,4 +1,4 @@
-"""The faults of one job: each is done when it is due, to something that it can hit, and undone when its time is up."""
+"""The faults of one job: each is injected into a possible target at its time, and removed after its duration."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from chaos_parts.world import World
 
 T = TypeVar("T")
 TARGET_S, RETRY_S = 15.0, 0.3
-"""So long a fault waits for something that it can hit, and so often it looks."""
+"""Time that a fault waits for a target, and interval of its attempts, in seconds."""
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What there is to hit.
+    """Possible targets.
 
     Attributes:
-        job: Slurm's number of it.
-        parts: its processes, by their part in it.
-        nodes: the nodes that live and can be reached.
+        job: the Slurm job id.
+        parts: its processes, by role.
+        nodes: the live and reachable nodes.
         begun: all of these nodes have published their records.
         round: the newest round, 0 before the first.
     """
@@ -52,13 +52,13 @@ class Scene:
 
 
 def target_of(fault: Fault, choice: float, scene: Scene) -> Target | None:
-    """Return what a fault hits, None while there is nothing that it can hit.
+    """Return the target of a fault, None while there is none.
 
     Args:
-        choice: from 0 to 1, which of those that it could hit.
+        choice: from 0 to 1, selects one of the possible targets.
     """
     if fault.shared == DIRECTORY and not scene.begun:
-        # A job that finds its directory failing is refused, and rightly so.
+        # A job whose directory fails at its start is refused, as intended.
         return None
     if fault.hits == NOWHERE:
         return Target(scene.job)
@@ -82,7 +82,7 @@ def _choose(candidates: Sequence[T], choice: float) -> T:
 
 @dataclass(frozen=True)
 class _Active:
-    """A fault that goes on."""
+    """An active fault."""
 
     index: int
     fault: Fault
@@ -90,15 +90,15 @@ class _Active:
 
 
 class Strikes:
-    """Does and undoes the faults of a job.
+    """Injects and removes the faults of a job.
 
     Args:
-        world: where.
-        scene: returns what there is to hit now.
-        note: writes down what is done.
+        world: the lab.
+        scene: returns the current possible targets.
+        note: logs actions.
 
     Attributes:
-        injections: what was done so far.
+        injections: the faults injected so far.
     """
 
     def __init__(self, world: World, scene: Callable[[], Scene], note: Callable[..., None]) -> None:
@@ -110,25 +110,25 @@ class Strikes:
 
     @property
     def busy(self) -> bool:
-        """Whether a fault goes on, or is to come."""
+        """Whether a fault is active or planned."""
         return bool(self._active or self._due)
 
     @property
     def hurt(self) -> set[str | None]:
-        """The nodes on which a fault goes on."""
+        """The nodes with an active fault."""
         return {self.injections[active.index].node for active in self._active}
 
     def plan(self, blow: Blow) -> None:
-        """Have a fault done when its time, counted from now, has come."""
+        """Schedule a fault; its time counts from now."""
         self._at(blow.at_s, partial(self._strike, blow, TARGET_S))
 
     def act(self) -> None:
-        """Do and undo what is due."""
+        """Inject and remove the faults that are due."""
         while self._due and self._due[0][0] <= time.monotonic():
             heapq.heappop(self._due)[2]()
 
     def undo_all(self, these: Callable[[Fault], bool] = lambda fault: True) -> None:
-        """Undo now what goes on; `these` tells which."""
+        """Remove active faults now; `these` selects them."""
         for active in list(self._active):
             if these(active.fault):
                 self._undo(active)
@@ -148,7 +148,7 @@ class Strikes:
         elif patience_s > 0:
             self._at(RETRY_S, partial(self._strike, blow, patience_s - RETRY_S))
         else:
-            self._note("skipped", fault=fault.name, why="there was nothing to hit")
+            self._note("skipped", fault=fault.name, why="no target")
 
     def _inject(self, fault: Fault, target: Target, scene: Scene, last_s: float) -> None:
         main = target.processes[0] if target.processes else None

@@ -1,4 +1,4 @@
-"""The lines that scripts/chaos prints (pure)."""
+"""The printed lines of scripts/chaos (pure)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ SUCCEEDED = "succeeded"
 
 @dataclass(frozen=True)
 class Verdict:
-    """One job that was judged.
+    """Result of one job.
 
     Attributes:
-        kept: where everything about it is, if it missed something.
+        kept: directory of all its files, in case of a miss.
     """
 
     number: int
@@ -27,14 +27,14 @@ class Verdict:
 
 
 def outcome(history: History) -> str:
-    """Return in a word how a job ended."""
+    """Return the outcome of a job."""
     if history.stuck:
         return "given up"
     return history.closed.outcome if history.closed is not None else history.state.lower() or "never started"
 
 
 def job_lines(verdict: Verdict) -> list[str]:
-    """Return what is said of one job when it is over."""
+    """Return the printed lines of one finished job."""
     history = verdict.history
     faults = ", ".join(each.text for each in history.injections) or "nothing"
     restarts = history.report.restarts_used if history.report is not None else 0
@@ -50,7 +50,7 @@ def job_lines(verdict: Verdict) -> list[str]:
 
 
 def summary(verdicts: Sequence[Verdict]) -> list[str]:
-    """Return the table: each kind of fault, how often it was done, and what became of the jobs that met it."""
+    """Return the table: each kind of fault, its number, and the outcomes of its jobs."""
     rows: dict[str, Counter[str]] = {}
     for verdict in verdicts:
         for kind, times in Counter(each.kind for each in verdict.history.injections).items():

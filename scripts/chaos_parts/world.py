@@ -1,4 +1,4 @@
-"""The lab that the jobs run on: its nodes, its Slurm and its shared directory. All doing goes through here."""
+"""The lab of the jobs: its nodes, its Slurm and its shared directory. All actions are here."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from chaos_parts.shared import CHECKOUT, SharedDirectory
 
 LAB = CHECKOUT / "scripts" / "slurm-lab"
 COMMAND_S = 20.0
-"""Slurm's commands wait a while for a slurmctld that is not there."""
+"""Time-out of Slurm's commands, in seconds, which wait for a missing slurmctld."""
 SAVED_S = 8.0
 HEALED_S = 90.0
 
 
 class LabError(Exception):
-    """The lab did not do what it was asked; the text says what."""
+    """An operation of the lab failed; the text has the reason."""
 
 
 class World:
-    """A lab of its own, in a directory of its own.
+    """A lab in its own directory.
 
     Args:
         base: an empty directory of this machine's own disk, with a short path (Unix sockets are made in it).
-        nodes: how many.
+        nodes: number of nodes.
         settings: lines of slurm.conf that replace the lab's.
-        note: writes down what is done.
+        note: logs actions.
 
     Attributes:
-        down: nodes that are dead, frozen or cut off now, and how.
+        down: nodes that are dead, frozen or cut off, with the condition.
     """
 
     def __init__(self, base: Path, nodes: int, settings: list[str], note: Callable[..., None]) -> None:
@@ -58,13 +58,13 @@ class World:
     # The lab
 
     def up(self) -> None:
-        """Bring it up.
+        """Start the lab.
 
         Raises:
-            LabError: it cannot be.
+            LabError: it cannot be started.
         """
         prolog = self.base / "task-prolog"
-        # Each node has a disk of its own for temporary files, as far as programs can tell.
+        # Each node appears to have its own disk for temporary files.
         prolog.write_text(
             f'#!/bin/bash\nmkdir -p "{self._tmp}/$SLURMD_NODENAME"\necho "export TMPDIR={self._tmp}/$SLURMD_NODENAME"\n'
         )
@@ -81,13 +81,13 @@ class World:
         self.without_slurmctld = False
 
     def take_down(self) -> None:
-        """End all of it."""
+        """Stop the lab."""
         self._await_later(60.0)
         self.lab("down", limit_s=120.0)
         self.shared.unmount()
 
     def lab(self, *words: str, limit_s: float = 60.0) -> str:
-        """Run a command of slurm-lab; return what it prints.
+        """Run a command of slurm-lab; return its output.
 
         Raises:
             LabError: it failed.
@@ -97,13 +97,13 @@ class World:
                 [LAB, *words], env=self.environment, capture_output=True, text=True, timeout=limit_s, check=False
             )
         except subprocess.TimeoutExpired:
-            raise LabError(f"slurm-lab {words[0]} is not done after {limit_s:g} s") from None
+            raise LabError(f"slurm-lab {words[0]} did not end within {limit_s:g} s") from None
         if done.returncode != 0:
             raise LabError(f"slurm-lab {' '.join(words[:2])}: {done.stderr.strip()[-500:]}")
         return done.stdout
 
     def _lab_later(self, *words: str) -> None:
-        """Run a command of slurm-lab and do not wait for it."""
+        """Start a command of slurm-lab without waiting for it."""
         with (self.logs / "slurm-lab.log").open("ab") as log:
             self._later.append(subprocess.Popen([LAB, *words], env=self.environment, stdout=log, stderr=log))
 
@@ -118,10 +118,10 @@ class World:
         self._later.clear()
 
     def heal(self) -> None:
-        """Make all nodes usable again, whatever was done to them.
+        """Make all nodes usable again.
 
         Raises:
-            LabError: it did not work.
+            LabError: a node did not recover.
         """
         self.shared.move_back()
         self.shared.mend()
@@ -146,18 +146,18 @@ class World:
     # Nodes
 
     def namespaces(self) -> dict[int, str]:
-        """Return the living nodes' names by the inode numbers of their PID namespaces."""
+        """Return the live nodes' names by the inode numbers of their PID namespaces."""
         found = {}
         for node, pid in self._living().items():
             try:
                 found[os.stat(f"/proc/{pid}/ns/pid").st_ino] = node
             except OSError:
-                # It has died just now.
+                # It has just died.
                 continue
         return found
 
     def _living(self) -> dict[str, int]:
-        """Return the pids of the living nodes' inits, as seen from outside."""
+        """Return the pids of the live nodes' init processes in the host's namespace."""
         found = {}
         for node in self.nodes:
             try:
@@ -174,7 +174,7 @@ class World:
         return scan(self.namespaces())
 
     def signal(self, process: Process, number: signal.Signals) -> None:
-        """Signal a process, if it is still that one."""
+        """Signal a process, unless its pid was reused."""
         try:
             if stat_of(process.pid)[2] == process.started:
                 os.kill(process.pid, number)
@@ -182,32 +182,32 @@ class World:
             pass
 
     def kill_node(self, node: str) -> None:
-        """Cut its power."""
+        """Kill all processes of the node."""
         self.down[node] = "dead"
         self.lab("kill-node", node)
 
     def revive_node(self, node: str) -> None:
-        """Boot it, without waiting until it is back."""
+        """Boot it, without waiting for the end."""
         if self.down.pop(node, None) == "dead":
             self._lab_later("revive-node", node)
 
     def freeze_node(self, node: str) -> None:
-        """Stop all of it."""
+        """Freeze all its processes."""
         self.down[node] = "frozen"
         self.lab("freeze-node", node)
 
     def thaw_node(self, node: str) -> None:
-        """Let it go on."""
+        """Thaw its processes."""
         if self.down.get(node) == "frozen":
             self._thaw(node)
 
     def cut_link(self, node: str) -> None:
-        """Pull its cable."""
+        """Disconnect its network link."""
         self.down[node] = "cut"
         self.lab("cut-link", node)
 
     def restore_link(self, node: str) -> None:
-        """Plug it in again."""
+        """Reconnect its network link."""
         if self.down.get(node) == "cut":
             self._restore(node)
 
@@ -226,7 +226,7 @@ class World:
     # Slurm
 
     def slurm(self, *words: str, cwd: Path | None = None) -> str:
-        """Run one of Slurm's commands; return what it prints, which is nothing when it fails."""
+        """Run a Slurm command; return its output, empty on failure."""
         try:
             done = subprocess.run(
                 words, env=self.environment, cwd=cwd, capture_output=True, text=True, timeout=COMMAND_S, check=False
@@ -238,7 +238,7 @@ class World:
         return done.stdout
 
     def job(self, job: str) -> dict[str, str]:
-        """Return what slurmctld knows of a job; nothing when it does not answer."""
+        """Return slurmctld's data on a job; empty if it does not answer."""
         if self.without_slurmctld:
             return {}
         return dict(
@@ -253,16 +253,16 @@ class World:
         self.lab("kill-daemon", daemon)
 
     def start_daemon(self, daemon: str) -> None:
-        """Start it again."""
+        """Restart it."""
         if daemon not in self.down:
             self.lab("start-daemon", daemon, limit_s=90.0)
         if daemon == "slurmctld":
             self.without_slurmctld = False
 
     def _have_job_saved(self, job: str) -> None:
-        """Have slurmctld write down that the job runs, which it may not do by itself for minutes.
+        """Make slurmctld save that the job runs, which it may otherwise not do for minutes.
 
-        Its successor would start the job anew, beside the one that runs.
+        Its successor would start the job a second time.
         """
         saved, now = self.base / "lab" / "state" / "job_state", time.time()
         self.slurm("scontrol", "update", f"jobid={job}", "comment=saved")
@@ -273,7 +273,7 @@ class World:
     # The nodes' disks
 
     def leftovers(self) -> list[tuple[str, Path]]:
-        """Return what ftslurm has left on the nodes' disks and in their /dev/shm: the node and the path."""
+        """Return the files that ftslurm has left on the nodes' disks and in their /dev/shm: the node and the path."""
         found = [(path.parent.name, path) for path in self._tmp.glob("*/ftslurm-*")]
         for node, pid in self._living().items():
             found += [(node, path) for path in Path(f"/proc/{pid}/root/dev/shm").glob("ftslurm*")]

@@ -16,7 +16,7 @@ class Case:
 
     Attributes:
         program: a file of this folder.
-        cause: the name of its row in `ftslurm.failures.rows`.
+        cause: the name of its row in `ftslurm.failures.catalogue`.
         words: what must stand in the first three lines of the text, besides rank, node, place, step and round.
         arguments: of the program.
         options: of ``ftslurm run``.
@@ -112,7 +112,7 @@ KINDS = (
     Case("bus_error.py", "bus-error", ("SIGBUS",), ("small",), needs=("root",), small="small"),
     Case("loader.py", "dataloader-worker", ("DataLoader worker",), needs=("torch",), ways=(ALONE,)),
     # Signals
-    Case("killed.py", "sigkill", ("killed by SIGKILL, by whom is unknown",), here=False,
+    Case("killed.py", "sigkill", ("killed by SIGKILL, sender unknown",), here=False,
          ways=(ALONE, CASCADE, RECOVERED)),
     Case("terminated.py", "terminated", ("SIGTERM", "not by ftslurm"), here=False),
     Case("segfault.py", "segfault", ("segmentation fault (SIGSEGV)",), rank=0),

@@ -17,16 +17,16 @@ from test_run import FOREVER, RUN, Start, Started, up
 
 from ftslurm import kernel
 from ftslurm.agent import guardian
-from ftslurm.rendezvous.member import first_word
-from ftslurm.rendezvous.node_word import NodeWord
+from ftslurm.rendezvous.member import first_record
+from ftslurm.rendezvous.node_record import NodeRecord
 from ftslurm.rendezvous.state import LEFT
 
 start = test_run.start
 
 
-def node_word(run: Started, node: str) -> NodeWord:
+def node_record(run: Started, node: str) -> NodeRecord:
     path = run.run_dir / f"nodes/{node}.json"
-    return NodeWord.decode(path.read_bytes(), str(path))
+    return NodeRecord.decode(path.read_bytes(), str(path))
 
 
 def _last_pid() -> int:
@@ -128,28 +128,28 @@ def test_ctrl_c_while_the_agents_start_is_no_traceback(start: Start, delay_s: fl
 def test_an_agent_that_is_stopped_alone_is_continued_at_once(start: Start) -> None:
     run = start(FOREVER, "--local-nodes", "2", "--heartbeat", "0.2", "--node-timeout", "1")
     up(run, 2)
-    word = node_word(run, "local1")
+    word = node_record(run, "local1")
     os.kill(word.pid, signal.SIGSTOP)
     time.sleep(1.5)
-    assert node_word(run, "local1").counter > word.counter + 3
+    assert node_record(run, "local1").counter > word.counter + 3
     run.process.terminate()
     assert run.wait() == 143
 
 
 def test_a_guardian_speaks_only_for_its_own_agent(tmp_path: Path) -> None:
     path = tmp_path / "n1.json"
-    path.write_bytes(replace(first_word("n1", "newer", "1.1", 0, 1), status="running").encode())
-    guardian._write_death(str(path), ("older", "its agent was killed by SIGKILL", 1), replaced=False)
-    assert NodeWord.decode(path.read_bytes(), "").status == "running"
-    guardian._write_death(str(path), ("newer", "its agent was killed by SIGKILL", 1), replaced=False)
-    word = NodeWord.decode(path.read_bytes(), "")
+    path.write_bytes(replace(first_record("n1", "newer", "1.1", 0, 1), status="running").encode())
+    guardian._write_death_notice(str(path), ("older", "its agent was killed by SIGKILL", 1), replaced=False)
+    assert NodeRecord.decode(path.read_bytes(), "").status == "running"
+    guardian._write_death_notice(str(path), ("newer", "its agent was killed by SIGKILL", 1), replaced=False)
+    word = NodeRecord.decode(path.read_bytes(), "")
     assert (word.status, word.reason) == (LEFT, "its agent was killed by SIGKILL")
 
 
 def test_signals_that_repeat_do_not_keep_the_guardian_from_its_epitaph(start: Start) -> None:
     run = start(FOREVER, "--local-nodes", "2", "--max-restarts", "0")
     up(run, 2)
-    agent = node_word(run, "local1").pid
+    agent = node_record(run, "local1").pid
     above = parent(agent)
     os.kill(above, signal.SIGSTOP)
     os.kill(agent, signal.SIGKILL)

@@ -100,7 +100,7 @@ def test_the_lock_of_a_build_that_outlives_its_rank_goes_with_it(
     (tmp_path / "lock").touch()
     with subprocess.Popen([str(ninja), "600"], cwd=tmp_path) as build:
         until(lambda: Path(f"/proc/{build.pid}/comm").read_text().strip() == "ninja")
-        locks.look_at_builders([build.pid, os.getpid()])
+        locks.scan_builders([build.pid, os.getpid()])
         build.kill()
     locks.remove()
     until(lambda: not (tmp_path / "lock").exists())
@@ -151,7 +151,7 @@ def until(true: Callable[[], bool]) -> None:
 def removed_after(locks: BuildLocks, lines: list[str], other: Path) -> None:
     """Wait until the locks were removed, by one that certainly is."""
     with holder(other) as process:
-        locks.look([process.pid])
+        locks.scan([process.pid])
     locks.remove()
     until(lambda: any(str(other) in line for line in lines))
 
@@ -161,10 +161,10 @@ def test_what_a_dead_process_held_at_the_last_look_goes_also_if_its_zombie_was_l
 ) -> None:
     path = tmp_path / "lock"
     with holder(path) as process:
-        locks.look([process.pid])
+        locks.scan([process.pid])
         process.kill()
         until(lambda: Path(f"/proc/{process.pid}/stat").read_text().rsplit(") ")[1].startswith("Z"))
-        locks.look([process.pid])
+        locks.scan([process.pid])
     locks.remove()
     until(lambda: not path.exists())
 
@@ -178,7 +178,7 @@ def test_other_programs_lock_files_stay(
     path = tmp_path / "other" / name
     path.parent.mkdir()
     with holder(path, flags, held) as process:
-        locks.look([process.pid])
+        locks.scan([process.pid])
     removed_after(locks, lines, tmp_path / "lock")
     assert path.exists()
 
@@ -187,7 +187,7 @@ def test_a_lock_that_another_process_has_taken_since_stays(locks: BuildLocks, li
     path = tmp_path / "other" / "lock"
     path.parent.mkdir()
     with holder(path) as process:
-        locks.look([process.pid])
+        locks.scan([process.pid])
         path.rename(path.with_name("done"))
         path.touch()
     removed_after(locks, lines, tmp_path / "lock")
@@ -199,6 +199,6 @@ def test_a_lock_with_something_in_it_is_no_lock(locks: BuildLocks, lines: list[s
     path.parent.mkdir()
     path.write_text("mine")
     with holder(path) as process:
-        locks.look([process.pid])
+        locks.scan([process.pid])
     removed_after(locks, lines, tmp_path / "lock")
     assert path.exists()

@@ -13,7 +13,7 @@ from test_run import Start
 
 from ftslurm.agent import output
 from ftslurm.agent.output import Console
-from ftslurm.kernel import FileWatch
+from ftslurm.kernel import FileNotifier
 
 start = test_run.start
 
@@ -24,18 +24,18 @@ def test_a_log_file_that_hangs_does_not_hold_up_the_agents_own_lines(
     os.mkfifo(tmp_path / "hangs")
     console = Console("n1")
     console.follow(str(tmp_path / "hangs"), "", 1)
-    console.log("the shared directory has not answered")
+    console.log("the shared directory has not responded")
     console.drain(0.3)
-    assert capfd.readouterr().err == "ftslurm: n1: the shared directory has not answered\n"
+    assert capfd.readouterr().err == "ftslurm: n1: the shared directory has not responded\n"
 
 
 def test_output_is_shown_without_inotify_too(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(self: FileWatch, path: str) -> None:
+    def refused(self: FileNotifier, path: str) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(FileWatch, "add", refused)
+    monkeypatch.setattr(FileNotifier, "add", refused)
     console = Console("n1")
     (tmp_path / "log").write_text("one\n")
     console.follow(str(tmp_path / "log"), "[rank 0] ", 1)

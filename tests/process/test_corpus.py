@@ -62,7 +62,7 @@ time.sleep(600)
 """
 
 
-def test_a_node_is_not_set_aside_for_kills_at_the_memory_limit_of_its_job(tmp_path: Path) -> None:
+def test_a_node_is_not_excluded_for_kills_at_the_memory_limit_of_its_job(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TAKES_ALL)
     options = ("--local-nodes", "2", "--nproc-per-node", "1", "--max-restarts", "1", "--health", "watch")
     with _within(Case("", "", needs=("cgroup",))) as before:
@@ -70,7 +70,7 @@ def test_a_node_is_not_set_aside_for_kills_at_the_memory_limit_of_its_job(tmp_pa
         assert run.wait(90) == 1, run.err
     rounds = json.loads((run.run_dir / "report.json").read_text())["rounds"]
     assert [entry["first_failure"]["cause"] for entry in rounds] == ["memory-limit", "memory-limit"], run.out
-    assert "set aside" not in run.err
+    assert "excluded" not in run.err
 
 
 def _happen(case: Case, way: str, directory: Path) -> Started:

@@ -19,7 +19,7 @@ from hang_story import history
 from test_run import Start, Started
 
 from ftslurm.agent import containment
-from ftslurm.agent.containment import Part
+from ftslurm.agent.containment import Component
 
 start = test_run.start
 
@@ -127,7 +127,7 @@ def own_lines(run: Started) -> list[str]:
     return [line for line in run.err.splitlines() if not line.startswith("[rank")]
 
 
-def told_and_recorded(run: Started, part: Part | None) -> None:
+def told_and_recorded(run: Started, part: Component | None) -> None:
     assert (run.directory / "injected").exists(), "the scenario does not get there"
     found = records(run)
     assert [one["part"] for one in found if "injected" in one["error"]] == [part and part.name]
@@ -142,46 +142,46 @@ def told_and_recorded(run: Started, part: Part | None) -> None:
 
 # Helper parts
 
-METHODS: dict[Part, dict[str, str]] = {
+METHODS: dict[Component, dict[str, str]] = {
     containment.HEALTH: {
-        "ftslurm.agent.health_watch:HealthWatch": "checked: __init__ begin say look on_state on_round on_swept close "
-        "deadline _start _receive _finish",
+        "ftslurm.agent.health_monitor:HealthMonitor": "checked: __init__ begin with_health poll on_state on_round "
+        "on_swept close deadline _start _receive _finish",
     },
     containment.MONITOR: {
-        "ftslurm.agent.rank_monitor:RankMonitor": "hangs: __init__ environment begin end clear learn hear due step "
-        "vitals counts wants_sizes look_at_sizes grown keep_pipe deadline _owner _read_mark",
-        "ftslurm.agent.rank_watch:RankWatch": "hangs: __init__ begin end show grown turn over clear deadline _expired "
-        "_look_at_vitals",
-        "ftslurm.agent.showing:Showing": "hangs: __init__ poll",
+        "ftslurm.agent.rank_monitor:RankMonitor": "hangs: __init__ environment begin end clear learn receive due step "
+        "vitals counts wants_sizes read_sizes on_sizes keep_pipe deadline _owner _read_page",
+        "ftslurm.agent.rank_watch:RankWatch": "hangs: __init__ begin end collect_stacks on_log_sizes turn over clear "
+        "deadline _expired _sample_vitals",
+        "ftslurm.agent.stack_collection:StackCollection": "hangs: __init__ poll",
         "ftslurm.monitor.timer_file:TimerFile": "fails: __init__ environment",
         "ftslurm.monitor.pipe:Pipe": "hangs: __init__ check read",
     },
     containment.RECORDS: {
         "ftslurm.agent.journal:Journal": "fails: __init__ begin error_record failed round again leave _put",
-        "ftslurm.agent.journal:Journal ": "hangs: showed",
+        "ftslurm.agent.journal:Journal ": "hangs: stacks_collected",
         "ftslurm.agent.journal:Journal  ": "exits: elsewhere",
     },
-    containment.SURROUNDINGS: {
-        "ftslurm.agent.surroundings:Surroundings": "hangs: __init__ begin look at_a_failure",
+    containment.HOST_RESOURCES: {
+        "ftslurm.agent.host_resources:HostResources": "hangs: __init__ begin sample at_a_failure",
     },
-    containment.ANALYSIS: {"ftslurm.agent.ends:": "fails: summary outlook"},
+    containment.ANALYSIS: {"ftslurm.agent.worker_exits:": "fails: summary retryability"},
     containment.OUTPUT: {
         "ftslurm.agent.output:Console": "fails: __init__ log follow forget drain _work",
-        "ftslurm.agent.output:_Follower": "fails: __init__ send _work _wait _obey _copy",
+        "ftslurm.agent.output:_Follower": "fails: __init__ send _work _wait _execute _copy",
         "ftslurm.agent.output:_Terminal": "fails: __init__ write",
     },
-    containment.NARRATION: {"ftslurm.agent.loop:": "fails: narrate"},
+    containment.MESSAGES: {"ftslurm.agent.loop:": "fails: messages"},
     containment.DOORBELL: {"ftslurm.agent.doorbell:Doorbell": "fails: __init__ fileno ring"},
     containment.EXCLUSION: {
-        "ftslurm.agent.aside:Aside": "fails: __init__ on_state finish _work _strike",
-        "ftslurm.agent.aside:Aside ": "checked: on_health",
-        "ftslurm.agent.aside:": "fails: take_part",
+        "ftslurm.agent.exclusion:Excluder": "fails: __init__ on_state finish _work _strike",
+        "ftslurm.agent.exclusion:Excluder ": "checked: on_health",
+        "ftslurm.agent.exclusion:": "fails: exclusion_of",
     },
     containment.LEFTOVERS: {"ftslurm.agent.revocation:Revocation": "fails: clean_up"},
     containment.BUILD_LOCKS: {
-        "ftslurm.agent.build_locks:BuildLocks": "fails: __init__ deadline on_time look look_at_builders remove"
+        "ftslurm.agent.build_locks:BuildLocks": "fails: __init__ deadline on_time scan scan_builders remove"
     },
-    containment.GUARD: {"ftslurm.monitor.guard:Guard": "fails: __init__ start working waiting"},
+    containment.GUARD: {"ftslurm.monitor.loop_watchdog:LoopWatchdog": "fails: __init__ start working waiting"},
 }
 
 
@@ -199,7 +199,7 @@ HELPERS = [(part, *one) for part, methods in METHODS.items() for one in targets(
 
 @pytest.mark.parametrize(("part", "scenario", "target"), HELPERS, ids=[one[2] for one in HELPERS])
 def test_a_defect_in_a_helper_part_disables_it_and_the_job_goes_on(
-    inject: Inject, part: Part, scenario: str, target: str
+    inject: Inject, part: Component, scenario: str, target: str
 ) -> None:
     script, options = SCENARIOS[scenario]
     run = inject(script, target, *options)
@@ -220,11 +220,11 @@ def test_every_public_method_of_a_helper_part_is_tried() -> None:
     tried = {one[2] for one in HELPERS} | {one[1] for one in ON_A_SPARE} | {"ftslurm.agent.doorbell:Doorbell:answer"}
     for place in {target.rpartition(":")[0] for target in tried}:
         module, _, name = place.partition(":")
-        if not name or name.startswith("_") or name in ("Showing", "TimerFile", "Pipe", "Revocation"):
+        if not name or name.startswith("_") or name in ("StackCollection", "TimerFile", "Pipe", "Revocation"):
             continue
         kinds = vars(getattr(importlib.import_module(module), name)).items()
         public = {key for key, value in kinds if inspect.isfunction(value) or isinstance(value, property)}
-        public = {key for key in public if not key.startswith("_")} - (NOT_CALLED if name != "HealthWatch" else set())
+        public = {key for key in public if not key.startswith("_")} - (NOT_CALLED if name != "HealthMonitor" else set())
         assert {key for key in public if f"{place}:{key}" not in tried} == set(), place
 
 
@@ -242,13 +242,13 @@ if os.environ["FTSLURM_ROUND"] == "1":
 """
 ON_A_SPARE = [
     (containment.STANDBY, "ftslurm.agent.standby:Standbys:" + name)
-    for name in ("__init__", "start", "look", "take", "drop_all")
+    for name in ("__init__", "start", "poll", "take", "drop_all")
 ]
 
 
 @pytest.mark.parametrize(("part", "target"), ON_A_SPARE, ids=[one[1] for one in ON_A_SPARE])
 def test_a_defect_in_a_helper_part_of_a_spare_lets_it_take_its_place_all_the_same(
-    inject: Inject, part: Part, target: str
+    inject: Inject, part: Component, target: str
 ) -> None:
     run = inject(
         SPARE_LEADS, target, "--local-nodes", "2", "--nnodes", "1", "--spare-imports", "decimal", "--health", "off",
@@ -287,18 +287,23 @@ CORE = [
     )),
     *(f"ftslurm.agent.workers:Workers:{name}" for name in ("start", "collect", "reap", "sweep", "clear")),
     *(f"ftslurm.agent.courier:Courier:{name}" for name in (
-        "start", "send", "say", "_work", "_wait", "_speak", "_run", "_tick", "_tell",
+        "start", "send", "publish", "_work", "_wait", "_publish", "_run", "_tick", "_post_view",
     )),
-    *(f"ftslurm.rendezvous.member:Member:{name}" for name in ("tick", "say", "next_look_s", "_publish_word", "_lead")),
-    *(f"ftslurm.agent.preparation:Preparation:{name}" for name in ("begin", "made", "on_time", "deadline")),
+    *(f"ftslurm.rendezvous.member:Member:{name}" for name in (
+        "tick", "publish", "next_tick_s", "_publish_record", "_lead",
+    )),
+    *(f"ftslurm.agent.round_setup:RoundSetup:{name}" for name in ("begin", "made", "on_time", "deadline")),
     *(f"ftslurm.agent.loop:AgentLoop:{name}" for name in (
-        "_begin", "_turn", "_wait", "_timeout", "_moment", "_on_news", "_on_prepared", "_tell", "_do", "_say", "_spawn",
-        "_make", "_look_at_workers", "_on_worker_ended", "_sweep_on", "_on_signal", "_give_up",
-        "_watch_ranks", "_look_at_health", "_listen", "_make_directories",
+        "_begin", "_run_once", "_wait", "_timeout", "_moment", "_on_event", "_on_prepared", "_on_rank_event", "_do",
+        "_publish", "_spawn",
+        "_make", "_poll_workers", "_on_worker_ended", "_sweep_on", "_on_signal", "_give_up",
+        "_watch_ranks", "_poll_health", "_listen", "_make_directories",
     )),
-    "ftslurm.agent.loop::plan", "ftslurm.agent.loop::spoken",
+    "ftslurm.agent.loop::plan", "ftslurm.agent.loop::changed_record",
     "ftslurm.agent.ports:ReservedPort:__init__",
-    *(f"ftslurm.agent.ends:Ends:{name}" for name in ("__init__", "take", "told", "on_time", "deadline")),
+    *(f"ftslurm.agent.worker_exits:WorkerExits:{name}" for name in (
+        "__init__", "take", "worker_end", "on_time", "deadline",
+    )),
 ]  # fmt: skip
 
 
@@ -358,4 +363,4 @@ def test_a_lone_agents_defect_is_the_cause_in_the_report(inject: Inject) -> None
     report = json.loads((run.run_dir / "report.json").read_text())
     assert report["cause"]["cause"] == "agent-defect"
     assert report["defects"][0]["error"] == "KeyError: 'injected'" and report["defects"][0]["part"] is None
-    assert "Neither your program nor the node is to blame" in " ".join(run.out.split())
+    assert "Neither your program nor the node is the cause" in " ".join(run.out.split())

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from ftslurm.doctor import watch
-from ftslurm.doctor.probes import names
-from ftslurm.doctor.watch import WatchedFileSystem, run_all
+from ftslurm.doctor import timed_filesystem
+from ftslurm.doctor.probes import exclusive_link
+from ftslurm.doctor.timed_filesystem import TimedFileSystem, run_all
 
 CLEAN = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "FTSLURM"))}
 ROOT = Path(__file__).resolve().parents[2]
@@ -155,8 +155,8 @@ def test_nodes_whose_directories_are_not_the_same_say_so_and_end(tmp_path: Path)
     nodes = [step(tmp_path, i, directories[i], "--wait", "1") for i in (0, 1)]
     (out0, _), (out1, err1) = (node.communicate(timeout=60) for node in nodes)
     assert [node.returncode for node in nodes] == [1, 1]
-    assert "n1: never showed up in" in out0, out0
-    assert out1 == "" and "n0: never showed up in" in err1, "one table only"
+    assert "n1: did not join in" in out0, out0
+    assert out1 == "" and "n0: did not join in" in err1, "one table only"
     assert [list(directory.iterdir()) for directory in directories] == [[], []]
 
 
@@ -164,7 +164,7 @@ def test_a_first_node_that_never_comes_is_named_by_the_next_one(tmp_path: Path) 
     node = step(tmp_path, 1, tmp_path, "--wait", "1")
     out, err = node.communicate(timeout=60)
     assert node.returncode == 1
-    assert "n0: never showed up" in err, out + err
+    assert "n0: did not join" in err, out + err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -183,7 +183,7 @@ def test_an_interrupted_doctor_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_a_call_that_hangs_is_named_and_costs_no_more_than_its_child() -> None:
-    def hang(fs: WatchedFileSystem) -> None:
+    def hang(fs: TimedFileSystem) -> None:
         fs.during("rename /shared/a", lambda: time.sleep(60))
 
     began = time.monotonic()
@@ -194,7 +194,7 @@ def test_a_call_that_hangs_is_named_and_costs_no_more_than_its_child() -> None:
 
 
 def test_a_child_that_is_late_killed_or_fails_is_told_apart() -> None:
-    def fail(fs: WatchedFileSystem) -> None:
+    def fail(fs: TimedFileSystem) -> None:
         raise FileNotFoundError(2, "No such file", "/shared/x")
 
     works = [lambda fs: time.sleep(60), lambda fs: os.kill(os.getpid(), signal.SIGKILL), fail]
@@ -204,7 +204,7 @@ def test_a_child_that_is_late_killed_or_fails_is_told_apart() -> None:
     assert failed.problem == "[Errno 2] No such file: '/shared/x'"
 
 
-class LosingFileSystem(WatchedFileSystem):
+class LosingFileSystem(TimedFileSystem):
     """Links are done, and every other one is reported as failed."""
 
     count = 0
@@ -217,7 +217,7 @@ class LosingFileSystem(WatchedFileSystem):
 
 
 def test_names_won_by_calls_that_failed_are_found_to_be_won(tmp_path: Path) -> None:
-    facts = names.race(LosingFileSystem(watch.CallSlot()), str(tmp_path), 0.2)
+    facts = exclusive_link.race(LosingFileSystem(timed_filesystem.CallSlot()), str(tmp_path), 0.2)
     assert facts["wins"] == list(range(1, facts["seen"] + 1))
     assert facts["rescued"] == facts["wins"][::2]
 

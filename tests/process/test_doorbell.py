@@ -10,13 +10,13 @@ from dataclasses import replace
 import pytest
 
 from ftslurm.agent.doorbell import AT_ONCE, GREETING, MOST, WINDOW_S, Doorbell
-from ftslurm.rendezvous.member import first_word
-from ftslurm.rendezvous.node_word import NodeWord
+from ftslurm.rendezvous.member import first_record
+from ftslurm.rendezvous.node_record import NodeRecord
 
 
-def word_of(bell: Doorbell, address: str = "127.0.0.1", incarnation: str = "secret") -> NodeWord:
-    word = first_word("n1", incarnation, "1.0", 0, 1)
-    return replace(word, address=address, bell=bell.port)
+def word_of(bell: Doorbell, address: str = "127.0.0.1", incarnation: str = "secret") -> NodeRecord:
+    word = first_record("n1", incarnation, "1.0", 0, 1)
+    return replace(word, address=address, doorbell_port=bell.port)
 
 
 def rung(bell: Doorbell, seconds: float = 5.0) -> bool:

@@ -258,7 +258,7 @@ def test_a_report_that_cannot_be_made_in_time_leaves_sruns_exit_code(job: Job) -
     job.script = job.bin / "ftsrun"
     code, output = job.run()
     assert code == 0, output
-    assert "no report could be made in 1 s" in output and "ftslurm report /" in output, output
+    assert "no report could be made within 1 s" in output and "ftslurm report /" in output, output
 
 
 def test_a_heterogeneous_job_is_told_in_one_line_that_its_first_component_is_used(job: Job) -> None:
@@ -283,3 +283,21 @@ def test_the_run_is_where_the_job_was_submitted_whatever_that_directory_is_calle
         assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["bin", name])
     finally:
         job.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
+@pytest.mark.parametrize("kind", ["directory", "file", "link"])
+def test_a_name_that_another_user_has_taken_in_a_shared_directory_stops_no_job(job: Job, kind: str) -> None:
+    taken = job.directory / "ftslurm-runs" / "job-7"
+    taken.parent.mkdir()
+    {"directory": taken.mkdir, "file": taken.touch, "link": lambda: taken.symlink_to("/tmp")}[kind]()
+    os.chown(taken, 12345, 12345, follow_symlinks=False)
+    code, output = job.run()
+    assert code == 0, output
+    assert f"{taken} is not yours: this run is in job-7-2" in output
+    assert "job-7-2 succeeded" in output
+    report = [sys.executable, "-m", "ftslurm.cli", "report", "7"]
+    done = subprocess.run(
+        report, cwd=job.directory, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert done.stdout.startswith("job-7-2 succeeded"), done.stderr

@@ -107,7 +107,7 @@ def test_sigterm_stops_the_workers_and_the_agents_leave_while_the_directory_hang
     shared.answer()
     # The agents' last words found no way into the directory, so the report cannot know them.
     assert run.wait(20) in (1, 143), run.err + run.out
-    assert run.err.count("has not answered") == 2, run.err
+    assert run.err.count("has not responded") == 2, run.err
     assert "Traceback" not in run.err
     assert run.marked() == []
 

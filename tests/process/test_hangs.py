@@ -659,7 +659,7 @@ if round_ == 1:
     first, *rest = history(run)
     assert [entry["outcome"] for entry in rest] == ["succeeded"] * restarts, run.err
     assert (first["outcome"], first["failure"]) == ("node-lost", None), run.err
-    assert f"{dead} was lost: its agent gave no sign of life" in first["reason"]
+    assert f"{dead} was lost: no heartbeat of its agent" in first["reason"]
     assert "hangs: no heartbeat" in run.err
     assert (blamed(run)["kind"], blamed(run)["node"], blamed(run)["rank"]) == ("node-lost", dead, None)
 

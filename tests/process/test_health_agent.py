@@ -64,9 +64,9 @@ def test_a_node_that_is_sick_before_the_start_is_left_out_and_a_spare_takes_its_
     assert run.wait() == 0, run.err
     assert [entry["nodes"] for entry in rounds(run)] == [["local1", "local2"]]
     assert "local0: health: fail: " in run.err and "the fan stands still" in run.err
-    assert "local0: health: unfit: it takes no part in any round" in run.err
+    assert "local0: health: unhealthy: it takes no part in any round" in run.err
     said = word(run, "local0")
-    assert "the fan stands still" in said["unfit"]
+    assert "the fan stands still" in said["unhealthy"]
     # What this machine's kernel has to say (of other tests) is no more than a warning.
     failed = [one["check"] for one in said["health"]["findings"] if one["status"] == "fail"]
     assert failed == ["own-commands"]
@@ -89,7 +89,7 @@ time.sleep(600 if round_ == 0 else 0)
     run = look(start, script, "--nnodes", "2")
     assert run.wait() == 0, run.err
     assert [entry["nodes"] for entry in rounds(run)] == [["local0", "local1"], ["local2", "local1"]]
-    assert "gone" in word(run, "local0")["unfit"]
+    assert "gone" in word(run, "local0")["unhealthy"]
 
 
 def test_without_a_spare_a_sick_node_is_waited_for_and_looked_at_again(start: Start, sick: Sick) -> None:  # noqa: F811
@@ -98,11 +98,11 @@ def test_without_a_spare_a_sick_node_is_waited_for_and_looked_at_again(start: St
     run.until(lambda: "it takes no part" in run.err)
     run.until(lambda: "round 1 waits: 2 of 3 nodes are ready after " in run.err)
     (line,) = [line for line in run.err.splitlines() if "round 1 waits" in line]
-    assert "; local2: unfit (" in line and line.endswith("resting)"), "one of them says it, for all"
+    assert "; local2: unhealthy (" in line and line.endswith("resting)"), "one of them says it, for all"
     assert not list(run.directory.glob("up*"))
     sick(2, None)
     assert run.wait() == 0, run.err
-    assert "local2: health: this node is fit again" in run.err
+    assert "local2: health: this node is healthy again" in run.err
 
 
 def test_a_node_whose_failure_is_put_in_other_words_is_not_said_to_be_fit_again(start: Start, sick: Sick) -> None:  # noqa: F811
@@ -110,11 +110,11 @@ def test_a_node_whose_failure_is_put_in_other_words_is_not_said_to_be_fit_again(
     run = look(start, WORK, "--health-every", "0.5")
     run.until(lambda: "it takes no part" in run.err)
     sick(2, "gone 2 min ago")
-    run.until(lambda: "2 min ago" in (word(run, "local2")["unfit"] or ""))
-    assert "fit again" not in run.err
+    run.until(lambda: "2 min ago" in (word(run, "local2")["unhealthy"] or ""))
+    assert "healthy again" not in run.err
     sick(2, None)
     assert run.wait() == 0, run.err
-    assert run.err.count("it takes no part") == run.err.count("fit again") == 1
+    assert run.err.count("it takes no part") == run.err.count("healthy again") == 1
 
 
 def test_a_check_that_hangs_holds_up_no_job_and_no_heartbeat(start: Start) -> None:  # noqa: F811
@@ -134,7 +134,7 @@ def test_a_look_that_crashes_or_prints_rubbish_is_a_word_to_the_user_and_no_more
     (tmp_path / "site" / "site_checks.py").write_text("import os\nos.write(1, b'rubbish')\nos._exit(3)\n")
     run = start(WORK, "--health", "act", PYTHONPATH=str(tmp_path / "site"))
     assert run.wait() == 0, run.err
-    assert "this look at the node came to nothing" in run.err
+    assert "check run failed" in run.err
 
 
 def test_nothing_is_looked_at_when_switched_off(start: Start) -> None:  # noqa: F811
@@ -143,7 +143,7 @@ def test_nothing_is_looked_at_when_switched_off(start: Start) -> None:  # noqa: 
     assert word(run, "local0")["health"] is None
 
 
-def test_a_node_in_the_first_failures_place_twice_is_set_aside_for_this_job_and_the_next(
+def test_a_node_in_the_first_failures_place_twice_is_excluded_for_this_job_and_the_next(
     start: Start,  # noqa: F811
     tmp_path: Path,
 ) -> None:
@@ -160,14 +160,14 @@ time.sleep(600 if round_ < 2 else 0)
     assert [entry["nodes"] for entry in rounds(run)] == [["local0", "local1"]] * 2 + [["local0", "local2"]]
     noted = json.loads((tmp_path / "ftslurm-runs" / f"excluded-{os.geteuid()}" / "local1.json").read_text())
     assert "first to fail in 2 rounds" in noted["reason"] and noted["by"] == "run first"
-    assert "local1 is set aside for 24 hours" in run.err
+    assert "local1 is excluded for 24 hours" in run.err
     for path in tmp_path.glob("up*"):
         path.unlink()
     again = look(start, WORK, "--nnodes", "2", "--rdzv-id", "second")
     assert again.wait() == 0, again.err
     state = max((tmp_path / "ftslurm-runs" / "second" / "state").glob("0*.json")).read_text().split("\n", 1)[1]
     assert [entry["nodes"] for entry in json.loads(state)["history"]] == [["local0", "local2"]]
-    assert "local1: set aside before: first to fail" in again.err
+    assert "local1: excluded before: first to fail" in again.err
 
 
 @pytest.fixture
@@ -215,18 +215,18 @@ def test_an_nvml_that_wedges_while_ranks_run_is_told_and_disturbs_neither_them_n
 def test_a_driver_that_hangs_in_one_look_alone_keeps_no_node_out_of_later_jobs(start: Start, gpus: Standin) -> None:  # noqa: F811
     gpus.say(["* hang nvmlInitWithFlags"])
     run = start(WORK, "--health", "act", **on_gpus(gpus))
-    run.until(lambda: "health: unfit" in run.err, 60)
+    run.until(lambda: "health: unhealthy" in run.err, 60)
     gpus.say()
     assert run.wait() == 0, run.err
-    assert "health: this node is fit again" in run.err
-    assert "set aside" not in run.err and not (run.directory / "ftslurm-runs" / f"excluded-{os.geteuid()}").exists()
+    assert "health: this node is healthy again" in run.err
+    assert "excluded" not in run.err and not (run.directory / "ftslurm-runs" / f"excluded-{os.geteuid()}").exists()
 
 
 def test_a_gpu_that_a_second_look_misses_too_keeps_its_node_out_of_later_jobs(start: Start, gpus: Standin) -> None:  # noqa: F811
     gpus.say(["count 7"])
     run = start(WORK, "--health", "act", "--join-timeout", "8", SLURM_GPUS_ON_NODE="8", **on_gpus(gpus))
     assert run.wait() == 1
-    assert "is set aside for 24 hours: 7 of the 8 GPUs that Slurm gave can be used" in run.err, run.err
+    assert "is excluded for 24 hours: 7 of the 8 GPUs that Slurm gave can be used" in run.err, run.err
     (found,) = [one for one in word(run, hostname(run))["health"]["findings"] if one["status"] == "fail"]
     assert found["confirmed"] is True
 
@@ -236,7 +236,7 @@ def test_a_failing_check_is_made_once_more_at_once(start: Start, tmp_path: Path)
     # Nobody would wait until it is looked at again for another reason.
     run = start(WORK, "--health", "act", "--health-command", once, "--health-every", "0", "--join-timeout", "20")
     assert run.wait() == 0, run.err
-    assert "health: fail: " in run.err and "health: this node is fit again" in run.err
+    assert "health: fail: " in run.err and "health: this node is healthy again" in run.err
 
 
 def test_an_xid_in_a_round_is_in_the_nodes_word_at_once_and_keeps_the_node_out_of_the_next(
@@ -256,7 +256,7 @@ def test_an_xid_in_a_round_is_in_the_nodes_word_at_once_and_keeps_the_node_out_o
     assert ("gpu-xid", "fail") in [(one["check"], one["status"]) for one in said["health"]["findings"]]
     (tmp_path / "die").touch()
     assert run.wait() == 1
-    assert "is unfit: GPU 3" in run.err and "Xid 79" in run.err, run.err
+    assert "is unhealthy: GPU 3" in run.err and "Xid 79" in run.err, run.err
 
 
 def hostname(run: Started) -> str:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ftslurm.doctor import meet
-from ftslurm.doctor.meet import Session
-from ftslurm.health.together import gather
+from ftslurm.doctor import barrier
+from ftslurm.doctor.barrier import Session
+from ftslurm.health.multi_node import gather
 from ftslurm.sharedfs.filesystem import PosixFileSystem
 
 CLEAN = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "FTSLURM"))}
@@ -145,7 +145,7 @@ def test_a_node_that_never_comes_is_named_after_the_wait(tmp_path: Path) -> None
     (code, out, err), (other, _, _) = ends([step(tmp_path, node, 3, *QUIET, "--wait", "1") for node in (0, 1)])
     assert time.monotonic() - began < 30
     assert (code, other) == (1, 0), out + err
-    assert "FAIL on n2; 2 fine" in out and "n2: meet: did not show up in" in out
+    assert "FAIL on n2; 2 fine" in out and "n2: meet: did not join in" in out
     assert list(tmp_path.iterdir()) == []
 
 
@@ -162,7 +162,7 @@ def test_a_node_that_stops_in_the_middle_is_named(tmp_path: Path) -> None:
     tasks[1].kill()
     tasks[1].communicate(timeout=10)
     assert tasks[0].returncode == 1, out + err
-    assert "n1: meet: showed up, and then handed in no result within" in out, out + err
+    assert "n1: meet: joined, but sent no result within" in out, out + err
 
 
 def test_nodes_that_share_no_directory_say_so_each(tmp_path: Path) -> None:
@@ -171,8 +171,8 @@ def test_nodes_that_share_no_directory_say_so_each(tmp_path: Path) -> None:
     tasks = [step(tmp_path / "ab"[node], node, 2, *QUIET, "--wait", "1") for node in (0, 1)]
     (code0, out0, _), (code1, out1, err1) = ends(tasks)
     assert (code0, code1) == (1, 1)
-    assert "n1: meet: did not show up in" in out0
-    assert out1 == "" and "n1: could not meet the other nodes" in err1
+    assert "n1: meet: did not join in" in out0
+    assert out1 == "" and "n1: could not join the other nodes" in err1
     assert [list((tmp_path / name).iterdir()) for name in ("a", "b")] == [[], []]
 
 
@@ -182,7 +182,7 @@ def test_a_shared_directory_that_is_not_there_is_not_made_and_each_node_tells_it
     (code0, out0, err0), (code1, out1, err1) = said
     assert (code0, code1) == (1, 1)
     assert out0.startswith("ftslurm health: n0: fine") and "only this node of 2" in err0 and "--shared-dir" in err0
-    assert out1 == "" and "nothing is wrong with the node itself" in err1
+    assert out1 == "" and "no finding on the node itself" in err1
     assert list(tmp_path.iterdir()) == []
 
 
@@ -213,10 +213,10 @@ def test_a_result_that_makes_no_sense_costs_its_node_and_no_other(tmp_path: Path
     sound = {"check": "own", "status": "ok", "summary": "", "findings": [], "took_s": 0.1, "facts": None}
     for node, verdicts in (("n1", [sound]), ("n2", [{"check": "own"}]), ("n3", 7)):
         other = Session(session.root, node, session.expected)
-        meet.hand_in(PosixFileSystem(), other, {"node": node, "verdicts": verdicts, "stuck": []})
+        barrier.publish_result(PosixFileSystem(), other, {"node": node, "verdicts": verdicts, "stuck": []})
     found = gather(session, session.expected, str(tmp_path), 30, 1)
     assert list(found.verdicts) == ["n1"] and set(found.lost) == {"n2", "n3"}
-    assert all("handed in a result that makes no sense" in why for why in found.lost.values())
+    assert all("sent an invalid result" in why for why in found.lost.values())
 
 
 def test_many_who_set_nodes_aside_at_once_lose_nothing_and_a_reader_sees_whole_files(tmp_path: Path) -> None:

@@ -125,32 +125,32 @@ FAULTS: list[tuple[str, list[str], dict[str, str], list[tuple[str, str, str, str
         "recovery-reset",
         ["3 field 230 1"],
         {},
-        [("gpu-recovery", "fail", "GPU 3", f"the driver wants the GPU reset{AT}")],
+        [("gpu-recovery", "fail", "GPU 3", f"the driver requests a GPU reset{AT}")],
     ),
     (
         "recovery-restart",
         ["3 field 230 2"],
         {},
-        [("gpu-recovery", "fail", "GPU 3", f"the driver wants the node restarted{AT}")],
+        [("gpu-recovery", "fail", "GPU 3", f"the driver requests a restart of the node{AT}")],
     ),
     (
         "recovery-peers",
         ["3 field 230 3"],
         {},
-        [("gpu-recovery", "fail", "GPU 3", f"the driver wants programs that use peer-to-peer access ended{AT}")],
+        [("gpu-recovery", "fail", "GPU 3", f"the driver requests the end of programs with peer-to-peer access{AT}")],
     ),
     (
         "recovery-drain",
         ["3 field 230 4"],
         {},
-        [("gpu-recovery", "fail", "GPU 3", f"the driver wants nothing new started on the GPU, and then a reset{AT}")],
+        [("gpu-recovery", "fail", "GPU 3", f"the driver requests no new programs on the GPU, and then a reset{AT}")],
     ),
     (
         "ecc",
         ["3 volatile 2", "3 aggregate 2", "3 field 230 1"],
         {},
         [
-            ("gpu-recovery", "fail", "GPU 3", f"the driver wants the GPU reset{AT}"),
+            ("gpu-recovery", "fail", "GPU 3", f"the driver requests a GPU reset{AT}"),
             ("gpu-ecc", "fail", "GPU 3", f"2 uncorrected ECC errors since the last reset{AT}"),
         ],
     ),
@@ -163,7 +163,7 @@ FAULTS: list[tuple[str, list[str], dict[str, str], list[tuple[str, str, str, str
                 "gpu-ecc",
                 "warn",
                 "GPU 3",
-                "1 uncorrected ECC error since the last reset (4 over its life); the driver says",
+                "1 uncorrected ECC error since the last reset (4 over its life); the driver permits",
             )
         ],
     ),
@@ -420,8 +420,8 @@ def test_growth_between_two_looks_is_told(node: Standin) -> None:
     node.say(["3 volatile 2", "3 replays 9999", "3 field 162 1", "3 links " + BROKEN_LINKS, "3 field 180 1"])
     found = {(one[0], one[1]): one[3] for one in node.look("background", before=first.facts).findings()}
     assert "2 of them new" in found["gpu-ecc", "warn"]
-    assert found["gpu-nvlink", "fail"] == f"NVLink 16, 17 went down since the look before, 16 of 18 are up{AT}"
-    assert found["gpu-nvlink", "warn"] == f"NVLink recoveries: 16 since the look before{AT}"
+    assert found["gpu-nvlink", "fail"] == f"NVLink 16, 17 went down since the last check, 16 of 18 are up{AT}"
+    assert found["gpu-nvlink", "warn"] == f"NVLink recoveries: 16 since the last check{AT}"
     assert "fatal PCIe error" in found["gpu-pcie", "warn"]
 
 
@@ -430,7 +430,7 @@ def test_a_slowdown_in_two_looks_running_fails(node: Standin) -> None:
     first = node.look(["gpu-clocks"])
     ((_, status, _, text),) = node.look(["gpu-clocks"], before=first.facts).findings()
     assert status == "fail"
-    assert "as at the look before" in text
+    assert "as at the last check" in text
 
 
 def test_a_rank_of_this_job_is_no_stranger(node: Standin) -> None:

@@ -19,7 +19,7 @@ import pytest
 from test_hanging_directory import Directory, shared
 
 from ftslurm.health import catalog
-from ftslurm.health.check import BACKGROUND, QUICK, SETS, Check, Context, Place
+from ftslurm.health.check import BACKGROUND, QUICK, SETS, Check, CheckedPath, Context
 from ftslurm.health.checks import host_limits, host_processes
 from ftslurm.health.run import run
 from ftslurm.health.verdict import FAIL, OK, WARN, Json, Verdict
@@ -43,7 +43,7 @@ def look(module: Any, before: Json | None = None, **more: Any) -> Verdict:
 def test_a_plain_healthy_machine_is_well(set_: str, tmp_path: Path) -> None:
     checks = own_checks(set_)
     assert len(checks) >= 7
-    paths = (Place(str(tmp_path), "run directory"), Place("/usr", "data"))
+    paths = (CheckedPath(str(tmp_path), "run directory"), CheckedPath("/usr", "data"))
     # A name space of its own: what other programs do on this machine is not to be judged.
     command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", HEALTHY, set_, str(tmp_path)]
     if os.geteuid() == 0 and shutil.which("unshare"):
@@ -59,10 +59,10 @@ def test_a_plain_healthy_machine_is_well(set_: str, tmp_path: Path) -> None:
 HEALTHY = """
 import sys
 from test_health_machine import own_checks
-from ftslurm.health.check import Context, Place
+from ftslurm.health.check import CheckedPath, Context
 from ftslurm.health.run import run
 set_, directory = sys.argv[1:]
-paths = (Place(directory, "run directory"), Place("/usr", "data"))
+paths = (CheckedPath(directory, "run directory"), CheckedPath("/usr", "data"))
 for verdict in run(own_checks(set_), Context("n1", paths=paths, busy=set_ == "background"), {}).verdicts:
     print(verdict.status, verdict.check, verdict.summary, verdict.findings)
 """
@@ -256,9 +256,9 @@ def test_a_check_may_be_killed_at_any_time_and_nothing_stays(tmp_path: Path) -> 
         for wait_s in (0.0, 0.002, 0.01, 0.03, 0.1):
             code = (
                 "import sys; from test_health_machine import own_checks; from ftslurm.health.run import run\n"
-                "from ftslurm.health.check import Context, Place\n"
+                "from ftslurm.health.check import CheckedPath, Context\n"
                 "print(flush=True)\n"
-                "run(own_checks('thorough'), Context('n1', paths=(Place(sys.argv[1], 'run directory'),)), {})"
+                "run(own_checks('thorough'), Context('n1', paths=(CheckedPath(sys.argv[1], 'run directory'),)), {})"
             )
             looking = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
             assert looking.stdout is not None
@@ -276,7 +276,7 @@ def test_a_check_may_be_killed_at_any_time_and_nothing_stays(tmp_path: Path) -> 
                 break
     finally:
         libc.prctl(36, 0, 0, 0, 0)
-    run(own_checks("thorough"), Context("n1", paths=(Place(str(tmp_path), "run directory"),)), {})
+    run(own_checks("thorough"), Context("n1", paths=(CheckedPath(str(tmp_path), "run directory"),)), {})
     assert list(tmp_path.iterdir()) == []
 
 

@@ -20,9 +20,9 @@ import pytest
 import test_hanging_directory
 from test_hanging_directory import SERVER, Directory
 
-from ftslurm.health.check import Context, Place
+from ftslurm.health.check import CheckedPath, Context
 from ftslurm.health.checks import storage_paths, storage_round_trip
-from ftslurm.health.result import Looked
+from ftslurm.health.result import RunResult
 from ftslurm.health.run import run
 from ftslurm.health.verdict import FAIL, OK, WARN, Verdict
 
@@ -78,7 +78,7 @@ def ext4(mount: Mount, tmp_path: Path, *options: str) -> Path:
     return mount("-o", "loop", source=str(image))
 
 
-def looks(*places: Place, check: Any = storage_paths, busy: bool = False, before: Any = None) -> Looked:
+def looks(*places: CheckedPath, check: Any = storage_paths, busy: bool = False, before: Any = None) -> RunResult:
     # /tmp and /dev/shm are this machine's own, and other tests' too.
     context = Context("n1", paths=places, busy=busy)
     return run([check.CHECK], context, {} if before is None else {check.CHECK.name: before})
@@ -86,7 +86,7 @@ def looks(*places: Place, check: Any = storage_paths, busy: bool = False, before
 
 def look(path: Path | str, what: str = "checkpoints", **more: Any) -> Verdict:
     """Return what is said of one path."""
-    (verdict,) = looks(Place(str(path), what), **more).verdicts
+    (verdict,) = looks(CheckedPath(str(path), what), **more).verdicts
     named = tuple(one for one in verdict.findings if one.subject == f"{path} ({what})")
     status = named[0].status if named else OK
     return Verdict(verdict.check, status, verdict.summary, named, verdict.took_s, verdict.facts)
@@ -205,7 +205,11 @@ def test_a_hanging_path_does_not_hide_the_others(shared: Directory, mount: Mount
     shared.hang()
     began = time.monotonic()
     run_dir = f"{shared.path}/run"
-    places = (Place(run_dir, "run directory"), Place(str(full), "checkpoints"), Place(str(tmp_path), "data"))
+    places = (
+        CheckedPath(run_dir, "run directory"),
+        CheckedPath(str(full), "checkpoints"),
+        CheckedPath(str(tmp_path), "data"),
+    )
     looked = looks(*places)
     (verdict,) = looked.verdicts
     said = {finding.subject: finding for finding in verdict.findings}

@@ -12,7 +12,7 @@ import pytest
 
 from ftslurm.health.check import Context
 from ftslurm.health.checks import own_commands
-from ftslurm.health.result import Looked
+from ftslurm.health.result import RunResult
 from ftslurm.health.run import run
 from ftslurm.health.verdict import FAIL, OK, UNKNOWN, WARN, Verdict
 
@@ -29,7 +29,7 @@ def look(mark: str, *commands: str, **more: Any) -> Verdict:
     return verdict
 
 
-def looked(mark: str, *commands: str, **more: Any) -> Looked:
+def looked(mark: str, *commands: str, **more: Any) -> RunResult:
     context = Context("n1", environ={**os.environ, MARK: mark}, commands=commands, **more)
     return run([own_commands.CHECK], context, {})
 
@@ -90,7 +90,7 @@ def test_a_command_that_is_not_there_is_unknown(mark: str) -> None:
 def test_one_that_hangs_is_killed_and_the_others_are_judged(mark: str) -> None:
     began = time.monotonic()
     verdict = look(mark, "echo waiting; sleep 600", "echo bad; exit 2")
-    assert said(verdict) == [(UNKNOWN, "has not ended within 1 s, and was killed; it said: waiting"), (FAIL, "bad")]
+    assert said(verdict) == [(UNKNOWN, "has not ended within 1 s, and was killed; its output: waiting"), (FAIL, "bad")]
     assert time.monotonic() - began < 2.5
     nothing_left(mark)
 
@@ -127,7 +127,7 @@ def test_one_that_forks_all_the_time_is_killed(mark: str) -> None:
 def test_one_that_prints_without_end_is_killed_and_costs_little(mark: str) -> None:
     before = os.times()
     ((status, text),) = said(look(mark, "yes 'all is well'"))
-    assert status == UNKNOWN and text.endswith("it said: all is well")
+    assert status == UNKNOWN and text.endswith("its output: all is well")
     after = os.times()
     own = after.children_user + after.children_system - before.children_user - before.children_system
     assert own < 2.0

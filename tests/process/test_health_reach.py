@@ -17,7 +17,7 @@ import pytest
 
 from ftslurm.health.check import Context, Peer
 from ftslurm.health.checks import network_reach
-from ftslurm.health.reach import CONNECTED, ERROR, NO_ROUTE, REFUSED, SILENT, UNRESOLVED, Attempt, is_own, reach
+from ftslurm.health.tcp_probe import CONNECTED, ERROR, NO_ROUTE, REFUSED, SILENT, UNRESOLVED, Probe, is_own, probe_all
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def free_port() -> int:
 
 
 def test_a_port_that_listens_and_one_that_does_not_are_reached(listener: socket.socket) -> None:
-    found = reach([("127.0.0.1", port_of(listener)), ("127.0.0.1", free_port())], 2.0)
+    found = probe_all([("127.0.0.1", port_of(listener)), ("127.0.0.1", free_port())], 2.0)
     assert [one.outcome for one in found] == [CONNECTED, REFUSED]
     assert all(one.there for one in found)
     assert found[1].text == "connection refused"
@@ -63,7 +63,7 @@ def test_a_port_that_listens_and_one_that_does_not_are_reached(listener: socket.
 def test_a_black_hole_is_given_up_in_time_and_holds_up_no_other(listener: socket.socket, black_hole: int) -> None:
     began = time.monotonic()
     targets = [("127.0.0.1", black_hole), ("127.0.0.1", port_of(listener)), ("127.0.0.1", black_hole)]
-    found = reach(targets, 0.3)
+    found = probe_all(targets, 0.3)
     assert [one.outcome for one in found] == [SILENT, CONNECTED, SILENT]
     assert found[0].text == "no answer within 0.3 s" and not found[0].there
     assert 0.29 <= time.monotonic() - began < 1.5
@@ -77,7 +77,7 @@ def test_what_answers_late_is_reached() -> None:
         held = [socket.create_connection(server.getsockname())]
         accepting = threading.Timer(0.2, lambda: held.append(server.accept()[0]))
         accepting.start()
-        (found,) = reach([("127.0.0.1", port_of(server))], 5.0)
+        (found,) = probe_all([("127.0.0.1", port_of(server))], 5.0)
         accepting.join()
         for one in held:
             one.close()
@@ -85,7 +85,7 @@ def test_what_answers_late_is_reached() -> None:
 
 
 def test_an_attempt_can_be_waited_for_among_other_things(listener: socket.socket) -> None:
-    attempt = Attempt("127.0.0.1", port_of(listener), source="127.0.0.1")
+    attempt = Probe("127.0.0.1", port_of(listener), source="127.0.0.1")
     if attempt.fileno() >= 0:
         assert select.select([], [attempt.fileno()], [], 2.0)[1]
     found = attempt.result()
@@ -98,14 +98,14 @@ def test_an_attempt_can_be_waited_for_among_other_things(listener: socket.socket
 
 
 def test_a_name_is_not_looked_up_and_a_wrong_port_is_no_crash() -> None:
-    found = reach([("localhost", 80), ("127.0.0.1", 70000)], 0.5)
+    found = probe_all([("localhost", 80), ("127.0.0.1", 70000)], 0.5)
     assert [one.outcome for one in found] == [UNRESOLVED, ERROR]
     assert found[0].text == "'localhost' is no address"
 
 
 def test_a_source_that_is_not_ours_is_not_insisted_on(listener: socket.socket) -> None:
     for source in ("203.0.113.1", "::1", "n1"):
-        (found,) = reach([("127.0.0.1", port_of(listener))], 2.0, source)
+        (found,) = probe_all([("127.0.0.1", port_of(listener))], 2.0, source)
         assert found.outcome == CONNECTED
 
 
@@ -116,14 +116,15 @@ def test_an_address_is_own_or_not() -> None:
 
 def test_nothing_stays_open(listener: socket.socket, black_hole: int) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    reach([("127.0.0.1", port_of(listener)), ("127.0.0.1", black_hole), ("127.0.0.1", free_port())], 0.1)
+    probe_all([("127.0.0.1", port_of(listener)), ("127.0.0.1", black_hole), ("127.0.0.1", free_port())], 0.1)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_without_a_route_the_answer_comes_at_once() -> None:
     unshare = shutil.which("unshare")
     code = (
-        "from ftslurm.health.reach import reach; print(*reach([('10.1.2.3', 80), ('127.0.0.1', 80)], 5.0), sep='\\n')"
+        "from ftslurm.health.tcp_probe import probe_all\n"
+        "print(*probe_all([('10.1.2.3', 80), ('127.0.0.1', 80)], 5.0), sep='\\n')"
     )
     if unshare is None or subprocess.run([unshare, "-rn", "true"], check=False, capture_output=True).returncode:
         pytest.skip("no network of one's own here")
@@ -131,7 +132,7 @@ def test_without_a_route_the_answer_comes_at_once() -> None:
     said = subprocess.run([unshare, "-rn", sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert time.monotonic() - began < 4.0
     text = os.strerror(errno.ENETUNREACH).lower()
-    assert said.stdout.splitlines()[0] == f"Reached(outcome='{NO_ROUTE}', text='{text}')"
+    assert said.stdout.splitlines()[0] == f"ProbeResult(outcome='{NO_ROUTE}', text='{text}')"
 
 
 def test_peers_are_reached_by_address_and_by_name(listener: socket.socket, black_hole: int) -> None:

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ftslurm.agent.fitness import ACT
-from ftslurm.agent.health_watch import STUCK, HealthSettings, HealthWatch
+from ftslurm.agent.health_gate import ACT
+from ftslurm.agent.health_monitor import STUCK, HealthMonitor, HealthSettings
 from ftslurm.health.catalog import builtin
 from ftslurm.health.check import Context
 from ftslurm.kernel import descendants
@@ -17,10 +17,10 @@ from ftslurm.kernel import descendants
 OTHERS = tuple(check.name for check in builtin() if check.name != "own-commands")
 
 
-def watch(tmp_path: Path, command: str, spared: set[int] | None = None) -> HealthWatch:
+def watch(tmp_path: Path, command: str, spared: set[int] | None = None) -> HealthMonitor:
     context = Context("n1", dict(os.environ), commands=(command,), skip=OTHERS)
     settings = HealthSettings(ACT, 300.0, sys.executable, str(tmp_path), context)
-    return HealthWatch(settings, time.monotonic, time.time_ns, set() if spared is None else spared)
+    return HealthMonitor(settings, time.monotonic, time.time_ns, set() if spared is None else spared)
 
 
 def wait_for(true: Callable[[], bool]) -> None:

@@ -187,14 +187,14 @@ def test_a_node_whose_device_failed_twice_behind_an_exit_is_set_aside(start: Sta
     options = ("--local-nodes", "2", "--nproc-per-node", "1", "--max-restarts", "1", "--health", "watch")
     run = start(BROKEN.format(DEVICES[device]), *options)
     assert run.wait() == 1, run.out + run.err
-    assert "local1 is set aside for 24 hours" in run.err
+    assert "local1 is excluded for 24 hours" in run.err
 
 
-def test_a_node_is_not_set_aside_for_what_a_program_fails_by_itself(start: Start) -> None:
+def test_a_node_is_not_excluded_for_what_a_program_fails_by_itself(start: Start) -> None:
     options = ("--local-nodes", "2", "--nproc-per-node", "1", "--max-restarts", "1", "--health", "watch")
     run = start(BROKEN.format("ValueError('row 7 has no label')"), *options)
     assert run.wait() == 1, run.out + run.err
-    assert "set aside" not in run.err
+    assert "excluded" not in run.err
 
 
 def test_the_report_says_what_was_hidden_and_which_rounds_failed_by_the_same(start: Start) -> None:

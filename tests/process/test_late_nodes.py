@@ -23,7 +23,7 @@ while not os.path.exists("done"):
     time.sleep(0.02)
 """
 )
-# Node local1 is unfit until there is a file of that name.
+# Node local1 is unhealthy until there is a file of that name.
 LATE = (
     *("--local-nodes", "2", "--nnodes", "1:2", "--last-call", "1", "--heartbeat", "0.5", "--max-restarts", "2"),
     *("--health", "act", "--health-skip", "gpu,nic,storage,host,network,amd", "--health-every", "1"),
@@ -36,13 +36,13 @@ def begin(start: Start, *arguments: str) -> Started:
     run = start(WORK, *LATE, *arguments)
     pid_of(run, 0)
     (run.directory / "well").touch()
-    run.until(lambda: not unfit(run))
+    run.until(lambda: not unhealthy(run))
     return run
 
 
-def unfit(run: Started) -> bool:
+def unhealthy(run: Started) -> bool:
     word = json.loads((run.run_dir / "nodes/local1.json").read_text())
-    return word["unfit"] is not None or word["looking"]
+    return word["unhealthy"] is not None or word["health_pending"]
 
 
 def sizes(run: Started) -> dict[str, str]:

@@ -152,7 +152,7 @@ if os.environ["FTSLURM_ROUND"] == "1":
 """
     run = start(TIMER + damage, "--max-restarts", "1", "--heartbeat", "0.2", TMPDIR=str(scratch))
     if what in IMPOSSIBLE:
-        run.until(lambda: "the ranks' pipe cannot be made anew" in run.err)
+        run.until(lambda: "the ranks' pipe cannot be restored" in run.err)
         run.process.terminate()
         assert run.wait() == 143, run.err
     else:

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from ftslurm.monitor import mark
-from ftslurm.monitor.mark import Mark
+from ftslurm.monitor import heartbeat_page
+from ftslurm.monitor.heartbeat_page import HeartbeatPage
 from ftslurm.monitor.pipe import Pipe
 from ftslurm.monitor.timeouts import Timeouts
-from ftslurm.monitor.watch import Expiry, Note, Watch
+from ftslurm.monitor.watchdog import Expiry, Note, Watchdog
 from tests.process.worker_process import environment
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
@@ -31,7 +31,7 @@ class Node:
         self.place = place
         self.pipe = Pipe(str(place / "node"))
         self.workers: dict[int, subprocess.Popen[str]] = {}
-        self.watch = Watch(timeouts, lambda rank: mark.read(place / str(rank)), self.owner)
+        self.watch = Watchdog(timeouts, lambda rank: heartbeat_page.read(place / str(rank)), self.owner)
         self.expiries: list[Expiry] = []
         self.notes: list[Note] = []
         self.lateness_s: list[float] = []
@@ -67,7 +67,7 @@ class Node:
         select.select([self.pipe.fd], [], [], wait)
         now, wall = time.monotonic(), time.time()
         for line in self.pipe.read():
-            note = self.watch.hear(line, now, wall)
+            note = self.watch.receive(line, now, wall)
             if note:
                 self.notes.append(note)
         for expiry in self.watch.due(now):
@@ -84,8 +84,8 @@ class Node:
             assert time.monotonic() < end, "the workers do not end"
             self.turn()
 
-    def mark(self, local_rank: int = 0) -> Mark:
-        found = mark.read(self.place / str(local_rank))
+    def mark(self, local_rank: int = 0) -> HeartbeatPage:
+        found = heartbeat_page.read(self.place / str(local_rank))
         assert found is not None
         return found
 
@@ -267,7 +267,7 @@ print(time.monotonic() - began < 20)
     assert node.mark().dropped > 10000
     lines = node.pipe.read()
     assert 0 < len(lines) < 60000
-    assert all(node.watch.hear(line, time.monotonic(), time.time()) is None for line in lines)
+    assert all(node.watch.receive(line, time.monotonic(), time.time()) is None for line in lines)
     assert node.watch.counts == {}
 
 

@@ -107,7 +107,7 @@ def test_health_checks_run_with_commands_of_the_users_own(old: Callable[..., Sta
     run = old("pass", "--health-command", "echo the disk is slow; exit 1")
     assert run.wait() == 0, run.err
     assert "the disk is slow" in run.err
-    assert "came to nothing" not in run.err
+    assert "check run failed" not in run.err
 
 
 def test_a_spares_standby_workers_become_ranks_and_what_they_printed_is_kept(

@@ -14,6 +14,7 @@ from test_run import Start
 from ftslurm.sharedfs.rundir import exposed
 
 start = test_run.start
+ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "print('a line of the rank', flush=True)"
 OTHER = 12345
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
@@ -117,7 +118,7 @@ def test_a_directory_in_which_others_may_rename_the_run_is_named_once(
         SCRIPT, "--health", "off", "--rdzv-id", "mine", "--shared-dir", str(tmp_path / "team" / "runs"), *agents
     )
     assert run.wait() == 0
-    line = f"everybody may rename it, because {tmp_path / 'team'} is writable without the sticky bit"
+    line = f"any user may rename it, because {tmp_path / 'team'} is writable without the sticky bit"
     assert run.err.count(line) == 1
     (tmp_path / "team").chmod(0o1777)
     again = start(
@@ -142,8 +143,8 @@ from ftslurm.sharedfs.filesystem import PosixFileSystem
 from ftslurm.sharedfs.rundir import open_run
 run = open_run("{project}/ftslurm-runs/" + sys.argv[1], "somebody", 1, "0.1.0")
 nodes = Exclusions(PosixFileSystem(owner=os.geteuid()), folder(run.root))
-nodes.exclude("n1", "set aside by " + sys.argv[1], "me", None, 1)
-assert nodes.known("n1").reason == "set aside by " + sys.argv[1], nodes.problems
+nodes.exclude("n1", "excluded by " + sys.argv[1], "me", None, 1)
+assert nodes.known("n1").reason == "excluded by " + sys.argv[1], nodes.problems
 """
     for user, name in ((1001, "first"), (1002, "second")):
         drop = ["setpriv", f"--reuid={user}", f"--regid={user}", f"--groups={group}"]
@@ -168,12 +169,12 @@ def test_who_owns_the_directory_of_runs_or_a_link_above_it_is_named(tmp_path: Pa
     os.chown(theirs, stranger, stranger)
     theirs.chmod(0o1777)
     warning = exposed(str(theirs / "run")) or ""
-    assert f"uid {stranger} may rename it, because {theirs} is theirs" in warning
+    assert f"uid {stranger} may rename it, because {theirs} belongs to it" in warning
     (tmp_path / "mine").mkdir()
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "mine")
     os.chown(link, stranger, stranger, follow_symlinks=False)
-    assert f"{link} is a link of theirs" in (exposed(str(link / "run")) or "")
+    assert f"{link} is a link that belongs to it" in (exposed(str(link / "run")) or "")
     os.chown(link, os.geteuid(), -1, follow_symlinks=False)
     assert "theirs" not in (exposed(str(link / "run")) or "")
 
@@ -204,13 +205,13 @@ def test_directories_of_a_user_alone_are_made_for_that_user_alone(start: Start, 
 def test_nodes_do_not_meet_in_a_directory_that_another_user_has_made(
     open_path: Path, tmp_path: Path, command: str, make: str
 ) -> None:
-    from ftslurm.doctor.command import stand_of
+    from ftslurm.doctor.command import node_context
 
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "FTSLURM"))}
     step = {"JOB_ID": "77", "STEP_ID": "3", "PROCID": "0", "LOCALID": "0", "NODEID": "0", "STEP_NODELIST": "n[0-1]"}
     environment |= {f"SLURM_{k}": v for k, v in step.items()} | {"SLURMD_NODENAME": "n0", "SLURM_NNODES": "2"}
     environment |= {"SLURM_NTASKS": "2", "SLURM_STEP_NUM_NODES": "2"}
-    stand = stand_of(environment, "n0", "x")
+    stand = node_context(environment, "n0", "x")
     assert stand is not None and stand.expected == ("n0", "n1")
     victim = tmp_path / "victim"
     (victim / "hello").mkdir(parents=True)
@@ -232,7 +233,7 @@ def test_nodes_do_not_meet_in_a_directory_that_another_user_has_made(
     assert done.returncode == 1
     said = " ".join((done.stdout + done.stderr).split())
     what = "a directory" if "mkdir" in make else "a symbolic link"
-    assert f"{what} of uid {OTHER} is where the nodes are to meet" in said
+    assert f"{what} of uid {OTHER} is in the place of the session's directory" in said
     assert (victim / "hello" / "n0.json").read_text() == "precious"
     assert sorted(path.name for path in victim.rglob("*")) == ["hello", "n0.json"]
     assert "Traceback" not in said
@@ -248,7 +249,10 @@ def test_a_directory_of_excluded_nodes_that_is_another_users_is_named_and_nothin
     command = [sys.executable, "-m", "ftslurm.cli", "nodes", action, "n1", "n2", "--shared-dir", str(open_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout) == (1, "")
-    assert f"{place}: it belongs to uid {OTHER}, you are uid 0; nothing was changed: use a directory" in done.stderr
+    assert (
+        f"{place}: it belongs to uid {OTHER}, you are uid 0; nothing was changed; choose your own directory"
+        in done.stderr
+    )
     assert {path.name for path in place.rglob("*")} == {"n1.json", "strikes"}
     assert (place / "n1.json").read_text() == "theirs\n"
 
@@ -285,7 +289,48 @@ def test_what_another_user_has_put_where_the_nodes_meet_is_named_with_its_place_
     )  # fmt: skip
     output = done.stdout + done.stderr
     assert done.returncode == 1
-    assert f"{place}: {what} of uid {OTHER} is where the nodes are to meet (you are uid 0)" in output
+    assert f"{place}: {what} of uid {OTHER} is in the place of the session's directory (you are uid 0)" in output
     assert "have that user or root remove it" in output or command == "health"
     assert "choose another directory" not in output and "Traceback" not in output
     assert os.path.lexists(place)
+
+
+@needs_root
+@pytest.mark.parametrize("command", ["report", "status"])
+@pytest.mark.parametrize("argument", ["ftslurm-runs/job-7", "7", "job-7"])
+def test_a_run_that_may_not_be_read_is_said_to_be_there(open_path: Path, command: str, argument: str) -> None:
+    run_dir = open_path / "ftslurm-runs" / "job-7"
+    (run_dir / "state").mkdir(parents=True)
+    run_dir.parent.chmod(0o755)
+    run_dir.chmod(0o700)
+    drop = ["setpriv", f"--reuid={OTHER}", f"--regid={OTHER}", "--clear-groups", "env", f"PYTHONPATH={ROOT}"]
+    # The system's own Python: this one may lie where only root can read.
+    python = [*drop, "/usr/bin/python3", "-B"]
+    if subprocess.run([*python, "-c", "import ftslurm.cli"], cwd="/", check=False, capture_output=True).returncode:
+        pytest.skip("another user cannot run ftslurm from here")
+    done = subprocess.run(
+        [*python, "-m", "ftslurm.cli", command, argument],
+        cwd=open_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done
+    assert f"job-7 belongs to user id 0, you are {OTHER}, and is not readable" in done.stderr, done
+
+
+@needs_root
+def test_a_link_to_a_run_that_another_user_left_beside_the_jobs_output_is_not_followed(
+    start: Start, open_path: Path
+) -> None:
+    run = start(SCRIPT, "--health", "off", "--rdzv-id", "mine", "--shared-dir", str(open_path / "runs"))
+    assert run.wait() == 0, run.err
+    os.chmod(open_path / "runs", 0o755)
+    as_other(f"ln -s {open_path}/runs/mine slurm-14.ftslurm", open_path)
+    status = [sys.executable, "-m", "ftslurm.cli", "status", "14"]
+    done = subprocess.run(status, cwd=open_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, ""), done
+    (open_path / "slurm-14.ftslurm").unlink()
+    (open_path / "slurm-14.ftslurm").symlink_to(open_path / "runs" / "mine")
+    done = subprocess.run(status, cwd=open_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "mine" in done.stdout, done

@@ -104,7 +104,7 @@ def test_what_a_rank_wrote_where_there_was_room_is_completed_and_told_as_the_fir
     ours = record["ftslurm"]
     assert ours["exception"]["type"] == "ValueError" and ours["exit_code"] == 1
     # What only the agent knows.
-    assert ours["surroundings"]["spaces"] and ours["stopped_by_ftslurm"] is False
+    assert ours["host_resources"]["spaces"] and ours["stopped_by_ftslurm"] is False
     assert history(run)[-1]["failure"]["message"] == "ValueError: boom"
     assert "rank 1 failed" in run.err and "exit code 1, no Python exception" not in run.err
     assert "FAILED: rank 1" in run.out and "ValueError: boom" in run.out

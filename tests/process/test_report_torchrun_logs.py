@@ -42,7 +42,7 @@ time.sleep(60)
     [
         (RAISE, 1, "exception", "ValueError: bad batch 42"),
         (CRASH, 0, "segfault", "segmentation fault (SIGSEGV)"),
-        (KILLED, 1, "sigkill", "killed by SIGKILL, by whom is unknown"),
+        (KILLED, 1, "sigkill", "killed by SIGKILL, sender unknown"),
     ],
 )
 def test_rank_and_cause_are_named_from_the_logs_of_torchrun_alone(

@@ -129,3 +129,35 @@ def test_an_installation_that_a_user_can_write_to_is_refused(place: Place) -> No
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith(f"ftslurm health: {copy} belongs to user {USER}: root runs only"), done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_no_library_is_loaded_from_where_the_jobs_environment_says(place: Place) -> None:
+    command = r"tr '\0' '\n' </proc/$PPID/environ | grep -q ^LD_ && exit 2; exit 0"
+    done = slurm(place, "health-check", "own", "--command", command, LD_LIBRARY_PATH=str(place.path))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("command", ["{}", "sh {} now", "/bin/sh -c '{} now'", "cd {0}/.. && ./check", "/usr/../{}"])
+def test_a_command_that_a_user_could_have_written_is_refused(place: Place, command: str) -> None:
+    script = place.path / "check"
+    script.write_text(f"#!/bin/sh\ntouch '{place.marks}/command'\nexit 2\n")
+    script.chmod(0o755)
+    os.chown(script, USER, USER)
+    done = slurm(place, "prolog", "own", "--command", command.format(script))
+    assert (done.returncode, done.stdout, place.ran) == (2, "", [])
+    assert f"belongs to user {USER}: root runs only what nobody else can write" in done.stderr, done.stderr
+
+
+def test_it_does_not_matter_where_slurms_programs_are_started(place: Place) -> None:
+    gone = place.path / "gone"
+    gone.mkdir()
+    code = f"import os; os.chdir({str(gone)!r}); os.rmdir({str(gone)!r}); from ftslurm.cli import console; console()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "health", "--slurm", "prolog", "own", "--command", "exit 0"],
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "SLURMD_NODENAME": "n1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -56,7 +56,7 @@ class Started:
 
     @property
     def run_dir(self) -> Path:
-        # Beside the run there may be the nodes that are set aside.
+        # Beside the run there may be the nodes that are excluded.
         return next(
             path for path in (self.directory / "ftslurm-runs").iterdir() if not path.name.startswith("excluded")
         )
@@ -263,7 +263,7 @@ if os.environ["FTSLURM_ROUND"] == "1":
     run = start(script)
     assert run.wait() == 0, run.err
     assert "zzz.json" in run.out
-    assert "going on without it" in run.err
+    assert "ignoring this file" in run.err
 
 
 def test_user_signals_reach_the_workers(start: Start) -> None:

@@ -35,7 +35,7 @@ def test_a_command_that_cannot_be_started_is_an_error_with_the_reason(tmp_path: 
 
 def test_a_command_that_hangs_is_ended_after_the_time_out(tmp_path: Path) -> None:
     began = time.monotonic()
-    with pytest.raises(SlurmTimeout, match=r"gave no answer in 0\.2 s"):
+    with pytest.raises(SlurmTimeout, match=r"did not answer within 0\.2 s"):
         slurm_with(tmp_path, "exec sleep 60", 0.2).kill_wait_s()
     assert time.monotonic() - began < 10
 

@@ -39,7 +39,7 @@ def test_a_current_directory_that_is_gone_is_one_line_for_each_command(
 def test_a_command_without_files_left_says_so_in_one_line() -> None:
     done = called("ulimit -n 8", "health")
     assert done.returncode == 1
-    assert done.stderr == "ftslurm: Too many open files; look at ulimit -a and the limits of the job's cgroup\n"
+    assert done.stderr == "ftslurm: Too many open files; check ulimit -a and the limits of the job's cgroup\n"
 
 
 QUESTIONS = [("nodes", "list"), ("health", "--list"), ("template", "single_node"), ("--version",), ("--help",)]
@@ -124,6 +124,8 @@ if refused and "ftslurm.cli" in sys.orig_argv:
         _socket.socket = NoSocket
     elif refused == "fork":
         os.fork = no_process
+    elif refused == "setpgid":
+        os.setpgid = not_permitted
     elif refused == "thread":
         threading._start_new_thread = no_thread
     elif refused == "prctl":
@@ -161,7 +163,7 @@ def test_a_tmpdir_in_which_agent_and_ranks_cannot_work_is_named_and_another_plac
     assert run.wait() == 0, run.err
     lines = [line for line in run.err.splitlines() if f"{tmp_path / 'there'}: " in line]
     assert len(lines) == 1 and lines[0].endswith("/tmp is used for temporary files instead"), run.err
-    assert "Traceback" not in run.err and "unfit" not in run.err + run.out, run.err
+    assert "Traceback" not in run.err and "unhealthy" not in run.err + run.out, run.err
 
 
 @needs_root
@@ -176,10 +178,10 @@ def test_the_report_of_a_run_whose_agents_gave_up_says_that_it_has_ended_and_why
         FTSLURM_SHARED_DIR=str(place), TMPDIR=str(place),
     )  # fmt: skip
     assert run.wait() == 1, run.err
-    assert "the shared directory has refused for 1 s: giving up" in run.err
+    assert "the shared directory has failed for 1 s: giving up" in run.err
     told = " ".join(run.out.split())
     assert "is still running" not in told
-    assert "the run directory refuses to be written (No space left on device)" in told, run.out
+    assert "the run directory is not writable (No space left on device)" in told, run.out
 
 
 @needs_root
@@ -223,9 +225,9 @@ def test_a_proc_that_does_not_show_this_process_is_refused_before_anything_is_ki
 @pytest.mark.parametrize(
     ("refused", "code", "line"),
     [
-        ("mkfifo", 0, "no named pipe can be made on this node: torch's timers are not heard"),
-        ("socket", 1, "an agent cannot work here: ftslurm/agent/ports.py"),
-        ("thread", 1, "no more threads can be started here (ulimit -u, the cgroup's pids.max)"),
+        ("mkfifo", 0, "no named pipe can be made on this node: torch's timers are not received"),
+        ("socket", 1, "an agent cannot run here: ftslurm/agent/ports.py"),
+        ("thread", 1, "no more threads can be started here (ulimit -u, ulimit -v, the cgroup's pids.max)"),
         ("fork", 2, "no process can be started for the agent"),
         ("prctl", 2, "cannot supervise processes here: "),
     ],
@@ -240,6 +242,22 @@ def test_what_the_system_refuses_is_one_line(start: Start, tmp_path: Path, refus
     told = [each for each in run.err.splitlines() if line in each]
     assert len(told) == (2 if refused == "thread" else 1), run.err
     assert "Traceback" not in run.err + run.out and "defect" not in run.err + run.out
+
+
+def test_a_process_group_of_its_own_is_nothing_that_an_agent_must_have(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(REFUSES)
+    path = os.pathsep.join((str(tmp_path / "site"), str(ROOT)))
+    run = start("print('ran')", "--health", "off", REFUSED="setpgid", PYTHONPATH=path)
+    assert run.wait() == 0, run.err
+    assert "Traceback" not in run.err
+
+
+@needs_root
+def test_a_machine_without_dev_null_is_named_as_such(tmp_path: Path) -> None:
+    run = mounted(tmp_path, "mount -t tmpfs none /dev", "--health", "off", "--max-restarts", "0")
+    assert run.wait() == 1
+    assert "cannot start a worker: /dev/null: No such file or directory" in run.err, run.err
 
 
 @needs_root

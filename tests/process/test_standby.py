@@ -20,7 +20,7 @@ from worker_process import OURS, environment, plain
 from ftslurm.agent.actions import Assignment
 from ftslurm.agent.environment import Program, RunFacts
 from ftslurm.agent.settings import AgentSettings, plan
-from ftslurm.agent.standby import News, Standbys
+from ftslurm.agent.standby import StandbyEvents, Standbys
 from ftslurm.agent.workers import Worker, Workers
 from ftslurm.monitor.dumpsignal import DUMP_SIGNAL
 from ftslurm.monitor.timeouts import Timeouts
@@ -53,19 +53,19 @@ class Spare:
         assert self.workers.standbys is not None
         return self.workers.standbys
 
-    def warm(self, *modules: str, ready: bool = True) -> News:
+    def warm(self, *modules: str, ready: bool = True) -> StandbyEvents:
         """Start a standby for local rank 1; return all that was heard until it was ready."""
         self.modules = modules or self.modules
         self.workers.standbys = Standbys(self.settings, 2, self.workers.collect, time.monotonic)
         self.standbys.start(1)
-        heard = News()
+        heard = StandbyEvents()
         self.listen(heard, lambda: not ready or self.standbys.all[0].ready)
         return heard
 
-    def listen(self, heard: News, enough: Callable[[], bool]) -> None:
+    def listen(self, heard: StandbyEvents, enough: Callable[[], bool]) -> None:
         while not enough():
             assert select.select([self.standbys.fd], [], [], 30)[0], heard.lines
-            news = self.standbys.look()
+            news = self.standbys.poll()
             heard.lines += news.lines
             heard.ended += news.ended
 
@@ -288,7 +288,7 @@ def test_it_ends_quietly_when_nobody_needs_it(spare: Spare) -> None:
     spare.warm()
     standby = spare.standbys.all[0]
     standby.channel.shutdown(2)
-    heard = News()
+    heard = StandbyEvents()
     spare.listen(heard, lambda: bool(heard.ended))
     assert heard.lines == ["spare: a standby worker ended with code 0"]
 

@@ -53,32 +53,32 @@ def running(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
         process.wait(60)
 
 
-def test_a_real_run_is_told_while_it_runs_and_after(running: tuple[Path, subprocess.Popen[bytes]]) -> None:
+def test_the_status_of_a_real_run_while_it_runs_and_after(running: tuple[Path, subprocess.Popen[bytes]]) -> None:
     directory, process = running
 
-    def until_told(what: str) -> dict[str, Any]:
+    def wait_for_status(what: str) -> dict[str, Any]:
         end = time.monotonic() + 60
         while time.monotonic() < end:
             if any((directory / "ftslurm-runs").glob("*/state/*.json")):
-                told: dict[str, Any] = json.loads(status(directory, "--json"))
-                if told["status"] == what and (told["steps"]["reporting"] == 4 or what == "closed"):
-                    return told
+                current: dict[str, Any] = json.loads(status(directory, "--json"))
+                if current["status"] == what and (current["steps"]["reporting"] == 4 or what == "closed"):
+                    return current
             time.sleep(0.1)
         raise AssertionError((directory / "out").read_text())
 
-    told = until_told("running")
-    assert [(row["role"], row["ranks"], row["status"]) for row in told["nodes"]] == [
+    current = wait_for_status("running")
+    assert [(row["role"], row["ranks"], row["status"]) for row in current["nodes"]] == [
         ("rank", "0-1", "running"),
         ("rank", "2-3", "running"),
     ]
-    assert told["steps"]["step_s"] >= 0.01
-    assert {"what": "section", "name": "step", "seconds": 60.0, "source": "asked"} in told["timeouts"]["entries"]
-    assert (told["problems"], told["hang"], told["failures"]) == ([], None, [])
-    shown = status(directory, "--latest")
-    assert "round 1 runs on 2 nodes, 4 ranks, step " in " ".join(shown.split())
+    assert current["steps"]["step_s"] >= 0.01
+    assert {"what": "section", "name": "step", "seconds": 60.0, "source": "option"} in current["timeouts"]["entries"]
+    assert (current["problems"], current["hang"], current["failures"]) == ([], None, [])
+    output = status(directory, "--latest")
+    assert "round 1 runs on 2 nodes, 4 ranks, step " in " ".join(output.split())
 
     (directory / "enough").touch()
     assert process.wait(60) == 0
-    closed = until_told("closed")
+    closed = wait_for_status("closed")
     assert (closed["closed"]["outcome"], closed["rounds"][0]["outcome"]) == ("succeeded", "succeeded")
     assert " succeeded: all 4 ranks on 2 nodes succeeded\n" in status(directory)

@@ -246,7 +246,7 @@ def test_a_node_that_asks_for_another_size_is_refused_and_disturbs_nobody(agents
 @pytest.mark.parametrize(
     ("conf", "expected"),
     [
-        ("store_type=file", "--rdzv-conf store_type: the backend sharedfs knows only"),
+        ("store_type=file", "--rdzv-conf store_type: the backend sharedfs supports only"),
         ("protocol=other", "--rdzv-conf protocol=other: expected fold or dynamic"),
         ("join_timeout=soon", "--rdzv-conf join_timeout=soon: expected seconds"),
     ],
@@ -280,4 +280,4 @@ def test_agents_of_different_protocols_are_told_so(agents: Agents) -> None:
     assert agents.codes() == [0], agents.log()
     agents.start(WORKER, conf="protocol=dynamic")
     assert agents.codes() == [0, 1]
-    assert "its agents meet by the fold protocol" in agents.log(1)
+    assert "its agents use the fold protocol" in agents.log(1)

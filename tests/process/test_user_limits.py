@@ -22,7 +22,7 @@ AS_USER = ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups") + 
     "--ambient-caps=-all,+dac_read_search",
 )
 NAMES = {"files": resource.RLIMIT_NOFILE, "processes": resource.RLIMIT_NPROC, "addresses": resource.RLIMIT_AS}
-NAMES["file size"] = resource.RLIMIT_FSIZE
+NAMES["file size"], NAMES["CPU time"] = resource.RLIMIT_FSIZE, resource.RLIMIT_CPU
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs a second user")
 
@@ -54,7 +54,7 @@ def limited(name: str, limit: int, command: list[str], cwd: Path) -> subprocess.
     ],
 )
 def test_no_check_fails_for_a_users_own_limits(name: str, limits: list[int], tmp_path: Path) -> None:
-    # A shell that cannot fork ends with 2, as a check of one's own does that found the node unfit.
+    # A shell that cannot fork ends with 2, as a check of one's own does that found the node unhealthy.
     own = "(:) && (:) && (:); (exit 0)"
     checks = ["storage", "own", "gpu", "host-versions", "network-names", "--path", str(tmp_path), "--command", own]
     command = [sys.executable, "-m", "ftslurm.cli", "health", "--json", *checks]
@@ -81,10 +81,19 @@ def test_a_start_that_fails_for_a_users_own_limits_is_not_held_against_the_node(
     for limit in limits:
         directory = tmp_path / str(limit)
         directory.mkdir()
-        options = ["--nproc-per-node", "4", "--max-restarts", "2", "--set-aside", "1", "--health", "off"]
+        options = ["--nproc-per-node", "4", "--max-restarts", "2", "--exclude-after", "1", "--health", "off"]
         command = [sys.executable, "-m", "ftslurm.cli", "run", *options, "--join-timeout", "20", str(script)]
         done = limited(name, limit, command, directory)
         excluded = list(directory.glob("ftslurm-runs/excluded/*"))
         assert excluded == [], (limit, [one.read_text() for one in excluded], done.stderr[-2000:])
         failed_to_start += bool(re.search("cannot start a worker", done.stderr))
     assert failed_to_start >= 1
+
+
+def test_a_rank_that_is_killed_at_its_limit_of_cpu_time_is_not_held_against_the_node(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("while True:\n    pass\n")
+    options = ["--max-restarts", "1", "--exclude-after", "1", "--health", "off"]
+    command = [sys.executable, "-m", "ftslurm.cli", "run", *options, "--join-timeout", "20", "train.py"]
+    done = limited("CPU time", 3, command, tmp_path)
+    assert "killed, probably at its limit of CPU time" in " ".join(done.stdout.split()), done.stdout + done.stderr
+    assert list(tmp_path.glob("ftslurm-runs/excluded-*")) == [], done.stderr

@@ -52,7 +52,7 @@ class Job:
     def until_output(self, text: str, seconds: float = 40) -> None:
         self.lab.until(lambda: text in self.output, seconds, lambda: f"{text!r} in\n{self.explain()}")
 
-    def node_word(self, node: str) -> dict[str, object]:
+    def node_record(self, node: str) -> dict[str, object]:
         word: dict[str, object] = json.loads((self.run_dir / "nodes" / f"{node}.json").read_text())
         return word
 

@@ -182,7 +182,7 @@ def test_a_run_directory_that_vanishes_is_no_wrong_usage_and_the_agents_tell_wha
     job = lab.submit(work, "exec ftsrun --health off --join-timeout 3 train.py", nodes=1)
     assert job.wait(90) == "FAILED", job.explain()
     assert job.facts()["ExitCode"] == "1:0", job.explain()
-    assert "cannot be read any more" in job.output, job.output
+    assert "is no longer readable" in job.output, job.output
     for words in ("rank 0 on", "ValueError: boom", "step 7"):
         assert words in job.output, job.output
 

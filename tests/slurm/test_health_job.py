@@ -59,7 +59,7 @@ def test_the_right_nodes_are_left_out_the_ranks_stay_put_and_the_report_says_why
     # h1 is sick before the start.
     lab.until(lambda: len(ranks(work, 1)) == 2, 60, job.explain)
     assert ranks(work, 1) == {0: "h2", 1: "h3"}
-    assert "the fan stands still" in said(job, "h1")["unfit"]
+    assert "the fan stands still" in said(job, "h1")["unhealthy"]
 
     # h3 gets sick: its rank crashes, and its check says why.
     (work / "sick.h3").write_text("the disk is worn out\n")
@@ -77,7 +77,7 @@ def test_the_right_nodes_are_left_out_the_ranks_stay_put_and_the_report_says_why
     finally:
         lab.lab("revive-node", "h2")
     output = job.output
-    assert "h1: health: unfit: it takes no part in any round" in output
+    assert "h1: health: unhealthy: it takes no part in any round" in output
     assert "h3" in output and "the disk is worn out" in output, output
     assert "h2 was lost" in output, output
     report = json.loads(lab.command("ftslurm", "report", str(job.run_dir), "--format", "json").stdout)
@@ -95,12 +95,12 @@ def test_a_node_that_is_mended_is_a_spare_again(lab: Lab, work: Path) -> None:
     job = lab.submit(work, f"exec ftsrun {options} train.py", nodes=3)
     lab.until(lambda: len(ranks(work, 1)) == 2, 60, job.explain)
     (work / "sick.h1").unlink()
-    lab.until(lambda: said(job, "h1")["unfit"] is None, 30, job.explain)
+    lab.until(lambda: said(job, "h1")["unhealthy"] is None, 30, job.explain)
     (work / "die.h3").touch()
     lab.until(lambda: len(ranks(work, 2)) == 2, 60, job.explain)
     (work / "finish").touch()
     assert job.wait(60) == "COMPLETED", job.explain()
-    assert "h1: health: this node is fit again" in job.output
+    assert "h1: health: this node is healthy again" in job.output
 
 
 def test_without_health_checks_nothing_is_looked_at(lab: Lab, work: Path) -> None:

@@ -81,7 +81,7 @@ def test_srun_with_several_tasks_on_a_node_looks_once_at_each_node(lab: Lab, wor
     assert "network-reach" in done.stdout and "1 of 1 other nodes reached" in done.stdout, done.stdout
 
 
-# Set-aside nodes.
+# Excluded nodes.
 
 
 def submitted_around(lab: Lab, work: Path, *options: str) -> str:
@@ -112,7 +112,7 @@ def test_a_waiting_job_is_told_and_one_that_could_never_start_is_not(lab: Lab, w
     job = lab.submit(work, "true", "--hold", f"--exclude={','.join(others)}", nodes=1)
     lab.command("ftslurm", "nodes", "exclude", "t2", cwd=work, check=True)
     done = lab.command("ftslurm", "nodes", "pass-on", job.id, cwd=work)
-    assert done.returncode == 0 and f"job {job.id} avoids t2 from now on" in done.stderr
+    assert done.returncode == 0 and f"job {job.id} now excludes t2" in done.stderr
     assert set(expand(job.facts()["ExcNodeList"])) == {"t2", *others}, "beside what its owner excluded"
     lab.command("ftslurm", "nodes", "exclude", "t1", cwd=work, check=True)
     done = lab.command("ftslurm", "nodes", "pass-on", job.id, cwd=work)
@@ -146,7 +146,7 @@ def test_ftsrun_keeps_a_requeued_job_away_from_nodes_set_aside_meanwhile(lab: La
     lab.until(lambda: job.facts()["ExcNodeList"] == aside, 40, job.explain)
     lab.until(lambda: job.state == "RUNNING", 60, job.explain)
     assert job.facts()["BatchHost"] != aside
-    job.until_output(f"job {job.id} avoids {aside} from now on")
+    job.until_output(f"job {job.id} now excludes {aside}")
 
 
 def started(lab: Lab, job: Job) -> None:

@@ -131,7 +131,7 @@ def test_a_batch_host_that_takes_no_part_in_the_round_may_die(lab: Lab, work: Pa
 
 def test_a_batch_host_may_die_while_a_round_forms(lab: Lab, work: Path) -> None:
     (work / "train.py").write_text(TRAIN)
-    # The last node is unfit, so that the first round waits for it.
+    # The last node is unhealthy, so that the first round waits for it.
     check = f"test $SLURMD_NODENAME != {lab.nodes[2]} || exit 2"
     options = "--node-timeout 3 --heartbeat 0.5 --join-timeout 20"
     job = lab.submit(work, f"exec ftsrun {options} --health-command '{check}' train.py", nodes=3)

@@ -18,16 +18,16 @@ from ftslurm.failures.causes import (
     SAME_NODE,
     Cause,
     Evidence,
+    HostResources,
     OomKills,
     Space,
-    Surroundings,
     classify,
     describe,
     find,
 )
 from ftslurm.failures.evidence import CAUSE, CONTEXT, MEMBER
 from ftslurm.failures.plugins import load, load_from
-from ftslurm.failures.proofs import lines, size
+from ftslurm.failures.proof_lines import lines, size
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:3141"
 # A loader's main process fetches a tensor whose file descriptor one of its workers holds.
@@ -43,17 +43,17 @@ WATCHDOG = (
     "terminate called after throwing an instance of 'c10::DistBackendError'\n"
 )
 GIB = 1 << 30
-AT_LIMIT = Surroundings(
+AT_LIMIT = HostResources(
     OomKills(1, 1, 12.0, "memory.events of step_0", 4 * GIB, 4 * GIB, 120, at_limit=True),
     memory_total=64 * GIB,
     least_available=50 * GIB,
 )
 HOST_RAN_OUT = replace(AT_LIMIT, oom=OomKills(1, 1, 12.0, at_limit=False), least_available=GIB)
 KILLED_FOR_MEMORY = replace(AT_LIMIT, oom=OomKills(1, 1, 12.0, at_limit=False))
-NOBODY_COUNTED = Surroundings(OomKills(0, 0, 12.0), node_oom_kills=3)
-LONG_AGO = Surroundings(OomKills(0, 2, 12.0))
-FULL_SHM = Surroundings(spaces=(Space("/dev/shm", 60 << 20, 64 << 20, least_free=0),))
-ROOMY = Surroundings(spaces=(Space("/dev/shm", 60 << 20, 64 << 20), Space("/tmp", 0, 10 << 20)))
+NOBODY_COUNTED = HostResources(OomKills(0, 0, 12.0), node_oom_kills=3)
+LONG_AGO = HostResources(OomKills(0, 2, 12.0))
+FULL_SHM = HostResources(spaces=(Space("/dev/shm", 60 << 20, 64 << 20, least_free=0),))
+ROOMY = HostResources(spaces=(Space("/dev/shm", 60 << 20, 64 << 20), Space("/tmp", 0, 10 << 20)))
 
 
 def raised(kind: str, message: str = "", module: str = "builtins", **more: Any) -> Evidence:
@@ -107,27 +107,31 @@ POSITIVE = [
     ("cuda-access", raised("RuntimeError", "CUDA error: an illegal memory access was encountered")),
     ("cuda-launch", raised("RuntimeError", "CUDA error: unspecified launch failure")),
     ("cuda-error", raised("RuntimeError", "CUDA error: unknown error")),
-    ("memory-limit", signal("SIGKILL", surroundings=AT_LIMIT)),
-    ("memory-limit", ended(137, surroundings=AT_LIMIT)),
-    ("memory-limit", signal("SIGKILL", surroundings=AT_LIMIT, scheduler="OUT_OF_MEMORY")),
-    ("memory-limit", signal("SIGKILL", surroundings=replace(AT_LIMIT, least_available=0))),
-    ("host-oom-kill", signal("SIGKILL", surroundings=HOST_RAN_OUT)),
-    ("host-oom-kill", ended(137, surroundings=HOST_RAN_OUT)),
-    ("oom-kill", signal("SIGKILL", surroundings=KILLED_FOR_MEMORY)),
+    ("memory-limit", signal("SIGKILL", host_resources=AT_LIMIT)),
+    ("memory-limit", ended(137, host_resources=AT_LIMIT)),
+    ("memory-limit", signal("SIGKILL", host_resources=AT_LIMIT, scheduler="OUT_OF_MEMORY")),
+    ("memory-limit", signal("SIGKILL", host_resources=replace(AT_LIMIT, least_available=0))),
+    ("host-oom-kill", signal("SIGKILL", host_resources=HOST_RAN_OUT)),
+    ("host-oom-kill", ended(137, host_resources=HOST_RAN_OUT)),
+    ("oom-kill", signal("SIGKILL", host_resources=KILLED_FOR_MEMORY)),
     ("oom-kill", signal("SIGKILL", scheduler="OUT_OF_MEMORY")),
-    ("oom-kill", ended(137, surroundings=Surroundings(OomKills(1, 1, 12.0)))),
-    ("address-space", raised("MemoryError", surroundings=Surroundings(own_limit=4 * GIB))),
-    ("address-space", raised("OSError", "[Errno 12] Cannot allocate memory", surroundings=Surroundings(own_limit=1))),
+    ("oom-kill", ended(137, host_resources=HostResources(OomKills(1, 1, 12.0)))),
+    ("address-space", raised("MemoryError", host_resources=HostResources(own_limit=4 * GIB))),
+    ("cpu-kill", signal("SIGKILL", host_resources=HostResources(cpu_limit_s=3600))),
+    (
+        "address-space",
+        raised("OSError", "[Errno 12] Cannot allocate memory", host_resources=HostResources(own_limit=1)),
+    ),
     (
         "oom-kill",
         raised(
-            "RuntimeError", "DataLoader worker (pid 7) is killed by signal: Killed. ", surroundings=KILLED_FOR_MEMORY
+            "RuntimeError", "DataLoader worker (pid 7) is killed by signal: Killed. ", host_resources=KILLED_FOR_MEMORY
         ),
     ),
-    ("shm-full", signal("SIGBUS", surroundings=FULL_SHM)),
+    ("shm-full", signal("SIGBUS", host_resources=FULL_SHM)),
     (
         "shm-full",
-        raised("RuntimeError", "DataLoader worker (pid 7) is killed by signal: Bus error. ", surroundings=FULL_SHM),
+        raised("RuntimeError", "DataLoader worker (pid 7) is killed by signal: Bus error. ", host_resources=FULL_SHM),
     ),
     ("shm-space", raised("RuntimeError", "unable to write to file </torch_9_13_0>: No space left on device (28)")),
     ("dataloader-worker", raised("RuntimeError", "DataLoader worker (pid(s) 12, 13) exited unexpectedly")),
@@ -201,11 +205,11 @@ CASCADES = [
 DECOYS = [
     ("the word OOM in a log line", signal("SIGKILL", tail="INFO OOM score adjusted\nout of memory? no\n"), "sigkill"),
     ("a user who prints Killed", ended(1, tail="Killed\n"), "exit"),
-    ("a kill that the counter does not know", signal("SIGKILL", surroundings=NOBODY_COUNTED), "sigkill"),
-    ("a kill for memory long before", signal("SIGKILL", surroundings=LONG_AGO), "sigkill"),
-    ("a kill for memory, but another end", signal("SIGSEGV", surroundings=KILLED_FOR_MEMORY), "segfault"),
-    ("a bus error with room in /dev/shm", signal("SIGBUS", surroundings=ROOMY), "bus-error"),
-    ("a full /dev/shm, but another end", signal("SIGSEGV", surroundings=FULL_SHM), "segfault"),
+    ("a kill that the counter does not know", signal("SIGKILL", host_resources=NOBODY_COUNTED), "sigkill"),
+    ("a kill for memory long before", signal("SIGKILL", host_resources=LONG_AGO), "sigkill"),
+    ("a kill for memory, but another end", signal("SIGSEGV", host_resources=KILLED_FOR_MEMORY), "segfault"),
+    ("a bus error with room in /dev/shm", signal("SIGBUS", host_resources=ROOMY), "bus-error"),
+    ("a full /dev/shm, but another end", signal("SIGSEGV", host_resources=FULL_SHM), "segfault"),
     (
         "a warning that says NCCL error",
         signal("SIGABRT", tail="UserWarning: NCCL error, falling back to gloo\n"),
@@ -360,25 +364,25 @@ def test_a_loader_whose_worker_has_gone_is_said_to_be_one() -> None:
     reset = raised("ConnectionResetError", "[Errno 104] Connection reset by peer", files=FETCHING)
     said = "a DataLoader worker died (ConnectionResetError: [Errno 104] Connection reset by peer)"
     assert describe(reset, *find(reset)) == said
-    row = classify(replace(reset, surroundings=KILLED_FOR_MEMORY))
+    row = classify(replace(reset, host_resources=KILLED_FOR_MEMORY))
     assert row.name == "oom-kill"
 
 
 def test_the_proof_of_a_kill_for_memory_names_the_counter_and_the_limit() -> None:
-    killed = signal("SIGKILL", surroundings=AT_LIMIT, sections=(("checkpoint", 3.0),))
+    killed = signal("SIGKILL", host_resources=AT_LIMIT, sections=(("checkpoint", 3.0),))
     row, found = find(killed)
     assert describe(killed, row, found) == "killed by the kernel: its memory limit was reached (SIGKILL)"
     assert lines(killed, row, found) == [
         "cgroup: 1 out-of-memory kill in the last 12 s before its end (memory.events of step_0)",
         "cgroup: a memory limit was reached in those seconds",
         "cgroup memory: limit 4 GiB, peak 4 GiB, limit hit 120 times in this round",
-        "host memory: 50 GiB of 64 GiB available when least was, in those seconds (MemAvailable)",
+        "host memory: at least 50 GiB of 64 GiB available in those seconds (MemAvailable)",
         "open sections: 'checkpoint' for 3.0 s",
     ]
 
 
 def test_the_proof_of_a_refused_request_for_memory_names_the_limit() -> None:
-    refused = raised("MemoryError", surroundings=Surroundings(own_limit=4 * GIB))
+    refused = raised("MemoryError", host_resources=HostResources(own_limit=4 * GIB))
     row, found = find(refused)
     assert row.title == "its limit of address space or data was reached"
     assert "ulimit: 4 GiB of address space or data" in lines(refused, row, found)
@@ -387,12 +391,12 @@ def test_the_proof_of_a_refused_request_for_memory_names_the_limit() -> None:
 def test_a_bare_sigkill_says_what_was_counted_and_what_could_not_be() -> None:
     row = classify(signal("SIGKILL"))
     said = [
-        lines(signal("SIGKILL", surroundings=around), row, signal("SIGKILL"))[0]
-        for around in (None, Surroundings(), NOBODY_COUNTED, LONG_AGO)
+        lines(signal("SIGKILL", host_resources=around), row, signal("SIGKILL"))[0]
+        for around in (None, HostResources(), NOBODY_COUNTED, LONG_AGO)
     ]
     unknown = "so an out-of-memory kill is neither proved nor excluded"
     assert said == [
-        f"cgroup: nothing is recorded of it, {unknown}",
+        f"cgroup: no record of its counters, {unknown}",
         f"cgroup: no out-of-memory counter could be read, {unknown}",
         "cgroup: no out-of-memory kill was counted (memory.events)",
         "cgroup: 2 out-of-memory kills in this round, but none near its end (memory.events)",
@@ -403,15 +407,15 @@ def test_a_full_filesystem_is_said_of_any_failure_and_a_roomy_one_only_where_it_
     def said(evidence: Evidence) -> list[str]:
         return lines(evidence, *find(evidence))
 
-    boom, bus = raised("ValueError", "boom", surroundings=ROOMY), signal("SIGBUS", surroundings=ROOMY)
+    boom, bus = raised("ValueError", "boom", host_resources=ROOMY), signal("SIGBUS", host_resources=ROOMY)
     assert said(boom) == ["/tmp: 0 bytes of 10 MiB free"]
     assert said(bus) == ["/dev/shm: 60 MiB of 64 MiB free", "/tmp: 0 bytes of 10 MiB free"]
-    full = signal("SIGBUS", surroundings=FULL_SHM)
+    full = signal("SIGBUS", host_resources=FULL_SHM)
     assert said(full) == ["/dev/shm: 0 bytes of 64 MiB free shortly before, 60 MiB after its end"]
 
 
 def test_a_cascade_needs_no_proof_but_its_own_words() -> None:
-    broken = raised("RuntimeError", GLOO, surroundings=FULL_SHM, notes=("while saving",))
+    broken = raised("RuntimeError", GLOO, host_resources=FULL_SHM, notes=("while saving",))
     assert lines(broken, *find(broken)) == ["note: while saving"]
 
 
@@ -501,7 +505,7 @@ def test_any_evidence_gets_a_row_and_words() -> None:
     types = [None, "", "RuntimeError", "OSError", "SystemExit", "OutOfMemoryError", "DistError", "ExceptionGroup"]
 
     def anything(depth: int) -> Evidence:
-        around = [None, Surroundings(), KILLED_FOR_MEMORY, FULL_SHM, Surroundings(spaces=(Space("", 0, 0, 0, 0),))]
+        around = [None, HostResources(), KILLED_FOR_MEMORY, FULL_SHM, HostResources(spaces=(Space("", 0, 0, 0, 0),))]
         return Evidence(
             pick.choice(kinds),
             pick.choice(types),
@@ -514,7 +518,7 @@ def test_any_evidence_gets_a_row_and_words() -> None:
             "".join(pick.choices(words, k=2)),
             inner=tuple((pick.choice([CAUSE, CONTEXT, MEMBER, "?"]), anything(depth - 1)) for _ in range(depth)),
             life_s=pick.choice([None, 0.0, 1e9]),
-            surroundings=pick.choice(around),
+            host_resources=pick.choice(around),
             scheduler=pick.choice(["", "TIMEOUT", "?"]),
             sections=(("x", 1.0),) * pick.randrange(9),
             cuda=(("allocated", 5),) * pick.randrange(2),

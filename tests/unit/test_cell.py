@@ -85,7 +85,7 @@ def test_a_reader_asks_for_newer_values_only() -> None:
 
 
 @pytest.mark.parametrize("hint", [None, b"", b"1\n", b"3\n", b"99\n", b"nonsense", b"\xff\xfe", b"9" * 60, b"1" * 1000])
-def test_whatever_the_hint_says_the_newest_value_is_found(hint: bytes | None) -> None:
+def test_the_newest_value_is_found_with_any_hint(hint: bytes | None) -> None:
     fs = filled(4)
     fs.unlink(f"{STATE}/current")
     if hint is not None:
@@ -114,14 +114,14 @@ def test_a_damaged_generation_is_named_and_never_written_over(data: bytes) -> No
     assert fs.files()[f"{STATE}/000000000003.json"] == data
 
 
-def test_a_generation_under_the_wrong_name_is_not_believed() -> None:
+def test_a_generation_under_the_wrong_name_is_not_used() -> None:
     fs = filled(2)
     fs.link(f"{STATE}/000000000002.json", f"{STATE}/000000000003.json")
     with pytest.raises(BadFile, match="names token 2, expected 3"):
         FencedCell(fs, STATE).get()
 
 
-def test_a_generation_of_a_newer_format_says_so() -> None:
+def test_a_generation_of_a_newer_format_is_reported_as_such() -> None:
     fs = server()
     put(fs, "000000000001.json", b'{"schema":"ftslurm/cell","version":2,"token":1,"nonce":"a"}\nx')
     with pytest.raises(NewerFormat, match="newer ftslurm"):
@@ -303,7 +303,7 @@ def test_threads_contending_on_a_real_filesystem_have_one_winner_for_each_of_200
     assert not [name for name in tmp_path.iterdir() if name.name.endswith(".tmp")]
 
 
-def test_a_quick_look_finds_what_the_hint_names_though_the_client_believes_it_absent() -> None:
+def test_a_quick_read_finds_the_hinted_generation_although_the_client_caches_its_absence() -> None:
     fs = filled(1)
     cache = ClientCache(lambda: 0.0, random.Random(0), lambda kind: None)
     follower = FencedCell(CachingClient(fs, cache), STATE)
@@ -332,17 +332,17 @@ def test_an_old_generation_loses_its_value_but_its_name_stays_the_fence() -> Non
     assert (newest.token, won) == (KEPT + 2, False), "a writer that slept since the beginning"
 
 
-def test_a_reader_that_sees_only_retired_generations_is_told_to_look_again() -> None:
+def test_a_reader_that_finds_only_retired_generations_gets_an_error_to_retry() -> None:
     fs = filled(KEPT + 1)
     seen_by_all(fs).retire(1)
     for name in fs.listdir(STATE):
         if name != "000000000001.json":
             fs.unlink(f"{STATE}/{name}")
-    with pytest.raises(OSError, match="cannot be seen yet"):
+    with pytest.raises(OSError, match="not visible yet"):
         FencedCell(fs, STATE).get()
 
 
-def test_a_retired_generation_still_says_whose_it_was() -> None:
+def test_a_retired_generation_still_has_its_authors_nonce() -> None:
     fs = filled(KEPT + 1)
     name = f"{STATE}/000000000001.json"
     before = json.loads(fs.content(name).partition(b"\n")[0])

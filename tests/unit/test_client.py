@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 import ftslurm
-from ftslurm.monitor import client, mark
+from ftslurm.monitor import client, heartbeat_page
+from ftslurm.monitor.heartbeat_page import HeartbeatPage, SectionSlot
 from ftslurm.monitor.link import MAX_REPORTS
-from ftslurm.monitor.mark import Mark, Slot
-from ftslurm.monitor.message import Garbage, Timer, Word, parse
+from ftslurm.monitor.message import ClientMessage, MalformedMessage, Timer, parse
 from ftslurm.monitor.pipe import Pipe
 from ftslurm.monitor.section import NOT_OPEN, OPENED_TWICE
 from ftslurm.monitor.timeouts import Learned, Spans, Timeouts, to_env
@@ -32,18 +32,18 @@ class Agent:
         self.pipe = Pipe(str(directory / "node"))
 
     @property
-    def mark(self) -> Mark:
-        found = mark.read(self.directory)
+    def mark(self) -> HeartbeatPage:
+        found = heartbeat_page.read(self.directory)
         assert found is not None
         return found
 
-    def section(self, name: str) -> Slot:
+    def section(self, name: str) -> SectionSlot:
         return next(section for section in self.mark.sections if section.name == name)
 
     def heard(self) -> list[tuple[str, str, str]]:
         words = [parse(line) for line in self.pipe.read()]
-        assert all(isinstance(word, Word) and (word.rank, word.pid) == (3, os.getpid()) for word in words)
-        return [(word.kind, word.what, word.name) for word in words if not isinstance(word, (Garbage, Timer))]
+        assert all(isinstance(word, ClientMessage) and (word.rank, word.pid) == (3, os.getpid()) for word in words)
+        return [(word.kind, word.what, word.name) for word in words if not isinstance(word, (MalformedMessage, Timer))]
 
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,16 +233,16 @@ def test_a_name_that_cannot_be_one_is_reported_and_harmless(agent: Agent, name: 
 
 
 def test_more_sections_than_slots_are_reported_once_and_count_as_open(agent: Agent) -> None:
-    for i in range(mark.SLOTS + 10):
+    for i in range(heartbeat_page.SLOTS + 10):
         ftslurm.start_section(f"section {i}")
-    assert len(agent.mark.sections) == mark.SLOTS
+    assert len(agent.mark.sections) == heartbeat_page.SLOTS
     assert agent.mark.unlisted == 10
-    ftslurm.start_section(f"section {mark.SLOTS + 1}")
-    for i in range(mark.SLOTS + 10):
+    ftslurm.start_section(f"section {heartbeat_page.SLOTS + 1}")
+    for i in range(heartbeat_page.SLOTS + 10):
         ftslurm.end_section(f"section {i}")
     assert agent.mark.unlisted == 0
     what = "more than 44 names of sections: further ones are not watched"
-    assert agent.heard() == [("misuse", what, ""), ("misuse", OPENED_TWICE, f"section {mark.SLOTS + 1}")]
+    assert agent.heard() == [("misuse", what, ""), ("misuse", OPENED_TWICE, f"section {heartbeat_page.SLOTS + 1}")]
 
 
 def test_misuses_without_end_do_not_fill_the_pipe(agent: Agent) -> None:
@@ -275,7 +275,7 @@ def test_timeouts_of_this_rank_are_set_at_once(agent: Agent) -> None:
     ftslurm.set_timeouts(heartbeat=30, initial=math.inf, sections={"data": 5}, out_of_section=60)
     found = agent.mark
     assert (found.heartbeat_s, found.initial_s, found.out_of_section_s) == (30, math.inf, 60)
-    assert agent.section("data") == Slot("data", 0, 0, 0, 5)
+    assert agent.section("data") == SectionSlot("data", 0, 0, 0, 5)
     ftslurm.set_timeouts(heartbeat=30)
     ftslurm.set_timeouts()
     assert agent.heard() == [("timeouts", "", "")]
@@ -346,7 +346,7 @@ def test_many_threads_use_sections_and_heartbeats_at_once(agent: Agent) -> None:
     assert stuck == []
     found = agent.mark
     names = [section.name for section in found.sections]
-    assert len(names) == len(set(names)) == mark.SLOTS
+    assert len(names) == len(set(names)) == heartbeat_page.SLOTS
     assert [section.name for section in found.sections if section.opened_ns] == []
     assert found.unlisted == 0
     with ftslurm.section("common"):
@@ -373,7 +373,7 @@ def test_the_state_is_what_the_run_has_learned_and_what_this_rank_has_seen(
     }
     ftslurm.heartbeat()
     words: Any = client._agent and client._agent.words
-    words[mark.BEAT_LONGEST] = 200 * 10**9
+    words[heartbeat_page.BEAT_LONGEST] = 200 * 10**9
     state = ftslurm.state_dict()
     assert state["timeouts"]["heartbeat_s"] == 1000
     assert state["timeouts"]["initial_s"] == 100

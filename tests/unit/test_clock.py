@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ftslurm.rendezvous.member import Member, Pace, first_word
-from ftslurm.rendezvous.node_word import NodeWord
-from ftslurm.rendezvous.seen import Shape, Timing
+from ftslurm.rendezvous.member import Member, Pace, first_record
+from ftslurm.rendezvous.node_record import NodeRecord
+from ftslurm.rendezvous.observation import RunSpec, Timing
 from ftslurm.sharedfs.clock import (
     EVERY_S,
     SAMPLES,
@@ -74,7 +74,7 @@ def test_it_asks_a_few_times_at_the_start_and_then_every_ten_minutes() -> None:
     assert clock.offset.error_ns <= 6 * MS
 
 
-def test_a_clock_that_was_set_is_measured_anew_at_once() -> None:
+def test_a_clock_that_was_set_is_measured_again_at_once() -> None:
     stamps = iter([NOW + 1, NOW + 3 * 10**9])
     clock = ServerClock(lambda: 0.0, lambda path: next(stamps))
     clock.published("x", NOW, NOW + 2)
@@ -129,7 +129,7 @@ def test_nothing_is_measured_on_filesystems_whose_clients_stamp(monkeypatch: pyt
     assert server_clock(os.getcwd(), lambda: 0.0) is not None
 
 
-def test_a_member_says_its_clock_in_its_word_and_words_without_one_still_read() -> None:
+def test_a_member_publishes_its_clock_in_its_record_and_records_without_one_are_readable() -> None:
     fs = MemoryFileSystem()
     for directory in ("/run/nodes", "/run/state"):
         fs.makedirs(directory)
@@ -140,18 +140,18 @@ def test_a_member_says_its_clock_in_its_word_and_words_without_one_still_read() 
         return NOW + int(now[0] * 1e9)
 
     clock = ServerClock(lambda: now[0], lambda path: NOW + int((now[0] + 90) * 1e9) + 1)
-    word = first_word("n1", "a", "7.0", 0, 1)
-    shape = Shape("r", "7.0", ("n1",), 1, 1, 3)
+    word = first_record("n1", "a", "7.0", 0, 1)
+    shape = RunSpec("r", "7.0", ("n1",), 1, 1, 3)
     member = Member(
         fs, RunDirectory("/run"), shape, word, Timing(8, 600, 30), Pace(), lambda: now[0], now_ns, clock=clock
     )
     for _ in range(3):
         member.tick()
-        member.say(replace(member.word, clock=None, reason=None))
+        member.publish(replace(member.record, clock=None, reason=None))
         now[0] += 4
-    said = NodeWord.decode(fs.content("/run/nodes/n1.json"), "n1.json")
+    said = NodeRecord.decode(fs.content("/run/nodes/n1.json"), "n1.json")
     assert said.clock is not None
     assert abs(said.clock.offset_ns - 90 * 10**9) <= said.clock.error_ns + 1000
     old = json.loads(said.encode())
     del old["clock"]
-    assert NodeWord.decode(json.dumps(old).encode(), "n1.json").clock is None
+    assert NodeRecord.decode(json.dumps(old).encode(), "n1.json").clock is None

@@ -13,7 +13,7 @@ import pytest
 from ftslurm.agent.actions import Assignment
 from ftslurm.agent.revocation import OTHERS_S, Revocation
 from ftslurm.rendezvous.state import Master
-from ftslurm.sharedfs.commits import ASIDE, REVOKED, Commits, PendingCommit, Revoked, temporary_of
+from ftslurm.sharedfs.commits import REVOKED, REVOKED_SUFFIX, Commits, PendingCommit, Revoked, temporary_of
 from ftslurm.sharedfs.filesystem import PosixFileSystem
 from ftslurm.sharedfs.rundir import RunDirectory
 from ftslurm.testing.clock import VirtualClock
@@ -55,12 +55,12 @@ def everybody(node: str) -> bool:
     return True
 
 
-def test_what_was_revoked_can_no_longer_be_finished_and_is_told_of_for_deletion() -> None:
+def test_a_revoked_commit_can_no_longer_be_finished_and_is_returned_for_deletion() -> None:
     shelf = Shelf()
     temporary = shelf.begin(3)
     revoked, others = shelf.commits().revoke(4, everybody)
     assert others == 0
-    assert [one.path for one in revoked] == [temporary + ASIDE]
+    assert [one.path for one in revoked] == [temporary + REVOKED_SUFFIX]
     with pytest.raises(FileNotFoundError):
         shelf.fs.rename(temporary, "/data/last.pt")
     assert all(path.startswith((f"{RUN.commits}/{REVOKED}", "/data/.last.pt.round3")) for path in shelf.fs.files())
@@ -100,12 +100,12 @@ def test_a_revocation_that_was_interrupted_is_completed_by_the_next_one() -> Non
     with pytest.raises(OSError, match="server gone"):
         shelf.commits(shelf.fs.client(stop)).revoke(4, everybody)
     revoked, _ = shelf.commits().revoke(4, everybody)
-    assert [one.path for one in revoked] == [temporary + ASIDE]
+    assert [one.path for one in revoked] == [temporary + REVOKED_SUFFIX]
     again, _ = shelf.commits().revoke(9, everybody)
     assert again == revoked, "what nobody has deleted yet is told of again"
 
 
-def test_of_several_who_revoke_at_once_each_is_sure_that_it_is_done() -> None:
+def test_each_of_several_concurrent_revocations_returns_only_after_the_commit_is_revoked() -> None:
     shelf = Shelf()
     temporaries = [shelf.begin(3) for _ in range(3)]
     others = iter([shelf.commits() for _ in range(20)])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ftslurm.agent import containment
-from ftslurm.agent.containment import HEALTH, MONITOR, Containment, Defect, Part, defect_of
+from ftslurm.agent.containment import HEALTH, MONITOR, Component, Containment, Defect, defect_of
 from ftslurm.sharedfs.publish import BadFile
 
 
@@ -52,7 +52,7 @@ class Held:
         self.helper = self.containment.hold(HEALTH, Helper, answers={"say": lambda word, *_: word}, **options)
 
     @property
-    def parts(self) -> list[Part | None]:
+    def parts(self) -> list[Component | None]:
         return [defect.part for defect in self.told]
 
 
@@ -127,7 +127,7 @@ def test_what_fails_before_anybody_listens_is_told_then() -> None:
     [*containment.THREADS.items(), ("courier", None), ("whatever", None)],
 )
 def test_a_thread_that_ends_by_an_exception_disables_its_part_or_is_the_cores(
-    name: str, part: Part | None, monkeypatch: pytest.MonkeyPatch
+    name: str, part: Component | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Held()
     monkeypatch.setattr(threading, "excepthook", held.containment.on_thread)
@@ -144,7 +144,7 @@ def test_a_thread_that_ends_by_an_exception_disables_its_part_or_is_the_cores(
 def test_an_errand_of_a_part_leaves_the_filesystems_errors_to_the_courier() -> None:
     held = Held()
     sent: list[Any] = []
-    send = held.containment.errand(HEALTH, lambda errand, *answer: sent.append((errand, answer)))
+    send = held.containment.contained_task(HEALTH, lambda errand, *answer: sent.append((errand, answer)))
 
     def errand(error: Exception | None) -> str:
         if error is not None:

@@ -12,12 +12,12 @@ import pytest
 
 from ftslurm.agent import courier as module
 from ftslurm.agent.containment import Defect
-from ftslurm.agent.courier import Courier, Trouble
-from ftslurm.rendezvous.member import View, first_word
-from ftslurm.rendezvous.node_word import NodeWord
+from ftslurm.agent.courier import Courier, StorageProblem
+from ftslurm.rendezvous.member import View, first_record
+from ftslurm.rendezvous.node_record import NodeRecord
 from ftslurm.testing.clock import VirtualClock
 
-WORD = first_word("n1", "i1", "12.0", 0, 2)
+WORD = first_record("n1", "i1", "12.0", 0, 2)
 EIO = OSError(errno.EIO, "Input/output error")
 
 
@@ -26,9 +26,9 @@ class FakeMember:
 
     def __init__(self, *ticks: Exception | None) -> None:
         self.ticks = list(ticks)
-        self.said: list[NodeWord] = []
+        self.said: list[NodeRecord] = []
 
-    def say(self, word: NodeWord) -> None:
+    def publish(self, word: NodeRecord) -> None:
         self.said.append(word)
 
     def tick(self) -> View:
@@ -40,7 +40,7 @@ class FakeMember:
     def view(self) -> View:
         return View(None, 0, False, ())
 
-    def next_look_s(self) -> float:
+    def next_tick_s(self) -> float:
         return 3600.0
 
 
@@ -52,7 +52,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def run(member: FakeMember, *errands: Callable[[], object], answer: object = None) -> Courier:
     """Let a courier say one word and run the errands, and stop it."""
     courier = Courier(member, time.monotonic)  # type: ignore[arg-type]
-    courier.say(WORD)
+    courier.publish(WORD)
     for errand in errands:
         courier.send(errand, answer)
     courier.start()
@@ -63,7 +63,10 @@ def run(member: FakeMember, *errands: Callable[[], object], answer: object = Non
 def test_the_last_word_is_said_again_when_the_directory_failed() -> None:
     courier = run(FakeMember(EIO, EIO))
     assert courier.published
-    assert [news for news in courier.news if isinstance(news, Trouble)] == [Trouble(str(EIO)), Trouble(None)]
+    assert [news for news in courier.events if isinstance(news, StorageProblem)] == [
+        StorageProblem(str(EIO)),
+        StorageProblem(None),
+    ]
 
 
 def test_the_same_error_of_one_temporary_file_after_the_other_is_told_once() -> None:
@@ -71,7 +74,10 @@ def test_the_same_error_of_one_temporary_file_after_the_other_is_told_once() -> 
         OSError(errno.ENOTCONN, "Transport endpoint is not connected", f"/runs/.n1.json.{i}.tmp") for i in range(3)
     ]
     courier = run(FakeMember(*errors))
-    assert [news for news in courier.news if isinstance(news, Trouble)] == [Trouble(str(errors[0])), Trouble(None)]
+    assert [news for news in courier.events if isinstance(news, StorageProblem)] == [
+        StorageProblem(str(errors[0])),
+        StorageProblem(None),
+    ]
 
 
 def test_a_directory_that_fails_for_good_does_not_keep_the_courier() -> None:
@@ -79,7 +85,7 @@ def test_a_directory_that_fails_for_good_does_not_keep_the_courier() -> None:
 
 
 def defects(courier: Courier) -> list[str]:
-    return [news.error for news in courier.news if isinstance(news, Defect) and news.part is None]
+    return [news.error for news in courier.events if isinstance(news, Defect) and news.part is None]
 
 
 def test_a_bug_in_a_tick_ends_the_agent_instead_of_leaving_it_mute() -> None:
@@ -95,7 +101,7 @@ def test_an_errand_that_fails_is_tried_again() -> None:
             raise problems.pop()
         return "done"
 
-    assert (7, "done") in run(FakeMember(), errand, answer=7).news
+    assert (7, "done") in run(FakeMember(), errand, answer=7).events
 
 
 @pytest.mark.parametrize("problem", [EIO, TypeError("x")])
@@ -107,19 +113,19 @@ def test_an_errand_that_fails_for_good_is_told_and_the_next_one_runs(problem: Ex
 
     courier = run(FakeMember(), errand, lambda: ran.append(True))
     if isinstance(problem, OSError):
-        assert Trouble(str(EIO)) in courier.news and defects(courier) == []
+        assert StorageProblem(str(EIO)) in courier.events and defects(courier) == []
     else:
         assert defects(courier) == ["TypeError: x"]
     assert ran == [True]
-    assert (9, problem) in run(FakeMember(), errand, answer=9).news
+    assert (9, problem) in run(FakeMember(), errand, answer=9).events
 
 
 def test_a_word_does_not_wait_for_an_errand_that_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RETRY_S", 60.0)
     clock = VirtualClock()
-    said: queue.SimpleQueue[NodeWord] = queue.SimpleQueue()
+    said: queue.SimpleQueue[NodeRecord] = queue.SimpleQueue()
     member = FakeMember()
-    monkeypatch.setattr(member, "say", said.put)
+    monkeypatch.setattr(member, "publish", said.put)
     failed = threading.Event()
 
     def errand() -> str:
@@ -132,9 +138,9 @@ def test_a_word_does_not_wait_for_an_errand_that_is_tried_again(monkeypatch: pyt
     courier.send(errand, 7)
     courier.start()
     assert failed.wait(10)
-    courier.say(WORD)
+    courier.publish(WORD)
     assert said.get(timeout=10) is WORD
-    assert not courier.news
+    assert not courier.events
     clock.advance(60.0)
     assert courier.finish(10)
-    assert (7, "done") in courier.news
+    assert (7, "done") in courier.events

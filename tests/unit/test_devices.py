@@ -52,7 +52,7 @@ def test_auto_without_a_gpu_is_the_processors() -> None:
 @pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"])
 def test_what_slurm_or_the_user_hides_is_not_counted(name: str, visible: str, count: int | None) -> None:
     if count is None:
-        with pytest.raises(UsageError, match=f"4 GPUs are here, but {name} allows none"):
+        with pytest.raises(UsageError, match=f"4 GPUs found, but {name} allows none"):
             slots("gpu", **{name: visible})
     else:
         assert slots("gpu", **{name: visible}) == count
@@ -98,7 +98,7 @@ def test_without_an_answer_of_nvml_the_reason_is_told(tmp_path: Path, does: str,
 def test_a_driver_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ftslurm.agent.devices.NVML_TIMEOUT_S", 0.05)
     count, why = count_gpus(python_that(tmp_path, "exec sleep 10"), str(tmp_path))
-    assert (count, why[:20]) == (0, "NVML did not answer ")
+    assert (count, why[:20]) == (0, "NVML did not respond")
 
 
 def test_a_python_that_is_not_there_is_told(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from ftslurm.doctor import meet
-from ftslurm.doctor.command import UsageError, directory_of, stand_of
+from ftslurm.doctor import barrier
+from ftslurm.doctor.command import UsageError, directory_of, node_context
 from ftslurm.doctor.diagnose import Diagnosis, diagnose
 from ftslurm.doctor.findings import NOTE, WARNING, WRONG, Finding, merge
-from ftslurm.doctor.probes import clock, lock, names, place, rate, resolve, seen, whole
+from ftslurm.doctor.probes import atomic_rename, clock, exclusive_link, lock, mount, rate, resolve, visibility
 from ftslurm.doctor.table import duration, render, size, to_json
 
 MS = 1_000_000
@@ -28,34 +28,34 @@ def said(findings: list[Finding]) -> list[tuple[str, str, tuple[str, ...]]]:
 # --- exclusive link
 
 
-def race(*wins: int, seen: int, rescued: tuple[int, ...] = (), **refused: int) -> names.Race:
-    return names.Race(seen + 1, list(wins), list(rescued), seen, dict(refused))
+def race(*wins: int, seen: int, rescued: tuple[int, ...] = (), **refused: int) -> exclusive_link.Race:
+    return exclusive_link.Race(seen + 1, list(wins), list(rescued), seen, dict(refused))
 
 
 def test_one_winner_for_each_name_is_fine() -> None:
-    assert names.judge({"n1": [race(1, 3, seen=4)], "n2": [race(2, 4, seen=4)]}, complete=True) == []
+    assert exclusive_link.judge({"n1": [race(1, 3, seen=4)], "n2": [race(2, 4, seen=4)]}, complete=True) == []
 
 
 def test_a_name_won_twice_is_wrong_and_names_both_nodes() -> None:
-    findings = names.judge({"n1": [race(1, 2, seen=2)], "n2": [race(2, seen=2)]}, complete=True)
+    findings = exclusive_link.judge({"n1": [race(1, 2, seen=2)], "n2": [race(2, seen=2)]}, complete=True)
     assert said(findings) == [(WRONG, "link", ("n1", "n2"))]
     assert "name 2 was won 2 times" in findings[0].text
 
 
 def test_a_name_that_nobody_won_is_wrong_if_all_histories_are_there() -> None:
     races = {"n1": [race(1, seen=3)], "n2": [race(3, seen=3)]}
-    assert "1 of 3 names exist and nobody won them (the first: 2)" in names.judge(races, complete=True)[0].text
-    assert names.judge(races, complete=False) == []
+    assert "1 of 3 names exist without a winner (the first: 2)" in exclusive_link.judge(races, complete=True)[0].text
+    assert exclusive_link.judge(races, complete=False) == []
 
 
 def test_wins_after_a_lost_reply_are_noted_and_fine() -> None:
-    findings = names.judge({"n1": [race(1, 2, seen=2, rescued=(2,))]}, complete=True)
+    findings = exclusive_link.judge({"n1": [race(1, 2, seen=2, rescued=(2,))]}, complete=True)
     assert said(findings) == [(NOTE, "link", ())]
 
 
 def test_links_that_never_work_are_wrong_and_single_failures_a_note() -> None:
-    assert said(names.judge({"n1": [race(seen=0, EPERM=21)]}, complete=True)) == [(WRONG, "link", ("n1",))]
-    assert said(names.judge({"n1": [race(1, seen=1, EIO=1)]}, complete=True)) == [(NOTE, "link", ("n1",))]
+    assert said(exclusive_link.judge({"n1": [race(seen=0, EPERM=21)]}, complete=True)) == [(WRONG, "link", ("n1",))]
+    assert said(exclusive_link.judge({"n1": [race(1, seen=1, EIO=1)]}, complete=True)) == [(NOTE, "link", ("n1",))]
 
 
 def test_random_histories_are_judged_wrong_exactly_when_a_name_has_not_one_winner() -> None:
@@ -67,7 +67,7 @@ def test_random_histories_are_judged_wrong_exactly_when_a_name_has_not_one_winne
             for who in rng.sample(range(4), count):
                 wins[who].append(number)
         races = {f"n{i}": [race(*mine, seen=len(winners))] for i, mine in enumerate(wins)}
-        wrong = any(f.severity == WRONG for f in names.judge(races, complete=True))
+        wrong = any(f.severity == WRONG for f in exclusive_link.judge(races, complete=True))
         assert wrong == any(count != 1 for count in winners), f"seed {seed}: {winners}"
 
 
@@ -76,16 +76,16 @@ def test_random_histories_are_judged_wrong_exactly_when_a_name_has_not_one_winne
 
 def test_every_torn_content_is_told_from_a_whole_one() -> None:
     for counter in (0, 1, 2, 12345):
-        data = whole.content(counter)
-        assert whole.check(data) == counter
+        data = atomic_rename.content(counter)
+        assert atomic_rename.check(data) == counter
         for cut in (0, 1, 5, len(data) // 2, len(data) - 1):
-            assert isinstance(whole.check(data[:cut]), str), cut
-    short, long = whole.content(2), whole.content(3)
-    assert isinstance(whole.check(short + long[len(short) :]), str)
-    assert isinstance(whole.check(long[:200] + b"\0" * (len(long) - 200)), str)
+            assert isinstance(atomic_rename.check(data[:cut]), str), cut
+    short, long = atomic_rename.content(2), atomic_rename.content(3)
+    assert isinstance(atomic_rename.check(short + long[len(short) :]), str)
+    assert isinstance(atomic_rename.check(long[:200] + b"\0" * (len(long) - 200)), str)
 
 
-READS = whole.Reads("n1", 100, 50, 0, "", 0, {}, 0)
+READS = atomic_rename.Reads("n1", 100, 50, 0, "", 0, {}, 0)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ READS = whole.Reads("n1", 100, 50, 0, "", 0, {}, 0)
     ],
 )
 def test_reads_of_a_renamed_over_file_are_judged(change: dict[str, Any], severities: list[str]) -> None:
-    assert [f.severity for f in whole.judge({"n2": replace(READS, **change)})] == severities
+    assert [f.severity for f in atomic_rename.judge({"n2": replace(READS, **change)})] == severities
 
 
 # --- locks
@@ -125,29 +125,31 @@ def test_locks_are_judged_by_what_they_cost(facts: lock.Lock, severities: list[s
 
 # --- seeing each other's files
 
-ASKED = seen.Asked("n2", [[0, 2 * MS, 3 * MS, 5 * MS]], [[0, S, S, 2 * S]], 10 * S, 11 * S)
+ASKED = visibility.Asked("n2", [[0, 2 * MS, 3 * MS, 5 * MS]], [[0, S, S, 2 * S]], 10 * S, 11 * S)
 SAME = clock.Offset(0.0, 0.001)
 
 
 def test_half_of_an_exchange_is_the_way_there_on_one_clock() -> None:
-    found = seen.delays("n1", ASKED, seen.Looked("n1", 12 * S, 14 * S, 20 * S), SAME)
+    found = visibility.delays("n1", ASKED, visibility.Looked("n1", 12 * S, 14 * S, 20 * S), SAME)
     assert (found.new, found.renamed, found.stat_new, found.stat_renamed) == (0.002, 1.0, 2.0, 3.0)
 
 
 def test_a_plain_stat_is_timed_over_two_clocks_by_their_offset() -> None:
-    looked = seen.Looked("n1", 112 * S, None, 116 * S)
-    found = seen.delays("n1", ASKED, looked, clock.Offset(100.0, 0.001))
+    looked = visibility.Looked("n1", 112 * S, None, 116 * S)
+    found = visibility.delays("n1", ASKED, looked, clock.Offset(100.0, 0.001))
     assert (found.stat_new, found.stat_renamed) == (2.0, -5.0), "negative: not seen for that long"
-    assert seen.delays("n1", ASKED, looked, None).stat_new is None
+    assert visibility.delays("n1", ASKED, looked, None).stat_new is None
 
 
 def test_files_never_seen_are_wrong_and_late_ones_a_warning() -> None:
-    fine = seen.Delays("n1", "n2", 0.001, 0.002, 0.01, None, None)
-    assert seen.judge([fine]) == []
-    assert said(seen.judge([replace(fine, new=None)])) == [(WRONG, "seen", ("n2",))]
-    assert said(seen.judge([replace(fine, renamed=2.5)])) == [(WARNING, "seen", ("n2",))]
-    assert said(seen.judge([replace(fine, worst=28.6)])) == [(WARNING, "seen", ("n2",))]
-    assert seen.judge([replace(fine, stat_new=-3.0, stat_renamed=2.4)]) == [], "the plain stat is for contrast only"
+    fine = visibility.Delays("n1", "n2", 0.001, 0.002, 0.01, None, None)
+    assert visibility.judge([fine]) == []
+    assert said(visibility.judge([replace(fine, new=None)])) == [(WRONG, "seen", ("n2",))]
+    assert said(visibility.judge([replace(fine, renamed=2.5)])) == [(WARNING, "seen", ("n2",))]
+    assert said(visibility.judge([replace(fine, worst=28.6)])) == [(WARNING, "seen", ("n2",))]
+    assert visibility.judge([replace(fine, stat_new=-3.0, stat_renamed=2.4)]) == [], (
+        "the plain stat is for contrast only"
+    )
 
 
 # --- clocks
@@ -209,7 +211,7 @@ def test_a_server_whose_clock_is_off_is_a_note() -> None:
 
 # --- the directory
 
-FINE = place.Place(
+FINE = mount.MountView(
     "/shared", "n1", "m1", 1000, "directory", 1000, 0o700, "/shared", "srv:/x", "nfs4", "rw,hard", 1 << 40, 1 << 41,
     10**9, 10**9, 1000,
 )  # fmt: skip
@@ -237,7 +239,7 @@ FINE = place.Place(
     ],
 )
 def test_each_trouble_of_a_directory_is_said(change: dict[str, Any], severity: str, words: str) -> None:
-    findings = place.judge({"n1": replace(FINE, **change)}, alone=False)
+    findings = mount.judge({"n1": replace(FINE, **change)}, alone=False)
     assert [f.severity for f in findings] == [severity]
     assert words in findings[0].text
     assert findings[0].advice
@@ -254,18 +256,18 @@ def test_each_trouble_of_a_directory_is_said(change: dict[str, Any], severity: s
     ],
 )
 def test_what_is_no_trouble_is_not_said(change: dict[str, Any]) -> None:
-    assert place.judge({"n1": replace(FINE, **change)}, alone=False) == []
+    assert mount.judge({"n1": replace(FINE, **change)}, alone=False) == []
 
 
 def test_a_local_filesystem_is_worth_a_note_on_one_node_only() -> None:
     local = replace(FINE, fs_type="ext4")
-    assert said(place.judge({"n1": local}, alone=True)) == [(NOTE, "mount", ("n1",))]
-    assert place.judge({"n1": local, "n2": local}, alone=False) == []
+    assert said(mount.judge({"n1": local}, alone=True)) == [(NOTE, "mount", ("n1",))]
+    assert mount.judge({"n1": local, "n2": local}, alone=False) == []
 
 
 def test_nodes_that_disagree_about_user_or_mount_are_said() -> None:
     other = replace(FINE, uid=1001, made_uid=1001, fs_type="ext4")
-    findings = place.judge({"n1": FINE, "n2": other}, alone=False)
+    findings = mount.judge({"n1": FINE, "n2": other}, alone=False)
     assert said(findings) == [(WRONG, "place", ()), (WARNING, "mount", ())]
 
 
@@ -287,14 +289,14 @@ MOUNTINFO = r"""22 1 0:21 / / rw,relatime - ext4 /dev/sda rw
     ],
 )
 def test_the_mount_of_a_path_is_the_innermost_and_the_last(path: str, source: str) -> None:
-    assert place.mount_of(MOUNTINFO, path).source == source
+    assert mount.mount_of(MOUNTINFO, path).source == source
 
 
 def test_options_of_mount_and_filesystem_are_put_together_once() -> None:
-    assert place.mount_of(MOUNTINFO.replace("25 ", "bad ", 1).splitlines()[1], "/shared").options == (
+    assert mount.mount_of(MOUNTINFO.replace("25 ", "bad ", 1).splitlines()[1], "/shared").options == (
         "rw,nosuid,vers=4.2,hard"
     )
-    assert place.mount_of("nonsense\n", "/x").fs_type == "unknown"
+    assert mount.mount_of("nonsense\n", "/x").fs_type == "unknown"
 
 
 # --- names
@@ -372,7 +374,7 @@ def test_a_node_that_never_shows_up_is_named() -> None:
     found = judged({"n1": result()}, ("n1", "n2"), ("n1",))
     assert found.wrong
     assert said(list(found.findings)) == [(WRONG, "meet", ("n2",))]
-    assert "n2: never showed up in /shared within 30 s" in render(found, 1)
+    assert "n2: did not join in /shared within 30 s" in render(found, 1)
 
 
 def test_a_node_that_falls_silent_is_named_and_its_neighbours_troubles_are_not_blamed() -> None:
@@ -390,8 +392,8 @@ def test_a_call_that_hangs_is_wrong_and_named() -> None:
 
 
 def test_two_versions_of_ftslurm_do_not_go_together() -> None:
-    assert meet.judge_versions({"n1": "0.1.0", "n2": "0.1.0"}) == []
-    assert "ftslurm 0.1.0 on n1; ftslurm 0.2.0 on n2" in meet.judge_versions({"n1": "0.1.0", "n2": "0.2.0"})[0].text
+    assert barrier.judge_versions({"n1": "0.1.0", "n2": "0.1.0"}) == []
+    assert "ftslurm 0.1.0 on n1; ftslurm 0.2.0 on n2" in barrier.judge_versions({"n1": "0.1.0", "n2": "0.2.0"})[0].text
 
 
 def test_findings_alike_become_one_over_their_nodes_and_the_worst_comes_first() -> None:
@@ -456,28 +458,28 @@ STEP = {
 
 
 def test_a_task_of_a_step_stands_among_the_steps_nodes() -> None:
-    stand = stand_of(STEP, "host.x", "unique")
+    stand = node_context(STEP, "host.x", "unique")
     assert stand is not None
     assert (stand.node, stand.expected) == ("n2", ("n1", "n2", "n3"))
     assert stand.session.startswith("7.") and stand.session.endswith(".2")
 
 
 def test_a_nodes_second_task_has_nothing_to_do() -> None:
-    assert stand_of({**STEP, "SLURM_LOCALID": "1"}, "host", "unique") is None
+    assert node_context({**STEP, "SLURM_LOCALID": "1"}, "host", "unique") is None
 
 
 def test_without_slurm_a_node_is_alone_and_in_a_batch_script_told_about_srun() -> None:
-    alone = stand_of({}, "host.x", "unique")
+    alone = node_context({}, "host.x", "unique")
     assert alone is not None
     assert (alone.node, alone.expected, alone.session, alone.note) == ("host", ("host",), "unique", "")
-    batch = stand_of({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURMD_NODENAME": "n1"}, "h", "unique")
+    batch = node_context({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURMD_NODENAME": "n1"}, "h", "unique")
     assert batch is not None
     assert batch.expected == ("n1",) and "srun" in batch.note
 
 
 def test_a_broken_slurm_environment_is_wrong_usage() -> None:
     with pytest.raises(UsageError, match="SLURM_NODEID"):
-        stand_of({**STEP, "SLURM_NODEID": "x"}, "host", "unique")
+        node_context({**STEP, "SLURM_NODEID": "x"}, "host", "unique")
 
 
 def test_the_directory_is_by_default_where_runs_are_or_would_be_made() -> None:

@@ -395,10 +395,10 @@ RUN_FACTS = {**FACTS, "attempt": "7.0", "exit_code": 1}
 
 def test_a_record_in_the_run_directory_is_completed_by_what_the_agent_saw(tmp_path: Path) -> None:
     write(compose("ValueError: x", "T", {**RUN_FACTS, "kind": "exception", "time_ns": 4, "pid": 12}), [str(tmp_path)])
-    record = complete_elsewhere(tmp_path, "", {**RUN_FACTS, "pid": 11, "surroundings": {"oom": None}})
+    record = complete_elsewhere(tmp_path, "", {**RUN_FACTS, "pid": 11, "host_resources": {"oom": None}})
     assert record is not None
     assert record["message"]["message"] == "ValueError: x"
-    assert (record["ftslurm"]["recorded_ns"], record["ftslurm"]["surroundings"]) == (4, {"oom": None})
+    assert (record["ftslurm"]["recorded_ns"], record["ftslurm"]["host_resources"]) == (4, {"oom": None})
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from ftslurm.failures.exceptions import describe
-from ftslurm.failures.outlook import outlook
 from ftslurm.failures.reason import is_bare_exit, links, reason, reason_path
 from ftslurm.failures.record import from_exception
-from ftslurm.failures.sameness import LINES, of_output, signature
+from ftslurm.failures.retryability import retryability
+from ftslurm.failures.signature import LINES, of_output, signature
 
 
 def raised(function: Callable[[], object]) -> BaseException:
@@ -124,7 +124,7 @@ def test_all_links_of_a_chain_are_given() -> None:
     assert [link["type"] for link in links(recorded(fail))] == ["KeyError", "SystemExit", "ValueError"]
 
 
-# The outlook of what is hidden
+# The retryability of what is hidden
 
 
 def hiding(error: BaseException, behind: bool = False) -> dict[str, Any]:
@@ -177,7 +177,7 @@ ERRORS = [
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: f"{type(error).__name__} {error}"[:40])
 def test_a_hidden_failure_has_the_outlook_that_it_would_have_uncaught(error: BaseException) -> None:
-    hidden, plain = outlook(hiding(error), 3.0), outlook(uncaught(error), 3.0)
+    hidden, plain = retryability(hiding(error), 3.0), retryability(uncaught(error), 3.0)
     # Where in the code it happened is no part of this comparison.
     assert {**hidden, "signature": None} == {**plain, "signature": None}
     assert (hidden["signature"] is None) == (plain["signature"] is None)
@@ -185,11 +185,11 @@ def test_a_hidden_failure_has_the_outlook_that_it_would_have_uncaught(error: Bas
 
 @pytest.mark.parametrize(("number", "blame"), [(0, "node"), (1, "perhaps"), (2, "perhaps"), (3, "perhaps"), (5, None)])
 def test_a_node_is_blamed_for_what_stands_deeper_in_the_chain_too(number: int, blame: str | None) -> None:
-    assert outlook(hiding(ERRORS[number], behind=True), 3.0)["blame"] == blame
+    assert retryability(hiding(ERRORS[number], behind=True), 3.0)["blame"] == blame
 
 
 def test_a_rank_that_was_let_down_and_ends_itself_has_not_failed_by_itself() -> None:
-    assert outlook(hiding(DistBackendError("NCCL error"), behind=True), 3.0)["at_start"] is False
+    assert retryability(hiding(DistBackendError("NCCL error"), behind=True), 3.0)["at_start"] is False
 
 
 # By what failures are compared

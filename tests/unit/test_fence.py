@@ -14,9 +14,9 @@ import pytest
 import ftslurm
 import ftslurm.fencing
 import ftslurm.sharedfs.replace
-from ftslurm.rendezvous.ending import close
+from ftslurm.rendezvous.closing import close
 from ftslurm.rendezvous.fold import begin
-from ftslurm.rendezvous.seen import Shape
+from ftslurm.rendezvous.observation import RunSpec
 from ftslurm.rendezvous.state import RUNNING, State
 from ftslurm.sharedfs.cell import FencedCell
 from ftslurm.sharedfs.commits import Commits
@@ -25,7 +25,7 @@ from ftslurm.sharedfs.rundir import RunDirectory
 
 
 def running(round_: int, attempt: str = "7.0") -> State:
-    state = begin(None, Shape("r", attempt, ("n1",), 1, 1, 3), "n1", "aa", 0)
+    state = begin(None, RunSpec("r", attempt, ("n1",), 1, 1, 3), "n1", "aa", 0)
     return replace(state, phase=RUNNING, round=round_)
 
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from ftslurm.monitor.timeouts import Longest, Spans
-from ftslurm.rendezvous.ending import describe, finish, stop_code
+from ftslurm.rendezvous.closing import describe, finish, stop_code
 from ftslurm.rendezvous.fold import begin, fold, take_lease
 from ftslurm.rendezvous.forming import choose
-from ftslurm.rendezvous.member import first_word
-from ftslurm.rendezvous.node_word import NodeWord, Predecessor, Vitals
-from ftslurm.rendezvous.seen import AT_ONCE, Seen, Shape, Timing
+from ftslurm.rendezvous.member import first_record
+from ftslurm.rendezvous.node_record import NodeRecord, Predecessor, Vitals
+from ftslurm.rendezvous.observation import AT_ONCE, Observation, RunSpec, Timing
 from ftslurm.rendezvous.state import (
     CLOSED,
     FAILED,
@@ -47,16 +47,16 @@ class Story:
 
     def __init__(self, nodes: int, low: int | None = None, high: int | None = None, restarts: int = 3) -> None:
         self.names = [f"n{i + 1}" for i in range(nodes)]
-        shape = Shape("r", ATTEMPT, tuple(self.names), low or nodes, high or nodes, restarts)
+        shape = RunSpec("r", ATTEMPT, tuple(self.names), low or nodes, high or nodes, restarts)
         self.state = begin(None, shape, "n1", "i1", 0)
-        self.words: dict[str, NodeWord] = {}
+        self.words: dict[str, NodeRecord] = {}
         self.silent: dict[str, float] = {}
         self.forming_s = self.told_s = 0.0
         self.now_ns = 0
 
     def join(self, *numbers: int, slots: int = 2) -> Story:
         for number in numbers or range(1, len(self.names) + 1):
-            word = first_word(f"n{number}", f"i{number}", ATTEMPT, number - 1, slots)
+            word = first_record(f"n{number}", f"i{number}", ATTEMPT, number - 1, slots)
             self.words[word.node] = replace(word, port=20_000 + number)
         return self
 
@@ -66,7 +66,7 @@ class Story:
         return self
 
     def look(self, forming_s: float = 0.0, told_s: float = 0.0, hanging_s: float = 0.0) -> State:
-        seen = Seen(self.words, self.silent, forming_s, self.now_ns, told_s, hanging_for_s=hanging_s)
+        seen = Observation(self.words, self.silent, forming_s, self.now_ns, told_s, hanging_for_s=hanging_s)
         before = self.state
         self.state = fold(before, seen, self.timing)
         again = fold(self.state, seen, self.timing)
@@ -95,7 +95,7 @@ class Story:
 
     def show(self, *numbers: int) -> Story:
         for number in numbers:
-            self.say(number, shown=self.state.round)
+            self.say(number, stacks_collected=self.state.round)
         return self
 
     def told(self, *numbers: int, name: str = "SIGTERM") -> Story:
@@ -179,7 +179,7 @@ def test_a_missing_node_at_the_join_timeout_closes_the_run_and_is_named() -> Non
     assert story.look(forming_s=599).phase == FORMING
     story.look(forming_s=600)
     assert story.closed == (FAILED, 1)
-    assert "never heard of n2" in story.state.closed.reason
+    assert "no node record of n2" in story.state.closed.reason
     assert "2 nodes left, at least 3 needed, after waiting 600 s" in story.state.closed.reason
 
 
@@ -192,7 +192,7 @@ def test_a_node_that_cannot_get_rid_of_its_workers_is_waited_for_until_the_join_
     assert (state.phase, [p.node for p in state.participants]) == (RUNNING, ["n1", "n2"])
 
 
-def test_words_of_another_attempt_are_not_counted() -> None:
+def test_records_of_another_attempt_are_not_counted() -> None:
     story = Story(2).join(1, 2).say(2, attempt="11.0")
     assert story.look(forming_s=30).phase == FORMING
 
@@ -240,7 +240,7 @@ def test_a_failure_ends_the_round_and_the_next_forms_when_all_are_ready_again() 
     assert (state.phase, state.round, state.master.port) == (RUNNING, 2, 31_000)
 
 
-def test_two_failures_at_once_cost_one_restart_and_the_lower_rank_is_told() -> None:
+def test_two_failures_at_once_cost_one_restart_and_the_lower_rank_is_recorded() -> None:
     story = Story(5).join().run().fail(4).fail(2)
     assert story.look().restarts_used == 1
     assert story.last.failure.node == "n2"
@@ -304,7 +304,7 @@ def test_a_lost_node_without_a_replacement_is_waited_for_until_the_join_timeout(
     assert story.closed == (FAILED, 1)
     assert story.last.outcome == NODE_LOST
     assert [(gone.node, gone.round, gone.silent_s) for gone in story.state.lost] == [("n2", 1, 8.0)]
-    assert "n2 was lost: its agent gave no sign of life for 8.0 s" in story.state.closed.reason
+    assert "n2 was lost: no heartbeat of its agent for 8.0 s" in story.state.closed.reason
     assert "1 node left, at least 2 needed" in story.state.closed.reason
 
 
@@ -352,14 +352,14 @@ def test_a_node_that_comes_back_takes_part_again() -> None:
     assert story.ready(3).look().world_size == 6
 
 
-def test_an_agent_that_was_started_anew_on_its_node_is_lost_and_takes_part_again() -> None:
+def test_an_agent_that_was_restarted_on_its_node_is_lost_and_takes_part_again() -> None:
     story = Story(2).join().run().say(2, incarnation="again", status=READY, round=0)
     assert story.look().phase == FORMING
-    assert "n2 was lost: its agent was started anew" in story.last.reason
+    assert "n2 was lost: its agent was restarted" in story.last.reason
     assert story.ready(1).look().participants[1].incarnation == "again"
 
 
-def test_an_agent_that_was_started_for_a_killed_one_says_so_and_takes_part_again() -> None:
+def test_an_agent_that_replaces_a_killed_one_has_its_reason_and_takes_part_again() -> None:
     story = Story(2).join().run()
     killed = Predecessor(story.words["n2"].incarnation, "its agent was killed by SIGKILL", 1)
     assert story.say(2, incarnation="again", status=READY, round=0, predecessor=killed).look().phase == FORMING
@@ -376,7 +376,7 @@ def test_a_node_whose_guardian_starts_another_agent_is_waited_for() -> None:
     assert story.closed == (FAILED, 1)
 
 
-def test_an_old_attempts_word_read_late_loses_nobody() -> None:
+def test_an_old_attempts_record_read_late_loses_no_node() -> None:
     story = Story(2).join().run().say(2, incarnation="old", attempt="11.0", status=LEFT)
     assert story.look().phase == RUNNING
 
@@ -407,7 +407,7 @@ def test_a_failure_tells_more_than_the_leaving_that_follows_it() -> None:
 # Stopping from outside
 
 
-def test_all_told_to_stop_is_a_stop_with_the_signals_exit_code() -> None:
+def test_a_stop_signal_to_all_nodes_is_a_stop_with_the_signals_exit_code() -> None:
     story = Story(2).join().run().told(1, 2)
     story.look()
     assert story.closed == (STOPPED, 143)
@@ -423,7 +423,7 @@ def test_other_signals_give_their_own_exit_code(name: str, code: int) -> None:
 
 @pytest.mark.parametrize("restarts", [0, 3])
 @pytest.mark.parametrize("low", [1, 2])
-def test_one_told_to_stop_and_the_others_a_moment_later_is_a_stop(restarts: int, low: int) -> None:
+def test_a_stop_signal_to_one_node_and_shortly_after_to_the_others_is_a_stop(restarts: int, low: int) -> None:
     story = Story(2, low=low, restarts=restarts).join().run().told(2)
     assert story.look(told_s=0.0).phase == RUNNING
     assert story.look(told_s=1.9).phase == RUNNING
@@ -432,14 +432,14 @@ def test_one_told_to_stop_and_the_others_a_moment_later_is_a_stop(restarts: int,
     assert story.last.outcome == STOPPED
 
 
-def test_ranks_that_fail_because_a_peer_was_told_to_stop_are_not_the_cause() -> None:
+def test_ranks_that_fail_because_a_peer_was_stopped_are_not_the_cause() -> None:
     story = Story(2).join().run().told(2).fail(1)
     assert story.look(told_s=0.5).phase == RUNNING
     story.told(1).look(told_s=0.6)
     assert story.closed == (STOPPED, 143)
 
 
-def test_a_single_node_told_to_stop_is_a_lost_node_and_its_peers_failures_are_not_the_cause() -> None:
+def test_a_single_stopped_node_is_a_lost_node_and_its_peers_failures_are_not_the_cause() -> None:
     story = Story(3, low=2).join().run().told(3).fail(1)
     state = story.look(told_s=2.0)
     assert (state.phase, story.last.outcome) == (FORMING, NODE_LOST)
@@ -448,7 +448,7 @@ def test_a_single_node_told_to_stop_is_a_lost_node_and_its_peers_failures_are_no
     assert [p.node for p in state.participants] == ["n1", "n2"]
 
 
-def test_all_told_to_stop_while_the_first_round_forms_is_a_stop() -> None:
+def test_a_stop_signal_to_all_nodes_while_the_first_round_forms_is_a_stop() -> None:
     story = Story(3).join(1, 2)
     story.look()
     story.told(1, 2).look()
@@ -456,7 +456,7 @@ def test_all_told_to_stop_while_the_first_round_forms_is_a_stop() -> None:
     assert story.state.history == ()
 
 
-def test_all_told_to_stop_before_the_next_round_keeps_the_failure_in_the_history() -> None:
+def test_a_stop_signal_to_all_nodes_before_the_next_round_keeps_the_failure_in_the_history() -> None:
     story = Story(2).join().run().fail(2)
     story.look()
     story.told(1, 2).look(forming_s=1)
@@ -509,8 +509,8 @@ def test_an_unknown_signal_gives_the_exit_code_of_a_failure() -> None:
 # Attempts and the lease
 
 
-def shape(attempt: str) -> Shape:
-    return Shape("r", attempt, ("n1",), 1, 1, 3)
+def shape(attempt: str) -> RunSpec:
+    return RunSpec("r", attempt, ("n1",), 1, 1, 3)
 
 
 def test_an_attempt_after_a_killed_one_goes_on_counting_rounds_with_a_fresh_budget() -> None:
@@ -536,8 +536,8 @@ def test_an_attempt_after_a_closed_one_leaves_the_history_as_it_is() -> None:
 def test_failures_of_an_earlier_attempts_round_do_not_count_in_the_new_one() -> None:
     story = Story(1).join().run().fail(1, code=78)
     new = begin(story.state, shape("12.1"), "n1", "j1", 77)
-    words = {"n1": replace(first_word("n1", "j1", "12.1", 0, 1), port=1)}
-    state = fold(new, Seen(words, {}, 0.0, 0), TIMING)
+    words = {"n1": replace(first_record("n1", "j1", "12.1", 0, 1), port=1)}
+    state = fold(new, Observation(words, {}, 0.0, 0), TIMING)
     assert (state.phase, state.round, state.restarts_used) == (RUNNING, 2, 0)
 
 
@@ -563,7 +563,7 @@ def test_the_state_survives_being_written_and_read() -> None:
     story.ready(1, 2).look()
     assert State.decode(story.state.encode(), "x") == story.state
     for word in story.words.values():
-        assert NodeWord.decode(word.encode(), "x") == word
+        assert NodeRecord.decode(word.encode(), "x") == word
 
 
 def test_only_the_newest_rounds_are_kept() -> None:
@@ -578,8 +578,8 @@ def test_only_the_newest_rounds_are_kept() -> None:
 # The order of ranks
 
 
-def words(*names: str) -> list[NodeWord]:
-    return [first_word(name, "i", ATTEMPT, int(name[1:]), 1) for name in names]
+def words(*names: str) -> list[NodeRecord]:
+    return [first_record(name, "i", ATTEMPT, int(name[1:]), 1) for name in names]
 
 
 def before(*names: str) -> list[Participant]:
@@ -671,7 +671,7 @@ def check_step(story: Story, old: State, where: str) -> None:
     assert len({p.node for p in new.participants}) == len(new.participants), where
 
 
-def test_whatever_the_nodes_say_the_state_stays_in_order() -> None:
+def test_the_state_stays_consistent_for_any_records() -> None:
     """A random walk; `look` itself checks that folding the same sight twice changes nothing."""
     closed = 0
     for seed in range(250):
@@ -702,7 +702,7 @@ class LateStory(Story):
         self.state = replace(self.state, expected=())
 
     def look(self, forming_s: float = 0.0, told_s: float = 0.0, joining_s: float = 0.0) -> State:
-        seen = Seen(self.words, self.silent, forming_s, self.now_ns, told_s, joining_s)
+        seen = Observation(self.words, self.silent, forming_s, self.now_ns, told_s, joining_s)
         self.state = fold(self.state, seen, replace(TIMING, rejoin=AT_ONCE))
         return self.state
 
@@ -715,7 +715,7 @@ class LateStory(Story):
         return self
 
 
-def test_a_late_node_waits_for_the_next_round_unless_told_otherwise() -> None:
+def test_a_late_node_waits_for_the_next_round_by_default() -> None:
     story = Story(3, low=2, high=3).join(1, 2)
     story.look(forming_s=30)
     assert story.join(3).look().phase == RUNNING
@@ -761,7 +761,7 @@ def test_where_late_nodes_get_in_at_once_only_the_first_round_waits_for_the_unkn
 def test_a_node_that_is_ready_although_its_round_runs_ends_the_round_for_all() -> None:
     story = Story(2).join().run().ready(2)
     assert (story.look().phase, story.last.outcome) == (FORMING, FAILED)
-    assert story.last.reason == "n2 asked for the next round"
+    assert story.last.reason == "n2 requested the next round"
     assert story.ready(1).look().round == 2
 
 
@@ -775,7 +775,7 @@ def test_whoever_finishes_the_run_ends_its_round_the_same_way() -> None:
 # A rank hangs
 
 
-def test_a_hang_ends_the_round_only_when_all_nodes_have_shown_where_their_ranks_are() -> None:
+def test_a_hang_ends_the_round_only_when_all_nodes_have_collected_stacks() -> None:
     story = Story(3).join().run().hang(2)
     state = story.look()
     assert (state.phase, state.hang.node) == (RUNNING, "n2")
@@ -790,11 +790,11 @@ def test_a_node_that_cannot_show_its_ranks_delays_the_stop_by_a_bounded_time() -
     story = Story(3).join().run().hang(2)
     story.look()
     story.show(1, 2)
-    assert story.look(hanging_s=TIMING.show_s - 0.1).phase == RUNNING
-    assert story.look(hanging_s=TIMING.show_s).phase == FORMING
+    assert story.look(hanging_s=TIMING.stack_collection_s - 0.1).phase == RUNNING
+    assert story.look(hanging_s=TIMING.stack_collection_s).phase == FORMING
 
 
-def test_nobody_waits_for_the_stacks_of_a_node_that_is_lost_or_leaving() -> None:
+def test_the_round_does_not_wait_for_the_stacks_of_a_node_that_is_lost_or_leaving() -> None:
     story = Story(3).join().run().hang(2)
     story.look()
     story.show(1, 2).say(3, reason="its disk is full", status=LEFT)
@@ -803,7 +803,7 @@ def test_nobody_waits_for_the_stacks_of_a_node_that_is_lost_or_leaving() -> None
     assert story.last.failure.kind == "hang", "both nodes were there when the rank hung"
 
 
-def test_a_node_that_is_silent_is_lost_before_a_rank_that_waited_for_it_is_said_to_hang() -> None:
+def test_a_silent_node_is_lost_before_a_rank_that_waited_for_it_counts_as_hung() -> None:
     story = Story(3).join().run()
     story.silent["n3"] = 2.0
     story.hang(1).look()
@@ -812,7 +812,7 @@ def test_a_node_that_is_silent_is_lost_before_a_rank_that_waited_for_it_is_said_
     story.silent["n3"] = 8.0
     story.look(hanging_s=6.0)
     assert (story.last.outcome, story.last.failure) == (NODE_LOST, None)
-    assert story.last.reason == "n3 was lost: its agent gave no sign of life for 8.0 s"
+    assert story.last.reason == "n3 was lost: no heartbeat of its agent for 8.0 s"
     assert [lost.node for lost in story.state.lost] == ["n3"]
 
 
@@ -821,7 +821,7 @@ def test_a_silent_node_is_waited_for_although_the_time_for_showing_is_over() -> 
     story.timing = replace(TIMING, node_timeout_s=60)
     story.look()
     story.show(1)
-    for seconds in (TIMING.show_s, 40.0, 57.0):
+    for seconds in (TIMING.stack_collection_s, 40.0, 57.0):
         story.silent["n2"] = seconds + 2
         assert story.look(hanging_s=seconds).phase == RUNNING
     story.silent["n2"] = 1.0
@@ -829,7 +829,7 @@ def test_a_silent_node_is_waited_for_although_the_time_for_showing_is_over() -> 
     assert story.last.failure.kind == "hang"
 
 
-def test_a_node_whose_agent_was_started_anew_before_it_showed_anything_is_lost_first() -> None:
+def test_a_node_whose_agent_was_restarted_before_it_collected_stacks_is_lost_first() -> None:
     story = Story(2).join().run().hang(1)
     story.look()
     story.show(1).say(2, incarnation="i9", status=READY, round=0)
@@ -851,7 +851,7 @@ def test_a_failure_that_is_seen_together_with_a_hang_explains_it() -> None:
     assert story.last.failure.kind == "exit"
 
 
-def test_the_others_still_show_their_ranks_when_the_hung_ones_agent_could_not_wait() -> None:
+def test_the_others_still_collect_stacks_when_the_hung_ranks_agent_could_not_wait() -> None:
     story = Story(2).join().run().hang(2).show(2)
     hang = story.words["n2"].hang
     state = story.say(2, status=FAILED, failure=hang.failure()).look()
@@ -881,11 +881,11 @@ def test_time_outs_are_learned_from_the_slowest_rank_of_a_round_and_inherited_by
     state = story.fail(1).look()
     assert state.learned.timeouts.heartbeat_s == 2500.0
     assert dict(state.learned.timeouts.sections) == {"step": 250.0}
-    again = begin(state, Shape("r", "12.1", ("n1", "n2"), 2, 2, 3), "n1", "i9", 0)
+    again = begin(state, RunSpec("r", "12.1", ("n1", "n2"), 2, 2, 3), "n1", "i9", 0)
     assert State.decode(again.encode(), "state").learned == state.learned
 
 
-def test_a_word_of_another_round_teaches_nothing() -> None:
+def test_time_outs_are_not_learned_from_a_record_of_another_round() -> None:
     story = Story(2).join().run()
     story.say(1, vitals=Vitals(7, Longest(Spans(heartbeat_s=20.0)), (), 0))
     assert story.fail(1).look().learned is None

@@ -221,7 +221,7 @@ FAULTS: list[tuple[str, Check, Facts, Facts | None, dict[str, Any], str, str, st
         {},
         WARN,
         "GPU 3",
-        "the driver wants something done (recovery action 12) (0000:1b:00.0, serial 1322)",
+        "the driver requests an unknown action (recovery action 12) (0000:1b:00.0, serial 1322)",
     ),
     (
         "clocks-brake-twice",
@@ -231,7 +231,7 @@ FAULTS: list[tuple[str, Check, Facts, Facts | None, dict[str, Any], str, str, st
         {},
         FAIL,
         "GPU 3",
-        "slowed down by the power supply (power brake) at 50 °C, as at the look before (0000:1b:00.0, serial 1322)",
+        "slowed down by the power supply (power brake) at 50 °C, as at the last check (0000:1b:00.0, serial 1322)",
     ),
     (
         "pcie-replays",
@@ -241,7 +241,7 @@ FAULTS: list[tuple[str, Check, Facts, Facts | None, dict[str, Any], str, str, st
         {},
         WARN,
         "GPU 3",
-        "5000 PCIe packets repeated since the look before, 1000 a minute (0000:1b:00.0, serial 1322)",
+        "5000 PCIe packets repeated since the last check, 1000 a minute (0000:1b:00.0, serial 1322)",
     ),
     (
         "pcie-quarter-at-work",
@@ -291,7 +291,7 @@ FAULTS: list[tuple[str, Check, Facts, Facts | None, dict[str, Any], str, str, st
         {},
         FAIL,
         "GPU 3",
-        "NVLink 5 went down since the look before, 17 of 18 are up (0000:1b:00.0, serial 1322)",
+        "NVLink 5 went down since the last check, 17 of 18 are up (0000:1b:00.0, serial 1322)",
     ),
     (
         "nvlink-all-down-on-one",
@@ -311,7 +311,7 @@ FAULTS: list[tuple[str, Check, Facts, Facts | None, dict[str, Any], str, str, st
         {},
         WARN,
         "GPU 3",
-        "NVLink recoveries: 2 since the look before (0000:1b:00.0, serial 1322)",
+        "NVLink recoveries: 2 since the last check (0000:1b:00.0, serial 1322)",
     ),
     (
         "nvlink-crc",
@@ -321,7 +321,7 @@ FAULTS: list[tuple[str, Check, Facts, Facts | None, dict[str, Any], str, str, st
         {},
         WARN,
         "GPU 3",
-        "NVLink CRC errors: 800 since the look before (0000:1b:00.0, serial 1322)",
+        "NVLink CRC errors: 800 since the last check (0000:1b:00.0, serial 1322)",
     ),
     (
         "processes-leftover",
@@ -559,7 +559,7 @@ def test_what_could_not_be_read_is_unknown() -> None:
 def test_the_drivers_word_that_a_gpu_may_be_used_makes_its_errors_a_warning() -> None:
     (found,) = judged(gpu_ecc.CHECK, gpus(gpu(mode=1, pending=1, volatile=1, aggregate=1, recovery=0)))
     assert found.status == WARN
-    assert "1 uncorrected ECC error since the last reset; the driver says that it may be used" in found.text
+    assert "1 uncorrected ECC error since the last reset; the driver permits its use" in found.text
 
 
 def test_another_gpu_in_the_same_slot_has_no_past() -> None:
@@ -627,7 +627,7 @@ AMD_FAULTS = [
         "ue: 0\nce: 5000",
         "ue: 0\nce: 100",
         WARN,
-        "4900 corrected errors in its memory (umc) since the look before (card1, 0000:1c:00.0)",
+        "4900 corrected errors in its memory (umc) since the last check (card1, 0000:1c:00.0)",
     ),
     (
         "amd-bad-pages-stay",
@@ -692,7 +692,7 @@ def test_an_amd_gpu_that_went_away_between_two_looks_is_named(tmp_path: Path) ->
     before = amd_count.fetch(context(root=kfd(tmp_path / "then", 0, 1, 2, 3)))
     facts = amd_count.fetch(context(root=kfd(tmp_path / "now", 0, 1, 2)))
     (found,) = judged(amd_count.CHECK, facts, before)
-    assert (found.status, found.text) == (FAIL, "1 AMD GPU gone since the look before: 0000:1e:00.0")
+    assert (found.status, found.text) == (FAIL, "1 AMD GPU gone since the last check: 0000:1e:00.0")
 
 
 def test_amds_driver_that_is_not_loaded_is_said(tmp_path: Path) -> None:

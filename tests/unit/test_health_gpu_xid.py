@@ -6,7 +6,7 @@ import pytest
 
 from ftslurm.health import xid
 from ftslurm.health.verdict import FAIL, OK, WARN
-from ftslurm.health.xid_words import MEANINGS, bus_key, meaning, xid_in
+from ftslurm.health.xid_catalogue import MEANINGS, bus_key, meaning, xid_in
 
 
 @pytest.mark.parametrize("number", [46, 48, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143, 158, 171])

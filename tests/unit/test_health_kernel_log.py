@@ -11,7 +11,7 @@ import pytest
 
 from ftslurm.health.check import Absent, Context
 from ftslurm.health.checks import host_kernel_log
-from ftslurm.health.kernel_words import ROWS, is_relevant
+from ftslurm.health.kernel_log_patterns import ROWS, is_relevant
 from ftslurm.health.verdict import FAIL, WARN, Json, Judgement, describe, worst
 from tests.unit.health_trees import Tree
 
@@ -126,18 +126,16 @@ FAULTS = [
         "python:4242: it hangs in the kernel: INFO: task python:4242 blocked for more than 120 seconds.",
         id="hung-task",
     ),
-    pytest.param(("Oops: 0002 [#1] SMP NOPTI",), WARN, "the kernel ran into a bug: Oops: 0002", id="oops"),
+    pytest.param(("Oops: 0002 [#1] SMP NOPTI",), WARN, "the kernel hit a bug: Oops: 0002", id="oops"),
     pytest.param(
         ("Oops: general protection fault, probably for non-canonical address 0xdead: 0000 [#1] PREEMPT_DYNAMIC SMP",),
         WARN,
-        "the kernel ran into a bug: Oops: general protection fault",
+        "the kernel hit a bug: Oops: general protection fault",
         id="oops-6",
     ),
+    pytest.param(("Internal error: Oops: 0000000096000004 [#1] SMP",), WARN, "the kernel hit a bug", id="oops-arm64"),
     pytest.param(
-        ("Internal error: Oops: 0000000096000004 [#1] SMP",), WARN, "the kernel ran into a bug", id="oops-arm64"
-    ),
-    pytest.param(
-        ("BUG: kernel NULL pointer dereference, address: 0000000000000008",), WARN, "the kernel ran", id="bug-null"
+        ("BUG: kernel NULL pointer dereference, address: 0000000000000008",), WARN, "the kernel hit", id="bug-null"
     ),
     pytest.param(
         ("{7}[Hardware Error]:   Error 0, type: fatal",), FAIL, "uncorrected hardware error", id="firmware-error"
@@ -179,9 +177,7 @@ FAULTS = [
         "sdb: the disk gives errors",
         id="medium-error",
     ),
-    pytest.param(
-        ("BUG: unable to handle page fault for address: ffffb2e0",), WARN, "the kernel ran into a bug", id="bug"
-    ),
+    pytest.param(("BUG: unable to handle page fault for address: ffffb2e0",), WARN, "the kernel hit a bug", id="bug"),
     pytest.param(
         ("Out of memory: Killed process 4242 (python) total-vm:90000kB, anon-rss:80000kB",),
         WARN,
@@ -197,7 +193,7 @@ FAULTS = [
     pytest.param(
         ("EXT4-fs error (device sda1): ext4_lookup:1855: inode #2: comm ls: checksumming directory block 0",),
         WARN,
-        "sda1: the filesystem found itself damaged",
+        "sda1: the filesystem is damaged",
         id="ext4-error",
     ),
     pytest.param(
@@ -236,7 +232,7 @@ FAULTS = [
     pytest.param(
         ("LustreError: 167-0: work-OST0001-osc-ff: This client was evicted by work-OST0001; in progress operations",),
         WARN,
-        "work-OST0001-osc-ff: Lustre has thrown this node out",
+        "work-OST0001-osc-ff: Lustre evicted this node",
         id="lustre-evicted",
     ),
 ]

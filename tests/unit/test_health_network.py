@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from ftslurm.health import lookup, reach
+from ftslurm.health import lookup, tcp_probe
 from ftslurm.health.addresses import is_loopback, is_number
 from ftslurm.health.check import Absent, Context, Peer
 from ftslurm.health.checks import host_versions, network_interface, network_names, network_reach
-from ftslurm.health.reach import Reached
+from ftslurm.health.tcp_probe import ProbeResult
 from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement, describe
 from tests.unit.health_trees import Tree
 
@@ -134,7 +134,7 @@ FAULTS: list[tuple[str, Json, Context, str, str]] = [
         names({}, unanswered=["n5", "n6"], slow={"n5": 4.0, "n6": 4.0}),
         CONTEXT,
         WARN,
-        "nobody answered what n5, n6 is within 4 s",
+        "no answer for n5, n6 within 4 s",
     ),
 ]
 
@@ -190,7 +190,7 @@ def test_each_node_tries_those_that_follow_it() -> None:
     assert network_reach.neighbours([], "n1") == []
 
 
-def reached(**ways: Reached) -> Json:
+def reached(**ways: ProbeResult) -> Json:
     return {
         "peers": [
             {"node": node, "at": f"{node}:29500", "there": way.there, "outcome": way.outcome, "text": way.text}
@@ -199,10 +199,10 @@ def reached(**ways: Reached) -> Json:
     }
 
 
-YES, REFUSED = Reached(reach.CONNECTED, "connected"), Reached(reach.REFUSED, "connection refused")
-SILENT = Reached(reach.SILENT, "no answer within 3.5 s")
-NO_ROUTE = Reached(reach.NO_ROUTE, "no route to host")
-UNKNOWN_NAME = Reached(reach.UNRESOLVED, "its name does not resolve")
+YES, REFUSED = ProbeResult(tcp_probe.CONNECTED, "connected"), ProbeResult(tcp_probe.REFUSED, "connection refused")
+SILENT = ProbeResult(tcp_probe.SILENT, "no answer within 3.5 s")
+NO_ROUTE = ProbeResult(tcp_probe.NO_ROUTE, "no route to host")
+UNKNOWN_NAME = ProbeResult(tcp_probe.UNRESOLVED, "its name does not resolve")
 
 
 def test_who_refuses_is_reached() -> None:
@@ -370,16 +370,16 @@ INTERFACE_FAULTS: list[tuple[str, Callable[[Tree], Json | None], str, str]] = [
         "interface-slower",
         slower,
         WARN,
-        "eth0: its link has fallen to 1 Gb/s, was 25 Gb/s in the look before",
+        "eth0: its link has fallen to 1 Gb/s, was 25 Gb/s at the last check",
     ),
     (
         "interface-much-slower",
         slowest,
         WARN,
-        "eth0: its link has fallen to 100 Mb/s, was 25 Gb/s in the look before",
+        "eth0: its link has fallen to 100 Mb/s, was 25 Gb/s at the last check",
     ),
-    ("carrier-lost", lost(2), WARN, "eth0: has lost its link once since the look before"),
-    ("carrier-flaps", lost(10), WARN, "eth0: has lost its link 5 times since the look before"),
+    ("carrier-lost", lost(2), WARN, "eth0: has lost its link once since the last check"),
+    ("carrier-flaps", lost(10), WARN, "eth0: has lost its link 5 times since the last check"),
 ]
 
 

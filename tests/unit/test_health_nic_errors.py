@@ -57,7 +57,7 @@ def test_a_node_without_counters_is_well(tree: Tree) -> None:
 
 def test_at_the_first_look_no_error_is_old_or_new() -> None:
     judgement = nic_errors.judge(counted(link_downed=40), None, Context("n1"))
-    assert judgement == Judgement("1 port; what grows is seen from the next look on")
+    assert judgement == Judgement("1 port; growth is known from the next check on")
 
 
 def test_after_a_restart_of_the_node_counters_begin_anew() -> None:

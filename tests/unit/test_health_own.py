@@ -14,9 +14,9 @@ import pytest
 import ftslurm
 from ftslurm.health.check import BACKGROUND, QUICK, Absent, Check, Context
 from ftslurm.health.checks import own_commands
-from ftslurm.health.figures import count, one_line, size, span
 from ftslurm.health.plugins import GROUP, LONGEST_S, load, load_from
 from ftslurm.health.run import UNHURRIED, longest_s, run
+from ftslurm.health.units import count, one_line, size, span
 from ftslurm.health.verdict import FAIL, OK, UNKNOWN, WARN, Json, Judgement, describe, worst
 
 NODE = Context("n1")
@@ -34,7 +34,8 @@ FAULTS = [
                  id="command-not-found"),
     pytest.param(-11, "", UNKNOWN, "./look.sh: was killed by SIGSEGV", id="command-crashes"),
     pytest.param(-50, "", UNKNOWN, "./look.sh: was killed by signal 50", id="command-killed-by-an-unnamed-signal"),
-    pytest.param(None, "waiting for n2", UNKNOWN, "has not ended within 8 s, and was killed; it said: waiting for n2",
+    pytest.param(None, "waiting for n2", UNKNOWN,
+                     "has not ended within 8 s, and was killed; its output: waiting for n2",
                  id="command-hangs"),
 ]  # fmt: skip
 

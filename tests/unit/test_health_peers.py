@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ftslurm.health.check import Absent, Context
+from ftslurm.health.cluster_view import NodeFinding
 from ftslurm.health.peers import ROWS, compare, compare_facts, facts_of
-from ftslurm.health.sight import NodeFinding
 from ftslurm.health.verdict import FAIL, OK, UNKNOWN, WARN, Finding, Json, Verdict, describe
 
 GIB = 1 << 30

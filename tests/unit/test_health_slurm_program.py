@@ -10,7 +10,7 @@ import pytest
 from ftslurm.health import catalog, run, slurm_program
 from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Check, Context
 from ftslurm.health.command import main
-from ftslurm.health.result import Looked
+from ftslurm.health.result import RunResult
 from ftslurm.health.verdict import FAIL, OK, UNKNOWN, WARN, Finding, Json, Judgement, Verdict
 from ftslurm.nodes import drain as drain_module
 
@@ -26,14 +26,14 @@ class World:
         self.drained: list[tuple[str, str]] = []
         self.problem: str | None = None
 
-    def run(self, checks: Sequence[Check], context: Context, before: Json) -> Looked:
+    def run(self, checks: Sequence[Check], context: Context, before: Json) -> RunResult:
         self.context, self.ran, self.before = context, [check.name for check in checks], dict(before)
         verdicts = []
         for check in checks:
             status = self.statuses[check.name]
             found = (Finding(status, "GPU 3", "2 ECC errors", "Mend it."),) if status != OK else ()
             verdicts.append(Verdict(check.name, status, "x", found, 0.0, {"seen": check.name}))
-        return Looked(tuple(verdicts), (), 0.1)
+        return RunResult(tuple(verdicts), (), 0.1)
 
     def drain(self, node: str, reason: str) -> str | None:
         self.drained.append((node, reason))
@@ -147,10 +147,10 @@ def test_commands_are_found_without_a_path(world: World) -> None:
     ("words", "expected"),
     [
         (["--slurm", "nothing"], "invalid choice"),
-        (["--drain"], "--drain and --act are for --slurm"),
-        (["--act"], "--drain and --act are for --slurm"),
+        (["--drain"], "--drain and --act need --slurm"),
+        (["--act"], "--drain and --act need --slurm"),
         (["--slurm", "health-check", "--act"], "--act is for prolog and epilog"),
-        (["--slurm", "prolog", "--json"], "leave --list and --json out"),
+        (["--slurm", "prolog", "--json"], "omit --list and --json"),
         (["--slurm", "prolog", "nosuch"], "nosuch: there is no such check"),
         (["--slurm", "prolog", "--skip", "nosuch"], "nosuch: there is no such check"),
     ],

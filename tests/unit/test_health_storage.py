@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ftslurm.health import room
-from ftslurm.health.check import Absent, Context, Place
+from ftslurm.health import path_judge
+from ftslurm.health.check import Absent, CheckedPath, Context
 from ftslurm.health.checks import storage_lustre, storage_paths, storage_round_trip
 from ftslurm.health.probe import KILLED, Wish, file_name, probe_all
 from ftslurm.health.verdict import FAIL, UNKNOWN, WARN, Finding, Json, Judgement, describe, worst
@@ -19,10 +19,10 @@ from tests.unit.health_trees import Tree
 
 GIB, MIB = 1 << 30, 1 << 20
 NODE, BUSY = Context("n1"), Context("n1", busy=True)
-RUN = Place("/scratch/run", "run directory")
-CHECKPOINTS = Place("/scratch/ckpt", "checkpoints")
-DATA = Place("/data/imagenet", "data")
-TMP, SHM = Place("/tmp", "/tmp"), Place("/dev/shm", "/dev/shm")
+RUN = CheckedPath("/scratch/run", "run directory")
+CHECKPOINTS = CheckedPath("/scratch/ckpt", "checkpoints")
+DATA = CheckedPath("/data/imagenet", "data")
+TMP, SHM = CheckedPath("/tmp", "/tmp"), CheckedPath("/dev/shm", "/dev/shm")
 
 NFS: Json = {"point": "/scratch", "source": "server:/export", "type": "nfs4", "made_read_only": False}
 DISK: Json = {"point": "/", "source": "/dev/sda1", "type": "ext4", "made_read_only": False}
@@ -65,7 +65,9 @@ def missing(nearest: str, empty: bool = False, **more: Any) -> Json:
     return {"kind": "missing", "nearest": nearest, "empty": empty, "mount": DISK, **more}
 
 
-def fault(name: str, place: Place, changes: Json, status: str, words: str, context: Context = NODE, **more: Any) -> Any:
+def fault(
+    name: str, place: CheckedPath, changes: Json, status: str, words: str, context: Context = NODE, **more: Any
+) -> Any:
     return pytest.param(place, changes, status, words, context, more.get("gpus", False), more.get("before"), id=name)
 
 
@@ -123,7 +125,7 @@ FAULTS = [
         RUN,
         fails("lstat", errno.ESTALE, **UNPROBED),
         FAIL,
-        "stale file handle: its server has given up what is mounted here: lstat failed (nfs4 from server:/export, "
+        "stale file handle: its server no longer exports what is mounted here: lstat failed (nfs4 from server:/export, "
         "mounted at /scratch)",
     ),
     fault(
@@ -205,7 +207,7 @@ FAULTS = [
 
 @pytest.mark.parametrize(("place", "changes", "status", "words", "context", "gpus", "before"), FAULTS)
 def test_what_is_wrong_is_said(
-    place: Place, changes: Json, status: str, words: str, context: Context, gpus: bool, before: Json | None
+    place: CheckedPath, changes: Json, status: str, words: str, context: Context, gpus: bool, before: Json | None
 ) -> None:
     names = {"path": place.path, "what": place.what}
     then = None if before is None else {"places": [{**GOOD, **before, **names}]}
@@ -232,8 +234,8 @@ def test_what_is_wrong_is_said(
         (TMP, {"free": 900 * MIB, "total": 2 * GIB, "inodes": 600, "all_inodes": 1000, "mount": TMPFS}, NODE, True),
     ],
 )
-def test_what_only_looks_bad_is_not_said(place: Place, changes: Json, context: Context, gpus: bool) -> None:
-    assert room.judge_place(place, {**GOOD, **changes}, None, context.busy, gpus) == []
+def test_what_only_looks_bad_is_not_said(place: CheckedPath, changes: Json, context: Context, gpus: bool) -> None:
+    assert path_judge.judge_path(place, {**GOOD, **changes}, None, context.busy, gpus) == []
 
 
 def test_the_summary_has_each_path() -> None:
@@ -262,7 +264,7 @@ MOUNTED = ["/", "/proc", "/home", "/dev/shm"]
     ],
 )
 def test_what_fstab_wants_mounted_and_is_not_is_found(fstab: str, path: str, point: str | None) -> None:
-    assert room.unmounted(fstab, MOUNTED, path) == point
+    assert path_judge.unmounted(fstab, MOUNTED, path) == point
 
 
 def test_a_filesystem_that_the_kernel_made_read_only_is_told_from_one_mounted_so() -> None:
@@ -276,7 +278,7 @@ def test_a_filesystem_that_the_kernel_made_read_only_is_told_from_one_mounted_so
 # Lustre
 
 FAULTS_OF_LUSTRE = [
-    pytest.param("LBUG", [], FAIL, "Lustre: Lustre has found itself broken (LBUG)", id="lustre-lbug"),
+    pytest.param("LBUG", [], FAIL, "Lustre: Lustre reports itself broken (LBUG)", id="lustre-lbug"),
     pytest.param(
         "device work-OST0001-osc reported unhealthy\nNOT HEALTHY",
         ["/lustre/run"],
@@ -292,7 +294,7 @@ FAULTS_OF_LUSTRE = [
 
 @pytest.mark.parametrize(("said", "used", "status", "words"), FAULTS_OF_LUSTRE)
 def test_lustres_word_is_believed(said: str, used: list[str], status: str, words: str) -> None:
-    context = Context("n1", paths=(Place("/scratch", "data"),))
+    context = Context("n1", paths=(CheckedPath("/scratch", "data"),))
     (finding,) = storage_lustre.judge({"said": said, "used": used}, None, context).findings
     assert describe(finding).startswith(words) and finding.status == status
 
@@ -304,7 +306,9 @@ def test_lustres_file_is_read_with_what_of_the_job_is_on_it(tmp_path: Path, plac
         storage_lustre.fetch(Context("n1", root=tree.root))
     tree.file(f"{place}/fs/lustre/health_check", "healthy")
     tree.file("proc/self/mountinfo", "1 0 0:1 / /lustre rw - lustre mgs@tcp:/work rw")
-    context = Context("n1", root=tree.root, paths=(Place("/lustre/run", "run directory"), Place("/home", "data")))
+    context = Context(
+        "n1", root=tree.root, paths=(CheckedPath("/lustre/run", "run directory"), CheckedPath("/home", "data"))
+    )
     facts = storage_lustre.fetch(context)
     assert facts == {"said": "healthy", "used": ["/lustre/run"]}
     assert storage_lustre.judge(facts, None, context) == Judgement("healthy")
@@ -393,7 +397,7 @@ def test_names_that_are_no_text_are_no_obstacle(tmp_path: Path) -> None:
     os.mkdir(os.fsencode(tmp_path) + b"/\xff\xfe")
     facts = probe(os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe"), write=1)
     assert facts["error"] is None
-    place = Place(facts["real"], "checkpoints")
+    place = CheckedPath(facts["real"], "checkpoints")
     judged = storage_paths.judge(
         {"places": [{**GOOD, **facts, "path": place.path, "what": place.what}], "gpus": False}, None, NODE
     )
@@ -408,7 +412,7 @@ def test_a_probes_file_tells_whose_it_is() -> None:
 
 
 def test_the_jobs_paths_come_first_and_each_path_once() -> None:
-    context = Context("n1", environ={"TMPDIR": "/local"}, paths=(RUN, Place("/local", "checkpoints"), DATA))
+    context = Context("n1", environ={"TMPDIR": "/local"}, paths=(RUN, CheckedPath("/local", "checkpoints"), DATA))
     assert [one.path for one in storage_paths.places(context)] == [
         "/local",
         "/scratch/run",
@@ -463,7 +467,7 @@ def context(tmp_path: Path) -> Context:
     )
     for name in ("tmp", "run"):
         (tmp_path / name).mkdir()
-    paths = (Place(f"{tmp_path}/run", "run directory"),)
+    paths = (CheckedPath(f"{tmp_path}/run", "run directory"),)
     return Context("n1", environ={"TMPDIR": f"{tmp_path}/tmp"}, root=tree.root, paths=paths)
 
 

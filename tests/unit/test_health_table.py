@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ftslurm.health.sight import NodeFinding, Sight, lines, of_json, to_json
+from ftslurm.health.cluster_view import ClusterView, NodeFinding, lines, of_json, to_json
 from ftslurm.health.table import ALIKE, brief, counted, listing, render, to_document
 from ftslurm.health.verdict import FAIL, OK, UNKNOWN, WARN, Finding, Verdict
 
@@ -35,7 +35,7 @@ def test_a_node_alone_is_told_worst_first_with_findings_and_advice_beneath() -> 
         ECC,
         absent("amd-ras", "none"),
     ]
-    text = render(Sight(("n17",), {"n17": found}), 0.84)
+    text = render(ClusterView(("n17",), {"n17": found}), 0.84)
     assert text.splitlines() == [
         "ftslurm health: n17: 1 FAIL, 1 warn (4 checks, 0.8 s)",
         "  FAIL     gpu-ecc    8 GPUs, 2 uncorrected errors",
@@ -50,24 +50,26 @@ def test_a_node_alone_is_told_worst_first_with_findings_and_advice_beneath() -> 
 
 
 def test_a_finding_that_says_what_the_summary_says_is_told_once() -> None:
-    text = render(Sight(("n1",), {"n1": [bad("gpu-ecc", UNKNOWN, "no rights", summary="no rights")]}), 0)
+    text = render(ClusterView(("n1",), {"n1": [bad("gpu-ecc", UNKNOWN, "no rights", summary="no rights")]}), 0)
     assert text.count("no rights") == 1 and "-> Mend it." in text
 
 
 def test_what_there_is_nothing_of_is_one_line_for_each_reason() -> None:
-    text = render(Sight(("n1",), {"n1": [absent("gpu-ecc"), absent("gpu-count"), absent("amd-ras", "no AMD")]}), 0)
+    text = render(
+        ClusterView(("n1",), {"n1": [absent("gpu-ecc"), absent("gpu-count"), absent("amd-ras", "no AMD")]}), 0
+    )
     assert "  -        no NVIDIA driver here: gpu-ecc, gpu-count\n  -        no AMD: amd-ras\n" in text
     assert text.startswith("ftslurm health: n1: fine (3 checks")
 
 
-def many(count: int, **odd: list[Verdict]) -> Sight:
+def many(count: int, **odd: list[Verdict]) -> ClusterView:
     nodes = tuple(f"n{i}" for i in range(1, count + 1))
-    return Sight(nodes, {node: odd.get(node, [fine("gpu-ecc", "8 GPUs")]) for node in nodes})
+    return ClusterView(nodes, {node: odd.get(node, [fine("gpu-ecc", "8 GPUs")]) for node in nodes})
 
 
 def test_of_many_nodes_the_outlier_is_on_top_and_what_all_have_comes_after() -> None:
     warning = bad("host-governor", WARN, "governor powersave")
-    sight = Sight(
+    sight = ClusterView(
         ("n1", "n2", "n3"),
         {n: [ECC if n == "n2" else fine("gpu-ecc", "8 GPUs"), warning] for n in ("n1", "n2", "n3")},
         odd=(NodeFinding("nic-ports", ("n3",), Finding(WARN, "", "7 NICs, 8 on 2 of 3 nodes", "Look.")),),
@@ -110,16 +112,16 @@ def test_of_many_different_findings_of_one_check_some_are_told_and_the_rest_is_c
 
 
 def test_a_node_without_a_word_is_a_failure_that_names_it() -> None:
-    sight = Sight(("n1", "n2"), {"n1": [fine("gpu-ecc")]}, {"n2": "did not show up in /shared within 30 s"})
+    sight = ClusterView(("n1", "n2"), {"n1": [fine("gpu-ecc")]}, {"n2": "did not join in /shared within 30 s"})
     text = render(sight, 30)
     assert sight.status == FAIL
     assert text.startswith("ftslurm health: 2 nodes: FAIL on n2; 1 fine")
-    assert "  FAIL     n2: meet: did not show up in /shared within 30 s" in text
+    assert "  FAIL     n2: meet: did not join in /shared within 30 s" in text
     assert "srun -w n2 ftslurm health" in text
 
 
 def test_processes_that_hang_in_the_kernel_are_told_with_their_pids() -> None:
-    text = render(Sight(("n1",), {"n1": [fine("gpu-ecc")]}, stuck={"n1": (41, 42)}), 0)
+    text = render(ClusterView(("n1",), {"n1": [fine("gpu-ecc")]}, stuck={"n1": (41, 42)}), 0)
     assert "n1: 2 processes of checks hang in its kernel and cannot be killed: pid 41, 42" in text
 
 
@@ -131,7 +133,7 @@ def test_a_check_whose_figures_differ_everywhere_is_one_line_with_the_worst_in_f
 
 
 def test_nothing_in_a_table_can_act_on_a_terminal() -> None:
-    text = render(Sight(("n1",), {"n1": [bad("own", WARN, "a\x1b]0;x\x07b\rc\nd", summary="\x1b[31mred")]}), 0)
+    text = render(ClusterView(("n1",), {"n1": [bad("own", WARN, "a\x1b]0;x\x07b\rc\nd", summary="\x1b[31mred")]}), 0)
     assert "\x1b" not in text and "\r" not in text
 
 

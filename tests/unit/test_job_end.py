@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from ftslurm.job_end.after_run import keep_account, worth_asking
+from ftslurm.job_end.after_run import needs_scheduler_query, save_scheduler_record
 from ftslurm.job_end.attempts import ATTEMPT_SCHEMA, StepEnd, attempt_of_start, publish_end
 from ftslurm.job_end.await_end import await_end
 from ftslurm.job_end.batch_host import PATIENCE_S, Survivor, await_loss, end_job, is_lost
 from ftslurm.job_end.departures import Departures
 from ftslurm.job_end.verdict import judge
-from ftslurm.rendezvous.ending import close
+from ftslurm.rendezvous.closing import close
 from ftslurm.rendezvous.fold import begin
-from ftslurm.rendezvous.member import first_word
-from ftslurm.rendezvous.seen import Shape
+from ftslurm.rendezvous.member import first_record
+from ftslurm.rendezvous.observation import RunSpec
 from ftslurm.rendezvous.state import LEFT, RUNNING, LostNode, State
 from ftslurm.sharedfs.cell import FencedCell
 from ftslurm.sharedfs.filesystem import PosixFileSystem
@@ -31,7 +31,7 @@ from ftslurm.slurm.facts import JobFacts, NodeFacts
 from ftslurm.testing.clock import VirtualClock
 from ftslurm.testing.slurm import FakeSlurm
 
-STATE = begin(None, Shape("r", "7.0", ("n1", "n2", "n3"), 1, 3, 3), "n2", "b", 0)
+STATE = begin(None, RunSpec("r", "7.0", ("n1", "n2", "n3"), 1, 3, 3), "n2", "b", 0)
 DONE = close(STATE, "succeeded", "", 0, 0)
 JOB = JobFacts("7", "RUNNING", batch_host="n1", node_list=("n1", "n2", "n3"))
 S = 1_000_000_000
@@ -64,7 +64,7 @@ class World:
     def say(self, node: str = "n1", status: str = RUNNING, attempt: str = "7.0") -> None:
         """Let a node's agent publish its record."""
         self.counter += 1
-        record = replace(first_word(node, "i", attempt, 0, 1), status=status, counter=self.counter)
+        record = replace(first_record(node, "i", attempt, 0, 1), status=status, counter=self.counter)
         publish(self.fs, self.run.node_file(node), record.encode())
 
     def at(self, second: float, happens: Callable[[], None]) -> None:
@@ -351,7 +351,7 @@ def report(exit_code: int | None, *attempts: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("found", "attempt", "step_code", "code", "told", "words"),
+    ("found", "attempt", "step_code", "code", "reported", "text"),
     [
         (report(0, "7.0"), "7.0", 0, 0, True, ""),
         (report(1, "7.0"), "7.0", 1, 1, True, ""),
@@ -359,47 +359,47 @@ def report(exit_code: int | None, *attempts: str) -> dict[str, Any]:
         (report(0, "7.0"), "7.0", None, 0, True, ""),
         (report(0, "7.0"), None, 1, 1, False, "no rank was started (srun ended with code 1)"),
         (report(0, "7.0"), None, 0, 1, False, "no rank was started"),
-        (report(0, "7.0"), "8.0", 1, 1, False, "attempt 8.0 took no part in the run /r: attempt 7.0 holds it"),
+        (report(0, "7.0"), "8.0", 1, 1, False, "attempt 8.0 took no part in the run /r: attempt 7.0 owns it"),
         (report(0, "7.0", "8.0"), "7.0", 1, 1, False, "attempt 8.0 has taken over"),
         (report(None, "7.0"), "7.0", 137, 137, True, ""),
         (report(None, "7.0"), "7.0", None, 1, True, ""),
         (report(None, "7.0"), "7.0", 0, 1, True, ""),
-        (None, None, 1, 1, False, "/r cannot be read any more"),
-        (None, None, None, 1, False, "/r cannot be read any more"),
+        (None, None, 1, 1, False, "/r is no longer readable"),
+        (None, None, None, 1, False, "/r is no longer readable"),
     ],
 )
 def test_an_attempt_is_judged_by_its_own_end(
-    found: dict[str, Any] | None, attempt: str | None, step_code: int | None, code: int, told: bool, words: str
+    found: dict[str, Any] | None, attempt: str | None, step_code: int | None, code: int, reported: bool, text: str
 ) -> None:
     verdict = judge(found, "/r", attempt, step_code)
-    assert (verdict.exit_code, verdict.told) == (code, told)
-    assert words in verdict.problem
-    assert bool(words) == bool(verdict.problem)
+    assert (verdict.exit_code, verdict.reported) == (code, reported)
+    assert text in verdict.problem
+    assert bool(text) == bool(verdict.problem)
 
 
-def test_an_attempt_that_was_told_to_stop_and_did_not_end_in_time_has_the_signals_code() -> None:
+def test_an_attempt_that_was_stopped_and_did_not_end_in_time_has_the_signals_code() -> None:
     assert judge(report(None, "7.0"), "/r", "7.0", None, "SIGTERM").exit_code == 143
 
 
-# What Slurm says of the job
+# The scheduler query
 
 
-def test_slurm_is_asked_about_a_run_that_was_stopped_or_lost_a_node_and_about_no_other() -> None:
+def test_slurm_is_queried_only_for_a_run_that_was_stopped_or_lost_a_node() -> None:
     lost = replace(STATE, lost=(LostNode("n2", "b", 1, 0, 8.0),))
-    assert worth_asking(close(STATE, "stopped", "SIGTERM from outside", 143, 0))
-    assert worth_asking(close(lost, "failed", "", 1, 0))
-    assert not worth_asking(close(STATE, "failed", "", 1, 0))
-    assert not worth_asking(close(STATE, "succeeded", "", 0, 0))
-    assert not worth_asking(STATE)
+    assert needs_scheduler_query(close(STATE, "stopped", "SIGTERM from outside", 143, 0))
+    assert needs_scheduler_query(close(lost, "failed", "", 1, 0))
+    assert not needs_scheduler_query(close(STATE, "failed", "", 1, 0))
+    assert not needs_scheduler_query(close(STATE, "succeeded", "", 0, 0))
+    assert not needs_scheduler_query(STATE)
 
 
-def test_slurms_account_is_kept_beside_the_attempt_even_if_there_is_no_slurm(
+def test_the_scheduler_record_is_written_to_the_attempts_directory_even_without_slurm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "attempts" / "7.0").mkdir(parents=True)
-    keep_account(slurm_job(), STATE, RunDirectory(str(tmp_path)))
+    save_scheduler_record(slurm_job(), STATE, RunDirectory(str(tmp_path)))
     said = json.loads((tmp_path / "attempts" / "7.0" / "scheduler.json").read_text())
     assert (said["attempt"], said["job_id"]) == ("7.0", "7")
     assert said["problem"].startswith("scontrol was not found")
-    keep_account(slurm_job(), STATE, RunDirectory(str(tmp_path / "gone")))
+    save_scheduler_record(slurm_job(), STATE, RunDirectory(str(tmp_path / "gone")))

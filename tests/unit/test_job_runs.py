@@ -23,7 +23,13 @@ from ftslurm.sharedfs.job_runs import run_of_start, runs_beside
 def test_each_start_is_a_run_of_its_own_and_is_found_again_after_a_requeue(
     closed_by: dict[str, str], attempt: str, expected: str
 ) -> None:
-    assert run_of_start("job-25", attempt, closed_by.get) == expected
+    assert run_of_start("job-25", attempt, closed_by.get, lambda name: False) == expected
+
+
+def test_a_name_that_another_user_has_taken_is_passed_over() -> None:
+    taken = {"job-25", "job-25-2"}
+    assert run_of_start("job-25", "25.0", {"job-25-3": "25.0"}.get, taken.__contains__) == "job-25-4"
+    assert run_of_start("job-25", "25.0", {}.get, lambda name: True) == "job-25", "what is refused then says why"
 
 
 def test_a_job_has_the_runs_of_its_name_and_number_in_the_order_of_their_starts(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from ftslurm.agent.actions import Assignment, Record
+from ftslurm.agent.actions import Assignment, RecordRound
+from ftslurm.agent.host_resources import HostResources
 from ftslurm.agent.journal import Journal
-from ftslurm.agent.surroundings import Surroundings
 from ftslurm.agent.workers import Worker
 from ftslurm.failures.record import compose, from_exception, write
-from ftslurm.rendezvous.member import first_word
+from ftslurm.rendezvous.member import first_record
 from ftslurm.rendezvous.state import Master
 from ftslurm.sharedfs.filesystem import PosixFileSystem
 from ftslurm.sharedfs.rundir import RunDirectory
@@ -46,7 +46,7 @@ class Desk:
         (self.local / "agent").mkdir(parents=True)
         self.errands: list[Callable[[], object]] = []
         self.complaints: list[str] = []
-        around = Surroundings(str(self.local / "agent"), monotonic=self.clock.now)
+        around = HostResources(str(self.local / "agent"), monotonic=self.clock.now)
         self.journal = Journal(
             self.errands.append, self.disk, self.run, "r", self.clock.now_ns, around, str(self.local)
         )
@@ -57,7 +57,7 @@ class Desk:
         Path(self.run.rank(1, rank)).mkdir(parents=True)
         worker = Worker(rank, rank, 100 + rank, -1, str(records), 0)
         worker.ended_ns, worker.signal = self.clock.now_ns(), "SIGKILL"
-        word = first_word("n1", "i1", "7.0", 0, 2)
+        word = first_record("n1", "i1", "7.0", 0, 2)
         record = self.journal.error_record(worker, word)
         assert record is not None
         record["ftslurm"]["round"] = 1
@@ -86,7 +86,7 @@ def test_the_error_record_holds_what_was_around_the_worker(desk: Desk) -> None:
     desk.carry()
     found = desk.published(0)
     assert found is not None
-    assert [space["path"] for space in found["surroundings"]["spaces"]] == ["/dev/shm", str(desk.local)]
+    assert [space["path"] for space in found["host_resources"]["spaces"]] == ["/dev/shm", str(desk.local)]
     assert desk.journal.leave() is None
 
 
@@ -163,7 +163,7 @@ def ended(desk: Desk, rank: int, records: dict[str, Any] | None = None, **end: A
 
 def told(desk: Desk, *workers: Worker, stopped: tuple[int, ...] = (), over: bool = True) -> dict[str, Any]:
     """Let these have ended in round 1, and return the node's file of it."""
-    word = replace(first_word("n1", "i1", "7.0", 0, 4), round=1)
+    word = replace(first_record("n1", "i1", "7.0", 0, 4), round=1)
     path = Path(desk.run.round_node_file(1, "n1"))
     path.parent.mkdir(parents=True, exist_ok=True)
     for worker in workers:
@@ -173,7 +173,7 @@ def told(desk: Desk, *workers: Worker, stopped: tuple[int, ...] = (), over: bool
             desk.journal.failed(worker, error, stopped=worker.rank in stopped)
     assignment = Assignment(1, "7.0", 0, 1, 0, 4, 4, Master("n1", 1), 0, 0)
     none: frozenset[int] = frozenset()
-    record = Record(assignment, "failed", None, None, frozenset(stopped), none, frozenset({0}), None, over)
+    record = RecordRound(assignment, "failed", None, None, frozenset(stopped), none, frozenset({0}), None, over)
     desk.journal.round(record, workers, word, 0, {})
     desk.carry()
     found: dict[str, Any] = json.loads(path.read_text())
@@ -194,7 +194,7 @@ def test_the_rounds_file_tells_in_short_of_each_error_record_that_was_published(
     assert node["workers"][0]["error"] == {"of": 0, "message": "boom", "step": 7, "time_ns": 5}
     assert set(node["workers"][2]) == {"rank", "local_rank", "pid", "started_ns", "ended_ns", "exit_code", "error"}
     (common,) = node["errors"]
-    assert common.pop("like").startswith("=")
+    assert common.pop("signature").startswith("=")
     assert common == {"kind": "exception", "type": "ValueError", "module": "builtins", "where": None}
     assert desk.published(0) is not None
     assert desk.published(3) is None, "what ftslurm stopped has nothing to say of its own"
@@ -218,4 +218,4 @@ def test_what_the_worker_wrote_there_itself_is_completed_and_not_overwritten_by_
     found = desk.published(0)
     assert found is not None
     assert (found["recorded_ns"], found["signal"], found["stopped_by_ftslurm"]) == (5, "SIGKILL", False)
-    assert found["surroundings"]["spaces"]
+    assert found["host_resources"]["spaces"]

@@ -6,38 +6,38 @@ from ftslurm.rendezvous.liveness import Attention, Liveness
 from ftslurm.testing.clock import VirtualClock
 
 
-def test_a_node_is_silent_from_the_first_look_that_found_its_counter() -> None:
+def test_a_node_is_silent_from_the_first_read_of_its_counter() -> None:
     liveness = Liveness()
-    assert [liveness.look("n1", "i", 5, now) for now in (100.0, 101.0, 102.5)] == [0.0, 1.0, 2.5]
+    assert [liveness.update("n1", "i", 5, now) for now in (100.0, 101.0, 102.5)] == [0.0, 1.0, 2.5]
 
 
 def test_a_counter_that_moves_in_either_direction_ends_the_silence() -> None:
     liveness = Liveness()
-    liveness.look("n1", "i", 5, 0.0)
-    assert liveness.look("n1", "i", 6, 2.0) == 0.0
-    assert liveness.look("n1", "i", 6, 3.0) == 1.0
-    assert liveness.look("n1", "i", 2, 4.0) == 0.0
+    liveness.update("n1", "i", 5, 0.0)
+    assert liveness.update("n1", "i", 6, 2.0) == 0.0
+    assert liveness.update("n1", "i", 6, 3.0) == 1.0
+    assert liveness.update("n1", "i", 2, 4.0) == 0.0
 
 
 def test_a_new_incarnation_with_the_same_counter_ends_the_silence() -> None:
     liveness = Liveness()
-    liveness.look("n1", "i", 1, 0.0)
-    assert liveness.look("n1", "j", 1, 2.0) == 0.0
+    liveness.update("n1", "i", 1, 0.0)
+    assert liveness.update("n1", "j", 1, 2.0) == 0.0
 
 
 def test_nodes_are_measured_each_for_itself() -> None:
     liveness = Liveness()
-    liveness.look("n1", "i", 1, 0.0)
-    liveness.look("n2", "i", 1, 1.0)
-    assert (liveness.look("n1", "i", 1, 2.0), liveness.look("n2", "i", 1, 2.0)) == (2.0, 1.0)
+    liveness.update("n1", "i", 1, 0.0)
+    liveness.update("n2", "i", 1, 1.0)
+    assert (liveness.update("n1", "i", 1, 2.0), liveness.update("n2", "i", 1, 2.0)) == (2.0, 1.0)
 
 
-def test_another_sign_of_life_begins_the_silence_anew() -> None:
+def test_another_sign_of_life_restarts_the_silence() -> None:
     liveness = Liveness()
-    liveness.look("n1", "i", 1, 0.0)
-    liveness.heard("n1", 2.0)
-    liveness.heard("nobody", 2.0)
-    assert liveness.look("n1", "i", 1, 3.0) == 1.0
+    liveness.update("n1", "i", 1, 0.0)
+    liveness.restart("n1", 2.0)
+    liveness.restart("nobody", 2.0)
+    assert liveness.update("n1", "i", 1, 3.0) == 1.0
 
 
 def test_a_stall_of_the_observer_is_no_time_of_watching() -> None:
@@ -49,7 +49,7 @@ def test_a_stall_of_the_observer_is_no_time_of_watching() -> None:
     assert attention.note() == 1.5
 
 
-def test_a_long_look_of_many_prompt_calls_is_time_of_watching() -> None:
+def test_a_long_observation_of_many_prompt_calls_counts() -> None:
     clock = VirtualClock()
     attention = Attention(clock.now, prompt_s=2)
     for _ in range(1000):

@@ -11,18 +11,18 @@ import pytest
 
 from ftslurm.agent.actions import (
     Action,
+    CollectStacks,
     Compare,
     Exit,
     Log,
     Moment,
     Prepare,
     Prepared,
-    Record,
-    Say,
-    Show,
+    Publish,
+    RecordRound,
     Signal,
     Spawn,
-    Warm,
+    StartStandbys,
     WorkerEnd,
 )
 from ftslurm.agent.machine import (
@@ -90,7 +90,7 @@ class Agent:
         self.seconds = 100.0
         self.cannot_start: int | None = None
         self.errno: int | None = None
-        self.word = Say(READY, 0, None, None, None)
+        self.word = Publish(READY, 0, None, None, None)
         self.log: list[Action] = []
 
     def now(self) -> Moment:
@@ -100,7 +100,7 @@ class Agent:
         done: list[Action] = []
         for action in actions:
             done.append(action)
-            if isinstance(action, Say):
+            if isinstance(action, Publish):
                 self.word = action
             if isinstance(action, Spawn) and self.cannot_start is not None:
                 problem = "cannot start python: No such file"
@@ -154,7 +154,7 @@ class Agent:
 
     def shown(self) -> list[Action]:
         self.seconds += 1
-        return self.done(self.machine.on_shown(self.now()))
+        return self.done(self.machine.on_stacks_collected(self.now()))
 
     def standby_ends(self, local: int) -> list[Action]:
         self.seconds += 1
@@ -170,11 +170,11 @@ class Agent:
 
     def lost_ground(self, reason: str) -> list[Action]:
         self.seconds += 1
-        return self.done(self.machine.on_lost_ground(reason, 1, self.now()))
+        return self.done(self.machine.on_evicted(reason, 1, self.now()))
 
     @property
-    def record(self) -> Record:
-        return [action for action in self.log if isinstance(action, Record)][-1]
+    def record(self) -> RecordRound:
+        return [action for action in self.log if isinstance(action, RecordRound)][-1]
 
 
 def running(round_: int = 1, **how: float) -> Agent:
@@ -207,7 +207,7 @@ def test_a_round_is_prepared_then_its_workers_are_started_and_said_to_run() -> N
     assert (part.round, part.attempt, part.group_rank, part.group_world_size) == (3, "12.0", 1, 2)
     assert (part.first_rank, part.slots, part.world_size) == (2, 2, 4)
     assert (part.restart_count, part.max_restarts, part.master.port) == (2, 3, 20_000)
-    assert kinds(agent.prepared(3)) == ["Say", "Spawn", "Record"]
+    assert kinds(agent.prepared(3)) == ["Publish", "Spawn", "RecordRound"]
     assert (agent.word.status, agent.word.round) == (RUNNING, 3)
     assert (agent.record.outcome, agent.record.over) == (RUNNING, False)
 
@@ -227,7 +227,7 @@ def test_directories_that_cannot_be_made_are_a_failure_to_start() -> None:
     agent = Agent()
     agent.sees(state())
     actions = agent.prepared(problem="cannot make the round's directories: disk full")
-    assert kinds(actions) == ["Say", "Log", "Sweep"]
+    assert kinds(actions) == ["Publish", "Log", "KillLeftovers"]
     assert (agent.word.status, agent.word.failure.kind, agent.word.failure.rank) == (FAILED, "spawn", 2)
     assert "disk full" in agent.word.failure.message
 
@@ -247,7 +247,7 @@ def test_when_the_state_moves_on_while_directories_are_made_nothing_is_started(
     agent = Agent()
     agent.sees(state())
     assert agent.sees(newer) == []
-    assert kinds(agent.prepared(problem=problem)) == ["Sweep"]
+    assert kinds(agent.prepared(problem=problem)) == ["KillLeftovers"]
     actions = agent.swept()
     assert not any(isinstance(action, Spawn) for action in agent.log)
     assert agent.word.failure is None
@@ -260,7 +260,7 @@ def test_a_first_worker_that_cannot_be_started_fails_the_round() -> None:
     agent.cannot_start = 0
     agent.sees(state())
     actions = agent.prepared()
-    assert kinds(actions) == ["Say", "Spawn", "Say", "Log", "Sweep", "Record"]
+    assert kinds(actions) == ["Publish", "Spawn", "Publish", "Log", "KillLeftovers", "RecordRound"]
     assert (agent.word.status, agent.word.failure.rank, agent.word.failure.kind) == (FAILED, 2, "spawn")
 
 
@@ -271,7 +271,7 @@ def test_when_the_second_worker_cannot_be_started_the_first_is_stopped_and_failu
     actions = agent.prepared()
     assert Signal((0,), TERM) in actions
     assert (agent.word.status, agent.word.failure.rank, agent.word.failure.local_rank) == (FAILED, 3, 1)
-    assert kinds(agent.ends(0, by=TERM)) == ["Sweep"]
+    assert kinds(agent.ends(0, by=TERM)) == ["KillLeftovers"]
     agent.swept()
     assert (agent.record.outcome, agent.record.failed, agent.record.stopped) == (FAILED, {1}, {0})
 
@@ -296,7 +296,7 @@ def test_a_worker_that_cannot_be_started_for_the_users_own_limit_is_no_fault_of_
 def test_a_node_has_succeeded_when_its_last_worker_ends_with_0() -> None:
     agent = running()
     assert agent.ends(1) == []
-    assert kinds(agent.ends(0)) == ["Say", "Record"]
+    assert kinds(agent.ends(0)) == ["Publish", "RecordRound"]
     assert (agent.word.status, agent.record.outcome, agent.record.over) == (SUCCEEDED, SUCCEEDED, True)
 
 
@@ -304,7 +304,7 @@ def test_when_all_have_succeeded_the_agent_sweeps_and_leaves_with_0() -> None:
     agent = running()
     agent.ends(0)
     agent.ends(1)
-    assert kinds(agent.sees(closed(SUCCEEDED, "all 4 ranks succeeded", 0))) == ["Sweep"]
+    assert kinds(agent.sees(closed(SUCCEEDED, "all 4 ranks succeeded", 0))) == ["KillLeftovers"]
     actions = agent.swept()
     assert (agent.record.outcome, agent.record.stop_reason, agent.record.stop_ns) == (SUCCEEDED, None, None)
     assert actions[-1] == Exit(0)
@@ -316,8 +316,8 @@ def test_a_node_that_has_succeeded_runs_again_when_another_one_failed() -> None:
     agent = running()
     agent.ends(0)
     agent.ends(1)
-    assert kinds(agent.sees(state(phase=FORMING))) == ["Sweep"]
-    assert agent.swept()[-1] == Say(READY, 1, None, None, None, new_port=True)
+    assert kinds(agent.sees(state(phase=FORMING))) == ["KillLeftovers"]
+    assert agent.swept()[-1] == Publish(READY, 1, None, None, None, new_port=True)
     assert isinstance(agent.sees(state(2))[0], Prepare)
 
 
@@ -327,7 +327,7 @@ def test_a_node_that_has_succeeded_runs_again_when_another_one_failed() -> None:
 def test_a_rank_raises_and_the_others_get_term_then_kill_then_all_is_swept_and_the_next_round_begins() -> None:
     agent = running(grace_s=15)
     actions = agent.ends(1, code=1)
-    assert kinds(actions) == ["Say", "Log", "Signal"]
+    assert kinds(actions) == ["Publish", "Log", "Signal"]
     assert actions[-1] == Signal((0,), TERM)
     assert (agent.word.status, agent.word.failure.rank) == (FAILED, 3)
     assert actions[1] == Log("round 1: rank 3 failed at step 7: boom")
@@ -336,9 +336,9 @@ def test_a_rank_raises_and_the_others_get_term_then_kill_then_all_is_swept_and_t
     assert agent.tick(13.9) == []
     assert agent.tick(0.1) == [Signal((0,), KILL)]
     assert agent.machine.deadline is None
-    assert kinds(agent.ends(0, by=KILL)) == ["Sweep"]
+    assert kinds(agent.ends(0, by=KILL)) == ["KillLeftovers"]
     actions = agent.swept()
-    assert kinds(actions) == ["Record", "Say"]
+    assert kinds(actions) == ["RecordRound", "Publish"]
     assert actions[1].new_port
     assert (agent.word.status, agent.word.failure.rank) == (READY, 3), "the failure stands until the next round"
     record = agent.record
@@ -352,7 +352,7 @@ def test_a_rank_raises_and_the_others_get_term_then_kill_then_all_is_swept_and_t
 def test_a_sibling_that_obeys_term_is_stopped_and_not_failed() -> None:
     agent = running()
     agent.ends(0, code=1)
-    assert kinds(agent.ends(1, by=TERM)) == ["Sweep"]
+    assert kinds(agent.ends(1, by=TERM)) == ["KillLeftovers"]
     agent.swept()
     assert (agent.record.failed, agent.record.stopped, agent.record.killed) == ({0}, {1}, set())
 
@@ -373,7 +373,7 @@ def test_a_rank_that_failed_before_the_stop_but_ended_after_it_has_failed() -> N
     agent = running()
     agent.ends(0, code=1)
     # Its traceback was recorded 3 seconds ago, before the other one ended; its teardown took until now.
-    assert kinds(agent.ends(1, code=1, recorded_ago_s=3)) == ["Sweep"]
+    assert kinds(agent.ends(1, code=1, recorded_ago_s=3)) == ["KillLeftovers"]
     agent.swept()
     assert (agent.record.failed, agent.record.stopped) == ({0, 1}, set())
     assert agent.word.failure.rank == 2, "the first failure stays the first"
@@ -391,14 +391,14 @@ def test_a_rank_that_failed_before_a_stop_from_elsewhere_is_told_to_all() -> Non
     agent = running()
     agent.sees(state(phase=FORMING))
     actions = agent.ends(1, code=1, recorded_ago_s=3)
-    assert kinds(actions) == ["Say", "Log"]
+    assert kinds(actions) == ["Publish", "Log"]
     assert (agent.word.status, agent.word.failure.rank) == (FAILED, 3)
 
 
 def test_one_exit_0_and_then_a_failure_is_a_failure() -> None:
     agent = running()
     agent.ends(0)
-    assert kinds(agent.ends(1, code=1)) == ["Say", "Log", "Sweep"]
+    assert kinds(agent.ends(1, code=1)) == ["Publish", "Log", "KillLeftovers"]
     agent.swept()
     assert (agent.record.outcome, agent.record.stop_reason) == (FAILED, None)
 
@@ -426,7 +426,7 @@ def test_a_round_that_ended_elsewhere_is_stopped_here_with_its_reason() -> None:
     over = state(phase=FORMING, history=(history(1, NODE_LOST, "n1 was lost"),))
     assert agent.sees(over) == [Signal((0, 1), TERM)]
     agent.ends(0, by=TERM)
-    assert kinds(agent.ends(1, by=TERM)) == ["Sweep"]
+    assert kinds(agent.ends(1, by=TERM)) == ["KillLeftovers"]
     agent.swept()
     assert (agent.record.outcome, agent.record.stop_reason) == (STOPPED, "n1 was lost")
     assert agent.record.stop_ns is not None
@@ -454,8 +454,8 @@ def test_a_run_that_is_closed_during_a_stop_is_left_after_it() -> None:
 
 def test_an_idle_agent_leaves_a_closed_run_with_its_code() -> None:
     agent = Agent()
-    actions = agent.sees(closed(FAILED, "never heard of n1", 1, round_=1))
-    assert kinds(actions) == ["Say", "Exit"]
+    actions = agent.sees(closed(FAILED, "no node record of n1", 1, round_=1))
+    assert kinds(actions) == ["Publish", "Exit"]
     assert actions[1] == Exit(1)
 
 
@@ -482,7 +482,7 @@ def test_a_next_round_that_is_seen_before_the_end_of_this_one_stops_this_one_fir
     agent.ends(0, by=TERM)
     agent.ends(1, by=TERM)
     actions = agent.swept()
-    assert kinds(actions) == ["Record", "Say", "Prepare"]
+    assert kinds(actions) == ["RecordRound", "Publish", "Prepare"]
     assert actions[-1].assignment.round == 2
 
 
@@ -492,7 +492,7 @@ def test_a_next_round_that_is_seen_before_the_end_of_this_one_stops_this_one_fir
 def test_sigterm_stops_the_workers_says_so_and_waits_for_the_verdict() -> None:
     agent = running(grace_s=60, kill_wait_s=18)
     actions = agent.signalled(TERM)
-    assert kinds(actions) == ["Say", "Signal"]
+    assert kinds(actions) == ["Publish", "Signal"]
     assert (agent.word.status, agent.word.reason, agent.word.stop_signal) == (
         RUNNING,
         "SIGTERM from outside",
@@ -509,7 +509,7 @@ def test_sigterm_stops_the_workers_says_so_and_waits_for_the_verdict() -> None:
 
 def test_without_a_verdict_the_agent_leaves_with_the_signals_code() -> None:
     agent = Agent()
-    assert kinds(agent.signalled(INT)) == ["Say", "Say"]
+    assert kinds(agent.signalled(INT)) == ["Publish", "Publish"]
     assert agent.word.status == LEFT
     assert agent.tick(FAREWELL_S / 2) == []
     assert agent.tick(FAREWELL_S) == [Exit(130)]
@@ -547,7 +547,7 @@ def test_sigterm_during_a_stop_shortens_what_is_left_of_the_grace_to_what_slurm_
     agent = running(grace_s=grace_s, kill_wait_s=18)
     agent.ends(0, code=1)
     agent.tick(2)
-    assert kinds(agent.signalled(TERM)) == ["Say"]
+    assert kinds(agent.signalled(TERM)) == ["Publish"]
     assert agent.machine.deadline == agent.seconds + left_s
     assert (agent.word.status, agent.word.failure.rank, agent.word.stop_signal) == (FAILED, 2, "SIGTERM")
     agent.ends(1, by=TERM)
@@ -559,7 +559,7 @@ def test_sigterm_during_a_stop_shortens_what_is_left_of_the_grace_to_what_slurm_
 def test_sigterm_while_directories_are_made_starts_nothing() -> None:
     agent = Agent()
     agent.sees(state())
-    assert kinds(agent.signalled(TERM)) == ["Say", "Sweep"]
+    assert kinds(agent.signalled(TERM)) == ["Publish", "KillLeftovers"]
     agent.swept()
     assert (agent.word.status, agent.word.failure) == (LEFT, None)
     assert agent.prepared() == []
@@ -580,7 +580,7 @@ def test_sigterm_after_the_last_worker_succeeded_loses_nothing() -> None:
     agent = running()
     agent.ends(0)
     agent.ends(1)
-    assert kinds(agent.signalled(TERM)) == ["Say", "Sweep"]
+    assert kinds(agent.signalled(TERM)) == ["Publish", "KillLeftovers"]
     assert agent.log[-2].status == SUCCEEDED
     agent.swept()
     assert agent.record.outcome == SUCCEEDED
@@ -602,7 +602,7 @@ def test_usr1_goes_to_the_workers_that_are_alive() -> None:
 def test_a_superseded_agent_stops_everything_and_leaves_with_1() -> None:
     agent = running()
     actions = agent.lost_ground("attempt 12.1 has taken over this run")
-    assert kinds(actions) == ["Say", "Signal"]
+    assert kinds(actions) == ["Publish", "Signal"]
     agent.ends(0, by=TERM)
     agent.ends(1, by=TERM)
     agent.swept()
@@ -639,11 +639,11 @@ def test_losing_ground_while_leaving_changes_nothing() -> None:
 
 def test_a_rank_that_hangs_is_said_and_shown_and_killed_only_when_the_coordinator_has_heard_from_all() -> None:
     agent = running()
-    assert kinds(agent.hangs(1)) == ["Say", "Log", "Show"]
-    assert (agent.word.status, agent.word.hang.rank, agent.word.shown) == (RUNNING, 3, 0)
+    assert kinds(agent.hangs(1)) == ["Publish", "Log", "CollectStacks"]
+    assert (agent.word.status, agent.word.hang.rank, agent.word.stacks_collected) == (RUNNING, 3, 0)
     assert agent.sees(state(hang=agent.word.hang)) == []
-    assert kinds(agent.shown()) == ["Say"]
-    assert (agent.word.status, agent.word.shown) == (RUNNING, 1)
+    assert kinds(agent.shown()) == ["Publish"]
+    assert (agent.word.status, agent.word.stacks_collected) == (RUNNING, 1)
     actions = agent.sees(state(phase=FORMING))
     assert actions[1:] == [Signal((1,), CONT), Signal((1,), KILL), Signal((0,), TERM)]
     assert (agent.word.status, agent.word.failure.kind, agent.word.failure.rank) == (FAILED, "hang", 3)
@@ -651,7 +651,7 @@ def test_a_rank_that_hangs_is_said_and_shown_and_killed_only_when_the_coordinato
 
 def test_a_rank_that_hangs_elsewhere_is_a_reason_to_show_where_ours_are_once() -> None:
     agent = running()
-    assert agent.sees(state(hang=HANG_ELSEWHERE)) == [Show((0, 1))]
+    assert agent.sees(state(hang=HANG_ELSEWHERE)) == [CollectStacks((0, 1))]
     assert agent.sees(state(hang=HANG_ELSEWHERE)) == []
     agent.shown()
     assert agent.sees(state(phase=FORMING)) == [Signal((0, 1), TERM)]
@@ -670,7 +670,7 @@ def test_a_second_hung_rank_is_ended_as_the_first_one_and_reported_once() -> Non
 def test_a_rank_that_fails_while_stacks_are_collected_takes_nobody_along_before_that_is_done() -> None:
     agent = running()
     agent.sees(state(hang=HANG_ELSEWHERE))
-    assert kinds(agent.ends(1, code=1)) == ["Say", "Log"]
+    assert kinds(agent.ends(1, code=1)) == ["Publish", "Log"]
     assert agent.machine.phase == RUNNING
     assert agent.shown()[-1] == Signal((0,), TERM)
 
@@ -679,7 +679,7 @@ def test_when_all_fail_while_stacks_are_collected_the_round_is_swept() -> None:
     agent = running()
     agent.sees(state(hang=HANG_ELSEWHERE))
     agent.ends(1, code=1)
-    assert kinds(agent.ends(0, code=1)) == ["Sweep"]
+    assert kinds(agent.ends(0, code=1)) == ["KillLeftovers"]
 
 
 def test_when_nobody_hears_of_the_hang_its_agent_ends_the_round_by_itself() -> None:
@@ -736,7 +736,7 @@ def test_what_is_found_of_a_failure_while_ranks_are_still_stopping_is_said_at_on
     agent.ends(0, code=1, at_start=True)
     failure = agent.word.failure
     assert failure is not None
-    assert kinds(agent.compared(failure, "2b1c")) == ["Say"]
+    assert kinds(agent.compared(failure, "2b1c")) == ["Publish"]
     agent.ends(1, by=TERM)
     agent.swept()
     assert agent.word.status == READY
@@ -824,13 +824,13 @@ def test_whatever_happens_workers_are_started_only_after_a_sweep_and_an_exit_lea
                 if isinstance(action, Spawn):
                     assert not dirty, f"{where}: started on top of what another round left behind"
                     alive, dirty = {0, 1}, True
-                if isinstance(action, Signal | Show):
+                if isinstance(action, Signal | CollectStacks):
                     assert action.local_ranks, where
                     assert set(action.local_ranks) <= alive, where
                 if isinstance(action, Exit):
                     assert not alive, where
                     assert not dirty, where
-                if isinstance(action, Record):
+                if isinstance(action, RecordRound):
                     assert not action.failed & action.stopped, where
                     assert action.killed <= {0, 1}, where
             if agent.machine.phase == STOPPING:
@@ -847,7 +847,7 @@ def elsewhere(round_: int = 1, **changes: object) -> State:
 
 def spare() -> Agent:
     agent = Agent(standby=True)
-    assert agent.sees(elsewhere()) == [Warm((0, 1))]
+    assert agent.sees(elsewhere()) == [StartStandbys((0, 1))]
     agent.log.clear()
     return agent
 
@@ -865,7 +865,7 @@ def test_who_takes_part_or_may_still_take_part_warms_nothing_up() -> None:
     assert kinds(agent.sees(state())) == ["Prepare"]
     assert agent.sees(elsewhere(2)) == []
     agent.prepared()
-    assert "Warm" not in kinds(agent.log)
+    assert "StartStandbys" not in kinds(agent.log)
 
 
 def test_another_attempts_round_warms_nothing_up() -> None:
@@ -877,7 +877,7 @@ def test_who_leaves_or_follows_the_end_warms_nothing_up() -> None:
     agent.signalled(TERM)
     agent.sees(elsewhere())
     agent.tick()
-    assert "Warm" not in kinds(agent.log)
+    assert "StartStandbys" not in kinds(agent.log)
     agent = spare()
     agent.sees(closed(SUCCEEDED, "all ranks succeeded", 0))
     assert agent.standby_ends(0) == []
@@ -887,16 +887,16 @@ def test_a_promoted_spare_starts_its_workers_as_any_other_node() -> None:
     agent = spare()
     assert agent.sees(elsewhere(phase=FORMING)) == []
     assert kinds(agent.sees(state(2))) == ["Prepare"]
-    assert kinds(agent.prepared(2)) == ["Say", "Spawn", "Record"]
+    assert kinds(agent.prepared(2)) == ["Publish", "Spawn", "RecordRound"]
     assert agent.standby_ends(0) == []
 
 
 def test_a_standby_that_dies_is_replaced_so_many_times_and_then_no_more() -> None:
     agent = spare()
     for _ in range(STANDBY_DEATHS - 1):
-        assert agent.standby_ends(1) == [Warm((1,))]
+        assert agent.standby_ends(1) == [StartStandbys((1,))]
     assert agent.standby_ends(1) == []
-    assert agent.standby_ends(0) == [Warm((0,))]
+    assert agent.standby_ends(0) == [StartStandbys((0,))]
     assert agent.sees(elsewhere(2)) == []
     assert agent.machine.phase == IDLE
 
@@ -905,7 +905,7 @@ def test_a_standby_that_dies_while_a_round_forms_is_replaced_when_this_node_is_a
     agent = spare()
     agent.sees(elsewhere(phase=FORMING))
     assert agent.standby_ends(1) == []
-    assert agent.sees(elsewhere(2)) == [Warm((1,))]
+    assert agent.sees(elsewhere(2)) == [StartStandbys((1,))]
 
 
 def test_a_node_that_becomes_a_spare_again_warms_all_up_again() -> None:
@@ -917,7 +917,7 @@ def test_a_node_that_becomes_a_spare_again_warms_all_up_again() -> None:
     agent.ends(1, by=TERM)
     assert agent.machine.phase == SWEEPING
     agent.sees(elsewhere(3))
-    assert agent.swept()[-1] == Warm((0, 1))
+    assert agent.swept()[-1] == StartStandbys((0, 1))
 
 
 def test_a_slot_whose_standbys_always_die_gets_no_more_of_them_after_a_round() -> None:
@@ -927,4 +927,4 @@ def test_a_slot_whose_standbys_always_die_gets_no_more_of_them_after_a_round() -
     agent.sees(state(2))
     agent.prepared(2, problem="disk full")
     agent.swept()
-    assert agent.sees(elsewhere(3)) == [Warm((0,))]
+    assert agent.sees(elsewhere(3)) == [StartStandbys((0,))]

@@ -10,9 +10,9 @@ from functools import partial
 
 import pytest
 
-from ftslurm.rendezvous.member import RUNG_S, Member, Pace, Refused, RunInUse, Superseded, View, first_word
-from ftslurm.rendezvous.node_word import NodeWord
-from ftslurm.rendezvous.seen import Shape, Timing
+from ftslurm.rendezvous.member import WAKE_S, FencedOut, Member, NodeRefused, Pace, RunInUse, View, first_record
+from ftslurm.rendezvous.node_record import NodeRecord
+from ftslurm.rendezvous.observation import RunSpec, Timing
 from ftslurm.rendezvous.state import CLOSED, FAILED, FORMING, LEFT, READY, RUNNING, SUCCEEDED, Failure, State
 from ftslurm.sharedfs.cell import FencedCell
 from ftslurm.sharedfs.rundir import RunDirectory
@@ -48,15 +48,15 @@ class Cluster:
     ) -> Cluster:
         expected = expected or names
         for name in names:
-            word = first_word(name, incarnation or f"i-{name}-{attempt}", attempt, expected.index(name), 2)
-            shape = Shape("r", attempt, expected, low or len(expected), len(expected), 3)
+            word = first_record(name, incarnation or f"i-{name}-{attempt}", attempt, expected.index(name), 2)
+            shape = RunSpec("r", attempt, expected, low or len(expected), len(expected), 3)
             client = self.fs.client(hook)
             self.members[name] = Member(
                 client, RUN, shape, word, TIMING, PACE, self.clock.now, self.clock.now_ns, self.nonce, self.ring
             )
         return self
 
-    def ring(self, words: Iterable[NodeWord]) -> None:
+    def ring(self, words: Iterable[NodeRecord]) -> None:
         self.rung.update(word.node for word in words)
 
     def nonce(self) -> str:
@@ -74,11 +74,11 @@ class Cluster:
         member, state = self.members[name], self.views[name].state
         if state is None:
             return
-        part = state.participant(member.word.node, member.word.incarnation)
-        if state.phase == RUNNING and part is not None and member.word.round < state.round:
-            member.say(replace(member.word, status=RUNNING, round=state.round, failure=None))
-        elif state.phase == FORMING and member.word.status in (RUNNING, FAILED, SUCCEEDED):
-            member.say(replace(member.word, status=READY))
+        part = state.participant(member.record.node, member.record.incarnation)
+        if state.phase == RUNNING and part is not None and member.record.round < state.round:
+            member.publish(replace(member.record, status=RUNNING, round=state.round, failure=None))
+        elif state.phase == FORMING and member.record.status in (RUNNING, FAILED, SUCCEEDED):
+            member.publish(replace(member.record, status=READY))
 
     def go(self, seconds: float, *names: str, step: float = 0.5) -> None:
         for _ in range(round(seconds / step)):
@@ -100,15 +100,15 @@ class Cluster:
         return state
 
     def say(self, name: str, **changes: object) -> None:
-        self.members[name].say(replace(self.members[name].word, **changes))  # type: ignore[arg-type]
+        self.members[name].publish(replace(self.members[name].record, **changes))  # type: ignore[arg-type]
 
     def state(self) -> State:
         newest = FencedCell(self.fs.client(), RUN.state).get()
         assert newest is not None
         return State.decode(newest.value, "state")
 
-    def word(self, name: str) -> NodeWord:
-        return NodeWord.decode(self.fs.files()[RUN.node_file(name)], name)
+    def word(self, name: str) -> NodeRecord:
+        return NodeRecord.decode(self.fs.files()[RUN.node_file(name)], name)
 
     def coordinator(self) -> str:
         return self.state().coordinator.node
@@ -148,7 +148,7 @@ def test_a_member_that_starts_late_follows_what_is_there() -> None:
     assert cluster.views["n3"].state == cluster.state()
 
 
-def test_a_round_ends_in_success_and_everybody_learns_it() -> None:
+def test_a_round_ends_in_success_and_all_members_read_it() -> None:
     cluster = three()
     for name in cluster.members:
         cluster.say(name, status=SUCCEEDED)
@@ -164,12 +164,12 @@ def test_a_failure_leads_to_the_next_round_on_all_nodes() -> None:
     assert (state.restarts_used, state.history[0].failure.rank) == (1, 2)
 
 
-def test_a_words_counter_grows_with_every_writing_whatever_the_agent_says() -> None:
+def test_a_records_counter_grows_with_every_write() -> None:
     cluster = Cluster().add("n1")
-    base = cluster.members["n1"].word
+    base = cluster.members["n1"].record
     counters = []
     for round_ in range(5):
-        cluster.members["n1"].say(replace(base, round=round_))
+        cluster.members["n1"].publish(replace(base, round=round_))
         cluster.members["n1"].tick()
         counters.append(cluster.word("n1").counter)
         cluster.clock.advance(1.0)
@@ -178,7 +178,7 @@ def test_a_words_counter_grows_with_every_writing_whatever_the_agent_says() -> N
     assert counters == sorted(set(counters))
 
 
-def test_a_word_is_written_when_it_changes_and_with_every_heartbeat_only() -> None:
+def test_a_record_is_written_only_when_it_changes_and_with_every_heartbeat() -> None:
     writings = []
     hook: Hook = lambda when, op: writings.append(op.path) if (when, op.name) == (BEFORE, "rename") else None  # noqa: E731
     cluster = Cluster().add("n1", hook=hook)
@@ -212,12 +212,12 @@ def test_a_coordinator_that_leaves_hands_over_before_it_goes() -> None:
     assert cluster.coordinator() in rest
 
 
-def test_a_dead_coordinator_of_whom_its_guardian_says_so_is_followed_after_one_heartbeat() -> None:
+def test_a_dead_coordinator_that_its_guardian_marks_as_left_is_succeeded_after_one_heartbeat() -> None:
     cluster = three()
     gone = cluster.coordinator()
     rest = [name for name in cluster.members if name != gone]
     cluster.say(gone, status=LEFT, reason="its agent was killed by SIGKILL")
-    cluster.members[gone]._publish_word()
+    cluster.members[gone]._publish_record()
     cluster.go(1.1, *rest)
     assert cluster.coordinator() in rest
 
@@ -226,7 +226,7 @@ def test_a_node_that_asks_for_something_else_than_the_run_is_refused_with_both_v
     cluster = Cluster().add("n1", "n2")
     cluster.running(1)
     cluster.add("n3", expected=("n1", "n2", "n3"))
-    with pytest.raises(Refused, match="--nnodes 3:3 here, 2:2 in the run"):
+    with pytest.raises(NodeRefused, match="--nnodes 3:3 here, 2:2 in the run"):
         cluster.members["n3"].tick()
     assert cluster.word("n3").status == LEFT
     assert "3:3" in (cluster.word("n3").reason or "")
@@ -245,7 +245,7 @@ def test_a_sleeping_coordinator_that_wakes_up_can_change_nothing() -> None:
     assert cluster.state() == before
     view = member.tick()
     assert view.coordinating is False
-    assert f"{cluster.coordinator()} has coordinated" in view.notes[0]
+    assert f"lost the coordinator lease to {cluster.coordinator()}" in view.notes[0]
     assert cluster.views[rest[0]].state == before
 
 
@@ -276,7 +276,7 @@ def test_members_that_all_see_a_dead_coordinator_give_the_lease_to_one() -> None
     assert [cluster.views[name].coordinating for name in ("n2", "n3")].count(True) == 1
 
 
-def test_who_took_the_lease_is_not_taken_for_silent_because_of_what_came_before() -> None:
+def test_a_new_holder_of_the_lease_is_not_silent_because_of_its_earlier_silence() -> None:
     unreadable: list[str] = []
 
     def hook(when: str, operation: Operation) -> None:
@@ -304,7 +304,7 @@ def test_a_node_that_has_left_takes_no_lease() -> None:
     assert cluster.coordinator() == "n1"
 
 
-def test_a_node_told_to_stop_long_ago_does_not_hurry_the_verdict_on_another() -> None:
+def test_a_node_stopped_long_ago_does_not_shorten_the_wait_for_another() -> None:
     cluster = Cluster().add("n1", "n2", "n3", "n4", low=2)
     cluster.running(1)
     cluster.say("n4", status=LEFT, reason="SIGTERM from outside", stop_signal="SIGTERM")
@@ -321,7 +321,7 @@ def test_a_node_told_to_stop_long_ago_does_not_hurry_the_verdict_on_another() ->
 # A filesystem that does not do its part
 
 
-def test_a_filesystem_that_stalls_for_everybody_makes_nobody_lost() -> None:
+def test_a_filesystem_that_stalls_on_all_nodes_makes_no_node_lost() -> None:
     stalled: list[float] = []
     cluster = Cluster()
 
@@ -354,7 +354,7 @@ def test_a_member_whose_every_call_is_slow_is_not_lost_while_it_gets_through() -
     assert (cluster.state().round, cluster.state().lost) == (1, ())
 
 
-def test_whatever_fails_now_and_then_the_job_is_formed_and_nobody_is_lost() -> None:
+def test_with_sporadic_errors_the_round_forms_and_no_node_is_lost() -> None:
     for seed in range(20):
         rng = random.Random(seed)
         cluster = Cluster()
@@ -410,7 +410,7 @@ def test_a_node_that_a_stale_listing_lacks_is_found_by_its_name() -> None:
     assert cluster.running(1).world_size == 4
 
 
-def test_a_word_that_was_damaged_and_mended_counts_again() -> None:
+def test_a_record_that_was_damaged_and_rewritten_counts_again() -> None:
     cluster = Cluster().add("n1", "n2")
     cluster.running(1)
     good = cluster.fs.files()[RUN.node_file("n2")]
@@ -426,7 +426,7 @@ def test_a_word_that_was_damaged_and_mended_counts_again() -> None:
 
 
 @pytest.mark.parametrize(("error", "told"), [(errno.ESTALE, False), (errno.EIO, True)])
-def test_a_word_that_cannot_be_read_is_told_of_but_for_a_stale_handle(error: int, told: bool) -> None:
+def test_an_unreadable_record_is_reported_except_for_a_stale_handle(error: int, told: bool) -> None:
     def fail(when: str, operation: Operation) -> None:
         if when == BEFORE and operation.name == "read" and operation.path == RUN.node_file("n2"):
             raise OSError(error, "cannot be read", operation.path)
@@ -438,7 +438,7 @@ def test_a_word_that_cannot_be_read_is_told_of_but_for_a_stale_handle(error: int
     assert ("n2.json" in "".join(cluster.views[cluster.coordinator()].notes)) == told
 
 
-def test_an_old_word_that_nfs_serves_late_is_not_believed() -> None:
+def test_an_old_record_that_nfs_serves_late_is_not_used() -> None:
     cluster = Cluster().add("n1", "n2")
     old = None
     cluster.tick()
@@ -447,12 +447,12 @@ def test_an_old_word_that_nfs_serves_late_is_not_believed() -> None:
     cluster.fs.unlink(RUN.node_file("n2"))
     cluster.fs.create(RUN.node_file("n2"), old, durable=False)
     member = cluster.members["n1"]
-    known = member._observer.words["n2"]
-    member._observer.read_word("n2")
-    assert member._observer.words["n2"] == known
+    known = member._observer.records["n2"]
+    member._observer.read_record("n2")
+    assert member._observer.records["n2"] == known
 
 
-def test_another_nodes_word_under_a_nodes_name_is_not_believed() -> None:
+def test_another_nodes_record_under_a_nodes_name_is_not_used() -> None:
     cluster = Cluster().add("n1", "n2", expected=("n1", "n2", "n3"))
     cluster.tick()
     cluster.fs.link(RUN.node_file("n2"), RUN.node_file("n3"))
@@ -471,7 +471,7 @@ def test_a_requeued_job_takes_over_at_once_and_goes_on_counting_rounds() -> None
     state = cluster.running(2)
     assert (state.attempt, state.attempts) == ("12.1", ("12.0", "12.1"))
     for member in old.values():
-        with pytest.raises(Superseded, match=r"attempt 12\.1 has taken over"):
+        with pytest.raises(FencedOut, match=r"attempt 12\.1 has taken over"):
             member.tick()
 
 
@@ -483,9 +483,9 @@ def test_a_superseded_member_writes_nothing_more() -> None:
     cluster.running(2)
     before = cluster.fs.files()
     for status in (READY, LEFT):
-        with pytest.raises(Superseded):
+        with pytest.raises(FencedOut):
             old.tick()
-        old.say(replace(old.word, status=status))
+        old.publish(replace(old.record, status=status))
         cluster.clock.advance(5)
     assert cluster.fs.files() == before
 
@@ -494,7 +494,7 @@ def test_what_a_requeue_left_behind_cannot_take_the_run_back() -> None:
     cluster = Cluster().add("n1", attempt="12.3")
     cluster.running(1)
     cluster.add("n2", attempt="12.2", expected=("n1", "n2"))
-    with pytest.raises(Superseded):
+    with pytest.raises(FencedOut):
         cluster.tick("n2")
     cluster.add("n2", attempt="12.10", expected=("n1", "n2"))
     cluster.tick("n2")
@@ -550,18 +550,18 @@ def test_a_run_whose_job_was_killed_is_taken_over_after_the_node_timeout(node: s
     assert cluster.running(2).attempt == "13.0"
 
 
-def test_a_run_whose_agents_all_said_goodbye_is_taken_over_at_once() -> None:
+def test_a_run_whose_agents_have_all_left_is_taken_over_at_once() -> None:
     cluster = three()
     for name in cluster.members:
         cluster.say(name, status=LEFT, reason="its agent was killed by SIGKILL")
-        cluster.members[name]._publish_word()
+        cluster.members[name]._publish_record()
     cluster.members = {}
     cluster.add("n1", attempt="13.0")
     cluster.tick()
     assert cluster.state().attempt == "13.0"
 
 
-def test_two_looks_at_the_same_moment_are_no_sign_of_life() -> None:
+def test_two_reads_at_the_same_moment_are_no_sign_of_life() -> None:
     cluster = three()
     cluster.members = {}
     cluster.add("n9", attempt="13.0")
@@ -573,16 +573,16 @@ def test_two_looks_at_the_same_moment_are_no_sign_of_life() -> None:
 # The pace
 
 
-def test_members_hurry_while_a_round_forms_and_take_their_time_while_it_runs() -> None:
+def test_members_tick_fast_while_a_round_forms_and_slowly_while_it_runs() -> None:
     cluster = Cluster().add("n1", "n2")
-    assert cluster.members["n1"].next_look_s() < 0.05
+    assert cluster.members["n1"].next_tick_s() < 0.05
     cluster.running(1)
-    looks = {name: cluster.members[name].next_look_s() for name in cluster.members}
+    looks = {name: cluster.members[name].next_tick_s() for name in cluster.members}
     follower = next(name for name in looks if name != cluster.coordinator())
     assert looks[cluster.coordinator()] < 0.2
     assert looks[follower] == PACE.follow_s
     cluster.say(follower, status=SUCCEEDED)
-    assert cluster.members[follower].next_look_s() < 0.05
+    assert cluster.members[follower].next_tick_s() < 0.05
 
 
 def test_any_member_can_close_the_run_and_the_coordinator_obeys() -> None:
@@ -621,7 +621,7 @@ def test_a_dead_coordinator_is_noticed_at_every_pace_that_the_options_allow(hear
     died_at = cluster.clock.now()
     while cluster.coordinator() == "n1":
         cluster.tick("n2")
-        cluster.clock.advance(cluster.members["n2"].next_look_s())
+        cluster.clock.advance(cluster.members["n2"].next_tick_s())
         assert cluster.clock.now() - died_at < 3 * TIMING.node_timeout_s
 
 
@@ -640,7 +640,7 @@ def test_a_follower_asks_the_filesystem_less_than_twice_a_second_however_many_th
         assert len(calls) <= 2 * 60, f"{count} nodes: {len(calls)} calls in a minute"
 
 
-def test_followers_hear_of_a_round_s_end_at_their_next_look() -> None:
+def test_followers_read_a_rounds_end_at_their_next_tick() -> None:
     cluster = three()
     follower = next(name for name in cluster.members if name != cluster.coordinator())
     cluster.clock.advance(0.5)
@@ -652,11 +652,11 @@ def test_followers_hear_of_a_round_s_end_at_their_next_look() -> None:
     assert cluster.state().phase == FORMING
 
 
-def test_what_a_coordinator_published_in_its_last_moment_is_heard_when_it_misses_its_heartbeats() -> None:
+def test_a_coordinators_last_publication_is_read_when_it_misses_its_heartbeats() -> None:
     cluster = three()
     dead = cluster.coordinator()
     rest = [name for name in cluster.members if name != dead]
-    cluster.members[dead]._tell_followers = lambda: None  # type: ignore[method-assign]
+    cluster.members[dead]._notify_followers = lambda: None  # type: ignore[method-assign]
     cluster.say(rest[0], status=READY)
     cluster.tick(rest[0], dead)
     assert cluster.state().phase == FORMING
@@ -664,7 +664,7 @@ def test_what_a_coordinator_published_in_its_last_moment_is_heard_when_it_misses
     assert cluster.views[rest[1]].state == cluster.state()
 
 
-def test_who_has_something_new_to_say_rings_the_coordinator_who_rings_everybody_about_a_new_state() -> None:
+def test_a_changed_record_wakes_the_coordinator_which_wakes_all_agents_after_a_new_state() -> None:
     cluster = Cluster().add("n1", "n2", "n3")
     cluster.running(1)
     leader = cluster.coordinator()
@@ -677,7 +677,7 @@ def test_who_has_something_new_to_say_rings_the_coordinator_who_rings_everybody_
     assert cluster.rung == {leader, follower, other}
 
 
-def test_a_heartbeat_rings_nobody() -> None:
+def test_a_heartbeat_wakes_no_agent() -> None:
     cluster = Cluster().add("n1", "n2", "n3")
     cluster.running(1)
     cluster.go(3)
@@ -686,20 +686,20 @@ def test_a_heartbeat_rings_nobody() -> None:
     assert not cluster.rung
 
 
-def test_a_follower_that_is_rung_looks_past_its_caches_for_a_while_and_then_rests_again() -> None:
+def test_a_woken_follower_bypasses_its_caches_for_a_while_and_then_ticks_slowly_again() -> None:
     cluster = Cluster().add("n1", "n2")
     cluster.running(1)
     cluster.go(3)
     follower = next(name for name in cluster.members if name != cluster.coordinator())
     member = cluster.members[follower]
-    assert member.next_look_s() == PACE.follow_s
-    member.rung()
-    assert member.next_look_s() < PACE.follow_s / 4
-    cluster.clock.advance(RUNG_S)
-    assert member.next_look_s() == PACE.follow_s
+    assert member.next_tick_s() == PACE.follow_s
+    member.wake()
+    assert member.next_tick_s() < PACE.follow_s / 4
+    cluster.clock.advance(WAKE_S)
+    assert member.next_tick_s() == PACE.follow_s
 
 
-def test_who_rings_all_the_time_without_news_makes_a_node_look_a_few_times_a_second() -> None:
+def test_permanent_wake_ups_without_a_change_make_a_node_tick_a_few_times_a_second() -> None:
     cluster = Cluster().add("n1", "n2")
     cluster.running(1)
     cluster.go(3)
@@ -710,10 +710,10 @@ def test_who_rings_all_the_time_without_news_makes_a_node_look_a_few_times_a_sec
         looks.append(0)
         end = cluster.clock.now() + 60.0
         while cluster.clock.now() < end:
-            member.rung()
-            cluster.clock.advance(min(member.next_look_s(), 0.5))
-            looks[-1] += member.next_look_s() < PACE.follow_s
-    assert looks[1] < 60 * 0.2 / PACE.hurry_s and looks[2] < 60 * 0.2 / PACE.hurry_s, looks
+            member.wake()
+            cluster.clock.advance(min(member.next_tick_s(), 0.5))
+            looks[-1] += member.next_tick_s() < PACE.follow_s
+    assert looks[1] < 60 * 0.2 / PACE.transition_s and looks[2] < 60 * 0.2 / PACE.transition_s, looks
     cluster.clock.advance(60.0)
-    member.rung()
-    assert member.next_look_s() < PACE.follow_s / 4, "once there was peace it is heard again"
+    member.wake()
+    assert member.next_tick_s() < PACE.follow_s / 4, "once there was peace it is heard again"

@@ -8,9 +8,19 @@ import random
 
 import pytest
 
-from ftslurm.monitor.message import LIMIT, SAID, Garbage, Timer, Word, encode, newest, parse, shown
+from ftslurm.monitor.message import (
+    LIMIT,
+    TEXT_LIMIT,
+    ClientMessage,
+    MalformedMessage,
+    Timer,
+    encode,
+    newest,
+    parse,
+    shown,
+)
 from ftslurm.monitor.timeouts import Timeouts
-from ftslurm.monitor.watch import Watch
+from ftslurm.monitor.watchdog import Watchdog
 
 TORCH = {"version": 1, "pid": 123, "scope_id": "train.py#12", "expiration_time": 1700000000.25, "signal": 9}
 
@@ -21,7 +31,7 @@ def line(**changes: object) -> bytes:
 
 def reason(text: bytes) -> str:
     message = parse(text)
-    assert isinstance(message, Garbage), message
+    assert isinstance(message, MalformedMessage), message
     assert len(message.reason) < 300
     return message.reason
 
@@ -117,33 +127,39 @@ def test_what_is_no_message_is_garbage_with_a_reason(text: bytes) -> None:
         assert reason(text)
 
 
-def test_a_key_that_stands_twice_is_refused() -> None:
-    assert "twice" in reason(line()[:-1] + b', "pid": 124}')
+def test_a_duplicate_key_is_refused() -> None:
+    assert "duplicate key" in reason(line()[:-1] + b', "pid": 124}')
 
 
 def test_a_line_behind_the_half_of_another_is_not_lost() -> None:
     for half in (b'{"version": 1, "pid": 12', b"echo", line(scope_id="x")[:-1]):
         assert parse(half + line()) == parse(line())
-        assert parse(half + encode(Word("finished", 1, 2)).strip()) == Word("finished", 1, 2)
+        assert parse(half + encode(ClientMessage("finished", 1, 2)).strip()) == ClientMessage("finished", 1, 2)
     inside = line(scope_id='{"version": 1, "pid": 1')
     assert isinstance(parse(inside), Timer)
-    assert isinstance(parse(b"x" + inside[:-1]), Garbage)
+    assert isinstance(parse(b"x" + inside[:-1]), MalformedMessage)
 
 
 @pytest.mark.parametrize(
     "word",
-    [Word("timeouts", 0, 1), Word("misuse", 3, 4, "opened twice", 'da"ta\n\udcff'), Word("finished", 2, 2**22)],
+    [
+        ClientMessage("timeouts", 0, 1),
+        ClientMessage("misuse", 3, 4, "opened twice", 'da"ta\n\udcff'),
+        ClientMessage("finished", 2, 2**22),
+    ],
 )
-def test_our_own_words_survive_the_pipe(word: Word) -> None:
+def test_our_own_words_survive_the_pipe(word: ClientMessage) -> None:
     assert encode(word).endswith(b"\n") and encode(word).count(b"\n") == 2
     assert parse(encode(word).strip()) == word
 
 
 def test_our_own_words_are_short_whatever_they_say() -> None:
-    word = Word("misuse", 2**20, 2**22, "\U0001f600" * 10000, "\x01" * 10000)
+    word = ClientMessage("misuse", 2**20, 2**22, "\U0001f600" * 10000, "\x01" * 10000)
     encoded = encode(word)
     assert len(encoded) <= LIMIT
-    assert parse(encoded.strip()) == Word("misuse", 2**20, 2**22, "\U0001f600" * SAID, "\x01" * SAID)
+    assert parse(encoded.strip()) == ClientMessage(
+        "misuse", 2**20, 2**22, "\U0001f600" * TEXT_LIMIT, "\x01" * TEXT_LIMIT
+    )
 
 
 def test_what_strangers_wrote_is_shown_in_one_short_printable_line() -> None:
@@ -181,16 +197,16 @@ def test_random_and_mutated_lines_never_raise_and_never_reach_a_stranger() -> No
         line(),
         line(expiration_time=-1),
         line(pid=7, expiration_time=1e9 + 5),
-        *(encode(Word(kind, 0, 123, "what", "name")).strip() for kind in ("misuse", "timeouts", "finished")),
+        *(encode(ClientMessage(kind, 0, 123, "what", "name")).strip() for kind in ("misuse", "timeouts", "finished")),
         b'{"ftslurm": 1, "kind": "misuse", "rank": 0, "pid": 123, "what": "\\ud800"}',
     ]
-    watch = Watch(Timeouts(heartbeat_s=10, hang_s=1e6), lambda _: None, lambda pid: 0 if pid in (123, 7) else None)
+    watch = Watchdog(Timeouts(heartbeat_s=10, hang_s=1e6), lambda _: None, lambda pid: 0 if pid in (123, 7) else None)
     now, notes, expiries = 0.0, 0, 0
     watch.begin(0, now)
     for _ in range(number):
         text = mutated(rng, seeds) if rng.random() < 0.9 else rng.randbytes(rng.randrange(200)).replace(b"\n", b"")
         now += 0.001
-        notes += watch.hear(text, now, 1e9 + now) is not None
+        notes += watch.receive(text, now, 1e9 + now) is not None
         for expiry in watch.due(now):
             expiries += 1
             assert expiry.local_rank == 0 and 0 <= expiry.signal <= 64 and "\n" not in expiry.what
@@ -210,7 +226,7 @@ def _timer_line(pid: int, scope: str, expires: float) -> bytes:
 def test_of_lines_read_at_one_moment_only_the_last_of_each_timer_counts_and_all_that_is_no_timer() -> None:
     renewed = [_timer_line(5, "a", 1.7e9 + n) for n in range(50)]
     other, elsewhere, released = _timer_line(5, "b", 1.0), _timer_line(6, "a", 2), _timer_line(6, "a", -1)
-    ours = encode(Word("finished", 0, 5)).strip()
+    ours = encode(ClientMessage("finished", 0, 5)).strip()
     torn = renewed[0][:-5] + renewed[1]
     lines = [*renewed[:20], other, ours, elsewhere, b"garbage", torn, ours, *renewed[20:], released]
     assert newest(lines) == [other, ours, b"garbage", torn, ours, renewed[-1], released]

@@ -1,4 +1,4 @@
-"""The files of nodes that are set aside: what is written, read back, edited by hand, and when it ends."""
+"""The files of nodes that are excluded: what is written, read back, edited by hand, and when it ends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ftslurm.nodes.exclude import LEMON_WINDOW_NS, Exclusions, folder, lemon, strikes_within
+from ftslurm.nodes.exclude import STRIKE_WINDOW_NS, Exclusions, folder, strikes_within, why_repeat_offender
 from ftslurm.nodes.record import KEPT_STRIKES, SCHEMA, STRIKES_SCHEMA, Exclusion, Strike
 from ftslurm.sharedfs.rundir import RunDirectoryError
 from ftslurm.testing.memoryfs import AFTER, BEFORE, MemoryFileSystem, Operation
@@ -77,7 +77,7 @@ def test_a_file_removed_by_hand_allows_the_node_again(files: Exclusions, fs: Mem
 
 
 def test_setting_aside_anew_changes_reason_and_end_and_keeps_since_and_strikes(files: Exclusions) -> None:
-    files.strike("n17", "job-7", "CUDA error", NOW - HOUR)
+    files.add_strike("n17", "job-7", "CUDA error", NOW - HOUR)
     files.exclude("n17", "first", "ada", NOW + DAY, NOW)
     again = files.exclude("n17", "second", "run job-8", NOW + 2 * DAY, NOW + HOUR)
     assert (again.reason, again.by, again.since_ns, again.until_ns) == ("second", "run job-8", NOW, NOW + 2 * DAY)
@@ -87,46 +87,46 @@ def test_setting_aside_anew_changes_reason_and_end_and_keeps_since_and_strikes(f
 
 
 def test_a_strike_alone_sets_nothing_aside(files: Exclusions) -> None:
-    known = files.strike("n17", "job-7", "signal 7\x1b[31m", NOW)
+    known = files.add_strike("n17", "job-7", "signal 7\x1b[31m", NOW)
     assert known.strikes == (Strike(NOW, "job-7", "signal 7 [31m"),)
     assert files.of("n17", NOW) is None and list(files.read()) == ["n17"]
-    assert lemon(known, NOW) is None
+    assert why_repeat_offender(known, NOW) is None
 
 
 def test_the_same_strike_told_twice_counts_once(files: Exclusions) -> None:
-    files.strike("n17", "job-7", "signal 7", NOW)
-    assert len(files.strike("n17", "job-7", "signal 7", NOW).strikes) == 1
+    files.add_strike("n17", "job-7", "signal 7", NOW)
+    assert len(files.add_strike("n17", "job-7", "signal 7", NOW).strikes) == 1
 
 
-def test_two_strikes_within_a_week_make_a_lemon(files: Exclusions) -> None:
-    files.strike("n17", "job-7", "signal 7", NOW)
-    known = files.strike("n17", "job-8", "CUDA error", NOW + DAY)
-    reason = lemon(known, NOW + DAY)
+def test_two_strikes_within_a_week_exclude_a_node(files: Exclusions) -> None:
+    files.add_strike("n17", "job-7", "signal 7", NOW)
+    known = files.add_strike("n17", "job-8", "CUDA error", NOW + DAY)
+    reason = why_repeat_offender(known, NOW + DAY)
     assert reason == "2 failures began here within 7 days; the last, in job-8: CUDA error"
-    assert lemon(known, NOW + LEMON_WINDOW_NS + 1) is None
+    assert why_repeat_offender(known, NOW + STRIKE_WINDOW_NS + 1) is None
     assert strikes_within(None, NOW) == []
 
 
 def test_a_strike_does_not_end_or_begin_an_exclusion_of_people(files: Exclusions) -> None:
     files.exclude("n17", "smells", "ada", NOW + DAY, NOW)
-    known = files.strike("n17", "job-7", "signal 7", NOW + HOUR)
+    known = files.add_strike("n17", "job-7", "signal 7", NOW + HOUR)
     assert (known.reason, known.until_ns) == ("smells", NOW + DAY)
     assert files.of("n17", NOW + HOUR) == known
 
 
 def test_a_node_set_aside_while_a_strike_is_noted_keeps_both(fs: MemoryFileSystem, files: Exclusions) -> None:
     coordinator = between(fs, "strikes/n17.json", lambda: files.exclude("n17", "smells", "ada", None, NOW))
-    coordinator.strike("n17", "job-7", "signal 7", NOW)
+    coordinator.add_strike("n17", "job-7", "signal 7", NOW)
     known = files.of("n17", NOW)
     assert known is not None and (known.reason, [strike.run for strike in known.strikes]) == ("smells", ["job-7"])
 
 
 def test_a_strike_noted_while_a_node_is_set_aside_or_taken_back_stays(fs: MemoryFileSystem, files: Exclusions) -> None:
-    people = between(fs, "n17.json", lambda: files.strike("n17", "job-7", "signal 7", NOW))
+    people = between(fs, "n17.json", lambda: files.add_strike("n17", "job-7", "signal 7", NOW))
     people.exclude("n17", "smells", "ada", None, NOW)
     known = files.of("n17", NOW)
     assert known is not None and (known.reason, [strike.run for strike in known.strikes]) == ("smells", ["job-7"])
-    node = between(fs, "n17.json", lambda: files.strike("n17", "job-8", "signal 7", NOW + HOUR))
+    node = between(fs, "n17.json", lambda: files.add_strike("n17", "job-8", "signal 7", NOW + HOUR))
     node.end("n17", NOW + DAY)
     left = files.read()["n17"]
     assert not left.holds(NOW + DAY) and [strike.run for strike in left.strikes] == ["job-7", "job-8"]
@@ -135,21 +135,21 @@ def test_a_strike_noted_while_a_node_is_set_aside_or_taken_back_stays(fs: Memory
 def test_of_two_strikes_at_the_same_instant_one_may_be_lost_and_nothing_else_is(
     fs: MemoryFileSystem, files: Exclusions
 ) -> None:
-    files.strike("n17", "job-6", "signal 7", NOW - HOUR)
+    files.add_strike("n17", "job-6", "signal 7", NOW - HOUR)
     files.exclude("n17", "smells", "ada", None, NOW - HOUR)
-    one = between(fs, "strikes/n17.json", lambda: files.strike("n17", "job-7", "signal 7", NOW))
-    one.strike("n17", "job-8", "CUDA error", NOW)
+    one = between(fs, "strikes/n17.json", lambda: files.add_strike("n17", "job-7", "signal 7", NOW))
+    one.add_strike("n17", "job-8", "CUDA error", NOW)
     known = files.of("n17", NOW)
     assert known is not None and known.reason == "smells"
     assert [strike.run for strike in known.strikes] == ["job-6", "job-8"]
 
 
 def test_to_allow_a_node_forgets_its_strikes_too(fs: MemoryFileSystem, files: Exclusions) -> None:
-    files.strike("n17", "job-7", "signal 7", NOW)
+    files.add_strike("n17", "job-7", "signal 7", NOW)
     files.exclude("n17", "smells", "ada", None, NOW)
     assert sorted(fs.files()) == [f"{DIRECTORY}/n17.json", f"{DIRECTORY}/strikes/n17.json"]
     assert files.allow("n17") is True and fs.files() == {}
-    files.strike("n17", "job-7", "signal 7", NOW)
+    files.add_strike("n17", "job-7", "signal 7", NOW)
     assert files.allow("n17") is True and files.allow("n17") is False
 
 
@@ -167,11 +167,11 @@ def test_strikes_in_a_file_of_an_earlier_version_count_with_the_new_ones(
     fs: MemoryFileSystem, files: Exclusions
 ) -> None:
     put(fs, "n17.json", OLD)
-    both = files.strike("n17", "job-7", "CUDA error", NOW)
+    both = files.add_strike("n17", "job-7", "CUDA error", NOW)
     assert [strike.run for strike in both.strikes] == ["job-6", "job-7"] and both.reason == "smells"
-    assert lemon(both, NOW) is not None
+    assert why_repeat_offender(both, NOW) is not None
     assert files.known("n17") == files.read()["n17"] == files.of("n17", NOW) == both
-    assert files.strike("n17", "job-6", "signal 7", NOW - HOUR) == both, "told again"
+    assert files.add_strike("n17", "job-6", "signal 7", NOW - HOUR) == both, "told again"
     anew = files.exclude("n17", "worse", "ada", NOW + DAY, NOW)
     assert (anew.reason, anew.strikes) == ("worse", both.strikes) and files.read() == {"n17": anew}
     files.end("n17", NOW + 1)
@@ -198,12 +198,12 @@ def test_broken_strikes_are_told_and_leave_alone_whether_the_node_is_set_aside(
     (problem,) = files.problems
     assert said in problem and problem.startswith(f"{DIRECTORY}/strikes/n17.json: ")
     assert problem.endswith("n17 counts as one without strikes")
-    assert [strike.run for strike in files.strike("n17", "job-7", "x", NOW).strikes] == ["job-7"], "begun anew"
+    assert [strike.run for strike in files.add_strike("n17", "job-7", "x", NOW).strikes] == ["job-7"], "begun anew"
     assert files.read()["n17"].holds(NOW) and files.problems == ()
 
 
 def test_a_folder_of_strikes_that_cannot_be_read_hides_no_exclusion(fs: MemoryFileSystem, files: Exclusions) -> None:
-    files.strike("n17", "job-7", "signal 7", NOW)
+    files.add_strike("n17", "job-7", "signal 7", NOW)
     files.exclude("n17", "smells", "ada", None, NOW)
 
     def fail(when: str, operation: Operation) -> None:
@@ -221,7 +221,7 @@ def test_a_folder_of_strikes_that_cannot_be_read_hides_no_exclusion(fs: MemoryFi
 
 def test_only_the_newest_strikes_are_kept(files: Exclusions) -> None:
     for i in range(KEPT_STRIKES + 4):
-        files.strike("n17", f"job-{i}", "x", NOW + i)
+        files.add_strike("n17", f"job-{i}", "x", NOW + i)
     known = files.read()["n17"]
     assert [strike.run for strike in known.strikes] == [f"job-{i}" for i in range(4, KEPT_STRIKES + 4)]
 
@@ -285,14 +285,14 @@ def test_a_file_with_a_name_that_no_node_can_have_is_told(files: Exclusions, fs:
     put(fs, "a b\x1b.json", edited())
     assert files.read() == {}
     (problem,) = files.problems
-    assert "its name is no node's" in problem and "\x1b" not in problem
+    assert "its name is no valid node name" in problem and "\x1b" not in problem
 
 
 @pytest.mark.parametrize("name", ["", "../n1", "n 1", ".n1", "n1/../n2", "x" * 200])
 def test_no_name_leads_out_of_the_directory(name: str, files: Exclusions, fs: MemoryFileSystem) -> None:
     for call in (
         lambda: files.exclude(name, "", "ada", None, NOW),
-        lambda: files.strike(name, "job-7", "x", NOW),
+        lambda: files.add_strike(name, "job-7", "x", NOW),
         lambda: files.allow(name),
     ):
         with pytest.raises(RunDirectoryError, match="node name"):

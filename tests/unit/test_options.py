@@ -45,8 +45,8 @@ VALUES = [
     ("--health-skip", "gpu-ecc, nic-ports,gpu-ecc", {"health_skip": ("gpu-ecc", "nic-ports")}),
     ("--health-command", "nvidia-smi -q", {"health_command": "nvidia-smi -q"}),
     ("--health-paths", "/data,/ckpt", {"health_paths": ("/data", "/ckpt")}),
-    ("--set-aside", "0", {"set_aside": 0}),
-    ("--set-aside-for", "3600", {"set_aside_for_s": 3600.0}),
+    ("--exclude-after", "0", {"exclude_after": 0}),
+    ("--exclude-for", "3600", {"exclude_for_s": 3600.0}),
     ("--exclude-dir", "/x", {"exclude_dir": "/x"}),
 ]
 SWITCHES = [("--module", {"module": True}), ("--no-python", {"no_python": True}), ("--drain", {"drain": True})]
@@ -167,7 +167,7 @@ def test_a_value_that_looks_like_an_option_is_a_value() -> None:
         ("--max-restarts", "²", "a whole number from 0 on"),
         ("--local-nodes", "0", "a whole number from 1 on"),
         ("--health", "on", "expected one of act, watch, off"),
-        ("--health-skip", "gpu-ecc,,x", "expected names with commas in between"),
+        ("--health-skip", "gpu-ecc,,x", "expected comma-separated names"),
         ("--redirects", "7", "expected 0, 1, 2 or 3"),
         ("--tee", "x:1", "expected 0, 1, 2 or 3"),
         ("--tee", "²:1", "expected 0, 1, 2 or 3"),
@@ -231,7 +231,7 @@ def test_an_option_that_only_torchrun_has_is_explained(flag: str) -> None:
     underscored = "--" + flag[2:].replace("-", "_")
     for written in (flag, f"{flag}=x", underscored, f"{underscored}=x"):
         said = refusal(written, "x", "train.py")
-        assert f"{written.partition('=')[0]} is torchrun's, not ours: " in said
+        assert f"{written.partition('=')[0]} is an option of torchrun, not of ftslurm: " in said
 
 
 def torchruns_options() -> list[str]:

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from ftslurm.health.node_health import Health, HealthFinding
 from ftslurm.health.verdict import FAIL
-from ftslurm.health.word import Health, HealthFinding
 from ftslurm.rendezvous.liveness import Attention
 from ftslurm.rendezvous.member import RunInUse
-from ftslurm.rendezvous.node_word import NodeWord
+from ftslurm.rendezvous.node_record import NodeRecord
 from ftslurm.rendezvous.state import FAILED, FORMING, LEFT, RUNNING
 from ftslurm.sharedfs.rundir import RunDirectory
 from ftslurm.testing.clock import VirtualClock
@@ -173,9 +173,9 @@ def test_an_outage_lasts_from_the_first_failed_look_to_the_next_good_one() -> No
 # Health checks
 
 
-def unfit(word: NodeWord, *failed: tuple[str, str]) -> NodeWord:
+def unhealthy(word: NodeRecord, *failed: tuple[str, str]) -> NodeRecord:
     found = tuple(HealthFinding(check, FAIL, subject, "the disk is full", "", 0) for check, subject in failed)
-    return replace(word, unfit="the disk is full", health=Health(FAIL, 0, "quick", found))
+    return replace(word, unhealthy="the disk is full", health=Health(FAIL, 0, "quick", found))
 
 
 FULL = ("storage-paths", "/shared (run directory)")
@@ -185,7 +185,7 @@ def forming(*failed: tuple[tuple[str, str], ...]) -> Story:
     story = Story(nodes=len(failed), low=2).join()
     for number, checks in enumerate(failed, 1):
         if checks:
-            story.words[f"n{number}"] = unfit(story.words[f"n{number}"], *checks)
+            story.words[f"n{number}"] = unhealthy(story.words[f"n{number}"], *checks)
     return story
 
 
@@ -211,5 +211,5 @@ def test_what_else_fails_keeps_a_node_out(failed: tuple[tuple[tuple[str, str], .
 
 def test_a_node_on_its_own_cannot_tell_whose_trouble_it_is() -> None:
     story = Story(nodes=1).join()
-    story.words["n1"] = unfit(story.words["n1"], FULL)
+    story.words["n1"] = unhealthy(story.words["n1"], FULL)
     assert story.look().phase == FORMING

@@ -129,7 +129,7 @@ def test_a_chosen_run_id_makes_a_run_over_several_jobs() -> None:
 
 
 def test_the_name_of_the_set_aside_nodes_directory_is_no_name_for_a_run() -> None:
-    assert "nodes that are set aside are noted under that name" in refusal(STEP, "--rdzv-id", "excluded-7")
+    assert "that name is reserved for the records of excluded nodes" in refusal(STEP, "--rdzv-id", "excluded-7")
 
 
 @pytest.mark.parametrize("name", ["../up", "a/b", ".hidden", "two words", "x" * 200])

@@ -135,7 +135,7 @@ def test_what_is_no_plain_file_is_not_read_and_does_not_hang(tmp_path: Path, kin
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_a_file_of_somebody_else_is_not_believed(tmp_path: Path) -> None:
+def test_a_file_of_another_user_is_not_used(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(b"{}")
     os.chown(path, 12345, -1)
@@ -227,7 +227,7 @@ def test_a_damaged_file_is_named_with_what_is_wrong_in_one_line(data: bytes, wha
     assert text.startswith("/run/x.json: ") and what in text and "\n" not in text
 
 
-def test_a_newer_format_says_so_and_what_to_do() -> None:
+def test_a_newer_format_is_reported_with_the_remedy() -> None:
     with pytest.raises(NewerFormat, match="made by a newer ftslurm .* another run id"):
         decode(b'{"schema": "s", "version": 2}', "/run/x.json", "s", 1)
 

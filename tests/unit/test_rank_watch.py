@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ftslurm.agent.rank_watch import Hung, RankWatch, Told
-from ftslurm.monitor.watch import Expiry
+from ftslurm.agent.rank_watch import HungRank, Message, RankWatch
+from ftslurm.monitor.watchdog import Expiry
 
 
 class Monitor:
@@ -54,7 +54,7 @@ def watch(fd: int, *expiries: Expiry) -> RankWatch:
     settings: Any = SimpleNamespace(hang_signal=9, vitals_s=3.0, timeouts=SimpleNamespace(hang_s=None))
     no: Any = None
     monitor: Any = Monitor(fd, list(expiries))
-    journal: Any = SimpleNamespace(showed=lambda showing, word: None)
+    journal: Any = SimpleNamespace(stacks_collected=lambda showing, word: None)
     return RankWatch(settings, monitor, journal, no, no, lambda: 100.0)
 
 
@@ -66,10 +66,10 @@ def test_all_ranks_that_are_late_at_once_get_their_why(fd: int) -> None:
         found.append(happened)
         if len(found) == 1:
             # As the loop does on the first: all ranks are to show where they are, before the next one is told.
-            ranks.show(1, [0, 1, 2, 3])
-    assert ranks._showing is not None
-    assert ranks._showing.why == {0: "no heartbeat for 30.0 s", 2: "section 'x' open for 9.0 s", 3: "silent"}
-    assert [(each.local_rank, each.step, each.since_s) for each in found if isinstance(each, Hung)] == [
+            ranks.collect_stacks(1, [0, 1, 2, 3])
+    assert ranks._collection is not None
+    assert ranks._collection.why == {0: "no heartbeat for 30.0 s", 2: "section 'x' open for 9.0 s", 3: "silent"}
+    assert [(each.local_rank, each.step, each.since_s) for each in found if isinstance(each, HungRank)] == [
         (0, 100, 50.0),
         (2, 102, 52.0),
         (3, 103, 53.0),
@@ -83,5 +83,5 @@ def test_a_timer_that_only_tells_is_nobodys_why(fd: int) -> None:
     ranks = watch(fd, late(0, "no heartbeat for 30.0 s"), late(1, "timer 'batch' expired", signal=0, kind="timer"))
     ranks._workers = [SimpleNamespace(local_rank=1, rank=5)]  # type: ignore[list-item]
     found = list(ranks.turn(False, word))
-    assert [type(each) for each in found] == [Hung, Told]
+    assert [type(each) for each in found] == [HungRank, Message]
     assert ranks._hung == {0: "no heartbeat for 30.0 s"}

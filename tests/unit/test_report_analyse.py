@@ -10,9 +10,9 @@ import pytest
 
 from ftslurm.failures.causes import CASCADE, PRIMARY, Evidence, classify, describe
 from ftslurm.report.analysis import analyse
-from ftslurm.report.facts import Lost, RoundFiles, Snapshot
+from ftslurm.report.facts import LostNode, RoundFiles, Snapshot
 from ftslurm.report.gathering import gather
-from ftslurm.report.words import ranges
+from ftslurm.report.wording import ranges
 from ftslurm.testing.runs import RunBuilder
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:3141"
@@ -95,7 +95,7 @@ def test_an_exception_before_the_stop_began_counts_even_if_its_process_ended_lat
 def test_a_bare_sigkill_is_never_called_out_of_memory(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path).round().fail(1, signal="SIGKILL", log="Killed\nOOM? out of memory\n").stop()
     cause = report(run.close("failed", "x"))["cause"]
-    assert cause["what"] == "killed by SIGKILL, by whom is unknown"
+    assert cause["what"] == "killed by SIGKILL, sender unknown"
     assert cause["cause"] == "sigkill"
 
 
@@ -137,7 +137,9 @@ def test_a_lost_node_is_the_cause_when_only_cascades_are_left(tmp_path: Path) ->
 def test_a_job_that_ended_for_want_of_a_node_is_advised_to_ask_for_a_spare(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path, nodes=3).round().lose("n2")
     enough = "n2 was lost; 2 nodes left, at least 3 needed, after waiting 600 s"
-    assert "ask Slurm for one node more and say --nnodes 3" in report(run.close("failed", enough))["cause"]["advice"]
+    assert (
+        "request one node more from Slurm and set --nnodes 3" in report(run.close("failed", enough))["cause"]["advice"]
+    )
     other = RunBuilder(tmp_path / "other", nodes=3).round().lose("n2").close("failed", "all 3 restarts are used up")
     assert "spare" not in report(other)["cause"]["advice"]
 
@@ -231,7 +233,7 @@ def test_a_rank_that_hung_while_a_node_was_being_lost_is_not_the_cause(tmp_path:
     hang = run.history[-1]["failure"]
     run.history[-1]["failure"] = None
     run.lose("n2", silent_s=8).close("failed", "n2 was lost")
-    run.aside["n1"] = {"failure": hang}
+    run.exclusions["n1"] = {"failure": hang}
     assert (report(run)["cause"]["kind"], report(run)["cause"]["node"]) == ("node-lost", "n2")
 
 
@@ -390,7 +392,7 @@ def test_a_thousand_rounds_and_ten_thousand_ranks_are_no_trouble() -> None:
     rounds = tuple(RoundFiles(n, (), {}) for n in range(1, 1001))
     assert len(analyse(Snapshot(directory="/r", now_ns=1, rounds=rounds))["rounds"]) == 1000
     assert ranges(range(0, 20000, 2)).count(",") == 9999
-    assert Lost("n", 1, None, None).silent_s is None
+    assert LostNode("n", 1, None, None).silent_s is None
 
 
 @pytest.mark.parametrize(
@@ -470,3 +472,13 @@ def test_each_cause_is_told_by_its_proof_and_not_by_lookalikes(evidence: Evidenc
     cause = classify(evidence)
     assert (cause.name, cause.role) == (name, role)
     assert describe(evidence, cause)
+
+
+@pytest.mark.parametrize(("before_s", "lost"), [(0.03, True), (30.0, False)])
+def test_connections_that_break_just_before_a_guardian_notices_its_agents_end_are_not_the_first_failure(
+    tmp_path: Path, before_s: float, lost: bool
+) -> None:
+    run = RunBuilder(tmp_path).round().steps(1, 9).wait(10)
+    run.fail(0, ConnectionResetError(104, "Connection reset by peer")).wait(before_s).lose("n2", silent_s=0.0)
+    cause = report(run.close("failed", "n2 left: its agent was killed by SIGKILL; no restarts allowed"))["cause"]
+    assert (cause["kind"] == "node-lost") is lost

@@ -21,7 +21,7 @@ def report(tmp_path: Path, *defects: dict[str, Any], closed: str = "succeeded") 
     for number, defect in enumerate(defects):
         content = {
             "schema": "ftslurm/defect", "version": 1, "node": "n1", "incarnation": "i", "attempt": "123.0", "round": 1,
-            "time_ns": number, "part": "health checks", "meaning": "this node is not checked any more", "error": ERROR,
+            "time_ns": number, "part": "health checks", "meaning": "this node is no longer checked", "error": ERROR,
             "place": PLACE, "traceback": "Traceback ...", **defect,
         }  # fmt: skip
         (path / "defects" / f"{content['node']}.{number}.json").write_text(json.dumps(content))
@@ -42,11 +42,11 @@ def test_a_part_that_failed_is_named_with_what_it_means_and_where_its_traceback_
     found = report(tmp_path, {})
     assert (
         "defects of ftslurm itself, neither your program's nor a node's n1: health checks: KeyError: 'x' "
-        "(ftslurm/agent/machine.py:133 in on_state) this node is not checked any more; the job went on "
+        "(ftslurm/agent/machine.py:133 in on_state) this node is no longer checked; the job went on "
         "please report it, with defects/n1.0.json"
     ) in text(found)
-    assert "this node is not checked any more; the job went on" in render_markdown(found)
-    assert "this node is not checked any more; the job went on" in render_html(found)
+    assert "this node is no longer checked; the job went on" in render_markdown(found)
+    assert "this node is no longer checked; the job went on" in render_html(found)
 
 
 def test_the_same_on_several_nodes_is_one_and_what_ended_an_agent_comes_first(tmp_path: Path) -> None:
@@ -82,4 +82,4 @@ def test_an_agent_that_a_defect_ended_is_a_cause_that_blames_nobody(tmp_path: Pa
     run.history[-1]["reason"] = f"n2 left: its agent ended by a defect of ftslurm: {ERROR} ({PLACE})"
     cause = make_report(run.close("failed", "too few nodes left").write())["cause"]
     assert (cause["cause"], cause["node"]) == ("agent-defect", "n2")
-    assert "Neither your program nor the node is to blame" in cause["advice"]
+    assert "Neither your program nor the node is the cause" in cause["advice"]

@@ -13,8 +13,8 @@ import pytest
 from ftslurm.failures import plugins
 from ftslurm.failures.causes import PRIMARY, ROWS, Cause
 from ftslurm.report.analysis import analyse
-from ftslurm.report.around import cuda_from, sections_from, surroundings_from
 from ftslurm.report.gathering import gather
+from ftslurm.report.host_resources import cuda_from, host_resources_from, sections_from
 from ftslurm.report.text import render
 from ftslurm.testing.runs import RunBuilder
 
@@ -56,7 +56,7 @@ def report(run: RunBuilder, **how: Any) -> dict[str, Any]:
 
 
 def test_a_kill_that_the_cgroup_counted_is_the_kernels_and_says_by_which_counter(tmp_path: Path) -> None:
-    run = seen(RunBuilder(tmp_path).round().fail(1, signal="SIGKILL"), 1, surroundings=AROUND)
+    run = seen(RunBuilder(tmp_path).round().fail(1, signal="SIGKILL"), 1, host_resources=AROUND)
     result = report(run)
     cause = result["cause"]
     assert (cause["cause"], cause["restart"]) == ("memory-limit", "same-node")
@@ -64,7 +64,7 @@ def test_a_kill_that_the_cgroup_counted_is_the_kernels_and_says_by_which_counter
         "cgroup: 1 out-of-memory kill in the last 12 s before its end (memory.events of step_0)",
         "cgroup: a memory limit was reached in those seconds",
         "cgroup memory: limit 400 MiB, peak 400 MiB, limit hit 7 times in this round",
-        "host memory: 50 GiB of 64 GiB available when least was, in those seconds (MemAvailable)",
+        "host memory: at least 50 GiB of 64 GiB available in those seconds (MemAvailable)",
         "/dev/shm: 0 bytes of 64 MiB free shortly before, 60 MiB after its end",
     ]
     text = render(result, zone=time.gmtime)
@@ -177,15 +177,15 @@ def test_whatever_stands_there_is_read_or_left_out(tmp_path: Path) -> None:
         return [spoil(each) for each in value] if isinstance(value, list) else value
 
     for _ in range(500):
-        surroundings_from({"surroundings": spoil(AROUND), "shm": spoil([5, 10]), "memory_limit": spoil([5])})
+        host_resources_from({"host_resources": spoil(AROUND), "shm": spoil([5, 10]), "memory_limit": spoil([5])})
         sections_from(spoil([["a", 1.0], ["b", 2]]))
         cuda_from(spoil({"allocated": 5, "reserved": 6}))
     for junk in JUNK:
         assert sections_from(junk) == ()
         assert cuda_from(junk) == ()
-        assert surroundings_from({"surroundings": junk, "shm": junk, "memory_limit": junk}) is None
+        assert host_resources_from({"host_resources": junk, "shm": junk, "memory_limit": junk}) is None
     for number in range(20):
         run = RunBuilder(tmp_path / str(number)).round().fail(1, signal="SIGKILL")
-        result = report(seen(run, 1, surroundings=spoil(AROUND), sections=spoil([["a", 1.0]]), cuda=spoil({"x": 1})))
+        result = report(seen(run, 1, host_resources=spoil(AROUND), sections=spoil([["a", 1.0]]), cuda=spoil({"x": 1})))
         assert result["cause"]["rank"] == 1
         assert render(result)

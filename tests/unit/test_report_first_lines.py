@@ -38,7 +38,7 @@ def test_the_rank_that_the_others_waited_for_is_named_though_it_did_not_fail(tmp
         run.fail(rank, LATE, step=7)
     text = first_lines(run.stop())
     assert "Timed out waiting 1800000ms" in text
-    assert "rank 2 did not fail: perhaps the one that the others waited for" in text
+    assert "rank 2 did not fail: the others may have waited for it" in text
 
 
 def test_who_was_stopped_is_not_suspected_where_most_ranks_had_not_timed_out_yet(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_a_named_pipe_does_not_hang_the_report(tmp_path: Path) -> None:
 
 def test_a_file_of_somebody_else_is_refused_with_its_owner_named(tmp_path: Path) -> None:
     path = failed_run(tmp_path).write()
-    with pytest.raises(ValueError, match=rf"belongs to somebody else \(user id {os.getuid()}\)"):
+    with pytest.raises(ValueError, match=rf"belongs to another user \(user id {os.getuid()}\)"):
         read_file(path / "run.json", 1000, frozenset((os.getuid() + 1,)))
 
 

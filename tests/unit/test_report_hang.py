@@ -46,7 +46,7 @@ job-123 FAILED: rank 3 on n2: hung in DataLoader at data.py:40, while 3 ranks
   wait in all_reduce at train.py:88
   step 120, round 1; rank 0 on n1: no heartbeat for 30.0 s (time-out 30.0 s)
   no restarts allowed (--max-restarts 0); exit code 1
-  hint: The others wait for it: its stack below shows what it does instead.
+  hint: The others wait for it: its stack below shows its own location.
 
 where the ranks of round 1 were
  *rank 3 on n2  in DataLoader at data.py:40
@@ -99,14 +99,14 @@ def test_a_rank_in_the_kernel_is_named_with_the_place_there(tmp_path: Path) -> N
     run = hung(tmp_path, {3: "in uninterruptible sleep (D) in rpc_wait_bit_killable"})
     _, text = told(run.close("failed", REASON))
     assert "in uninterruptible sleep (D) in rpc_wait_bit_killable" in text
-    assert "look at dmesg" in " ".join(text.split())
+    assert "check dmesg there" in " ".join(text.split())
 
 
 def test_where_nobody_stands_out_the_report_says_so_and_tells_whose_time_out_it_was(tmp_path: Path) -> None:
     report, text = told(hung(tmp_path, {3: REDUCE}).close("failed", REASON))
     assert text.splitlines()[0] == "job-123 FAILED: rank 0 on n1: hung: no heartbeat for 30.0 s (time-out 30.0 s)"
-    assert "  none of them is the odd one\n" in text
-    assert "look at the network" in " ".join(text.split())
+    assert "  none of them is a suspect\n" in text
+    assert "check the network" in " ".join(text.split())
     assert report["rounds"][0]["whereabouts"]["verdict"] == "none"
 
 

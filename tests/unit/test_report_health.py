@@ -65,7 +65,7 @@ def test_a_gpus_failed_check_is_the_reason_and_the_rank_stays_named(tmp_path: Pa
     assert "Drain the node, or exclude it" in text(report)
     (finding,) = report["health"]["findings"]
     assert finding["of_failure"]
-    assert finding["relation"] == {"before_s": 40.0, "uncertainty_s": 0.0, "words": "40s before rank 7 failed"}
+    assert finding["relation"] == {"before_s": 40.0, "uncertainty_s": 0.0, "text": "40s before rank 7 failed"}
     assert f"n2: GPU 3: {ECC} (first seen 03-01 12:01:01, 40s before rank 7 failed)" in flat(text(report))
 
 
@@ -153,7 +153,7 @@ def test_another_nodes_finding_is_put_in_order_only_as_far_as_the_clocks_tell(tm
     run = started(tmp_path).clock("n1", 0.0, error_s=0.01).clock("n2", 0.0, error_s=0.02)
     run.find("n1", "HCA down", subject="mlx5_0", check="nic-ports").wait(0.02).fail(7, ValueError("boom")).stop()
     relation = told(run)["health"]["findings"][0]["relation"]
-    assert relation["words"] == "at about the same time as rank 7 failed"
+    assert relation["text"] == "at about the same time as rank 7 failed"
     assert 0.03 <= relation["uncertainty_s"] < 0.04
 
 
@@ -161,7 +161,7 @@ def test_the_times_of_a_node_whose_clock_is_minutes_off_are_corrected(tmp_path: 
     run = started(tmp_path).clock("n1", 0.0).clock("n2", 300.0).clock("n3", 0.0)
     run.find("n2", ECC, subject="GPU 3").wait(40).fail(7, ValueError("boom"), step=120)
     report = told(run.find("n1", "HCA down", check="nic-ports", after_s=2).stop())
-    words = {each["node"]: each["relation"]["words"] for each in report["health"]["findings"]}
+    words = {each["node"]: each["relation"]["text"] for each in report["health"]["findings"]}
     assert words == {"n2": "40s before rank 7 failed", "n1": "2.0s after rank 7 failed"}
     assert "GPU 3: 2 uncorrected ECC errors (expected none) (first seen 03-01 12:01:01, " in flat(text(report))
 
@@ -182,7 +182,7 @@ def test_ranks_that_only_waited_are_told_of_the_node_that_is_not_well(tmp_path: 
     report = told(run.stop())
     assert (report["cause"]["role"], report["cause"]["rank"]) == ("cascade", 0)
     lines = flat("\n".join(text(report).splitlines()[:7]))
-    assert "perhaps for this: n3: GPU 1: it has fallen off the bus (first seen" in lines
+    assert "possible reason: n3: GPU 1: it has fallen off the bus (first seen" in lines
 
 
 def test_a_hang_is_told_with_what_was_found_on_its_node(tmp_path: Path) -> None:
@@ -204,14 +204,18 @@ def test_a_lost_node_is_told_with_what_was_found_on_it(tmp_path: Path) -> None:
 
 def test_a_node_that_was_left_out_is_named_with_its_reason(tmp_path: Path) -> None:
     run = (
-        started(tmp_path).fail(7, LAUNCH).stop().find("n2", ECC, subject="GPU 3").set_aside("n2", unfit=f"GPU 3: {ECC}")
+        started(tmp_path)
+        .fail(7, LAUNCH)
+        .stop()
+        .find("n2", ECC, subject="GPU 3")
+        .exclude("n2", unhealthy=f"GPU 3: {ECC}")
     )
     run.round(nodes=["n1", "n3"]).steps(100, 150).wait(30).fail(0, ValueError("x")).stop()
     report = told(run.round(nodes=["n1", "n3"]).wait(1).fail(0, ValueError("x")).stop())
     assert report["health"]["left_out"] == [
         {
             "node": "n2",
-            "kind": "unfit",
+            "kind": "unhealthy",
             "rounds": [2, 3],
             "why": f"GPU 3: {ECC}",
             "text": f"n2 was left out of rounds 2-3: GPU 3: {ECC}",
@@ -221,10 +225,10 @@ def test_a_node_that_was_left_out_is_named_with_its_reason(tmp_path: Path) -> No
 
 
 def test_a_node_that_was_set_aside_before_the_run_is_named(tmp_path: Path) -> None:
-    run = RunBuilder(tmp_path, nodes=3).set_aside("n3", excluded="twice in the first failure's place (by ann)")
+    run = RunBuilder(tmp_path, nodes=3).exclude("n3", excluded="twice in the first failure's place (by ann)")
     run.round(nodes=["n1", "n2"]).wait(3).fail(0, ValueError("x")).stop()
     (out,) = told(run)["health"]["left_out"]
-    assert out["text"] == ("n3 was left out of round 1: set aside before: twice in the first failure's place (by ann)")
+    assert out["text"] == ("n3 was left out of round 1: excluded before: twice in the first failure's place (by ann)")
 
 
 def test_a_node_that_failed_first_again_and_again_is_named_where_it_was_not_used_any_more(tmp_path: Path) -> None:
@@ -235,8 +239,25 @@ def test_a_node_that_failed_first_again_and_again_is_named_where_it_was_not_used
         run.round(nodes=["n1", "n2", "n3"] if len(run.history) == 1 else ["n1", "n3"]).wait(9)
     report = make_report(run.succeed().close("succeeded", "x").write(), now_ns=NOW_NS)
     (out,) = report["health"]["left_out"]
-    assert out["kind"] == "lemon"
-    assert out["text"] == "n2 was left out of round 3: set aside: first to fail in 2 rounds, last: rank 7: SIGSEGV"
+    assert out["kind"] == "excluded-in-run"
+    assert out["text"] == "n2 was left out of round 3: excluded: first to fail in 2 rounds, last: rank 7: SIGSEGV"
+
+
+@pytest.mark.parametrize("why", ["switched off", "follows its rank"])
+def test_a_node_that_the_run_did_not_exclude_is_not_said_to_be(tmp_path: Path, why: str) -> None:
+    run = started(tmp_path)
+    if why == "switched off":
+        run.attempts[-1]["options"]["exclude_after"] = 0
+    for _ in range(2):
+        run.fail(7, signal="SIGSEGV").stop()
+        run.history[-1]["failure"]["blame"] = "perhaps"
+        run.round(nodes=["n1", "n2", "n3"] if len(run.history) == 1 else ["n1", "n3"]).wait(9)
+    if why == "follows its rank":
+        run.fail(7, signal="SIGSEGV").stop()
+        run.history[-1]["failure"] |= {"blame": "perhaps", "node": "n3"}
+        run.round(nodes=["n1", "n3"]).wait(9)
+    report = make_report(run.succeed().close("succeeded", "x").write(), now_ns=NOW_NS)
+    assert report["health"]["left_out"] == []
 
 
 def test_a_node_that_is_there_for_spare_is_not_said_to_be_left_out(tmp_path: Path) -> None:
@@ -251,8 +272,8 @@ def test_a_run_that_finds_too_few_fit_nodes_says_which_was_refused(rounds: int, 
     )
     if rounds:
         run.round().wait(9).stop(reason="the spare came back", outcome="stopped").find("n2", ECC, subject="GPU 3")
-    run.set_aside("n2", unfit=f"GPU 3: {ECC}")
-    reason = f"n2 is unfit: GPU 3: {ECC}; 1 node fit, at least 2 needed, after waiting 300 s"
+    run.exclude("n2", unhealthy=f"GPU 3: {ECC}")
+    reason = f"n2 is unhealthy: GPU 3: {ECC}; 1 node fit, at least 2 needed, after waiting 300 s"
     report = make_report(run.close("failed", reason).write(), now_ns=NOW_NS)
     cause = report["cause"]
     assert (cause["cause"], cause["rank"], cause["node"], cause["nodes"]) == ("health-check", None, "n2", ["n2"])
@@ -267,7 +288,7 @@ def test_a_run_that_finds_too_few_fit_nodes_says_which_was_refused(rounds: int, 
 
 def test_the_page_and_the_markdown_show_findings_and_who_was_left_out(tmp_path: Path) -> None:
     run = started(tmp_path).find("n2", "<b>2</b> `errors`", subject="GPU 3").wait(40).fail(7, LAUNCH).stop()
-    run.set_aside("n2", unfit="GPU 3: <i>bad</i>").round(nodes=["n1", "n3"]).wait(3).fail(0, LAUNCH).stop()
+    run.exclude("n2", unhealthy="GPU 3: <i>bad</i>").round(nodes=["n1", "n3"]).wait(3).fail(0, LAUNCH).stop()
     path = run.close("failed", "x").write()
     report = make_report(path, now_ns=NOW_NS, round_number=1)
     page = render_html(report, zone=time.gmtime)
@@ -307,7 +328,7 @@ def test_broken_health_costs_nothing_but_itself(health: Any, tmp_path: Path) -> 
         node["health"] = health
     path = run.close("failed", "x").write()
     word = json.loads((path / "nodes/n2.json").read_text())
-    (path / "nodes/n2.json").write_text(json.dumps(word | {"health": health, "unfit": 7, "excluded": []}))
+    (path / "nodes/n2.json").write_text(json.dumps(word | {"health": health, "unhealthy": 7, "excluded": []}))
     report = analyse(gather(path, now_ns=NOW_NS))
     assert (report["cause"]["cause"], report["health"]["findings"]) == ("cuda-launch", [])
     assert report["health"]["left_out"] == []

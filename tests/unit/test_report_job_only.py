@@ -34,7 +34,7 @@ def test_a_job_that_was_refused_before_its_start_is_told_by_slurm_and_by_its_out
     out.write_text("ftslurm: nothere.py: no such script\n")
     assert main(["123"], ask=known(std_out=str(out))) == 0
     told = capsys.readouterr().out
-    for words in ("job-123: no run directory of it is in", "job 123 FAILED", "exit code 2:0", str(out), "no such scri"):
+    for words in ("job-123: it has no run directory in", "job 123 FAILED", "exit code 2:0", str(out), "no such scri"):
         assert words in told, told
 
 

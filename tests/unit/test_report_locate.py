@@ -156,5 +156,5 @@ def test_a_job_that_is_not_among_the_newest_of_very_many_runs_is_said_to_be_look
     for number in range(5):
         RunBuilder(runs(tmp_path), run_id=f"job-{number}", job_id=f"7{number}").write()
     assert locate("74", environ={}, cwd=tmp_path).name == "job-4"
-    with pytest.raises(NotFound, match="of whose runs the 3 newest by name were looked into; give the run directory"):
+    with pytest.raises(NotFound, match="of whose runs only the 3 newest by name were searched; give the run directory"):
         locate("70", environ={}, cwd=tmp_path)

@@ -197,8 +197,8 @@ def test_a_traceback_without_a_rank_is_told_and_nobody_blamed(tmp_path: Path) ->
     (tmp_path / "slurm-5.out").write_text("hello\n" + PLAIN)
     report = report_of_logs(tmp_path / "slurm-5.out")
     assert (report["status"], report["cause"]) == ("unfinished", None)
-    assert "ValueError: bad batch 42; which rank's" in report["problems"][0]["reason"]
-    assert "no failure shows" in render(report)
+    assert "ValueError: bad batch 42; its rank is unknown" in report["problems"][0]["reason"]
+    assert "no failure found" in render(report)
 
 
 def test_no_logs_at_all_are_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

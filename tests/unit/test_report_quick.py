@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from ftslurm.failures.causes import OomKills, Space, Surroundings
-from ftslurm.failures.rows import CASCADE, ROWS
-from ftslurm.report import alike as alike_module
-from ftslurm.report import blame, suspect
-from ftslurm.report.alike import Alike
+from ftslurm.failures.catalogue import CASCADE, ROWS
+from ftslurm.failures.causes import HostResources, OomKills, Space
+from ftslurm.report import failed_worker, root_cause
+from ftslurm.report import record_patterns as alike_module
 from ftslurm.report.decode import rank_error_from
 from ftslurm.report.facts import Exc, Frame
+from ftslurm.report.failed_worker import UNJUDGED, FailedWorker, judge
 from ftslurm.report.fields import Malformed
 from ftslurm.report.gathering import gather
 from ftslurm.report.reading import parse_json
-from ftslurm.report.suspect import UNJUDGED, Suspect, judge
+from ftslurm.report.record_patterns import RecordDecoder
 from ftslurm.testing.runs import RunBuilder
 
 TYPES = [
@@ -61,11 +61,11 @@ def exception(chance: random.Random, deep: bool = True) -> Exc:
     return Exc(name, module, text, frames, link, explicit=chance.random() < 0.5, notes=notes)
 
 
-def failed(chance: random.Random) -> Suspect:
-    around = Surroundings(
+def failed(chance: random.Random) -> FailedWorker:
+    around = HostResources(
         OomKills(chance.randrange(2), 1), spaces=(Space("/dev/shm", chance.randrange(2) * 10**9, 10**10),)
     )
-    return Suspect(
+    return FailedWorker(
         rank=chance.randrange(99),
         node="n1",
         host=None,
@@ -85,7 +85,7 @@ def failed(chance: random.Random) -> Suspect:
         cause=UNJUDGED,
         what="ended",
         life_s=chance.choice([None, 3.0, 9000.0]),
-        surroundings=around if chance.random() < 0.5 else None,
+        host_resources=around if chance.random() < 0.5 else None,
         sections=(("data", 3.0),) if chance.random() < 0.2 else (),
         scheduler=chance.choice([*[""] * 9, "CANCELLED", "OUT_OF_MEMORY"]),
         cuda=(("allocated", 10**9),) if chance.random() < 0.2 else (),
@@ -96,13 +96,13 @@ def failed(chance: random.Random) -> Suspect:
 @pytest.mark.parametrize("seed", range(8))
 def test_the_quick_verdict_is_the_slow_one(seed: int) -> None:
     chance = random.Random(seed)
-    suspect._cascades.clear()
+    failed_worker._cascades.clear()
     quick = 0
     for number in range(2000):
         one = failed(chance)
-        key = suspect._alike(one)
-        quick += key is not None and key in suspect._cascades
-        fast, slow = judge(one, (), ROWS), suspect._judge(one, (), ROWS)
+        key = failed_worker._cascade_key(one)
+        quick += key is not None and key in failed_worker._cascades
+        fast, slow = judge(one, (), ROWS), failed_worker._judge(one, (), ROWS)
         assert fast == slow, f"seed {seed}, {number}: {one}"
         assert slow.cause.role != CASCADE or fast.lines == slow.lines
     assert quick > 25, "the quick way was hardly tried"
@@ -126,18 +126,18 @@ def test_the_verdict_on_a_rank_is_reached_once_for_the_same_facts(
     snapshot = gather(run.stop().write(), now_ns=1)
     calls: list[int] = []
 
-    def counted(s: Suspect, *more: Any) -> Suspect:
+    def counted(s: FailedWorker, *more: Any) -> FailedWorker:
         calls.append(s.rank)
         return judge(s, *more)
 
-    monkeypatch.setattr(blame, "judge", counted)
-    first, again = blame.suspects(snapshot, 1), blame.suspects(snapshot, 1)
+    monkeypatch.setattr(root_cause, "judge", counted)
+    first, again = root_cause.failed_workers(snapshot, 1), root_cause.failed_workers(snapshot, 1)
     assert first == again
     assert set(calls) <= {3}, "only the one whose output was read may be judged again"
     files = snapshot.rounds[0]
     other = replace(files.errors[0], message="x", exception=Exc("ValueError", "builtins", "x", (), None))
     changed = replace(snapshot, rounds=(replace(files, errors={**files.errors, 0: other}),))
-    assert next(s for s in blame.suspects(changed, 1) if s.rank == 0).what == "ValueError: x"
+    assert next(s for s in root_cause.failed_workers(changed, 1) if s.rank == 0).what == "ValueError: x"
 
 
 @pytest.mark.parametrize("value", [True, 1.0, "1", None, [1], {"a": 1}, 2**70])
@@ -165,7 +165,7 @@ def record(chance: random.Random) -> bytes:
     ours |= {"exception": exception, "exit_code": chance.choice([*[1, 2] * 9, 1.5, -1]), "host": "h1", "stacks": None}
     if chance.random() < 0.5:
         oom = {"recent": chance.randrange(3), "in_round": 4, "source": "memory.events"}
-        ours["surroundings"] = {"oom": oom, "spaces": [{"path": "/dev/shm", "free": number(chance), "total": 10**6}]}
+        ours["host_resources"] = {"oom": oom, "spaces": [{"path": "/dev/shm", "free": number(chance), "total": 10**6}]}
         ours["shm"] = [number(chance), 10**6]
     extra = {"timestamp": str(number(chance)), "py_callstack": f'  File "a", line {number(chance)}\nRuntimeError\n'}
     value: Any = {"message": {"message": text(chance), "errorCode": 1, "extraInfo": extra}, "ftslurm": ours}
@@ -195,10 +195,10 @@ def text(chance: random.Random) -> str:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_record_like_an_earlier_one_is_decoded_as_the_parser_would(seed: int) -> None:
-    chance, alike, quick = random.Random(seed), Alike(), 0
+    chance, alike, quick = random.Random(seed), RecordDecoder(), 0
     for at in range(4000):
         data = record(chance)
-        pattern = alike._known.get(data.translate(alike_module._MASK))
+        pattern = alike._patterns.get(data.translate(alike_module._MASK))
         quick += pattern is not None and pattern.error(data, 3) is not None
         expected: Any
         found: Any

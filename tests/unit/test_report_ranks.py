@@ -74,7 +74,7 @@ def test_all_that_failed_are_shown_in_full_if_asked(tmp_path: Path, capsys: pyte
         (["--rank", "x"], "expected a rank"),
         (["--rank", "3", "--round", "8"], "round 8 is not recorded"),
         (["--latest"], "--latest chooses the run"),
-        (["--logs", "."], "give no run"),
+        (["--logs", "."], "cannot be combined with a run"),
     ],
 )
 def test_wrong_input_is_one_clear_line_and_two(
@@ -94,9 +94,9 @@ def test_an_array_task_and_the_latest_run_are_found(tmp_path: Path, capsys: pyte
     ("gone", "said"),
     [
         ("state", "state: no generation can be read"),
-        ("run.json", "run.json: nobody says whose run this is"),
-        ("attempts", "attempts: no file says what was started"),
-        ("rounds", "rounds/000001: nothing of the newest round is there"),
+        ("run.json", "run.json: the run's owner and creation time are unknown"),
+        ("attempts", "attempts: no file has the command"),
+        ("rounds", "rounds/000001: no files of the newest round"),
         ("rounds/000001/nodes/n2.json", "rounds/000001/nodes: no file of 1 node (n2)"),
         ("rounds/000001/ranks/00003/error.json", "no error record of 1 failed rank (3)"),
     ],

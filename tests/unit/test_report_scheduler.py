@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from ftslurm.report.analysis import analyse
-from ftslurm.report.asking import asked
 from ftslurm.report.command import rendered
 from ftslurm.report.gathering import gather
 from ftslurm.report.scheduler import scheduler_from, verdict
+from ftslurm.report.scheduler_query import scheduler_query
 from ftslurm.report.text import render
 from ftslurm.slurm.account import account
 from ftslurm.slurm.errors import SlurmUnreachable
@@ -41,7 +41,7 @@ def unfinished(tmp_path: Path) -> RunBuilder:
 
 def report(run: RunBuilder, slurm: FakeSlurm) -> dict[str, Any]:
     snapshot = gather(run.write(), now_ns=run.now_ns + 10**12)
-    more = asked(snapshot, analyse(snapshot), slurm)
+    more = scheduler_query(snapshot, analyse(snapshot), slurm)
     result = analyse(snapshot if more is None else more)
     assert not result["problems"]
     json.dumps(result)
@@ -79,7 +79,7 @@ def test_a_run_without_a_recorded_end_is_explained_by_slurm(
     result = report(unfinished(tmp_path), slurm)
     assert (result["status"], result["cause"]["kind"]) == ("unfinished", kind)
     assert f"  {text}" in render(result).splitlines()
-    assert "all was killed at once" not in render(result)
+    assert "all processes were killed at once" not in render(result)
 
 
 def test_why_a_job_is_being_ended_comes_from_the_accounting_while_scontrol_does_not_say(tmp_path: Path) -> None:
@@ -99,9 +99,9 @@ def test_a_slurm_that_cannot_be_asked_is_said_in_one_line(tmp_path: Path) -> Non
     slurm.fail("job", SlurmUnreachable("`scontrol show job 123` failed: Unable to contact slurm"))
     result = report(unfinished(tmp_path), slurm)
     assert result["cause"] is None
-    (line,) = [line for line in render(result).splitlines() if "Slurm tells nothing" in line]
-    assert line.startswith("  Slurm tells nothing: `scontrol show job 123` failed")
-    assert "Slurm knows no job 123" in render(report(unfinished(tmp_path / "b"), FakeSlurm()))
+    (line,) = [line for line in render(result).splitlines() if "no answer from Slurm" in line]
+    assert line.startswith("  no answer from Slurm: `scontrol show job 123` failed")
+    assert "Slurm no longer has a record of job 123" in render(report(unfinished(tmp_path / "b"), FakeSlurm()))
 
 
 def test_slurm_is_not_asked_about_runs_whose_end_is_known(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from ftslurm.report.analysis import analyse
 from ftslurm.report.gathering import gather
 from ftslurm.report.style import EVIDENCE_WIDTH
 from ftslurm.report.text import render
-from ftslurm.report.words import clip, duration, names, ranges, safe
+from ftslurm.report.wording import clip, duration, names, ranges, safe
 from ftslurm.testing.runs import RunBuilder
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:3141"
@@ -99,23 +99,23 @@ def test_a_recovered_failure_stands_under_the_success_with_its_cost(tmp_path: Pa
 
 
 def test_a_lost_node_is_named_with_the_ranks_it_had(tmp_path: Path) -> None:
-    reason = "n2 was lost: its agent gave no sign of life for 30.0 s"
+    reason = "n2 was lost: no heartbeat of its agent for 30.0 s"
     run = RunBuilder(tmp_path, nodes=3).round().steps(1, 120).wait(100).lose("n2")
     run.close("failed", f"{reason}; 2 of at least 3 nodes are there, and nothing can replace it")
     assert text(run) == (
         """\
-job-123 FAILED: node n2 was lost: its agent gave no sign of life for 30.0 s
+job-123 FAILED: node n2 was lost: no heartbeat of its agent for 30.0 s
   step 120, round 1; it had ranks 2-3
   2 of at least 3 nodes are there, and nothing can replace it; exit code 1
-  hint: Ask Slurm what it knows of the node: sacct, sinfo -R.
+  hint: See Slurm's view of the node: sacct, sinfo -R.
 
 the other ranks of round 1
-  ranks 0-1, 4-5  stopped by ftslurm: n2 was lost: its agent gave no sign of...
+  ranks 0-1, 4-5  stopped by ftslurm: n2 was lost: no heartbeat of its agent...
   ranks 2-3       no end recorded (on n2)
 
 rounds (2026-03-01 GMT)
   round  nodes  ranks  started   took    ended
-  1      3      6      12:00:01  2m 10s  node n2 was lost: its agent gave no...
+  1      3      6      12:00:01  2m 10s  node n2 was lost: no heartbeat of it...
 
   files: /shared/runs/job-123
 """
@@ -127,7 +127,7 @@ def test_a_running_job_says_its_round_step_and_last_sign_of_life(tmp_path: Path)
     assert text(run, later_s=2) == (
         """\
 job-123 is still running: round 1, 2 nodes, 4 ranks, for 12m 02s, step 340
-  last sign of life 2.0s ago (n2, 03-01 12:12:01)
+  last activity 2.0s ago (n2, 03-01 12:12:01)
   files: /shared/runs/job-123
 """
     )
@@ -137,9 +137,10 @@ def test_a_run_without_an_end_says_so_and_how_old_its_last_sign_of_life_is(tmp_p
     run = RunBuilder(tmp_path).round().steps(1, 340).wait(720)
     assert text(run, later_s=7200) == (
         """\
-job-123: no end was recorded; last sign of life 2h 00m ago (n2, 03-01 12:12:01)
+job-123: no end was recorded; last activity 2h 00m ago (n2, 03-01 12:12:01)
   it was in round 1, 2 nodes, 4 ranks, step 340
-  all was killed at once, or the shared directory went away: see sacct -j 123
+  all processes were killed at once, or the shared directory became unavailable:
+    see sacct -j 123
   files: /shared/runs/job-123
 """
     )

@@ -60,7 +60,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
     return install
 
 
-def test_a_new_run_directory_is_private_and_says_what_it_is(tmp_path: Path) -> None:
+def test_a_new_run_directory_is_private_and_contains_its_identity(tmp_path: Path) -> None:
     run = opened(tmp_path / "runs/job-12")
     assert json.loads(Path(run.run_file).read_text()) == {
         "schema": "ftslurm/run",

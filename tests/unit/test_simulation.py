@@ -16,10 +16,10 @@ from ftslurm.sharedfs.cell import FencedCell
 from ftslurm.sharedfs.commits import Commits
 from ftslurm.testing.memoryfs import Crash, MemoryFileSystem
 from ftslurm.testing.simulation.cluster import Plan
+from ftslurm.testing.simulation.coroutine import get_coroutine
 from ftslurm.testing.simulation.faults import WEIGHTS
 from ftslurm.testing.simulation.filesystem import STALE_S, CachingClient, ClientCache
 from ftslurm.testing.simulation.run import Failed, main, simulate, simulate_many
-from ftslurm.testing.simulation.strand import strand
 
 # Kinds that need others: a node returns once it is gone.
 COMPANY = {"node returns": ("agent killed",), "other options": ("agent killed",), "lost reply: link": ("rank exits",)}
@@ -61,16 +61,16 @@ def never_stop(self: AgentMachine, state: object) -> bool:
     return True
 
 
-def forget_the_gaps(self: Liveness, prompt_s: float) -> None:
-    self._prompt_s, self._seen = 1e9, {}
+def ignore_stalls(self: Liveness, prompt_s: float) -> None:
+    self._prompt_s, self._last_changes = 1e9, {}
 
 
 BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "two writers may win": lambda patch: patch.setattr(FencedCell, "_link", rename_instead_of_link),
     "directories are never read anew": lambda patch: patch.setattr(CachingClient, "refresh", lambda self, path: None),
-    "a stall counts as silence": lambda patch: patch.setattr(Liveness, "__init__", forget_the_gaps),
+    "a stall counts as silence": lambda patch: patch.setattr(Liveness, "__init__", ignore_stalls),
     "workers of a finished round run on": lambda patch: patch.setattr(AgentMachine, "_is_current", never_stop),
-    "nobody takes over": lambda patch: patch.setattr(Member, "_coordinator_is_gone", lambda self, state: False),
+    "nobody takes over": lambda patch: patch.setattr(Member, "_coordinator_is_lost", lambda self, state: False),
     "a job takes a run from a living one": lambda patch: patch.setattr(Member, "_abandoned", lambda self, old: True),
     "a lease without a new term": lambda patch: patch.setattr(
         member, "take_lease", lambda s, n, i: replace(s, coordinator=replace(s.coordinator, node=n, incarnation=i))
@@ -92,10 +92,10 @@ def test_a_bug_is_noticed_and_reported_with_its_seed(bug: str, monkeypatch: pyte
 
 def test_the_command_prints_seeds_and_faults_by_kind(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--clusters", "2", "--seed", "5", "--faults-per-cluster", "4", "--nodes", "2-3"]) == 0
-    said = capsys.readouterr().out
-    assert "seeds 5 to 6" in said
-    assert "over 2 clusters" in said
-    assert "no invariant broken" in said
+    output = capsys.readouterr().out
+    assert "seeds 5 to 6" in output
+    assert "over 2 clusters" in output
+    assert "no invariant broken" in output
 
 
 def test_the_command_tells_how_to_see_a_broken_invariant_again(
@@ -103,9 +103,9 @@ def test_the_command_tells_how_to_see_a_broken_invariant_again(
 ) -> None:
     BUGS["workers of a finished round run on"](monkeypatch)
     assert main(["--clusters", "50", "--faults-per-cluster", "10", "--nodes", "2"]) == 1
-    said = capsys.readouterr().err
-    assert "before it:" in said
-    assert "again: scripts/simulate --replay " in said
+    output = capsys.readouterr().err
+    assert "before it:" in output
+    assert "again: scripts/simulate --replay " in output
 
 
 @pytest.mark.parametrize("arguments", [["--nodes", "3-2"], ["--nodes", "0"], ["--kinds", "bad luck"]])
@@ -167,7 +167,7 @@ def test_a_file_that_was_renamed_over_is_now_and_then_read_as_it_was() -> None:
 
 def test_work_on_a_strand_waits_where_it_parks_and_goes_on_there() -> None:
     done: list[str] = []
-    one = strand()
+    one = get_coroutine()
 
     def work() -> None:
         done.append("begun")
@@ -182,7 +182,7 @@ def test_work_on_a_strand_waits_where_it_parks_and_goes_on_there() -> None:
 
 def test_work_on_a_strand_that_is_killed_ends_as_a_crash() -> None:
     ended: list[BaseException] = []
-    one = strand()
+    one = get_coroutine()
 
     def work() -> None:
         try:
@@ -201,4 +201,4 @@ def test_what_work_on_a_strand_raises_reaches_who_waits_for_it() -> None:
         raise KeyError("a")
 
     with pytest.raises(KeyError):
-        strand().run(work)
+        get_coroutine().run(work)

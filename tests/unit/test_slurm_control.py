@@ -76,7 +76,7 @@ def test_a_job_is_completed_in_a_process_of_its_own_because_slurms_library_may_e
     refused = Scripted(Answer(1, "", "Slurm's library cannot be used: no libslurm.so\n"))
     with pytest.raises(SlurmRefused, match="library cannot be used"):
         CommandSlurm({}, run=refused).complete("7", 0)
-    with pytest.raises(ValueError, match="own number"):
+    with pytest.raises(ValueError, match="numeric job id"):
         CommandSlurm({}, run=refused).complete("7_1", 0)
 
 

@@ -153,7 +153,7 @@ def test_the_nodes_of_a_partition_are_told_with_their_states() -> None:
     assert parse_partition_nodes("") == {}
     with pytest.raises(SlurmOutputError):
         parse_partition_nodes("hello\n")
-    with pytest.raises(ValueError, match="partition's name"):
+    with pytest.raises(ValueError, match="partition name"):
         CommandSlurm({}, run=run).partition_nodes("--all")
 
 

@@ -1,4 +1,4 @@
-"""What `ftslurm status` says: whole texts as they are printed, and what each situation is told as."""
+"""Output of `ftslurm status`: whole texts as printed, and the status of each situation."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from ftslurm.agent.options import parse_run
+from ftslurm.health.node_health import Health, HealthFinding
 from ftslurm.health.verdict import worst
-from ftslurm.health.word import Health, HealthFinding
 from ftslurm.monitor.timeouts import Learned, Longest, Spans, Timeouts
-from ftslurm.rendezvous.node_word import NodeWord, RankVitals, Vitals
+from ftslurm.rendezvous.node_record import NodeRecord, RankVitals, Vitals
 from ftslurm.rendezvous.state import (
     Closed,
     Failure,
@@ -25,8 +25,8 @@ from ftslurm.rendezvous.state import (
     RoundHistory,
     State,
 )
-from ftslurm.status.look import look
-from ftslurm.status.snapshot import Asked, Heard, Snapshot
+from ftslurm.status.snapshot import ReceivedRecord, RunTiming, Snapshot
+from ftslurm.status.summary import summarise
 from ftslurm.status.text import render
 
 S = 10**9
@@ -46,15 +46,15 @@ def vitals(i: int, step: int | None = 1200, round_: int = 3, **changes: Any) -> 
     return replace(Vitals(round_, Longest(), ranks, 0), **changes)
 
 
-def word(i: int, status: str = "running", round_: int = 3, **changes: Any) -> NodeWord:
-    usual = NodeWord(
+def record(i: int, status: str = "running", round_: int = 3, **changes: Any) -> NodeRecord:
+    usual = NodeRecord(
         name(i), f"i{i}", 99, "123.1", i, SLOTS, name(i), 1, "10.0.0.1", 2940, status, round_, None, None, None, 7, NOW
     )  # fmt: skip
     return replace(usual, **{"vitals": vitals(i) if status == "running" else None, **changes})
 
 
-def heard(said: NodeWord, ago_s: float = 1.0) -> Heard:
-    return Heard(said, NOW - int(ago_s * S))
+def received(node_record: NodeRecord, ago_s: float = 1.0) -> ReceivedRecord:
+    return ReceivedRecord(node_record, NOW - int(ago_s * S))
 
 
 def failure(round_: int = 2, rank: int = 5, node: int = 0) -> Failure:
@@ -80,40 +80,40 @@ def state(nodes: int = 4, **changes: Any) -> State:
     return replace(usual, **changes)
 
 
-def snapshot(nodes: tuple[Heard, ...] | None = None, told: State | None = None, **changes: Any) -> Snapshot:
-    told = told if told is not None else state()
-    nodes = tuple(heard(word(i)) for i in range(4)) if nodes is None else nodes
+def snapshot(nodes: tuple[ReceivedRecord, ...] | None = None, current: State | None = None, **changes: Any) -> Snapshot:
+    current = current if current is not None else state()
+    nodes = tuple(received(record(i)) for i in range(4)) if nodes is None else nodes
     newest = max((each.written_ns for each in nodes), default=NOW)
     usual = Snapshot(
-        "/shared/ftslurm-runs/lm", NOW, 20_000_000, newest, Asked(timeouts=Timeouts()), told, 7, 7, nodes, ()
+        "/shared/ftslurm-runs/lm", NOW, 20_000_000, newest, RunTiming(timeouts=Timeouts()), current, 7, 7, nodes, ()
     )
     return replace(usual, **changes)
 
 
 def text(shot: Snapshot, **options: Any) -> str:
-    told = look(shot)
-    assert json.loads(json.dumps(told, allow_nan=False)) == told
-    shown = render(told, zone=time.gmtime, **options)
-    assert all(len(line) <= 80 for line in shown.splitlines())
-    return shown
+    current = summarise(shot)
+    assert json.loads(json.dumps(current, allow_nan=False)) == current
+    output = render(current, zone=time.gmtime, **options)
+    assert all(len(line) <= 80 for line in output.splitlines())
+    return output
 
 
-def test_what_is_not_known_of_an_attempt_is_taken_to_be_the_options_default() -> None:
+def test_unknown_timing_of_an_attempt_defaults_to_the_options_defaults() -> None:
     options = parse_run(["train.py"], {})
-    assert (Asked().heartbeat_s, Asked().node_timeout_s) == (options.heartbeat_s, options.node_timeout_s)
+    assert (RunTiming().heartbeat_s, RunTiming().node_timeout_s) == (options.heartbeat_s, options.node_timeout_s)
 
 
-def test_a_running_run_is_told_in_the_first_line_and_then_by_its_rounds_nodes_and_ranks() -> None:
+def test_a_running_run_is_summarised_in_the_first_line_followed_by_its_rounds_nodes_and_ranks() -> None:
     learned = Learned(Spans(heartbeat_s=250.0), 3)
-    asked = Asked(timeouts=Timeouts(sections={"step": 60.0}))
-    shot = snapshot(told=state(learned=learned), asked=asked)
+    timing = RunTiming(timeouts=Timeouts(sections={"step": 60.0}))
+    shot = snapshot(current=state(learned=learned), timing=timing)
 
     assert (
         text(shot)
         == """\
 run lm: round 3 runs on 4 nodes, 32 ranks, step 1200, 2 of 3 restarts used
   attempt 2 (123.1), formed 33m 10s ago, coordinator node000, term 2
-  time-outs: section step 60 s (asked for); heartbeat 250 s (learned from 3
+  time-outs: section step 60 s (set by option); heartbeat 250 s (learned from 3
     rounds)
   round  ended     took     why
   2      11:26:40  33m 20s  rank 5 on node000 failed at step 900: ValueError:...
@@ -123,116 +123,129 @@ run lm: round 3 runs on 4 nodes, 32 ranks, step 1200, 2 of 3 restarts used
   node001  8-15   1200  0.0s       running
   node002  16-23  1200  0.0s       running
   node003  24-31  1200  0.0s       running
-  pace: 940 ms a step; no rank stands out (nor can one in synchronous training)
+  pace: 940 ms a step; no slow rank (not detectable in synchronous training)
   more: ftslurm report /shared/ftslurm-runs/lm
 """
     )
 
 
-def test_a_thousand_nodes_are_a_few_lines_and_with_all_a_line_each() -> None:
-    nodes = [heard(word(i)) for i in range(1000)]
-    nodes[7] = heard(word(7), 47.0)
-    nodes[8] = heard(word(8, vitals=vitals(8, stuck=2)))
-    nodes.append(heard(word(1000, "ready", 0)))
+def test_a_thousand_nodes_take_a_few_lines_and_with_all_one_line_each() -> None:
+    nodes = [received(record(i)) for i in range(1000)]
+    nodes[7] = received(record(7), 47.0)
+    nodes[8] = received(record(8, vitals=vitals(8, stuck=2)))
+    nodes.append(received(record(1000, "ready", 0)))
     shot = snapshot(tuple(nodes), state(1000))
 
-    shown = text(shot).splitlines()
-    assert shown[0] == "run lm: round 3 runs on 1000 nodes, 8000 ranks, step 1200, 2 of 3 restarts used"
-    at = next(i for i, line in enumerate(shown) if line.startswith("  nodes"))
-    assert shown[at : at + 5] == [
+    output = text(shot).splitlines()
+    assert output[0] == "run lm: round 3 runs on 1000 nodes, 8000 ranks, step 1200, 2 of 3 restarts used"
+    at = next(i for i, line in enumerate(output) if line.startswith("  nodes"))
+    assert output[at : at + 5] == [
         "  nodes                   ranks         step  silent >=  status",
         "  998: node[000-006,0...  0-55,72-7999  1200  0.0s       running",
         "  node007                 56-63         1200  46s        SILENT, running",
         "  node008                 64-71         1200  0.0s       running, stuck 2x",
         "  node1000                                    0.0s       spare",
     ]
-    assert len(shown) < 20
+    assert len(output) < 20
     assert len(text(shot, everything=True).splitlines()) > 1000
 
 
 def test_silence_is_measured_by_the_file_servers_clock_alone() -> None:
     a_day = 86400 * S
-    fresh, old = Heard(word(0), NOW - a_day), Heard(word(1, time_ns=NOW + a_day), NOW - a_day - 40 * S)
-    rows = look(snapshot((fresh, old), server_ns=NOW - a_day))["nodes"]
+    fresh, old = (
+        ReceivedRecord(record(0), NOW - a_day),
+        ReceivedRecord(record(1, time_ns=NOW + a_day), NOW - a_day - 40 * S),
+    )
+    rows = summarise(snapshot((fresh, old), server_ns=NOW - a_day))["nodes"]
 
     assert [(row["silent_s"], row["silent"]) for row in rows[:2]] == [(0.0, False), (pytest.approx(39.98), True)]
 
 
-def test_the_time_that_reading_took_is_no_silence() -> None:
-    rows = look(snapshot((heard(word(0), 20.0), heard(word(1), 1.0)), took_ns=25 * S))["nodes"]
+def test_the_duration_of_reading_does_not_count_as_silence() -> None:
+    rows = summarise(snapshot((received(record(0), 20.0), received(record(1), 1.0)), took_ns=25 * S))["nodes"]
 
     assert rows[0]["silent_s"] == 0.0
 
 
-def test_a_run_of_which_nobody_writes_any_more_is_called_silent_whatever_its_state_says() -> None:
-    shown = text(snapshot(tuple(heard(word(i), 7200.0) for i in range(4))))
+def test_a_run_without_recent_writes_is_silent_regardless_of_its_state() -> None:
+    output = text(snapshot(tuple(received(record(i), 7200.0) for i in range(4))))
 
-    assert shown.startswith(
-        "run lm is SILENT for about 2h 00m: no agent writes any more; it was in round 3,\n  step 1200\n"
+    assert output.startswith(
+        "run lm is SILENT for about 2h 00m: no agent has written since; it was in round\n  3, step 1200\n"
     )
 
 
-def test_a_short_silence_of_all_is_told_by_both_clocks_and_called_nothing() -> None:
-    shown = text(snapshot(tuple(heard(word(i), 40.0) for i in range(4))))
+def test_a_short_silence_of_all_nodes_is_printed_but_the_run_is_not_called_silent() -> None:
+    output = text(snapshot(tuple(received(record(i), 40.0) for i in range(4))))
 
-    assert "round 3 runs" in shown
-    assert "the newest word is about 40s old, by this machine's clock" in shown
+    assert "round 3 runs" in output
+    assert "the newest node record is about 40s old, by this machine's clock" in output
 
 
-def test_a_clock_that_is_behind_is_said_so() -> None:
+def test_a_clock_that_is_behind_the_file_servers_is_reported() -> None:
     assert "clock is 60s or more behind the file server's" not in text(snapshot())
     assert "clock is 1m 00s or more behind" in text(snapshot(server_ns=NOW + 60 * S + 20_000_000))
 
 
-def test_a_hang_is_told_with_who_has_shown_its_ranks() -> None:
+def test_a_hang_is_printed_with_the_nodes_that_have_collected_stacks() -> None:
     hang = Hang(3, name(1), 9, 1, NOW, "no heartbeat for 30.0 s (time-out 30.0 s)", 1199)
-    nodes = (heard(word(0, shown=3)), heard(word(1, hang=hang, shown=3)), heard(word(2)), heard(word(3)))
-    shown = text(snapshot(nodes, state(hang=hang)))
+    nodes = (
+        received(record(0, stacks_collected=3)),
+        received(record(1, hang=hang, stacks_collected=3)),
+        received(record(2)),
+        received(record(3)),
+    )
+    output = text(snapshot(nodes, state(hang=hang)))
 
-    assert shown.startswith(
+    assert output.startswith(
         "run lm: round 3 HANGS: rank 9 on node001: no heartbeat for 30.0 s (time-out 30.0\n  s)\n"
         "  attempt 2 (123.1), formed 33m 10s ago, coordinator node000, term 2\n"
-        "  2 of 4 nodes have shown where their ranks are, its last step is 1199\n"
+        "  2 of 4 nodes have collected their ranks' stacks, its last step is 1199\n"
         "  awaited: node[002-003]\n"
     )
-    assert "running, rank 9 hangs" in shown
+    assert "running, rank 9 hangs" in output
 
 
-def test_a_hang_that_the_coordinator_has_not_seen_yet_is_told_all_the_same() -> None:
+def test_a_hang_that_the_coordinator_has_not_handled_yet_is_reported() -> None:
     hang = Hang(3, name(1), 9, 1, NOW, "no heartbeat for 30.0 s", None)
-    told = look(snapshot((heard(word(0)), heard(word(1, hang=hang)))))
+    current = summarise(snapshot((received(record(0)), received(record(1, hang=hang)))))
 
-    assert (told["status"], told["hang"]["known"]) == ("hanging", False)
+    assert (current["status"], current["hang"]["acknowledged"]) == ("hanging", False)
 
 
 def test_the_hang_of_an_earlier_round_is_over() -> None:
     hang = Hang(2, name(1), 9, 1, NOW, "no heartbeat for 30.0 s", None)
 
-    assert look(snapshot((heard(word(0)), heard(word(1, hang=hang)))))["status"] == "running"
+    assert summarise(snapshot((received(record(0)), received(record(1, hang=hang)))))["status"] == "running"
 
 
-def test_a_failure_in_the_running_round_is_told_before_the_round_has_ended() -> None:
-    shown = text(snapshot((heard(word(0, "failed", failure=failure(3))), heard(word(1)))))
+def test_a_failure_in_the_running_round_is_reported_before_the_round_has_ended() -> None:
+    output = text(snapshot((received(record(0, "failed", failure=failure(3))), received(record(1)))))
 
-    assert shown.startswith("run lm: round 3 is ending: rank 5 on node000 failed: ValueError: boom\n")
-
-
-def test_a_forming_round_says_whom_it_waits_for() -> None:
-    told = state(phase="forming", expected=tuple(name(i) for i in range(6)))
-    nodes = (heard(word(0, "ready")), heard(word(1, "ready")), heard(word(2)), heard(word(4, "ready", 0)))
-    shown = text(snapshot(nodes, told))
-
-    assert shown.startswith("run lm: round 4 forms: 3 nodes ready, at least 4 needed, 2 of 3 restarts used\n")
-    assert "  still ending the last round: node002\n  never heard of: node005\n" in shown
-    assert "node003  24-31" in shown and "no word" in shown
+    assert output.startswith("run lm: round 3 is ending: rank 5 on node000 failed: ValueError: boom\n")
 
 
-def test_a_closed_run_says_how_it_ended_and_where_to_read_why() -> None:
+def test_a_forming_round_lists_the_nodes_it_waits_for() -> None:
+    current = state(phase="forming", expected=tuple(name(i) for i in range(6)))
+    nodes = (
+        received(record(0, "ready")),
+        received(record(1, "ready")),
+        received(record(2)),
+        received(record(4, "ready", 0)),
+    )
+    output = text(snapshot(nodes, current))
+
+    assert output.startswith("run lm: round 4 forms: 3 nodes ready, at least 4 needed, 2 of 3 restarts used\n")
+    assert "  still ending the last round: node002\n  no node record of: node005\n" in output
+    assert "node003  24-31" in output and "no record" in output
+
+
+def test_a_closed_run_has_its_outcome_and_the_command_of_the_report() -> None:
     closed = Closed("failed", "rank 5 on node000 failed; all 3 restarts are used up", 1, NOW - 60 * S)
-    shown = text(snapshot(told=state(phase="closed", closed=closed, restarts_used=3)))
+    output = text(snapshot(current=state(phase="closed", closed=closed, restarts_used=3)))
 
     assert (
-        shown
+        output
         == """\
 run lm FAILED: rank 5 on node000 failed; all 3 restarts are used up
   exit code 1, ended 2026-03-01 11:59:00, 3 of 3 restarts used
@@ -244,12 +257,16 @@ run lm FAILED: rank 5 on node000 failed; all 3 restarts are used up
     )
 
 
-def test_spares_and_nodes_that_are_gone_are_told_apart() -> None:
+def test_spares_and_nodes_that_are_gone_are_distinguished() -> None:
     lost = (LostNode(name(5), "i5", 2, NOW, 31.5),)
-    nodes = [heard(word(i)) for i in range(4)]
-    nodes += [heard(word(4, "ready", 0)), heard(word(5, round_=2), 300.0), heard(word(6, "left", reason="bad GPU"))]
-    nodes.append(heard(word(7, attempt="123.0"), 9000.0))
-    rows = look(snapshot(tuple(nodes), state(lost=lost)))["nodes"]
+    nodes = [received(record(i)) for i in range(4)]
+    nodes += [
+        received(record(4, "ready", 0)),
+        received(record(5, round_=2), 300.0),
+        received(record(6, "left", reason="bad GPU")),
+    ]
+    nodes.append(received(record(7, attempt="123.0"), 9000.0))
+    rows = summarise(snapshot(tuple(nodes), state(lost=lost)))["nodes"]
 
     assert [(row["role"], row["status"], row["why"]) for row in rows[4:]] == [
         ("spare", "spare", None),
@@ -260,60 +277,60 @@ def test_spares_and_nodes_that_are_gone_are_told_apart() -> None:
     assert "node007" not in text(snapshot(tuple(nodes), state(lost=lost)))
 
 
-def test_another_agent_on_a_participants_node_does_not_speak_for_its_ranks() -> None:
-    rows = look(snapshot((heard(word(0, incarnation="new")),)))["nodes"]
+def test_the_record_of_another_agent_on_a_participants_node_is_not_used_for_its_ranks() -> None:
+    rows = summarise(snapshot((received(record(0, incarnation="new")),)))["nodes"]
 
-    assert (rows[0]["status"], rows[0]["steps"]) == ("its agent was started anew", None)
+    assert (rows[0]["status"], rows[0]["steps"]) == ("its agent was restarted", None)
 
 
 def test_a_slow_rank_is_named_with_its_figures() -> None:
     ranks = tuple(RankVitals(k, 1200, SLOW if k == 3 else PACE) for k in range(SLOTS))
-    nodes = (heard(word(0, vitals=vitals(0, ranks=ranks))), *(heard(word(i)) for i in range(1, 4)))
-    shown = text(snapshot(nodes))
+    nodes = (received(record(0, vitals=vitals(0, ranks=ranks))), *(received(record(i)) for i in range(1, 4)))
+    output = text(snapshot(nodes))
 
-    assert "  slow: rank 3 on node000: 3.76 s a step, the others 940 ms (medians)\n" in shown
-    assert "stands out" not in shown
+    assert "  slow: rank 3 on node000: 3.76 s a step, the others 940 ms (medians)\n" in output
+    assert "no slow rank" not in output
 
 
-def test_a_rank_is_behind_only_by_more_than_lies_between_the_nodes_words() -> None:
-    def told(step: int, ago_s: float) -> list[tuple[int, int]]:
-        nodes = (*(heard(word(i)) for i in range(3)), heard(word(3, vitals=vitals(3, step)), ago_s))
-        return [(each["rank"], each["step"]) for each in look(snapshot(nodes))["behind"]]
+def test_a_rank_is_behind_only_by_more_time_than_lies_between_the_node_records() -> None:
+    def current(step: int, ago_s: float) -> list[tuple[int, int]]:
+        nodes = (*(received(record(i)) for i in range(3)), received(record(3, vitals=vitals(3, step)), ago_s))
+        return [(each["rank"], each["step"]) for each in summarise(snapshot(nodes))["behind"]]
 
-    assert told(1196, 1.0) == []
-    assert told(1190, 1.0) == [(rank, 1190) for rank in range(24, 32)]
-    assert told(1190, 9.0) == []
+    assert current(1196, 1.0) == []
+    assert current(1190, 1.0) == [(rank, 1190) for rank in range(24, 32)]
+    assert current(1190, 9.0) == []
 
 
 def test_many_ranks_that_are_behind_are_counted() -> None:
-    nodes = (*(heard(word(i)) for i in range(3)), heard(word(3, vitals=vitals(3, 7))))
-    shown = text(snapshot(nodes))
+    nodes = (*(received(record(i)) for i in range(3)), received(record(3, vitals=vitals(3, 7))))
+    output = text(snapshot(nodes))
 
-    assert "  behind: rank 24 on node003: step 7, the others are at 1200\n" in shown
-    assert "  and 3 more ranks behind (--all)\n" in shown
+    assert "  behind: rank 24 on node003: step 7, the others are at 1200\n" in output
+    assert "  and 3 more ranks behind (--all)\n" in output
 
 
 def test_ranks_that_report_no_steps_are_not_behind_but_counted() -> None:
-    nodes = (heard(word(0)), *(heard(word(i, vitals=vitals(i, None))) for i in range(1, 4)))
-    shown = text(snapshot(nodes))
+    nodes = (received(record(0)), *(received(record(i, vitals=vitals(i, None))) for i in range(1, 4)))
+    output = text(snapshot(nodes))
 
-    assert "pace: 940 ms a step; 8 of 32 ranks report steps" in shown
-    assert "behind" not in shown
+    assert "pace: 940 ms a step; 8 of 32 ranks report steps" in output
+    assert "behind" not in output
 
 
-def test_an_off_time_out_and_defaults_are_told_as_such() -> None:
-    asked = Asked(timeouts=Timeouts(heartbeat_s=float("inf"), hang_s=600.0))
-    assert "  time-outs: heartbeat off, any sign of life 600 s (asked for)\n" in text(snapshot(asked=asked))
+def test_a_disabled_time_out_and_defaults_are_printed_as_such() -> None:
+    timing = RunTiming(timeouts=Timeouts(heartbeat_s=float("inf"), hang_s=600.0))
+    assert "  time-outs: heartbeat off, hang 600 s (set by option)\n" in text(snapshot(timing=timing))
     assert "  time-outs: heartbeat 1800 s (default)\n" in text(snapshot())
 
 
-def test_nothing_is_said_of_defaults_where_the_options_are_not_known() -> None:
-    assert "time-outs" not in text(snapshot(asked=Asked()))
+def test_default_time_outs_are_omitted_if_the_options_are_unknown() -> None:
+    assert "time-outs" not in text(snapshot(timing=RunTiming()))
 
 
-def test_no_text_from_a_file_can_act_on_a_terminal() -> None:
+def test_no_text_from_a_file_is_a_terminal_control_sequence() -> None:
     evil = "\x1b]0;owned\x07\x1b[2J\u202eab\ncd\r"
-    told = state(
+    current = state(
         run_id=evil,
         attempt=evil,
         coordinator=Lease(evil, "i0", 2),
@@ -321,25 +338,25 @@ def test_no_text_from_a_file_can_act_on_a_terminal() -> None:
     )
     hang = Hang(3, evil, 1, 1, NOW, evil, 1)
     nodes = (
-        heard(word(0, node=evil, reason=evil, hang=hang)),
-        heard(word(1, failure=replace(failure(3), message=evil))),
+        received(record(0, node=evil, reason=evil, hang=hang)),
+        received(record(1, failure=replace(failure(3), message=evil))),
     )
-    for changed in (told, replace(told, hang=hang), replace(told, phase="forming", expected=(evil, "n2"))):
-        shown = render(look(snapshot(nodes, changed, directory=f"/tmp/{evil}")), everything=True)
-        assert shown.isprintable() or all(line.isprintable() for line in shown.split("\n"))
+    for changed in (current, replace(current, hang=hang), replace(current, phase="forming", expected=(evil, "n2"))):
+        output = render(summarise(snapshot(nodes, changed, directory=f"/tmp/{evil}")), everything=True)
+        assert output.isprintable() or all(line.isprintable() for line in output.split("\n"))
 
 
-def test_numbers_that_nobody_can_have_measured_break_nothing() -> None:
+def test_impossible_numbers_do_not_break_the_status() -> None:
     huge = 10**400
     ranks = (RankVitals(huge, huge, ((huge, huge), (3, huge), (-1, 5), (4, 30))), RankVitals(1, -huge, ((4, 30),)))
     parts = (Participant(name(0), "i0", huge, huge, huge), Participant(name(1), "i1", -1, -huge, 0))
     past = RoundHistory(huge, "a", (), huge, -huge, huge, "failed", None, None)
     lost = (LostNode(name(1), "i1", 1, huge, float("nan")),)
-    told = state(participants=parts, history=(past,), lost=lost, world_size=huge, restarts_used=huge, round=3)
-    nodes = (heard(word(0, time_ns=huge, vitals=vitals(0, ranks=ranks))), heard(word(1)))
+    current = state(participants=parts, history=(past,), lost=lost, world_size=huge, restarts_used=huge, round=3)
+    nodes = (received(record(0, time_ns=huge, vitals=vitals(0, ranks=ranks))), received(record(1)))
 
     for everything in (False, True):
-        assert text(snapshot(nodes, told), everything=everything)
+        assert text(snapshot(nodes, current), everything=everything)
 
 
 def finding(status: str, subject: str, text: str, check: str = "gpu-ecc") -> HealthFinding:
@@ -350,39 +367,45 @@ def health(*found: HealthFinding) -> Health:
     return Health(worst(each.status for each in found), NOW - 5 * S, "background", found)
 
 
-def test_findings_of_health_checks_are_told_the_worst_first_and_what_many_nodes_have_once() -> None:
+def test_findings_are_printed_the_worst_first_and_each_once_for_all_its_nodes() -> None:
     limits = finding("warn", "", "the limit of locked memory is 64 KiB", "host-limits")
     bad = finding("fail", "GPU 3", "2 uncorrected ECC errors")
-    words = [word(i, health=health(limits)) for i in range(3)]
-    words.append(word(3, health=health(bad, limits), unfit="GPU 3: 2 uncorrected ECC errors"))
-    shown = text(snapshot(tuple(heard(each) for each in words)))
-    assert "running, unfit: GPU 3: 2 uncorrected" in shown
-    lines = " ".join(shown.split())
+    records = [record(i, health=health(limits)) for i in range(3)]
+    records.append(record(3, health=health(bad, limits), unhealthy="GPU 3: 2 uncorrected ECC errors"))
+    output = text(snapshot(tuple(received(each) for each in records)))
+    assert "running, unhealthy: GPU 3: 2 uncorrected" in output
+    lines = " ".join(output.split())
     assert "health: node003: fail: GPU 3: 2 uncorrected ECC errors health: node[000-003]: warn: the limit of" in lines
-    rows = look(snapshot(tuple(heard(each) for each in words)))["nodes"]
+    rows = summarise(snapshot(tuple(received(each) for each in records)))["nodes"]
     assert rows[3]["health"]["findings"][0]["since_ns"] == NOW - 60 * S
-    assert (rows[3]["unfit"], rows[2]["unfit"]) == ("GPU 3: 2 uncorrected ECC errors", None)
+    assert (rows[3]["unhealthy"], rows[2]["unhealthy"]) == ("GPU 3: 2 uncorrected ECC errors", None)
 
 
-def test_an_unfit_node_is_not_ready_and_one_that_was_set_aside_says_why() -> None:
-    told = state(phase="forming", min_nodes=2, max_nodes=4)
-    words = [word(0, "ready"), word(1, "ready", looking=True), word(2, "ready", unfit="GPU 1: it is gone")]
-    words.append(word(3, "ready", excluded="twice in the first failure's place"))
-    shot = snapshot(tuple(heard(each) for each in words), told=told)
-    forming = look(shot)["forming"]
-    assert (forming["ready"], forming["looking"], forming["unfit"]) == (2, ["node001"], ["node002"])
-    shown = text(shot)
-    assert "2 nodes ready, at least 2 needed" in shown
-    assert "being looked at: node001" in shown
-    assert "unfit: node002" in shown
-    assert "unfit: GPU 1: it is gone" in shown
-    assert "ready, set aside: twice in the first " in shown
+def test_an_unhealthy_node_is_not_ready_and_an_excluded_one_has_its_reason() -> None:
+    current = state(phase="forming", min_nodes=2, max_nodes=4)
+    records = [
+        record(0, "ready"),
+        record(1, "ready", health_pending=True),
+        record(2, "ready", unhealthy="GPU 1: it is gone"),
+    ]
+    records.append(record(3, "ready", excluded="first to fail in 2 rounds"))
+    shot = snapshot(tuple(received(each) for each in records), current=current)
+    forming = summarise(shot)["forming"]
+    assert (forming["ready"], forming["health_pending"], forming["unhealthy"]) == (2, ["node001"], ["node002"])
+    output = text(shot)
+    assert "2 nodes ready, at least 2 needed" in output
+    assert "health pending: node001" in output
+    assert "unhealthy: node002" in output
+    assert "unhealthy: GPU 1: it is gone" in output
+    assert "ready, excluded: first to fail in 2 " in output
 
 
-def test_a_spare_that_is_unfit_says_so_and_nothing_in_its_words_can_act_on_the_terminal() -> None:
-    words = [heard(word(i)) for i in range(4)]
+def test_an_unhealthy_spare_is_printed_without_control_sequences_of_its_record() -> None:
+    records = [received(record(i)) for i in range(4)]
     bad = "GPU 1: \x1b[2Jgone"
-    words.append(heard(word(4, "ready", 0, unfit=bad, health=health(finding("fail", "GPU 1", "\x1b[2Jgone")))))
-    shown = text(snapshot(tuple(words)))
-    assert "\x1b" not in shown
-    assert "unfit: GPU 1: gone" in shown
+    records.append(
+        received(record(4, "ready", 0, unhealthy=bad, health=health(finding("fail", "GPU 1", "\x1b[2Jgone"))))
+    )
+    output = text(snapshot(tuple(records)))
+    assert "\x1b" not in output
+    assert "unhealthy: GPU 1: gone" in output

@@ -16,18 +16,18 @@ import pytest
 
 from ftslurm import cli
 from ftslurm.monitor.timeouts import Learned, Longest, Spans
-from ftslurm.rendezvous.node_word import NodeWord, RankVitals, Vitals
+from ftslurm.rendezvous.node_record import NodeRecord, RankVitals, Vitals
 from ftslurm.rendezvous.state import Closed, Hang, Lease, LostNode, Participant, RoundHistory, State
 from ftslurm.status.command import main
-from ftslurm.status.look import look
 from ftslurm.status.snapshot import read
+from ftslurm.status.summary import summarise
 from ftslurm.status.text import render
 
 
-def word(node: str, i: int) -> NodeWord:
+def record(node: str, i: int) -> NodeRecord:
     ranks = tuple(RankVitals(2 * i + k, 12, ((10, 9), (20, 40))) for k in range(2))
     vitals = Vitals(1, Longest(Spans(1.5, 2.5, {"step": 0.5}, None), Spans(), 1), ranks, 0)
-    usual = NodeWord(
+    usual = NodeRecord(
         node, "aa", 9, "123.0", i, 2, node, 100, "10.0.0.1", 29400, "running", 1, None, None, None, 3, time.time_ns()
     )
     return replace(usual, vitals=vitals, hang=Hang(9, node, 0, 0, 1, "no heartbeat", 7))
@@ -44,10 +44,10 @@ def state(**changes: Any) -> State:
     return replace(usual, **changes)
 
 
-def put_state(run: Path, token: int, told: State) -> Path:
+def put_state(run: Path, token: int, status: State) -> Path:
     header = json.dumps({"schema": "ftslurm/cell", "version": 1, "token": token, "nonce": "00"})
     path = run / "state" / f"{token:012d}.json"
-    path.write_bytes(header.encode() + b"\n" + told.encode())
+    path.write_bytes(header.encode() + b"\n" + status.encode())
     return path
 
 
@@ -58,7 +58,7 @@ def run(tmp_path: Path) -> Path:
     for folder in ("state", "nodes", "rounds", "attempts/123.0"):
         (path / folder).mkdir(parents=True)
     for i, node in enumerate(("n1", "n2")):
-        (path / "nodes" / f"{node}.json").write_bytes(word(node, i).encode())
+        (path / "nodes" / f"{node}.json").write_bytes(record(node, i).encode())
     timeouts = {"heartbeat_s": 30.0, "hang_s": float("inf"), "sections": {}, "warmup_steps": 0, "warmup_s": 0.0}
     attempt = {"schema": "ftslurm/attempt", "version": 1, "attempt": "123.0"}
     options = {"heartbeat_s": 3.0, "node_timeout_s": 30.0, "timeouts": timeouts}
@@ -77,19 +77,24 @@ def test_the_newest_run_is_found_by_itself_by_its_job_and_by_its_directory(
         assert cli.main(["status", *arguments]) == 0
         out = capsys.readouterr().out
         assert out.startswith("run job-123: round 1 runs on 2 nodes, 4 ranks, step 12, 0 of 3 restarts used\n")
-        assert "  time-outs: heartbeat 30 s, any sign of life off (asked for); first heartbeat\n" in out
+        assert "  time-outs: heartbeat 30 s, hang off (set by option); first heartbeat" in out
 
 
 def test_json_is_the_same_dictionary(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(run), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    status = json.loads(capsys.readouterr().out)
 
-    assert (told["schema"], told["version"], told["status"], told["token"]) == ("ftslurm/status", 1, "running", 7)
-    assert [row["ranks"] for row in told["nodes"]] == ["0-1", "2-3"]
+    assert (status["schema"], status["version"], status["status"], status["token"]) == (
+        "ftslurm/status",
+        1,
+        "running",
+        7,
+    )
+    assert [row["ranks"] for row in status["nodes"]] == ["0-1", "2-3"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["/nowhere/at/all"], "is not there"),
         (["."], "holds none of run.json"),
@@ -99,24 +104,28 @@ def test_json_is_the_same_dictionary(run: Path, capsys: pytest.CaptureFixture[st
     ],
 )
 def test_bad_input_is_one_clear_line_and_exit_code_2(
-    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(arguments, ask=lambda job: None) == 2
-    assert said in capsys.readouterr().err.splitlines()[-1]
+    assert message in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_directory_that_its_owner_keeps_is_said_to_be_his(
+def test_an_unreadable_directory_is_reported_with_its_owner(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # Whoever runs the tests may read it: the kernel's answers to a stranger are what is played here.
+    # The user that runs the tests may read it: simulate the kernel's answers to another user.
     monkeypatch.setattr("ftslurm.report.locating._is_run", lambda path: False)
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert main([str(run)]) == 2
     assert f"belongs to user id {run.stat().st_uid}" in capsys.readouterr().err
 
 
-def test_a_damaged_newest_state_is_named_and_the_one_before_is_told(
+def test_a_damaged_newest_state_is_reported_and_the_previous_one_used(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     newest = run / "state" / "000000000007.json"
@@ -125,21 +134,21 @@ def test_a_damaged_newest_state_is_named_and_the_one_before_is_told(
     out = capsys.readouterr().out
 
     assert out.startswith("run job-123: round 2 forms")
-    assert "this is state 6; the newest, 7, cannot be used" in out
-    assert "cannot be used: state/000000000007.json: expected a JSON object" in out
+    assert "this is state 6; the newest, 7, is unusable" in out
+    assert "unusable: state/000000000007.json: expected a JSON object" in out
 
 
-def test_without_any_good_state_the_nodes_are_shown_and_the_exit_code_is_2(
+def test_without_a_readable_state_the_nodes_are_printed_and_the_exit_code_is_2(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for path in (run / "state").iterdir():
         path.write_bytes(b"")
     assert main([str(run)]) == 2
-    shown = capsys.readouterr()
+    output = capsys.readouterr()
 
-    assert shown.out.startswith("run job-123: no state that can be read; 2 nodes left a word\n")
-    assert "n2" in shown.out
-    assert shown.err.startswith(f"ftslurm status: no state can be read in {run}: state/000000000007.json: ")
+    assert output.out.startswith("run job-123: no readable state; records of 2 nodes\n")
+    assert "n2" in output.out
+    assert output.err.startswith(f"ftslurm status: no readable state in {run}: state/000000000007.json: ")
 
 
 def test_a_run_that_has_only_just_begun_has_no_state_and_that_is_no_error(
@@ -150,28 +159,28 @@ def test_a_run_that_has_only_just_begun_has_no_state_and_that_is_no_error(
     assert main([str(run)]) == 0
 
 
-def test_a_node_file_of_another_name_a_link_and_rubbish_are_named_and_not_believed(run: Path) -> None:
-    (run / "nodes" / "n3.json").write_bytes(word("n1", 0).encode())
+def test_a_node_file_of_another_name_a_link_and_invalid_data_are_reported_and_not_used(run: Path) -> None:
+    (run / "nodes" / "n3.json").write_bytes(record("n1", 0).encode())
     (run / "nodes" / "n4.json").write_bytes(b"\x00\xff")
     (run / "nodes" / "n2.json").unlink()
     (run / "nodes" / "n2.json").symlink_to("/etc/passwd")
     os.mkfifo(run / "nodes" / "n5.json")
     (run / "nodes" / ".n1.json.aa.tmp").write_bytes(b"torn")
-    told = look(read(run, wall_ns=time.time_ns, monotonic_ns=time.monotonic_ns))
+    status = summarise(read(run, wall_ns=time.time_ns, monotonic_ns=time.monotonic_ns))
 
-    assert [each["file"] for each in told["problems"]] == ["nodes/n3.json", "nodes/n4.json"]
-    assert [(row["node"], row["status"]) for row in told["nodes"]] == [("n1", "running"), ("n2", "no word")]
+    assert [each["file"] for each in status["problems"]] == ["nodes/n3.json", "nodes/n4.json"]
+    assert [(row["node"], row["status"]) for row in status["nodes"]] == [("n1", "running"), ("n2", "no record")]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_files_of_somebody_else_are_named_and_not_believed(run: Path) -> None:
+def test_files_of_another_user_are_reported_and_not_used(run: Path) -> None:
     os.chown(run / "nodes" / "n2.json", 12345, -1)
     os.chown(run / "state" / "000000000007.json", 12345, -1)
     os.chown(run, 1000, -1)
-    told = look(read(run, wall_ns=time.time_ns, monotonic_ns=time.monotonic_ns))
+    status = summarise(read(run, wall_ns=time.time_ns, monotonic_ns=time.monotonic_ns))
 
-    assert [each["file"] for each in told["problems"]] == ["nodes/n2.json", "state/000000000007.json"]
-    assert (told["status"], told["token"]) == ("forming", 6)
+    assert [each["file"] for each in status["problems"]] == ["nodes/n2.json", "state/000000000007.json"]
+    assert (status["status"], status["token"]) == ("forming", 6)
 
 
 def test_reading_changes_nothing(run: Path) -> None:
@@ -183,7 +192,7 @@ def test_reading_changes_nothing(run: Path) -> None:
     assert all_of_it() == before
 
 
-def test_watch_looks_again_until_the_run_has_ended(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_watch_repeats_until_the_run_has_ended(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     slept: list[float] = []
 
     def sleep(seconds: float) -> None:
@@ -192,8 +201,8 @@ def test_watch_looks_again_until_the_run_has_ended(run: Path, capsys: pytest.Cap
             put_state(run, 8, state(phase="closed", closed=Closed("succeeded", "all 4 ranks", 0, time.time_ns())))
 
     assert main([str(run), "--watch", "2", "--json"], sleep=sleep) == 0
-    told = [json.loads(line)["status"] for line in capsys.readouterr().out.splitlines()]
-    assert (told, slept) == (["running", "running", "closed"], [2.0, 2.0])
+    status = [json.loads(line)["status"] for line in capsys.readouterr().out.splitlines()]
+    assert (status, slept) == (["running", "running", "closed"], [2.0, 2.0])
 
 
 def test_control_c_ends_the_watching_quietly(run: Path) -> None:
@@ -213,7 +222,7 @@ def test_a_run_directory_that_vanishes_while_it_is_watched_is_one_line(
     assert capsys.readouterr().err == f"ftslurm status: cannot read {run}: No such file or directory\n"
 
 
-def test_no_damage_to_the_files_stops_it(run: Path) -> None:
+def test_damaged_files_do_not_raise(run: Path) -> None:
     rng = random.Random(7)
     files = list(run.rglob("*.json"))
     good = {path: path.read_bytes() for path in files}
@@ -225,17 +234,17 @@ def test_no_damage_to_the_files_stops_it(run: Path) -> None:
         colon = data.find(b":", at) + 1
         end = colon + len(data[colon:].split(b",")[0])
         path.write_bytes(data[:colon] + rng.choice(pieces) + data[end:] if rng.random() < 0.8 else data[:at])
-        told = look(read(run, wall_ns=time.time_ns, monotonic_ns=time.monotonic_ns))
-        json.dumps(told, allow_nan=False)
-        assert all(line.isprintable() for line in render(told, everything=True).split("\n"))
+        status = summarise(read(run, wall_ns=time.time_ns, monotonic_ns=time.monotonic_ns))
+        json.dumps(status, allow_nan=False)
+        assert all(line.isprintable() for line in render(status, everything=True).split("\n"))
         path.write_bytes(data)
 
 
-def test_it_imports_neither_torch_nor_what_the_report_judges_with(run: Path) -> None:
+def test_it_imports_neither_torch_nor_the_reports_analysis(run: Path) -> None:
     script = "import sys; from ftslurm.cli import main; main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
     done = subprocess.run(
         [sys.executable, "-c", script, "status", str(run)], capture_output=True, text=True, check=True, timeout=60
     )
     loaded = set(done.stderr.split())
-    assert "ftslurm.status.look" in loaded
+    assert "ftslurm.status.summary" in loaded
     assert not loaded & {"torch", "numpy", "statistics", "asyncio", "subprocess", "ftslurm.report.analysis"}

@@ -76,7 +76,7 @@ def test_a_path_that_the_user_has_chosen_leads_to_the_pipe_until_the_end(
 def test_a_file_of_the_users_is_not_removed_for_a_pipe(pipe: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("precious")
     file = TimerFile({ENABLE: "1", FILE: str(tmp_path / "mine")}, str(pipe))
-    assert "expected a path for a pipe, found something else" in str(file.serve())
+    assert "expected a path for a pipe, found another file" in str(file.serve())
     file.withdraw()
     assert (tmp_path / "mine").read_text() == "precious"
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from ftslurm.rendezvous.ending import close
+from ftslurm.rendezvous.closing import close
 from ftslurm.rendezvous.fold import begin
-from ftslurm.rendezvous.seen import Shape
+from ftslurm.rendezvous.observation import RunSpec
 from ftslurm.rendezvous.state import SUCCEEDED, State
 from ftslurm.slurm.environment import SlurmJob, from_environ
+from ftslurm.torchrun.endpoint import _endpoint, _job, _name, attempt_names, choose_address, choose_attempt
 from ftslurm.torchrun.options import HandlerOptions, WrongOption, read_options
-from ftslurm.torchrun.place import _endpoint, _job, _name, attempt_names, choose_address, choose_attempt
 
 STEP = {
     "SLURM_JOB_ID": "12",
@@ -149,7 +149,7 @@ class Case:
     ids=str,
 )
 def test_a_closed_rendezvous_stays_closed_unless_only_a_new_start_can_have_come(case: Case) -> None:
-    state: State = begin(None, Shape("r", "torchrun.0", (), 1, 1, 0), "n1", "i1", 0)
+    state: State = begin(None, RunSpec("r", "torchrun.0", (), 1, 1, 0), "n1", "i1", 0)
     if case.closed:
         state = close(state, SUCCEEDED, "done", 0, 0)
     assert choose_attempt(attempt_names(None), state, case.fixed_size) == case.attempt
@@ -158,7 +158,7 @@ def test_a_closed_rendezvous_stays_closed_unless_only_a_new_start_can_have_come(
 
 def test_the_second_new_start_begins_the_third_attempt() -> None:
     names = attempt_names(None)
-    state = begin(None, Shape("r", names(0), (), 1, 1, 0), "n1", "i1", 0)
-    state = begin(close(state, SUCCEEDED, "done", 0, 0), Shape("r", names(1), (), 1, 1, 0), "n1", "i2", 0)
+    state = begin(None, RunSpec("r", names(0), (), 1, 1, 0), "n1", "i1", 0)
+    state = begin(close(state, SUCCEEDED, "done", 0, 0), RunSpec("r", names(1), (), 1, 1, 0), "n1", "i2", 0)
     assert choose_attempt(names, state, fixed_size=True) == names(1)
     assert choose_attempt(names, close(state, SUCCEEDED, "done", 0, 0), fixed_size=True) == names(2)

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from ftslurm.monitor.places import MAY_WAIT, WAITS, WORKS, doing, telling_thread
+from ftslurm.monitor.faulthandler_text import Frame, Reader
+from ftslurm.monitor.stack_classifier import MAY_WAIT, WAITS, WORKS, classify, telling_thread
 from ftslurm.monitor.stacksfile import LIMIT, RankStacks, Stacks, encode, parse
-from ftslurm.monitor.traces import Frame, Reader
 from ftslurm.monitor.triage import (
     ELSEWHERE,
     MISMATCH,
@@ -289,7 +289,7 @@ def test_a_main_thread_that_waits_for_another_one_lets_that_one_tell() -> None:
     ],
 )  # fmt: skip
 def test_what_a_stack_is_doing(calls: tuple[Call, ...], kind: str, activity: str, place: str | None) -> None:
-    does = doing([Frame(*call) for call in calls])
+    does = classify([Frame(*call) for call in calls])
     assert (does.kind, does.activity) == (kind, activity)
     assert (does.place.file.rpartition("/")[2] if does.place else None) == place
 

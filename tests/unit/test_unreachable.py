@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ftslurm.rendezvous.fold import fold
-from ftslurm.rendezvous.seen import Seen
+from ftslurm.rendezvous.observation import Observation
 from ftslurm.rendezvous.state import CLOSED, FAILED, FORMING, RUNNING, UNREACHABLE, Failure, State
 from ftslurm.rendezvous.unreachable import FIRST_WAIT_S, LONGEST_WAIT_S
 from tests.unit.test_fold import TIMING, Story
@@ -138,7 +138,7 @@ def restarted(unproven: set[str], nodes: int = 4, low: int = 2, high: int = 2) -
     story.ready(1, 2)
     state = replace(story.state, participants=story.state.participants)
     story.words["n2"] = replace(story.words["n2"], reason="SIGTERM from outside", status="left")
-    return fold(state, Seen(story.words, {}, 0.0, 5, unproven=frozenset(unproven)), TIMING)
+    return fold(state, Observation(story.words, {}, 0.0, 5, unproven=frozenset(unproven)), TIMING)
 
 
 def test_a_spare_that_gave_no_sign_of_life_gets_no_place_while_another_one_can_have_it() -> None:
@@ -151,5 +151,5 @@ def test_a_spare_that_gave_no_sign_of_life_is_waited_for_where_no_other_is_left(
 
 def test_the_first_round_of_an_attempt_asks_for_no_sign_of_life() -> None:
     story = Story(2).join()
-    seen = Seen(story.words, {}, 0.0, 5, unproven=frozenset({"n2"}))
+    seen = Observation(story.words, {}, 0.0, 5, unproven=frozenset({"n2"}))
     assert fold(story.state, seen, TIMING).phase == RUNNING

@@ -1,1 +1,1 @@
-"""One probe per file: a thin part that touches the filesystem, and a pure one that judges what came out."""
+"""One probe per file: a thin part that accesses the filesystem, and a pure one that judges the facts."""

@@ -1,8 +1,8 @@
-"""The clocks: how far is each node's from the server's, and from the others'; intervals that contain the truth (pure).
+"""The clocks: offsets of each node's from the server's, and from the others', as intervals (pure).
 
-Two ways. A server's time stamp of a change lies between this node's times before and after the call. And of two nodes
-that answer each other through files each must see the other's word after it was written. The second needs no server's
-clock: some filesystems (GlusterFS, CephFS, Lustre) let the client stamp, and the first then says nothing.
+Two methods. A server's time stamp of a change lies between this node's times before and after the call. And if two
+nodes answer each other through files, each reads the other's file after its write. The second needs no server's clock:
+on some filesystems (GlusterFS, CephFS, Lustre) the client stamps, which makes the first one useless.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import time
 from collections.abc import Mapping, Sequence
 
 from ftslurm.dataclasses import dataclass
+from ftslurm.doctor.barrier import make
 from ftslurm.doctor.findings import NOTE, WARNING, Finding, Json, median
-from ftslurm.doctor.meet import make
-from ftslurm.doctor.watch import WatchedFileSystem
+from ftslurm.doctor.timed_filesystem import TimedFileSystem
 
 SAMPLES = 20
 TICK_NS = 10_000_000
@@ -30,21 +30,21 @@ class Stamps:
 
 @dataclass(frozen=True)
 class Offset:
-    """A clock minus another clock, in seconds: the truth is within `error` of `middle`."""
+    """A clock minus another clock, in seconds: within `error` of `middle`."""
 
     middle: float
     error: float
 
 
-def stamp(fs: WatchedFileSystem, directory: str) -> Json:
-    """Touch a directory of this process's own and note the stamps."""
+def stamp(fs: TimedFileSystem, directory: str) -> Json:
+    """Touch a directory of this process's own and record the stamps."""
     path = os.path.join(directory, f"clock.{os.uname().nodename}.{os.getpid()}")
     make(fs, path)
     samples = []
     for _ in range(SAMPLES):
         try:
             before = time.time_ns()
-            # With None the server takes its own clock, where it is the one to stamp.
+            # With None the server uses its own clock, if the server stamps.
             fs.during(f"utime {path}", lambda: os.utime(path, None))
             after = time.time_ns()
             samples.append([before, fs.during(f"stat {path}", lambda: os.stat(path)).st_mtime_ns, after])
@@ -105,7 +105,7 @@ def _chained(exchanges: Mapping[tuple[str, str], Offset]) -> dict[str, Offset]:
 
 
 def judge(by_node: Mapping[str, Offset], server: bool) -> list[Finding]:
-    """Name the nodes whose clock is off; ftslurm itself never compares clocks to tell the living from the dead."""
+    """Findings for nodes whose clock is off; ftslurm itself never compares clocks to detect dead nodes."""
     if not by_node:
         return []
     middle = median([offset.middle for offset in by_node.values()])
@@ -114,10 +114,10 @@ def judge(by_node: Mapping[str, Offset], server: bool) -> list[Finding]:
         if abs(offset.middle - middle) - offset.error > FAR_S:
             difference = offset.middle - middle
             text = f"clock is {abs(difference):.1f} s {'ahead of' if difference > 0 else 'behind'} the others'"
-            advice = "look at NTP there (chronyc tracking): times of different nodes in logs and reports do not compare"
+            advice = "check NTP there (chronyc tracking): times of different nodes in logs and reports do not compare"
             found.append(Finding(WARNING, "clock", (node,), text, advice))
     if server and abs(middle) > FAR_S:
         text = f"the filesystem's clock differs from the nodes' by {middle:.1f} s"
-        advice = "look at NTP on the server; make and the like take old files for new ones"
+        advice = "check NTP on the server; make and similar tools mistake old files for new ones"
         found.append(Finding(NOTE, "clock", (), text, advice))
     return found

@@ -1,7 +1,7 @@
-"""Locks: is one seen by other nodes, and is it free at once when its holder is killed?
+"""Locks: does a lock exclude other nodes, and is it released at once when its holder is killed?
 
-ftslurm uses locks only to keep rivals from working in vain: one that does not exclude costs time, no safety. A lock
-that outlives its holder costs more time, again and again.
+ftslurm uses locks only to avoid useless work of competitors: one that does not exclude costs time, not safety. A lock
+that outlives its holder costs more time, repeatedly.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import time
 from collections.abc import Mapping
 
 from ftslurm.dataclasses import dataclass
+from ftslurm.doctor.barrier import tell, wait_for
 from ftslurm.doctor.findings import NOTE, WARNING, WRONG, Finding, Json
-from ftslurm.doctor.meet import tell, wait_for
-from ftslurm.doctor.watch import WatchedFileSystem
+from ftslurm.doctor.timed_filesystem import TimedFileSystem
 
 TURN_S = 5.0
 RELEASE_S = 8.0
@@ -24,13 +24,13 @@ SLOW_S = 2.0
 
 @dataclass(frozen=True)
 class Lock:
-    """What one node saw of another one's lock; None: it did not come to that.
+    """One node's observation of another one's lock; None: not observed.
 
     Attributes:
         holder: the node whose process held it and was killed.
-        excluded: it could not be had while it was held.
-        released_s: seconds from the holder's death until it could be had; -1: not within RELEASE_S.
-        problem: why there is no answer.
+        excluded: it could not be acquired while it was held.
+        released_s: seconds from the holder's death until it could be acquired; -1: not within RELEASE_S.
+        problem: why there is no result.
     """
 
     holder: str
@@ -39,7 +39,10 @@ class Lock:
     problem: str | None = None
 
 
-def hold(fs: WatchedFileSystem, directory: str, node: str) -> Json:
+NO_FILELOCK = "the Python package filelock is not installed here: pip install filelock"
+
+
+def hold(fs: TimedFileSystem, directory: str, node: str) -> Json:
     """Hold this node's lock in a process, wait until the other node has tried it, kill the holder."""
     path = os.path.join(directory, f"{node}.lock")
     read, write = os.pipe()
@@ -59,7 +62,7 @@ def hold(fs: WatchedFileSystem, directory: str, node: str) -> Json:
 
 
 def _hold(path: str, write: int) -> None:
-    """Be the holder; never returns."""
+    """The holder process; never returns."""
     try:
         from filelock import FileLock
 
@@ -68,7 +71,9 @@ def _hold(path: str, write: int) -> None:
         lock.acquire()
         os.write(write, b"held")
         time.sleep(LIMIT_S)
-    except BaseException as error:  # whatever it is, the other process must be told
+    except ImportError:
+        os.write(write, NO_FILELOCK.encode())
+    except BaseException as error:  # any error must be reported to the other process
         os.write(write, f"{type(error).__name__}: {error}"[:400].encode())
     finally:
         os._exit(0)
@@ -86,10 +91,12 @@ def _need_flock(path: str) -> None:
         os.close(fd)
 
 
-def take(fs: WatchedFileSystem, directory: str, holder: str) -> Json:
+def take(fs: TimedFileSystem, directory: str, holder: str) -> Json:
     """Try `holder`'s lock while it is held, then again when the holder was killed."""
-    from filelock import FileLock, Timeout
-
+    try:
+        from filelock import FileLock, Timeout
+    except ImportError:
+        return {"holder": holder, "problem": NO_FILELOCK}
     path = os.path.join(directory, f"{holder}.lock")
     held = wait_for(fs, os.path.join(directory, f"held.{holder}"), time.monotonic() + 2 * TURN_S)
     if held is None or not held["held"]:
@@ -106,7 +113,7 @@ def take(fs: WatchedFileSystem, directory: str, holder: str) -> Json:
         return {"holder": holder, "excluded": excluded}
     began = time.monotonic()
     try:
-        # Not announced: it waits by itself, in short calls.
+        # Not recorded: it waits by itself, in short calls.
         lock.acquire(timeout=RELEASE_S, poll_interval=0.01)
         released = time.monotonic() - began
         lock.release()

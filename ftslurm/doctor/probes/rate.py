@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from ftslurm.dataclasses import dataclass
 from ftslurm.doctor.findings import WARNING, WRONG, Finding, Json, median
-from ftslurm.doctor.watch import WatchedFileSystem
+from ftslurm.doctor.timed_filesystem import TimedFileSystem
 from ftslurm.sharedfs.publish import publish
 
 SIZE = 1000
@@ -36,7 +36,7 @@ class Rate:
     tries: int
 
 
-def measure(fs: WatchedFileSystem, directory: str, node: str, seconds: float) -> Json:
+def measure(fs: TimedFileSystem, directory: str, node: str, seconds: float) -> Json:
     """Count each kind for a third of the time."""
     path = os.path.join(directory, f"rate.{node}")
     data = b"x" * SIZE

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from ftslurm.dataclasses import dataclass
 from ftslurm.doctor.findings import NOTE, WARNING, WRONG, Finding, Json, some
-from ftslurm.doctor.watch import WatchedFileSystem
+from ftslurm.doctor.timed_filesystem import TimedFileSystem
 
 MOST = 32
 LIMIT_S = 5.0
@@ -31,7 +31,7 @@ class Names:
     slowest_s: float
 
 
-def look_up(fs: WatchedFileSystem, own: str | None, nodes: Sequence[str]) -> Json:
+def look_up(fs: TimedFileSystem, own: str | None, nodes: Sequence[str]) -> Json:
     """Resolve this node's names and the others', as many as there is time for; own None: the host's is all it has."""
     host = socket.gethostname()
     own = own or host

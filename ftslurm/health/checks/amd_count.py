@@ -1,7 +1,7 @@
-"""Are all AMD GPUs there that Slurm gave this job?
+"""Are all AMD GPUs of Slurm's allocation available to this job?
 
-The compute driver lists what this process may use in /sys/class/kfd/kfd/topology/nodes; what a cgroup hides from it
-cannot be read there.
+The compute driver lists the usable devices in /sys/class/kfd/kfd/topology/nodes; those hidden by a cgroup are
+unreadable there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _RESTART = "Have the node drained and restarted; look at the kernel log for amdg
 
 
 def fetch(context: Context) -> Json:
-    """Count compute devices, and what is on the PCI bus."""
+    """Count compute devices, and GPUs on the PCI bus."""
     pci = nvml.pci_gpus(context.root, VENDOR)
     directory, buses = f"{context.root}/sys/class/kfd/kfd/topology/nodes", []
     for node in sysfs.names(directory):
@@ -35,12 +35,12 @@ def fetch(context: Context) -> Json:
 
 
 def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
-    """Compare with what Slurm gave, and with the look before."""
+    """Compare with Slurm's allocation, and with the previous run."""
     given, count = nvml.given(context.environ), len(facts["buses"])
     summary = nvml.counted(count, "AMD GPU") + (f" of {given}" if given and given != count else "")
     lost = sorted(set((before or facts)["buses"]) - set(facts["buses"]))
     if lost:
-        text = f"{nvml.counted(len(lost), 'AMD GPU')} gone since the look before: {', '.join(lost)}"
+        text = f"{nvml.counted(len(lost), 'AMD GPU')} gone since the last check: {', '.join(lost)}"
         return Judgement(summary, (Finding(FAIL, "", text, _RESTART),))
     if given and not facts["kfd"]:
         if facts["undriven"] and not facts["pci"]:
@@ -67,7 +67,7 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
 
 CHECK = Check(
     "amd-count",
-    "each AMD GPU that Slurm gave is there",
+    "each AMD GPU allocated by Slurm exists",
     frozenset((QUICK, BACKGROUND, THOROUGH)),
     nvml.LIMIT_S,
     fetch,

@@ -15,12 +15,12 @@ from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
 
 VENDOR = "0x1002"
 CORRECTED = 1000
-"""Corrected errors between two looks that are worth a warning."""
+"""Corrected errors between two runs that cause a warning."""
 _SUFFIX = "_err_count"
 
 
 def is_driven(context: Context) -> bool:
-    """Tell whether AMD's driver is loaded; without it there is nobody to ask."""
+    """Return whether AMD's driver is loaded."""
     return any(os.path.exists(f"{context.root}{path}") for path in ("/sys/module/amdgpu", "/sys/class/kfd"))
 
 
@@ -60,7 +60,7 @@ def _bus(device: str) -> str | None:
 
 
 def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
-    """Uncorrectable errors since the driver was loaded want a reset; corrected ones count by their growth."""
+    """Uncorrectable errors since the driver was loaded require a reset; corrected ones count by their growth."""
     findings = [finding for gpu in facts["gpus"] for finding in _judge(gpu, nvml.earlier(gpu, before))]
     bad = sum(block.get("ue", 0) for gpu in facts["gpus"] for block in gpu["blocks"].values())
     errors = nvml.counted(bad, "uncorrectable error") if bad else "no uncorrectable errors"
@@ -78,8 +78,8 @@ def _judge(gpu: Json, earlier: Json | None) -> list[Finding]:
             findings.append(Finding(FAIL, who, text, "Reset the GPU, or have the node drained."))
         grown = nvml.growth(block.get("ce"), then.get(name, {}).get("ce"))
         if grown > CORRECTED:
-            text = f"{grown} corrected errors in {_block(name)} since the look before{at}"
-            findings.append(Finding(WARN, who, text, "Have the GPU looked at."))
+            text = f"{grown} corrected errors in {_block(name)} since the last check{at}"
+            findings.append(Finding(WARN, who, text, "Have the GPU inspected."))
     pages = gpu["pages"]
     if pages["F"]:
         text = f"{nvml.counted(pages['F'], 'bad memory page')} could not be retired{at}"
@@ -96,7 +96,7 @@ def _block(name: str) -> str:
 
 CHECK = Check(
     "amd-ras",
-    "hardware errors that AMD's driver counts",
+    "hardware errors counted by AMD's driver",
     frozenset((QUICK, BACKGROUND, THOROUGH)),
     nvml.LIMIT_S,
     fetch,

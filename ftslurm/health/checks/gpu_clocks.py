@@ -1,6 +1,6 @@
 """Is a GPU slowed down by its hardware: heat, the power supply's brake, a power limit below the others'.
 
-A software power cap is how a GPU at full load normally runs, and an idle one is slow by itself: neither is a finding.
+A software power cap is normal for a GPU at full load, and an idle one is slow by design: neither is a finding.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
 IDLE, HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, POWER_BRAKE = 0x1, 0x8, 0x20, 0x40, 0x80
 _SHUTDOWN, _SLOWDOWN = 0, 1  # NVML_TEMPERATURE_THRESHOLD_*
 _COOL = "Look at the node's cooling, and whether its neighbours are as hot."
-_POWER = "Have the node's power supply and power cables looked at."
+_POWER = "Have the node's power supply and power cables inspected."
 
 
 def fetch(context: Context) -> Json:
-    """Read why the clocks are what they are, and the temperatures."""
+    """Read the reasons for reduced clocks, and the temperatures."""
     return nvml.each(context.environ, _facts)
 
 
@@ -33,7 +33,7 @@ def _facts(gpu: nvml.Gpu) -> Json:
 
 
 def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
-    """A slowdown in two looks running is no short peak any more."""
+    """A slowdown in two consecutive runs is no short peak."""
     gpus = facts["gpus"]
     findings = [finding for gpu in gpus for finding in _judge(gpu, nvml.earlier(gpu, before) or {})]
     limits = sorted(gpu["limit_mw"] for gpu in gpus if gpu.get("limit_mw"))
@@ -50,7 +50,7 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
 
 
 def slowed_by(reasons: int | None) -> str | None:
-    """Return what slows a GPU down, in words; None: nothing that matters."""
+    """Return the reason of a GPU's slowdown as text; None: none that matters."""
     if not reasons or reasons & IDLE:
         return None
     if reasons & HW_THERMAL:
@@ -69,7 +69,7 @@ def _judge(gpu: Json, earlier: Json) -> list[Finding]:
     cause = slowed_by(gpu.get("reasons"))
     if cause:
         again = slowed_by(earlier.get("reasons")) == cause and "software" not in cause
-        text = f"slowed down by {cause}{degrees}{', as at the look before' if again else ''}{at}"
+        text = f"slowed down by {cause}{degrees}{', as at the last check' if again else ''}{at}"
         advice = _POWER if "power" in cause else _COOL
         findings.append(Finding(FAIL if again else WARN, who, text, advice))
     if celsius is None:

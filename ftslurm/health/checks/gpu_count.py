@@ -1,7 +1,7 @@
-"""Are all GPUs there that Slurm gave this job, and can each be reached?
+"""Are all GPUs of Slurm's allocation available to this job, and do they respond?
 
-A GPU that breaks often just vanishes: the next round then dies with "invalid device ordinal", or runs with a rank less.
-Others see it as a cgroup that hides the GPU; what tells the two apart here is whether its device file may be opened.
+A broken GPU often just vanishes: the next round then dies with "invalid device ordinal", or runs with one rank less.
+That resembles a cgroup that hides the GPU; the difference is whether its device file can be opened.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _RESTART = "Have the node drained and restarted; look for Xid 79 in the kernel l
 
 
 def fetch(context: Context) -> Json:
-    """Touch every GPU, and look on the PCI bus for those that NVML does not show."""
+    """Access every GPU, and search the PCI bus for those that NVML does not list."""
     try:
         with nvml.started() as pynvml:
             all_gpus = list(nvml.gpus(pynvml))
@@ -57,7 +57,7 @@ def _mig_devices(gpu: nvml.Gpu) -> list[str]:
 
 
 def _allowed(root: str, bus: str) -> bool:
-    """Return whether this process may use the GPU at that address: cgroups and containers hide the others' GPUs."""
+    """Return whether this process may use the GPU at that address: cgroups and containers hide other jobs' GPUs."""
     information = nvml.read_text(f"{root}/proc/driver/nvidia/gpus/{bus}/information")
     minor = [line.split(":")[1].strip() for line in information.splitlines() if line.startswith("Device Minor:")]
     if not minor:
@@ -67,12 +67,12 @@ def _allowed(root: str, bus: str) -> bool:
     except (PermissionError, FileNotFoundError):
         return False
     except OSError:
-        pass  # the driver itself says no: it knows the GPU, but cannot use it
+        pass  # the driver itself refuses: it lists the GPU, but cannot use it
     return True
 
 
 def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
-    """Compare with what Slurm gave, with what the job's variables name, and with the PCI bus."""
+    """Compare with Slurm's allocation, the job's variables, and the PCI bus."""
     given = nvml.given(context.environ)
     if not facts["nvml"]:
         text = f"Slurm gave {nvml.counted(given or 0, 'GPU')}, none can be seen from here"
@@ -87,7 +87,7 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
         _unreachable(gpu, gpu in broken and (own is None or gpu["gpu"] in own)) for gpu in gpus if gpu["errors"]
     ]
     if given and not gpus and not facts["missing"]:
-        # A step that asked for no GPUs (srun --gres=none) inherits the number of its job's.
+        # A step without GPUs (srun --gres=none) inherits the number of its job's.
         text = f"Slurm gave {nvml.counted(given, 'GPU')} to the job, NVML shows none of them here"
         findings.append(Finding(UNKNOWN, "", text, "Look at how the step was started: `srun --gpus-per-node=…`."))
     elif given is not None and units < given:
@@ -131,11 +131,11 @@ def _visible(value: str | None, facts: Json) -> list[Finding]:
                 text = f"CUDA_VISIBLE_DEVICES={value} names GPU {name}, NVML shows {nvml.counted(count, 'GPU')}"
                 findings.append(Finding(WARN, "", text, "Do not set CUDA_VISIBLE_DEVICES by hand under Slurm."))
         elif name.startswith("MIG-GPU-"):
-            continue  # the old way to name a MIG device, which NVML no longer tells
+            continue  # the old name of a MIG device, which NVML no longer provides
         elif None not in uuids and not any(uuid.startswith(name) for uuid in known):
             text = f"CUDA_VISIBLE_DEVICES names {name}, which is not there"
             findings.append(Finding(FAIL, name, text, _RESTART))
     return findings
 
 
-CHECK = nvml.check("gpu-count", "each GPU that Slurm gave is there and can be reached", SETS, fetch, judge, late=FAIL)
+CHECK = nvml.check("gpu-count", "each GPU allocated by Slurm exists and responds", SETS, fetch, judge, late=FAIL)

@@ -1,4 +1,4 @@
-"""Does NVIDIA's driver work: is it loaded, does its library fit, does it answer."""
+"""Does NVIDIA's driver work: is it loaded, does its library match, does it answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ADVICE = {
 
 
 def fetch(context: Context) -> Json:
-    """Start NVML; where that does not work, look for what it should have found."""
+    """Start NVML; if that fails, search for the expected parts."""
     root = context.root
     here = {
         "pci": [bus for bus, driver in nvml.pci_gpus(root).items() if driver in ("", "nvidia")],
@@ -34,7 +34,7 @@ def fetch(context: Context) -> Json:
     except nvml.Problem as problem:
         return {**here, "error": str(problem), "library": _library()}
     except Absent:
-        # Its library is not here: a container without it, mostly. Only a job that was given GPUs misses something.
+        # The library is missing, mostly in a container: relevant only for a job with allocated GPUs.
         if here["device"] and here["pci"] and nvml.given(context.environ):
             return {**here, "error": "LIBRARY_NOT_FOUND"}
         raise
@@ -50,13 +50,13 @@ def _library() -> str | None:
 
 
 def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
-    """Is it to be expected that NVML works here, and does it?"""
+    """Is NVML expected to work here, and does it?"""
     error = facts["error"]
     if error is None:
         return Judgement(f"driver {facts['driver']}, {nvml.counted(facts['count'], 'GPU')}")
     given, pci = nvml.given(context.environ), facts["pci"]
     if error == "DRIVER_NOT_LOADED" and not given and not facts["device"]:
-        # A node without working GPUs is none of a CPU job's business.
+        # Irrelevant for a CPU job.
         return Judgement("no NVIDIA driver is loaded, and this job was given no GPU")
     if error in ("LIBRARY_NOT_FOUND", "NO_PERMISSION"):
         text = (
@@ -78,5 +78,10 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
 
 
 CHECK = nvml.check(
-    "gpu-driver", "NVIDIA's driver is loaded, fits its library, and answers", (QUICK, THOROUGH), fetch, judge, late=FAIL
+    "gpu-driver",
+    "NVIDIA's driver is loaded, matches its library, and answers",
+    (QUICK, THOROUGH),
+    fetch,
+    judge,
+    late=FAIL,
 )

@@ -1,8 +1,8 @@
 """Uncorrected memory errors of the GPUs.
 
 Volatile counters count since the driver was loaded or the GPU was reset, aggregate ones over the GPU's life. After an
-uncorrected error the driver says, since R565, whether the GPU may be used again (the recovery action); an older driver
-says nothing, and then a GPU with such an error is taken to need its reset.
+uncorrected error the driver reports, since R565, whether the GPU may be used again (the recovery action); with an
+older driver a GPU with such an error is assumed to need a reset.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _sram_exceeded(gpu: nvml.Gpu) -> bool | None:
 
 
 def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
-    """Errors since the last reset are what counts; those of the GPU's past are told."""
+    """Errors since the last reset count; earlier ones are shown."""
     gpus = facts["gpus"]
     findings = [finding for gpu in gpus for finding in _judge(gpu, nvml.earlier(gpu, before))]
     with_ecc = [gpu for gpu in gpus if gpu.get("mode")]
@@ -81,7 +81,7 @@ def _judge(gpu: Json, earlier: Json | None) -> list[Finding]:
         text += f", {new} of them new" if new else ""
         text += f" ({gpu['aggregate']} over its life)" if (gpu.get("aggregate") or 0) > errors else ""
         usable = gpu.get("recovery") == 0
-        text += "; the driver says that it may be used" if usable else ""
+        text += "; the driver permits its use" if usable else ""
         findings.append(Finding(WARN if usable else FAIL, nvml.subject(gpu), text + nvml.where(gpu), _RESET))
     if gpu.get("sram_exceeded"):
         text = f"uncorrected SRAM errors exceed NVIDIA's threshold for a replacement{nvml.where(gpu)}"

@@ -1,7 +1,7 @@
 """NVLink: links that are up on the other GPUs of the node and down on one, errors that grow, the fabric's state.
 
-Which links there should be, nobody says: on some nodes only pairs of GPUs are bridged. So a GPU is compared with the
-others of its kind, and with what it had in the look before. With MIG the links are off on purpose.
+The expected links are unknown: on some nodes only pairs of GPUs are bridged. So a GPU is compared with the others of
+its kind, and with the previous run. With MIG the links are off on purpose.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 ERRORS = 100
-"""Repaired errors between two looks that are worth a warning; a recovery is one at once."""
+"""Repaired errors between two runs that cause a warning; a single recovery does."""
 _MOST_LINKS = 36
 _TOTALS = {38: "crc", 45: "crc", 52: "replays", 59: "recoveries"}  # over all links; up to Ampere
 _PER_LINK = {161: "replays", 162: "recoveries", 163: "crc"}  # Hopper
@@ -81,7 +81,7 @@ def _fabric(gpu: nvml.Gpu) -> Json | None:
 
 
 def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
-    """Compare each GPU with the others, and with the look before."""
+    """Compare each GPU with the others, and with the previous run."""
     gpus = facts["gpus"]
     findings = [finding for gpu in gpus for finding in _judge(gpu, nvml.earlier(gpu, before), gpus)]
     up = sorted({sum(gpu["links"]) for gpu in gpus if gpu.get("links")})
@@ -95,7 +95,7 @@ def _judge(gpu: Json, earlier: Json | None, gpus: list[Json]) -> list[Finding]:
     was = (earlier or {}).get("links") or []
     down = [link for link, (now, then) in enumerate(zip(links, was, strict=False)) if then and not now]
     if down:
-        text = f"NVLink {_numbers(down)} went down since the look before, {sum(links)} of {len(links)} are up{at}"
+        text = f"NVLink {_numbers(down)} went down since the last check, {sum(links)} of {len(links)} are up{at}"
         findings.append(Finding(FAIL, who, text, _LOOK))
     elif finding := _less_than_others(gpu, gpus):
         findings.append(finding)
@@ -103,7 +103,7 @@ def _judge(gpu: Json, earlier: Json | None, gpus: list[Json]) -> list[Finding]:
     for name, words in _WORDS.items():
         grown = nvml.growth(counters.get(name), then.get(name))
         if grown > (0 if name == "recoveries" else ERRORS):
-            text = f"{words}: {grown} since the look before{at}"
+            text = f"{words}: {grown} since the last check{at}"
             findings.append(Finding(WARN, who, text, "Look at `nvidia-smi nvlink -e`."))
     if fabric := gpu.get("fabric"):
         if fabric["state"] in _FABRIC:

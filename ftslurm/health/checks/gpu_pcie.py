@@ -1,8 +1,8 @@
 """The GPUs' PCIe links: width and generation against what GPU and slot can do together, and repeated packets.
 
-To save power a link drops to a lower generation while it is not used, and may drop lanes too: nvidia-smi says of both
-that they "may be reduced when the GPU is not in use". So both are judged of a GPU at work. The width of an idle one is
-only compared with those of the node's other GPUs, and never enough to leave the node out.
+To save power an idle link drops to a lower generation, and may drop lanes too: by nvidia-smi both "may be reduced when
+the GPU is not in use". So both are judged for a busy GPU. The width of an idle one is only compared with those of the
+node's other GPUs, and never sufficient to leave the node out.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from ftslurm.health.check import SETS, Context
 from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
 
 REPLAYS_PER_MINUTE = 8.0
-"""More are worth a warning; DCGM's health watch has the same bound."""
+"""More cause a warning; DCGM's health watch has the same bound."""
 FEW = 4
-"""A GPU at work with a quarter (one part in so many) of its lanes, or fewer, is not to be used: all that it exchanges
-with its node takes four times as long, and all other ranks wait for it. Half of them cost little, if anything."""
+"""A busy GPU with this fraction of its lanes (1/N), or fewer, is not to be used: its transfers take four times as long,
+and all other ranks wait for it. Half of the lanes cost little, if anything."""
 _IDLE = 0x1
 _FATAL = 180  # NVML_FI_DEV_PCIE_COUNT_FATAL_ERROR
-_SEAT = "Have the GPU, its riser and its slot looked at."
+_SEAT = "Have the GPU, its riser and its slot inspected."
 
 
 def fetch(context: Context) -> Json:
@@ -45,7 +45,7 @@ def _facts(gpu: nvml.Gpu) -> Json:
 
 
 def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
-    """Compare with the maximum, and with the look before."""
+    """Compare with the maximum, and with the previous run."""
     minutes = max(1.0, facts["monotonic_s"] - (before or facts)["monotonic_s"]) / 60
     gpus = facts["gpus"]
     findings = [finding for gpu in gpus for finding in _judge(gpu, gpus, nvml.earlier(gpu, before), minutes)]
@@ -63,16 +63,16 @@ def _judge(gpu: Json, gpus: list[Json], earlier: Json | None, minutes: float) ->
         findings.append(Finding(WARN, who, text, _SEAT))
     replays = nvml.growth(gpu.get("replays"), (earlier or {}).get("replays"))
     if replays > REPLAYS_PER_MINUTE * minutes and replays > REPLAYS_PER_MINUTE:
-        text = f"{replays} PCIe packets repeated since the look before, {replays / minutes:.0f} a minute{at}"
+        text = f"{replays} PCIe packets repeated since the last check, {replays / minutes:.0f} a minute{at}"
         findings.append(Finding(WARN, who, text, _SEAT))
     if fatal := nvml.growth(gpu.get("fatal"), (earlier or {}).get("fatal")):
-        text = f"{nvml.counted(fatal, 'fatal PCIe error')} since the look before{at}"
+        text = f"{nvml.counted(fatal, 'fatal PCIe error')} since the last check{at}"
         findings.append(Finding(WARN, who, text, _SEAT))
     return findings
 
 
 def _working(gpu: Json) -> bool:
-    """Tell whether the GPU is known to be in use now; a clock held up by mere memory in use is no work."""
+    """Return whether the GPU is certainly in use now; a raised clock because of allocated memory does not count."""
     performance, reasons = gpu.get("performance"), gpu.get("reasons")
     if performance is None or performance > 2:
         return False

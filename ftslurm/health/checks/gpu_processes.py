@@ -1,8 +1,8 @@
-"""Who else is on this job's GPUs: leftovers of an earlier job, somebody else's program.
+"""Other processes on this job's GPUs: leftovers of an earlier job, other users' programs.
 
-NVML tells processes by their number outside of any container. From within one they cannot be told apart, and then only
-memory in use is judged, before a round. With MIG, and where GPUs are shared on purpose, others are expected. What
-another step of the same job does there is that job's own affair, and told.
+NVML identifies processes by their pid outside of any container. Within one they cannot be distinguished, and then only
+used memory is judged, before a round. With MIG, and where GPUs are shared on purpose, others are expected. Another
+step of the same job is only reported.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from ftslurm.health.slurm_steps import of_this_job, said_environ
 from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
 
 MUCH = 0.1
-"""The part of a GPU's memory that a job would miss."""
+"""The share of a GPU's memory whose use is reported."""
 LITTLE_BYTES = 1 << 30
-"""Less in use than this, without a process, is the driver's own or just being given back."""
+"""Less than this, without a process, belongs to the driver or is being freed."""
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel's proc_ns.h
 _TOLERATED = ("nvidia-cuda-mps", "nv-hostengine", "dcgm")
 _END = "End it, or ask its owner; `nvidia-smi` shows it."
@@ -75,7 +75,7 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
     for gpu in facts["gpus"]:
         if gpu.get("mig") or shared or gpu.get("processes") is None or (own is not None and gpu["gpu"] not in own):
             continue
-        # Where nobody shares the GPUs out (a workstation, no gres), to be beside others is what people do there.
+        # Without GPU allocation (a workstation, no gres), sharing is normal.
         certain = own is not None and nvml.given(context.environ) is not None
         findings += _judge(gpu, facts["visible"], certain, context)
     number = sum(len(gpu.get("processes") or ()) for gpu in facts["gpus"])
@@ -115,5 +115,5 @@ def _size(held: int, total: int) -> str:
 
 
 CHECK = nvml.check(
-    "gpu-processes", "programs of others, and leftovers, on this job's GPUs", (QUICK, THOROUGH), fetch, judge
+    "gpu-processes", "foreign programs and leftovers on this job's GPUs", (QUICK, THOROUGH), fetch, judge
 )

@@ -1,7 +1,7 @@
-"""What the driver itself wants done with a GPU: its recovery action (driver R565 and newer).
+"""The recovery action that the driver requests for a GPU (driver R565 and newer).
 
-Source: NVIDIA's "GPU Memory Error Management", and nvmlDeviceGpuRecoveryAction_t. To drain means that nothing new is
-to be started on the GPU: NVIDIA's own device plugin and resiliency extension take such a GPU out, too.
+Source: NVIDIA's "GPU Memory Error Management", and nvmlDeviceGpuRecoveryAction_t. To drain means to start nothing
+new on the GPU: NVIDIA's own device plugin and resiliency extension also stop using such a GPU.
 """
 
 from __future__ import annotations
@@ -14,13 +14,17 @@ _FIELD = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
 _RESET = "End all programs on the GPU and reset it: `nvidia-smi -r`."
 _REBOOT = "Have the node drained and restarted."
 _ACTIONS = {
-    1: (FAIL, "the driver wants the GPU reset", _RESET),
-    2: (FAIL, "the driver wants the node restarted", _REBOOT),
-    3: (FAIL, "the driver wants programs that use peer-to-peer access ended", "End all programs on the GPU once."),
-    4: (FAIL, "the driver wants nothing new started on the GPU, and then a reset", _RESET),
-    5: (WARN, "the driver wants the IMEX domain recovered", "Look at the nvidia-imex service on the domain's nodes."),
-    6: (FAIL, "the driver wants the GPU's PCIe bus reset", _REBOOT),
-    7: (FAIL, "the driver wants the system restarted", _REBOOT),
+    1: (FAIL, "the driver requests a GPU reset", _RESET),
+    2: (FAIL, "the driver requests a restart of the node", _REBOOT),
+    3: (FAIL, "the driver requests the end of programs with peer-to-peer access", "End all programs on the GPU once."),
+    4: (FAIL, "the driver requests no new programs on the GPU, and then a reset", _RESET),
+    5: (
+        WARN,
+        "the driver requests recovery of the IMEX domain",
+        "Look at the nvidia-imex service on the domain's nodes.",
+    ),
+    6: (FAIL, "the driver requests a reset of the GPU's PCIe bus", _REBOOT),
+    7: (FAIL, "the driver requests a restart of the system", _REBOOT),
 }
 
 
@@ -33,15 +37,19 @@ def fetch(context: Context) -> Json:
 
 
 def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
-    """The driver knows best."""
+    """Judge by the driver's request."""
     findings = []
     for gpu in facts["gpus"]:
         if action := gpu.get("action"):
-            unknown = (WARN, f"the driver wants something done (recovery action {action})", "Look at `nvidia-smi -q`.")
+            unknown = (
+                WARN,
+                f"the driver requests an unknown action (recovery action {action})",
+                "Look at `nvidia-smi -q`.",
+            )
             status, text, advice = _ACTIONS.get(action, unknown)
             findings.append(Finding(status, nvml.subject(gpu), text + nvml.where(gpu), advice))
     summary = f"{nvml.counted(len(facts['gpus']), 'GPU')}, " + (findings[0].text if findings else "nothing to recover")
     return Judgement(summary, (*findings, *nvml.unread(facts)))
 
 
-CHECK = nvml.check("gpu-recovery", "what the driver wants done with a GPU: reset, restart", SETS, fetch, judge)
+CHECK = nvml.check("gpu-recovery", "the driver's recovery action for a GPU: reset, restart", SETS, fetch, judge)

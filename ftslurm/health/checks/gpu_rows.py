@@ -1,4 +1,4 @@
-"""Memory that the GPUs have set aside: remapped rows (Ampere and newer), retired pages (older).
+"""Retired memory of the GPUs: remapped rows (Ampere and newer), retired pages (older).
 
 Source: NVIDIA's "GPU Memory Error Management" and "Dynamic Page Retirement". A pending remapping does no harm until the
 next reset; one that failed means that a bank has no spare rows left: the GPU is to be replaced.
@@ -17,7 +17,7 @@ _REPLACE = "Have the GPU replaced."
 
 
 def fetch(context: Context) -> Json:
-    """Read what each GPU has remapped or retired."""
+    """Read each GPU's remapped rows and retired pages."""
     return nvml.each(context.environ, _facts)
 
 

@@ -1,7 +1,7 @@
-"""The clock: a sane date, kept in step where a time daemon tells the kernel, not set in between, and quick to read.
+"""The clock: a plausible date, synchronised where a time daemon informs the kernel, not set meanwhile, fast to read.
 
-The kernel only knows what a daemon tells it: chronyd without `rtcsync` and hosts of virtual machines keep good time and
-say nothing. So a clock that nobody vouches for is told in the summary, and is no finding. Sources: adjtimex(2),
+The kernel's state depends on the daemon: chronyd without `rtcsync` and hosts of virtual machines keep good time without
+informing it. So an unconfirmed clock is shown in the summary, and is no finding. Sources: adjtimex(2),
 systemd-timesyncd.service(8), chrony.conf(5), the kernel's admin-guide/kernel-parameters (clocksource).
 """
 
@@ -12,17 +12,17 @@ import struct
 import time
 
 from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Check, Context, never
-from ftslurm.health.figures import span
 from ftslurm.health.procfs import recent_processes
 from ftslurm.health.sysfs import text
+from ftslurm.health.units import span
 from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
 
 OLDEST, NEWEST = 1735689600, 4102444800
-"""Seconds of 2025-01-01 and 2100-01-01: this program is younger, and nobody runs it that late."""
+"""Seconds of 2025-01-01 and 2100-01-01, the plausible range of dates."""
 ERROR_S = 0.1
 STEP_S = 1.0
 SETTLED_S = 900.0
-"""After a start daemons need a while."""
+"""Time that daemons need after a boot."""
 DAEMONS = {"ntpd": "ntpd", "systemd-timesyn": "systemd-timesyncd", "chronyd": "chronyd", "ptp4l": "ptp4l"}
 SLOW_SOURCES = frozenset(("acpi_pm", "hpet", "jiffies", "pit", "refined-jiffies"))
 _UNSYNCHRONISED = 0x40
@@ -31,7 +31,7 @@ _ROOM = 512
 
 
 def fetch(context: Context) -> Json:
-    """Ask the kernel, and look for a daemon that keeps time."""
+    """Query the kernel, and search for a time daemon."""
     root = context.root
     source = text(f"{root}/sys/devices/system/clocksource/clocksource0/current_clocksource")
     running = {DAEMONS[one.name] for one in recent_processes(root).values() if one.name in DAEMONS}
@@ -43,13 +43,13 @@ def fetch(context: Context) -> Json:
         "daemons": sorted(running),
         "timesync": os.path.exists(f"{root}/run/systemd/timesync/synchronized"),
         "source": source,
-        # Of virtual machines nobody can expect more.
+        # Virtual machines cannot do better.
         "virtual": source in SLOW_SOURCES and "hypervisor" in (text(f"{root}/proc/cpuinfo") or ""),
     }
 
 
 def _adjtimex() -> Json | None:
-    """Return the kernel's word on its clock, errors in seconds; None where it may not be asked."""
+    """Return the kernel's clock state, errors in seconds; None without permission."""
     import ctypes
 
     buffer = ctypes.create_string_buffer(_ROOM)
@@ -61,11 +61,11 @@ def _adjtimex() -> Json | None:
 
 
 def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
-    """Find a clock that is wrong, that nobody keeps in step although somebody should, or that was set."""
+    """Find a clock that is wrong, unsynchronised despite a daemon, or that was set."""
     found: list[Finding] = []
     if not OLDEST < facts["now_s"] < NEWEST:
         date = time.strftime("%Y-%m-%d %H:%M", time.gmtime(facts["now_s"]))
-        text_ = f"it says {date}: certificates, tickets and file times do not hold"
+        text_ = f"its date is {date}: certificates, tickets and file times are invalid"
         found.append(Finding(FAIL, "clock", text_, "Set it, and look at NTP there: `chronyc tracking`."))
     found += _kept(facts)
     if before is not None and before["boot"] == facts["boot"]:
@@ -89,7 +89,7 @@ def _kept(facts: Json) -> list[Finding]:
             return []
         text_ = f"it is off by {span(state['estimated_s'])} by the kernel's estimate, expected less than {ERROR_S:g} s"
         return [Finding(WARN, "clock", text_, "Look at NTP there: `chronyc tracking`, `timedatectl`.")]
-    # These two always tell the kernel when they are in step.
+    # These two always inform the kernel when synchronised.
     silent = "ntpd" in daemons or ("systemd-timesyncd" in daemons and not facts["timesync"])
     if not silent or facts["boot_s"] < SETTLED_S:
         return []

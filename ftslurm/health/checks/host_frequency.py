@@ -1,27 +1,27 @@
-"""CPU frequency: a governor or a limit that holds the CPUs back, throttling for heat, CPUs that are switched off.
+"""CPU frequency: a governor or a limit that slows the CPUs, thermal throttling, offline CPUs.
 
-"powersave" is no bad sign by itself: with intel_pstate, and amd-pstate in its active mode, it is the default, and lets
-the CPUs run as fast as they can. Sources: the kernel's admin-guide/pm/{cpufreq,intel_pstate,amd-pstate}.
+"powersave" by itself is no fault: with intel_pstate, and amd-pstate in its active mode, it is the default, and permits
+the highest frequency. Sources: the kernel's admin-guide/pm/{cpufreq,intel_pstate,amd-pstate}.
 """
 
 from __future__ import annotations
 
 from ftslurm.health.check import QUICK, THOROUGH, Absent, Check, Context
 from ftslurm.health.checks.host_processes import cpu_numbers
-from ftslurm.health.figures import count, span
 from ftslurm.health.sysfs import names, number, text
+from ftslurm.health.units import count, span
 from ftslurm.health.verdict import WARN, Finding, Json, Judgement
 
 OWN_GOVERNORS = frozenset(("amd-pstate-epp", "amd_pstate_epp", "intel_pstate"))
 """Drivers whose "powersave" means "as fast as needed"."""
 HELD_BACK = 0.8
-"""Of its highest frequency a CPU should be allowed as much."""
+"""Share of its highest frequency that a CPU should be allowed."""
 THROTTLED_MS = 1000
 _CPU = "/sys/devices/system/cpu"
 
 
 def fetch(context: Context) -> Json:
-    """Read what is set, by group of CPUs that are set together, and how often CPUs were throttled."""
+    """Read the settings by policy (group of CPUs), and the throttling counters."""
     directory = f"{context.root}{_CPU}"
     cpus = [name for name in names(directory) if name.startswith("cpu") and name[3:].isdigit()]
     if not cpus:
@@ -31,7 +31,7 @@ def fetch(context: Context) -> Json:
         policy = f"{directory}/cpufreq/{name}"
         said: Json = {key: text(f"{policy}/{key}") for key in ("scaling_driver", "scaling_governor")}
         said |= {key: number(f"{policy}/{key}") for key in ("scaling_max_freq", "cpuinfo_max_freq", "bios_limit")}
-        # Hundreds of CPUs are mostly set alike.
+        # Hundreds of CPUs mostly have equal settings.
         key = repr(said)
         policies.setdefault(key, {**said, "cpus": 0, "first": name})["cpus"] += 1
     throttle = [f"{directory}/{cpu}/thermal_throttle/package_throttle" for cpu in cpus]
@@ -46,7 +46,7 @@ def fetch(context: Context) -> Json:
 
 
 def _off(directory: str) -> list[int]:
-    """Return the CPUs that are there and switched off; but hyperthreads are switched off on purpose."""
+    """Return the offline CPUs, except hyperthreads, which are switched off on purpose."""
     if text(f"{directory}/smt/active") == "0" or text(f"{directory}/smt/control") in ("off", "forceoff"):
         return []
     present, online = text(f"{directory}/present"), text(f"{directory}/online")
@@ -54,18 +54,18 @@ def _off(directory: str) -> list[int]:
 
 
 def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
-    """Find what holds CPUs back."""
+    """Find limits of the CPUs."""
     found: list[Finding] = []
     for policy in facts["policies"]:
         found += _policy(policy)
     if (highest := facts["highest_pct"]) is not None and highest < 100 * HELD_BACK:
         text_ = f"intel_pstate allows {highest} % of the highest performance"
-        found.append(Finding(WARN, "CPUs", text_, "Write 100 to intel_pstate/max_perf_pct, or ask who set it."))
+        found.append(Finding(WARN, "CPUs", text_, "Write 100 to intel_pstate/max_perf_pct, or find out what set it."))
     if before is not None and before["boot"] == facts["boot"]:
         times, ms = (facts[key] - before[key] for key in ("throttled", "throttled_ms"))
         if ms > THROTTLED_MS or (times > 0 and not facts["throttled_ms"]):
             long = f", {span(ms / 1000)} in all" if ms else ""
-            text_ = f"they were throttled for heat {times} times since the look before{long}"
+            text_ = f"they were throttled for heat {times} times since the last check{long}"
             found.append(Finding(WARN, "CPUs", text_, "Look at fans, heat sinks and the room's temperature."))
     if facts["off"]:
         text_ = f"{count(len(facts['off']), 'CPU')} of the node are switched off, the first is CPU {facts['off'][0]}"

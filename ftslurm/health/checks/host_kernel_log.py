@@ -1,7 +1,7 @@
 """The kernel's log: errors of hardware, GPUs, disks and file servers, and hangs, of the last minutes.
 
 Source: the kernel's ABI/testing/dev-kmsg. A read gives one record; records that were overwritten meanwhile give EPIPE.
-Many sites keep the log from users (kernel.dmesg_restrict), and containers have none: then there is nothing to judge.
+Many sites hide the log from users (kernel.dmesg_restrict), and containers have none: then the check is absent.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import os
 import time
 
 from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Absent, Check, Context
-from ftslurm.health.figures import span
-from ftslurm.health.kernel_words import Line, findings, is_relevant, to_json
+from ftslurm.health.kernel_log_patterns import Line, findings, is_relevant, to_json
 from ftslurm.health.sysfs import text
+from ftslurm.health.units import span
 from ftslurm.health.verdict import Json, Judgement
 
 WINDOW_S = 600.0
-"""So long what was logged is told, and since the look before if that is longer ago."""
+"""Age of the oldest reported lines; since the previous run if that is longer ago."""
 KEPT_S = 2 * 3600.0
 _RECORD, _KEPT = 1 << 13, 200
 _LINE_LIMIT = 300
@@ -25,7 +25,7 @@ _TIME_LIMIT_S = 1.0
 
 
 def fetch(context: Context) -> Json:
-    """Read the log as it is, without waiting for more."""
+    """Read the present log, without waiting for more."""
     try:
         fd = os.open(f"{context.root}/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -46,7 +46,7 @@ def _read(fd: int, since_s: float) -> tuple[list[Line], int]:
     lines: list[Line] = []
     count = 0
     deadline = time.monotonic() + _TIME_LIMIT_S
-    # A log that grows as fast as it is read must not keep us.
+    # A log that grows as fast as it is read must not block the check.
     while time.monotonic() < deadline:
         try:
             data = os.read(fd, _RECORD)
@@ -73,13 +73,13 @@ def _read(fd: int, since_s: float) -> tuple[list[Line], int]:
 
 
 def _time(head: bytes) -> float | None:
-    """Return a record's time, in seconds since the start of the machine; None: it is no whole line of the kernel's.
+    """Return a record's time, in seconds since boot; None: it is no complete line of the kernel.
 
     Args:
         head: its priority, its number, microseconds, flags.
     """
     parts = head.split(b",", 3)
-    # Only the kernel's own lines (facility 0): anybody with the right may write others.
+    # Only the kernel's own lines (facility 0): privileged users can write others.
     if len(parts) < 4 or not parts[0].isdigit() or not parts[2].isdigit() or int(parts[0]) >> 3:
         return None
     # A fragment of a line ("c", "+") may begin with anything, such as the name of a user's cgroup.

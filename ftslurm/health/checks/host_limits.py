@@ -1,6 +1,6 @@
-"""Limits that the ranks inherit: files, locked memory, processes, sizes; and how much of the node's is used up.
+"""Limits that the ranks inherit: files, locked memory, processes, sizes; and the use of the node's own limits.
 
-Sources: getrlimit(2), proc(5); NCCL and gloo for what a rank opens: gloo connects every rank with every other.
+Sources: getrlimit(2), proc(5); NCCL and gloo for a rank's descriptors: gloo connects every rank with every other.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ import os
 import resource
 
 from ftslurm.health.check import QUICK, THOROUGH, Check, Context, never
-from ftslurm.health.figures import size
 from ftslurm.health.procfs import cgroups, has_gpus, recent_processes, whole
 from ftslurm.health.sysfs import names, text
+from ftslurm.health.units import size
 from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
 
 FILES = 1024
 """Linux' own default of open files; enough for a few ranks."""
 FILES_PER_RANK = 2
-"""Connections that a rank may have with each other one."""
+"""Connections of a rank with each other one."""
 LOCKED, LOCKED_LITTLE = 1 << 30, 64 << 20
 USED_UP = 0.8
 SHORT_STACK = 1 << 20
@@ -65,7 +65,7 @@ def _rdma(root: str) -> dict[str, str]:
 
 
 def _pids(root: str) -> list[int] | None:
-    """Return how many threads the nearest cgroup with a limit has, and the limit."""
+    """Return the number of threads in the nearest cgroup with a limit, and the limit."""
     for directory, _ in cgroups(root, "pids"):
         limit, now = whole(text(f"{directory}/pids.max")), whole(text(f"{directory}/pids.current"))
         if limit is not None and now is not None:
@@ -74,7 +74,7 @@ def _pids(root: str) -> list[int] | None:
 
 
 def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
-    """Compare the limits with what a rank needs."""
+    """Compare the limits with a rank's needs."""
     soft = facts["soft"]
     found = [*_files(facts, context), *_locked(facts, context), *_processes(facts), *_sizes(facts)]
     shown = {name: "any number of" if soft[name] is None else str(soft[name]) for name in ("files", "processes")}
@@ -114,7 +114,7 @@ def _files(facts: Json, context: Context) -> list[Finding]:
     if facts["open"] is not None and None not in facts["open"] and facts["open"][0] > USED_UP * facts["open"][1]:
         now, most = facts["open"]
         text_ = f"{now} of the node's {most} file handles are in use"
-        found.append(Finding(WARN, "open files", text_, "Look who holds them, or raise fs.file-max."))
+        found.append(Finding(WARN, "open files", text_, "Find the processes that hold them, or raise fs.file-max."))
     return found
 
 
@@ -140,7 +140,7 @@ def _processes(facts: Json) -> list[Finding]:
         found.append(Finding(WARN, "processes", text_, "Look for leftover processes, or have pids.max raised."))
     if facts["threads"] and facts["pid_max"] and facts["threads"] > USED_UP * facts["pid_max"]:
         text_ = f"{facts['threads']} threads on the node, and there can be {facts['pid_max']}"
-        found.append(Finding(WARN, "processes", text_, "Look whose they are, or raise kernel.pid_max."))
+        found.append(Finding(WARN, "processes", text_, "Find their owners, or raise kernel.pid_max."))
     return found
 
 

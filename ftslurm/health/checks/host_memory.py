@@ -1,7 +1,7 @@
-"""Memory: is what the job was given really free, is the node swapping, is memory locked away in huge pages?
+"""Memory: is the job's allocation really free, is the node swapping, is memory reserved in huge pages?
 
-Before a round only the job's own limit and what the node has can be compared; while ranks are running what they hold is
-theirs, and only what slows them is told. Sources: proc(5), the kernel's admin-guide/cgroup-v2 and cgroup-v1/memory.
+Before a round the job's own limit is compared with the node's memory; while ranks are running they use it, and only
+conditions that slow them are reported. Sources: proc(5), the kernel's admin-guide/cgroup-v2 and cgroup-v1/memory.
 """
 
 from __future__ import annotations
@@ -10,29 +10,29 @@ import time
 from collections.abc import Mapping
 
 from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Check, Context, never
-from ftslurm.health.figures import size, span
 from ftslurm.health.procfs import cgroups, fields, whole
 from ftslurm.health.sysfs import text
+from ftslurm.health.units import size, span
 from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
 
 LEAST, LEAST_SHARE = 1 << 30, 0.02
 """With less than both of it available the kernel kills processes at once."""
 LITTLE, LITTLE_SHARE = 16 << 30, 0.1
 PROMISED_SHARE = 0.8
-"""Of the memory that the job may use so much should be available."""
+"""Share of the job's memory that should be available."""
 BEFORE_SHARE = 0.25
-"""Of its limit the job should not use more before a round."""
+"""Largest share of its limit that the job should use before a round."""
 HUGE_SHARE = 0.5
 SWAPPING = 4 << 20
 """Bytes per second read from swap: more slows a program down."""
 STALLED = 10.0
-"""Per cent of the time in which all processes waited for memory."""
+"""Percentage of time in which all processes waited for memory."""
 _PAGE = 4096
 _NO_LIMIT = 1 << 60
 
 
 def fetch(context: Context) -> Json:
-    """Read the node's and the job's figures, in bytes."""
+    """Read the node's and the job's memory values, in bytes."""
     proc = f"{context.root}/proc"
     node = fields(f"{proc}/meminfo")
     swapped = fields(f"{proc}/vmstat")
@@ -66,7 +66,7 @@ _NAMES = {1: ("memory.limit_in_bytes", "total_rss", "total_shmem"), 2: ("memory.
 
 
 def _cgroup(root: str) -> Json | None:
-    """Return the smallest limit that holds for this process, and what is used of it beside caches."""
+    """Return the smallest limit of this process, and its use without caches."""
     found: Json | None = None
     for directory, version in cgroups(root, "memory"):
         file, *used = _NAMES[version]
@@ -78,7 +78,7 @@ def _cgroup(root: str) -> Json | None:
 
 
 def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
-    """Compare what is available with what the job may use."""
+    """Compare the available memory with the job's allocation."""
     total, available = facts["total"], facts["available"]
     found: list[Finding] = []
     if not total:
@@ -96,7 +96,7 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
 
 
 def _promised(facts: Json, environ: Mapping[str, str]) -> int | None:
-    """What the job may use here: by its cgroup, else by what Slurm says that it gave, in MiB."""
+    """The job's memory here: by its cgroup, else by Slurm's variables in MiB."""
     if facts["job"] is not None:
         return min(int(facts["job"]["limit"]), int(facts["total"]))
     per_node = whole(environ.get("SLURM_MEM_PER_NODE"))
@@ -130,8 +130,10 @@ def _room(facts: Json, context: Context) -> list[Finding]:
         advice = "Look for leftover processes of the job, and for its files in /dev/shm."
         found.append(Finding(WARN, "the job's memory", f"{text_} {size(facts['job']['limit'])}", advice))
     if facts["huge_free"] > HUGE_SHARE * total:
-        text_ = f"{size(facts['huge_free'])} of {size(total)} are set aside as huge pages that nobody uses"
-        found.append(Finding(WARN, "memory", text_, "Look at vm.nr_hugepages: only programs that ask can use these."))
+        text_ = f"{size(facts['huge_free'])} of {size(total)} are reserved as unused huge pages"
+        found.append(
+            Finding(WARN, "memory", text_, "Look at vm.nr_hugepages: only programs that request them can use these.")
+        )
     return found
 
 
@@ -142,10 +144,14 @@ def _slow(facts: Json, before: Json | None) -> list[Finding]:
         read = facts["swapped_in"] - before["swapped_in"]
         if read > SWAPPING * max(seconds, 10.0):
             text_ = f"{size(read)} were read back from swap in {span(seconds)}, {size(read / seconds)} a second"
-            found.append(Finding(WARN, "swap", text_, "More memory is in use than there is; look who takes it."))
+            found.append(
+                Finding(WARN, "swap", text_, "More memory is in use than there is; find the processes that use it.")
+            )
     if facts["stalled"] is not None and facts["stalled"] > STALLED:
         text_ = f"all processes waited for memory {facts['stalled']:.0f} % of the last minute"
-        found.append(Finding(WARN, "memory", text_, "More memory is in use than there is; look who takes it."))
+        found.append(
+            Finding(WARN, "memory", text_, "More memory is in use than there is; find the processes that use it.")
+        )
     return found
 
 

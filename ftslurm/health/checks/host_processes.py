@@ -1,7 +1,7 @@
 """Processes: leftovers of earlier steps, those that hang in the kernel, zombies, and the load.
 
 Leftovers hold GPUs, ports and memory. A process that hangs in the kernel (state D, without having run between two
-looks) shows a driver or a filesystem that does not answer; a zombie that still has threads is such a one.
+observations) indicates a driver or a filesystem that does not answer; so does a zombie that still has threads.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import time
 from collections.abc import Callable
 
 from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Check, Context
-from ftslurm.health.figures import count, one_line, size, span
 from ftslurm.health.procfs import Process, above, below, fields, process, processes, whole
-from ftslurm.health.slurm_steps import belonging, live_steps, why_left_over
+from ftslurm.health.slurm_steps import belonging, leftover_reason, live_steps
 from ftslurm.health.sysfs import names, text
+from ftslurm.health.units import count, one_line, size, span
 from ftslurm.health.verdict import WARN, Finding, Json, Judgement
 
 PAUSES_S = (0.05, 0.45, 1.5)
-"""Between the looks at a process that seems to hang; most have gone on at the second one already."""
+"""Interval between observations of a process that seems to hang; most have continued by the second one."""
 HELD_S = 2.0
-"""So long a process must have hung: one that syncs a file to a busy disk hangs for a second."""
+"""Least time of a hang: a process that syncs a file to a busy disk hangs for a second."""
 ZOMBIES = 200
 LOAD, LOAD_PER_CPU = 64, 8
 SHOWN = 5
@@ -29,7 +29,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def fetch(context: Context, sleep: Callable[[float], None] = time.sleep) -> Json:
-    """Look at all processes."""
+    """Read all processes."""
     root = context.root
     table = processes(root)
     boot_s = float((text(f"{root}/proc/uptime") or "0").split()[0])
@@ -54,7 +54,7 @@ def fetch(context: Context, sleep: Callable[[float], None] = time.sleep) -> Json
 
 
 def _others(context: Context, table: dict[int, Process], ours: set[int], boot_s: float) -> list[Json]:
-    """Return the processes of this user, of any user for root, that say that they are of some job or run."""
+    """Return this user's processes (any user's for root) that belong to a job or run by their environment."""
     uid = os.geteuid()
     found: list[Json] = []
     for one in table.values():
@@ -71,7 +71,7 @@ def _others(context: Context, table: dict[int, Process], ours: set[int], boot_s:
 
 def _hanging(context: Context, table: dict[int, Process], ours: set[int], sleep: Callable[[float], None]) -> list[Json]:
     root = context.root
-    # While ranks are running, one that writes a checkpoint may wait for its disk; the watchdog looks after ranks.
+    # While ranks are running, one that writes a checkpoint may wait for its disk; the watchdog monitors ranks.
     held = {
         (one.pid, thread): _ran(root, one.pid, thread)
         for one in table.values()
@@ -79,7 +79,7 @@ def _hanging(context: Context, table: dict[int, Process], ours: set[int], sleep:
         for thread in _sleeping(root, one)
     }
     waited = 0.0
-    # The next look while ranks are running is not far, and nothing may take long then; it sees what has not run since.
+    # The next run is soon, and a run must be short while ranks are running; it finds what has not run since.
     for pause_s in PAUSES_S[: 1 if context.hurry else 2 if context.busy else None]:
         if held:
             sleep(pause_s)
@@ -120,7 +120,7 @@ def _sleeping(root: str, one: Process) -> list[int]:
 
 
 def _ran(root: str, pid: int, thread: int) -> int | None:
-    """Return how often a thread has been taken off a CPU; unchanged: it has not run."""
+    """Return a thread's number of context switches; unchanged: it has not run."""
     counted = fields(f"{root}/proc/{pid}/task/{thread}/status")
     switches = [counted.get(f"{kind}_ctxt_switches") for kind in ("voluntary", "nonvoluntary")]
     return None if None in switches else sum(number or 0 for number in switches)
@@ -140,7 +140,7 @@ def _cpus(root: str) -> int:
 
 
 def cpu_numbers(listed: str) -> set[int]:
-    """Return the numbers of a list of the kernel's: "0-3,8"."""
+    """Return the numbers of a kernel list: "0-3,8"."""
     found: set[int] = set()
     for part in listed.strip().split(","):
         first, _, last = part.partition("-")
@@ -151,7 +151,7 @@ def cpu_numbers(listed: str) -> set[int]:
 
 
 def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
-    """Say who should not be here, and who hangs."""
+    """Find leftovers, hanging processes and zombies."""
     left = [(one, why) for one in facts["others"] if (why := _left(one, facts, context)) is not None]
     hanging = [(one, _held_s(one, facts, before)) for one in facts["hanging"]]
     summary = f"{count(facts['processes'], 'process')}, load {facts['load'][0] if facts['load'] else 'unknown'}"
@@ -165,7 +165,7 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
 
 
 def _left(one: Json, facts: Json, context: Context) -> str | None:
-    return why_left_over(one, facts["steps"], facts["slurmd"], context.environ)
+    return leftover_reason(one, facts["steps"], facts["slurmd"], context.environ)
 
 
 def _leftovers(left: list[tuple[Json, str]]) -> list[Finding]:
@@ -183,12 +183,12 @@ def _leftovers(left: list[tuple[Json, str]]) -> list[Finding]:
 
 
 def _held_s(one: Json, facts: Json, before: Json | None) -> float:
-    """Return for how long it has not run for certain."""
+    """Return the time for which it has certainly not run."""
     if before is not None and before["boot"] == facts["boot"]:
         for then in before["hanging"]:
             if all(then[key] == one[key] for key in ("pid", "thread", "started", "ran")):
                 return float(facts["at_s"] - before["at_s"])
-    # Whether somebody else's hangs, or does what it should, only a longer time tells.
+    # For another user's process only a longer time distinguishes a hang.
     return float(one["held_s"]) if one["mine"] else 0.0
 
 
@@ -221,7 +221,7 @@ def _load(facts: Json, context: Context) -> list[Finding]:
         return []
     now, five = facts["load"]
     text_ = f"{now:.0f}, and {five:.0f} over 5 minutes, on {facts['cpus']} CPUs before the round"
-    return [Finding(WARN, "load", text_, "Look who runs or hangs there: `ps -eLo stat,pid,user,comm | grep ^[DR]`.")]
+    return [Finding(WARN, "load", text_, "Check what runs or hangs there: `ps -eLo stat,pid,user,comm | grep ^[DR]`.")]
 
 
 CHECK = Check(

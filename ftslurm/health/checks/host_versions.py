@@ -1,4 +1,4 @@
-"""Which kernel, system and drivers are here? Alone that is neither good nor bad: nodes of one job should not differ."""
+"""Versions of kernel, system and drivers, for comparison: nodes of one job should not differ."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ftslurm.health.check import QUICK, THOROUGH, Check, Context, never
 from ftslurm.health.verdict import Json, Judgement
 
 _MODULES = ("nvidia", "amdgpu", "mlx5_core", "lustre")
-"""Drivers from outside of the kernel, which have versions of their own."""
+"""Out-of-tree drivers, with versions of their own."""
 
 
 def fetch(context: Context) -> Json:
@@ -31,7 +31,7 @@ def _field(text: str | None, name: str, sign: str) -> str | None:
 
 
 def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
-    """Tell them."""
+    """Summarise them."""
     said = [facts["system"], f"Linux {facts['kernel']}" if facts["kernel"] else None, facts["cpu"]]
     said += [f"{name} {version}" for name, version in facts["modules"].items()]
     return Judgement(", ".join(one for one in said if one) or "unknown")

@@ -1,4 +1,4 @@
-"""Is the interface up that carries this node's address, as fast as before, and without losing its link?"""
+"""Is the interface with this node's address up, as fast as before, and without link losses?"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _on_loopback(context: Context) -> bool:
 
 
 def fetch(context: Context) -> Json:
-    """Find the interface, by the table of routes, and read what the kernel says of it."""
+    """Find the interface by the routing table, and read its state."""
     if _on_loopback(context):
         raise Absent("this node's address is the loopback's")
     address = context.address if context.address and is_number(context.address) else None
@@ -31,7 +31,7 @@ def fetch(context: Context) -> Json:
         "address": address if exact else None,
         "state": sysfs.text(below, "operstate"),
         "up": flags is None or bool(flags & _IFF_UP),
-        # -1 and 4294967295 mean that the driver does not know.
+        # -1 and 4294967295 mean unknown.
         "mbps": speed if speed is not None and 0 < speed < 1 << 31 else None,
         "mtu": sysfs.number(below, "mtu"),
         "losses": _losses(below),
@@ -40,14 +40,14 @@ def fetch(context: Context) -> Json:
 
 
 def _losses(below: str) -> int | None:
-    """Return how often the link has gone down."""
+    """Return the number of link losses."""
     down = sysfs.number(below, "carrier_down_count")
     changes = sysfs.number(below, "carrier_changes")
     return down if down is not None or changes is None else changes // 2
 
 
 def _interface(root: str, address: str | None) -> tuple[str, bool]:
-    """Return the interface that carries the address, and whether that is sure; else that of the default route."""
+    """Return the interface with the address, and whether that is certain; else that of the default route."""
     import ipaddress
 
     if address is not None and ":" in address:
@@ -70,22 +70,22 @@ def _interface(root: str, address: str | None) -> tuple[str, bool]:
             ways.setdefault(bits, set()).add(name)
     if not ways:
         return default, False
-    # Two interfaces in one network: the table does not tell which has the address. One that is up is no fault.
+    # Two interfaces in one network: the table does not show which has the address. One that is up is no fault.
     names = sorted(ways[max(ways)], key=lambda name: sysfs.text(f"{root}/sys/class/net/{name}/operstate") != "up")
     return names[0], len(names) == 1
 
 
 def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
-    """Judge the interface by what it must be, and by the look before."""
+    """Judge the interface by its required state, and by the previous run."""
     name, state = facts["interface"], facts["state"]
     speed = f" at {_speed(facts['mbps'])}" if facts["mbps"] else ""
     found = []
-    # "unknown" is what many drivers without a link of their own say (tunnels, virtual machines).
+    # "unknown" is the state of many drivers without a link of their own (tunnels, virtual machines).
     if not facts["up"] or state in ("down", "lowerlayerdown", "notpresent"):
         why = state if facts["up"] else "set down"
         what = f"carries this node's address {facts['address']}" if facts["address"] else "leads to the other nodes"
         text = f"{what}, and is {why}"
-        # Which interface the job uses is sure only where its address told.
+        # The job's interface is certain only if found by its address.
         found.append(Finding(FAIL if facts["address"] else WARN, name, text, _CABLE))
     elif before is not None and before["interface"] == name:
         found += _changes(facts, before)
@@ -96,12 +96,12 @@ def _changes(facts: Json, before: Json) -> list[Finding]:
     found = []
     name = facts["interface"]
     if facts["mbps"] and before["mbps"] and facts["mbps"] < before["mbps"]:
-        text = f"its link has fallen to {_speed(facts['mbps'])}, was {_speed(before['mbps'])} in the look before"
+        text = f"its link has fallen to {_speed(facts['mbps'])}, was {_speed(before['mbps'])} at the last check"
         found.append(Finding(WARN, name, text, _CABLE))
     if before["boot"] == facts["boot"] and None not in (facts["losses"], before["losses"]):
         lost = facts["losses"] - before["losses"]
         if lost > 0:
-            text = f"has lost its link {'once' if lost == 1 else f'{lost} times'} since the look before"
+            text = f"has lost its link {'once' if lost == 1 else f'{lost} times'} since the last check"
             found.append(Finding(WARN, name, text, _CABLE))
     return found
 

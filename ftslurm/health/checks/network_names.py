@@ -1,6 +1,6 @@
-"""Do the node's own name and the others' mean what they should?
+"""Do the node's own name and the others' resolve correctly?
 
-torch and gloo look up their own host's name and tell others the address that they get; MASTER_ADDR is often a name.
+torch and gloo look up their own host's name and publish the resulting address; MASTER_ADDR is often a name.
 One wrong line in /etc/hosts, and a round waits until it times out.
 """
 
@@ -13,7 +13,7 @@ from ftslurm.health.addresses import is_loopback, is_number
 from ftslurm.health.check import QUICK, THOROUGH, Check, Context
 from ftslurm.health.checks.network_reach import neighbours
 from ftslurm.health.lookup import look_up
-from ftslurm.health.reach import is_own
+from ftslurm.health.tcp_probe import is_own
 from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
 
 MOST = 16
@@ -47,14 +47,14 @@ def fetch(context: Context) -> Json:
 
 
 def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
-    """Judge what resolves to what. Alone, a node needs no name that others understand."""
+    """Judge the resolved addresses. A single node needs no name that others can resolve."""
     alone = all(peer.node == context.node or is_loopback(peer.address) for peer in context.peers)
     found = [] if alone else [*_own(facts), *_others(facts, context)]
     if facts["slow"]:
         slowest = max(facts["slow"], key=facts["slow"].__getitem__)
         text = f"{slowest} took {facts['slow'][slowest]:g} s to look up"
         if slowest in facts["unanswered"]:
-            text = f"nobody answered what {_some(facts['unanswered'])} is within {facts['slow'][slowest]:g} s"
+            text = f"no answer for {_some(facts['unanswered'])} within {facts['slow'][slowest]:g} s"
         found.append(Finding(WARN, "", text, "Look at /etc/resolv.conf and the name servers."))
     own = facts["own"][0]
     meant = ", ".join(facts["addresses"].get(own) or ["no address"])
@@ -79,7 +79,7 @@ def _own(facts: Json) -> list[Finding]:
             found.append(Finding(WARN, "", text, advice))
         elif not set(addresses) & set(here):
             text = f"this node's own name {name} is {_some(addresses)}, which is no address of this node"
-            # Others are told to come there: they meet another node, or nobody.
+            # Others connect there: to another node, or to none.
             found.append(Finding(FAIL if is_told else WARN, "", text, _HOSTS))
     return found
 
@@ -91,14 +91,14 @@ def _others(facts: Json, context: Context) -> list[Finding]:
     unknown = [name for name in asked if not facts["addresses"][name]]
     found = []
     if unknown:
-        # All of them, and needed: this node finds nobody. Some of them: it may be they that are missing everywhere.
+        # All of them, and needed: this node cannot find any. Some of them: they may be missing everywhere.
         needed = len(unknown) == len(asked) > 1 and bool(told & set(unknown))
         which = f"none of {len(asked)} other nodes' names resolves" if needed else f"{_some(unknown)}: does not resolve"
         found.append(Finding(FAIL if needed else WARN, "", f"{which} here{_problem(facts, unknown[0])}", _HOSTS))
     inward = [name for name in asked if facts["addresses"][name] and all(map(is_loopback, facts["addresses"][name]))]
     if inward:
         text = f"{_some(inward)}: resolves to this node's own loopback ({_some(facts['addresses'][inward[0]])})"
-        found.append(Finding(WARN, "", text, "Mend /etc/hosts: another node cannot be reached there."))
+        found.append(Finding(WARN, "", text, "Correct /etc/hosts: another node cannot be reached there."))
     return found
 
 

@@ -10,25 +10,25 @@ from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ftslurm.health.reach import Reached
+    from ftslurm.health.tcp_probe import ProbeResult
 
 MOST = 64
-"""Other nodes that are tried: of a thousand nodes, each tries those that follow it, so that each is tried by others."""
+"""Number of nodes to try: of a thousand nodes, each tries the following ones, so that each is tried by others."""
 
 TIMEOUT_S = 3.5
-"""Two lost packets may be chance: the kernel sends the first one again after 1 s, and after 3 s."""
+"""Two lost packets may be chance: the kernel repeats the first one after 1 s, and after 3 s."""
 
 LOOKUP_S = 4.0
 
 _ADDRESSES = 4
-"""Of a name that are tried; one that answers is enough, as for a client who tries all of them."""
+"""Addresses tried per name; one that answers suffices, as for a client that tries all."""
 
 SURE = 3
-"""When so many others cannot be reached, and nobody else can, it is not they."""
+"""If this many others, and all of them, cannot be reached, this node is at fault."""
 
 
 def neighbours(peers: Sequence[Peer], node: str, most: int = MOST) -> list[Peer]:
-    """Return so many of the peers, from this node on, around in a circle."""
+    """Return a number of the peers, following this node in a ring."""
     ordered = sorted((peer for peer in peers if peer.node != node), key=lambda peer: peer.node)
     after = [peer for peer in ordered if peer.node > node]
     return (after + ordered[: len(ordered) - len(after)])[:most]
@@ -41,7 +41,7 @@ def _peers(context: Context) -> list[Peer]:
 def fetch(context: Context) -> Json:
     """Connect to the peers that have a port."""
     from ftslurm.health.lookup import look_up
-    from ftslurm.health.reach import UNRESOLVED, Reached, reach
+    from ftslurm.health.tcp_probe import UNRESOLVED, ProbeResult, probe_all
 
     peers = _peers(context)
     if not peers:
@@ -52,22 +52,22 @@ def fetch(context: Context) -> Json:
         peer: (found[peer.address].addresses or ()) if peer.address in found else (peer.address,) for peer in peers
     }
     targets = [(peer, address) for peer in peers for address in addresses[peer][:_ADDRESSES]]
-    reached = reach([(address, peer.port) for peer, address in targets], TIMEOUT_S, context.address)
-    best: dict[Peer, Reached] = {}
+    reached = probe_all([(address, peer.port) for peer, address in targets], TIMEOUT_S, context.address)
+    best: dict[Peer, ProbeResult] = {}
     for (peer, _), one in zip(targets, reached, strict=True):
         if peer not in best or one.there:
             best[peer] = one
-    unresolved = Reached(UNRESOLVED, "its name does not resolve")
+    unresolved = ProbeResult(UNRESOLVED, "its name does not resolve")
     return {"peers": [_word(peer, best.get(peer, unresolved)) for peer in peers]}
 
 
-def _word(peer: Peer, reached: Reached) -> Json:
+def _word(peer: Peer, reached: ProbeResult) -> Json:
     at = f"[{peer.address}]:{peer.port}" if ":" in peer.address else f"{peer.address}:{peer.port}"
     return {"node": peer.node, "at": at, "there": reached.there, "outcome": reached.outcome, "text": reached.text}
 
 
 def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
-    """Judge who is cut off: the others, or this node."""
+    """Judge which side is disconnected: the others, or this node."""
     peers = facts["peers"]
     lost = [peer for peer in peers if not peer["there"]]
     summary = f"{len(peers) - len(lost)} of {len(peers)} other nodes reached"
@@ -82,7 +82,7 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
 
 
 def _lost(peer: Json) -> Finding:
-    from ftslurm.health.reach import NO_ROUTE, UNRESOLVED
+    from ftslurm.health.tcp_probe import NO_ROUTE, UNRESOLVED
 
     advice = {
         NO_ROUTE: "Look at the routes, and whether that node is up.",

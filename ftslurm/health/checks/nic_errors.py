@@ -1,15 +1,15 @@
 """Do the counters of errors on InfiniBand and RoCE ports grow?
 
-Only growth between two looks counts: all links have made errors while cables were plugged and nodes booted.
+Only growth between two runs counts: all links have errors from the plugging of cables and from booting.
 
 The limits are those of NVIDIA's NVSentinel (its NIC health monitor's documentation, "Link Counter Detection"), which
 takes them from the InfiniBand specification and clouds' experience: 120 symbol errors an hour are a bit error rate of
-10^-12, the most that the specification allows a link. Unlike there, most of what grows is a WARN here: a job outlives a
-lost packet. Only a link that goes down again and again takes the node out: each time, all ranks wait until it is
-trained again, or NCCL gives up.
+10^-12, the specification's maximum for a link. Unlike there, most growth is a WARN here: a job survives a lost packet.
+Only a link that goes down repeatedly makes the node unhealthy: each time, all ranks wait until it is trained again, or
+NCCL aborts.
 
-Some counters are not looked at on purpose. `rnr_nak_retry_err`, `req_transport_retries_exceeded` and the errors of
-completions (`*_cqe_error`) grow on all healthy nodes when one of their peers dies: they would accuse the survivors.
+Some counters are ignored on purpose. `rnr_nak_retry_err`, `req_transport_retries_exceeded` and the errors of
+completions (`*_cqe_error`) grow on all healthy nodes when one of their peers dies.
 `out_of_sequence` and `packet_seq_err` grow on healthy fabrics with adaptive routing, and `port_xmit_wait` on busy ones.
 """
 
@@ -31,14 +31,14 @@ _FABRIC = "Look at the fabric's switches and at congestion control."
 
 @dataclass(frozen=True)
 class Limit:
-    """How fast a counter may grow.
+    """The permitted growth of a counter.
 
     Attributes:
         counter: below the port's directory.
-        what: one of what it counts, and several.
-        most: so much growth in `per_s` seconds, or in less, is normal.
-        status: of more growth.
-        busy: looked at only while ranks run on, for a peer that dies makes it grow too.
+        what: the counted event, singular and plural.
+        most: normal growth in `per_s` seconds, or in less.
+        status: the status of more growth.
+        busy: judged only while ranks run on, because a dying peer makes it grow too.
     """
 
     counter: str
@@ -63,7 +63,7 @@ LIMITS = (
     Limit("hw_counters/local_ack_timeout_err", ("late answer", "late answers"), 1, 1.0, _FABRIC, busy=True),
     Limit("hw_counters/roce_slow_restart", ("slow restart", "slow restarts"), 10, 1.0, _FABRIC, busy=True),
 )
-"""The first limit of a counter that is passed is told."""
+"""The first exceeded limit of a counter is reported."""
 
 COUNTERS = tuple(dict.fromkeys(limit.counter for limit in LIMITS))
 
@@ -82,11 +82,11 @@ def fetch(context: Context) -> Json:
 
 
 def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
-    """Judge by how much the counters have grown since the look before."""
+    """Judge the counters' growth since the previous run."""
     ports = facts["ports"]
     said = f"{len(ports)} port{'s' * (len(ports) > 1)}"
     if before is None or before["boot"] != facts["boot"]:
-        return Judgement(f"{said}; what grows is seen from the next look on")
+        return Judgement(f"{said}; growth is known from the next check on")
     elapsed_s = facts["time_s"] - before["time_s"]
     found: list[Finding] = []
     for key, port in ports.items():
@@ -97,7 +97,7 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
 
 
 def _growth(now: dict[str, int], was: dict[str, int]) -> dict[str, int]:
-    # Somebody has reset them, or loaded the driver anew: what they count now is the link's start.
+    # Reset, or the driver was reloaded: they count the link's start.
     if any(now[name] < was[name] for name in now if name in was):
         return {}
     return {name: now[name] - was[name] for name in now if name in was}

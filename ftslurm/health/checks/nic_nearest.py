@@ -1,7 +1,7 @@
-"""Does each GPU have its own NIC near by?
+"""Is the NIC nearest to each GPU up?
 
-On machines made for training, each GPU (or two of them) shares a PCIe switch with a NIC, and their data goes no other
-way. When that NIC is down, NCCL takes one beyond the processor, or one that another GPU needs: slower, not broken.
+On training machines, each GPU (or two of them) shares a PCIe switch with a NIC, and their data takes that path. If
+that NIC is down, NCCL uses one beyond the processor, or one that another GPU needs: slower, not broken.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ftslurm.health.pci import NEARNESS, PIX, PXB, Slot
 from ftslurm.health.verdict import WARN, Finding, Json, Judgement
 
 _SWITCH = (PIX, PXB)
-"""Nearer than the processor: the machine was built so."""
+"""Nearer than the processor: intended by the machine's design."""
 
 
 def fetch(context: Context) -> Json:
@@ -49,14 +49,14 @@ def _gpu(number: int, gpu: Slot, ports: Sequence[Port], places: dict[str, Slot])
 
 
 def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
-    """Judge whether the NIC that is meant for a GPU is up."""
+    """Judge whether a GPU's own NIC is up."""
     gpus = facts["gpus"]
     was = {gpu["pci"]: gpu["up"] for gpu in (before or {}).get("gpus", ())}
     found = []
     for gpu in gpus:
         if gpu["how"] not in _SWITCH or gpu["up"] == gpu["how"]:
             continue
-        # A card that nobody has ever used says nothing, unless the other GPUs show how the machine is meant.
+        # A card without any traffic is no evidence, unless the other GPUs show the machine's design.
         others = [other for other in gpus if other is not gpu]
         meant = sum(other["up"] in _SWITCH for other in others) * 2 > len(others)
         if meant or was.get(gpu["pci"]) == gpu["how"] or any(nic["used"] for nic in gpu["nics"]):
@@ -71,7 +71,7 @@ def _far(gpu: Json) -> Finding:
     nics = ", ".join(f"{nic['name']} ({nic['state']})" for nic in gpu["nics"])
     instead = f"the nearest that is up, {gpu['up_name']}, is {gpu['up']}" if gpu["up"] else "none is up"
     text = f"its NIC {nics}, {gpu['how']}, is not up; {instead}"
-    advice = "Mend the NIC's link: until then this GPU's data takes a longer way."
+    advice = "Repair the NIC's link: until then this GPU's data takes a longer way."
     return Finding(WARN, f"GPU {gpu['number']} ({gpu['pci']})", text, advice)
 
 

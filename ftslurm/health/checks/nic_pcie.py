@@ -1,7 +1,7 @@
-"""Do the NICs have all of their PCIe link?
+"""Do the NICs have their full PCIe link?
 
-A link that came up with fewer lanes, or at a lower speed, after a bad start of the node halves a NIC, and nobody says
-so. NICs do not lower their link to save power, as GPUs do.
+A link with fewer lanes, or a lower speed, after a bad start of the node silently halves a NIC's bandwidth. NICs do not
+reduce their link to save power, as GPUs do.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ftslurm.health.verdict import WARN, Finding, Json, Judgement
 
 
 def fetch(context: Context) -> Json:
-    """Read speed and width of the link of each NIC, and what both of its ends can do."""
+    """Read speed and width of the link of each NIC, and the maximum of both ends."""
     found: dict[str, Json] = {}
     for device, slot, *_ in infiniband.directories(context.root):
         above = f"{context.root}{infiniband.CLASS}/{device}"
@@ -23,7 +23,7 @@ def fetch(context: Context) -> Json:
         speed, width = _speed(end, "current"), sysfs.number(end, "current_link_width")
         if slot.address in found or not speed or not width:
             continue
-        # The slot may have less than the card by design: both ends must be able to do more.
+        # The slot may support less than the card by design: both ends must support more.
         ends = (end, os.path.dirname(end))
         speeds = [able for at in ends if (able := _speed(at, "max"))]
         widths = [able for at in ends if (able := sysfs.number(at, "max_link_width"))]
@@ -50,7 +50,7 @@ def _speed(device: str, which: str) -> float | None:
 
 
 def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
-    """Judge by what both ends can do, and by the other NICs of the same product."""
+    """Judge by the maximum of both ends, and by the other NICs of the same product."""
     nics = facts["nics"]
     found = [_reduced(address, nic) for address, nic in nics.items() if _is_reduced(nic, list(nics.values()))]
     plural = "s" * (len(nics) > 1)
@@ -61,7 +61,7 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
 def _is_reduced(nic: Json, nics: Sequence[Json]) -> bool:
     if nic["gts"] >= nic["most_gts"] and nic["width"] >= nic["most_width"]:
         return False
-    # All of a product, and alike: the machine's wiring (lanes shared between hosts, say), no accident.
+    # All of a product equally: the machine's wiring (for example lanes shared between hosts), no fault.
     links = [(one["gts"], one["width"]) for one in nics if one["board"] == nic["board"]]
     return len(links) == 1 or len(set(links)) > 1
 

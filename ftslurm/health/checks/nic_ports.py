@@ -1,18 +1,18 @@
 """Are the InfiniBand and RoCE ports that the job may use up, and at their speed?
 
-A port that is down is not a broken one: second ports of cards, cards for a network that a site does not have and ports
-of a machine that was moved stay without a cable for years. What tells a fault from a design, the surest first:
+A port that is down need not be broken: second ports of cards, cards for a network that a site does not have and ports
+of a machine that was moved have no cable for years. Evidence of a fault, the strongest first:
 
-1. The port was ACTIVE in the look before. It broke: FAIL.
-2. It has carried data since its driver was loaded, more than tests of a link do. Somebody used it: FAIL, so that a
-   node whose link broke is found by those too that see it for the first time.
+1. The port was ACTIVE at the last check. It broke: FAIL.
+2. It has carried data since its driver was loaded, more than tests of a link do. It was in use: FAIL, so that a
+   broken link is also found by the first check on a node.
 3. At least three others like it (same product, layer, port number and PCI function: second ports are compared with
-   second ports) are ACTIVE, all of them. It should be too, but no one has ever seen it working: WARN.
+   second ports) are ACTIVE, all of them. It should be too, but was never observed to work: WARN.
 
-All else is quiet: no cable that anybody knows of. How the nodes differ in that is for the comparison over all nodes.
+All else is no finding: probably no cable. Differences between nodes are left to the comparison over all nodes.
 
-What a port can do is nowhere in sysfs, only what it does now; and not every link that is slower than its NIC is broken
-(a split cable gives two ports half the lanes each). So the measure is the look before, and others of the same product.
+sysfs has no maximum of a port, only its present state; and not every link slower than its NIC is broken (a split cable
+gives two ports half the lanes each). So the reference is the previous run, and others of the same product.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from ftslurm.health.infiniband import INFINIBAND, Port
 from ftslurm.health.verdict import FAIL, UNKNOWN, WARN, Finding, Json, Judgement
 
 USED = 1 << 30
-"""Bytes. A port that carried more has been in use; what the subnet manager and a test of the link send is far less."""
+"""Bytes. A port that carried more was in use; the subnet manager and link tests send far less."""
 
 ALIKE = 3
-"""So many others of the same sort make an expectation."""
+"""Number of others of the same kind that establish an expectation."""
 
 _CABLE = "Look at the cable, its transceivers and the switch's port."
 
@@ -38,7 +38,7 @@ _OFF = ("Disabled", "Sleep", "Phy Test")
 
 
 def fetch(context: Context) -> Json:
-    """Read all ports. No port is a fact too: where there were some in the look before, they have gone."""
+    """Read all ports. No port is a fact too: ports of the previous run have vanished then."""
     ports = infiniband.ports(context.root)
     active = [port for port in ports if port.active]
     return {
@@ -50,7 +50,7 @@ def fetch(context: Context) -> Json:
 
 
 def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
-    """Judge the ports by the look before, and by each other."""
+    """Judge the ports by the previous run, and by each other."""
     ports = [Port(**port) for port in facts["ports"]]
     was = {port.key: port for port in (Port(**port) for port in (before or {}).get("ports", ()))}
     found = [finding for port in ports if (finding := _judge(port, was.get(port.key), ports)) is not None]
@@ -78,7 +78,7 @@ def _judge(port: Port, was: Port | None, ports: Sequence[Port]) -> Finding | Non
 
 
 def _gone(port: Port) -> Finding:
-    text = f"was there in the look before ({port.state}, PCI {port.pci}), and is no more"
+    text = f"was there at the last check ({port.state}, PCI {port.pci}), and is no more"
     advice = "Look at the kernel log for its driver and for PCIe errors."
     return Finding(FAIL if port.active else WARN, port.name, text, advice)
 
@@ -89,9 +89,9 @@ def _down(port: Port, was: Port | None, others: Sequence[Port]) -> Finding | Non
     if not port.state and (was is None or not was.active):
         return Finding(UNKNOWN, port.name, how, "Look at the kernel log for the NIC's driver.")
     if was is not None and was.active:
-        return Finding(FAIL, port.name, f"was ACTIVE in the look before, now {how}", _CABLE)
+        return Finding(FAIL, port.name, f"was ACTIVE at the last check, now {how}", _CABLE)
     if _is_off(port):
-        # A person, or the firmware, has decided that: no reason to keep a node that has others out, if one to ask.
+        # Switched off by a user or the firmware: no reason to leave a node with other ports out, only to warn.
         text = f"{how}, but has carried {_size(port)} since its driver was loaded"
         return Finding(WARN, port.name, text, "Find out who switched it off, and why.") if used else None
     if port.layer == INFINIBAND and port.physical == "LinkUp":
@@ -110,25 +110,25 @@ def _down(port: Port, was: Port | None, others: Sequence[Port]) -> Finding | Non
 def _slow(port: Port, was: Port | None, others: Sequence[Port]) -> Finding | None:
     if was is not None and was.active:
         if port.layer != was.layer:
-            text = f"its link is {port.layer}, was {was.layer} in the look before"
+            text = f"its link is {port.layer}, was {was.layer} at the last check"
             return Finding(WARN, port.name, text, "Set the type of the port in its firmware (LINK_TYPE).")
         if port.gbps < was.gbps:
             # All ranks wait for the slowest link, in each step.
-            text = f"its link has fallen to {_rate(port)}, was {_rate(was)} in the look before"
+            text = f"its link has fallen to {_rate(port)}, was {_rate(was)} at the last check"
             return Finding(FAIL, port.name, text, _CABLE)
     expected = {other.gbps for other in others}
     if len(others) >= ALIKE and len(expected) == 1 and port.gbps < min(expected):
         text = f"{_rate(port)}, while the {len(others)} others of its kind ({port.board}) have {min(expected):g} Gb/s"
         return Finding(WARN, port.name, text, _CABLE)
-    # A cable that is split by design has two lanes. With Ethernet the width tells nothing: drivers call 25 Gb/s 1X.
+    # A cable that is split by design has two lanes. With Ethernet the width is meaningless: drivers call 25 Gb/s 1X.
     if port.layer == INFINIBAND and port.lanes == 1:
         return Finding(WARN, port.name, f"only 1 lane of its link works ({_rate(port)})", _CABLE)
     return None
 
 
 def _is_off(port: Port) -> bool:
-    # Drivers say "Disabled" of an Ethernet port for anything but a link (mlx5_query_port_roce(), bnxt_re, efa): there
-    # only the interface tells whether somebody switched it off or the cable is out.
+    # Drivers report "Disabled" for an Ethernet port without a link (mlx5_query_port_roce(), bnxt_re, efa): there only
+    # the interface distinguishes a port that was switched off from a missing cable.
     return port.physical in _OFF if port.layer == INFINIBAND else port.switched_off
 
 

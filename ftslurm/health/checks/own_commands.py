@@ -1,8 +1,8 @@
 """The user's own commands: exit code 0 is ok, 1 a warning, 2 a failure, with the first line of output as the reason.
 
 They run all at once, by `sh -c`, in the job's environment with FTSLURM_NODE, and with FTSLURM_HEALTH_BUSY=1 while ranks
-are running. Nothing that they start outlives them: a command that is done, or whose time is over, takes its children
-along, also those that left its session.
+are running. Their children do not outlive them: when a command ends, or exceeds its time-out, its descendants are
+killed, also those that left its session.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 
 from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Absent, Check, Context
-from ftslurm.health.figures import count, one_line
+from ftslurm.health.units import count, one_line
 from ftslurm.health.verdict import FAIL, UNKNOWN, WARN, Finding, Json, Judgement
 
 LIMIT_S = 8.0
@@ -25,12 +25,12 @@ _SHOWN = 60
 
 
 def fetch(context: Context) -> Json:
-    """Run them all, and kill whatever descends from this process in the end: it must be the check's own."""
+    """Run them all, and finally kill all descendants of this process: it must be the check's own."""
     if not context.commands:
         raise Absent("no commands of your own")
     from ftslurm.kernel import become_subreaper
 
-    # What its parent left becomes this process's child, and can be found.
+    # Orphans are reparented to this process, and can be found.
     become_subreaper()
     environ = {**os.environ, **context.environ, "FTSLURM_NODE": context.node}
     environ["FTSLURM_HEALTH_BUSY"] = "1" if context.busy else "0"
@@ -60,7 +60,7 @@ def _wait(commands: Sequence[_Command], deadline: float) -> None:
 
 
 def _kill_all() -> None:
-    """Kill and collect all that descends from this process; what cannot be killed is left to the caller's parent."""
+    """Kill and collect all descendants; unkillable ones are left to the caller's parent."""
     from ftslurm.kernel import kill_descendants
 
     deadline = time.monotonic() + _REAP_S
@@ -74,16 +74,16 @@ def _kill_all() -> None:
 
 
 class _Command:
-    """One command that runs."""
+    """One running command."""
 
     def __init__(self, command: str, environ: dict[str, str]) -> None:
         self.command = command
         self.began = time.monotonic()
         self.took_s: float | None = None
-        # Not for those who have no commands.
+        # Imported only with commands.
         import subprocess
 
-        # In this process's group: whoever kills that, because even we hang, kills the commands too.
+        # In this process's group: if this process hangs and its group is killed, the commands are killed too.
         self._process = subprocess.Popen(
             ["/bin/sh", "-c", command],
             stdin=subprocess.DEVNULL,
@@ -106,19 +106,19 @@ class _Command:
         return tuple(self._kept)
 
     def read(self, fd: int) -> bool:
-        """Take what came; False at the end. What is too much is thrown away: the command is not to wait for us."""
+        """Read the available output; False at the end. Excess output is dropped: the command must not block."""
         try:
             chunk = os.read(fd, 1 << 16)
         except BlockingIOError:
             return True
         if len(self._kept[fd]) >= _KEPT:
-            # One that prints without end must not cost a whole CPU.
+            # Endless output must not occupy a whole CPU.
             time.sleep(0.002)
         self._kept[fd] = (self._kept[fd] + chunk)[:_KEPT]
         return bool(chunk)
 
     def end(self) -> None:
-        """Note that it has ended; its children may keep its output open."""
+        """Record its end; its children may keep its output open."""
         self.took_s = time.monotonic() - self.began
         self._process.wait()
         for fd in self.outputs:
@@ -128,7 +128,7 @@ class _Command:
                     break
 
     def facts(self) -> Json:
-        """Return how it ended, its code None where it did not, and its first line."""
+        """Return its result, with code None if it did not end, and its first line."""
         lines = [line for kept in self._kept.values() for line in kept.splitlines() if line.strip()]
         return {
             "command": self.command,
@@ -147,7 +147,7 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
             continue
         advice = f"It is your command: run it on {context.node} by hand."
         if code is None:
-            text = f"has not ended within {LIMIT_S:g} s, and was killed" + (f"; it said: {line}" if line else "")
+            text = f"has not ended within {LIMIT_S:g} s, and was killed" + (f"; its output: {line}" if line else "")
             found.append(Finding(UNKNOWN, subject, text, advice))
         elif code in STATUSES:
             found.append(Finding(STATUSES[code], subject, line or f"exit code {code}, no output", advice))

@@ -1,4 +1,4 @@
-"""Lustre's own word on its health, where there is Lustre.
+"""Lustre's own health status, if Lustre is in use.
 
 Source: the Lustre manual, "Lustre health": the file says "healthy", or "NOT HEALTHY" with the devices, or "LBUG" when
 Lustre's code has found itself broken; then only a reboot helps.
@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 
 from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Absent, Check, Context
-from ftslurm.health.figures import one_line
 from ftslurm.health.sysfs import text
+from ftslurm.health.units import one_line
 from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
 from ftslurm.sharedfs.mounts import mount_of
 
@@ -18,12 +18,12 @@ _FILES = ("/sys/fs/lustre/health_check", "/proc/fs/lustre/health_check", "/sys/k
 
 
 def is_loaded(context: Context) -> bool:
-    """Tell whether there is anything of Lustre's in this kernel."""
+    """Return whether this kernel has Lustre."""
     return any(os.path.exists(f"{context.root}{os.path.dirname(file)}") for file in _FILES)
 
 
 def fetch(context: Context) -> Json:
-    """Read the file, and which of the job's paths are on Lustre."""
+    """Read the file, and find the job's paths on Lustre."""
     for file in _FILES:
         said = text(f"{context.root}{file}")
         if said is not None:
@@ -34,16 +34,16 @@ def fetch(context: Context) -> Json:
 
 
 def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
-    """Judge what Lustre says."""
+    """Judge Lustre's status."""
     lines = [one_line(line) for line in facts["said"].splitlines() if line.strip()]
     words = " ".join(lines).lower()
     if words == "healthy":
         return Judgement("healthy")
     if not words:
-        return Judgement("Lustre says nothing")
+        return Judgement("no health status from Lustre")
     used = f"; {', '.join(facts['used'][:3])} is on it" if facts["used"] else ""
     if "lbug" in words:
-        text_ = f"Lustre has found itself broken ({lines[0]}){used}"
+        text_ = f"Lustre reports itself broken ({lines[0]}){used}"
         return Judgement(lines[0], (Finding(FAIL, "Lustre", text_, "Have the node rebooted."),))
     status = FAIL if facts["used"] or not context.paths else WARN
     text_ = f"expected healthy, found {', '.join(lines[:3])}{used}"

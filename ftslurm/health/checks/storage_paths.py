@@ -1,6 +1,6 @@
-"""The job's directories, /tmp and /dev/shm: there, mounted, answering, writable, with room.
+"""The job's directories, /tmp and /dev/shm: existing, mounted, answering, writable, with free space.
 
-Each is tried in a process of its own, so that one that hangs does not hide the others. While ranks are running nothing
+Each is probed in a process of its own, so that one that hangs does not hide the others. While ranks are running nothing
 is written.
 """
 
@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Check, Context, Place
+from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Check, CheckedPath, Context
 from ftslurm.health.children import REAP_S, SLACK_S
-from ftslurm.health.figures import size
+from ftslurm.health.path_judge import SHM, TMP, TMPDIR, is_usable, judge_path, only_read, shown, unmounted
 from ftslurm.health.probe import Wish, file_name, probe_all
 from ftslurm.health.procfs import has_gpus
-from ftslurm.health.room import SHM, TMP, TMPDIR, is_usable, judge_place, only_read, shown, unmounted
 from ftslurm.health.sysfs import text
+from ftslurm.health.units import size
 from ftslurm.health.verdict import UNKNOWN, Finding, Json, Judgement
 from ftslurm.sharedfs.mounts import mount_of, points_of
 
@@ -23,22 +23,22 @@ LIMIT_S = 3.0
 SMALL = 4096
 
 
-def places(context: Context) -> list[Place]:
+def places(context: Context) -> list[CheckedPath]:
     """Return the job's paths and the node's own, each path once.
 
-    A $TMPDIR of the user's own is among them, and /tmp, which the agent falls back to.
+    These include the user's $TMPDIR, and /tmp, the agent's fallback.
     """
     wanted = context.environ.get("TMPDIR") or TMP
-    temporary = Place(wanted, wanted if wanted in (TMP, SHM) else TMPDIR)
-    fallback = () if wanted == SHM else (Place(TMP, TMP),)
-    found = {place.path: place for place in (Place(SHM, SHM), *fallback, temporary, *context.paths)}
+    temporary = CheckedPath(wanted, wanted if wanted in (TMP, SHM) else TMPDIR)
+    fallback = () if wanted == SHM else (CheckedPath(TMP, TMP),)
+    found = {place.path: place for place in (CheckedPath(SHM, SHM), *fallback, temporary, *context.paths)}
     last = [path for path in dict.fromkeys((wanted, TMP, SHM)) if path in found]
     own = [found.pop(path) for path in last if found[path].what in (path, TMPDIR)]
     return [*found.values(), *own]
 
 
 def fetch(context: Context) -> Json:
-    """Try them all out."""
+    """Probe all paths."""
     write = 0 if context.busy else SMALL
     return look(
         context,
@@ -52,16 +52,16 @@ def fetch(context: Context) -> Json:
     )
 
 
-def real(context: Context, place: Place) -> str:
-    """Return where a path is looked for."""
+def real(context: Context, place: CheckedPath) -> str:
+    """Return the probed form of a path."""
     return f"{context.root}{SHM}" if place.path == SHM else os.path.abspath(place.path)
 
 
-def look(context: Context, limit_s: float, wish: Callable[[Place, int], Wish]) -> Json:
-    """Try all places out; return their facts with what they are mounted on."""
+def look(context: Context, limit_s: float, wish: Callable[[CheckedPath, int], Wish]) -> Json:
+    """Probe all paths; return their facts with their mounts."""
     all_places = places(context)
     probed = probe_all([wish(place, index) for index, place in enumerate(all_places)], limit_s)
-    # Read after the probes: an automounter mounts when it is asked. This file never hangs.
+    # Read after the probes: an automounter mounts on access. This file never hangs.
     mountinfo = _whole(f"{context.root}/proc/self/mountinfo")
     fstab = text(f"{context.root}/etc/fstab") or ""
     found = []
@@ -74,7 +74,7 @@ def look(context: Context, limit_s: float, wish: Callable[[Place, int], Wish]) -
         facts.update(path=place.path, what=place.what, uid=os.geteuid(), limit_s=limit_s)
         found.append(facts)
     # An agent that can work in the user's $TMPDIR does not use /tmp.
-    if Place(TMP, TMP) not in context.paths and any(one["what"] == TMPDIR and is_usable(one) for one in found):
+    if CheckedPath(TMP, TMP) not in context.paths and any(one["what"] == TMPDIR and is_usable(one) for one in found):
         found = [one for one in found if one["path"] != TMP or one["what"] != TMP]
     return {"places": found, "gpus": has_gpus(context.root)}
 
@@ -93,8 +93,8 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
     found: list[Finding] = []
     summary = []
     for one in facts["places"]:
-        place = Place(one["path"], one["what"])
-        said = judge_place(place, one, then.get(place.path), context.busy, facts["gpus"])
+        place = CheckedPath(one["path"], one["what"])
+        said = judge_path(place, one, then.get(place.path), context.busy, facts["gpus"])
         found += said
         free = "" if one["free"] is None else f" {size(one['free'])} free"
         summary.append(f"{shown(place)}{free}" if not said else f"{shown(place)} {said[0].status}")
@@ -103,9 +103,9 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
 
 CHECK = Check(
     name="storage-paths",
-    about="the job's directories, /tmp and /dev/shm: there, mounted, answering, writable, with room",
+    about="the job's directories, /tmp and /dev/shm: existing, mounted, answering, writable, with free space",
     sets=frozenset((QUICK, BACKGROUND, THOROUGH)),
-    # Its probes have the limit; what hangs hangs there.
+    # The time-out applies to its probes, which do the I/O.
     limit_s=LIMIT_S + SLACK_S + REAP_S + 1.0,
     fetch=fetch,
     judge=judge,

@@ -1,15 +1,15 @@
-"""A write that must survive, read again and compared, in each of the job's directories, with its time."""
+"""A synced write, read again and compared, in each of the job's directories, with its time."""
 
 from __future__ import annotations
 
 import errno
 
-from ftslurm.health.check import THOROUGH, Absent, Check, Context, Place
+from ftslurm.health.check import THOROUGH, Absent, Check, CheckedPath, Context
 from ftslurm.health.checks.storage_paths import look, real
 from ftslurm.health.children import REAP_S, SLACK_S
-from ftslurm.health.figures import size, span
+from ftslurm.health.path_judge import judge_path, only_read, shown
 from ftslurm.health.probe import Wish, file_name
-from ftslurm.health.room import judge_place, only_read, shown
+from ftslurm.health.units import size, span
 from ftslurm.health.verdict import UNKNOWN, WARN, Finding, Json, Judgement
 
 LIMIT_S = 8.0
@@ -37,15 +37,15 @@ def fetch(context: Context) -> Json:
 
 
 def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
-    """Judge what only a round trip shows; the rest is told by storage-paths."""
+    """Judge the round trip alone; the rest is left to storage-paths."""
     found: list[Finding] = []
     summary = []
     for one in facts["places"]:
-        place = Place(one["path"], one["what"])
+        place = CheckedPath(one["path"], one["what"])
         error = one["error"]
         late = one["hung"] in ("write", "fsync", "close", "read", "unlink")
         if late or (error is not None and (error[0] in ("fsync", "close", "read", "unlink") or error[1] in _TOLD)):
-            found += judge_place(place, one, None, context.busy, facts["gpus"])
+            found += judge_path(place, one, None, context.busy, facts["gpus"])
         if one["write_s"] is None or one["read_s"] is None:
             continue
         times = f"{span(one['write_s'])} to write and sync {size(WRITTEN)}, {span(one['read_s'])} to read it"
@@ -60,7 +60,7 @@ CHECK = Check(
     name="storage-round-trip",
     about="a file written, synced, read and compared in the job's directories, with its time",
     sets=frozenset((THOROUGH,)),
-    # Its probes have the limit; what hangs hangs there.
+    # The time-out applies to its probes, which do the I/O.
     limit_s=LIMIT_S + SLACK_S + REAP_S + 1.0,
     fetch=fetch,
     judge=judge,

@@ -1,1 +1,1 @@
-"""Whole clusters on virtual time: the real state machines of agents and coordinator among simulated failures."""
+"""Simulated clusters on virtual time: the real state machines of agents and coordinator with injected faults."""

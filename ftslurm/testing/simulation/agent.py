@@ -1,7 +1,6 @@
-"""An agent without a process: the real member and machine, wired as loop and courier wire them, on virtual time.
+"""An agent without a process: the real member and machine, connected as in loop and courier, on virtual time.
 
-Its workers are entries in a table that end at some time. Whatever the agent does to the filesystem may take minutes,
-or be the last thing it did.
+Its workers are table entries with an end time. Any filesystem call of the agent may take minutes, or crash it.
 """
 
 from __future__ import annotations
@@ -15,47 +14,47 @@ from functools import partial
 from ftslurm.agent.actions import (
     Action,
     Assignment,
+    CollectStacks,
     Exit,
+    KillLeftovers,
     Moment,
     Prepare,
     Prepared,
-    Say,
-    Show,
+    Publish,
     Signal,
     Spawn,
-    Sweep,
     WorkerEnd,
-    spoken,
+    changed_record,
 )
 from ftslurm.agent.machine import AgentMachine
-from ftslurm.agent.preparation import REACH_S, Preparation
+from ftslurm.agent.round_setup import REACH_S, RoundSetup
 from ftslurm.dataclasses import dataclass, replace
-from ftslurm.rendezvous.member import Member, Refused, RunInUse, Superseded, View
-from ftslurm.rendezvous.node_word import NodeWord
+from ftslurm.rendezvous.member import FencedOut, Member, NodeRefused, RunInUse, View
+from ftslurm.rendezvous.node_record import NodeRecord
 from ftslurm.rendezvous.state import EXIT_FAILED, LEFT, Failure, State
 from ftslurm.sharedfs.commits import Commits
 from ftslurm.sharedfs.publish import BadFile
 from ftslurm.sharedfs.rundir import RunDirectory
 from ftslurm.testing.clock import START_NS
 from ftslurm.testing.memoryfs import Crash, MemoryFileSystem
-from ftslurm.testing.simulation.strand import Strand, strand
+from ftslurm.testing.simulation.coroutine import Coroutine, get_coroutine
 
 FINISH_S = 10.0
-TROUBLE_S = 60.0
+STORAGE_S = 60.0
 RETRY_S = 0.5
 NEVER = float("inf")
 
 
 @dataclass
 class VirtualWorker:
-    """What a worker will do.
+    """Planned behaviour of a worker.
 
     Attributes:
-        ends_at: true time of its end by itself, NEVER for one that hangs.
-        code, signal: how it ends by itself.
-        term_s: how long it takes to end after SIGTERM; NEVER: it ignores it.
-        kill_s: the same after SIGKILL (a process in the kernel's hands may take a minute).
-        turn: counts changes of its fate, so that an end that was planned before is not believed.
+        ends_at: true time of its own end; NEVER for one that hangs.
+        code, signal: outcome of its own end.
+        term_s: time to end after SIGTERM; NEVER: it ignores it.
+        kill_s: the same after SIGKILL (a process in an uninterruptible call may take a minute).
+        turn: number of changes of the plan; an end scheduled for an earlier plan is ignored.
     """
 
     local_rank: int
@@ -68,7 +67,7 @@ class VirtualWorker:
 
 
 class Host:
-    """What an agent needs from its cluster; see `cluster.Cluster`."""
+    """Interface of the cluster for an agent; see `cluster.Cluster`."""
 
     rng: random.Random
 
@@ -77,11 +76,11 @@ class Host:
         raise NotImplementedError
 
     def after(self, seconds: float, event: Callable[[], None]) -> None:
-        """Call `event` so much later."""
+        """Call `event` after the given time."""
         raise NotImplementedError
 
     def plan_worker(self, agent: VirtualAgent, assignment: Assignment, local_rank: int) -> VirtualWorker:
-        """Return what this worker will do.
+        """Return the plan of this worker.
 
         Raises:
             OSError: it cannot be started.
@@ -89,11 +88,11 @@ class Host:
         raise NotImplementedError
 
     def reaches_master(self, agent: VirtualAgent, assignment: Assignment) -> bool:
-        """Tell whether a connection from the agent's node to the round's master comes about now."""
+        """Return whether the agent's node can connect to the round's master now."""
         raise NotImplementedError
 
     def commits(self, agent: VirtualAgent) -> Commits:
-        """Return the registrations of commits, as that agent's client sees them."""
+        """Return the registrations of commits, through that agent's client."""
         raise NotImplementedError
 
     def on_spawned(self, agent: VirtualAgent, assignment: Assignment) -> None:
@@ -105,7 +104,7 @@ class Host:
         raise NotImplementedError
 
     def may_wait(self, agent: VirtualAgent) -> bool:
-        """Tell whether the agent's filesystem calls may take time now."""
+        """Return whether the agent's filesystem calls may block now."""
         raise NotImplementedError
 
 
@@ -116,7 +115,7 @@ class VirtualAgent:
         host: the cluster.
         fs: this process's client.
         run: the run directory.
-        member, machine: the real ones; nobody else uses them.
+        member, machine: the real ones, used by this agent only.
         offset_s, offset_ns: what the node's clocks add to true time; the latter may be changed at any time.
     """
 
@@ -133,34 +132,34 @@ class VirtualAgent:
         self.frozen_until = 0.0
         self.exit_code: int | None = None
         self.refused = False
-        self.lost_ground: str | None = None
+        self.eviction: str | None = None
         self.gave_up = False
-        self.told: str | None = None
+        self.stop_signal: str | None = None
         self.workers: dict[int, VirtualWorker] = {}
         self.assignment: Assignment | None = None
-        self.seen: State | None = None
-        self.strand: Strand | None = None
+        self.last_state: State | None = None
+        self.coroutine: Coroutine | None = None
         self._busy = False
         self._stopping = False
         self._finished = False
-        self._pending: NodeWord | None = None
-        self._errands: deque[tuple[Assignment, Callable[[], None]]] = deque()
+        self._pending: NodeRecord | None = None
+        self._tasks: deque[tuple[Assignment, Callable[[], None]]] = deque()
         self._inbox: deque[Callable[[], None]] = deque()
-        self._news: deque[Callable[[], None]] = deque()
+        self._events: deque[Callable[[], None]] = deque()
         self._due = 0.0
         self._last: tuple[int, bool] | None = None
-        self._trouble_since: float | None = None
+        self._storage_failing_since: float | None = None
         self._armed_for: float | None = None
-        # Commits are revoked where directories are made, and the master is reached or not as the host says.
-        self._preparation = Preparation(self._send, lambda *_: None, lambda _: None, self.monotonic, TROUBLE_S, None)
+        # Commits are revoked together with the creation of directories; the host decides if the master is reachable.
+        self._round_setup = RoundSetup(self._send, lambda *_: None, lambda _: None, self.monotonic, STORAGE_S, None)
 
     def start(self, member: Member, machine: AgentMachine) -> None:
         """Begin."""
         self.member = member
         self.machine = machine
-        self.word = member.word
-        self._port(self.word.port)
-        self._pending = self.word
+        self.record = member.record
+        self._port(self.record.port)
+        self._pending = self.record
         self._due = self.host.now()
         self._turn_at(self._due)
 
@@ -177,46 +176,46 @@ class VirtualAgent:
     def _moment(self) -> Moment:
         return Moment(self.monotonic(), self.now_ns())
 
-    # What may befall it
+    # Faults
 
     def freeze(self, seconds: float) -> None:
-        """Stop the process (SIGSTOP) for that long; its workers go on."""
+        """Stop the process (SIGSTOP) for that time; its workers continue."""
         until = self.host.now() + seconds
         if until > self.frozen_until:
             self.frozen_until = until
             self.host.after(seconds, self._thaw)
 
     def crash(self) -> None:
-        """End the process where it is; its workers die with it (the parent-death signal)."""
+        """Kill the process at this point; its workers die with it (the parent-death signal)."""
         if not self.alive:
             return
         self._end(None)
 
-    def sicken(self, look_s: float, seconds: float) -> None:
-        """Let its health be looked at for `look_s`, and be found unfit for `seconds` after that."""
-        self._deliver(lambda: self._judge(looking=True, unfit=None))
-        self._after(look_s, lambda: self._judge(looking=False, unfit="a check failed"))
-        self._after(look_s + seconds, lambda: self._judge(looking=False, unfit=None))
+    def make_unhealthy(self, check_s: float, seconds: float) -> None:
+        """Run health checks for `check_s`, which find the node unhealthy for the following `seconds`."""
+        self._deliver(lambda: self._judge(pending=True, unhealthy=None))
+        self._after(check_s, lambda: self._judge(pending=False, unhealthy="a check failed"))
+        self._after(check_s + seconds, lambda: self._judge(pending=False, unhealthy=None))
 
-    def _judge(self, looking: bool, unfit: str | None) -> None:
+    def _judge(self, pending: bool, unhealthy: str | None) -> None:
         if not self._stopping:
-            self.word = replace(self.word, looking=looking, unfit=unfit)
-            self._pending = self.word
+            self.record = replace(self.record, health_pending=pending, unhealthy=unhealthy)
+            self._pending = self.record
             self._turn_at(self.host.now())
 
     def signal(self, number: int) -> None:
         """Send it a signal."""
-        if self.told is None:
-            self.told = signal.Signals(number).name
+        if self.stop_signal is None:
+            self.stop_signal = signal.Signals(number).name
         self._deliver(lambda: self._do(self.machine.on_signal(number, self._moment())))
 
-    def rung(self) -> None:
-        """Let it hear its doorbell."""
-        self._deliver(self._look_soon)
+    def on_wake(self) -> None:
+        """Deliver a datagram to its doorbell."""
+        self._deliver(self._wake)
 
-    def _look_soon(self) -> None:
-        self.member.rung()
-        self._due = min(self._due, self.host.now() + self.member.next_look_s())
+    def _wake(self) -> None:
+        self.member.wake()
+        self._due = min(self._due, self.host.now() + self.member.next_tick_s())
         self._turn_at(self._due)
 
     def _thaw(self) -> None:
@@ -233,8 +232,8 @@ class VirtualAgent:
         self.alive = False
         self.exit_code = code
         self.workers.clear()
-        if self.strand is not None and self._busy:
-            parked, self.strand = self.strand, None
+        if self.coroutine is not None and self._busy:
+            parked, self.coroutine = self.coroutine, None
             parked.kill()
         self.host.on_gone(self, code)
 
@@ -244,10 +243,10 @@ class VirtualAgent:
         self.host.after(max(0.0, when - self.host.now()), self._turn)
 
     def _turn(self) -> None:
-        """What the courier's thread does next, if it is not hanging in a call."""
+        """Do the courier's next work, unless it is blocked in a call."""
         if not self.alive or self._busy or self._frozen():
             return
-        if not (self._pending or self._errands or self._stopping or self.host.now() >= self._due):
+        if not (self._pending or self._tasks or self._stopping or self.host.now() >= self._due):
             return
         self._busy = True
         hangs = self.host.may_wait(self)
@@ -256,106 +255,106 @@ class VirtualAgent:
                 self._work()
                 self._worked()
                 return
-            self.strand = strand()
-            self._after_strand(self.strand.run(self._work))
+            self.coroutine = get_coroutine()
+            self._after_run(self.coroutine.run(self._work))
         except Crash:
             self._busy = False
-            self.strand = None
+            self.coroutine = None
             self.crash()
 
     def wait_until(self, when: float) -> None:
-        """Let time pass inside of a filesystem call, and at least until the process runs again."""
-        assert self.strand is not None
+        """Block inside a filesystem call until then, and at least until the process is no longer frozen."""
+        assert self.coroutine is not None
         while (when := max(when, self.frozen_until)) > self.host.now():
-            self.host.after(when - self.host.now(), partial(self._resume, self.strand))
-            self.strand.park()
+            self.host.after(when - self.host.now(), partial(self._resume, self.coroutine))
+            self.coroutine.park()
 
-    def _resume(self, parked: Strand) -> None:
-        if not self.alive or self.strand is not parked:
+    def _resume(self, parked: Coroutine) -> None:
+        if not self.alive or self.coroutine is not parked:
             return
         try:
-            self._after_strand(parked.resume())
+            self._after_run(parked.resume())
         except Crash:
             self._busy = False
-            self.strand = None
+            self.coroutine = None
             self.crash()
 
-    def _after_strand(self, ended: bool) -> None:
+    def _after_run(self, ended: bool) -> None:
         if ended:
-            self.strand = None
+            self.coroutine = None
             self._worked()
         else:
-            self._hear()
+            self._handle_events()
 
     def _work(self) -> None:
-        word, self._pending = self._pending, None
-        errands = list(self._errands)
-        self._errands.clear()
-        if word is not None:
-            self.member.say(word)
-        if word is not None or self._stopping or self.host.now() >= self._due:
+        record, self._pending = self._pending, None
+        tasks = list(self._tasks)
+        self._tasks.clear()
+        if record is not None:
+            self.member.publish(record)
+        if record is not None or self._stopping or self.host.now() >= self._due:
             self._due = self._tick()
-        for assignment, errand in errands:
+        for assignment, task in tasks:
             result: object = None
             try:
-                errand()
+                task()
             except (OSError, BadFile) as error:
                 result = error
-            self._news.append(partial(self._on_made, assignment, result))
-        if self._stopping and not self._errands:
+            self._events.append(partial(self._on_made, assignment, result))
+        if self._stopping and not self._tasks:
             self._finished = True
 
     def _tick(self) -> float:
         now = self.host.now
         try:
             view = self.member.tick()
-        except (Superseded, Refused) as error:
-            self._news.append(partial(self._on_lost_ground, str(error)))
+        except (FencedOut, NodeRefused) as error:
+            self._events.append(partial(self._on_evicted, str(error)))
             return now() + 3600.0
         except RunInUse as error:
             self.refused = True
-            self._news.append(partial(self._on_lost_ground, str(error)))
+            self._events.append(partial(self._on_evicted, str(error)))
             return now() + 3600.0
         except (OSError, BadFile):
-            if self._trouble_since is None:
-                self._trouble_since = now()
-                self.host.after(TROUBLE_S + 1.0, lambda: self._deliver(self._give_up))
-            self._show(self.member.view())
+            if self._storage_failing_since is None:
+                self._storage_failing_since = now()
+                self.host.after(STORAGE_S + 1.0, lambda: self._deliver(self._give_up))
+            self._on_tick(self.member.view())
             return now() + RETRY_S
-        self._trouble_since = None
-        self._show(view)
-        return now() + self.member.next_look_s()
+        self._storage_failing_since = None
+        self._on_tick(view)
+        return now() + self.member.next_tick_s()
 
-    def _show(self, view: View) -> None:
+    def _on_tick(self, view: View) -> None:
         if view.state is not None and (view.token, view.coordinating) != self._last:
             self._last = (view.token, view.coordinating)
-            self._news.append(partial(self._on_view, view))
+            self._events.append(partial(self._on_view, view))
 
     def _worked(self) -> None:
         self._busy = False
-        self._hear()
+        self._handle_events()
         if not self.alive:
             return
         if self._finished:
             self._end(self._leave_with)
             return
-        self._turn_at(self.host.now() if self._pending or self._errands or self._stopping else self._due)
+        self._turn_at(self.host.now() if self._pending or self._tasks or self._stopping else self._due)
 
-    def _hear(self) -> None:
-        while self._news and self.alive:
-            self._deliver(self._news.popleft())
+    def _handle_events(self) -> None:
+        while self._events and self.alive:
+            self._deliver(self._events.popleft())
 
     def _give_up(self) -> None:
-        if self._trouble_since is None or self.workers or self._stopping:
+        if self._storage_failing_since is None or self.workers or self._stopping:
             return
-        if self.host.now() - self._trouble_since >= TROUBLE_S:
+        if self.host.now() - self._storage_failing_since >= STORAGE_S:
             self.gave_up = True
             self._exit(EXIT_FAILED)
 
     # The loop
 
     def _deliver(self, event: Callable[[], None]) -> None:
-        """Let the loop hear of something, once it runs."""
+        """Deliver an event to the loop, once the process is not frozen."""
         if not self.alive:
             return
         if self._frozen():
@@ -365,63 +364,63 @@ class VirtualAgent:
 
     def _on_view(self, view: View) -> None:
         assert view.state is not None
-        self.seen = view.state
+        self.last_state = view.state
         self._do(self.machine.on_state(view.state, self._moment()))
 
     def _on_made(self, assignment: Assignment, result: object) -> None:
-        prepared = self._preparation.made(assignment.round, result)
+        prepared = self._round_setup.made(assignment.round, result)
         if prepared is None:
-            if (deadline := self._preparation.deadline) is not None:
-                self._after(max(0.0, deadline - self.monotonic()) + 0.001, self._prepare_again)
+            if (deadline := self._round_setup.deadline) is not None:
+                self._after(max(0.0, deadline - self.monotonic()) + 0.001, self._retry_prepare)
         elif prepared.problem is not None or self.host.reaches_master(self, assignment):
             self._on_prepared(prepared)
         else:
             prepared = Prepared(assignment.round, "the master cannot be reached", unreachable=True)
             self._after(REACH_S, partial(self._on_prepared, prepared))
 
-    def _prepare_again(self) -> None:
-        prepared = self._preparation.on_time()
+    def _retry_prepare(self) -> None:
+        prepared = self._round_setup.on_time()
         assert prepared is None, "no step but the directories has a deadline here"
 
     def _on_prepared(self, prepared: Prepared) -> None:
         self._do(self.machine.on_prepared(prepared, self._moment()))
 
-    def _on_lost_ground(self, reason: str) -> None:
-        self.lost_ground = reason
-        self._do(self.machine.on_lost_ground(reason, EXIT_FAILED, self._moment()))
+    def _on_evicted(self, reason: str) -> None:
+        self.eviction = reason
+        self._do(self.machine.on_evicted(reason, EXIT_FAILED, self._moment()))
 
     def _do(self, actions: list[Action]) -> None:
         for action in actions:
             if self._stopping:
-                # The loop has ended: nothing is done any more.
+                # The loop has ended: ignore further actions.
                 return
-            if isinstance(action, Say):
-                self._say(action)
+            if isinstance(action, Publish):
+                self._publish(action)
             elif isinstance(action, Signal):
                 for local_rank in action.local_ranks:
                     self._signal_worker(local_rank, action.number)
             elif isinstance(action, Spawn):
                 self._spawn(action.assignment)
             elif isinstance(action, Prepare):
-                self._preparation.begin(action.assignment)
-            elif isinstance(action, Show):
-                self._after(self.host.rng.uniform(0.05, 3.0), self._shown)
-            elif isinstance(action, Sweep):
-                self._preparation.drop()
+                self._round_setup.begin(action.assignment)
+            elif isinstance(action, CollectStacks):
+                self._after(self.host.rng.uniform(0.05, 3.0), self._stacks_collected)
+            elif isinstance(action, KillLeftovers):
+                self._round_setup.drop()
                 self._after(0.05, self._swept)
             elif isinstance(action, Exit):
                 self._exit(action.code)
         self._arm_deadline()
 
-    def _say(self, said: Say) -> None:
-        if said.new_port:
-            self._port(self.word.port + 1)
-        self.word = spoken(self.word, said)
-        self._pending = self.word
+    def _publish(self, change: Publish) -> None:
+        if change.new_port:
+            self._port(self.record.port + 1)
+        self.record = changed_record(self.record, change)
+        self._pending = self.record
         self._turn_at(self.host.now())
 
     def _port(self, number: int) -> None:
-        self.word = replace(self.word, port=number)
+        self.record = replace(self.record, port=number)
 
     def _send(self, assignment: Assignment) -> None:
         def make() -> None:
@@ -429,7 +428,7 @@ class VirtualAgent:
                 self.fs.makedirs(self.run.rank(assignment.round, assignment.first_rank + local_rank))
             self.host.commits(self).revoke(assignment.round, lambda node: True)
 
-        self._errands.append((assignment, make))
+        self._tasks.append((assignment, make))
         self._turn_at(self.host.now())
 
     def _exit(self, code: int) -> None:
@@ -438,13 +437,13 @@ class VirtualAgent:
         self._stopping = True
         self._leave_with = code
         self._turn_at(self.host.now())
-        self.host.after(FINISH_S, self._leave_all_the_same)
+        self.host.after(FINISH_S, self._end_without_publishing)
 
-    def _leave_all_the_same(self) -> None:
+    def _end_without_publishing(self) -> None:
         if self.alive and not self._frozen():
             self._end(self._leave_with)
         elif self.alive:
-            self._inbox.append(self._leave_all_the_same)
+            self._inbox.append(self._end_without_publishing)
 
     def _arm_deadline(self) -> None:
         deadline = self.machine.deadline
@@ -476,7 +475,7 @@ class VirtualAgent:
         self.host.on_spawned(self, assignment)
 
     def end_worker(self, worker: VirtualWorker, seconds: float, code: int, name: str | None) -> None:
-        """Change a worker's fate: it ends so much later with this code or signal."""
+        """Change a worker's plan: it ends after the given time with this code or signal."""
         worker.turn += 1
         worker.code, worker.signal = code, name
         self.host.after(seconds, partial(self._worker_ends, worker, worker.turn))
@@ -514,7 +513,7 @@ class VirtualAgent:
         self._deliver(lambda: self._do(self.machine.on_worker_ended(end, self._moment())))
 
     def hang_worker(self, worker: VirtualWorker) -> None:
-        """Let a worker move no more, and its watch notice; one that is being killed ends all the same."""
+        """Let a worker hang and its time-out expire; one that is being killed still ends."""
         if worker.signal is not None:
             return
         worker.turn += 1
@@ -523,20 +522,20 @@ class VirtualAgent:
             lambda: self._do(self.machine.on_hang(worker.local_rank, what, signal.SIGKILL, None, self._moment()))
         )
 
-    def _shown(self) -> None:
-        self._do(self.machine.on_shown(self._moment()))
+    def _stacks_collected(self) -> None:
+        self._do(self.machine.on_stacks_collected(self._moment()))
 
     def _swept(self) -> None:
         self._do(self.machine.on_swept(self._moment()))
 
-    # What others may ask
+    # Queries
 
     @property
     def leaving(self) -> bool:
-        """Whether it goes for a reason of its own."""
-        return self.told is not None or self.lost_ground is not None or self.gave_up
+        """Whether it leaves for a reason of its own."""
+        return self.stop_signal is not None or self.eviction is not None or self.gave_up
 
     @property
     def departed(self) -> bool:
-        """Whether it has said that it is gone, or is."""
-        return not self.alive or self.word.status == LEFT
+        """Whether it has ended, or published that it left."""
+        return not self.alive or self.record.status == LEFT

@@ -1,4 +1,4 @@
-"""One simulated cluster: its time, its nodes and agents, and what they must never do."""
+"""One simulated cluster: virtual time, nodes, agents, and checks of the invariants."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from functools import partial
 from ftslurm.agent.actions import Assignment
 from ftslurm.agent.machine import AgentMachine
 from ftslurm.dataclasses import dataclass, replace
-from ftslurm.rendezvous.member import Member, Pace, first_word
-from ftslurm.rendezvous.node_word import NodeWord
-from ftslurm.rendezvous.seen import AT_ONCE, NEVER, NEXT_ROUND, Shape, Timing
+from ftslurm.rendezvous.member import Member, Pace, first_record
+from ftslurm.rendezvous.node_record import NodeRecord
+from ftslurm.rendezvous.observation import AT_ONCE, NEVER, NEXT_ROUND, RunSpec, Timing
 from ftslurm.rendezvous.state import LEFT, State
 from ftslurm.sharedfs.commits import Commits
 from ftslurm.sharedfs.publish import publish
@@ -25,36 +25,36 @@ from ftslurm.testing.simulation import faults
 from ftslurm.testing.simulation.agent import Host, VirtualAgent, VirtualWorker
 from ftslurm.testing.simulation.faults import Armed, Outage
 from ftslurm.testing.simulation.filesystem import CachingClient, ClientCache
-from ftslurm.testing.simulation.invariants import Ledger, Witness, check
+from ftslurm.testing.simulation.invariants import AgentStatus, Ledger, check
 from ftslurm.testing.simulation.saver import TARGET, Saver
 
 RUN = RunDirectory("/runs/r")
 TIMING = Timing(node_timeout_s=8.0, join_timeout_s=60.0, last_call_s=4.0, rejoin=NEXT_ROUND)
-PACE = Pace(heartbeat_s=2.0, follow_s=1.0, thorough_s=5.0, coordinate_s=0.5, hurry_s=0.25)
+PACE = Pace(heartbeat_s=2.0, follow_s=1.0, thorough_s=5.0, coordinate_s=0.5, transition_s=0.25)
 GRACE_S, KILL_WAIT_S = 2.0, 6.0
 
-MEMORY_S = 30.0
-"""How long ago a hindrance may lie and still excuse a silence."""
+EXCUSE_S = 30.0
+"""Time for which a fault excuses a later silence, in seconds."""
 
-OBEY_S = PACE.thorough_s + PACE.follow_s + GRACE_S + 4.0
-"""An agent that can see has stopped the workers of a finished round after this long."""
+STOP_S = PACE.thorough_s + PACE.follow_s + GRACE_S + 4.0
+"""Time within which an unimpaired agent stops the workers of a finished round, in seconds."""
 
 CHANGES = ("link", "rename", "unlink")
 
-HEARD = 0.7
-"""How many of the datagrams that say "look now" arrive."""
+DELIVERED = 0.7
+"""Fraction of the wake-up datagrams that are delivered."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a cluster looks like and how much it suffers.
+    """Parameters of a simulated cluster.
 
     Attributes:
-        seed: of everything random.
-        nodes: (fewest, most).
-        faults: how many must strike before calm returns.
+        seed: of the random generators.
+        nodes: (minimum, maximum).
+        faults: number of faults before the calm phase.
         kinds: the kinds of faults to choose from; empty: all.
-        verbose: print what happens.
+        verbose: print all events.
     """
 
     seed: int
@@ -65,7 +65,7 @@ class Plan:
 
 
 class Node:
-    """A host: its clocks, its kernel's memory of the shared filesystem, and what it suffers."""
+    """A host: its clocks, its kernel's cache of the shared filesystem, and its active faults."""
 
     def __init__(self, name: str, cache: ClientCache, offset_s: float, offset_ns: int) -> None:
         self.name = name
@@ -80,30 +80,30 @@ class Node:
 
 
 class Attempt:
-    """One start of a job: its agents, those that have ended too."""
+    """One start of a job with all its agents, including ended ones."""
 
-    def __init__(self, shape: Shape, slots: int) -> None:
-        self.shape = shape
-        self.name = shape.attempt
+    def __init__(self, run_spec: RunSpec, slots: int) -> None:
+        self.run_spec = run_spec
+        self.name = run_spec.attempt
         self.slots = slots
         self.agents: list[SimulatedAgent] = []
-        self.said_78 = False
+        self.requested_no_restart = False
         self.due = 0.0
 
     def has(self, node: Node) -> bool:
-        """Tell whether an agent of this attempt lives on that node."""
+        """Return whether an agent of this attempt is alive on that node."""
         return any(agent.alive and agent.home is node for agent in self.agents)
 
 
 class SimulatedAgent(VirtualAgent):
-    """A virtual agent with what the simulation knows about it.
+    """A virtual agent with the simulation's data about it.
 
     Attributes:
         armed: faults that wait for its calls.
-        rough: until when it was kept from its duties, once for each hindrance.
-        bumps: when small faults struck it.
-        cannot_start: how many of its next workers cannot be started.
-        slow_in: how many calls from now one is slow, 0 for none.
+        excuses: for each fault that impaired it, the time of its end.
+        small_faults: times of small faults.
+        cannot_start: number of its next workers that cannot be started.
+        slow_in: number of calls until a slow one, 0 for none.
     """
 
     def __init__(self, cluster: Cluster, home: Node, attempt: Attempt, incarnation: str) -> None:
@@ -115,29 +115,29 @@ class SimulatedAgent(VirtualAgent):
         self.incarnation = incarnation
         self.born = cluster.now()
         self.armed: list[Armed] = []
-        self.rough: list[float] = [home.stalled_until, cluster.stalled_until]
-        self.bumps: list[float] = []
+        self.excuses: list[float] = [home.stalled_until, cluster.stalled_until]
+        self.small_faults: list[float] = []
         self.cannot_start = 0
         self.slow_in = 0
 
     def _on_call(self, when: str, operation: Operation) -> None:
-        """Hook of this agent's client: stalls, then what is armed."""
+        """Hook of this agent's client: stalls, then armed faults."""
         if when == AFTER and operation.name in CHANGES:
             self._cluster.on_changed(self, operation)
         self.refuse(when, operation)
-        if not self.armed and self.strand is None:
+        if not self.armed and self.coroutine is None:
             return
-        if self.strand is not None:
+        if self.coroutine is not None:
             self._hang(when)
         fault = faults.pick_armed(self.armed, when, operation)
         if fault is not None:
             self.armed.remove(fault)
             self._cluster.struck(fault.kind, self.node, operation.name)
-            self.bumps.append(self._cluster.now())
+            self.small_faults.append(self._cluster.now())
             fault.strike(self, operation)
 
     def refuse(self, when: str, operation: Operation) -> None:
-        """Hook of its ranks' clients, and first of its own: what the filesystem refuses on its node."""
+        """Hook of its ranks' clients, and part of its own: calls that the filesystem refuses on its node."""
         if when != BEFORE:
             return
         now = self._cluster.now()
@@ -155,20 +155,20 @@ class SimulatedAgent(VirtualAgent):
                 self.wait_until(cluster.now() + cluster.rng.uniform(0.1, 1.5))
 
     def excuse(self, seconds: float) -> None:
-        """Note that it is kept from its duties for that long."""
-        self.rough.append(self._cluster.now() + seconds)
+        """Record a fault that impairs it for that time."""
+        self.excuses.append(self._cluster.now() + seconds)
 
-    def unwell(self, memory_s: float = MEMORY_S) -> bool:
-        """Tell whether it had a reason to be silent in the last `memory_s` seconds."""
-        since = self._cluster.now() - memory_s
-        small = sum(at >= since for at in self.bumps)
-        return self.departed or self.leaving or small >= 4 or any(until >= since for until in self.rough)
+    def is_impaired(self, excuse_s: float = EXCUSE_S) -> bool:
+        """Return whether it had a reason to be silent in the last `excuse_s` seconds."""
+        since = self._cluster.now() - excuse_s
+        small = sum(at >= since for at in self.small_faults)
+        return self.departed or self.leaving or small >= 4 or any(until >= since for until in self.excuses)
 
-    def sleep_through(self, seconds: float) -> None:
-        """Let everybody's stall of that length not count as time in which it could have recovered."""
-        since = self._cluster.now() - MEMORY_S
-        self.rough = [until + seconds if until >= since else until for until in self.rough]
-        self.bumps = [at + seconds if at >= since else at for at in self.bumps]
+    def extend_excuses(self, seconds: float) -> None:
+        """Extend its excuses by a stall of all nodes, in which it could not recover."""
+        since = self._cluster.now() - EXCUSE_S
+        self.excuses = [until + seconds if until >= since else until for until in self.excuses]
+        self.small_faults = [at + seconds if at >= since else at for at in self.small_faults]
 
 
 class Cluster(Host):
@@ -179,13 +179,13 @@ class Cluster(Host):
 
     Attributes:
         counts: the faults that struck, by kind.
-        stale: the old answers that clients got, by kind.
-        saved: commits of checkpoints by the ranks, by what came of them.
-        events: what happened last, for people.
-        gentle: whether workers succeed soon and nobody is late.
-        last: the attempt after which none begins, once there is one.
-        stalled_until: until when the filesystem hangs for everybody.
-        outage: what the filesystem refuses to everybody, and until when.
+        stale: stale answers of the filesystem's clients, by kind.
+        saved: commits of checkpoints by the ranks, by outcome.
+        events: the last events, for the error message.
+        gentle: whether workers succeed soon and no node is late.
+        last: the final attempt, once it has begun.
+        stalled_until: end of a stall of the filesystem on all nodes.
+        outage: calls that the filesystem refuses on all nodes, and until when.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -211,7 +211,7 @@ class Cluster(Host):
         self.saved: Counter[str] = Counter()
         for directory in (RUN.state, RUN.nodes, RUN.commits, os.path.dirname(TARGET)):
             self.server.makedirs(directory)
-        self.ledger = Ledger(Witness(self._was_unwell, self._anybody_well))
+        self.ledger = Ledger(AgentStatus(self._was_impaired, self._any_unimpaired))
         self.nodes = [self._make_node(f"n{i + 1}") for i in range(self.rng.randint(*plan.nodes))]
 
     def _make_node(self, name: str) -> Node:
@@ -231,14 +231,14 @@ class Cluster(Host):
         heapq.heappush(self._queue, (self._time + seconds, self._sequence, event))
 
     def step(self) -> None:
-        """Let the next event happen."""
+        """Execute the next event."""
         when, _, event = heapq.heappop(self._queue)
         self._time = max(self._time, when)
         self.handled += 1
         event()
 
     def note(self, text: str) -> None:
-        """Keep an event for the story of a broken invariant."""
+        """Keep an event for the message of a broken invariant."""
         self.events.append((self._time, text))
         if self.plan.verbose:
             print(f"{self._time:10.3f} s  {text}")
@@ -250,13 +250,13 @@ class Cluster(Host):
 
     @property
     def strikes(self) -> int:
-        """How many faults have struck."""
+        """Number of faults so far."""
         return self.counts.total()
 
     # Attempts and agents
 
     def living(self) -> Iterator[SimulatedAgent]:
-        """Yield the agents that live, of all attempts."""
+        """Yield the live agents of all attempts."""
         for attempt in self.attempts:
             for agent in attempt.agents:
                 if agent.alive:
@@ -269,7 +269,7 @@ class Cluster(Host):
         high = len(nodes) if self.gentle else rng.randint(low, len(nodes))
         expected = tuple(node.name for node in nodes) if self.gentle or rng.random() < 0.8 else ()
         restarts = 3 if self.gentle else rng.choice([0, 1, 3, *[1000] * 5])
-        attempt = Attempt(Shape("r", name, expected, low, high, restarts), rng.randint(1, 2))
+        attempt = Attempt(RunSpec("r", name, expected, low, high, restarts), rng.randint(1, 2))
         self.attempts.append(attempt)
         self.note(f"attempt {name} begins on {len(nodes)} nodes, {low}:{high}, {restarts} restarts")
         for position, node in enumerate(nodes):
@@ -281,11 +281,11 @@ class Cluster(Host):
             self.after(delay, partial(self.start, attempt, node, position))
         return attempt
 
-    def start(self, attempt: Attempt, home: Node, position: int, shape: Shape | None = None) -> None:
+    def start(self, attempt: Attempt, home: Node, position: int, run_spec: RunSpec | None = None) -> None:
         """Start an agent, unless its node is down or has one of this attempt.
 
         Args:
-            shape: what this agent asks for; None: what all of them do.
+            run_spec: this agent's; None: the attempt's.
         """
         if self.last not in (None, attempt):
             return
@@ -295,29 +295,37 @@ class Cluster(Host):
         agent = SimulatedAgent(self, home, attempt, incarnation)
         self.agents[incarnation] = agent
         attempt.agents.append(agent)
-        word = first_word(home.name, incarnation, attempt.name, position, attempt.slots)
-        # The simulating process has one pid only, and it differs from run to run.
-        word = replace(word, pid=1, port=29400)
+        record = first_record(home.name, incarnation, attempt.name, position, attempt.slots)
+        # A constant pid: that of the simulating process differs between runs.
+        record = replace(record, pid=1, port=29400)
         clocks = (agent.monotonic, agent.now_ns)
         member = Member(
-            agent.fs, RUN, shape or attempt.shape, word, self.timing, PACE, *clocks, self._nonce, self._ring
+            agent.fs,
+            RUN,
+            run_spec or attempt.run_spec,
+            record,
+            self.timing,
+            PACE,
+            *clocks,
+            self._nonce,
+            self._wake_agents,
         )
         machine = AgentMachine(home.name, incarnation, attempt.name, attempt.slots, GRACE_S, KILL_WAIT_S)
         self.note(f"{incarnation} of {attempt.name} starts")
         agent.start(member, machine)
 
-    def _ring(self, words: Iterable[NodeWord]) -> None:
-        """Datagrams: some are lost, the others come in any order."""
-        for word in words:
-            agent = self.agents.get(word.incarnation)
-            if agent is not None and self.rng.random() < HEARD:
-                self.after(self.rng.uniform(0.0, 0.05), agent.rung)
+    def _wake_agents(self, records: Iterable[NodeRecord]) -> None:
+        """Deliver wake-up datagrams: some are lost, the others arrive in any order."""
+        for record in records:
+            agent = self.agents.get(record.incarnation)
+            if agent is not None and self.rng.random() < DELIVERED:
+                self.after(self.rng.uniform(0.0, 0.05), agent.on_wake)
 
     def _nonce(self) -> str:
         self._nonces += 1
         return f"{self._nonces:016x}"
 
-    # What agents ask for
+    # Interface for agents
 
     def may_wait(self, agent: VirtualAgent) -> bool:
         """See `Host`."""
@@ -357,7 +365,7 @@ class Cluster(Host):
 
     def on_spawned(self, agent: VirtualAgent, assignment: Assignment) -> None:
         """See `Host`."""
-        self.note(f"{agent.word.incarnation} runs round {assignment.round}")
+        self.note(f"{agent.record.incarnation} runs round {assignment.round}")
         self.ledger.on_spawned(agent, assignment)
         if assignment.first_rank == 0 and 0 in agent.workers:
             assert isinstance(agent, SimulatedAgent)
@@ -365,31 +373,31 @@ class Cluster(Host):
             saver = Saver(self, fs, RUN, agent, agent.workers[0], assignment, self.ledger, self.saved)
             saver.start(Commits(fs, RUN, self._nonce), self.ledger.rounds)
         if self.ledger.is_over(assignment):
-            self._expect_obedience(agent, assignment, OBEY_S)
+            self._expect_stop(agent, assignment, STOP_S)
 
     def on_gone(self, agent: VirtualAgent, code: int | None) -> None:
-        """See `Host`; a killed agent's guardian may tell the others."""
+        """See `Host`; a killed agent's guardian may mark its node as left."""
         assert isinstance(agent, SimulatedAgent)
         self.note(f"{agent.incarnation} is gone with {code}")
         if code is not None:
             self.ledger.on_exit(agent, agent.attempt.name)
         elif agent.home.up and self.rng.random() < 0.5:
-            self.after(self.rng.uniform(0.02, 3.0), partial(self._say_goodbye, agent))
+            self.after(self.rng.uniform(0.02, 3.0), partial(self._mark_as_left, agent))
 
-    def _say_goodbye(self, agent: SimulatedAgent) -> None:
+    def _mark_as_left(self, agent: SimulatedAgent) -> None:
         path = RUN.node_file(agent.node)
         data = self.server.files().get(path)
         if data is None or not agent.home.up:
             return
-        word = NodeWord.decode(data, path)
-        if word.incarnation == agent.incarnation and word.status != LEFT:
-            gone = replace(word, counter=word.counter + 1, status=LEFT, reason="its agent was killed by SIGKILL")
+        record = NodeRecord.decode(data, path)
+        if record.incarnation == agent.incarnation and record.status != LEFT:
+            gone = replace(record, counter=record.counter + 1, status=LEFT, reason="its agent was killed by SIGKILL")
             publish(self.server, path, gone.encode(), nonce=self._nonce)
 
-    # What must hold
+    # Invariants
 
     def on_changed(self, agent: SimulatedAgent, operation: Operation) -> None:
-        """A name was given, moved or taken away."""
+        """Check a change of a name in the state directory."""
         path = operation.path
         directory, _, name = path.rpartition("/")
         if directory != RUN.state:
@@ -409,30 +417,30 @@ class Cluster(Host):
         if before is None or (before.attempt, before.round, before.phase) != (state.attempt, state.round, state.phase):
             for other in self.living():
                 if other.workers and other.assignment is not None and self.ledger.is_over(other.assignment):
-                    self._expect_obedience(other, other.assignment, OBEY_S)
+                    self._expect_stop(other, other.assignment, STOP_S)
 
-    def _expect_obedience(self, agent: VirtualAgent, assignment: Assignment, seconds: float) -> None:
-        self.after(seconds, partial(self._check_obedience, agent, assignment))
+    def _expect_stop(self, agent: VirtualAgent, assignment: Assignment, seconds: float) -> None:
+        self.after(seconds, partial(self._check_stop, agent, assignment))
 
-    def _check_obedience(self, agent: VirtualAgent, assignment: Assignment) -> None:
-        """An agent that has been able to see for a while runs no worker of a finished round."""
+    def _check_stop(self, agent: VirtualAgent, assignment: Assignment) -> None:
+        """Check that an unimpaired agent runs no worker of a finished round."""
         assert isinstance(agent, SimulatedAgent)
         if not agent.alive or agent.assignment is not assignment or not agent.workers:
             return
         slow = any(worker.kill_s > 1.0 for worker in agent.workers.values())
         unread = [one.until for one in (self.outage, agent.home.outage) if one is not None and not one.calls]
-        blind = max(self.stalled_until, agent.home.slow_until, *unread) >= self._time - OBEY_S
-        if slow or blind or agent.unwell(OBEY_S):
-            self._expect_obedience(agent, assignment, OBEY_S if agent.leaving or slow or blind else 2.0)
+        blind = max(self.stalled_until, agent.home.slow_until, *unread) >= self._time - STOP_S
+        if slow or blind or agent.is_impaired(STOP_S):
+            self._expect_stop(agent, assignment, STOP_S if agent.leaving or slow or blind else 2.0)
             return
         facts = (agent.incarnation, f"round {assignment.round} of {assignment.attempt}", agent.machine.phase)
-        check(False, f"workers of a finished round live {OBEY_S} s after their agent could know", *facts)
+        check(False, f"workers of a finished round are alive {STOP_S} s after their agent could read that", *facts)
 
-    def _was_unwell(self, incarnation: str) -> bool:
+    def _was_impaired(self, incarnation: str) -> bool:
         agent = self.agents.get(incarnation)
-        return agent is None or agent.unwell()
+        return agent is None or agent.is_impaired()
 
-    def _anybody_well(self, attempt: str) -> bool:
-        """Tell whether an agent of that attempt has long been there for all to see."""
+    def _any_unimpaired(self, attempt: str) -> bool:
+        """Return whether an agent of that attempt has been alive and unimpaired for long."""
         mine = [agent for agent in self.agents.values() if agent.attempt.name == attempt and agent.alive]
-        return any(not agent.unwell() and self._time - agent.born > OBEY_S for agent in mine)
+        return any(not agent.is_impaired() and self._time - agent.born > STOP_S for agent in mine)

@@ -1,4 +1,4 @@
-"""The failures that a simulation can make, how often, and what each does when it strikes."""
+"""The faults of the simulation: weights and effects."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ftslurm.testing.memoryfs import AFTER, BEFORE, DURING, Crash, Operation
 from ftslurm.testing.simulation.agent import NEVER, VirtualAgent, VirtualWorker
 
 SMALL_S = 2.0
-"""A call that takes longer than this many seconds may cost a node its place."""
+"""Limit of a slow call, in seconds: a longer one may make a node lost."""
 
 DAY_NS = 86_400 * 10**9
 
 WRITES = ("create", "link", "rename", "unlink", "makedirs")
-"""The calls that a full or read-only filesystem refuses; it still answers the others."""
+"""The calls that a full or read-only filesystem refuses; others succeed."""
 
 
 @dataclass(frozen=True)
@@ -36,21 +36,21 @@ class Outage:
     calls: tuple[str, ...]
 
     def refuses(self, now: float, operation: Operation) -> bool:
-        """Tell whether that call fails at `now`."""
+        """Return whether that call fails at `now`."""
         return now < self.until and (not self.calls or operation.name in self.calls)
 
 
 @dataclass
 class Armed:
-    """A failure that waits for one of an agent's filesystem calls.
+    """A fault that waits for one of an agent's filesystem calls.
 
     Attributes:
         kind: for the count.
-        calls: which calls it strikes, empty for all.
+        calls: the affected calls, empty for all.
         when: before, during or after the call.
-        skip: how many such calls it lets pass.
-        strike: what it does; what it raises reaches the caller.
-        waits: whether it makes the call take time.
+        skip: number of such calls before the affected one.
+        strike: its effect; exceptions propagate to the caller.
+        waits: whether it makes the call block.
     """
 
     kind: str
@@ -62,7 +62,7 @@ class Armed:
 
 
 def pick_armed(armed: Sequence[Armed], when: str, operation: Operation) -> Armed | None:
-    """Return the failure that strikes now, None when there is none."""
+    """Return the fault that affects this call, None without one."""
     for fault in armed:
         if fault.when == when and (not fault.calls or operation.name in fault.calls):
             if fault.skip == 0:
@@ -72,7 +72,7 @@ def pick_armed(armed: Sequence[Armed], when: str, operation: Operation) -> Armed
 
 
 def lost_reply(rng: random.Random, name: str) -> Armed:
-    """Do the call and report a failure, as a repeated request whose first reply was lost."""
+    """Execute the call and report an error, as a repeated request whose first reply was lost."""
     repeated = {"link": errno.EEXIST, "create": errno.EEXIST, "rename": errno.ENOENT, "unlink": errno.ENOENT}
     number = rng.choice([repeated[name], errno.EIO, errno.ETIMEDOUT])
     return Armed(f"lost reply: {name}", (name,), AFTER, 0, lambda _, operation: fail(number, operation))
@@ -87,7 +87,7 @@ def refusal(rng: random.Random) -> Armed:
 
 
 def outage(rng: random.Random, now: float) -> Outage:
-    """Return a filesystem that is full or read-only for a while, or not there at all (renamed away, unmounted)."""
+    """Return an outage: the filesystem is full or read-only for some time, or missing (renamed, unmounted)."""
     until = now + rng.choice([rng.uniform(1.0, 6.0), rng.uniform(6.0, 40.0)])
     if rng.random() < 0.2:
         return Outage(until, errno.ENOENT, ())
@@ -96,11 +96,11 @@ def outage(rng: random.Random, now: float) -> Outage:
 
 
 def stale_handle(rng: random.Random) -> Armed:
-    """Let a reader meet a file that was renamed over meanwhile."""
+    """Let a read fail because the file was renamed over meanwhile."""
     number = rng.choice([errno.ESTALE, errno.ENOENT])
 
     def strike(_: VirtualAgent, operation: Operation) -> None:
-        # A generation is never replaced, so its readers never meet this.
+        # A generation is never replaced, so its readers never get this error.
         if number == errno.ESTALE or not operation.path.endswith(".json") or "/nodes/" in operation.path:
             fail(number, operation)
 
@@ -115,32 +115,32 @@ def slow_call(rng: random.Random) -> Armed:
 
 
 def waiting(rng: random.Random, kind: str, strike: Callable[[VirtualAgent, Operation], None]) -> Armed:
-    """Arm something that takes time at a random call."""
+    """Arm a blocking fault at a random call."""
     return Armed(kind, (), rng.choice([BEFORE, AFTER]), rng.randrange(10), strike, waits=True)
 
 
 def crash_at_call(rng: random.Random, kind: str, strike: Callable[[VirtualAgent, Operation], None]) -> Armed:
-    """Arm the end of the process at a random call, perhaps with half a file written."""
+    """Arm a crash of the process at a random call, possibly with half a file written."""
     if rng.random() < 0.2:
         return Armed(kind, ("create",), DURING, 0, strike)
     return Armed(kind, (), rng.choice([BEFORE, AFTER]), rng.randrange(16), strike)
 
 
 def fail(number: int, operation: Operation) -> None:
-    """Raise that error of that call."""
+    """Raise the error for that call."""
     raise OSError(number, os.strerror(number), operation.path)
 
 
 def die(agent: VirtualAgent, operation: Operation) -> None:
-    """End the process at this call."""
+    """Crash the process at this call."""
     raise Crash
 
 
 # Workers
 
 
-def hurt_worker(rng: random.Random, kind: str, agent: VirtualAgent, worker: VirtualWorker) -> None:
-    """Change the fate of a running worker."""
+def fault_worker(rng: random.Random, kind: str, agent: VirtualAgent, worker: VirtualWorker) -> None:
+    """Apply a fault to a running worker."""
     if kind == "rank exits":
         agent.end_worker(worker, 0.0, 1, None)
     elif kind == "rank killed":
@@ -174,18 +174,18 @@ WEIGHTS = {
     "node dies": 4,
     "node returns": 10,
     "clock jumps": 4,
-    "node unfit": 4,
+    "node unhealthy": 4,
     "rank exits": 5,
     "rank killed": 3,
     "rank hangs": 3,
     "rank ignores SIGTERM": 2,
     "rank survives SIGKILL for a while": 1,
-    "rank says: do not restart": 0.3,
+    "rank requests no restart": 0.3,
     "rank cannot be started": 2,
-    "told to stop": 1,
-    "job told to stop": 0.5,
+    "agent stopped": 1,
+    "job stopped": 0.5,
     "requeue": 1.5,
     "another job": 2,
     "other options": 2,
 }
-"""How often each kind is chosen."""
+"""Relative frequency of each kind."""

@@ -1,8 +1,8 @@
-"""A client of the shared filesystem as NFS has it: it remembers names and contents, and so answers from the past.
+"""A client of the shared filesystem with caches like NFS: it may return stale names and contents.
 
-As measured on real systems: a name looked up while absent stays absent, a file that was renamed over is now and then
-served as it was, a directory's listing too, each for a bounded time; opening the directory, or an own change in it,
-makes this client look anew.
+As measured on real systems: a name looked up while absent stays absent, a file that was renamed over is sometimes
+served with its old content, and so is a directory's listing, each for a bounded time; opening the directory, or a
+change in it by this client, invalidates the cache.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from ftslurm.sharedfs.filesystem import DEFAULT_READ_LIMIT
 from ftslurm.testing.memoryfs import AFTER, Hook, MemoryFileSystem, _Inode
 
 STALE_S = 30.0
-"""For how long a client may answer from memory, in seconds."""
+"""Time for which a client may answer from its cache, in seconds."""
 
 STALE_CHANCE = 0.3
-"""How often an open of a renamed-over file, or a listing, is answered from memory; an absent name always is."""
+"""Probability of a stale answer for a renamed-over file or a listing; for an absent name it is 1."""
 
 
 @dataclass
 class ClientCache:
-    """What one node's kernel remembers: by directory, the names it has looked up, and its listing.
+    """Cache of one node's kernel: by directory, the names it has looked up, and its listing.
 
     Args:
         now: true time, seconds.
-        rng: decides whether memory is asked.
-        count: is told what kind of old answer was given.
+        rng: decides whether the cache is used.
+        count: called with the kind of each stale answer.
     """
 
     now: Callable[[], float]
@@ -41,17 +41,17 @@ class ClientCache:
     listings: dict[str, tuple[list[str], float]] = field(default_factory=dict)
 
     def drop(self, directory: str) -> None:
-        """Forget everything about a directory."""
+        """Drop the cache of a directory."""
         self.names.pop(directory, None)
         self.listings.pop(directory, None)
 
     def clear(self) -> None:
-        """Forget everything: the node was started anew."""
+        """Drop the whole cache: the node was rebooted."""
         self.names.clear()
         self.listings.clear()
 
     def look_up(self, path: str, inode: _Inode | None) -> _Inode | None:
-        """Return what the client takes `path` for when the server has `inode` there."""
+        """Return the client's entry of `path`, given the server's `inode`."""
         names = self.names.setdefault(posixpath.dirname(path), {})
         known = names.get(path)
         if known is not None and known[0] is not inode and self.now() - known[1] < STALE_S:
@@ -66,7 +66,7 @@ class ClientCache:
         return inode
 
     def list(self, directory: str, names: list[str]) -> list[str]:
-        """Return what the client takes for the names in `directory` when the server has `names`."""
+        """Return the client's listing of `directory`, given the server's `names`."""
         known = self.listings.get(directory)
         if known is not None and known[0] != names and self.now() - known[1] < STALE_S:
             if self.rng.random() < STALE_CHANCE:
@@ -79,7 +79,7 @@ class ClientCache:
 
 
 class CachingClient(MemoryFileSystem):
-    """One process's view of the shared filesystem, through its node's cache.
+    """One process's access to the shared filesystem, through its node's cache.
 
     Args:
         server: any client of the same tree.
@@ -98,7 +98,7 @@ class CachingClient(MemoryFileSystem):
         self.cache.drop(posixpath.dirname(path))
 
     def link(self, source: str, target: str) -> None:
-        """See `FileSystem.link`; after an error the client remembers what it did."""
+        """See `FileSystem.link`; after an error the cache is kept."""
         super().link(source, target)
         self.cache.drop(posixpath.dirname(target))
 
@@ -118,7 +118,7 @@ class CachingClient(MemoryFileSystem):
         self.cache.drop(path)
 
     def read(self, path: str, limit: int = DEFAULT_READ_LIMIT) -> bytes:
-        """See `FileSystem.read`; perhaps as it was."""
+        """See `FileSystem.read`; possibly stale."""
         operation = self._begin("read", path)
         inode = self.cache.look_up(path, self._tree.files.get(path))
         if inode is None:
@@ -128,5 +128,5 @@ class CachingClient(MemoryFileSystem):
         return data
 
     def listdir(self, path: str) -> list[str]:
-        """See `FileSystem.listdir`; perhaps as it was."""
+        """See `FileSystem.listdir`; possibly stale."""
         return self.cache.list(path, super().listdir(path))

@@ -1,4 +1,4 @@
-"""What must hold whatever fails: a ledger of all that was published and started, checked as it grows."""
+"""Invariants: a ledger of all publications and spawned workers, checked at each entry."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ftslurm.testing.simulation.agent import VirtualAgent
 
 
 class Broken(AssertionError):
-    """An invariant does not hold; the text says which, and how."""
+    """An invariant does not hold; the text has the invariant and the facts."""
 
 
 def check(holds: bool, what: str, *facts: object) -> None:
@@ -24,23 +24,23 @@ def check(holds: bool, what: str, *facts: object) -> None:
 
 
 @dataclass(frozen=True)
-class Witness:
-    """What the ledger asks of the cluster.
+class AgentStatus:
+    """Queries of the ledger to the cluster.
 
     Attributes:
-        was_unwell: whether this incarnation had a reason to be silent lately (dead, frozen, stalled alone, ...).
-        anybody_well: whether an agent of that attempt was neither of it.
+        was_impaired: whether this incarnation recently had a reason to be silent (dead, frozen, stalled alone, ...).
+        any_unimpaired: whether an agent of that attempt had none.
     """
 
-    was_unwell: Callable[[str], bool]
-    anybody_well: Callable[[str], bool]
+    was_impaired: Callable[[str], bool]
+    any_unimpaired: Callable[[str], bool]
 
 
 class Ledger:
-    """All that the run directory and the agents have shown so far."""
+    """All observed changes of the run directory and of the agents."""
 
-    def __init__(self, witness: Witness) -> None:
-        self._witness = witness
+    def __init__(self, agent_status: AgentStatus) -> None:
+        self._agent_status = agent_status
         self.token = 0
         self.state: State | None = None
         self.closed: dict[str, Closed] = {}
@@ -54,7 +54,7 @@ class Ledger:
     # The fenced state
 
     def on_generation(self, path: str, token: int, content: bytes, state: State) -> None:
-        """A new generation has its name."""
+        """Check a new generation."""
         check(token == self.token + 1, "a token was skipped or came twice", token, self.token)
         check(path not in self._contents, "a token was given twice", path)
         self._contents[path] = content
@@ -66,7 +66,7 @@ class Ledger:
             self.closed.setdefault(state.attempt, state.closed)
 
     def on_overwritten(self, path: str, content: bytes | None) -> None:
-        """Something replaced (`content`), or removed (None), what has this name."""
+        """Check the replacement (`content`) or removal (None) of a file."""
         if path in self._contents:
             old = path.rpartition("/")[2] <= f"{self.token - KEPT:012d}.json"
             header = json.loads(self._contents[path].partition(b"\n")[0])
@@ -75,7 +75,7 @@ class Ledger:
             self._contents[path] = content or b""
 
     def contents_hold(self, files: dict[str, bytes]) -> None:
-        """Compare every generation with what it was when it was published, or retired."""
+        """Compare every generation with its content when it was published, or retired."""
         for path, content in self._contents.items():
             check(files.get(path) == content, "a generation's content has changed", path)
 
@@ -122,48 +122,50 @@ class Ledger:
             self._lost(gone)
 
     def _attempt_follows(self, old: State, new: State) -> None:
-        check(new.attempts[:-1] == old.attempts, "a new attempt forgot the others", old.attempts, new.attempts)
-        check(new.round == old.round, "a new attempt did not go on counting rounds", old.round, new.round)
+        check(new.attempts[:-1] == old.attempts, "a new attempt lacks the earlier ones", old.attempts, new.attempts)
+        check(new.round == old.round, "a new attempt did not continue the round numbers", old.round, new.round)
         same_job = old.attempt.rpartition(".")[0] == new.attempt.rpartition(".")[0]
         if old.phase != CLOSED and not same_job:
-            alive = self._witness.anybody_well(old.attempt)
-            check(not alive, "another job took over a run whose agents are well", old.attempt, new.attempt)
+            alive = self._agent_status.any_unimpaired(old.attempt)
+            check(not alive, "another job took over a run with live agents", old.attempt, new.attempt)
 
     def _round_follows(self, old: State, new: State) -> None:
         last = new.past(old.round)
         check(last is None or last.ended_ns is not None, "a round began before the last one had ended", old.round)
         if last is not None and last.attempt == new.attempt:
-            # A round that ended only to let late nodes in is no failure, nor is one that never began.
+            # A round that ended to admit late nodes is no failure, nor is one that never began.
             joined = last.outcome == STOPPED and str(last.reason).endswith(" joined")
             began = last.failure is None or last.failure.kind != UNREACHABLE
             self._costs[new.attempt] += began and not joined
         cost = self._costs[new.attempt]
-        check(cost <= new.restarts_used, "a round that nobody paid for", new.round, cost, new.restarts_used)
+        check(
+            cost <= new.restarts_used, "a round without a restart from the budget", new.round, cost, new.restarts_used
+        )
         self._worlds[new.attempt, new.round] = new
         self.rounds += 1
 
     def _lease_changed(self, old: Lease, new: Lease) -> None:
-        check(new.term == old.term + 1, "a lease changed hands without a new term", old, new)
-        check(self._witness.was_unwell(old.incarnation), "a healthy coordinator lost its lease", old, new)
+        check(new.term == old.term + 1, "a lease changed without a new term", old, new)
+        check(self._agent_status.was_impaired(old.incarnation), "a healthy coordinator lost its lease", old, new)
 
     def _lost(self, gone: LostNode) -> None:
-        check(self._witness.was_unwell(gone.incarnation), "a healthy node was declared lost", gone)
+        check(self._agent_status.was_impaired(gone.incarnation), "a healthy node was declared lost", gone)
 
     def world(self, attempt: str, round_: int) -> State | None:
-        """Return the state that formed that round, None if it was never formed."""
+        """Return the state that formed that round, None without one."""
         return self._worlds.get((attempt, round_))
 
     # The workers
 
     def on_spawned(self, agent: VirtualAgent, assignment: Assignment) -> None:
-        """An agent has started its workers."""
+        """Check the workers that an agent has started."""
         where = f"round {assignment.round} of attempt {assignment.attempt} on {agent.node}"
         world = self._worlds.get((assignment.attempt, assignment.round))
         if world is None:
             raise Broken(f"{where}: workers of a round that was never formed")
-        part = world.participant(agent.node, agent.word.incarnation)
+        part = world.participant(agent.node, agent.record.incarnation)
         if part is None:
-            raise Broken(f"{where}: workers on a node that takes no part")
+            raise Broken(f"{where}: workers on a node that is no participant")
         check(world.master == assignment.master, f"{where}: another master", assignment.master, world.master)
         check(world.world_size == assignment.world_size, f"{where}: another world size", assignment.world_size)
         mine = (assignment.first_rank, assignment.slots, assignment.group_rank)
@@ -171,10 +173,10 @@ class Ledger:
         for rank in range(part.first_rank, part.first_rank + part.slots):
             key = (assignment.attempt, assignment.round, rank)
             check(key not in self._runners, f"{where}: rank {rank} runs twice", self._runners.get(key))
-            self._runners[key] = agent.word.incarnation
+            self._runners[key] = agent.record.incarnation
 
     def is_over(self, assignment: Assignment) -> bool:
-        """Tell whether that round is no longer the current one."""
+        """Return whether that round is no longer the current one."""
         state = self.state
         return (
             state is None
@@ -184,7 +186,7 @@ class Ledger:
         )
 
     def on_commit(self, round_: int, node: str) -> None:
-        """A rank of that round has made a checkpoint visible."""
+        """Check a commit of a checkpoint by a rank of that round."""
         what = "a past round's checkpoint became visible after a newer one's"
         check(round_ >= self.committed, what, f"round {round_} on {node}", f"round {self.committed}")
         self.committed = round_
@@ -192,15 +194,19 @@ class Ledger:
     # The end
 
     def on_exit(self, agent: VirtualAgent, attempt: str) -> None:
-        """An agent has left by itself."""
+        """Check the exit code of an agent that has left."""
         if agent.leaving or agent.refused:
             return
         verdict = self.closed.get(attempt)
         if verdict is None:
-            raise Broken(f"{agent.node} left attempt {attempt}, which is not over, with code {agent.exit_code}")
+            raise Broken(f"{agent.node} left attempt {attempt}, which is not closed, with code {agent.exit_code}")
         codes = (agent.exit_code, verdict.exit_code)
         check(
             codes[0] == codes[1], f"{agent.node} left attempt {attempt} with another exit code than its verdict", codes
         )
-        seen = agent.seen.closed.reason if agent.seen is not None and agent.seen.closed is not None else None
+        seen = (
+            agent.last_state.closed.reason
+            if agent.last_state is not None and agent.last_state.closed is not None
+            else None
+        )
         check(seen == verdict.reason, f"{agent.node} left attempt {attempt} with another reason", seen, verdict.reason)

@@ -1,4 +1,4 @@
-"""`scripts/simulate`: many clusters, one after the other, and what befell them."""
+"""`scripts/simulate`: simulates many clusters, one after the other, and prints a summary."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ftslurm.dataclasses import dataclass, field
 from ftslurm.testing.simulation.cluster import Cluster, Plan
 from ftslurm.testing.simulation.faults import WEIGHTS
 from ftslurm.testing.simulation.invariants import Broken
-from ftslurm.testing.simulation.storm import Storm
+from ftslurm.testing.simulation.scenario import Scenario
 
 
 @dataclass
 class Tally:
-    """What many clusters went through.
+    """Totals over many clusters.
 
     Attributes:
-        faults: that struck, by kind.
-        stale: old answers that clients of the filesystem got, by kind; in addition to the faults.
-        virtual_s: seconds that passed in the clusters.
-        saved: commits of checkpoints, by what came of them.
-        had_to_succeed: runs in which success was owed after the storm, besides each cluster's last attempt.
+        faults: number of faults, by kind.
+        stale: stale answers of the filesystem's clients, by kind; in addition to the faults.
+        virtual_s: virtual seconds.
+        saved: commits of checkpoints, by outcome.
+        had_to_succeed: runs that were required to succeed after the faults, besides each cluster's last attempt.
     """
 
     clusters: int = 0
@@ -38,8 +38,8 @@ class Tally:
     saved: Counter[str] = field(default_factory=Counter)
     virtual_s: float = 0.0
 
-    def add(self, storm: Storm, cluster: Cluster) -> None:
-        """Add a cluster that has come to its end."""
+    def add(self, scenario: Scenario, cluster: Cluster) -> None:
+        """Add a finished cluster."""
         self.clusters += 1
         self.faults += cluster.counts
         self.stale += cluster.stale
@@ -47,30 +47,30 @@ class Tally:
         self.agents += len(cluster.agents)
         self.rounds += cluster.ledger.rounds
         self.generations += cluster.ledger.token
-        self.had_to_succeed += storm.had_to_succeed is not None
+        self.had_to_succeed += scenario.had_to_succeed is not None
         self.saved += cluster.saved
         self.virtual_s += cluster.now()
 
 
 class Failed(AssertionError):
-    """A cluster broke an invariant; the text has the seed and the story."""
+    """A cluster broke an invariant; the text has the seed and the last events."""
 
 
-def simulate(plan: Plan) -> tuple[Storm, Cluster]:
+def simulate(plan: Plan) -> tuple[Scenario, Cluster]:
     """Run one cluster to its end.
 
     Raises:
-        Failed: an invariant does not hold, or the code under test raised what it should not.
+        Failed: an invariant does not hold, or the code under test raised an unexpected exception.
     """
     cluster = Cluster(plan)
-    storm = Storm(cluster)
+    scenario = Scenario(cluster)
     try:
-        storm.run()
+        scenario.run()
     except Exception as error:
         story = "\n".join(f"  {when:10.3f} s  {text}" for when, text in cluster.events)
         what = str(error) if isinstance(error, Broken) else f"{type(error).__name__}: {error}"
         raise Failed(f"seed {plan.seed}: {what}\nat {cluster.now():.3f} s; before it:\n{story}") from error
-    return storm, cluster
+    return scenario, cluster
 
 
 def simulate_many(plans: Sequence[Plan]) -> Tally:
@@ -82,13 +82,13 @@ def simulate_many(plans: Sequence[Plan]) -> Tally:
 
 
 def describe(tally: Tally, wall_s: float, cpu_s: float) -> str:
-    """Return the tally as text; the processor's time says what it costs on a machine that is not shared."""
+    """Return the totals as text; the processor time is the cost on a machine that is not shared."""
     lines = [
         f"{tally.faults.total():,} faults over {tally.clusters:,} clusters in {wall_s:.1f} s"
         f" ({cpu_s:.1f} s of one processor): no invariant broken",
         f"  {tally.attempts:,} attempts, {tally.agents:,} agents, {tally.rounds:,} rounds,"
         f" {tally.generations:,} generations of the state, {tally.virtual_s / 86400:.1f} days of virtual time",
-        f"  {tally.clusters + tally.had_to_succeed:,} times nothing stood in the way any more, and the run succeeded",
+        f"  {tally.clusters + tally.had_to_succeed:,} runs were required to succeed, and did",
     ]
     lines += [f"  {count:9,}  {kind}" for kind, count in sorted(tally.saved.items())]
     lines += [f"  {count:9,}  {kind}" for kind, count in sorted(tally.faults.items())]
@@ -97,14 +97,16 @@ def describe(tally: Tally, wall_s: float, cpu_s: float) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; return its exit code: 0, or 1 when an invariant was broken."""
+    """Run the command; return its exit code: 0, or 1 if an invariant was broken."""
     parser = argparse.ArgumentParser(prog="simulate", description=__doc__, allow_abbrev=False)
     parser.add_argument("--clusters", type=int, default=1000, metavar="N")
-    parser.add_argument("--seed", type=int, default=1, metavar="S", help="of the first cluster; the others count up")
+    parser.add_argument(
+        "--seed", type=int, default=1, metavar="S", help="of the first cluster; incremented for the others"
+    )
     parser.add_argument("--faults-per-cluster", type=int, default=100, metavar="F")
     parser.add_argument("--nodes", type=_span, default=(2, 6), metavar="N[-M]")
     parser.add_argument("--kinds", default="", metavar="A,B", help="only these kinds of faults: " + ", ".join(WEIGHTS))
-    parser.add_argument("--replay", type=int, metavar="SEED", help="only this cluster, and all that happens in it")
+    parser.add_argument("--replay", type=int, metavar="SEED", help="only this cluster, and print all its events")
     options = parser.parse_args(arguments)
     kinds = tuple(kind for kind in options.kinds.split(",") if kind)
     if unknown := [kind for kind in kinds if kind not in WEIGHTS]:

@@ -1,4 +1,4 @@
-"""A rank that saves checkpoints by the real protocol of `ftslurm.commit`, frozen now and then between two steps."""
+"""A rank that saves checkpoints with the protocol of `ftslurm.commit`, sometimes frozen between two operations."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from ftslurm.agent.actions import Assignment
 from ftslurm.fencing import Fence, RoundIsOver, check
 from ftslurm.sharedfs.commits import Commits, PendingCommit, temporary_of
 from ftslurm.sharedfs.filesystem import FileSystem
-from ftslurm.sharedfs.publish import forget
+from ftslurm.sharedfs.publish import remove_temporary
 from ftslurm.sharedfs.rundir import RunDirectory
 from ftslurm.testing.simulation.agent import Host, VirtualAgent, VirtualWorker
 from ftslurm.testing.simulation.invariants import Ledger
 
 TARGET = "/data/last.pt"
-FROZEN = 0.1
-"""How often a rank is frozen between two steps of a commit."""
-IN_FLIGHT = 0.3
-"""How often a rank that ends had sent its last call: the server carries it out, perhaps much later."""
+FREEZE_CHANCE = 0.1
+"""Probability that a rank is frozen between two operations of a commit."""
+IN_FLIGHT_CHANCE = 0.3
+"""Probability that the last call of a killed rank is still executed by the server, possibly much later."""
 
 
 class Saver:
-    """Saves as rank 0 of a round, again and again.
+    """Saves repeatedly as rank 0 of a round.
 
     Args:
         host: the cluster.
         fs: a client of the rank's node, without the agent's faults.
         run: the run.
         agent, worker, assignment: the rank.
-        ledger: is told of each commit.
-        counts: "commits", and those "kept out" by the fence.
+        ledger: receives each commit.
+        counts: "commits", and those "fenced out".
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Saver:
     def _go_on(self, steps: Generator[float, None, None]) -> None:
         worker = self._agent.workers.get(self._worker.local_rank)
         lives = self._agent.alive and worker is self._worker
-        if lives or self._host.rng.random() < IN_FLIGHT:
+        if lives or self._host.rng.random() < IN_FLIGHT_CHANCE:
             self._later(steps)
 
     def _save(self, commits: Commits, number: int) -> Generator[float, None, None]:
@@ -81,11 +81,11 @@ class Saver:
             try:
                 yield from self._commit(commits, temporary)
             except RoundIsOver:
-                self._counts["kept out"] += 1
-                forget(self._fs, temporary)
+                self._counts["fenced out"] += 1
+                remove_temporary(self._fs, temporary)
                 return
             except OSError:
-                forget(self._fs, temporary)
+                remove_temporary(self._fs, temporary)
 
     def _commit(self, commits: Commits, temporary: str) -> Generator[float, None, None]:
         registration = commits.register(PendingCommit(self._round, self._agent.node, temporary, TARGET))
@@ -98,7 +98,7 @@ class Saver:
             self._rename(temporary)
             yield self._pause_s()
         except (OSError, RoundIsOver):
-            # Not in a `finally`, which would also run for a rank that was killed.
+            # Not in a `finally`, which would also run for a killed rank.
             commits.finished(registration)
             raise
         commits.finished(registration)
@@ -107,11 +107,11 @@ class Saver:
         try:
             self._fs.rename(temporary, TARGET)
         except FileNotFoundError:
-            self._counts["kept out at the last moment"] += 1
+            self._counts["fenced out at the rename"] += 1
             raise
         self._counts["commits"] += 1
         self._ledger.on_commit(self._round, self._agent.node)
 
     def _pause_s(self) -> float:
         rng = self._host.rng
-        return rng.uniform(1.0, 120.0) if rng.random() < FROZEN else rng.uniform(0.0, 0.3)
+        return rng.uniform(1.0, 120.0) if rng.random() < FREEZE_CHANCE else rng.uniform(0.0, 0.3)

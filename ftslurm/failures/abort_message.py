@@ -1,0 +1,44 @@
+"""A runtime's message on stderr before it aborts its process: libstdc++, libc++ and the C library (pure).
+
+Any program may print such text; it counts only at a line's start in the last output of a process ended by SIGABRT.
+"""
+
+from __future__ import annotations
+
+import re
+
+LIMIT = 200
+_TAIL = 16 * 1024
+_THROWN = (
+    r"^terminate called after throwing an instance of '(?P<type>[^'\n]{1,200})'(?:\n *what\(\): +(?P<what>[^\n]*))?"
+    r"|^(?:libc\+\+abi(?:\.dylib)?: )terminating (?:due to|with) uncaught exception of type (?P<clang>[^\n]{1,300})"
+    r"|^(?P<plain>terminate called (?:without an active exception|recursively))$"
+    r"|^(?P<assertion>[^\n:]{1,200}: [^\n]{1,300}: Assertion `[^\n]{1,300}' failed\.)$"
+    r"|^(?P<libc>(?:free|malloc|realloc|munmap_chunk|malloc_consolidate|calloc)\(\): [a-z][^\n]{1,100}"
+    r"|double free or corruption[^\n]{0,40}|corrupted (?:size vs\. prev_size|double-linked list)[^\n]{0,60}"
+    r"|\*\*\* (?:stack smashing|buffer overflow) detected \*\*\*: terminated)$"
+)
+
+
+def abort_message(tail: str) -> str:
+    """Return the runtime's reason for an abort: ``std::runtime_error: boom``; empty if there is none.
+
+    Args:
+        tail: the end of its stderr.
+    """
+    all_of_them = list(re.finditer(_THROWN, tail[-_TAIL:].replace("\r\n", "\n"), re.MULTILINE))
+    if not all_of_them:
+        return ""
+    found = all_of_them[-1]
+    if found["type"]:
+        # Without the inline namespace, a detail of the library.
+        name = found["type"].replace("std::__cxx11::", "std::")
+        return _cut(f"{name}: {found['what'].strip()}" if found["what"] else name)
+    return _cut(next(text for text in (found["clang"], found["plain"], found["assertion"], found["libc"]) if text))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LIMIT else f"{text[: LIMIT - 3]}..."
+
+
+__all__ = ["abort_message"]

@@ -1,0 +1,179 @@
+"""The documentation names what exists, all of it, and nothing else; and retired words stay away."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from documentation import options_table
+
+from ftslurm.agent.option_types import UsageError
+from ftslurm.agent.options import parse_run
+from ftslurm.doctor.command import main as doctor
+from ftslurm.health.command import main as health
+from ftslurm.nodes.command import main as nodes
+from ftslurm.rendezvous.node_record import NodeRecord
+from ftslurm.rendezvous.state import State
+from ftslurm.report.analysis import analyse
+from ftslurm.report.command import main as report
+from ftslurm.report.gathering import gather
+from ftslurm.status.command import main as status
+from ftslurm.testing.runs import RunBuilder
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CHANGELOG.md"])
+FLAG = re.compile(r"(?<![\w-])(--?[a-zA-Z][a-z0-9-]*)")
+SUBCOMMANDS = {"nodes": ("list", "exclude", "allow", "pass-on")}
+
+
+def section(page: str, title: str) -> str:
+    """Return the text below the heading that begins with `title`, down to the next heading of its level."""
+    text = (DOCS / page).read_text()
+    match = re.search(rf"^## {re.escape(title)}[^\n]*\n(.*?)(?=^## |\Z)", text, re.M | re.S)
+    assert match is not None, f"{page} has no section {title}"
+    return match[1]
+
+
+def in_first_column(text: str) -> str:
+    return "\n".join(line.split(" | ")[0] for line in text.splitlines() if line.startswith("| `"))
+
+
+def help_of(command: Callable[[Sequence[str]], int], *arguments: str) -> None:
+    try:
+        command([*arguments, "--help"])
+    except SystemExit:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [("report", report), ("status", status), ("health", health), ("nodes", nodes), ("doctor", doctor)],
+)
+def test_each_option_of_a_command_is_documented_and_each_documented_one_exists(
+    name: str, command: Callable[[Sequence[str]], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for subcommand in SUBCOMMANDS.get(name, ("",)):
+        help_of(command, *filter(None, [subcommand]))
+    shown = re.findall(r"^  (?:-\w(?: \w+)?, )?(--[a-z-]+)", capsys.readouterr().out, re.M)
+    documented = set(FLAG.findall(in_first_column(section("options.md", f"`ftslurm {name}")))) - {"-o"}
+    assert documented == set(shown) - {"--help"}
+
+
+def test_the_table_of_options_is_the_one_that_the_program_uses() -> None:
+    assert options_table() in (DOCS / "options.md").read_text(), "run python scripts/documentation.py"
+
+
+def test_each_option_of_torchrun_that_is_named_is_taken_or_refused_with_a_reason() -> None:
+    rows = [line for line in section("coming-from.md", "torchrun").splitlines() if line.startswith("| `")]
+    flags = {flag for row in rows for flag in FLAG.findall(row.split(" | ")[0])}
+    assert len(flags) > 20
+    unknown = []
+    for flag in flags:
+        try:
+            parse_run([flag, "x", "--", "train.py"], {})
+        except UsageError as error:
+            unknown += [flag] if "unknown option" in str(error) else []
+    assert unknown == []
+
+
+def test_each_variable_is_documented_and_each_documented_one_exists() -> None:
+    sources = [*(ROOT / "ftslurm").rglob("*.py"), ROOT / "scripts" / "ftsrun"]
+    name = re.compile(r"\bFTS(?:LURM|RUN)_[A-Z][A-Z_]*[A-Z]\b")
+    used = {found for path in sources for found in name.findall(path.read_text())}
+    used |= set(re.findall(r"FTSLURM_[A-Z_]+", options_table()))
+    documented = {found for page in PAGES for found in name.findall(page.read_text())}
+    assert used - set(name.findall((DOCS / "options.md").read_text())) == set()
+    of_tests = {"FTSLURM_TEST_VENV", "FTSLURM_CHROMIUM"}
+    assert documented - used - of_tests == set()
+
+
+def test_each_link_leads_to_a_file_and_each_page_is_linked_from_the_readme() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+    readme = (ROOT / "README.md").read_text()
+    assert [page.name for page in DOCS.glob("*.md") if f"docs/{page.name}" not in readme] == []
+
+
+def test_each_command_in_the_documentation_exists() -> None:
+    known = {"run", "report", "status", "doctor", "health", "nodes", "template", "logs", "DIR"}
+    for page in PAGES:
+        found = set(re.findall(r"(?:^|`|\| |; |srun [^\n`]*)ftslurm ([a-z]+)\b", page.read_text(), re.M))
+        prose = {word for word in found if word not in known}
+        commands = {word for word in prose if re.search(rf"`ftslurm {word}\b", page.read_text())}
+        assert commands == set(), page.name
+    for page in PAGES:
+        scripts = set(re.findall(r"\bscripts/([a-z-]+(?:\.py)?)", page.read_text()))
+        assert [name for name in scripts if not (ROOT / "scripts" / name).exists()] == [], page.name
+
+
+@pytest.mark.parametrize(("kind", "title"), [(NodeRecord, "**Node record**"), (State, "**State**")])
+def test_each_key_of_a_record_is_documented(kind: type, title: str) -> None:
+    paragraph = next(part for part in section("run-directory.md", "Keys").split("\n\n") if part.startswith(title))
+    assert [name for name in kind.__annotations__ if f"`{name}`" not in paragraph] == []
+
+
+def keys_of(value: Any) -> Iterable[str]:
+    if isinstance(value, dict):
+        yield from value
+        for inner in value.values():
+            yield from keys_of(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from keys_of(inner)
+
+
+RETIRED = [
+    r"set[- ]?aside",
+    r"\blemons?\b",
+    r"\bshun",
+    r"node_word|NodeWord",
+    r"\bunfit\b",
+    r"\bhopeless\b",
+    r"\bepitaph\b",
+    r"\bbequeath",
+    r"\baftercare\b",
+    r"\bsurroundings\b",
+    r"\bnarrat(?:e|ion)\b",
+    r"\boutlook\b",
+]
+KEPT = {"ftslurm/health/checks/gpu_rows.py", "ftslurm/health/checks/host_memory.py", "tests/unit/test_health_host.py"}
+
+
+def test_retired_words_are_not_used() -> None:
+    folders = ("ftslurm", "scripts", "sbatch_templates", "docs", "tests")
+    files = [
+        path
+        for folder in folders
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".md", ".sbatch", "")
+    ]
+    files += PAGES
+    found = []
+    for path in files:
+        name = str(path.relative_to(ROOT))
+        if not path.is_file() or path == Path(__file__) or name in KEPT or "__pycache__" in name:
+            continue
+        text = path.read_text(errors="replace")
+        found += [f"{name}: {match[0]}" for word in RETIRED for match in re.finditer(word, text, re.I)]
+    assert found == []
+
+
+def test_the_keys_of_a_report_are_documented(tmp_path: Path) -> None:
+    run = (
+        RunBuilder(tmp_path)
+        .round()
+        .steps(1, 9)
+        .fail(3, ValueError("boom"), step=9)
+        .stop()
+        .round()
+        .steps(1, 9)
+        .succeed()
+    )
+    made = analyse(gather(run.close("succeeded", "all ranks succeeded").write(), now_ns=run.now_ns))
+    text = (DOCS / "report-schema.md").read_text()
+    assert sorted({key for key in keys_of(made) if f"`{key}`" not in text}) == []

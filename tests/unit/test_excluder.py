@@ -1,0 +1,275 @@
+"""What is written down of nodes that fail first, and of those whose hardware is broken."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+from ftslurm.agent.exclusion import Excluder, ExclusionSettings, exclusion_of
+from ftslurm.health.node_health import Health, HealthFinding
+from ftslurm.health.verdict import FAIL
+from ftslurm.nodes.exclude import Exclusions
+from ftslurm.rendezvous.node_record import NodeRecord
+from ftslurm.rendezvous.state import BY_NODE, FAILED, Failure
+from ftslurm.testing.memoryfs import MemoryFileSystem
+from tests.unit.test_fold import Story
+
+DAY_NS = 86_400 * 10**9
+
+
+class Coordinator:
+    def __init__(self, after: int = 2, drained: list[str] | None = None, problem: str | None = None) -> None:
+        self.told: list[str] = []
+        self.heard = threading.Event()
+        self.exclusions = Exclusions(MemoryFileSystem(), "/runs/excluded")
+        self.now_ns = 10**18
+
+        def drain(node: str, reason: str) -> str | None:
+            assert drained is not None
+            drained.append(f"{node}: {reason}")
+            return problem
+
+        settings = ExclusionSettings(after, 86_400.0, drain if drained is not None else None)
+        self.aside = Excluder(settings, self.exclusions, "job-7", lambda: self.now_ns, self._tell, self._start)
+        self.started = 0
+
+    def _start(self, work: Callable[[], None]) -> None:
+        self.started += 1
+        work()
+
+    def _tell(self, text: str) -> None:
+        self.told.append(text)
+        if "drained" in text:
+            self.heard.set()
+
+    def see(self, story: Story) -> int:
+        """Show it the newest state; return whether there was something to do."""
+        before = self.started
+        self.aside.on_state(story.state)
+        return self.started - before
+
+    def hear(self, word: NodeRecord) -> int:
+        """Show it the node's word; return whether there was something to do."""
+        before = self.started
+        self.aside.on_health(word)
+        return self.started - before
+
+
+def fail_first(story: Story, number: int, blame: str) -> None:
+    story.run().fail(number, signal="SIGSEGV", code=None)
+    failure = story.words[f"n{number}"].failure
+    assert isinstance(failure, Failure)
+    story.say(number, failure=replace(failure, blame=blame)).look()
+    assert story.last.outcome == FAILED
+    story.ready(*(int(p.node[1:]) for p in story.state.participants))
+
+
+def unhealthy(check: str | None, confirmed: bool = True) -> NodeRecord:
+    word = Story(1).join(1).words["n1"]
+    if check is None:
+        return word
+    finding = HealthFinding(check, FAIL, "GPU 3", "gone", "Reset it.", 5, confirmed)
+    return replace(word, unhealthy="GPU 3: gone", health=Health(FAIL, 5, "quick", (finding,)))
+
+
+def test_a_node_that_fails_first_twice_is_set_aside_once_with_reason_and_expiry() -> None:
+    coordinator, story = Coordinator(), Story(2)
+    story.join()
+    fail_first(story, 2, "perhaps")
+    assert coordinator.see(story) == 0
+    fail_first(story, 2, "perhaps")
+    assert (coordinator.see(story), coordinator.see(story)) == (1, 0)
+    known = coordinator.exclusions.of("n2", coordinator.now_ns)
+    assert known is not None and known.by == "run job-7" and "first to fail in 2 rounds" in known.reason
+    assert known.until_ns == coordinator.now_ns + DAY_NS
+    assert coordinator.exclusions.of("n2", coordinator.now_ns + DAY_NS) is None
+    assert coordinator.told == [f"n2 is excluded for 24 hours: {known.reason} (`ftslurm nodes allow n2`)"]
+    assert exclusion_of(coordinator.exclusions, "n2", coordinator.now_ns)[0] == known.reason
+
+
+def test_what_hardware_says_of_itself_counts_over_jobs() -> None:
+    coordinator, story = Coordinator(), Story(2)
+    story.join()
+    fail_first(story, 2, BY_NODE)
+    assert coordinator.see(story) == 1
+    assert coordinator.exclusions.of("n2", coordinator.now_ns) is None
+    later = Coordinator()
+    later.exclusions = later.aside._exclusions = coordinator.exclusions
+    again = Story(2)
+    again.join()
+    fail_first(again, 2, BY_NODE)
+    failure = again.last.failure
+    again.state = replace(again.state, history=(replace(again.last, failure=replace(failure, time_ns=99)),))
+    later.now_ns = 10**12
+    later.see(again)
+    known = later.exclusions.of("n2", later.now_ns)
+    assert known is not None and "2 failures began here within 7 days" in known.reason
+
+
+def test_broken_hardware_sets_its_node_aside_until_it_is_well() -> None:
+    coordinator = Coordinator()
+    assert (coordinator.hear(unhealthy("gpu-count")), coordinator.hear(unhealthy("gpu-count"))) == (1, 0)
+    assert coordinator.exclusions.of("n1", coordinator.now_ns) is not None
+    assert coordinator.hear(unhealthy(None)) == 1
+    assert coordinator.exclusions.of("n1", coordinator.now_ns) is None
+
+
+def test_what_no_second_look_has_confirmed_excludes_no_node() -> None:
+    drained: list[str] = []
+    coordinator = Coordinator(drained=drained)
+    assert coordinator.hear(unhealthy("gpu-count", confirmed=False)) == 0
+    assert coordinator.exclusions.of("n1", coordinator.now_ns) is None
+    assert coordinator.hear(unhealthy("gpu-count")) == 1
+    assert coordinator.heard.wait(10) and drained == ["n1: ftslurm: GPU 3: gone"]
+
+
+def test_what_hardware_reported_by_itself_needs_no_second_look() -> None:
+    coordinator = Coordinator()
+    assert coordinator.hear(unhealthy("gpu-xid", confirmed=False)) == 1
+
+
+def test_what_people_said_of_the_node_meanwhile_stays() -> None:
+    coordinator = Coordinator()
+    coordinator.hear(unhealthy("gpu-count"))
+    coordinator.exclusions.exclude("n1", "under repair", "ann", None, coordinator.now_ns)
+    coordinator.hear(unhealthy(None))
+    known = coordinator.exclusions.of("n1", coordinator.now_ns)
+    assert known is not None and known.reason == "under repair"
+
+
+def test_a_full_filesystem_sets_no_node_aside_nor_does_what_somebody_left_on_its_gpu() -> None:
+    coordinator = Coordinator()
+    assert coordinator.hear(unhealthy("storage-paths")) == coordinator.hear(unhealthy("gpu-processes")) == 0
+
+
+def test_strikes_outlast_hardware_that_is_well_again() -> None:
+    coordinator = Coordinator()
+    coordinator.hear(unhealthy("gpu-count"))
+    coordinator.exclusions.add_strike("n1", "job-6", "CUDA error", coordinator.now_ns)
+    coordinator.now_ns += 10**9
+    coordinator.hear(unhealthy(None))
+    known = coordinator.exclusions.known("n1")
+    assert known is not None and not known.holds(coordinator.now_ns) and len(known.strikes) == 1
+
+
+def test_a_gpu_that_reported_an_error_under_load_is_not_well_for_idling() -> None:
+    coordinator = Coordinator()
+    coordinator.hear(unhealthy("gpu-xid"))
+    assert coordinator.hear(unhealthy(None)) == 0
+    assert coordinator.exclusions.of("n1", coordinator.now_ns) is not None
+
+
+def test_a_failure_that_follows_its_rank_takes_back_what_was_said_of_the_first_node() -> None:
+    coordinator, story = Coordinator(), Story(3, low=2, high=2, restarts=9)
+    story.join()
+    for _ in range(2):
+        fail_first(story, 2, "perhaps")
+    story.look()
+    coordinator.see(story)
+    assert coordinator.exclusions.of("n2", coordinator.now_ns) is not None
+    fail_first(story, 3, "perhaps")
+    assert (coordinator.see(story), coordinator.see(story)) == (1, 0)
+    assert coordinator.exclusions.of("n2", coordinator.now_ns) is None
+
+
+def test_what_people_allowed_is_not_set_aside_again_for_an_earlier_attempts_failures() -> None:
+    drained: list[str] = []
+    coordinator, story = Coordinator(drained=drained), Story(2)
+    story.join()
+    for _ in range(2):
+        fail_first(story, 2, "perhaps")
+    story.state = replace(story.state, attempt="12.1")
+    assert coordinator.see(story) == 0 and drained == []
+
+
+def test_the_next_coordinator_says_nothing_twice() -> None:
+    coordinator, story = Coordinator(), Story(2)
+    story.join()
+    for _ in range(2):
+        fail_first(story, 2, "perhaps")
+    coordinator.see(story)
+    heir = Coordinator()
+    heir.exclusions = heir.aside._exclusions = coordinator.exclusions
+    heir.see(story)
+    assert len(coordinator.told) == 1 and heir.told == []
+
+
+def test_nothing_is_written_where_that_is_switched_off() -> None:
+    coordinator, story = Coordinator(after=0), Story(2)
+    story.join()
+    for _ in range(2):
+        fail_first(story, 2, BY_NODE)
+    assert coordinator.see(story) == coordinator.hear(unhealthy("gpu-count")) == 0
+
+
+def test_draining_is_asked_for_and_its_outcome_told() -> None:
+    drained: list[str] = []
+    coordinator = Coordinator(drained=drained)
+    coordinator.hear(unhealthy("gpu-count"))
+    assert coordinator.heard.wait(10)
+    assert drained == ["n1: ftslurm: GPU 3: gone"] and coordinator.told[-1] == "n1 is drained"
+    refused = Coordinator(drained=[], problem="this user may not")
+    refused.hear(unhealthy("gpu-count"))
+    assert refused.heard.wait(10)
+    assert refused.told[-1] == "n1 could not be drained: this user may not"
+
+
+def test_a_guess_from_two_failures_drains_nobody() -> None:
+    drained: list[str] = []
+    coordinator, story = Coordinator(drained=drained), Story(2)
+    story.join()
+    for _ in range(2):
+        fail_first(story, 2, "perhaps")
+        coordinator.see(story)
+    assert coordinator.exclusions.of("n2", coordinator.now_ns) is not None and drained == []
+
+
+def test_what_ranks_wrote_of_their_hardware_drains_nobody() -> None:
+    drained: list[str] = []
+    coordinator = Coordinator(drained=drained)
+    for run in ("job-5", "job-6"):
+        coordinator.exclusions.add_strike("n2", run, "uncorrectable ECC error", coordinator.now_ns)
+    story = Story(2)
+    story.join()
+    fail_first(story, 2, BY_NODE)
+    assert coordinator.see(story) == 1
+    assert coordinator.exclusions.of("n2", coordinator.now_ns) is not None and drained == []
+
+
+class Directory(Exclusions):
+    """One that hangs until it is let go, or fails."""
+
+    def __init__(self, problem: OSError | None = None) -> None:
+        super().__init__(MemoryFileSystem(), "/runs/excluded")
+        self.go = threading.Event()
+        self.problem = problem
+
+    def exclude(self, node: str, reason: str, by: str, until_ns: int | None, now_ns: int) -> None:
+        assert self.problem is not None or self.go.wait(10)
+        if self.problem is not None:
+            raise self.problem
+        super().exclude(node, reason, by, until_ns, now_ns)
+
+
+def test_a_directory_that_hangs_holds_up_nobody_and_the_next_word_is_written_too() -> None:
+    directory = Directory()
+    aside = Excluder(ExclusionSettings(2, 60.0), directory, "r", lambda: 0, lambda line: None)
+    story = Story(2)
+    story.join()
+    for _ in range(2):
+        fail_first(story, 2, "perhaps")
+    aside.on_health(unhealthy("gpu-count"))
+    aside.on_state(story.state)
+    assert not aside.finish(0.01)
+    directory.go.set()
+    assert aside.finish(10)
+    assert directory.of("n1", 0) is not None and directory.of("n2", 0) is not None
+
+
+def test_a_directory_that_cannot_be_written_is_named() -> None:
+    told: list[str] = []
+    directory = Directory(OSError(13, "Permission denied"))
+    aside = Excluder(ExclusionSettings(2, 60.0), directory, "r", lambda: 0, told.append, lambda work: work())
+    aside.on_health(unhealthy("gpu-count"))
+    assert told == ["exclusions cannot be recorded in /runs/excluded: [Errno 13] Permission denied"]

@@ -1,0 +1,333 @@
+"""A rank that only follows is told of by its node's file: the report is the same as if its error record were read."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftslurm.failures.causes import ROWS
+from ftslurm.failures.record_summary import record_summary
+from ftslurm.report.analysis import analyse
+from ftslurm.report.command import make_report
+from ftslurm.report.gathering import gather
+from ftslurm.report.reading import read_file
+from ftslurm.report.text import render
+from ftslurm.testing.runs import FRAMES, RunBuilder
+
+NOW_NS = 1_772_400_000 * 10**9
+SEEDS = int(os.environ.get("FTSLURM_UNREAD_SEEDS", "40"))
+TORCH = ("/v/site-packages/torch/distributed/distributed_c10d.py", 2501, "all_reduce", "work.wait()")
+
+Make = Callable[[random.Random, int], BaseException]
+
+
+class DistBackendError(RuntimeError):
+    """Stands in for torch's."""
+
+
+class DistStoreError(RuntimeError):
+    """Stands in for torch's."""
+
+
+def _address(chance: random.Random) -> str:
+    return f"10.{chance.randrange(256)}.{chance.randrange(256)}.7]:{chance.randrange(1000, 65000)}"
+
+
+def _behind(chance: random.Random, rank: int) -> BaseException:
+    outer = ValueError(f"step failed on {chance.choice(['a', 'b'])}")
+    outer.__cause__ = RuntimeError(f"[/gloo/pair.cc:553] Connection closed by peer [{_address(chance)}")
+    return outer
+
+
+def _hidden(chance: random.Random, code: object = 1) -> BaseException:
+    outer = SystemExit(code)
+    outer.__cause__ = RuntimeError(f"[/gloo/pair.cc:553] Connection closed by peer [{_address(chance)}")
+    return outer
+
+
+CASCADES: list[Make] = [
+    lambda chance, rank: RuntimeError(f"[/gloo/pair.cc:553] Connection closed by peer [{_address(chance)}"),
+    lambda chance, rank: RuntimeError(f"[/gloo/pair.cc:543] Connection reset by peer [{_address(chance)}"),
+    lambda chance, rank: RuntimeError(f"[/gloo/u.cc:81] Timed out after {chance.randrange(99)}ms waiting for recv"),
+    lambda chance, rank: DistBackendError(f"NCCL error in x.cpp, remote process exited, rank {rank}"),
+    lambda chance, rank: DistBackendError(
+        f"[Rank {rank}] Watchdog caught collective operation timeout: ran for {chance.randrange(9999)} milliseconds"
+    ),
+    lambda chance, rank: DistStoreError(f"Timed out after {chance.randrange(99)} ms"),
+    lambda chance, rank: _hidden(chance, "giving up"),
+    lambda chance, rank: _hidden(chance),
+]
+OTHERS: list[Make] = [
+    lambda chance, rank: ValueError("boom"),
+    lambda chance, rank: ValueError(f"bad sample {chance.randrange(9)}"),
+    lambda chance, rank: ModuleNotFoundError("No module named 'flash'"),
+    lambda chance, rank: RuntimeError(f"TCPStore: EADDRINUSE, port: {chance.randrange(9)} on 10.0.0.{rank}"),
+    lambda chance, rank: OSError(28, "No space left on device"),
+    lambda chance, rank: RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."),
+    _behind,
+]
+ENDS: list[dict[str, Any]] = [{"signal": "SIGKILL"}, {"signal": "SIGSEGV"}, {"exit_code": 3}, {"exit_code": 137}]
+
+
+def tell(parent: Path, seed: int, *, shorts: bool) -> RunBuilder:
+    """Tell a story of one or two rounds in which anything may happen; the same for the same seed."""
+    chance = random.Random(seed)
+    run = RunBuilder(parent, nodes=4, nproc=4, shorts=shorts)
+    for name in run.node_names:
+        if chance.random() < 0.4:
+            run.clock(name, chance.choice([0.0, 0.003, -0.2, 90.0, -4000.0]), error_s=chance.choice([None, 0.001, 0.1]))
+    for number in range(1, chance.randrange(2, 4)):
+        run.round()
+        if chance.random() < 0.7:
+            run.steps(1, 50).wait(30)
+        few = chance.sample(CASCADES, chance.randrange(1, 3)) + chance.sample(OTHERS, chance.randrange(2))
+        for rank in chance.sample(range(16), chance.randrange(1, 17)):
+            _fail(run, chance, number, rank, few)
+        if chance.random() < 0.15:
+            run.lose(chance.choice(run.node_names))
+        elif chance.random() < 0.15:
+            alive = [w["rank"] for node in run._nodes() for w in node["workers"] if w["ended_ns"] is None]
+            if alive:
+                run.hang(alive[0], places={each: [("/w/train.py", 7, "load")] for each in alive})
+            run.stop()
+        else:
+            run.stop(after_s=chance.choice([0.0, 0.2]))
+        for node in run._nodes():
+            for worker in node["workers"]:
+                if worker["failed"] and chance.random() < 0.1:
+                    # Its exception was its own; its process needed so long that it was stopped.
+                    worker |= {"stopped_by_ftslurm": True, "failed": False, "signal": "SIGTERM", "exit_code": None}
+                    worker["ended_ns"] += 10**9
+            if chance.random() < 0.3:
+                node["stop_ns"] = run.now_ns - chance.randrange(10**9)
+    return run.close("failed", "it failed")
+
+
+def _fail(run: RunBuilder, chance: random.Random, number: int, rank: int, few: list[Make]) -> None:
+    after_s = chance.choice([0.0, 0.001, 0.3])
+    if chance.random() < 0.1:
+        run.fail(rank, **chance.choice(ENDS), after_s=after_s, record=chance.random() < 0.8, log="its last words\n")
+        return
+    raised = chance.choice(few)(chance, rank)
+    module = "torch.distributed" if type(raised).__name__.startswith("Dist") else None
+    frames = (*FRAMES, TORCH) if chance.random() < 0.5 else FRAMES
+    step = chance.choice([None, 9])
+    run.fail(rank, raised, step=step, after_s=after_s, frames=frames, module=module, record=chance.random() < 0.95)
+    record = run.errors.get((number, rank))
+    if record is not None and chance.random() < 0.3:
+        oom = {"recent": chance.randrange(2), "in_round": 2, "source": "memory.events"}
+        spaces = [{"path": "/dev/shm", "free": chance.randrange(2) * 10**9 + rank, "total": 10**10}]
+        record["ftslurm"]["host_resources"] = {"oom": oom, "spaces": spaces}
+    if record is not None and chance.random() < 0.05:
+        record["ftslurm"]["exception"] = None
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_the_report_is_the_same_with_the_short_forms_and_without(seed: int, tmp_path: Path) -> None:
+    chance = random.Random(f"{seed} of files")
+    paths = [
+        tell(tmp_path / name, seed, shorts=shorts).write() for name, shorts in (("with", True), ("without", False))
+    ]
+    if chance.random() < 0.3:
+        # An agent that died, or a file that did not get there.
+        gone = chance.choice(["n1", "n2", "n3", "n4"])
+        for path in paths:
+            (path / "rounds" / "000001" / "nodes" / f"{gone}.json").unlink()
+    for wanted in ({}, {"rank": chance.randrange(16)}, {"every": True}):
+        found = [make_report(path, now_ns=NOW_NS, **wanted) for path in paths]
+        said = [json.dumps(each).replace(str(path), "") for each, path in zip(found, paths, strict=True)]
+        assert said[0] == said[1], f"seed {seed}, {wanted}"
+
+
+def read_records(path: Path, monkeypatch: pytest.MonkeyPatch, **wanted: Any) -> list[str]:
+    """Return the error records that a report reads."""
+    read: list[str] = []
+
+    def noted(name: Any, *more: Any) -> bytes | None:
+        if str(name).endswith("error.json"):
+            read.append(str(name))
+        return read_file(name, *more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ftslurm.report.gathering.read_file", noted)
+        make_report(path, now_ns=NOW_NS, **wanted)
+    return read
+
+
+def cascade(parent: Path, nodes: int = 16, way: int = 0, **how: Any) -> RunBuilder:
+    """Tell of one rank that failed, and of all others that broke their connections to it."""
+    chance = random.Random(1)
+    run = RunBuilder(parent, nodes=nodes, nproc=8, **how).round().steps(1, 9).wait(9).fail(77, ValueError("boom"))
+    for rank in range(nodes * 8):
+        if rank != 77:
+            run.fail(rank, CASCADES[way](chance, rank), frames=(*FRAMES, TORCH), after_s=0.001)
+    return run
+
+
+@pytest.mark.parametrize("way", [0, -1], ids=["uncaught", "hidden behind an exit"])
+def test_of_ranks_that_only_follow_a_few_records_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: int
+) -> None:
+    path = cascade(tmp_path, way=way).stop().close("failed", "x").write()
+    read = read_records(path, monkeypatch)
+    assert len(read) == len(set(read))
+    assert sorted(read) == [f"{rank:05d}/error.json" for rank in (0, 1, 2, 77)]
+    report = make_report(path, now_ns=NOW_NS)
+    assert report["cause"]["rank"] == 77
+    (group,) = report["rounds"][0]["groups"]
+    assert (group["count"], group["node_count"], group["nodes"][:2]) == (127, 16, ["n1", "n2"])
+    assert group["ranks"] == "0-76, 78-127"
+    assert "Connection closed by peer" in group["what"]
+
+
+def test_all_that_raise_the_same_exception_are_told_by_one_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunBuilder(tmp_path, nodes=8, nproc=8).round()
+    for rank in range(64):
+        run.fail(rank, ModuleNotFoundError("No module named 'flash'"), after_s=0.001)
+    path = run.stop().close("failed", "x").write()
+    assert read_records(path, monkeypatch) == ["00000/error.json"]
+    report = make_report(path, now_ns=NOW_NS)
+    assert (report["cause"]["rank"], report["cause"]["cause"]) == (0, "import-error")
+    assert len(report["rounds"][0]["same_time"]) == 7
+
+
+def test_the_record_of_a_rank_that_is_asked_for_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = cascade(tmp_path).stop().write()
+    assert "00050/error.json" in read_records(path, monkeypatch, rank=50)
+    report = make_report(path, now_ns=NOW_NS, rank=50)
+    assert "Connection closed by peer" in report["rank"]["failure"]["traceback"]
+    assert len(set(read_records(path, monkeypatch, every=True))) == 128
+
+
+def test_of_a_node_whose_agent_died_the_records_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = cascade(tmp_path).stop()
+    run.round_nodes[1, "n3"]["ended_ns"] = None
+    read = read_records(run.write(), monkeypatch)
+    assert set(read) >= {f"{rank:05d}/error.json" for rank in range(16, 24)}
+    assert len(read) == 4 + 8
+
+
+def test_records_of_an_older_ftslurm_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(read_records(cascade(tmp_path, shorts=False).stop().write(), monkeypatch)) == 128
+
+
+def test_causes_that_a_site_added_are_asked_about_each_record(tmp_path: Path) -> None:
+    path = cascade(tmp_path).stop().write()
+    assert len(gather(path, now_ns=NOW_NS, causes=(*ROWS[:1], *ROWS)).rounds[0].errors) == 128
+
+
+def test_a_record_that_did_not_get_there_is_told_by_its_short_form(tmp_path: Path) -> None:
+    path = cascade(tmp_path).stop().close("failed", "x").write()
+    (path / "rounds/000001/ranks/00077/error.json").unlink()
+    report = make_report(path, now_ns=NOW_NS)
+    cause = report["cause"]
+    assert (cause["rank"], cause["what"], cause["where"]["shown"]) == (77, "ValueError: boom", "train.py")
+    assert (cause["where"]["line"], cause["evidence"]) == (42, ["round-node", "summary"])
+    assert "no error record of 1 failed rank (77)" in report["missing"][0]
+    assert render(report).startswith("job-123 FAILED: rank 77 on n10: ValueError: boom\n  at train.py:42")
+
+
+@pytest.mark.parametrize("damage", [None, 7, "x", {"of": 0}, {"of": -1, "message": "m", "step": 1, "time_ns": 1}])
+def test_a_short_form_that_is_broken_costs_nothing(damage: Any, tmp_path: Path) -> None:
+    path = cascade(tmp_path).stop().close("failed", "x").write()
+    whole = make_report(path, now_ns=NOW_NS)
+    for file in (path / "rounds/000001/nodes").iterdir():
+        node = json.loads(file.read_text())
+        for worker in node["workers"]:
+            worker["error"] = damage
+        file.write_text(json.dumps(node))
+    report = make_report(path, now_ns=NOW_NS)
+    if damage is not None:
+        assert report == whole
+    else:
+        assert report["missing"], "the file says that there is no record"
+
+
+def test_an_older_ftslurms_files_which_leave_nothing_out_say_the_same(tmp_path: Path) -> None:
+    run = cascade(tmp_path).stop().close("failed", "x")
+    path = run.write()
+    brief = make_report(path, now_ns=NOW_NS)
+    for file in (path / "rounds/000001/nodes").iterdir():
+        node = json.loads(file.read_text())
+        whole = {worker["rank"]: worker for worker in run.round_nodes[1, node["node"]]["workers"]}
+        for worker in node["workers"]:
+            assert set(worker) < {*whole[worker["rank"]], "error"}
+            worker |= {"pace": [], **whole[worker["rank"]]}
+            if worker["error"] is not None:
+                worker["error"] = {"step": None, **worker["error"]}
+        file.write_text(json.dumps(node))
+    assert make_report(path, now_ns=NOW_NS) == brief
+
+
+def test_what_a_short_form_says_stands_in_one_line() -> None:
+    frames = [{"file": "/w/train.py", "line": 4, "function": "step", "source": "f()"}]
+    frames.append({"file": TORCH[0], "line": 9, "function": "all_reduce", "source": None})
+    exception = {"type": "ValueError", "module": "builtins", "message": "\nboom\nmore", "frames": frames, "notes": []}
+    ours = {"kind": "exception", "time_ns": 5, "step": 3, "exit_code": 1, "signal": None, "exception": exception}
+    said = record_summary({"message": {"message": "ValueError: boom"}, "ftslurm": ours})
+    assert said.pop("signature").startswith("=")
+    assert said == {
+        "kind": "exception",
+        "type": "ValueError",
+        "module": "builtins",
+        "message": "boom",
+        "where": "/w/train.py:4 in step",
+        "step": 3,
+        "time_ns": 5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("Connection closed by peer [10.0.0.1]:29", "Connection closed by peer [10.7.0.9]:2900", True),
+        ("Connection closed by peer [10.0.0.1]:29", "Connection reset by peer [10.0.0.1]:29", False),
+        ("Timed out after 5 ms", "Timed out after 700 ms", True),
+    ],
+)
+def test_what_broken_connections_differ_in_is_no_part_of_their_signature(one: str, other: str, same: bool) -> None:
+    def like(text: str, module: str) -> str:
+        frames = [{"file": TORCH[0], "line": 9, "function": "f", "source": None}]
+        exception = {"type": "RuntimeError", "module": "builtins", "message": f"[/gloo/x] {text}", "frames": frames}
+        if not module:
+            exception |= {"type": "ValueError"}
+        record = {"message": text, "ftslurm": {"kind": "exception", "exception": exception}}
+        return str(record_summary(record)["signature"])
+
+    assert (like(one, "torch") == like(other, "torch")) is same
+    assert like(one, "") != like(other, ""), "what a script raises may mean anything by its numbers"
+
+
+def test_a_snapshot_with_short_forms_is_judged_the_same_twice(tmp_path: Path) -> None:
+    snapshot = gather(cascade(tmp_path).stop().write(), now_ns=NOW_NS)
+    assert analyse(snapshot) == analyse(snapshot)
+
+
+@pytest.mark.parametrize("damage", [None, 7, [], [7], [{}], [{"kind": "exception"}], [{"kind": 1, "signature": "="}]])
+def test_a_table_of_short_forms_that_is_broken_costs_nothing(damage: Any, tmp_path: Path) -> None:
+    path = cascade(tmp_path).stop().close("failed", "x").write()
+    whole = make_report(path, now_ns=NOW_NS)
+    for file in (path / "rounds/000001/nodes").iterdir():
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"errors": damage}))
+    assert make_report(path, now_ns=NOW_NS) == whole
+
+
+@pytest.mark.parametrize("key", ["__dataclass_fields__", "__class__", "rank ", "told"])
+def test_what_else_stands_in_a_workers_entry_is_nobodys(key: str, tmp_path: Path) -> None:
+    run = cascade(tmp_path).clock("n1", 90).clock("n2", 90).clock("n3", -90)
+    for node in run.round_nodes.values():
+        for worker in node["workers"]:
+            worker[key] = 7
+            worker["progress"][key] = 7
+    path = run.stop().close("failed", "x").write()
+    plain = cascade(tmp_path / "plain").clock("n1", 90).clock("n2", 90).clock("n3", -90)
+    told = json.dumps(make_report(plain.stop().close("failed", "x").write(), now_ns=NOW_NS))
+    assert json.dumps(make_report(path, now_ns=NOW_NS)) == told.replace(str(tmp_path / "plain"), str(tmp_path))
