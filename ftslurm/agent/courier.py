@@ -1,4 +1,4 @@
-"""The courier: the only thread of the agent that touches the shared filesystem.
+"""The courier: the agent's thread for the fenced state and the node records on the shared filesystem.
 
 The loop hands it records and tasks and goes on; when the filesystem hangs, the courier hangs alone. Results come back
 as events through a queue and one byte in a pipe that the loop selects on.

@@ -120,14 +120,14 @@ def collect(arguments: argparse.Namespace, parent: Path) -> dict[str, table.Samp
     """Return all samples, the report and the reader in turn."""
     results: dict[str, table.Samples] = {measurement.key: {} for measurement in MEASUREMENTS}
     small, large = parent / "small", parent / "large"
-    _aside(lambda: small_run(parent))
-    _aside(lambda: large_run(parent, arguments.nodes))
+    _in_child(lambda: small_run(parent))
+    _in_child(lambda: large_run(parent, arguments.nodes))
     names = str(parent / "names")
     read_only(large, names, "--write")
     slow = None
     if arguments.mount is not None:
         if not (arguments.backing / "large").exists():
-            _aside(lambda: large_run(arguments.backing, arguments.nodes))
+            _in_child(lambda: large_run(arguments.backing, arguments.nodes))
         slow = arguments.mount / "large"
     for number in range(arguments.runs + 1):  # run 0 warms caches up and does not count
         print(f"run {number}/{arguments.runs}", file=sys.stderr, flush=True)
@@ -144,7 +144,7 @@ def collect(arguments: argparse.Namespace, parent: Path) -> dict[str, table.Samp
     return results
 
 
-def _aside(work: Callable[[], object]) -> None:
+def _in_child(work: Callable[[], object]) -> None:
     """Do it in a child: what a process holds counts as the peak of what it starts (getrusage(2) across exec)."""
     pid = os.fork()
     if pid == 0:
