@@ -7,11 +7,15 @@ processes that have RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set:
 
 The text is the standard library of the running Python, so nothing is downloaded. Stopped and started again,
 it goes on from its newest readable checkpoint, with the data order that it would have had without the stop.
+Asked to stop (preemption, the time limit, Ctrl-C), it saves first, and no step is lost:
+
+    ftslurm rehearse preempt -- examples/char_lm.py --checkpoint-dir /tmp/rehearsal --steps 100000
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import sysconfig
@@ -26,11 +30,19 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 try:
-    from ftslurm import progress
+    from ftslurm import progress, section, should_stop
 except ImportError:  # ftslurm is a help here, not a requirement
 
     def progress(step: int) -> None:
         """Do nothing: without ftslurm nobody asks how far a failed rank had come."""
+
+    def should_stop(step: int) -> bool:
+        """Go on: without ftslurm no stop is announced."""
+        return False
+
+    def section(name: str) -> contextlib.AbstractContextManager[Any]:
+        """Do nothing: without ftslurm no time-out watches a section."""
+        return contextlib.nullcontext()
 
 
 CONTEXT = 64  # characters that the model sees at once
@@ -187,8 +199,19 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
         f"{sum(p.numel() for p in model.parameters()):,} parameters, steps {done + 1} to {args.steps}"
     )
     meter = Meter(args)
+
+    def save(step: int) -> None:
+        if dist.get_rank() == 0:
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            with section("checkpoint"):
+                save_checkpoint(args.checkpoint_dir, step, state)
+
     for step in range(done + 1, args.steps + 1):
         progress(step)
+        if should_stop(step):  # on all ranks at the same step
+            save(step - 1)
+            say(f"asked to stop: saved the {step - 1} steps done; start it again to go on")
+            return
         fail_if_asked(step, args)
         inputs, targets = (part.to(device) for part in batch_at(text, step, args))
         logits = parallel(inputs)
@@ -197,9 +220,8 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
         loss.backward()
         optimizer.step()
         meter.add(step, loss.item())
-        if dist.get_rank() == 0 and (step % args.checkpoint_every == 0 or step == args.steps):
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            save_checkpoint(args.checkpoint_dir, step, state)
+        if step % args.checkpoint_every == 0 or step == args.steps:
+            save(step)
     say(f"trained to step {max(done, args.steps)}; the checkpoints are in {args.checkpoint_dir}")
 
 

@@ -16,16 +16,48 @@ USAGE = """\
 usage: ftslurm run [options] program [arguments]    run a program on all nodes, fault-tolerantly
        ftslurm report [run directory | job id]      report the course and failures of a run
        ftslurm status [run directory | job id]      print the current state of a run
+       ftslurm stop [run directory | job id]        have all ranks of a run leave at a common step
+       ftslurm list [directory]                     list your runs in a directory
+       ftslurm history [directory]                  report on all your runs in a directory; --failed: by cause and node
+       ftslurm restart [run directory | job id]     start a run again that has ended
+       ftslurm clean [directory]                    show what old runs occupy; --yes: remove them
+       ftslurm logs [run directory | job id]        print where a rank's output is, and its end; -f: follow it
        ftslurm doctor [directory]                   test on all nodes that a directory is suitable for runs
        ftslurm health [check ...]                   check the health of this node, or of all nodes of a step
-       ftslurm nodes list|exclude|allow             list excluded nodes; exclude a node, allow it again
+       ftslurm nodes list|exclude|allow|pass-on     list excluded nodes; exclude, allow a node; tell a pending job
        ftslurm template [name]                      print a ready-to-submit sbatch script
-       ftslurm --version
+       ftslurm chain N [options] job.sbatch         submit a script N times, as jobs of one run in sequence
+       ftslurm rehearse EVENT [options] -- program  have a preemption, a lost node, a hang happen to a script, and judge
+       ftslurm completion bash|zsh|fish             print a script that completes these commands in your shell
+       ftslurm --version [-v]                       version; -v: also of Python, torch, Slurm and NVML here
 
 Inside a Slurm job, start it with `ftsrun [options] program [arguments]`.
 Each command prints its own options with --help.
 """
 EXIT_UNWRITTEN = 1  # as coreutils
+COMMANDS = {
+    "report": ("ftslurm.report.command", "main"),
+    "status": ("ftslurm.status.command", "main"),
+    "stop": ("ftslurm.status.stop", "main"),
+    "list": ("ftslurm.runs.list_command", "main"),
+    "history": ("ftslurm.runs.history_command", "main"),
+    "restart": ("ftslurm.runs.restart_command", "main"),
+    "clean": ("ftslurm.runs.clean_command", "main"),
+    "logs": ("ftslurm.logs.command", "main"),
+    "doctor": ("ftslurm.doctor.command", "main"),
+    "nodes": ("ftslurm.nodes.command", "main"),
+    "completion": ("ftslurm.completion.command", "main"),
+    "template": ("ftslurm.templates", "main"),
+    "chain": ("ftslurm.chain", "main"),
+    "rehearse": ("ftslurm.rehearse.command", "main"),
+    # Of ftsrun and the agents.
+    "prepare": ("ftslurm.agent.prepare", "prepare"),
+    "await-end": ("ftslurm.job_end.await_end", "main"),
+    "conclude": ("ftslurm.job_end.conclude", "main"),
+}
+"""Module and function of the subcommands that need nothing special before they are imported."""
+OF_FTSLURM = ("prepare", "await-end", "conclude")
+"""Those that only ftsrun and the agents use."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,7 +100,7 @@ def _own_limit(error: OSError | MemoryError) -> str | None:
 
 
 def _answers(words: Sequence[str]) -> bool:
-    """Tell whether a command's output is its purpose; the exit codes of others are a job's, or tell Slurm of a node."""
+    """Return whether a command's output is its purpose; the exit codes of others are a job's, or a node's for Slurm."""
     return words[:1] not in (["run"], ["conclude"]) and not _for_slurm(words)
 
 
@@ -80,50 +112,22 @@ def _command(words: Sequence[str]) -> int:
     command, rest = (words[0], words[1:]) if words else ("", [])
     if command == "run":
         return _run(rest)
-    if command == "prepare":
-        from ftslurm.agent.preflight import prepare
-
-        return prepare(rest)
-    if command == "await-end":
-        from ftslurm.job_end.await_end import main as await_end
-
-        return await_end(rest)
-    if command == "conclude":
-        from ftslurm.job_end.conclude import main as conclude
-
-        return conclude(rest)
-    if command == "template":
-        from ftslurm.templates import main as template
-
-        return template(rest)
-    if command == "report":
-        from ftslurm.report.command import main as report
-
-        return report(rest)
-    if command == "status":
-        from ftslurm.status.command import main as status
-
-        return status(rest)
-    if command == "doctor":
-        from ftslurm.doctor.command import main as doctor
-
-        return doctor(rest)
+    if command in COMMANDS:
+        module, function = COMMANDS[command]
+        code: int = getattr(__import__(module, fromlist=[function]), function)(rest)
+        return code
     if command == "health":
         return _health(words)
-    if command == "nodes":
-        from ftslurm.nodes.command import main as nodes
-
-        return nodes(rest)
     if command == "--version":
-        from ftslurm import __version__
+        from ftslurm.version import main as version
 
-        show(f"ftslurm {__version__}\n")
-        return 0
+        return version(rest)
     if command in ("-h", "--help", "help"):
         show(USAGE)
         return 0
     wrong = f"unknown command {command!r}" if command else "expected a command"
-    print_error(f"ftslurm: {wrong}: run, status, report, doctor, health, nodes or template; see ftslurm --help")
+    known = ", ".join(["run", *(name for name in COMMANDS if name not in OF_FTSLURM), "health"])
+    print_error(f"ftslurm: {wrong}: {known}; see ftslurm --help")
     return 2
 
 

@@ -1,4 +1,4 @@
-"""What other packages add to ftslurm by entry points, found at little cost where nothing was added."""
+"""Entry points by which other packages extend ftslurm, found at little cost where there are none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def find(group: str) -> tuple[EntryPoint, ...]:
-    """Return the entry points of a group; whatever the packages' metadata is broken by is raised."""
+    """Return the entry points of a group; raises any error of broken metadata."""
     if not _any_added(f"[{group}]".encode()):
         return ()
     from importlib.metadata import entry_points
@@ -20,7 +20,7 @@ def find(group: str) -> tuple[EntryPoint, ...]:
 
 
 def _any_added(group: bytes) -> bool:
-    """Look for the group's name where installers put it: importing importlib.metadata costs more than all the rest."""
+    """Search the installers' files for the group's name: importing importlib.metadata costs more than all the rest."""
     for place in dict.fromkeys(sys.path):
         try:
             names = os.listdir(place or ".")

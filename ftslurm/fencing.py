@@ -9,7 +9,7 @@ after another rank has failed. Nothing newer exists then, and the next round sta
 the data is whole after a peer's failure only the script can know.
 
 What remains: the fence is as good as the file server's order of operations. A client whose cache shows an old state
-although it has just opened the directory anew (never seen in the measurements), together with a registration that comes
+although it has just opened the directory anew (which no measurement showed), together with a registration that comes
 after the newer round's revocation, would let a late commit pass. And a target on a node's own disk is revoked by that
 node alone, so it is not fenced against a node that was lost.
 """
@@ -27,14 +27,15 @@ from ftslurm.dataclasses import dataclass
 
 # None of them later: what a signal handler calls must not have to be imported, see `ftslurm.__getattr__`.
 from ftslurm.monitor.client import excuse
-from ftslurm.monitor.link import say
-from ftslurm.rendezvous.state import State
+from ftslurm.monitor.link import write_line
+from ftslurm.records.state import PendingCommit, State
 from ftslurm.sharedfs.cell import FencedCell
-from ftslurm.sharedfs.commits import Commits, PendingCommit, temporary_of
+from ftslurm.sharedfs.commits import Commits, temporary_of
 from ftslurm.sharedfs.filesystem import FileSystem, PosixFileSystem
 from ftslurm.sharedfs.publish import random_nonce
 from ftslurm.sharedfs.replace import Stranded, remove, replace
 from ftslurm.sharedfs.rundir import RunDirectory
+from ftslurm.text import duration
 
 _T = TypeVar("_T")
 
@@ -42,7 +43,7 @@ PATIENCE_S = 30.0
 """For so long (seconds) a commit goes on trying while the run directory refuses it, for example for a full disk."""
 RETRY_S = 0.5
 NOTICE_S = 3.0
-"""After so long (seconds) the standard error says what a commit waits for."""
+"""Seconds after which a line on stderr names what a commit waits for."""
 EXCUSED_S = 5.0
 """So long (seconds) one try may take before it counts as the rank's own silence."""
 
@@ -77,7 +78,7 @@ class Fence:
         It reads the run's state from the shared directory (about a millisecond; as long as the filesystem takes).
 
         Raises:
-            RoundIsOver: there is a newer one; the text says which.
+            RoundIsOver: there is a newer one, which the text names.
             OSError: the state cannot be read, so nothing is known; do not write.
         """
         if self.run_dir:
@@ -85,7 +86,7 @@ class Fence:
 
 
 def check(fs: FileSystem, fence: Fence) -> None:
-    """Do what `Fence.check` says, on a filesystem of the caller's choice."""
+    """Do what `Fence.check` does, on a filesystem of the caller's choice."""
     path = RunDirectory(fence.run_dir).state
     newest = FencedCell(fs, path).get()
     if newest is None:
@@ -121,12 +122,12 @@ def commit(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> Iterato
     the rename. A file replaces a file, a directory replaces a directory with all that is in it; neither replaces the
     other. A symbolic link stays one, as with `open(path, "wb")`: what it leads to is written, and the temporary lies
     beside that. While the run directory refuses (a full disk), the commit waits for up to 30 s, which
-    no time-out of a watchdog counts, and says so on the standard error.
+    no time-out of a watchdog counts, and a line on stderr states that.
 
     At every moment `path` is the old one or the new one, whole. But where the filesystem cannot exchange two
-    directories (NFS: renameat2(2) says EINVAL), an existing directory is first renamed to a hidden name that ends with
-    `.old`. A kill right after that leaves nothing under `path`, until the end of the round is noticed or the next round
-    starts: both give the old directory its name again. Outside ftslurm nobody does.
+    directories (NFS: renameat2(2) fails with EINVAL), an existing directory is first renamed to a hidden name that ends
+    with `.old`. A kill right after that leaves nothing under `path`, until the end of the round is noticed or the next
+    round starts: both give the old directory its name again. Outside ftslurm nothing does.
 
     Yields:
         The temporary's absolute path, as text; nothing exists there yet. It is removed after any error; that of a
@@ -134,7 +135,7 @@ def commit(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> Iterato
 
     Raises:
         RoundIsOver: a newer round exists; `path` is as that round left it.
-        OSError: it could not be written or renamed; `path` is untouched, unless the text says where old and new lie.
+        OSError: it could not be written or renamed; `path` is untouched, unless the text names where old and new lie.
     """
     guard = fence()
     target = _resolved(path)
@@ -189,7 +190,7 @@ def _rename(temporary: str, target: str, guard: Fence) -> str | None:
     try:
         return replace(temporary, target)
     except FileNotFoundError:
-        # A newer round has revoked it between our look and the rename; else it is the script's own doing.
+        # A newer round has revoked it between the check and the rename; else it is the script's own doing.
         guard.check()
         raise
 
@@ -209,8 +210,9 @@ class Waiting:
         """Print the wait of `waited_s` seconds so far and the newest `error`."""
         if waited_s >= NOTICE_S and not self._printed:
             # Where the standard error is a log in the very directory that is full, the next try may get through.
-            self._printed = say(
-                f"{self._what}, which has failed for {waited_s:.0f} s; it gives up after {PATIENCE_S:g} s: {error}"
+            self._printed = write_line(
+                f"{self._what}, which has failed for {duration(waited_s)}; it gives up after {duration(PATIENCE_S)}: "
+                f"{error}"
             )
 
 

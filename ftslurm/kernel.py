@@ -1,8 +1,8 @@
-"""What is asked of the Linux kernel: prctl, pidfds, processes in sessions of their own, descendants, inotify, renames.
+"""Linux system calls: prctl, pidfds, processes in sessions of their own, descendants, inotify, exchange of names.
 
-What Python offers depends on the libc and the kernel headers that it was built with, not on the machine that it runs
-on: conda's Python and older standalone builds have neither pidfds nor ``posix_spawn(setsid=True)``, where the kernel
-has both. So the kernel is asked here, and here alone.
+Python's own functions depend on the libc and the kernel headers that it was built with, not on the machine that it
+runs on: conda's Python and older standalone builds have neither pidfds nor ``posix_spawn(setsid=True)``, where the
+kernel has both. So the kernel is called here, and only here.
 
 Sources: prctl(2), pidfd_open(2), pidfd_send_signal(2), syscall(2), setsid(2), proc(5), inotify(7), rename(2).
 """
@@ -13,6 +13,7 @@ import errno
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 TYPE_CHECKING = False
@@ -24,9 +25,13 @@ try:
 
     _libc: Any = ctypes.CDLL(None, use_errno=True)
 except (ImportError, OSError):
-    # A Python without ctypes, or a static one: `_call` says so where it matters.
+    # A Python without ctypes, or a static one: `_call` raises where it matters.
     _libc = None
 
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""Signals from outside that stop a job."""
+FORWARDED = (*STOPPING, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that a launcher or guardian passes on to its agents."""
 M_ARENA_MAX = -8
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -85,7 +90,7 @@ def pidfd_open(pid: int) -> int:
 
 
 def pidfd_send_signal(pidfd: int, sig: int) -> None:
-    """Send `sig` to the process of `pidfd`; 0 only asks whether that is possible.
+    """Send `sig` to the process of `pidfd`; 0 only tests whether that is possible.
 
     Raises:
         ProcessLookupError: it has ended and was collected.
@@ -112,7 +117,7 @@ def supervise() -> int:
     """Make this process the reaper of all its descendants; return a pidfd of it.
 
     Raises:
-        OSError: the kernel refuses what supervising processes needs; says what.
+        OSError: the kernel refuses a call that supervising needs; the error names it.
     """
     become_subreaper()
     check_proc()
@@ -170,16 +175,16 @@ def spawn(
 def spawn_unawaited(
     command: Sequence[str], environment: Mapping[str, str], file_actions: Iterable[tuple[Any, ...]]
 ) -> tuple[int, int]:
-    """As `spawn`, but without waiting until the program has begun, nor for what keeps it from that (exit code 127).
+    """As `spawn`, but without waiting until the program has begun; if it cannot begin, its exit code is 127.
 
     posix_spawn(3) returns when the program has begun, and all threads of Python stand still until then: while the
-    filesystem that the program lies on hangs, its caller hangs too. A fork takes 2 ms more, and hangs alone.
+    filesystem of the program hangs, its caller hangs too. A fork takes 2 ms more, and hangs alone.
 
     Args:
         file_actions: POSIX_SPAWN_OPEN and POSIX_SPAWN_DUP2, as for `os.posix_spawn`.
 
     Raises:
-        OSError: there is no process to be had.
+        OSError: no process can be created.
     """
     pid = _fork()
     if pid == 0:
@@ -223,12 +228,15 @@ def lead_session() -> None:
             pass
 
 
-def descendants(root: int) -> list[tuple[int, int]]:
+def descendants(root: int, spared: Container[int] = ()) -> list[tuple[int, int]]:
     """Return pid and process group of all descendants of `root` that are not collected yet, parents first.
 
-    Zombies are among them: behind one whose first thread has ended others may be running, and what forks and exits all
-    the time is seen only by the zombies that it leaves. One pass over /proc: /proc/<pid>/task/*/children needs a kernel
-    option that not every kernel has.
+    Zombies are among them: behind one whose first thread has ended others may be running, and a process that forks and
+    exits all the time shows only by the zombies that it leaves. One pass over /proc: /proc/<pid>/task/*/children needs
+    a kernel option that not every kernel has.
+
+    Args:
+        spared: pids that are left out, with all below them.
     """
     children: dict[int, list[tuple[int, int]]] = {}
     for name in os.listdir("/proc"):
@@ -245,7 +253,7 @@ def descendants(root: int) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     queue = [root]
     while queue:
-        below = children.get(queue.pop(), [])
+        below = [child for child in children.get(queue.pop(), []) if child[0] not in spared]
         queue += [pid for pid, _ in below]
         found += below
     return found
@@ -265,17 +273,35 @@ def kill_descendants(root: int, sig: int = signal.SIGKILL, spared: Container[int
     """Send `sig` to every descendant of `root`; return to how many that was possible, zombies included.
 
     Collect before: 0 means that nothing is left. Their process groups get it too: to a group the kernel sends it at one
-    moment, so that a process that does nothing but fork and exit is hit, which is never found alive one by one.
+    moment, so that a process that only forks and exits is hit, too; one by one it is never found alive.
     Processes of another user (sudo) cannot be killed and do not count.
 
     Args:
-        spared: pids that are left alone.
+        spared: pids that are left alone, with all below them.
     """
-    found = [(pid, group) for pid, group in descendants(root) if pid not in spared]
+    found = descendants(root, spared)
     # 0 is the group of a process outside of this PID namespace, and to killpg(2) this process's own.
     for group in {group for _, group in found} - {0, os.getpgrp()}:
         _send(os.killpg, group, sig)
     return sum([_send(os.kill, pid, sig) for pid, _ in found])
+
+
+def end_descendants(limit_s: float) -> tuple[int, ...]:
+    """Kill and collect all descendants of this process, a subreaper, within `limit_s` seconds.
+
+    Returns:
+        The pids of those that survive: they hang in the kernel.
+    """
+    end = time.monotonic() + limit_s
+    while True:
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return ()
+        if not kill_descendants(os.getpid()) or time.monotonic() >= end:
+            return tuple(pid for pid, _ in descendants(os.getpid()))
+        time.sleep(0.002)
 
 
 def _send(kill: Callable[[int, int], None], target: int, sig: int) -> bool:
@@ -295,7 +321,7 @@ def signal_name(number: int) -> str:
 
 
 class FileNotifier:
-    """Tells when one of some files has grown on this machine, by inotify."""
+    """Notification when one of some files has grown on this machine, by inotify."""
 
     def __init__(self) -> None:
         """Open it; `OSError` when the kernel has no instance left for this user."""
@@ -319,7 +345,7 @@ class FileNotifier:
 
 
 def identity(pid: int) -> str:
-    """Return what tells the process `pid` from all others, also of other nodes: an environment travels by srun or ssh.
+    """Return a unique identity of the process `pid`, also among nodes: an environment travels by srun or ssh.
 
     The kernel's boot, this PID namespace, the pid, and when it started in clock ticks since boot (random(4), proc(5):
     field 22 of stat), parted by dots.
@@ -331,7 +357,7 @@ def identity(pid: int) -> str:
 
 
 def boot_and_namespace() -> str:
-    """Return what tells the kernel's boot and this PID namespace from all others."""
+    """Return a unique identity of the kernel's boot and this PID namespace."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         boot = file.read().strip()
     return f"{boot}.{os.stat('/proc/self/ns/pid').st_ino}"

@@ -1,4 +1,4 @@
-"""What stands behind `ftslurm.dataclasses` at run time."""
+"""The implementation of `ftslurm.dataclasses` at run time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MISSING: Any = object()
 
 
 class _Field:
-    """One field: its default or what makes it, and whether `==` and `repr` take it into account."""
+    """One field: its default or default factory, and whether `==` and `repr` take it into account."""
 
     __slots__ = ("compare", "default", "default_factory", "shown")
 
@@ -26,7 +26,7 @@ class _Field:
 
 
 _PLAIN = _Field(_MISSING, _MISSING, True, True)
-"""Most fields: a name and no more."""
+"""Most fields: only a name."""
 
 
 def field(
@@ -104,7 +104,7 @@ def _make(cls: Any, frozen: bool) -> Any:
 
 
 def _first_init(self: Any, *args: Any, **kwargs: Any) -> None:
-    """Compile the class's `__init__`, put it in place, and call it."""
+    """Compile the class's `__init__`, set it, and call it."""
     owner = next(cls for cls in type(self).__mro__ if cls.__dict__.get("__init__") is _first_init)
     init = _compile_init(owner)
     type.__setattr__(owner, "__init__", init)
@@ -136,7 +136,7 @@ def _compile_init(cls: type) -> Callable[..., None]:
 
 
 def _compared(instance: Any) -> Any:
-    """Return the values that `==` and `hash` are about."""
+    """Return the values that `==` and `hash` compare."""
     cls = type(instance)
     getter = cls.__dict__.get("_ftslurm_compared")
     if getter is None:
@@ -172,7 +172,7 @@ def _refuse_del(self: Any, name: str) -> None:
 
 
 class _StandardFields:
-    """What the standard library's functions look for in a data class, made when they do."""
+    """The attributes by which the standard library recognises a data class, created on first use."""
 
     def __get__(self, instance: object, owner: Any) -> Any:
         import dataclasses

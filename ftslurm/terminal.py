@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 _output_failed = False
 
 
+class UsageError(ValueError):
+    """A wrong option, argument or environment variable; one line with the expected and the found value."""
+
+
 def show(text: str) -> bool:
     """Print `text`, escaping what the output's encoding lacks; False when it could not be written.
 
@@ -41,6 +45,11 @@ def print_error(*lines: str) -> None:
     """
     # Without `re` and imports: the guardian stays small, and a line is written where no file can be read any more.
     _write(sys.stderr, "".join(f"{line if line.isprintable() else _escaped(line)}\n" for line in lines))
+
+
+def complain(text: str, *more: str) -> None:
+    """Write lines of ftslurm to stderr at once."""
+    print_error(f"ftslurm: {text}", *more)
 
 
 def _escaped(line: str) -> str:

@@ -16,14 +16,14 @@ ERRNOS = {
     errno.EDQUOT: "the disk quota is used up (quota -s)",
     errno.EFBIG: "the limit of a file's size is reached (ulimit -f)",
 }
-"""What calls fail with at such a limit. The whole system's limits have other numbers (ENFILE, ENOSPC), or health checks
-look at them (pid_max, memory)."""
+"""Errors of calls at such a limit. The whole system's limits have other numbers (ENFILE, ENOSPC), or a health check of
+their own (pid_max, memory)."""
 
 _FILES, _THREADS, _BYTES = 16, 8, 1 << 30
 
 
 def reached(threads: bool = True) -> str | None:
-    """Return which limit leaves this process no room for another library or command, in words; None: none does.
+    """Return as text the limit that leaves this process no room for another library or command; None: none does.
 
     Args:
         threads: try whether threads can be started, too; not in a process that forks later.

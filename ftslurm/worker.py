@@ -1,6 +1,6 @@
 """Start one worker: the user's program exactly as plain Python runs it, but with a record of its failure.
 
-``python -u -m ftslurm.worker --parent PID [--standby MODULES] [--log-root DIRECTORY]
+``python -u -m ftslurm.worker --parent PID [--container DIRECTORY] [--standby MODULES] [--log-root DIRECTORY]
 [--log-stdout FILE] [--log-stderr FILE] (--script FILE | --module NAME | --exec PROGRAM) -- ARGS...``; called by the
 agent, never by people.
 ``python -u .../ftslurm/boot/worker.py`` with the same arguments starts faster, see there.
@@ -24,14 +24,16 @@ if TYPE_CHECKING:
     from ftslurm.failures.recorder import Recorder
 
 USAGE_ERROR = 2
+DO_NOT_RESTART = 78
 _PR_SET_PDEATHSIG, _SIGKILL = 1, 9
 
 
 class Order:
-    """What the command line asks for; ``target`` is a file, a module name or a program, as ``kind`` says."""
+    """The parsed command line; ``target`` is a file, a module name or a program, depending on ``kind``."""
 
     def __init__(self) -> None:
         self.parent = 0
+        self.container = ""
         self.standby: list[str] = []
         self.kind = ""
         self.target = ""
@@ -57,6 +59,8 @@ def parse(arguments: list[str]) -> Order:
             raise ValueError(f"{argument} lacks its value")
         if argument == "--parent":
             order.parent = int(value)
+        elif argument == "--container":
+            order.container = value
         elif argument == "--standby":
             order.standby = value.split(",")
         elif argument in ("--log-stdout", "--log-stderr"):
@@ -79,11 +83,16 @@ def main(arguments: list[str]) -> None:
     except ValueError as problem:
         sys.stderr.write(f"ftslurm.worker: {problem}; it is started by the ftslurm agent, not by hand\n")
         sys.exit(USAGE_ERROR)
-    _die_with(order.parent)
+    if order.container:
+        _enter(order.container)
+    if not order.container or os.getppid() == order.parent:
+        _die_with(order.parent)
+    # Else it is a container runtime's child. The agent finds and ends it; the end of the runtime's thread that made it
+    # (prctl(2)) proves nothing.
     _lead_session()
     standby = None
     if order.standby:
-        from ftslurm.boot.standby import Standby
+        from ftslurm.standby import Standby
 
         standby = Standby()
         argv0 = "-m" if order.kind == "module" else order.target
@@ -117,7 +126,19 @@ def _die_with(parent: int) -> None:
     except (ImportError, OSError, AttributeError):
         pass  # A Python without ctypes: the agent still kills its workers as long as it can act itself.
     if os.getppid() != parent:
-        os._exit(1)  # The agent died in between; nobody reads what would be said here.
+        os._exit(1)  # The agent died in between; no process would read a message.
+
+
+def _enter(directory: str) -> None:
+    """Take over what the agent has left for a worker in a container."""
+    from ftslurm.container import enter
+
+    try:
+        enter(directory)
+    except OSError as problem:
+        what = f"{directory} cannot be used in the container ({problem.strerror})"
+        sys.stderr.write(f"ftslurm.worker: {what}: bind the directory above it, see docs/containers.md\n")
+        sys.exit(DO_NOT_RESTART)
 
 
 def _lead_session() -> None:
@@ -130,7 +151,7 @@ def _lead_session() -> None:
 
 
 def _place(order: Order) -> str | None:
-    """Where the program's own modules are looked for first."""
+    """Return where the program's own modules are searched first."""
     if order.kind == "script" and _is_importable_place(order.target):
         return _absolute(order.target)
     if _safe_path():
@@ -245,7 +266,7 @@ def _fresh_main() -> ModuleType:
 
 
 def _is_importable_place(path: str) -> bool:
-    """Whether ``path`` is a directory or an archive to look for ``__main__.py`` in."""
+    """Whether ``path`` is a directory or an archive to search for ``__main__.py``."""
     for hook in sys.path_hooks:
         try:
             hook(path)

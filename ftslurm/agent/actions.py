@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ftslurm.dataclasses import dataclass, replace
-from ftslurm.rendezvous.node_record import NodeRecord
-from ftslurm.rendezvous.state import Failure, Hang, Master
+from ftslurm.dataclasses import dataclass
+from ftslurm.records.state import Failure, Hang, Master, Participant, State
+from ftslurm.records.stop import StopRequest
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Assignment:
-    """This node's part in a round; `nodes` are those that take part, in the order of their group ranks."""
+    """This node's part in a round; `nodes` take part, in the order of their group ranks; `avoid`: bad checkpoints."""
 
     round: int
     attempt: str
@@ -30,6 +30,27 @@ class Assignment:
     restart_count: int
     max_restarts: int
     nodes: tuple[str, ...] = ()
+    avoid: tuple[str, ...] = ()
+
+
+def assignment_of(state: State, part: Participant) -> Assignment | None:
+    """Return a participant's part in the state's round; None while the round has no master."""
+    if state.master is None:
+        return None
+    return Assignment(
+        state.round,
+        state.attempt,
+        part.group_rank,
+        len(state.participants),
+        part.first_rank,
+        part.slots,
+        state.world_size,
+        state.master,
+        state.restarts_used,
+        state.max_restarts,
+        tuple(participant.node for participant in state.participants),
+        state.avoid,
+    )
 
 
 @dataclass(frozen=True)
@@ -64,6 +85,25 @@ class WorkerEnd:
     failure: Failure | None
 
 
+@dataclass(frozen=True)
+class SignalReceived:
+    """A signal from outside arrived at the agent."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class GuardianEnded:
+    """The guardian was killed."""
+
+
+@dataclass(frozen=True)
+class StandbyEnded:
+    """A standby worker has ended before it was used."""
+
+    local_rank: int
+
+
 # Actions
 
 
@@ -91,9 +131,14 @@ class Signal:
 
 @dataclass(frozen=True)
 class CollectStacks:
-    """Collect the stacks of these workers; answer with `on_stacks_collected` when done or timed out."""
+    """Collect the stacks of these workers; answer with `on_stacks_collected` when done or timed out.
+
+    Attributes:
+        stop: why they are stopped from outside, before which their stacks are collected; None: a rank hangs.
+    """
 
     local_ranks: tuple[int, ...]
+    stop: str | None = None
 
 
 @dataclass(frozen=True)
@@ -117,16 +162,22 @@ class KillLeftovers:
 
 @dataclass(frozen=True)
 class Publish:
-    """Change this node's record; only the given fields change."""
+    """Publish the node record with these values.
+
+    Attributes:
+        new_port: reserve a port for the next round.
+        stop_request: see `NodeRecord`.
+    """
 
     status: str
-    round: int
-    failure: Failure | None
-    reason: str | None
-    stop_signal: str | None
+    round: int = 0
+    failure: Failure | None = None
+    reason: str | None = None
+    stop_signal: str | None = None
     hang: Hang | None = None
     stacks_collected: int = 0
     new_port: bool = False
+    stop_request: StopRequest | None = None
 
 
 @dataclass(frozen=True)
@@ -145,6 +196,19 @@ class RecordRound:
 
 
 @dataclass(frozen=True)
+class RecordFailure:
+    """Publish the error record of a worker that has failed; ``stopped``: ftslurm stopped it, it is no failure."""
+
+    local_rank: int
+    stopped: bool
+
+
+@dataclass(frozen=True)
+class ForgetRound:
+    """Forget the workers of the round and their node-local files."""
+
+
+@dataclass(frozen=True)
 class Log:
     """Log one line for the user."""
 
@@ -158,20 +222,6 @@ class Exit:
     code: int
 
 
-def changed_record(record: NodeRecord, change: Publish) -> NodeRecord:
-    """Return a node record with `change` applied."""
-    return replace(
-        record,
-        status=change.status,
-        round=change.round,
-        failure=change.failure,
-        reason=change.reason,
-        stop_signal=change.stop_signal,
-        hang=change.hang,
-        stacks_collected=change.stacks_collected,
-    )
-
-
 Action = (
     Prepare
     | Spawn
@@ -182,6 +232,8 @@ Action = (
     | KillLeftovers
     | Publish
     | RecordRound
+    | RecordFailure
+    | ForgetRound
     | Log
     | Exit
 )

@@ -9,20 +9,32 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
-from ftslurm.agent.environment import Program, RunFacts
-from ftslurm.agent.guardian import STOPPING, SupervisorPipe
-from ftslurm.agent.health_gate import OFF
-from ftslurm.agent.options import RunOptions, UsageError, parse_run
-from ftslurm.agent.output import Console, complain, log_at_once
+from ftslurm.agent.environment import RunFacts
+from ftslurm.agent.grace import kill_wait_s, orderly_grace_s
+from ftslurm.agent.guardian import SupervisorPipe
+from ftslurm.agent.option_groups import OFF, RunOptions
+from ftslurm.agent.options import parse_run
+from ftslurm.agent.output import Console, log_at_once
 from ftslurm.agent.placement import LOCAL_NODE, Placement
-from ftslurm.agent.preflight import check, open_directories, unique_name, warn_of_exposed, write_attempt
+from ftslurm.agent.preflight import (
+    CheckedRun,
+    check,
+    only_agent,
+    open_directories,
+    unique_name,
+    warn_of_exposed,
+    warn_of_misspelt,
+    write_attempt,
+)
 from ftslurm.dataclasses import replace
 from ftslurm.health.check import QUICK, request_for
-from ftslurm.kernel import share_heap
-from ftslurm.rendezvous.state import EXIT_FAILED, EXIT_USAGE
+from ftslurm.kernel import STOPPING, share_heap
+from ftslurm.local_directory import remove_tree
+from ftslurm.records.state import EXIT_FAILED, EXIT_USAGE
 from ftslurm.sharedfs.rundir import RunDirectory, RunDirectoryError
-from ftslurm.terminal import print_error
+from ftslurm.terminal import UsageError, complain, print_error
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,21 +42,19 @@ if TYPE_CHECKING:
     from ftslurm.agent.defect_records import DefectRecords
     from ftslurm.agent.early_check import EarlyCheck
     from ftslurm.agent.health_monitor import HealthSettings
-    from ftslurm.agent.loop import AgentLoop
+    from ftslurm.agent.node_agent import NodeAgent
+    from ftslurm.agent.ports import ReservedPort
     from ftslurm.agent.settings import AgentSettings
     from ftslurm.nodes.exclude import Exclusions
-    from ftslurm.rendezvous.node_record import NodeRecord
-    from ftslurm.rendezvous.state import State
+    from ftslurm.records.node import NodeRecord
+    from ftslurm.records.state import State
+    from ftslurm.rendezvous.observation import Timing
 
-DEFAULT_KILL_WAIT_S = 30.0
-TROUBLE_S = 60.0
 DEFECTS_S = 2.0
 """Seconds that writing the records of defects may take at the end."""
 NOTHING: list[str] = []
 # Errors caused by limits and seccomp profiles while an agent is set up.
 REFUSALS = (errno.EPERM, errno.EACCES, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSYS)
-KILL_WAIT_MARGIN = 0.6
-"""Share of Slurm's KillWait that workers get before they are killed; the rest is for the last records."""
 
 
 def main(arguments: Sequence[str], supervisor: SupervisorPipe, early: EarlyCheck | None) -> int:
@@ -57,8 +67,13 @@ def main(arguments: Sequence[str], supervisor: SupervisorPipe, early: EarlyCheck
     """
     try:
         options = parse_run(arguments, os.environ)
-        launches = options.local_nodes and LOCAL_NODE not in os.environ
-        if early is not None and (launches or options.health == OFF):
+        launches = options.placement.local_nodes and LOCAL_NODE not in os.environ
+        warn_of_misspelt(os.environ)
+        if options.placement.dry_run:
+            from ftslurm.agent.plan import show_plan
+
+            return show_plan(options)
+        if early is not None and (launches or options.health.mode == OFF):
             early.drop()
             early = None
         if launches:
@@ -88,18 +103,16 @@ def run_agent(options: RunOptions, supervisor: SupervisorPipe, early: EarlyCheck
     from ftslurm.sharedfs.filesystem import PosixFileSystem
     from ftslurm.sharedfs.publish import random_nonce
 
-    placement, program, slots = check(options, unique_name())
-    run, logs = open_directories(options, placement.run_dir)
+    checked = check(options, unique_name())
+    placement = checked.placement
+    run, logs = open_directories(options.output, placement.run_dir)
     if placement.job is None and LOCAL_NODE not in os.environ:
         warn_of_exposed(run, logs)
+    if placement.position == 0 and checked.choice is not None:
+        complain(f"--nproc-per-node auto: {checked.choice}")
     # Links on the way are followed once: one that is changed while the run goes on leads into no other run.
     run, logs = RunDirectory(os.path.realpath(run.root)), logs and os.path.realpath(logs)
-    # As early as possible: the checks take as long as all that follows until the first round.
-    health = _health(options, placement, run, logs or run.root, supervisor)
-    context = replace(health.context, hurry=True)
-    if early is not None and early.begin(request_for(QUICK, (), context, supervisor.local_dir)):
-        health.early = early
-    write_attempt(run, options, placement, program, logs)
+    lock = only_agent(run, placement)
     incarnation = random_nonce()
     records = DefectRecords(
         PosixFileSystem(owner=os.geteuid()),
@@ -111,12 +124,20 @@ def run_agent(options: RunOptions, supervisor: SupervisorPipe, early: EarlyCheck
         lambda text: log_at_once(placement.node, text),
     )
     try:
-        code = _supervise(
-            options, placement, program, slots, run, logs or run.root, supervisor, health, incarnation, records
-        )
+        # As early as possible: the checks take as long as all that follows until the first round.
+        health = _health(checked, run, logs or run.root, supervisor)
+        context = replace(health.context, hurry=True)
+        if early is not None and early.begin(request_for(QUICK, (), context, supervisor.local_dir)):
+            health.early = early
+        write_attempt(run, checked, logs)
+        code = _supervise(checked, run, logs or run.root, supervisor, health, incarnation, records)
+    except (UsageError, RunDirectoryError):
+        raise
     except Exception as error:
         # During set-up, or after the loop has ended.
         code = _end_by(_defect(error), records, supervisor)
+    # The run may be continued while its report is written.
+    lock.release()
     if placement.job is None and LOCAL_NODE not in os.environ and os.environ.get("FTSLURM_REPORT") != "0":
         for number in STOPPING:
             # No handler is needed any more, and a report that cannot be written must stay killable.
@@ -132,10 +153,7 @@ def run_agent(options: RunOptions, supervisor: SupervisorPipe, early: EarlyCheck
 
 
 def _supervise(
-    options: RunOptions,
-    placement: Placement,
-    program: Program,
-    slots: int,
+    checked: CheckedRun,
     run: RunDirectory,
     logs: str,
     supervisor: SupervisorPipe,
@@ -144,19 +162,21 @@ def _supervise(
     defects: DefectRecords,
 ) -> int:
     from ftslurm.agent.containment import DOORBELL, EXCLUSION, OUTPUT, Containment, Defect
-    from ftslurm.agent.courier import Courier
+    from ftslurm.agent.courier import CourierThread
     from ftslurm.agent.doorbell import Doorbell
-    from ftslurm.agent.exclusion import Excluder, ExclusionSettings
-    from ftslurm.agent.loop import AgentLoop
+    from ftslurm.agent.exclusion import Excluder
     from ftslurm.agent.machine import AgentMachine
-    from ftslurm.agent.ports import ReservedPort, lowest_ephemeral, pick_at_random
+    from ftslurm.agent.node_agent import make_agent
+    from ftslurm.agent.ports import lowest_ephemeral
     from ftslurm.nodes.exclude import Exclusions, folder
-    from ftslurm.rendezvous.member import Member, Pace, first_record
-    from ftslurm.rendezvous.node_record import Predecessor
-    from ftslurm.rendezvous.observation import RunSpec, Timing
+    from ftslurm.records.node import Predecessor, first_record
+    from ftslurm.rendezvous.member import Member
+    from ftslurm.rendezvous.observation import RunSpec
+    from ftslurm.rendezvous.pace import Pace
     from ftslurm.sharedfs.clock import server_clock
     from ftslurm.sharedfs.filesystem import PosixFileSystem
 
+    options, placement = checked.options, checked.placement
     supervisor.register(run.node_file(placement.node), incarnation)
     run_spec = RunSpec(
         placement.run_id,
@@ -164,57 +184,56 @@ def _supervise(
         placement.expected,
         placement.min_nodes,
         placement.max_nodes,
-        options.max_restarts,
+        options.placement.max_restarts,
     )
-    record = first_record(placement.node, incarnation, placement.attempt, placement.position, slots)
     before = Predecessor(*supervisor.predecessor) if supervisor.predecessor is not None else None
-    record = replace(record, host=os.uname().nodename, address=placement.address, predecessor=before)
+    record = replace(
+        first_record(placement.node, incarnation, placement.attempt, placement.position, checked.slots, os.getpid()),
+        host=os.uname().nodename,
+        address=placement.address,
+        predecessor=before,
+    )
     fs = PosixFileSystem(owner=os.geteuid())
     containment = Containment()
     threading.excepthook = containment.on_thread
-    exclusions = Exclusions(fs, folder(run.root, options.exclude_dir))
-    if options.exclude_after:
+    exclusions = Exclusions(fs, folder(run.root, options.exclusion.directory))
+    if options.exclusion.after:
         exclusion = (_look_up, exclusions, placement.node)
         record = replace(record, excluded=containment.call(EXCLUSION, None, *exclusion))
-    pace = Pace(heartbeat_s=options.heartbeat_s, follow_s=min(1.0, options.heartbeat_s))
-    timing = Timing(
-        options.node_timeout_s,
-        options.join_timeout_s,
-        options.last_call_s,
-        rejoin=options.rejoin,
-        exclude_after=options.exclude_after,
-    )
+    heartbeat_s = options.timing.heartbeat_s
+    pace = Pace(heartbeat_s=heartbeat_s, follow_s=min(1.0, heartbeat_s))
+    timing = _timing(options)
     none = {"port": 0, "fileno": lambda: -1, "deadline": None}
-    bell = containment.hold(DOORBELL, Doorbell, placement.address, incarnation, answers=none)
+    bell = containment.hold(
+        DOORBELL, Doorbell, placement.address, incarnation, time.monotonic, options.placement.port_range, answers=none
+    )
     clock = server_clock(run.nodes, time.monotonic)
     member = Member(
         fs, run, run_spec, record, timing, pace, time.monotonic, time.time_ns, wake_agents=bell.ring, clock=clock
     )
-    courier = Courier(member, time.monotonic)
+    courier = CourierThread(member, time.monotonic)
     containment.connect(courier.post)
-    # With --no-python there is nothing to import ahead.
-    spare_imports = options.spare_imports if program.kind != "exec" else ()
+    settings = _settings(checked, run, logs, supervisor)
     machine = AgentMachine(
         placement.node,
         incarnation,
         placement.attempt,
-        slots,
-        options.grace_s,
-        _kill_wait_s(placement),
-        bool(spare_imports),
+        checked.slots,
+        options.timing.grace_s,
+        kill_wait_s(placement),
+        bool(settings.spare_imports),
+        orderly_grace_s(options, placement),
     )
-    lowest = lowest_ephemeral()
+    reserve = partial(_reserve, lowest_ephemeral(), options.placement.port_range)
     share_heap()
-    settings = _settings(options, placement, program, run, logs, supervisor, spare_imports)
     console = containment.hold(
         OUTPUT, Console, placement.node, answers={"log": lambda text: log_at_once(placement.node, text)}
     )
-    exclusion_settings = ExclusionSettings(options.exclude_after, options.exclude_for_s, _drain(options, placement))
-    facts = (placement.run_id, time.time_ns, console.log)
+    facts = (placement.run_id, time.time_ns, console.log, _drain(options, placement))
     excluder = containment.hold(
-        EXCLUSION, Excluder, exclusion_settings, exclusions, *facts, answers={"finish": lambda _: True}
+        EXCLUSION, Excluder, options.exclusion, exclusions, *facts, answers={"finish": lambda _: True}
     )
-    loop = AgentLoop(
+    agent = make_agent(
         settings,
         machine,
         record,
@@ -222,20 +241,18 @@ def _supervise(
         console,
         fs,
         run,
-        lambda: ReservedPort(pick_at_random, lowest),
+        lambda: reserve(console.log),
         bell,
         health,
         excluder,
         containment,
         defects,
         supervisor.explain,
-        time.monotonic,
-        time.time_ns,
     )
-    code = loop.run()
+    code = agent.run()
     if courier.published:
         supervisor.left()
-    _after_leaving(loop, placement, incarnation, run, options.node_timeout_s, containment)
+    _after_leaving(agent, placement, incarnation, run, options.timing.node_timeout_s, containment)
     for defect in courier.events:
         if isinstance(defect, Defect):
             complain(defect.message("as this agent leaves", defects.write(defect, 0)))
@@ -244,7 +261,7 @@ def _supervise(
 
 
 def _after_leaving(
-    loop: AgentLoop,
+    agent: NodeAgent,
     placement: Placement,
     incarnation: str,
     run: RunDirectory,
@@ -254,17 +271,31 @@ def _after_leaving(
     """Run the job end's work after this agent has left the run."""
     from ftslurm.agent.containment import JOB_END
 
-    state = loop.state
+    state = agent.state
     if state is None:
         return
-    if loop.kept is not None and not os.path.isdir(run.root):
-        containment.call(JOB_END, None, _print_last_report, loop.kept, state, loop.record)
+    if agent.kept is not None and not os.path.isdir(run.root):
+        containment.call(JOB_END, None, _print_last_report, agent.kept, state, agent.record)
+    if agent.kept is not None and state.closed is not None and state.closed.exit_code == 0:
+        # Only the report needed them.
+        remove_tree(agent.kept)
     if placement.job is not None:
         from ftslurm.job_end.after_run import after_run
 
         facts = (placement.job, state, placement.node, incarnation, run, node_timeout_s)
         for problem in containment.call(JOB_END, NOTHING, after_run, *facts):
             complain(problem)
+
+
+def _reserve(lowest: int, ports: tuple[int, int] | None, log: Callable[[str], None]) -> ReservedPort:
+    from ftslurm.agent.ports import ReservedPort, pick_at_random
+
+    if ports is not None:
+        try:
+            return ReservedPort(pick_at_random, lowest, ports)
+        except OSError as error:
+            log(f"--port-range: {error.strerror} on this node: another port is taken")
+    return ReservedPort(pick_at_random, lowest)
 
 
 def _look_up(exclusions: Exclusions, node: str) -> str | None:
@@ -297,31 +328,35 @@ def _end_by(defect: Defect, records: DefectRecords, supervisor: SupervisorPipe) 
     return EXIT_FAILED
 
 
-def _settings(
-    options: RunOptions,
-    placement: Placement,
-    program: Program,
-    run: RunDirectory,
-    logs: str,
-    supervisor: SupervisorPipe,
-    spare_imports: tuple[str, ...],
-) -> AgentSettings:
+def _timing(options: RunOptions) -> Timing:
+    from ftslurm.rendezvous.observation import Timing
+
+    timing = options.timing
+    return Timing(
+        timing.node_timeout_s,
+        timing.join_timeout_s,
+        timing.last_call_s,
+        rejoin=timing.rejoin,
+        exclude_after=options.exclusion.after,
+        warn_before_end_s=options.stop.warn_before_end_s,
+    )
+
+
+def _settings(checked: CheckedRun, run: RunDirectory, logs: str, supervisor: SupervisorPipe) -> AgentSettings:
     from ftslurm.agent.settings import AgentSettings
 
+    placement = checked.placement
     return AgentSettings(
-        RunFacts(placement.run_id, run.root, placement.node, options.role),
-        program,
-        options.redirects,
-        options.tee,
+        checked.options,
+        RunFacts(placement.run_id, run.root, placement.node, checked.options.program.role),
+        checked.program,
         logs,
         supervisor.local_dir,
         dict(os.environ),
         supervisor.guardian,
-        options.timeouts,
-        options.hang_signal,
-        options.heartbeat_s,
-        min(TROUBLE_S, options.join_timeout_s),
-        spare_imports,
+        placement.job.scontrol_id if placement.job is not None else None,
+        placement.job.node_list if placement.job is not None else (),
+        kill_wait_s(placement) if placement.job is not None else None,
     )
 
 
@@ -334,43 +369,33 @@ def _print_last_report(kept: str, state: State, record: NodeRecord) -> None:
         print_error(*report.splitlines())
 
 
-def _health(
-    options: RunOptions, placement: Placement, run: RunDirectory, logs: str, supervisor: SupervisorPipe
-) -> HealthSettings:
+def _health(checked: CheckedRun, run: RunDirectory, logs: str, supervisor: SupervisorPipe) -> HealthSettings:
     from ftslurm.agent.health_monitor import HealthSettings
     from ftslurm.health.check import CheckedPath, Context
 
+    options, placement = checked.options.health, checked.placement
     places = [CheckedPath(run.root, "run directory")]
     places += [CheckedPath(logs, "log directory")] if logs != run.root else []
-    places += [CheckedPath(os.path.abspath(path), "--health-paths") for path in options.health_paths]
+    places += [CheckedPath(os.path.abspath(path), "--health-paths") for path in options.paths]
     context = Context(
         placement.node,
         dict(os.environ),
         paths=tuple(places),
-        commands=(options.health_command,) if options.health_command else (),
-        skip=options.health_skip,
+        commands=(options.command,) if options.command else (),
+        skip=options.skip,
         own_pid=os.getppid(),
         address=placement.address,
+        interface=checked.options.placement.interface,
         job_since_s=time.monotonic(),
     )
     # Spread the checks of a job's nodes over time.
-    spread_s = options.health_every_s * (placement.position % 64) / 64
-    return HealthSettings(
-        options.health, options.health_every_s, sys.executable, supervisor.local_dir, context, spread_s
-    )
+    spread_s = options.every_s * (placement.position % 64) / 64
+    return HealthSettings(options, sys.executable, supervisor.local_dir, context, spread_s)
 
 
 def _drain(options: RunOptions, placement: Placement) -> Callable[[str, str], str | None] | None:
-    if not options.drain or placement.job is None:
+    if not options.exclusion.drain or placement.job is None:
         return None
-    from ftslurm.nodes.drain import drain
+    from ftslurm.slurm.bounded import drain
 
     return drain
-
-
-def _kill_wait_s(placement: Placement) -> float:
-    """Return the seconds that workers may take to stop when Slurm stops the job; ftsrun passes the site's KillWait."""
-    if placement.job is None:
-        return 1e9
-    text = os.environ.get("FTSLURM_KILL_WAIT", "")
-    return (float(text) if text.isdigit() else DEFAULT_KILL_WAIT_S) * KILL_WAIT_MARGIN

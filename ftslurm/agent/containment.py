@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 
 from ftslurm.dataclasses import dataclass
-from ftslurm.sharedfs.publish import BadFile
+from ftslurm.records.codec import BadFile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ class Component:
 
 
 MONITOR = Component("rank monitor", "hangs of ranks on this node are no longer detected")
+STOP_PAGES = Component("orderly stop", "ranks of this node do not learn of a stop before they are signalled")
+JOB_WATCH = Component("watch of the job's end", "ranks are not stopped before the time limit or by --stop-when")
 HEALTH = Component("health checks", "this node is no longer checked")
 RECORDS = Component("failure records", "the report has less information on this node's ranks")
 HOST_RESOURCES = Component(
@@ -57,6 +59,7 @@ BUILD_LOCKS = Component(
 )
 CONNECTION = Component("connection test", "rounds begin without a test whether their master can be reached")
 GUARD = Component("loop guard", "it is not detected if this agent is stuck")
+HOOKS = Component("event hooks", "the command of --on-event is no longer run from here")
 JOB_END = Component("end of the Slurm job", "Slurm's view of the job is missing in its report")
 
 THREADS = {

@@ -10,15 +10,16 @@ from collections.abc import Callable
 
 from ftslurm import __version__
 from ftslurm.agent.containment import Defect
+from ftslurm.records.codec import write_record
+from ftslurm.records.defect import DefectRecord
 from ftslurm.sharedfs.filesystem import FileSystem
-from ftslurm.sharedfs.publish import encode, publish
+from ftslurm.sharedfs.publish import publish
 from ftslurm.sharedfs.rundir import RunDirectory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    pass
 
-SCHEMA, VERSION = "ftslurm/defect", 1
 KEPT = 50
 """Number of defects of one agent that are recorded."""
 
@@ -60,7 +61,7 @@ class DefectRecords:
         self._number += 1
         path = self._run.defect_file(f"{self._node}.{self._incarnation[:8]}.{self._number}")
         if self._number <= KEPT:
-            content = encode(self._record(defect, round_))
+            content = write_record(self._record(defect, round_))
             thread = threading.Thread(target=self._write, args=(path, content, defect), name="defect", daemon=True)
             self._writing[thread] = defect
             thread.start()
@@ -76,25 +77,23 @@ class DefectRecords:
                 self._complain(defect.traceback)
         self._writing.clear()
 
-    def _record(self, defect: Defect, round_: int) -> dict[str, Any]:
+    def _record(self, defect: Defect, round_: int) -> DefectRecord:
         part = defect.part
-        return {
-            "schema": SCHEMA,
-            "version": VERSION,
-            "node": self._node,
-            "incarnation": self._incarnation,
-            "attempt": self._attempt,
-            "round": round_,
-            "time_ns": self._now_ns(),
-            "part": None if part is None else part.name,
-            "meaning": None if part is None else part.meaning,
-            "error": defect.error,
-            "place": defect.place,
-            "traceback": defect.traceback,
-            "ftslurm": __version__,
-            "python": ".".join(map(str, sys.version_info[:3])),
-            "system": " ".join((os.uname().sysname, os.uname().release, os.uname().machine)),
-        }
+        return DefectRecord(
+            node=self._node,
+            incarnation=self._incarnation,
+            attempt=self._attempt,
+            round=round_,
+            time_ns=self._now_ns(),
+            part=None if part is None else part.name,
+            meaning=None if part is None else part.meaning,
+            error=defect.error,
+            place=defect.place,
+            traceback=defect.traceback,
+            ftslurm=__version__,
+            python=".".join(map(str, sys.version_info[:3])),
+            system=" ".join((os.uname().sysname, os.uname().release, os.uname().machine)),
+        )
 
     def _write(self, path: str, content: bytes, defect: Defect) -> None:
         try:

@@ -5,13 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 
-from ftslurm.agent.options import UsageError
 from ftslurm.boot import module_command
+from ftslurm.dataclasses import dataclass
+from ftslurm.terminal import UsageError
+from ftslurm.text import duration, plural
 
 NVML_TIMEOUT_S = 60.0
 
 
-def resolve_slots(text: str, environment: Mapping[str, str], gpus: Callable[[], tuple[int, str]], cpus: int) -> int:
+@dataclass(frozen=True)
+class Slots:
+    """Number of workers on this node, and why `auto` has chosen it; None: it had no choice."""
+
+    count: int
+    choice: str | None = None
+
+
+def resolve_slots(text: str, environment: Mapping[str, str], gpus: Callable[[], tuple[int, str]], cpus: int) -> Slots:
     """Return the number of workers for this node.
 
     Args:
@@ -24,15 +34,17 @@ def resolve_slots(text: str, environment: Mapping[str, str], gpus: Callable[[], 
         UsageError: `gpu` where there is none.
     """
     if text.isdigit():
-        return int(text)
+        return Slots(int(text))
     if text == "cpu":
-        return cpus
+        return Slots(cpus)
     present, why = gpus()
     count = _visible(environment, present)
-    if count:
-        return count
     if text == "auto":
-        return cpus
+        found = plural(present, "GPU") if present else "no GPU"
+        hidden = f", {_limit(environment)} allows {count or 'none'}" if count != present else ""
+        return Slots(count or cpus, f"{found}{hidden}: {plural(count or cpus, 'worker')} per node")
+    if count:
+        return Slots(count)
     if present:
         raise UsageError(
             f"--nproc-per-node gpu: {present} GPUs found, but {_limit(environment)} allows none; "
@@ -70,7 +82,7 @@ def count_gpus(python: str, sysfs: str = "/sys") -> tuple[int, str]:
 
     try:
         done = subprocess.run(
-            module_command(python, "ftslurm.agent.gpu_count"),
+            module_command(python, "ftslurm.agent.devices"),
             capture_output=True,
             text=True,
             timeout=NVML_TIMEOUT_S,
@@ -78,7 +90,7 @@ def count_gpus(python: str, sysfs: str = "/sys") -> tuple[int, str]:
         )
         text = done.stdout.strip() or f"NVML ended with code {done.returncode}"
     except subprocess.TimeoutExpired:
-        text = f"NVML did not respond within {NVML_TIMEOUT_S:.0f} s: the driver hangs"
+        text = f"NVML did not respond within {duration(NVML_TIMEOUT_S)}: the driver hangs"
     except OSError as error:
         text = f"{python}: {error.strerror}"
     if text.isdigit() and int(text):
@@ -103,3 +115,18 @@ def _count_amd(sysfs: str) -> int:
             # The job's cgroup hides this one; the others count.
             continue
     return count
+
+
+def _print_nvml_count() -> None:
+    """Print the number of NVIDIA GPUs that NVML counts, or "none: " and the reason."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        print(pynvml.nvmlDeviceGetCount())
+    except Exception as error:
+        print(f"none: {error}")
+
+
+if __name__ == "__main__":
+    _print_nvml_count()

@@ -3,7 +3,7 @@
 Everything works without it, only later: an agent without wakes reads once a second, and a datagram may be lost, blocked
 or forged at will. It carries no data, and it counts only if it names this agent's incarnation, which is in the run
 directory. Unwanted datagrams cost little: a flooded node closes its doorbell for a while, and the rate of reads caused
-by wakes is bounded, too (`ftslurm.rendezvous.member.WAKE_SHARE`).
+by wakes is bounded, too (`ftslurm.rendezvous.wake_budget.WAKE_SHARE`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from ftslurm.rendezvous.node_record import NodeRecord
+from ftslurm.agent.ports import bind_within, pick_at_random
+from ftslurm.records.node import NodeRecord
 
 GREETING = b"ftslurm look "
 LONGEST = 128
@@ -34,16 +35,23 @@ class Doorbell:
         address: where others reach this node, a name or a numeric address; a numeric one is what the socket binds to.
         incarnation: this agent's.
         monotonic: clock, seconds.
+        ports: lowest and highest port that it may have; None: any.
 
     Attributes:
         port: where it listens; 0 if no socket could be bound, which only delays updates.
         deadline: the monotonic second at which `answer` is due without a datagram; None: never.
     """
 
-    def __init__(self, address: str, incarnation: str, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        address: str,
+        incarnation: str,
+        monotonic: Callable[[], float] = time.monotonic,
+        ports: tuple[int, int] | None = None,
+    ) -> None:
         self._greeting = GREETING + incarnation.encode()
         self._monotonic = monotonic
-        self._socket = _listen(address)
+        self._socket = _listen(address, ports)
         self._poll = select.epoll() if self._socket else None
         self._window_since = float("-inf")
         self._received = 0
@@ -150,9 +158,16 @@ def _family(address: str) -> int | None:
     return None
 
 
-def _listen(address: str) -> socket.socket | None:
+def _listen(address: str, ports: tuple[int, int] | None) -> socket.socket | None:
     """Return a bound socket; a node given by name listens on all interfaces, since a name may resolve to any."""
     family = _family(address)
+    if ports is not None:
+        try:
+            bell = bind_within(socket.SOCK_DGRAM, address if family is not None else "", ports, pick_at_random)
+        except OSError:
+            return None
+        bell.setblocking(False)
+        return bell
     places = [(socket.AF_INET6, "::"), (socket.AF_INET, "")] if family is None else [(family, address)]
     for family, place in places:
         try:

@@ -35,12 +35,14 @@ class Program:
         name: the file, module or program.
         arguments: everything after it, unchanged.
         python: the interpreter for scripts and modules.
+        prefix: command that runs the worker's command line, such as a container runtime; empty: none.
     """
 
     kind: str
     name: str
     arguments: tuple[str, ...]
     python: str
+    prefix: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,8 @@ def worker_environment(
         FTSLURM_ROUND=str(assignment.round),
         FTSLURM_RECORD_DIR=record_dir,
     )
+    if assignment.avoid:
+        environment["FTSLURM_AVOID_CHECKPOINT"] = "\n".join(assignment.avoid)
     return environment
 
 
@@ -123,6 +127,7 @@ def worker_command(
     stderr: str | None,
     standby: Sequence[str] = (),
     logs: str | None = None,
+    container: str | None = None,
 ) -> list[str]:
     """Return the command line that starts one worker by way of `ftslurm/boot/worker.py`.
 
@@ -131,9 +136,12 @@ def worker_command(
         parent: the agent's pid.
         stdout, stderr: files that the worker opens for its output; None: it inherits the agent's.
         logs: directory below which these files lie; from there on, all must belong to this user alone.
-        standby: modules to be imported ahead; the worker then waits for its order, see `ftslurm.boot.standby`.
+        standby: modules to be imported ahead; the worker then waits for its order, see `ftslurm.standby`.
+        container: the rank's record directory, if the program has a prefix: see `ftslurm.container`.
     """
-    command: list[str] = [program.python, "-u", _START, "--parent", str(parent)]
+    command: list[str] = [*program.prefix, program.python, "-u", _START, "--parent", str(parent)]
+    if container is not None:
+        command += ["--container", container]
     if standby:
         command += ["--standby", ",".join(standby)]
     if logs is not None:

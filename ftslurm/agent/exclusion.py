@@ -13,16 +13,16 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from ftslurm.agent.health_gate import HAPPENED
-from ftslurm.dataclasses import dataclass
-from ftslurm.health.node_health import HealthFinding
-from ftslurm.health.verdict import FAIL
+from ftslurm.agent.option_groups import ExclusionOptions
 from ftslurm.nodes.exclude import Exclusions, why_repeat_offender
 from ftslurm.nodes.record import as_line
+from ftslurm.records.codec import BadFile
+from ftslurm.records.health import FAIL, HealthFinding
+from ftslurm.records.node import NodeRecord
+from ftslurm.records.state import BY_NODE, Failure, State
 from ftslurm.rendezvous.exclusion import failed_repeatedly
-from ftslurm.rendezvous.node_record import NodeRecord
-from ftslurm.rendezvous.state import BY_NODE, Failure, State
-from ftslurm.sharedfs.publish import BadFile
 from ftslurm.sharedfs.rundir import RunDirectoryError
+from ftslurm.text import duration
 
 HARDWARE = ("gpu-", "amd-", "nic-")
 """Checks of hardware of one node. A full /scratch affects all nodes, and no node is avoided for it."""
@@ -30,43 +30,32 @@ LEFTOVERS = "gpu-processes"
 """Not hardware: leftover processes on a GPU do not last."""
 
 
-@dataclass(frozen=True)
-class ExclusionSettings:
-    """The options of exclusion.
-
-    Attributes:
-        after: number of first failures that exclude a node; 0: never.
-        for_s: duration of an exclusion, in seconds.
-        drain: asks Slurm to drain a node that is excluded, with a reason; returns the problem, if any. None: no
-            draining.
-    """
-
-    after: int
-    for_s: float
-    drain: Callable[[str, str], str | None] | None = None
-
-
 class Excluder:
     """Records strikes and exclusions of a run's nodes.
 
     Args:
+        options: see `ExclusionOptions`.
         exclusions: the files; used by this object's thread alone.
         run_id: of this run.
         now_ns: wall clock, nanoseconds since the epoch.
         log: logs a line, from any thread.
+        drain: asks Slurm to drain a node that is excluded, with a reason; returns the problem, if any. None: no
+            draining.
         start: runs a function in the background.
     """
 
     def __init__(
         self,
-        settings: ExclusionSettings,
+        options: ExclusionOptions,
         exclusions: Exclusions,
         run_id: str,
         now_ns: Callable[[], int],
         log: Callable[[str], None],
+        drain: Callable[[str, str], str | None] | None = None,
         start: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
-        self._settings = settings
+        self._options = options
+        self._drain = drain
         self._exclusions = exclusions
         self._run_id = run_id
         self._now_ns = now_ns
@@ -116,7 +105,7 @@ class Excluder:
             self._log(f"exclusions cannot be recorded in {self._exclusions.directory}: {error}")
 
     def _of_state(self, state: State) -> list[Callable[[], None]]:
-        if not self._settings.after:
+        if not self._options.after:
             return []
         found: list[Callable[[], None]] = []
         blamed: set[str] = set()
@@ -129,7 +118,7 @@ class Excluder:
             if failure.blame == BY_NODE and (past.round, failure.node) not in self._struck:
                 self._struck.add((past.round, failure.node))
                 found.append(lambda failure=failure: self._strike(failure))  # type: ignore[misc]
-        now = failed_repeatedly(state, self._settings.after)
+        now = failed_repeatedly(state.history, self._options.after)
         for node, reason in now.items():
             if node in blamed and node not in self._known:
                 self._known[node] = reason
@@ -141,7 +130,7 @@ class Excluder:
         return found
 
     def _of_health(self, record: NodeRecord) -> list[Callable[[], None]]:
-        if not self._settings.after:
+        if not self._options.after:
             return []
         node, broken = record.node, _broken(record)
         if broken is not None and self._broken is None:
@@ -174,11 +163,11 @@ class Excluder:
             # The previous coordinator has excluded it.
             return
         now_ns = self._now_ns()
-        until_ns = now_ns + round(self._settings.for_s * 1e9)
+        until_ns = now_ns + round(self._options.for_s * 1e9)
         self._exclusions.exclude(node, reason, f"run {self._run_id}", until_ns, now_ns)
-        self._log(f"{node} is excluded for {_duration(self._settings.for_s)}: {reason} (`ftslurm nodes allow {node}`)")
-        if drain and self._settings.drain is not None:
-            problem = self._settings.drain(node, f"ftslurm: {reason}")
+        self._log(f"{node} is excluded for {duration(self._options.for_s)}: {reason} (`ftslurm nodes allow {node}`)")
+        if drain and self._drain is not None:
+            problem = self._drain(node, f"ftslurm: {reason}")
             self._log(f"{node} could not be drained: {problem}" if problem else f"{node} is drained")
 
 
@@ -197,9 +186,3 @@ def exclusion_of(exclusions: Exclusions, node: str, now_ns: int) -> tuple[str | 
     """Return why this node was excluded earlier, None if it was not, and problems with the files."""
     known = exclusions.of(node, now_ns)
     return (known.reason or "excluded") if known is not None else None, exclusions.problems
-
-
-def _duration(seconds: float) -> str:
-    if seconds >= 7200:
-        return f"{seconds / 3600:.0f} hours"
-    return f"{seconds / 60:.0f} minutes" if seconds >= 120 else f"{seconds:.0f} s"

@@ -8,19 +8,25 @@ the agent notices and does the same.
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
 
-from ftslurm.kernel import become_subreaper, die_with_parent, identity, kill_descendants, signal_name, supervise
-from ftslurm.localdir import keep_from_cleaners, remove_tree
+from ftslurm.kernel import (
+    FORWARDED,
+    STOPPING,
+    become_subreaper,
+    die_with_parent,
+    identity,
+    kill_descendants,
+    signal_name,
+    supervise,
+)
+from ftslurm.local_directory import make_agent_directory, remove_tree
 from ftslurm.terminal import print_error
 
-STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-FORWARDED = (*STOPPING, signal.SIGUSR1, signal.SIGUSR2)
 DEATH_NOTICE_S = 3.0
 CLEANING_S = 10.0
 EXIT_USAGE = 2
@@ -30,11 +36,6 @@ START_NAME = "FTSLURM__START_NAME"
 SUPERVISOR = "FTSLURM_SUPERVISOR"
 """In the environment of all processes below a guardian: its `identity`."""
 REASON_LIMIT = 300
-PROBES = 16
-"""Number of files, about those of two ranks, that must fit into the directory for temporary files."""
-ROOMY_INODES = 1000
-"""Free inodes required on a filesystem that counts them, for all ranks of a large node, unless no candidate has
-them."""
 SWEEP_NICE = 10
 """Removal of leftovers has lower priority than the agent's start."""
 NEEDED = (
@@ -120,7 +121,7 @@ class _Agent:
 
     @property
     def has_registered(self) -> bool:
-        """Whether it registered its node file, so that other nodes may have seen it."""
+        """Whether it registered its node file, so that other nodes may know it."""
         return bool(self.messages)
 
     @property
@@ -195,6 +196,14 @@ def guard(agent: Callable[[SupervisorPipe], int], below_launcher: bool = False) 
         _complain(f"the agent {_end_of(child)}: a new one starts")
 
 
+def _make_local_dir() -> str:
+    try:
+        return make_agent_directory(_complain)
+    except OSError as error:
+        _complain(f"no place for temporary files: {error.strerror}; set TMPDIR to a writable directory on this node")
+        sys.exit(EXIT_USAGE)
+
+
 def _sweep(local_dir: str) -> None:
     """Remove leftovers of earlier runs while the agent starts; its workers start later."""
     # In a separate process: this one stays small.
@@ -206,9 +215,10 @@ def _sweep(local_dir: str) -> None:
     if pid == 0:
         try:
             os.nice(SWEEP_NICE)
+            from ftslurm.agent.build_locks import remove_noted
             from ftslurm.leftovers import sweep_leftovers
 
-            sweep_leftovers(local_dir, _complain)
+            sweep_leftovers(local_dir, SUPERVISOR, lambda path: remove_noted(path, _complain), _complain)
         finally:
             _flush()
             os._exit(0)
@@ -340,10 +350,11 @@ def _publish_death_notice(child: _Agent, replaced: bool) -> Predecessor:
 
 def _write_death_notice(path: str, death: Predecessor, replaced: bool) -> None:
     from ftslurm.dataclasses import replace
-    from ftslurm.rendezvous.node_record import NodeRecord
-    from ftslurm.rendezvous.state import LEFT
+    from ftslurm.records.codec import BadFile
+    from ftslurm.records.node import NodeRecord
+    from ftslurm.records.state import LEFT
     from ftslurm.sharedfs.filesystem import PosixFileSystem
-    from ftslurm.sharedfs.publish import BadFile, publish
+    from ftslurm.sharedfs.publish import publish
 
     fs = PosixFileSystem(owner=os.geteuid())
     incarnation, reason, time_ns = death
@@ -362,57 +373,6 @@ def _write_death_notice(path: str, death: Predecessor, replaced: bool) -> None:
             publish(fs, path, gone.encode())
     except (OSError, BadFile):
         pass
-
-
-def _make_local_dir() -> str:
-    """Make the node-local directory of agent and ranks on the first filesystem that supports what they need.
-
-    $TMPDIR may be that of another node, full, or on a filesystem without named pipes. Without any named
-    pipe, torch's timers are not received.
-    """
-    bases = dict.fromkeys(os.path.abspath(base) for base in (os.environ.get("TMPDIR") or "/tmp", "/tmp", "/dev/shm"))
-    for inodes, pipes in ((ROOMY_INODES, True), (0, True), (0, False)):
-        problems = []
-        for base in bases:
-            path = os.path.join(base, f"ftslurm-{os.getuid()}-{os.getpid()}-{os.urandom(4).hex()}")
-            try:
-                os.mkdir(path, 0o700)
-                _try_out(path, inodes, pipes)
-            except OSError as error:
-                problems.append(f"{base}: {error.strerror}")
-                remove_tree(path)
-                continue
-            if problems:
-                _complain(f"{'; '.join(problems)}: {base} is used for temporary files instead")
-            if not pipes:
-                _complain("no named pipe can be made on this node: torch's timers are not received")
-            keep_from_cleaners(path)
-            return path
-    _complain(f"no place for temporary files: {'; '.join(problems)}; set TMPDIR to a writable directory on this node")
-    sys.exit(EXIT_USAGE)
-
-
-def _try_out(path: str, inodes: int, pipes: bool) -> None:
-    """Make and remove what agent and ranks make in their directory: files with content and, optionally, a named pipe.
-
-    Raises:
-        OSError: that failed, or fewer than `inodes` inodes are free.
-    """
-    room = os.statvfs(path)
-    if room.f_files and room.f_favail < inodes:
-        raise OSError(errno.ENOSPC, f"only {room.f_favail} inodes are free")
-    names = [os.path.join(path, f"probe-{number}") for number in range(PROBES)]
-    for name in names:
-        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(fd, b" " * 4096)
-        finally:
-            os.close(fd)
-    for name in names:
-        os.unlink(name)
-    if pipes:
-        os.mkfifo(names[0], 0o600)
-        os.unlink(names[0])
 
 
 def _complain(problem: str) -> None:

@@ -8,14 +8,12 @@ finding, for later jobs too, or withdraws it.
 
 from __future__ import annotations
 
+from ftslurm.agent.option_groups import ACT, OFF, HealthOptions
 from ftslurm.health.check import BACKGROUND, CONFIRM, QUICK, THOROUGH
-from ftslurm.health.node_health import Health, HealthFinding, health_of
+from ftslurm.health.node_health import health_of
 from ftslurm.health.result import RunResult
-from ftslurm.health.verdict import FAIL
-from ftslurm.rendezvous.state import BY_NODE, Failure
-
-ACT, WATCH, OFF = "act", "watch", "off"
-MODES = (ACT, WATCH, OFF)
+from ftslurm.records.health import FAIL, Health, HealthFinding
+from ftslurm.records.state import BY_NODE, Failure
 
 FRESH_S = 60.0
 """A run of this age still counts when the next round forms; a restart need not wait for another one."""
@@ -33,8 +31,7 @@ class HealthGate:
     """Health gate of one node.
 
     Args:
-        mode: ACT on findings, WATCH: only report, OFF: never check.
-        every_s: seconds between runs while ranks run or the node waits as a spare; 0: none.
+        options: see `HealthOptions`.
         spread_s: added before the first of these, so that nodes do not run checks simultaneously.
 
     Attributes:
@@ -45,9 +42,8 @@ class HealthGate:
         deadline: the monotonic second at which `on_time` is due.
     """
 
-    def __init__(self, mode: str, every_s: float, spread_s: float = 0.0) -> None:
-        self._mode = mode
-        self._every_s = every_s
+    def __init__(self, options: HealthOptions, spread_s: float = 0.0) -> None:
+        self._options = options
         self._spread_s = spread_s
         self._busy = False
         self._checked_at = float("-inf")
@@ -60,7 +56,7 @@ class HealthGate:
     @property
     def unhealthy(self) -> str | None:
         """Why this node cannot take part; None: it can."""
-        if self._mode != ACT or self.health is None:
+        if self._options.mode != ACT or self.health is None:
             return None
         failed = [finding for finding in self.health.findings if finding.status == FAIL]
         if not failed:
@@ -115,7 +111,7 @@ class HealthGate:
 
     def on_event(self, finding: HealthFinding, now_s: float, now_ns: int) -> bool:
         """Handle an event reported by a driver; return whether it is new."""
-        if self._mode == OFF:
+        if self._options.mode == OFF:
             return False
         if any(_same(old, finding) for _, old in self._held):
             # It happened again: restart the hold time.
@@ -143,7 +139,7 @@ class HealthGate:
             self.health = health_of(result.verdicts, set_, now_ns, self.health, [*self._held_findings(), *kept])
         self._plan(now_s)
         found = self.health.findings if self.health else ()
-        if self.unconfirmed and result is not None and set_ != CONFIRM and not self._busy and self._mode == ACT:
+        if self.unconfirmed and result is not None and set_ != CONFIRM and not self._busy and self._options.mode == ACT:
             self._want(CONFIRM, gate=False)
         return [one for one in found if (one.check, one.subject, one.text) not in known]
 
@@ -159,21 +155,21 @@ class HealthGate:
             self._want(QUICK if self.unhealthy is None else THOROUGH, gate=False)
 
     def _want(self, set_: str, gate: bool) -> None:
-        if self._mode == OFF:
+        if self._options.mode == OFF:
             return
         self.wanted = set_
-        self.health_pending = self.health_pending or (gate and self._mode == ACT)
+        self.health_pending = self.health_pending or (gate and self._options.mode == ACT)
 
     def _plan(self, now_s: float, more_s: float = 0.0) -> None:
-        if self._mode == OFF:
+        if self._options.mode == OFF:
             return
-        wait_s = self._every_s
+        wait_s = self._options.every_s
         if self.unhealthy is not None and not self._busy:
-            wait_s = min(AGAIN_S, self._every_s or AGAIN_S)
+            wait_s = min(AGAIN_S, self._options.every_s or AGAIN_S)
         self.deadline = now_s + wait_s + more_s if wait_s else None
 
     def _hold(self, finding: HealthFinding, now_s: float) -> None:
-        if self._mode != OFF:
+        if self._options.mode != OFF:
             self._held.append((now_s, finding))
 
     def _held_findings(self) -> list[HealthFinding]:

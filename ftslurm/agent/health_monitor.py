@@ -9,29 +9,29 @@ from __future__ import annotations
 import json
 import os
 import select
-import signal
 from collections.abc import Callable
 
-from ftslurm.agent.health_gate import OFF, XID, HealthGate
+from ftslurm.agent.health_gate import XID, HealthGate
+from ftslurm.agent.helper_process import HelperProcess
+from ftslurm.agent.option_groups import OFF, HealthOptions
 from ftslurm.boot import module_command
-from ftslurm.dataclasses import dataclass, field, replace
+from ftslurm.dataclasses import dataclass, replace
 from ftslurm.health.check import CONFIRM, Context, Peer, request_for
-from ftslurm.health.node_health import HealthFinding
 from ftslurm.health.result import RunResult, decode
-from ftslurm.health.verdict import SEVERITY
-from ftslurm.kernel import kill_descendants, parent_of, pidfd_send_signal, spawn_unawaited
-from ftslurm.localdir import make_private
-from ftslurm.rendezvous.node_record import NodeRecord
+from ftslurm.kernel import parent_of
+from ftslurm.local_directory import make_private
+from ftslurm.records.health import SEVERITY, HealthFinding
+from ftslurm.records.node import NodeRecord
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ftslurm.agent.early_check import EarlyCheck
     from ftslurm.health.verdict import Json
-    from ftslurm.rendezvous.node_record import NodeRecord
-    from ftslurm.rendezvous.state import Failure, State
+    from ftslurm.records.node import NodeRecord
+    from ftslurm.records.state import Failure, State
 
 START_S = 120.0
-"""Seconds after which a run whose checks have not take_wanted is given up: its modules lie on a filesystem that
+"""Seconds after which a run whose checks have not started is given up: its modules lie on a filesystem that
 hangs."""
 LOADING_S = 5.0
 """Seconds after which the user is informed that the checks are still being loaded."""
@@ -42,7 +42,6 @@ STUCK = 16
 """No run starts while more than so many processes of earlier runs hang in the kernel: each run would add some, until
 the node has no process numbers left."""
 
-_RESULT_LIMIT = 8 << 20
 _LINE_LIMIT = 4096
 DRIVER = "gpu-driver"
 """The check that is present on nodes with NVIDIA's driver."""
@@ -50,19 +49,18 @@ DRIVER = "gpu-driver"
 
 @dataclass
 class HealthSettings:
-    """The options of the health checks.
+    """Settings of this node's health checks.
 
     Attributes:
-        mode, every_s: see `HealthGate`.
+        options: see `HealthOptions`.
         python: the interpreter.
         local_dir: node-local directory of this agent.
         context: of this node's checks, as while no rank runs; its environment is the processes' own, too.
         spread_s: see `HealthGate`.
-        early: the process of the first run if that has take_wanted already, else None.
+        early: the process of the first run if that has started already, else None.
     """
 
-    mode: str
-    every_s: float
+    options: HealthOptions
     python: str
     local_dir: str
     context: Context
@@ -70,26 +68,11 @@ class HealthSettings:
     early: EarlyCheck | None = None
 
 
-@dataclass
-class _Process:
-    pid: int
-    pidfd: int
-    fd: int
-    data: bytearray = field(default_factory=bytearray)
-    over: bool = False
-
-    def lines(self) -> list[bytes]:
-        """Take the whole lines that it has written."""
-        *lines, rest = bytes(self.data).split(b"\n")
-        self.data[:] = rest
-        return lines
-
-
 class HealthMonitor:
     """This node's health, as the agent's loop uses it.
 
     Args:
-        settings: the options.
+        settings: see `HealthSettings`.
         monotonic, now_ns: the clocks.
         spared: receives the pids that sweeps leave alone: the event reader, and killed checks that hang in the
             kernel. The collector of a process removes its pid.
@@ -109,13 +92,13 @@ class HealthMonitor:
         self._spared = spared
         self._monotonic = monotonic
         self._now_ns = now_ns
-        self._gate = HealthGate(settings.mode, settings.every_s, settings.spread_s)
+        self._gate = HealthGate(settings.options, settings.spread_s)
         self._poll = select.epoll()
-        self._run: _Process | None = None
+        self._run: HelperProcess | None = None
         self._set = ""
         self._run_by: float | None = None
         self._loading_notice_at: float | None = None
-        self._event_reader: _Process | None = None
+        self._event_reader: HelperProcess | None = None
         self._busy = False
         self._present: tuple[str, ...] = ()
         self._peers: tuple[Peer, ...] = ()
@@ -135,7 +118,7 @@ class HealthMonitor:
             self._start_wanted()
             return
         self._set = self._gate.take_wanted()
-        self._run = _Process(early.pid, early.pidfd, early.fd)
+        self._run = HelperProcess(early.pid, early.pidfd, early.fd)
         self._poll.register(early.fd, select.EPOLLIN)
         self._give_time()
 
@@ -170,17 +153,17 @@ class HealthMonitor:
         lines: list[str] = []
         now = self._monotonic()
         if self._run is not None:
-            over = self._receive(self._run)
+            over = self._run.receive()
             lines += self._follow(self._run, now)
             if over:
                 lines += self._finish(_result(self._run.data))
             elif self._run_by is not None and now >= self._run_by:
                 lines += self._finish(None)
         if self._event_reader is not None:
-            over = self._receive(self._event_reader)
+            over = self._event_reader.receive()
             lines += self._read_events(self._event_reader)
             if over:
-                self._drop(self._event_reader)
+                self._event_reader.drop(self._poll)
                 self._event_reader = None
         self._gate.on_time(now)
         self._start_wanted()
@@ -190,7 +173,7 @@ class HealthMonitor:
         """Stop all runs."""
         self._drop_run()
         if self._event_reader is not None:
-            self._drop(self._event_reader)
+            self._event_reader.drop(self._poll)
             self._event_reader = None
 
     # Runs
@@ -223,7 +206,7 @@ class HealthMonitor:
         self._run_by = now + START_S
         self._loading_notice_at = now + LOADING_S if self._gate.health_pending else None
 
-    def _follow(self, run: _Process, now: float) -> list[str]:
+    def _follow(self, run: HelperProcess, now: float) -> list[str]:
         """Read the messages of a run before its result."""
         lines: list[str] = []
         for line in run.lines():
@@ -268,13 +251,17 @@ class HealthMonitor:
     def _drop_run(self) -> None:
         self._run_by = self._loading_notice_at = None
         if self._run is not None:
-            self._drop(self._run)
+            self._run.drop(self._poll)
             self._run = None
+
+    def _start(self, module: str, stdin: str) -> HelperProcess:
+        command = module_command(self._settings.python, module)
+        return HelperProcess.start(command, self._settings.context.environ, self._poll, stdin)
 
     # Events of the driver
 
     def _start_event_reader(self) -> None:
-        if self._event_reader is not None or self._settings.mode == OFF or XID in self._settings.context.skip:
+        if self._event_reader is not None or self._settings.options.mode == OFF or XID in self._settings.context.skip:
             return
         if DRIVER not in self._present:
             return
@@ -285,7 +272,7 @@ class HealthMonitor:
             # The kernel's log may report them later.
             pass
 
-    def _read_events(self, process: _Process) -> list[str]:
+    def _read_events(self, process: HelperProcess) -> list[str]:
         lines: list[str] = []
         for text in process.lines():
             finding = _event(text)
@@ -294,50 +281,6 @@ class HealthMonitor:
         # Drop an endless line.
         del process.data[:-_LINE_LIMIT]
         return lines
-
-    # Processes
-
-    def _start(self, module: str, stdin: str) -> _Process:
-        """Start a module of ftslurm in a separate session; from the main thread, as `Workers.start`."""
-        read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        os.set_blocking(write, True)
-        actions = [(os.POSIX_SPAWN_OPEN, 0, stdin, os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, write, 1)]
-        command = module_command(self._settings.python, module)
-        try:
-            pid, pidfd = spawn_unawaited(command, self._settings.context.environ, actions)
-        except OSError:
-            os.close(read)
-            raise
-        finally:
-            os.close(write)
-        self._poll.register(read, select.EPOLLIN)
-        return _Process(pid, pidfd, read)
-
-    def _receive(self, process: _Process) -> bool:
-        """Read its output; True at the end of it."""
-        while True:
-            try:
-                chunk = os.read(process.fd, 1 << 16)
-            except BlockingIOError:
-                return False
-            process.data += chunk
-            process.over = not chunk
-            if not chunk or len(process.data) > _RESULT_LIMIT:
-                return True
-
-    def _drop(self, process: _Process) -> None:
-        """Kill it, if it still exists, with its descendants; the agent collects it."""
-        self._poll.unregister(process.fd)
-        os.close(process.fd)
-        try:
-            if not process.over:
-                # A user's command that runs on would disturb the ranks. SIGSTOP first, so that it forks no more.
-                pidfd_send_signal(process.pidfd, signal.SIGSTOP)
-                kill_descendants(process.pid)
-            pidfd_send_signal(process.pidfd, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        os.close(process.pidfd)
 
 
 def _advice(finding: HealthFinding) -> str:

@@ -16,7 +16,8 @@ from collections import deque
 from collections.abc import Callable
 
 from ftslurm.dataclasses import dataclass
-from ftslurm.failures.memory import ran_out
+from ftslurm.records.codec import to_json
+from ftslurm.records.error import SHM, HostResources, OomKills, Space, is_exhausted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class _Sample:
     free: tuple[int, ...]
 
 
-class HostResources:
+class ResourceSampler:
     """Samples host resources periodically, so that the values at a failure can be compared with earlier ones.
 
     Args:
@@ -84,7 +85,7 @@ class HostResources:
         self._statvfs = statvfs
         self._core_limit = core_limit
         self._cpu_limit_s = cpu_limit_s
-        self._places = (("/dev/shm", "/dev/shm"), (_display_path(local_dir), local_dir))
+        self._places = ((SHM, SHM), (_display_path(local_dir), local_dir))
         self.unread: list[str] = []
         self.counter = find_counter(root, self.unread)
         self._first = self._sample()
@@ -96,7 +97,7 @@ class HostResources:
         self._first = self._sample()
         self._samples = deque((self._first,))
         self._hits = self._limit_hits()
-        return {"oom_kills": self._first.kills, "spaces": self._spaces()[0]}
+        return {"oom_kills": self._first.kills, "spaces": [to_json(space) for space in self._spaces()[0]]}
 
     def sample(self) -> None:
         """Take a sample."""
@@ -106,44 +107,46 @@ class HostResources:
         while len(self._samples) > 1 and self._samples[1].at_s <= now.at_s - WINDOW_S:
             self._samples.popleft()
 
-    def at_a_failure(self) -> dict[str, Any]:
+    def at_a_failure(self) -> HostResources:
         """Return the resources at a worker's failure, for its error record."""
         self.sample()
         spaces, unread = self._spaces()
-        found: dict[str, Any] = {"oom": self._oom(), "spaces": spaces, "core_limit": self._core_limit}
-        if self._cpu_limit_s >= 0:
-            found["cpu_limit_s"] = self._cpu_limit_s
         newest, oldest = self._samples[-1], self._samples[0]
-        if newest.node_kills is not None and oldest.node_kills is not None:
-            found["node_oom_kills"] = max(0, newest.node_kills - oldest.node_kills)
-        found["memory"] = [_kib(f"{self._root}/proc/meminfo", "MemTotal"), self._least_available()]
-        found["core_pattern"] = _read(f"{self._root}/proc/sys/kernel/core_pattern").strip()[:200]
-        found["unread"] = [*self.unread, *unread]
-        return found
+        return HostResources(
+            oom=self._oom(),
+            node_oom_kills=_difference(newest.node_kills, oldest.node_kills),
+            spaces=spaces,
+            core_limit=self._core_limit,
+            core_pattern=_read(f"{self._root}/proc/sys/kernel/core_pattern").strip()[:200],
+            unread=(*self.unread, *unread),
+            memory_total=_kib(f"{self._root}/proc/meminfo", "MemTotal"),
+            least_available=self._least_available(),
+            cpu_limit_s=self._cpu_limit_s if self._cpu_limit_s >= 0 else None,
+        )
 
-    def _oom(self) -> dict[str, Any] | None:
+    def _oom(self) -> OomKills | None:
         counter, now, before = self.counter, self._samples[-1], self._samples[0]
-        if counter is None or now.kills is None or before.kills is None or self._first.kills is None:
+        recent, in_round = _difference(now.kills, before.kills), _difference(now.kills, self._first.kills)
+        if counter is None or recent is None or in_round is None:
             return None
-        hits = self._limit_hits()
         limit, peak = _limits(counter)
-        return {
-            "recent": max(0, now.kills - before.kills),
-            "in_round": max(0, now.kills - self._first.kills),
-            "window_s": round(now.at_s - before.at_s, 3),
-            "at_limit": self._at_limit(counter, before.at_limit, now.at_limit),
-            "source": f"{counter.file} of {counter.level}",
-            "limit": limit,
-            "peak": peak,
-            "limit_hits": None if hits is None or self._hits is None else max(0, hits - self._hits),
-        }
+        return OomKills(
+            recent=recent,
+            in_round=in_round,
+            window_s=round(now.at_s - before.at_s, 3),
+            source=f"{counter.file} of {counter.level}",
+            limit=limit,
+            peak=peak,
+            limit_hits=_difference(self._limit_hits(), self._hits),
+            at_limit=self._at_limit(counter, before.at_limit, now.at_limit),
+        )
 
     def _at_limit(self, counter: Counter, before: int | None, now: int | None) -> bool | None:
         if before is None or now is None:
             return None
         # Version 1 counts each time that a limit was met, also where dropping caches was enough.
         total = _kib(f"{self._root}/proc/meminfo", "MemTotal")
-        return now > before and (counter.version == 2 or ran_out(None, total, self._least_available()) is None)
+        return now > before and (counter.version == 2 or not is_exhausted(total, self._least_available()))
 
     def _least_available(self) -> int | None:
         return min((sample.available for sample in self._samples if sample.available is not None), default=None)
@@ -173,8 +176,8 @@ class HostResources:
             return _field(_read(f"{counter.directory}/memory.events"), "max")
         return _number(_read(f"{counter.directory}/memory.failcnt"))
 
-    def _spaces(self) -> tuple[list[dict[str, Any]], list[str]]:
-        spaces: list[dict[str, Any]] = []
+    def _spaces(self) -> tuple[tuple[Space, ...], list[str]]:
+        spaces: list[Space] = []
         unread: list[str] = []
         for place, (shown, path) in enumerate(self._places):
             try:
@@ -183,17 +186,13 @@ class HostResources:
                 unread.append(f"{shown}: {error.strerror or error}")
                 continue
             free = [sample.free[place] for sample in self._samples if sample.free[place] >= 0]
-            spaces.append(
-                {
-                    "path": shown,
-                    "free": space.f_bavail * space.f_frsize,
-                    "total": space.f_blocks * space.f_frsize,
-                    "free_inodes": space.f_favail,
-                    "total_inodes": space.f_files,
-                    "least_free": min(free, default=None),
-                }
-            )
-        return spaces, unread
+            sizes = (space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize)
+            spaces.append(Space(shown, *sizes, space.f_favail, space.f_files, min(free, default=None)))
+        return tuple(spaces), unread
+
+
+def _difference(now: int | None, before: int | None) -> int | None:
+    return None if now is None or before is None else max(0, now - before)
 
 
 def find_counter(root: str, unread: list[str]) -> Counter | None:
@@ -272,7 +271,7 @@ def _limits(counter: Counter) -> tuple[int | None, int | None]:
 
 
 _V1 = ("memory.limit_in_bytes", "memory.max_usage_in_bytes")
-_NO_LIMIT = 1 << 60  # version 1 says "none" by the largest number that it can
+_NO_LIMIT = 1 << 60  # version 1 represents "none" by its largest number
 
 
 def _read(path: str) -> str:

@@ -10,20 +10,24 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 from ftslurm.agent.actions import RecordRound
-from ftslurm.agent.host_resources import HostResources
+from ftslurm.agent.empty_files import remove_empty
+from ftslurm.agent.failed_worker import FailedWorker
+from ftslurm.agent.host_resources import ResourceSampler
 from ftslurm.agent.round_record import round_record
 from ftslurm.agent.stack_collection import StackCollection
 from ftslurm.agent.workers import Worker
-from ftslurm.dataclasses import asdict, dataclass
-from ftslurm.failures.record import STACKS, complete, complete_elsewhere, compose, encode
+from ftslurm.dataclasses import dataclass, replace
+from ftslurm.failures.exceptions import clean
+from ftslurm.failures.record import STACKS, complete, complete_elsewhere, encode
 from ftslurm.failures.record_summary import record_summary
 from ftslurm.failures.worker_context import open_sections
-from ftslurm.monitor import heartbeat_page
-from ftslurm.rendezvous.node_record import NodeRecord
-from ftslurm.rendezvous.state import HANG
-from ftslurm.sharedfs.clock import ClockOffset
+from ftslurm.monitor import heartbeat_page, stop_page
+from ftslurm.records.codec import write_record
+from ftslurm.records.error import ErrorRecord
+from ftslurm.records.node import NodeRecord
+from ftslurm.records.round import RecordSummary
+from ftslurm.records.state import HANG, ClockOffset
 from ftslurm.sharedfs.filesystem import FileSystem
-from ftslurm.sharedfs.publish import encode as as_json
 from ftslurm.sharedfs.publish import publish
 from ftslurm.sharedfs.rundir import RunDirectory
 
@@ -41,16 +45,6 @@ class _Pending:
     content: bytes
     durable: bool
     better: Callable[[], bytes | None] | None
-
-
-def is_own(record: Mapping[str, Any]) -> bool:
-    """Return whether an error record was written by the worker itself, rather than composed by its agent."""
-    return record["ftslurm"].get("recorded_ns") is not None
-
-
-def _flagged(record: dict[str, Any], stopped: bool) -> dict[str, Any]:
-    record["ftslurm"]["stopped_by_ftslurm"] = stopped
-    return record
 
 
 class Journal:
@@ -76,7 +70,7 @@ class Journal:
         run: RunDirectory,
         run_id: str,
         now_ns: Callable[[], int],
-        host_resources: HostResources,
+        host_resources: ResourceSampler,
         local: str,
         clock: Callable[[], ClockOffset | None] = lambda: None,
     ) -> None:
@@ -87,8 +81,7 @@ class Journal:
         self._now_ns = now_ns
         self._host_resources = host_resources
         self._before: dict[str, Any] = {}
-        self._errors: dict[int, dict[str, Any]] = {}
-        self._facts_of: dict[int, dict[str, Any]] = {}  # by rank: the agent's facts on each failure
+        self._errors: dict[int, RecordSummary] = {}
         self._local = local
         self._clock = clock
         # By path; the loop adds, the courier removes; each of these operations is atomic.
@@ -101,52 +94,46 @@ class Journal:
         """A round begins here."""
         self._before = self._host_resources.begin()
         self._errors.clear()
-        self._facts_of.clear()
 
-    def error_record(self, worker: Worker, node_record: NodeRecord) -> dict[str, Any] | None:
-        """Return the error record of a failed worker; None if it succeeded."""
-        if worker.exit_code == 0:
-            return None
-        facts = {**self._facts(worker, node_record), "host_resources": self._host_resources.at_a_failure()}
-        self._facts_of[worker.rank] = facts
-        return complete(worker.record_dir, facts)
+    def failed_worker(self, worker: Worker, node_record: NodeRecord) -> FailedWorker | None:
+        """Return a worker that has ended with its error record; None if it succeeded."""
+        assert worker.ended_ns is not None
+        observed = self._observed(worker, node_record, worker.ended_ns)
+        record = complete(worker.record_dir, observed)
+        return None if record is None else FailedWorker(worker, observed, record)
 
-    def elsewhere(self, worker: Worker, record: dict[str, Any]) -> Callable[[], dict[str, Any] | None]:
-        """Return the task that reads the worker's own record from the run directory.
+    def elsewhere(self, failed: FailedWorker) -> Callable[[], ErrorRecord | None]:
+        """Return the task that reads the worker's own record from the run directory; None: there is none."""
+        directory = self._rank_directory(failed.observed)
+        return lambda: complete_elsewhere(directory, failed.record.stacks or "", failed.observed)
 
-        Args:
-            record: what `error_record` returned, which lacks it; the task's result replaces it.
-        """
-        facts, stacks = self._facts_of[worker.rank], record["ftslurm"].get("stacks") or ""
-        directory = self._run.rank(facts["round"], worker.rank)
-        return lambda: complete_elsewhere(directory, stacks, facts)
-
-    def failed(self, worker: Worker, record: dict[str, Any], stopped: bool) -> None:
+    def failure(self, failed: FailedWorker, stopped: bool) -> None:
         """Publish an error record; for a stopped worker only if it wrote the record itself.
 
         If the worker wrote a record in the run directory, that one is completed instead.
         """
-        if stopped and (not is_own(record) or worker.rank in self._errors):
+        own = failed.recorded_ns is not None
+        if stopped and (not own or failed.worker.rank in self._errors):
             # Its record of being stopped has less information than the published one of its hang.
             return
         better: Callable[[], bytes | None] | None = None
-        if not is_own(record):
-            find_own = self.elsewhere(worker, record)
+        if not own:
+            find_own = self.elsewhere(failed)
 
             def better() -> bytes | None:
                 found = find_own()
-                return None if found is None else encode(_flagged(found, stopped))
+                return None if found is None else encode(replace(found, stopped_by_ftslurm=stopped))
 
-        self._publish_error(worker, _flagged(record, stopped), better)
+        self._publish_error(failed.worker, replace(failed.record, stopped_by_ftslurm=stopped), better)
 
     def stacks_collected(self, collection: StackCollection, node_record: NodeRecord) -> None:
         """Publish the collected stacks, and an error record of each rank that hung."""
         for local_rank, (worker, content) in collection.files(node_record.node, self._now_ns()).items():
             self._publish(os.path.join(self._run.rank(collection.round, worker.rank), STACKS), content)
             if (what := collection.why.get(local_rank)) is not None:
-                facts = {**self._facts(worker, node_record), "kind": HANG, "time_ns": self._now_ns()}
-                facts["host_resources"] = self._host_resources.at_a_failure()
-                self._publish_error(worker, compose(what, collection.text(local_rank), facts))
+                observed = self._observed(worker, node_record, self._now_ns())
+                stacks = collection.text(local_rank)
+                self._publish_error(worker, replace(observed, kind=HANG, message=clean(what), traceback=stacks))
 
     def round(
         self,
@@ -162,31 +149,40 @@ class Journal:
             survived: number of bad messages from workers since the agent's start, by kind.
         """
         pages = {worker.local_rank: heartbeat_page.read(worker.record_dir) for worker in workers}
-        agent = {
-            "node": node_record.node,
-            "incarnation": node_record.incarnation,
-            "host": node_record.host,
-            "agent_pid": node_record.pid,
-        }
-        content = round_record(record, workers, pages, agent, started_ns, self._now_ns(), self._errors)
-        content["host_resources"] = self._before
-        content["messages"] = dict(survived)
-        content["health"] = None if node_record.health is None else asdict(node_record.health)
-        clock = self._clock()
-        content["clock"] = None if clock is None else asdict(clock)
+        stops = {worker.local_rank: stop_page.read(worker.record_dir) for worker in workers}
+        content = round_record(
+            record,
+            workers,
+            pages,
+            stops,
+            node_record,
+            started_ns,
+            self._now_ns(),
+            self._errors,
+            clock=self._clock(),
+            host_resources=self._before,
+            messages=survived,
+        )
         path = self._run.round_node_file(record.assignment.round, node_record.node)
-        # Compact: a report of two thousand nodes reads them all.
-        self._publish(path, as_json(content), durable=record.over)
+        self._publish(path, write_record(content), durable=record.over)
+
+    def remove_empty(self, directories: Sequence[str]) -> None:
+        """Remove what ranks that have ended left empty, but no directory that a record is still to be written into."""
+        waiting = {os.path.dirname(path) for path in tuple(self._pending)}
+        remove_empty(directory for directory in directories if directory not in waiting)
 
     def again(self) -> None:
         """Retry the records that could not be written."""
         if self._pending:
             self._send(lambda: self._retry(self._now_ns()))
 
-    def leave(self) -> str | None:
+    def leave(self, stays: bool = True) -> str | None:
         """Keep unwritten records on this node; return a line for the user, None if nothing is pending.
 
         They lie under `kept`, laid out as in a run directory. Call it after the courier has stopped.
+
+        Args:
+            stays: whether the user may need them; those of a run that has succeeded are removed by the caller.
         """
         pending = dict(self._pending)
         if not pending:
@@ -204,7 +200,7 @@ class Journal:
             self.kept = directory
         except OSError as error:
             return f"{what}{why}, and cannot be kept here either: {error}"
-        return f"{what}{why}: kept on this node in {directory}"
+        return f"{what}{why}: kept on this node in {directory}" if stays else f"{what}{why}; the run has succeeded"
 
     def _publish(
         self, path: str, content: bytes, durable: bool = False, better: Callable[[], bytes | None] | None = None
@@ -213,13 +209,18 @@ class Journal:
         self._send(lambda: self._put(path))
 
     def _publish_error(
-        self, worker: Worker, record: dict[str, Any], better: Callable[[], bytes | None] | None = None
+        self, worker: Worker, record: ErrorRecord, better: Callable[[], bytes | None] | None = None
     ) -> None:
-        directory = self._run.rank(record["ftslurm"]["round"], worker.rank)
+        directory = self._rank_directory(record)
         self._errors[worker.rank] = record_summary(record)
         self._publish(os.path.join(directory, "error.json"), encode(record), durable=True, better=better)
-        if stacks := record["ftslurm"].get("stacks"):
-            self._publish(os.path.join(directory, STACKS), stacks.encode("utf-8", "backslashreplace"))
+        if record.stacks:
+            self._publish(os.path.join(directory, STACKS), record.stacks.encode("utf-8", "backslashreplace"))
+
+    def _rank_directory(self, record: ErrorRecord) -> str:
+        assert record.round is not None
+        assert record.rank is not None
+        return self._run.rank(record.round, record.rank)
 
     # On the courier's thread
 
@@ -249,20 +250,23 @@ class Journal:
             except OSError:
                 continue
 
-    def _facts(self, worker: Worker, node_record: NodeRecord) -> dict[str, Any]:
+    def _observed(self, worker: Worker, node_record: NodeRecord, time_ns: int) -> ErrorRecord:
+        """Return the error record by the agent's own observations."""
         page = heartbeat_page.read(worker.record_dir)
-        return {
-            "run_id": self._run_id,
-            "attempt": node_record.attempt,
-            "round": node_record.round,
-            "node": node_record.node,
-            "host": node_record.host,
-            "rank": worker.rank,
-            "local_rank": worker.local_rank,
-            "pid": worker.pid,
-            "exit_code": worker.exit_code,
-            "signal": worker.signal,
-            "time_ns": worker.ended_ns,
-            "step": page.progress.last_step if page and page.progress else None,
-            "sections": open_sections(page),
-        }
+        return ErrorRecord(
+            kind="signal" if worker.signal is not None else "exit",
+            time_ns=time_ns,
+            run_id=self._run_id,
+            attempt=node_record.attempt,
+            round=node_record.round,
+            node=node_record.node,
+            host=node_record.host,
+            rank=worker.rank,
+            local_rank=worker.local_rank,
+            pid=worker.pid,
+            exit_code=worker.exit_code,
+            signal=worker.signal,
+            step=page.progress.last_step if page and page.progress else None,
+            sections=open_sections(page),
+            host_resources=self._host_resources.at_a_failure(),
+        )

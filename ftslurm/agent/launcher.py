@@ -8,30 +8,34 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from ftslurm.agent.guardian import FORWARDED, SupervisorPipe
-from ftslurm.agent.options import RunOptions, UsageError, parse_run
+from ftslurm.agent.guardian import SupervisorPipe
+from ftslurm.agent.option_groups import RunOptions
+from ftslurm.agent.options import parse_run
 from ftslurm.agent.placement import LOCAL_ATTEMPT, LOCAL_NODE
-from ftslurm.agent.preflight import check, open_directories, unique_name, warn_of_exposed
+from ftslurm.agent.preflight import check, only_launcher, open_directories, unique_name, warn_of_exposed
 from ftslurm.boot import module_command
-from ftslurm.kernel import die_with_parent
-from ftslurm.rendezvous.state import EXIT_FAILED
+from ftslurm.kernel import FORWARDED, STOPPING, die_with_parent
+from ftslurm.records.state import EXIT_FAILED
+from ftslurm.terminal import UsageError
 
 
 def launch(options: RunOptions, arguments: Sequence[str], supervisor: SupervisorPipe) -> int:
-    """Start the agents, wait for them, print the report; return the job's exit code.
+    """Start the agents, wait for them, print the report unless `FTSLURM_REPORT=0`; return the job's exit code.
 
     Raises:
         UsageError, RunDirectoryError: with one line; nothing was started.
     """
-    count = options.local_nodes or 1
-    if options.nnodes and options.nnodes[0] > count:
-        raise UsageError(f"--nnodes {options.nnodes[0]}: expected at most --local-nodes {count}")
+    count = options.placement.local_nodes or 1
+    nnodes = options.placement.nnodes
+    if nnodes and nnodes[0] > count:
+        raise UsageError(f"--nnodes {nnodes[0]}: expected at most --local-nodes {count}")
     unique = unique_name()
     os.environ.setdefault("FTSLURM_RDZV_ID", f"local-{unique}")
     os.environ.update({LOCAL_NODE: f"0/{count}", LOCAL_ATTEMPT: f"local-{unique}.0"})
-    placement, _, _ = check(parse_run(arguments, os.environ), unique)
-    run, logs = open_directories(options, placement.run_dir)
+    placement = check(parse_run(arguments, os.environ), unique).placement
+    run, logs = open_directories(options.output, placement.run_dir)
     warn_of_exposed(run, logs)
+    lock = only_launcher(run)
     # Blocked before the first agent exists, so that no signal is lost in between.
     watched = {signal.SIGCHLD, *FORWARDED}
     old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
@@ -39,14 +43,16 @@ def launch(options: RunOptions, arguments: Sequence[str], supervisor: Supervisor
     die_with_parent(signal.SIGTERM)
     if select.select([supervisor.guardian], [], [], 0)[0]:
         return EXIT_FAILED
-    _wait({_start(index, count, arguments) for index in range(count)}, watched)
+    stopped_by = _wait({_start(index, count, arguments) for index in range(count)}, watched)
     # A surplus Ctrl-C is not meant for the report; while it is written, signals count again.
     while signal.sigtimedwait(watched, 0) is not None:
         pass
     signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
+    lock.release()
     from ftslurm.job_end.conclude import conclude
 
-    return conclude(run.root, os.environ[LOCAL_ATTEMPT])
+    quiet = os.environ.get("FTSLURM_REPORT") == "0"
+    return conclude(run.root, os.environ[LOCAL_ATTEMPT], stop_signal=stopped_by, quiet=quiet)
 
 
 def _start(index: int, count: int, arguments: Sequence[str]) -> int:
@@ -58,13 +64,18 @@ def _start(index: int, count: int, arguments: Sequence[str]) -> int:
     return os.posix_spawn(sys.executable, command, environment, setpgroup=0, setsigmask=FORWARDED, setsigdef=reset)
 
 
-def _wait(pids: set[int], watched: set[signal.Signals]) -> None:
+def _wait(pids: set[int], watched: set[signal.Signals]) -> str | None:
+    """Wait for the agents and pass signals on to them; return the name of the last one that stops them."""
+    stopped_by = None
     while pids:
         number = signal.sigwait(watched)
         if number != signal.SIGCHLD:
+            if number in STOPPING:
+                stopped_by = signal.Signals(number).name
             for pid in pids:
                 os.kill(pid, number)
             continue
         # Also collects orphans of dead agents.
         while pids and (ended := os.waitpid(-1, os.WNOHANG)[0]):
             pids.discard(ended)
+    return stopped_by

@@ -2,22 +2,57 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Sequence
 
 from ftslurm.agent.environment import parse_streams
+from ftslurm.agent.option_groups import StopWhen
 from ftslurm.monitor.timeouts import parse_seconds, parse_section
-
-
-class UsageError(ValueError):
-    """A wrong option, argument or environment variable; one line with the expected and the found value."""
+from ftslurm.terminal import UsageError
+from ftslurm.text import duration_s
 
 
 def text_of(option: str, text: str) -> str:
-    """Read any text but an empty one."""
-    if not text:
-        raise UsageError(f"{option}: expected a value, found an empty one")
+    """Read any text but a blank one."""
+    if not text.strip():
+        raise UsageError(f"{option}: expected a value, found {'a blank' if text else 'an empty'} one")
     return text
+
+
+def command(option: str, text: str) -> tuple[str, ...]:
+    """Read a command and its arguments, split as a shell does; no shell runs it."""
+    import shlex
+
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise UsageError(f"{option} {text}: expected a command as a shell splits it: {str(error).lower()}") from None
+    if not words or not words[0] or "\0" in text:
+        raise UsageError(f"{option}: expected a command, found {text!r}")
+    return words
+
+
+def interface(option: str, text: str) -> str:
+    """Read the name of a network interface, or a network."""
+    if "/" in text:
+        import ipaddress
+
+        try:
+            ipaddress.ip_network(text, strict=False)
+        except ValueError:
+            raise UsageError(f"{option} {text}: expected a network such as 10.1.0.0/16") from None
+    elif not text.isprintable() or not 0 < len(text) < 16 or " " in text:
+        raise UsageError(f"{option} {text}: expected the name of a network interface, or a network such as 10.1.0.0/16")
+    return text
+
+
+def ports(option: str, text: str) -> tuple[int, int]:
+    """Read a range of ports."""
+    low, dash, high = text.partition("-")
+    if not dash or not is_number(low) or not is_number(high) or not 1024 <= int(low) <= int(high) <= 65535:
+        raise UsageError(f"{option} {text}: expected LOW-HIGH, ports from 1024 to 65535")
+    return int(low), int(high)
 
 
 def is_number(text: str) -> bool:
@@ -35,6 +70,18 @@ def nodes(option: str, text: str) -> tuple[int, int]:
     if not 1 <= smallest <= largest:
         raise UsageError(f"{option} {text}: expected 1 <= MIN <= MAX")
     return smallest, largest
+
+
+def notice(option: str, text: str) -> StopWhen:
+    """Read a notice: ``drain``, a path (one word with a slash) that is no program, or else a shell command."""
+    if not text.strip():
+        raise UsageError(f"{option}: expected a file, a command or drain, found a blank value")
+    if text == "drain":
+        return StopWhen(drain=True)
+    is_path = "/" in text and not any(letter.isspace() for letter in text)
+    if is_path and (os.path.isdir(text) or not os.access(text, os.X_OK)):
+        return StopWhen(file=os.path.abspath(text))
+    return StopWhen(command=text)
 
 
 def processes(option: str, text: str) -> str:
@@ -61,12 +108,9 @@ def seconds(least: float) -> Callable[[str, str], float]:
     """Return a reader of seconds from `least` on."""
 
     def read(option: str, text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = -1.0
-        if not least <= value < 1e9:
-            raise UsageError(f"{option} {text}: expected seconds, at least {least:g}")
+        value = duration_s(text)
+        if value is None or not least <= value < 1e9:
+            raise UsageError(f"{option} {text}: expected seconds, at least {least:g}, or a time such as 90m, 1d")
         return value
 
     return read

@@ -3,288 +3,23 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from ftslurm.agent import option_types as kinds
-from ftslurm.agent.health_gate import ACT, MODES, OFF
-from ftslurm.agent.option_types import UsageError
-from ftslurm.dataclasses import dataclass
-from ftslurm.monitor.timeouts import Timeouts
-from ftslurm.rendezvous.observation import NEXT_ROUND, REJOIN
+from ftslurm.agent.option_definition import Option
+from ftslurm.agent.option_groups import ACT, OFF, ProgramOptions, RunOptions
+from ftslurm.agent.option_table import GROUPS, OPTIONS
+from ftslurm.monitor.timeouts import timeouts_json
+from ftslurm.terminal import UsageError
 
-__all__ = ["USAGE", "RunOptions", "UsageError", "find_program", "parse_run"]
+__all__ = ["USAGE", "find_program", "options_record", "parse_run"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 
-@dataclass(frozen=True)
-class RunOptions:
-    """The options of `ftslurm run`; None where unset and Slurm or a later step decides. Times in seconds."""
-
-    nnodes: tuple[int, int] | None
-    nproc_per_node: str
-    max_restarts: int
-    rdzv_id: str | None
-    shared_dir: str | None
-    log_dir: str | None
-    redirects: int | dict[int, int]
-    tee: int | dict[int, int] | None
-    role: str
-    local_addr: str | None
-    local_nodes: int | None
-    grace_s: float
-    heartbeat_s: float
-    node_timeout_s: float
-    join_timeout_s: float
-    last_call_s: float
-    rejoin: str
-    timeouts: Timeouts
-    hang_signal: int
-    spare_imports: tuple[str, ...]
-    health: str
-    health_every_s: float
-    health_skip: tuple[str, ...]
-    health_command: str | None
-    health_paths: tuple[str, ...]
-    exclude_after: int
-    exclude_for_s: float
-    exclude_dir: str | None
-    drain: bool
-    module: bool
-    no_python: bool
-    program: str
-    arguments: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Option:
-    """One option; `read` parses its value, given the option's name as used and the text, or raises `UsageError`."""
-
-    flags: tuple[str, ...]
-    read: Callable[[str, str], Any]
-    default: Any
-    metavar: str
-    help: str
-
-    @property
-    def name(self) -> str:
-        return self.flags[-1].lstrip("-").replace("-", "_")
-
-    @property
-    def variable(self) -> str:
-        return f"FTSLURM_{self.name.upper()}"
-
-    @property
-    def is_switch(self) -> bool:
-        """It takes no value after it."""
-        return not self.metavar
-
-
-DEFAULT_HEARTBEAT_S = 3.0
-
-OPTIONS = (
-    Option(("--nnodes",), kinds.nodes, None, "N|MIN:MAX", "nodes in a round; default: all of the Slurm step's"),
-    Option(("--nproc-per-node",), kinds.processes, "1", "N|gpu|cpu|auto", "workers on each node; default 1"),
-    Option(("--max-restarts",), kinds.count(0), 3, "N", "restarts of the whole job, over all nodes; default 3"),
-    Option(
-        ("--rdzv-id",),
-        kinds.text_of,
-        None,
-        "ID",
-        "name of the run; the same name continues it; default job-<job id>",
-    ),
-    Option(
-        ("--shared-dir",),
-        kinds.text_of,
-        None,
-        "DIR",
-        "shared by all nodes, holds the run directory; default ./ftslurm-runs where the job was submitted",
-    ),
-    Option(
-        ("--log-dir",), kinds.text_of, None, "DIR", "put the ranks' log files here instead of into the run directory"
-    ),
-    Option(
-        ("-r", "--redirects"),
-        kinds.streams,
-        3,
-        "0|1|2|3|R:S,…",
-        "streams that go to the rank's files: 1 stdout, 2 stderr, 3 both; default 3",
-    ),
-    Option(
-        ("-t", "--tee"),
-        kinds.streams,
-        None,
-        "0|1|2|3|R:S,…",
-        "streams also copied to the terminal, prefixed by the rank; default: both of rank 0",
-    ),
-    Option(("--role",), kinds.text_of, "default", "NAME", "ROLE_NAME for the workers"),
-    Option(("--local-addr",), kinds.text_of, None, "ADDRESS", "this node's MASTER_ADDR; default: Slurm's name of it"),
-    Option(("--local-nodes",), kinds.count(1), None, "N", "run N agents on this machine instead of one per Slurm node"),
-    Option(
-        ("--grace",),
-        kinds.seconds(0),
-        15.0,
-        "SECONDS",
-        "time between SIGTERM and SIGKILL when workers are stopped; default 15. "
-        "At most 0.6 of Slurm's KillWait when Slurm signals the job: after KillWait it kills everything",
-    ),
-    Option(
-        ("--heartbeat",),
-        kinds.seconds(0.01),
-        None,
-        "SECONDS",
-        "heartbeat interval of a node; default 3, less if --node-timeout requires it",
-    ),
-    Option(
-        ("--node-timeout",),
-        kinds.seconds(0.1),
-        8.0,
-        "SECONDS",
-        "a node without a heartbeat for so long is lost; default 8",
-    ),
-    Option(("--join-timeout",), kinds.seconds(0.1), 600.0, "SECONDS", "time to wait for enough nodes; default 600"),
-    Option(
-        ("--last-call",),
-        kinds.seconds(0),
-        30.0,
-        "SECONDS",
-        "time to wait for more nodes once MIN have joined; default 30",
-    ),
-    Option(
-        ("--rejoin",),
-        kinds.one_of(REJOIN),
-        NEXT_ROUND,
-        "|".join(REJOIN),
-        "effect of a node that joins late or again: end the round, wait for the next one (default), or stay out",
-    ),
-    Option(
-        ("--heartbeat-timeout",),
-        kinds.allowed,
-        None,
-        "SECONDS|off",
-        "a rank that sends heartbeats hangs if none arrives for so long; default: learned, else 1800",
-    ),
-    Option(
-        ("--initial-heartbeat-timeout",),
-        kinds.allowed,
-        None,
-        "SECONDS|off",
-        "time from a worker's start to its first heartbeat; default: learned, else off",
-    ),
-    Option(
-        ("--section-timeouts",),
-        kinds.sections,
-        {},
-        "NAME=SECONDS|off,…",
-        "time-outs of sections; default: learned, else off",
-    ),
-    Option(
-        ("--out-of-section-timeout",),
-        kinds.allowed,
-        None,
-        "SECONDS|off",
-        "time that a rank may spend outside of all its sections; default: learned, else off",
-    ),
-    Option(
-        ("--warmup-steps",),
-        kinds.count(0),
-        0,
-        "N",
-        "number of initial heartbeats (and entries per section) that get the warm-up time-out",
-    ),
-    Option(
-        ("--warmup-timeout",),
-        kinds.seconds(0),
-        0.0,
-        "SECONDS",
-        "minimum time-out of these initial heartbeats and entries",
-    ),
-    Option(
-        ("--hang-timeout",),
-        kinds.allowed,
-        None,
-        "SECONDS|off",
-        "a rank without any progress (heartbeat, section, step or output) for so long hangs; default off",
-    ),
-    Option(
-        ("--hang-signal",),
-        kinds.signal_number,
-        signal.SIGKILL,
-        "SIGNAL",
-        "signal that ends a rank that hangs; default SIGKILL",
-    ),
-    Option(
-        ("--spare-imports",),
-        kinds.modules,
-        (),
-        "MODULE,…",
-        "modules that standby workers on spare nodes import ahead (none that opens the GPU)",
-    ),
-    Option(
-        ("--health",),
-        kinds.one_of(MODES),
-        None,
-        "|".join(MODES),
-        "leave out nodes whose health checks fail (default), only report, or do not check; off with --local-nodes",
-    ),
-    Option(
-        ("--health-every",),
-        kinds.seconds(0),
-        300.0,
-        "SECONDS",
-        "interval of health checks while ranks run; default 300, 0: none",
-    ),
-    Option(("--health-skip",), kinds.names, (), "NAME,…", "skip these checks; see ftslurm health --list"),
-    Option(
-        ("--health-command",),
-        kinds.text_of,
-        None,
-        "COMMAND",
-        "a custom check: exit code 0 healthy, 1 warning, 2 unhealthy, and one line of output",
-    ),
-    Option(
-        ("--health-paths",),
-        kinds.names,
-        (),
-        "DIR,…",
-        "checkpoint and data directories that every node must be able to use",
-    ),
-    Option(
-        ("--exclude-after",),
-        kinds.count(0),
-        2,
-        "N",
-        "exclude a node that failed first in N rounds if others are available, in later jobs too; default 2, 0: never",
-    ),
-    Option(
-        ("--exclude-for",),
-        kinds.seconds(0),
-        86_400.0,
-        "SECONDS",
-        "duration of an exclusion; default a day",
-    ),
-    Option(
-        ("--exclude-dir",),
-        kinds.text_of,
-        None,
-        "DIR",
-        "directory of the records of excluded nodes; default: excluded-UID/ beside the run directories",
-    ),
-    Option(
-        ("--drain",),
-        kinds.switch,
-        False,
-        "",
-        "ask Slurm to drain a node whose hardware a check or its driver finds broken",
-    ),
-    Option(("-m", "--module"), kinds.switch, False, "", "the program is a Python module, as in python -m"),
-    Option(("--no-python",), kinds.switch, False, "", "the program is not a Python script: execute it directly"),
-)
-_IN_SECONDS = ("grace", "heartbeat", "node_timeout", "join_timeout", "last_call", "health_every", "exclude_for")
+DEFAULT_HEARTBEAT_S, DEFAULT_GRACE_S = 3.0, 15.0
 _BY_FLAG = {flag: option for option in OPTIONS for flag in option.flags}
 
 _NOT_OURS = {
@@ -320,38 +55,50 @@ def parse_run(arguments: Sequence[str], environment: Mapping[str, str]) -> RunOp
         SystemExit: after `--help`.
     """
     given, program, rest = _split(arguments)
-    values: dict[str, Any] = {}
-    for option in OPTIONS:
-        if option.name in given:
-            values[option.name] = option.read(option.flags[-1], given[option.name])
-        elif environment.get(option.variable):
-            values[option.name] = option.read(f"{option.variable} (in the environment)", environment[option.variable])
-        else:
-            values[option.name] = option.default
+    values = {option.name: _value(option, given, environment) for option in OPTIONS}
     if program is None:
         raise UsageError(f"expected a program to run: {USAGE}")
     if values["module"] and values["no_python"]:
         raise UsageError("--module and --no-python: only one of them makes sense")
+    if values["worker_prefix"] and values["spare_imports"]:
+        raise UsageError("--worker-prefix and --spare-imports: no worker can be started ahead in a container yet")
+    if values["local_addr"] and values["interface"]:
+        raise UsageError("--local-addr and --interface: only one of them makes sense")
     if values["health"] is None:
         # Agents that share one machine would mistake each other's workers for leftovers.
         values["health"] = OFF if values["local_nodes"] else ACT
-    for name in _IN_SECONDS:
-        values[f"{name}_s"] = values.pop(name)
-    if values["heartbeat_s"] is None:
-        values["heartbeat_s"] = min(DEFAULT_HEARTBEAT_S, values["node_timeout_s"] / 2.5)
-    if values["node_timeout_s"] < 2 * values["heartbeat_s"]:
-        wrong = f"--node-timeout {values['node_timeout_s']:g}"
-        raise UsageError(f"{wrong}: expected at least twice --heartbeat ({values['heartbeat_s']:g})")
-    values["timeouts"] = Timeouts(
-        initial_s=values.pop("initial_heartbeat_timeout"),
-        heartbeat_s=values.pop("heartbeat_timeout"),
-        sections=values.pop("section_timeouts"),
-        out_of_section_s=values.pop("out_of_section_timeout"),
-        warmup_steps=values.pop("warmup_steps"),
-        warmup_s=values.pop("warmup_timeout"),
-        hang_s=values.pop("hang_timeout"),
-    )
-    return RunOptions(program=program, arguments=tuple(rest), **values)
+    if values["heartbeat"] is None:
+        values["heartbeat"] = min(DEFAULT_HEARTBEAT_S, values["node_timeout"] / 2.5)
+    if values["node_timeout"] < 2 * values["heartbeat"]:
+        wrong = f"--node-timeout {values['node_timeout']:g}"
+        raise UsageError(f"{wrong}: expected at least twice --heartbeat ({values['heartbeat']:g})")
+    fields = {group.name: {option.field: values[option.name] for option in group.options} for group in GROUPS}
+    fields["program"].update(name=program, arguments=tuple(rest))
+    fields["stop"].update(grace_s=values["grace"])
+    if values["grace"] is None:
+        fields["timing"].update(grace_s=DEFAULT_GRACE_S)
+    return RunOptions(**{group.name: group.make(**fields[group.name]) for group in GROUPS})
+
+
+def _value(option: Option, given: Mapping[str, str], environment: Mapping[str, str]) -> Any:
+    if option.name in given:
+        return option.read(option.flags[-1], given[option.name])
+    if environment.get(option.variable):
+        return option.read(f"{option.variable} (in the environment)", environment[option.variable])
+    return option.default
+
+
+def options_record(options: RunOptions) -> dict[str, Any]:
+    """Return the options by name for the attempt's record, durations with the suffix `_s`."""
+    record: dict[str, Any] = {}
+    for group in GROUPS:
+        values = getattr(options, group.name)
+        for option in group.options if group.name != "timeouts" else ():
+            suffix = "_s" if option.field.endswith("_s") else ""
+            record[option.name + suffix] = getattr(values, option.field)
+    timeouts = options.timeouts
+    record.update(timeouts=timeouts_json(timeouts.configured), hang_signal=timeouts.hang_signal)
+    return {**record, "program": options.program.name, "arguments": list(options.program.arguments)}
 
 
 def _split(arguments: Sequence[str]) -> tuple[dict[str, str], str | None, list[str]]:
@@ -400,7 +147,7 @@ def _find(flag: str) -> Option:
         _print_help()
         raise SystemExit(0)
     if name in _NOT_OURS:
-        raise UsageError(f"{flag} is an option of torchrun, not of ftslurm:  {_NOT_OURS[name]}")
+        raise UsageError(f"{flag} is an option of torchrun, not of ftslurm: {_NOT_OURS[name]}")
     if name not in _BY_FLAG:
         raise UsageError(f"unknown option {flag}; see ftslurm run --help")
     return _BY_FLAG[name]
@@ -418,15 +165,20 @@ def _print_help() -> None:
         "(a worker ended with 78), 128+n stopped by signal n from outside.",
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=36, width=110),
     )
-    for option in OPTIONS:
-        if option.is_switch:
-            parser.add_argument(*option.flags, action="store_true", help=option.help)
-        else:
-            parser.add_argument(*option.flags, metavar=option.metavar, help=option.help)
-    parser.print_help()
+    for group in GROUPS:
+        titled = parser.add_argument_group(group.title)
+        for option in group.options:
+            if option.is_switch:
+                titled.add_argument(*option.flags, action="store_true", help=option.help)
+            else:
+                titled.add_argument(*option.flags, metavar=option.metavar, help=option.help)
+    from ftslurm.command_examples import examples_of
+    from ftslurm.terminal import show
+
+    show(parser.format_help() + examples_of(parser.prog))
 
 
-def find_program(options: RunOptions, path: str) -> str:
+def find_program(program: ProgramOptions, path: str) -> str:
     """Return the program's file (the name itself for a module), after a check that it exists.
 
     Args:
@@ -435,10 +187,11 @@ def find_program(options: RunOptions, path: str) -> str:
     Raises:
         UsageError: it does not exist, or is not a file.
     """
-    name = options.program
-    if options.module:
+    name = program.name
+    if program.module or program.prefix:
+        # The files of a container are visible only inside.
         return name
-    if options.no_python:
+    if program.no_python:
         candidates = [name] if os.sep in name else [os.path.join(d or ".", name) for d in path.split(os.pathsep)]
         for candidate in candidates:
             if os.path.isfile(candidate) and os.access(candidate, os.X_OK):

@@ -15,7 +15,6 @@ from collections import deque
 
 from ftslurm.dataclasses import dataclass
 from ftslurm.kernel import FileNotifier
-from ftslurm.terminal import print_error
 
 MAX_WAITING = 10_000
 CHUNK = 1 << 16
@@ -125,7 +124,7 @@ class _Follower:
         self._commands: deque[_Follow | threading.Event | None] = deque()
         self._follows: list[_Follow] = []
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._watch: FileNotifier | None = None
+        self._notifier: FileNotifier | None = None
         threading.Thread(target=self._work, name="follower", daemon=True).start()
 
     def send(self, command: _Follow | threading.Event | None) -> None:
@@ -150,20 +149,20 @@ class _Follower:
     def _wait(self) -> None:
         fds = [self._wake_r]
         timeout: float | None = None
-        if self._follows and self._watch is not None:
-            fds.append(self._watch.fd)
-        if self._follows and (self._watch is None or any(follow.fd < 0 for follow in self._follows)):
+        if self._follows and self._notifier is not None:
+            fds.append(self._notifier.fd)
+        if self._follows and (self._notifier is None or any(follow.fd < 0 for follow in self._follows)):
             timeout = POLL_S
         ready = _wait_for(fds, [], timeout)
         if self._wake_r in ready:
             os.read(self._wake_r, 4096)
-        if self._watch is not None and self._watch.fd in ready:
-            self._watch.drain()
+        if self._notifier is not None and self._notifier.fd in ready:
+            self._notifier.drain()
 
     def _execute(self, command: _Follow | threading.Event | None) -> None:
         if isinstance(command, _Follow):
             if not self._follows:
-                self._start_watch()
+                self._start_notifier()
             self._follows.append(command)
             return
         for follow in self._follows:
@@ -178,7 +177,7 @@ class _Follower:
             if follow.fd >= 0:
                 os.close(follow.fd)
         self._follows.clear()
-        self._stop_watch()
+        self._stop_notifier()
 
     def _copy(self, follow: _Follow, chunks: int) -> bool:
         """Copy up to `chunks` chunks; return whether there may be more."""
@@ -198,14 +197,14 @@ class _Follower:
 
     def _open(self, follow: _Follow) -> bool:
         try:
-            # The watch comes first: later writes wake this thread, earlier ones are read below.
-            if self._watch is not None:
-                self._watch.add(follow.path)
+            # The notifier comes first: later writes wake this thread, earlier ones are read below.
+            if self._notifier is not None:
+                self._notifier.add(follow.path)
         except FileNotFoundError:
             return False
         except OSError:
             # No inotify watch available (fs.inotify.max_user_watches): poll instead.
-            self._stop_watch()
+            self._stop_notifier()
         try:
             # O_NONBLOCK: a named pipe in its place must not block this thread.
             fd = os.open(follow.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -218,16 +217,16 @@ class _Follower:
         follow.fd = fd
         return True
 
-    def _start_watch(self) -> None:
+    def _start_notifier(self) -> None:
         try:
-            self._watch = FileNotifier()
+            self._notifier = FileNotifier()
         except OSError:
             pass
 
-    def _stop_watch(self) -> None:
-        if self._watch is not None:
-            self._watch.close()
-            self._watch = None
+    def _stop_notifier(self) -> None:
+        if self._notifier is not None:
+            self._notifier.close()
+            self._notifier = None
 
 
 def _wait_for(readable: list[int], writable: list[int], timeout_s: float | None) -> list[int]:
@@ -245,11 +244,6 @@ def _read(fd: int) -> bytes:
         return os.read(fd, CHUNK)
     except OSError:
         return b""
-
-
-def complain(text: str, *more: str) -> None:
-    """Write lines to stderr at once, for events before the console exists."""
-    print_error(f"ftslurm: {text}", *more)
 
 
 def log_at_once(node: str, text: str) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from ftslurm.agent.options import RunOptions, UsageError
+from ftslurm.agent.option_groups import PlacementOptions
 from ftslurm.dataclasses import dataclass
 from ftslurm.nodes.exclude import is_folder_name
 from ftslurm.sharedfs.rundir import RUNS_FOLDER, RunDirectoryError, check_name
 from ftslurm.slurm.environment import SlurmEnvironmentError, SlurmJob, from_environ
+from ftslurm.terminal import UsageError
 
 LOCAL_NODE, LOCAL_ATTEMPT = "FTSLURM__LOCAL_NODE", "FTSLURM__LOCAL_ATTEMPT"
 """Set by the launcher of `--local-nodes` for its agents: `index/count`, and their common attempt."""
@@ -40,7 +41,7 @@ class Placement:
 
 
 def place(
-    options: RunOptions, environment: Mapping[str, str], cwd: str, hostname: str, unique: str, batch: bool = False
+    options: PlacementOptions, environment: Mapping[str, str], cwd: str, hostname: str, unique: str, batch: bool = False
 ) -> Placement:
     """Determine this agent's placement.
 
@@ -76,7 +77,7 @@ def shared_directory(chosen: str | None, job: SlurmJob | None, cwd: str) -> str:
     return os.path.abspath(os.path.join(base, chosen or RUNS_FOLDER))
 
 
-def _local(options: RunOptions, environment: Mapping[str, str], run_id: str, run_dir: str) -> Placement:
+def _local(options: PlacementOptions, environment: Mapping[str, str], run_id: str, run_dir: str) -> Placement:
     index, _, count = environment[LOCAL_NODE].partition("/")
     names = tuple(f"local{i}" for i in range(int(count)))
     low, high = options.nnodes or (len(names), len(names))
@@ -94,7 +95,7 @@ def _local(options: RunOptions, environment: Mapping[str, str], run_id: str, run
     )
 
 
-def _alone(options: RunOptions, run_id: str, run_dir: str, hostname: str, attempt: str) -> Placement:
+def _alone(options: PlacementOptions, run_id: str, run_dir: str, hostname: str, attempt: str) -> Placement:
     low = options.nnodes[0] if options.nnodes else 1
     if low > 1:
         raise UsageError(
@@ -104,7 +105,9 @@ def _alone(options: RunOptions, run_id: str, run_dir: str, hostname: str, attemp
     return Placement(run_id, run_dir, attempt, node, 0, (node,), low, 1, options.local_addr or "127.0.0.1", None)
 
 
-def _in_slurm(options: RunOptions, job: SlurmJob, run_id: str, run_dir: str, hostname: str, batch: bool) -> Placement:
+def _in_slurm(
+    options: PlacementOptions, job: SlurmJob, run_id: str, run_dir: str, hostname: str, batch: bool
+) -> Placement:
     nodes = job.node_list
     if not job.in_step and len(nodes) > 1 and not batch:
         raise UsageError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 # What `socket` is made of: the same calls, without an enum of all its constants, which costs 2 ms and 0.3 MB.
 import _socket as socket
+import errno
 import os
 from collections.abc import Callable
 
@@ -20,12 +21,20 @@ class ReservedPort:
     Args:
         pick: returns a number between its two arguments, inclusive.
         lowest_ephemeral: the beginning of the kernel's range.
+        within: lowest and highest port of the user's range; None: any. One that still has connections of an earlier
+            round in TIME_WAIT is taken, as torch's store would take it.
 
     Raises:
         OSError: no port is free.
     """
 
-    def __init__(self, pick: Callable[[int, int], int], lowest_ephemeral: int) -> None:
+    def __init__(
+        self, pick: Callable[[int, int], int], lowest_ephemeral: int, within: tuple[int, int] | None = None
+    ) -> None:
+        if within is not None:
+            self._socket = bind_within(socket.SOCK_STREAM, "", within, pick)
+            self.number: int = self._socket.getsockname()[1]
+            return
         highest = min(HIGHEST, lowest_ephemeral - 1)
         lowest = LOWEST if highest - LOWEST > 1000 else 1024
         problem: OSError | None = None
@@ -39,13 +48,39 @@ class ReservedPort:
                 self._socket.close()
                 problem = error
                 continue
-            self.number: int = self._socket.getsockname()[1]
+            self.number = self._socket.getsockname()[1]
             return
         raise problem or OSError("no port is free")
 
     def release(self) -> None:
         """Release the port: rank 0 is about to listen on it."""
         self._socket.close()
+
+
+def bind_within(kind: int, address: str, within: tuple[int, int], pick: Callable[[int, int], int]) -> socket.socket:
+    """Return a socket of that kind bound to a free port of the range, the first one from a picked port on.
+
+    Raises:
+        OSError: no port of it is free.
+    """
+    low, high = within
+    first = pick(low, high)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    ports = (*range(first, high + 1), *range(low, first))
+    # Those in TIME_WAIT last: two reservations of one port with this option do not exclude each other.
+    for reuse in (0, 1) if kind == socket.SOCK_STREAM else (0,):
+        for port in ports:
+            bound = socket.socket(family, kind | socket.SOCK_CLOEXEC)
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
+            try:
+                bound.bind((address, port))
+            except OSError as error:
+                bound.close()
+                if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                    raise
+                continue
+            return bound
+    raise OSError(errno.EADDRINUSE, f"no port of {low}-{high} is free")
 
 
 def pick_at_random(first: int, last: int) -> int:

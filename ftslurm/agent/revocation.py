@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ftslurm.agent.actions import Assignment
-from ftslurm.localdir import remove_tree
+from ftslurm.local_directory import remove_tree
 from ftslurm.sharedfs.commits import Commits, Revoked
 
 POLL_S = 0.05

@@ -8,13 +8,13 @@ reachable.
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable
 
 from ftslurm.agent.actions import Assignment, Prepared
 from ftslurm.dataclasses import dataclass
-from ftslurm.rendezvous.state import Master
+from ftslurm.records.state import Master
+from ftslurm.text import duration
 
 MAKE_AGAIN_S = 0.5
 REACH = "network-reach"
@@ -29,6 +29,9 @@ the next one, for each of its search domains: that is slow, but ranks would succ
 
 
 DIRECTORIES, CONNECTION, COMMITS = "directories", "connection", "commits"
+
+Report = Callable[[str | None], None]
+"""Receives the result of a step: a problem, or None."""
 
 
 @dataclass(frozen=True)
@@ -56,22 +59,22 @@ class RoundSetup:
     Args:
         make: makes the directories; its result, the number of registered commits of past rounds, is for `made`.
         revoke: revokes these commits on a thread, and reports a problem, or None.
+        connect: tests the connection to the master on a thread, and reports likewise. None: no connection test.
         post: posts a `StepDone` to the loop, from a thread.
         monotonic: clock, seconds.
         patience_s: seconds of retries for directories that cannot be made, and of waiting for the revocation: a
             full disk may be freed in seconds.
-        probe_all: tries to connect; returns a problem, or None. None: no connection test.
         log: logs that the master cannot be reached, and the round begins anyway; None: it does not begin.
     """
 
     def __init__(
         self,
         make: Callable[[Assignment], None],
-        revoke: Callable[[Assignment, Callable[[str | None], None]], None],
+        revoke: Callable[[Assignment, Report], None],
+        connect: Callable[[Assignment, Report], None] | None,
         post: Callable[[StepDone], None],
         monotonic: Callable[[], float],
         patience_s: float,
-        probe_all: Callable[[Master], str | None] | None,
         log: Callable[[str], None] | None = None,
     ) -> None:
         self._make = make
@@ -79,7 +82,7 @@ class RoundSetup:
         self._post = post
         self._monotonic = monotonic
         self._patience_s = patience_s
-        self._reach = probe_all
+        self._connect = connect
         self._log = log
         self._pending: _Pending | None = None
         self._make_at: float | None = None
@@ -96,13 +99,12 @@ class RoundSetup:
         now = self._monotonic()
         pending = self._pending = _Pending(assignment, now, {DIRECTORIES}, {})
         self._make(assignment)
-        if assignment.group_rank == 0 or self._reach is None:
+        if assignment.group_rank == 0 or self._connect is None:
             return
         pending.steps.add(CONNECTION)
         pending.until[CONNECTION] = now + PATIENCE_S
-        threading.Thread(
-            target=self._test_connection, args=(assignment, self._reach), name="reach", daemon=True
-        ).start()
+        round_ = assignment.round
+        self._connect(assignment, lambda problem: self._post(StepDone(round_, CONNECTION, problem)))
 
     def drop(self) -> None:
         """Drop the set-up."""
@@ -152,11 +154,11 @@ class RoundSetup:
         if late is None:
             return None
         problem = (
-            f"{_unreachable(pending.assignment.master)}: no response from the name server within {PATIENCE_S:.0f} s"
+            f"{_unreachable(pending.assignment.master)}: no response from the name server within {duration(PATIENCE_S)}"
         )
         if late == COMMITS:
             problem = (
-                f"unfinished commits of past rounds: their directory has not responded for {self._patience_s:.0f} s"
+                f"unfinished commits of past rounds: their directory has not responded for {duration(self._patience_s)}"
             )
         return self.step_done(StepDone(pending.assignment.round, late, problem))
 
@@ -167,14 +169,6 @@ class RoundSetup:
             return None
         self.drop()
         return Prepared(pending.assignment.round, problem, unreachable=pending.problem is None and problem is not None)
-
-    def _test_connection(self, assignment: Assignment, probe_all: Callable[[Master], str | None]) -> None:
-        try:
-            problem = probe_all(assignment.master)
-        except Exception:
-            # A test that cannot run proves nothing.
-            problem = None
-        self._post(StepDone(assignment.round, CONNECTION, problem))
 
 
 def _unreachable(master: Master) -> str:
@@ -196,9 +190,8 @@ def reach_master(master: Master) -> str | None:
     if not results or any(one.there for one in results):
         return None
     if all(one.outcome == SILENT for one in results):
-        return (
-            f"{_unreachable(master)}: no response within {REACH_S:g} s; check the firewall and the route between them"
-        )
+        why = f"no response within {duration(REACH_S)}; check the firewall and the route between them"
+        return f"{_unreachable(master)}: {why}"
     return f"{_unreachable(master)}: {next(one.text for one in results if one.outcome != SILENT)}"
 
 

@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ftslurm.agent.environment import standby_environment, worker_command
 from ftslurm.agent.settings import AgentSettings
-from ftslurm.agent.workers import Launch, spawn
+from ftslurm.agent.worker_launch import WorkerLaunch, spawn
 from ftslurm.dataclasses import dataclass, field
 from ftslurm.kernel import pidfd_send_signal, signal_name
+from ftslurm.text import duration
 
 CHUNK = 1 << 16
 ORDER_BYTES = 1 << 20
@@ -102,7 +103,7 @@ class Standbys:
             if standby.ready and not before and all(one.ready for one in self.all):
                 seconds = self._monotonic() - min(one.started_s for one in self.all)
                 events.lines.append(
-                    f"spare: its standby workers are ready ({len(self.all)}, after {seconds:.1f} s of imports)"
+                    f"spare: its standby workers are ready ({len(self.all)}, after {duration(seconds)} of imports)"
                 )
             if _is_readable(standby.pidfd):
                 self._collect()
@@ -111,7 +112,7 @@ class Standbys:
                 self._forget(standby)
         return events
 
-    def take(self, launch: Launch) -> tuple[int, int] | None:
+    def take(self, launch: WorkerLaunch) -> tuple[int, int] | None:
         """Make the standby of that local rank the worker.
 
         Returns:
@@ -176,15 +177,15 @@ class Standbys:
         self.all.remove(standby)
 
 
-def _fits(standby: Standby, launch: Launch) -> bool:
+def _fits(standby: Standby, launch: WorkerLaunch) -> bool:
     """Return whether interpreter, parent and all variables that the imports may have read are the same."""
     end = standby.command.index("--standby")
     same = list(standby.command[:end]) == list(launch.command[:end])
     return same and standby.environment.items() <= launch.environment.items()
 
 
-def _order(standby: Standby, launch: Launch) -> bool:
-    """Send the order, see `ftslurm.boot.standby`; False when it cannot be sent as a whole at once."""
+def _order(standby: Standby, launch: WorkerLaunch) -> bool:
+    """Send the order, see `ftslurm.standby`; False when it cannot be sent as a whole at once."""
     arguments = launch.command[launch.command.index("--parent") :]
     variables = (f"{name}={value}" for name, value in launch.environment.items())
     data = os.fsencode("\0".join((str(len(arguments)), *arguments, *variables)))

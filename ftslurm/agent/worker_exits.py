@@ -1,22 +1,20 @@
-"""Ended workers: their order, their error records, and the summary of each for the machine."""
+"""Ended workers: their order, their error records, and the event of each for the machine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
-from ftslurm.agent.actions import WorkerEnd
+from ftslurm.agent.actions import RecordFailure, WorkerEnd
 from ftslurm.agent.containment import ANALYSIS, RECORDS, Containment
-from ftslurm.agent.journal import Journal, is_own
+from ftslurm.agent.failed_worker import FailedWorker
+from ftslurm.agent.journal import Journal
 from ftslurm.agent.workers import Worker
-from ftslurm.dataclasses import dataclass
-from ftslurm.failures.record import Record, summary
-from ftslurm.failures.retryability import retryability
-from ftslurm.rendezvous.node_record import NodeRecord
-from ftslurm.rendezvous.state import Failure
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from ftslurm.dataclasses import replace
+from ftslurm.monitor import stop_page
+from ftslurm.records.error import ErrorRecord
+from ftslurm.records.node import NodeRecord
+from ftslurm.records.state import EXIT_INTERRUPTED, Failure
 
 ELSEWHERE_S = 1.0
 """Seconds that the end of a worker without a record on its node waits for one in the run directory."""
@@ -24,28 +22,13 @@ ENDED_BY_US = ("SIGTERM", "SIGKILL")
 """A worker that ends by these has not failed by an exception of its own."""
 
 
-@dataclass(frozen=True)
-class EndedWorker:
-    """A worker that has ended, and its error record; None: it succeeded, or the record could not be composed."""
-
-    worker: Worker
-    record: Record | None
-
-
-@dataclass(frozen=True)
-class RecordOf:
-    """Key of the result of the task that reads the record of the worker with this pid."""
-
-    pid: int
-
-
 class WorkerExits:
-    """Finds the records of workers that have ended.
+    """Finds the error records of workers that have ended, and publishes them.
 
     Args:
         journal: has the records.
         containment: of the journal, and of the analysis of failures.
-        send: runs a task where the filesystem may hang; its result, keyed by a `RecordOf`, is for `on_record`.
+        send: runs a task where the filesystem may hang; the loop passes its result to a function.
         monotonic: clock, seconds.
     """
 
@@ -60,71 +43,97 @@ class WorkerExits:
         self._containment = containment
         self._send = containment.contained_task(RECORDS, send)
         self._monotonic = monotonic
-        self._awaited: dict[int, tuple[EndedWorker, float]] = {}
+        self._awaited: dict[int, tuple[FailedWorker, float]] = {}
+        self._complete: list[Worker] = []
+        self._failed: dict[int, FailedWorker] = {}
 
     @property
     def deadline(self) -> float | None:
-        """The monotonic second at which `on_time` wants to be called."""
+        """The monotonic second at which `take` wants to be called."""
+        if self._complete:
+            return self._monotonic()
         return min((until_s for _, until_s in self._awaited.values()), default=None)
 
-    def take(self, workers: Iterable[Worker], node_record: NodeRecord) -> list[EndedWorker]:
-        """Return those of these just ended workers whose record is complete; the others follow by `on_record`.
-
-        Of several, the one that failed first is the first: its peers ended because of it.
+    def add(self, workers: Iterable[Worker], node_record: NodeRecord) -> None:
+        """These have just ended.
 
         Args:
             node_record: of this node, for the error records.
         """
-        ended = [EndedWorker(worker, self._journal.error_record(worker, node_record)) for worker in workers]
-        return [one for one in sorted(ended, key=_failed_ns) if not self._find_elsewhere(one)]
+        ended = list(workers)
+        for worker in ended:
+            if _has_failed(worker) and (failed := self._journal.failed_worker(worker, node_record)) is not None:
+                self._failed[worker.local_rank] = failed
+        # The one that failed first is the first: its peers ended because of it.
+        for worker in sorted(ended, key=self._failed_ns):
+            if not self._find_elsewhere(worker):
+                self._complete.append(worker)
 
-    def on_record(self, answer: RecordOf, record: object) -> EndedWorker | None:
-        """Handle the result of reading the run directory; return the worker that waited for it."""
-        waiting = self._awaited.pop(answer.pid, None)
-        if waiting is None:
-            return None
-        return EndedWorker(waiting[0].worker, record) if isinstance(record, dict) else waiting[0]
-
-    def on_time(self) -> list[EndedWorker]:
-        """Return the workers that have waited for long enough."""
+    def take(self, node_record: NodeRecord) -> list[WorkerEnd]:
+        """Return the events of the workers whose record is complete, or was waited for long enough."""
         now = self._monotonic()
-        late = [pid for pid, (_, until_s) in self._awaited.items() if until_s <= now]
-        return [self._awaited.pop(pid)[0] for pid in late]
+        for local_rank, (failed, until_s) in list(self._awaited.items()):
+            if until_s <= now:
+                self._found(local_rank, failed, None)
+        complete, self._complete = self._complete, []
+        return [self._worker_end(worker, node_record) for worker in complete]
 
-    def worker_end(self, ended: EndedWorker, node_record: NodeRecord) -> WorkerEnd:
-        """Return the event for the machine."""
-        worker, record = ended.worker, ended.record
+    def record(self, action: RecordFailure) -> None:
+        """Publish the error record of a worker of this round."""
+        if (failed := self._failed.get(action.local_rank)) is not None:
+            self._journal.failure(failed, action.stopped)
+
+    def clear(self) -> None:
+        """Forget the round."""
+        self._failed.clear()
+
+    def _worker_end(self, worker: Worker, node_record: NodeRecord) -> WorkerEnd:
         assert worker.ended_ns is not None
+        failed = self._failed.get(worker.local_rank)
         failure = None
-        if worker.exit_code != 0:
-            failure = self._containment.call(ANALYSIS, None, _failure_of, worker, record)
+        if _has_failed(worker):
+            failure = None if failed is None else self._containment.call(ANALYSIS, None, failed.failure)
             failure = failure or _bare_failure(worker, node_record)
-        recorded_ns = record["ftslurm"].get("recorded_ns") if record is not None else None
+            failure = replace(failure, leaving=_has_left(worker))
+        recorded_ns = None if failed is None else failed.recorded_ns
         return WorkerEnd(worker.local_rank, worker.exit_code, worker.signal, worker.ended_ns, recorded_ns, failure)
 
-    def _find_elsewhere(self, ended: EndedWorker) -> bool:
+    def _failed_ns(self, worker: Worker) -> int:
+        assert worker.ended_ns is not None
+        failed = self._failed.get(worker.local_rank)
+        recorded_ns = None if failed is None else failed.recorded_ns
+        return worker.ended_ns if recorded_ns is None else recorded_ns
+
+    def _find_elsewhere(self, worker: Worker) -> bool:
         """Read the worker's own record from the run directory: its node's disk may have been full."""
-        worker, record = ended.worker, ended.record
-        if record is None or is_own(record) or worker.signal in ENDED_BY_US:
+        failed = self._failed.get(worker.local_rank)
+        if failed is None or failed.recorded_ns is not None or worker.signal in ENDED_BY_US:
             return False
-        task: Callable[[], object] | None = self._journal.elsewhere(worker, record)
+        task: Callable[[], object] | None = self._journal.elsewhere(failed)
         if task is None:
             return False
-        self._awaited[worker.pid] = (ended, self._monotonic() + ELSEWHERE_S)
-        self._send(task, RecordOf(worker.pid))
+        self._awaited[worker.local_rank] = (failed, self._monotonic() + ELSEWHERE_S)
+        self._send(task, partial(self._found, worker.local_rank, failed))
         return True
 
+    def _found(self, local_rank: int, failed: FailedWorker, record: object) -> None:
+        """Handle the end of reading the run directory; of several, the first counts."""
+        if self._awaited.get(local_rank, (None,))[0] is not failed:
+            return
+        del self._awaited[local_rank]
+        if isinstance(record, ErrorRecord):
+            self._failed[local_rank] = replace(failed, record=record)
+        self._complete.append(failed.worker)
 
-def _failed_ns(ended: EndedWorker) -> int:
-    assert ended.worker.ended_ns is not None
-    recorded_ns = ended.record["ftslurm"].get("recorded_ns") if ended.record is not None else None
-    return recorded_ns if isinstance(recorded_ns, int) else ended.worker.ended_ns
+
+def _has_failed(worker: Worker) -> bool:
+    """Return whether it failed; a rank that leaves by an orderly stop may say so by its exit code."""
+    return worker.exit_code != 0 and not (worker.exit_code == EXIT_INTERRUPTED and _has_left(worker))
 
 
-def _failure_of(worker: Worker, record: dict[str, Any] | None) -> Failure | None:
-    if record is None or worker.ended_ns is None:
-        return None
-    return Failure(**summary(record), **retryability(record, (worker.ended_ns - worker.started_ns) / 1e9))
+def _has_left(worker: Worker) -> bool:
+    page = stop_page.read(worker.record_dir)
+    return page is not None and page.left
 
 
 def _bare_failure(worker: Worker, node_record: NodeRecord) -> Failure:

@@ -4,37 +4,29 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from ftslurm import kernel
+from ftslurm import container, kernel
+from ftslurm.agent.worker_launch import NO_INPUT, WorkerLaunch, spawn
 from ftslurm.dataclasses import dataclass
 from ftslurm.kernel import kill_descendants, signal_name
-from ftslurm.localdir import make_private, remove_tree
+from ftslurm.local_directory import make_private, remove_tree
+from ftslurm.monitor import stop_page
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
+    from ftslurm.agent.rank_process import RankProcess
     from ftslurm.agent.standby import Standby, Standbys
-
-NO_INPUT = (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)
-
-
-@dataclass(frozen=True)
-class Launch:
-    """One worker to start; ``stderr``: the file that its stderr goes to, None: it has none of its own."""
-
-    local_rank: int
-    rank: int
-    command: Sequence[str]
-    environment: Mapping[str, str]
-    record_dir: str
-    stderr: str | None = None
 
 
 @dataclass
 class Worker:
-    """A started worker; `pidfd` becomes readable when it ends."""
+    """A started worker; `pidfd` becomes readable when it ends.
+
+    Attributes:
+        contained: started through the command of `--worker-prefix`; the rank may be a child of the process.
+        begun: the rank has begun, and not only the command before it.
+    """
 
     local_rank: int
     rank: int
@@ -48,6 +40,18 @@ class Worker:
     exit_code: int | None = None
     signal: str | None = None
     core_dumped: bool = False
+    contained: bool = False
+    begun: bool = True
+    found: RankProcess | None = None
+
+    @property
+    def rank_process(self) -> tuple[int, int]:
+        """Process id and pidfd of the rank itself, as far as it is known; both may be this process's."""
+        if self.contained and self.found is None and self.ended_ns is None:
+            from ftslurm.agent.rank_process import find
+
+            self.found = find(self.pid, self.record_dir)
+        return (self.found.pid, self.found.pidfd) if self.found is not None else (self.pid, self.pidfd)
 
 
 class Workers:
@@ -68,30 +72,42 @@ class Workers:
         self.standbys: Standbys | None = None
         self.spared: set[int] = set()
 
-    def start(self, launch: Launch) -> Worker:
+    def start(self, launch: WorkerLaunch) -> Worker:
         """Start one worker in a session of its own; `OSError` when it cannot be.
 
         Must be called from the main thread: the kernel sends the parent-death signal when the *thread* that made the
         process ends.
         """
         make_private(launch.record_dir)
+        stop_page.create(launch.record_dir)
+        if launch.own is not None:
+            # Needed later, when the filesystem of Python may hang.
+            import ftslurm.agent.rank_process  # noqa: F401
+
+            container.write_environment(launch.record_dir, launch.own)
         started_ns = self._now_ns()
         ahead = self.standbys.take(launch) if self.standbys is not None else None
         pid, pidfd = ahead or spawn(launch.command, launch.environment, NO_INPUT)
         worker = Worker(launch.local_rank, launch.rank, pid, pidfd, launch.record_dir, started_ns, launch.stderr)
+        worker.contained = launch.own is not None
         self.all.append(worker)
         return worker
 
     def send(self, local_ranks: Sequence[int], number: int) -> None:
-        """Send a signal to the main processes of these workers; a stopped one is continued so that it can react."""
+        """Send a signal to the main processes of these workers; a stopped one is continued so that it can react.
+
+        A container runtime above a rank gets SIGKILL only: not all pass on a SIGTERM, some would end by it at once.
+        """
         for worker in self.all:
             if worker.local_rank in local_ranks and worker.ended_ns is None:
-                try:
-                    kernel.pidfd_send_signal(worker.pidfd, number)
-                    if number == signal.SIGTERM:
-                        kernel.pidfd_send_signal(worker.pidfd, signal.SIGCONT)
-                except ProcessLookupError:
-                    pass
+                rank = worker.rank_process[1]
+                for pidfd in dict.fromkeys((rank, worker.pidfd) if number == signal.SIGKILL else (rank,)):
+                    try:
+                        kernel.pidfd_send_signal(pidfd, number)
+                        if number == signal.SIGTERM:
+                            kernel.pidfd_send_signal(pidfd, signal.SIGCONT)
+                    except ProcessLookupError:
+                        pass
 
     def collect(self) -> None:
         """Collect all children that have ended: workers and standbys, whose status is kept, and orphans."""
@@ -117,8 +133,22 @@ class Workers:
             worker.core_dumped = os.WCOREDUMP(status)
         else:
             worker.exit_code = os.WEXITSTATUS(status)
+            is_rank = worker.found is not None and worker.found.pid == worker.pid
+            if worker.contained and not is_rank and 128 < worker.exit_code <= 192:
+                # A runtime above the rank reports the rank's signal as a shell does.
+                worker.signal, worker.exit_code = signal_name(worker.exit_code - 128), None
+        worker.begun = not worker.contained or container.announced(worker.record_dir) is not None
         os.close(worker.pidfd)
+        if worker.found is not None:
+            os.close(worker.found.pidfd)
+            worker.found = None
         return True
+
+    def find_ranks(self) -> None:
+        """Find the ranks' own processes below their containers' runtimes, as long as they can be found."""
+        for worker in self.all:
+            if worker.contained and worker.ended_ns is None:
+                _ = worker.rank_process
 
     def clear(self) -> None:
         """Forget the round's workers, all ended, and their node-local files."""
@@ -133,23 +163,3 @@ class Workers:
             if not kill_descendants(os.getpid(), spared=self.spared):
                 return True
         return False
-
-
-def spawn(command: Sequence[str], environment: Mapping[str, str], stdin: Any) -> tuple[int, int]:
-    """Start a worker process in a session of its own; return its pid and pidfd.
-
-    Args:
-        stdin: what posix_spawn does to its standard input, such as `NO_INPUT`.
-
-    Raises:
-        OSError: it cannot be started.
-    """
-    # Python ignores the first two, the agent the third; programs expect them to be as a shell leaves them.
-    ignored = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTTOU)
-    try:
-        return kernel.spawn(command, environment, [stdin], ignored)
-    except OSError:
-        # posix_spawn(3) does not tell which of its steps failed.
-        if stdin == NO_INPUT:
-            os.close(os.open(NO_INPUT[2], NO_INPUT[3] | os.O_CLOEXEC))
-        raise

@@ -7,42 +7,22 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from ftslurm.dataclasses import dataclass
-from ftslurm.terminal import print_error, show
+from ftslurm.dataclasses import dataclass, replace
+from ftslurm.terminal import UsageError, print_error, show
 
 if TYPE_CHECKING:
     import argparse
 
+    from ftslurm.doctor.contended import Meeting, Progress
     from ftslurm.doctor.diagnose import Diagnosis
-    from ftslurm.doctor.node import Examination, Task
+    from ftslurm.health.barrier import Session
+    from ftslurm.health.multi_node import Gathered
+    from ftslurm.health.node_context import NodeContext
 
 FINE, WRONG, USAGE = 0, 1, 2
-INTERRUPTED = 130
-
-
-class UsageError(ValueError):
-    """Wrong arguments or environment; one line."""
-
-
-class Interrupted(BaseException):
-    """SIGINT or SIGTERM: clean up and exit."""
-
-
-@dataclass(frozen=True)
-class NodeContext:
-    """This node's name, all nodes, and a common name of this session.
-
-    Attributes:
-        note: a remark on the choice of nodes for the user, or empty.
-    """
-
-    node: str
-    expected: tuple[str, ...]
-    session: str
-    note: str = ""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -51,79 +31,25 @@ def main(argv: Sequence[str]) -> int:
         options = _parser().parse_args(argv)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else USAGE
+    from ftslurm.health.node_context import node_context
+
+    unique = f"local-{os.getpid()}-{os.urandom(3).hex()}"
     try:
         if options.local_nodes:
-            return _local_nodes(options)
-        placement = node_context(os.environ, socket.gethostname(), f"local-{os.getpid()}-{os.urandom(3).hex()}")
+            return _local_nodes(options, unique)
+        placement = node_context(os.environ, socket.gethostname(), unique, "ftslurm doctor DIR")
     except UsageError as error:
         print_error(f"ftslurm doctor: {error}")
         return USAGE
     return FINE if placement is None else _on_node(options, placement)
 
 
-def node_context(
-    environ: Mapping[str, str], hostname: str, unique: str, command: str = "ftslurm doctor DIR"
-) -> NodeContext | None:
-    """Find this node's context in Slurm's step, or alone; None for a node's second and later tasks: one is enough.
-
-    Args:
-        environ: the environment.
-        hostname: this machine's name, used where Slurm gives none.
-        unique: text that no other session has.
-        command: the command for all nodes, in the note to users.
-
-    Raises:
-        UsageError: Slurm's environment or the node's name is unusable.
-    """
-    from ftslurm.sharedfs.rundir import RunDirectoryError, check_name
-    from ftslurm.slurm.environment import SlurmEnvironmentError, from_environ
-
-    try:
-        job = from_environ(environ)
-        node = check_name("node name", (job.node_name if job else None) or hostname.partition(".")[0])
-    except (SlurmEnvironmentError, RunDirectoryError) as error:
-        raise UsageError(str(error)) from None
-    if job is None or not job.in_step:
-        others = len(job.node_list) if job else 1
-        note = f"only this node is checked; for all {others}: srun --ntasks-per-node=1 {command}"
-        return NodeContext(node, (node,), unique, note if others > 1 else "")
-    if job.localid:
-        return None
-    expected = job.node_list or (node,)
-    return NodeContext(node, expected if node in expected else (node,), f"{job.attempt}.{job.step_id}")
-
-
-def directory_of(chosen: str | None, environ: Mapping[str, str], cwd: str, is_dir: Callable[[str], bool]) -> str:
-    """Return the directory under test; by default the one in which `ftslurm run` would create its runs, or its parent.
-
-    Args:
-        chosen: the user's argument, if any.
-        environ: the environment.
-        cwd: absolute.
-        is_dir: whether there is a directory of that name.
-    """
-    if chosen is not None:
-        return os.path.normpath(os.path.join(cwd, chosen))
-    base = os.path.join(cwd, environ.get("SLURM_SUBMIT_DIR") or "")
-    default = os.path.normpath(os.path.join(base, environ.get("FTSLURM_SHARED_DIR") or "ftslurm-runs"))
-    return default if is_dir(default) else os.path.dirname(default)
-
-
-def is_dir_watched(path: str) -> bool:
-    """Check in a child process: this process accesses no shared filesystem."""
-    from ftslurm.doctor.node import CALL_LIMIT_S
-    from ftslurm.doctor.timed_filesystem import run_all
-
-    (there,) = run_all([lambda fs: fs.during(f"stat {path}", lambda: os.path.isdir(path))], 60, CALL_LIMIT_S)
-    return bool(there.value)
-
-
 def _parser() -> argparse.ArgumentParser:
-    import argparse
+    from ftslurm.command_line import CommandParser
+    from ftslurm.health.node_context import seconds
 
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="ftslurm doctor",
-        allow_abbrev=False,
         description="Prove that a directory can carry a run, on all nodes at once: srun --ntasks-per-node=1 ftslurm "
         "doctor DIR. Exit code 0: fine, 1: something is wrong, 2: wrong usage.",
     )
@@ -134,20 +60,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=seconds, default=10.0, metavar="N", help="measure for about that long (10)")
     parser.add_argument("--wait", type=seconds, default=30.0, metavar="N", help="wait that long for all nodes (30)")
     parser.add_argument("--local-nodes", type=_count, metavar="N", help="simulate N nodes on this machine")
+    parser.add_argument("--nodes", type=_size, metavar="N", help="also print the load of a run of so many nodes ...")
+    parser.add_argument("--nproc-per-node", type=_size, default=8, metavar="N", help="... with so many ranks each (8)")
     return parser
 
 
-def seconds(text: str) -> float:
-    """Read an option's seconds, as argparse wants it done."""
+def _size(text: str) -> int:
     import argparse
 
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0.5 <= value <= 3600:
-        raise argparse.ArgumentTypeError(f"expected seconds from 0.5 to 3600, found {text!r}")
-    return value
+    if not (text.isascii() and text.isdigit() and 0 < int(text) <= 100_000):
+        raise argparse.ArgumentTypeError(f"expected a number from 1 to 100000, found {text!r}")
+    return int(text)
 
 
 def _count(text: str) -> int:
@@ -158,10 +81,11 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _local_nodes(options: argparse.Namespace) -> int:
+def _local_nodes(options: argparse.Namespace, session: str) -> int:
     """Simulate N nodes, each in a process group of its own."""
+    from ftslurm.health.node_context import INTERRUPTED, Interrupted, NodeContext, interruptible
+
     names = tuple(f"local{index}" for index in range(options.local_nodes))
-    session = f"local-{os.getpid()}-{os.urandom(3).hex()}"
     pids = []
     for name in names:
         pid = os.fork()
@@ -185,84 +109,127 @@ def _local_nodes(options: argparse.Namespace) -> int:
         return INTERRUPTED
 
 
-class interruptible:
-    """While this is active, SIGINT and SIGTERM raise `Interrupted`."""
+@dataclass
+class _Run:
+    """The checks on this node: what they found, and the nodes that joined (none: joining failed, or was not tried)."""
 
-    def __enter__(self) -> None:
-        self._old = {number: signal.signal(number, self._raise) for number in (signal.SIGINT, signal.SIGTERM)}
+    meeting: Meeting
+    progress: Progress
+    wait_s: float
+    publish_problem: str | None = None
 
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._old.items():
-            signal.signal(number, handler)
+    @property
+    def node(self) -> str:
+        return self.meeting.session.node
 
-    @staticmethod
-    def _raise(number: int, frame: object) -> NoReturn:
-        raise Interrupted(number)
+    @property
+    def expected(self) -> tuple[str, ...]:
+        return self.meeting.session.expected
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this node prints the table: a node alone that is not the first would print one more."""
+        nodes = self.meeting.nodes
+        return self.node == self.expected[0] if len(nodes) < 2 else self.node == nodes[0]
+
+    def own_result(self, expected: Sequence[str]) -> Gathered:
+        """Return this node's result; the other nodes of `expected` have none."""
+        from ftslurm import __version__
+        from ftslurm.health.multi_node import Gathered
+
+        why = f"did not join in {self.meeting.directory} within {self.wait_s:g} s"
+        lost = {node: why for node in expected if node != self.node}
+        return Gathered({self.node: tuple(self.progress.verdicts)}, {}, lost, {self.node: __version__}, ())
 
 
 def _on_node(options: argparse.Namespace, placement: NodeContext) -> int:
-    from ftslurm import __version__
-    from ftslurm.doctor.barrier import Session
-    from ftslurm.doctor.node import Task, clean_up, examine
+    from ftslurm.health.barrier import Session
+    from ftslurm.health.multi_node import clean_up
+    from ftslurm.health.node_context import INTERRUPTED, Interrupted, directory_of, interruptible, is_dir_watched
 
     began = time.monotonic()
     directory = directory_of(options.directory, os.environ, os.getcwd(), is_dir_watched)
     session = Session(
         os.path.join(directory, f".ftslurm-doctor-{placement.session}"), placement.node, placement.expected
     )
-    task = Task(directory, session, options.seconds, options.wait, __version__, not options.local_nodes)
     try:
         with interruptible():
-            exam = examine(task)
-            diagnosis = _report(task, exam)
+            run = _run_checks(options, directory, session)
+            diagnosis = _diagnose(run) if run.is_first else None
     except Interrupted:
         clean_up(session)
         return INTERRUPTED
     if diagnosis is None:
-        return _own_word(exam)
+        return _report_problem(run)
     # A node that met no other created nothing, or cannot; a hanging filesystem is left alone.
-    never_met = not exam.nodes
-    stays = None if exam.hangs else clean_up(session, others=never_met and len(placement.expected) > 1)
+    others = not run.meeting.nodes and len(placement.expected) > 1
+    stays = None if run.progress.hangs else clean_up(session, others)
     return _print(options, placement, diagnosis, time.monotonic() - began, stays)
 
 
-def _report(task: Task, exam: Examination) -> Diagnosis | None:
-    """Judge all results on the first of the joined nodes."""
+def _run_checks(options: argparse.Namespace, directory: str, session: Session) -> _Run:
+    """Run all checks on this node, and publish the result for the first node."""
+    from ftslurm.doctor.checks.directory import NAME, fetch, is_usable
+    from ftslurm.doctor.contended import Meeting, Progress, run_checks
+    from ftslurm.doctor.diagnose import CHECKS
+    from ftslurm.health.cluster_view import MEET
+    from ftslurm.health.multi_node import join_nodes, publish_result
+
+    progress = Progress()
+    run = _Run(Meeting(directory, session, (), options.seconds, not options.local_nodes), progress, options.wait)
+    facts, outcome = fetch(directory, session)
+    progress.add(NAME, [outcome], facts)
+    # Nothing was created there, and to remove nothing would hang, too.
+    progress.hangs += facts["took_s"] is None
+    if not is_usable(facts) or outcome.problem:
+        return run
+    joined = join_nodes(session, directory, options.wait)
+    progress.add(MEET, [joined.outcome], None)
+    if joined.nodes:
+        run.meeting = replace(run.meeting, nodes=joined.nodes)
+        run_checks(run.meeting, CHECKS, progress)
+        if not run.is_first:
+            run.publish_problem = publish_result(session, progress.verdicts)
+    return run
+
+
+def _diagnose(run: _Run) -> Diagnosis:
+    """Judge the results of all nodes."""
     from ftslurm.doctor.diagnose import diagnose
-    from ftslurm.doctor.node import gather
+    from ftslurm.health.multi_node import CALL_LIMIT_S, SLACK_S, gather
 
-    session = task.session
-    first = exam.nodes[0] if exam.nodes else session.expected[0]
-    # A node that met no other and is not the first prints no table, or each node would print one.
-    if session.node != first or (len(exam.nodes) == 1 and session.node != session.expected[0]):
-        return None
-    results, versions = gather(exam)
-    return diagnose(task.directory, session.expected, exam.nodes, results, versions, task.wait_s)
+    meeting = run.meeting
+    if not meeting.nodes:
+        return diagnose(meeting.directory, run.expected, (), run.own_result(run.expected))
+    wait_s = 2 * CALL_LIMIT_S + SLACK_S
+    gathered = gather(meeting.session, meeting.nodes, meeting.directory, run.wait_s, wait_s)
+    verdicts = {run.node: tuple(run.progress.verdicts), **gathered.verdicts}
+    in_order = {node: verdicts[node] for node in meeting.nodes if node in verdicts}
+    return diagnose(meeting.directory, run.expected, meeting.nodes, replace(gathered, verdicts=in_order))
 
 
-def _own_word(exam: Examination) -> int:
+def _report_problem(run: _Run) -> int:
     """On all nodes but the first: print only what the first cannot know."""
     from ftslurm.doctor.diagnose import diagnose
-    from ftslurm.doctor.findings import some
-    from ftslurm.doctor.node import clean_up
+    from ftslurm.health.multi_node import clean_up
+    from ftslurm.health.verdict import describe
+    from ftslurm.text import names
 
-    task, session = exam.task, exam.task.session
-    lost = any(problem["probe"] in ("results", "meet") for problem in exam.result["problems"])
-    if len(exam.nodes) > 1 and not lost:
+    met = len(run.meeting.nodes) > 1
+    if met and run.publish_problem is None:
         return FINE
-    own = {session.node: exam.result}
     # A node that joined and lost the others can report only its own findings.
-    met = len(exam.nodes) > 1
-    expected, nodes = ((session.node,), (session.node,)) if met else (session.expected, tuple(exam.nodes))
-    diagnosis = diagnose(task.directory, expected, nodes, own, {}, task.wait_s)
-    if len(exam.nodes) < 2 and not exam.hangs:
-        clean_up(session, others=not exam.nodes)
-    text = "no result"
+    expected = (run.node,) if met else run.expected
+    nodes = (run.node,) if met else run.meeting.nodes
+    diagnosis = diagnose(run.meeting.directory, expected, nodes, run.own_result(expected))
+    if not met and not run.progress.hangs:
+        clean_up(run.meeting.session, others=not run.meeting.nodes)
+    text = f"its result could not be published: {run.publish_problem}" if run.publish_problem else "no result"
     if diagnosis.findings:
         worst = diagnosis.findings[0]
-        others = "" if worst.nodes in ((), (session.node,)) else f"{some(worst.nodes)}: "
-        text = f"{others}{worst.text}; {worst.advice}"
-    print_error(f"ftslurm doctor: {session.node}: {text}")
+        others = "" if worst.nodes in ((), (run.node,)) else f"{names(worst.nodes, 5)}: "
+        text = f"{others}{describe(worst.finding)}; {worst.finding.advice}"
+    print_error(f"ftslurm doctor: {run.node}: {text}")
     return WRONG
 
 
@@ -270,10 +237,15 @@ def _print(
     options: argparse.Namespace, placement: NodeContext, diagnosis: Diagnosis, took_s: float, stays: str | None
 ) -> int:
     from ftslurm.doctor.table import render, to_json
+    from ftslurm.records.health import FAIL
 
-    text = to_json(diagnosis, took_s) if options.json else render(diagnosis, took_s)
-    show(text)
+    load = None
+    if options.nodes:
+        from ftslurm.doctor.load import load_of
+
+        load = load_of(options.nodes, options.nproc_per_node)
+    show(to_json(diagnosis, took_s, load) if options.json else render(diagnosis, took_s, load))
     for line in (placement.note, stays):
         if line:
             print_error(f"ftslurm doctor: {line}")
-    return WRONG if diagnosis.wrong else FINE
+    return WRONG if diagnosis.status == FAIL else FINE

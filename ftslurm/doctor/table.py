@@ -2,85 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from statistics import median_low
 
-from ftslurm.doctor.diagnose import Diagnosis
-from ftslurm.doctor.findings import SEVERITIES, WARNING, WRONG, Finding, median, some
-from ftslurm.doctor.probes.resolve import is_loopback
-from ftslurm.report.wording import safe
+from ftslurm.doctor.checks import atomic_rename, directory, exclusive_link, lock, name_lookup, rate
+from ftslurm.doctor.diagnose import Diagnosis, of_check
+from ftslurm.health.addresses import is_loopback
+from ftslurm.health.table import finding_lines, findings_json
+from ftslurm.health.verdict import Json
+from ftslurm.records.health import FAIL, SEVERITY, WARN
+from ftslurm.text import duration, names, plural, safe, size
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ftslurm.doctor.load import Load
 
 SCHEMA, VERSION = "ftslurm/doctor-report", 1
 ROWS = 16
-ALIKE = 4
 LEAST = 6
 HEAD = (
-    ("", "seen after", "", "by plain stat", "", "per second", "", "", "", "", ""),
+    ("", "visible after", "", "by plain stat", "", "per second", "", "", "", "", ""),
     ("node", "new", "renamed", "new", "renamed", "publish", "to disk", "read", "clock", "free", "resolves to"),
 )
 LEFT = (0, 10)
 
 
-def render(diagnosis: Diagnosis, took_s: float) -> str:
-    """Return the text: the verdict, findings with advice, the nodes, the proofs."""
+def render(diagnosis: Diagnosis, took_s: float, load: Load | None = None) -> str:
+    """Return the text: the verdict, findings with advice, the nodes, the proofs, and the load of a run."""
     lines = [_verdict(diagnosis, took_s), *_mounts(diagnosis)]
-    lines += _findings(diagnosis)
+    lines += finding_lines(diagnosis.findings, len(diagnosis.expected))
     rows = _ordered(diagnosis)
-    measured = [node for node in rows if diagnosis.results[node].get("rate") or diagnosis.delays.get(node)]
+    measured = [node for node in rows if rate.CHECK.name in diagnosis.results[node] or diagnosis.delays.get(node)]
     if measured:
         lines += ["", *_table(diagnosis, measured)]
     proofs = _proofs(diagnosis)
     # Paths and host names may contain any text.
-    return "".join(f"{safe(line)}\n" for line in (*lines, *(["", *proofs] if proofs else [])))
+    lines += ["", *proofs] if proofs else []
+    if load is not None:
+        from ftslurm.doctor.load import lines as load_lines
+
+        lines += ["", *load_lines(load)]
+    return "".join(f"{safe(line)}\n" for line in lines)
 
 
 def _verdict(diagnosis: Diagnosis, took_s: float) -> str:
-    count = len(diagnosis.expected)
-    nodes = "1 node" if count == 1 else f"{count} nodes"
-    wrong = sum(finding.severity == WRONG for finding in diagnosis.findings)
-    others = sum(finding.severity == WARNING for finding in diagnosis.findings)
-    warnings = f", {others} warning{'s' * (others != 1)}" if others else ""
-    said = f"WRONG, {wrong} finding{'s' * (wrong != 1)}{warnings}" if wrong else f"fine{warnings}"
-    return f"ftslurm doctor: {diagnosis.directory}: {said} ({nodes}, {took_s:.1f} s)"
+    statuses = [one.finding.status for one in diagnosis.findings]
+    failed, warned = statuses.count(FAIL), statuses.count(WARN)
+    warnings = f", {plural(warned, 'warning')}" if warned else ""
+    text = f"FAIL, {plural(failed, 'finding')}{warnings}" if failed else f"fine{warnings}"
+    nodes = plural(len(diagnosis.expected), "node")
+    return f"ftslurm doctor: {diagnosis.directory}: {text} ({nodes}, {duration(took_s)})"
 
 
 def _mounts(diagnosis: Diagnosis) -> list[str]:
     kinds: dict[str, list[str]] = {}
-    for node, result in diagnosis.results.items():
-        place = result.get("place") or {}
-        if place.get("fs_type"):
-            text = f"{place['fs_type']} {place['mount_source']} on {place['mount_point']} ({place['options']})"
-            owner = f"; uid {place['owner']}, mode {place['mode']:04o}" if "owner" in place else ""
+    for node, facts in of_check(diagnosis.results, directory.NAME).items():
+        mount = facts["mount"]
+        if mount["type"]:
+            text = f"{mount['type']} {mount['source']} on {mount['point']} ({mount['options']})"
+            owner = f"; uid {facts['owner']}, mode {facts['mode']:04o}" if "owner" in facts else ""
             kinds.setdefault(text + owner, []).append(node)
     shown = sorted(kinds.items(), key=lambda kind: -len(kind[1]))
     if len(shown) == 1:
         return [f"  {shown[0][0]}"]
     # Client addresses and the like differ from node to node; a wrong mount is a finding.
-    return [f"  {some(nodes, 3)}: {text}" for text, nodes in shown[:3]] + (
+    return [f"  {names(nodes, 3)}: {text}" for text, nodes in shown[:3]] + (
         [f"  and {len(shown) - 3} more kinds of mount (--json has them all)"] if len(shown) > 3 else []
     )
-
-
-def _findings(diagnosis: Diagnosis) -> list[str]:
-    lines: list[str] = []
-    shown: dict[tuple[str, str], int] = {}
-    for finding in diagnosis.findings:
-        kind = (finding.severity, finding.probe)
-        shown[kind] = shown.get(kind, 0) + 1
-        if shown[kind] <= ALIKE:
-            lines += _finding(finding, len(diagnosis.expected))
-    for (severity, probe), count in shown.items():
-        if count > ALIKE:
-            lines.append(f"  {severity:<8} and {count - ALIKE} more like these about {probe!r} (--json has them all)")
-    return lines
-
-
-def _finding(finding: Finding, count: int) -> list[str]:
-    where = (
-        "" if not finding.nodes else "all nodes: " if 1 < count == len(finding.nodes) else f"{some(finding.nodes)}: "
-    )
-    label = finding.severity.upper() if finding.severity == WRONG else finding.severity
-    return [f"  {label:<8} {where}{finding.text}", f"  {'':<8} -> {finding.advice}"]
 
 
 def _ordered(diagnosis: Diagnosis) -> list[str]:
@@ -88,14 +76,12 @@ def _ordered(diagnosis: Diagnosis) -> list[str]:
     order = list(diagnosis.results)
 
     def key(node: str) -> tuple[int, float, int]:
-        worst = min(
-            (SEVERITIES.index(f.severity) for f in diagnosis.findings if node in f.nodes), default=len(SEVERITIES)
-        )
-        all_over = len([f for f in diagnosis.findings if len(f.nodes) == len(order)]) == len(diagnosis.findings)
+        worst = max((SEVERITY.index(f.finding.status) for f in diagnosis.findings if node in f.nodes), default=0)
+        all_over = all(len(f.nodes) == len(order) for f in diagnosis.findings)
         delays = diagnosis.delays.get(node)
         late = (delays.renamed or 0.0) + (delays.new or 0.0) if delays else 0.0
         many = len(order) > ROWS
-        return (0 if all_over else worst, -late if many else 0.0, order.index(node))
+        return (0 if all_over else -worst, -late if many else 0.0, order.index(node))
 
     return sorted(order, key=key)
 
@@ -117,14 +103,14 @@ def _table(diagnosis: Diagnosis, nodes: Sequence[str]) -> list[str]:
     if len(nodes) > ROWS:
         lines.append(f"  {len(nodes)} nodes, the {ROWS} most relevant above (--json has them all)")
     if any(cell.startswith(">") for row in rows for cell in row[3:5]):
-        lines.append("  > not seen in that time; ftslurm opens the directory first and does not wait for that")
+        lines.append("  > not visible within that time; ftslurm opens the directory first and does not wait for that")
     return lines
 
 
 def _groups(widths: Sequence[int]) -> str:
-    """Set the words of the upper head over the middle of the columns that they are about."""
+    """Return the upper head: each title over the middle of its columns."""
     lines = " " * (2 + widths[0])
-    for title, columns in (("seen after", (1, 3)), ("by plain stat", (3, 5)), ("per second", (5, 8))):
+    for title, columns in (("visible after", (1, 3)), ("by plain stat", (3, 5)), ("per second", (5, 8))):
         width = sum(widths[columns[0] : columns[1]]) + 2 * (columns[1] - columns[0] - 1)
         lines += "  " + f" {title} ".center(width, "-")[:width]
     return lines.rstrip()
@@ -132,14 +118,14 @@ def _groups(widths: Sequence[int]) -> str:
 
 def _row(diagnosis: Diagnosis, node: str) -> tuple[str, ...]:
     result = diagnosis.results[node]
-    delays, rates = diagnosis.delays.get(node), result.get("rate") or {}
-    seen = [getattr(delays, name, None) for name in ("new", "renamed", "stat_new", "stat_renamed")]
+    delays, rates = diagnosis.delays.get(node), result.get(rate.CHECK.name) or {}
+    visible = [getattr(delays, name, None) for name in ("new", "renamed", "stat_new", "stat_renamed")]
     speeds = [rates.get(name) for name in ("publish", "durable", "read")]
     offset = diagnosis.offsets.get(node)
     clock = "-" if offset is None else _offset(offset.middle, offset.error)
-    place = result.get("place") or {}
-    free = size(place["bytes_free"]) if "bytes_free" in place else "-"
-    return (node, *map(duration, seen), *map(_speed, speeds), clock, free, _address(result, node))
+    free_bytes = (result.get(directory.NAME) or {}).get("free")
+    free = "-" if free_bytes is None else size(free_bytes)
+    return (node, *map(_within, visible), *map(_speed, speeds), clock, free, _address(result))
 
 
 def _middle(diagnosis: Diagnosis, nodes: Sequence[str]) -> tuple[str, ...]:
@@ -147,24 +133,18 @@ def _middle(diagnosis: Diagnosis, nodes: Sequence[str]) -> tuple[str, ...]:
     for name in ("new", "renamed", "stat_new", "stat_renamed"):
         values = [getattr(diagnosis.delays[n], name) for n in nodes if n in diagnosis.delays]
         known = [value if value >= 0 else 1e9 for value in values if value is not None]
-        cells.append(duration(None if not known or median(known) == 1e9 else median(known)))
+        cells.append(_within(None if not known or median_low(known) == 1e9 else median_low(known)))
     for name in ("publish", "durable", "read"):
-        speeds = [rate[name] for n in nodes if (rate := diagnosis.results[n].get("rate"))]
-        cells.append(_speed(median(speeds) if speeds else None))
+        speeds = [facts[name] for facts in of_check(diagnosis.results, rate.CHECK.name).values()]
+        cells.append(_speed(median_low(speeds) if speeds else None))
     return (*cells, "", "", "")
 
 
-def duration(seconds: float | None) -> str:
-    """Say a time in three digits; a negative one is "not within"."""
+def _within(seconds: float | None) -> str:
+    """Format a measured time; a negative one is "not within"."""
     if seconds is None:
         return "-"
-    if seconds < 0:
-        return f">{duration(-seconds)}"
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms" if seconds >= 0.01 else _short(seconds)
-
-
-def _short(seconds: float) -> str:
-    return f"{seconds * 1000:.1f} ms"
+    return f">{duration(-seconds)}" if seconds < 0 else duration(seconds)
 
 
 def _offset(middle: float, error: float) -> str:
@@ -177,48 +157,40 @@ def _speed(value: float | None) -> str:
     return "-" if value is None else f"{value:,.1f}" if value < 10 else f"{value:,.0f}"
 
 
-def size(count: float) -> str:
-    """Say a number of bytes in binary units."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}"
-        count /= 1024
-    return f"{count:.1f} PiB"
-
-
-def _address(result: dict[str, Any], node: str) -> str:
-    resolved = result.get("resolve")
+def _address(result: Mapping[str, Json]) -> str:
+    resolved = result.get(name_lookup.CHECK.name)
     if not resolved:
         return "-"
-    addresses = resolved["addresses"].get(resolved["own"]) or []
+    addresses = resolved["addresses"].get(resolved["own"][0]) or []
     # The one that others would use first.
-    return some(sorted(addresses, key=is_loopback), 1) if addresses else "nothing"
+    return names(sorted(addresses, key=is_loopback), 1) if addresses else "nothing"
 
 
 def _proofs(diagnosis: Diagnosis) -> list[str]:
-    results = diagnosis.results.values()
-    races = [race for result in results for race in (result.get("names") or {}).get("races", ())]
-    reads = [result["whole"] for result in results if result.get("whole")]
-    locks = [result["lock"] for result in results if result.get("lock")]
-    said = []
-    bad = {finding.probe for finding in diagnosis.findings if finding.severity == WRONG}
+    results = diagnosis.results
+    races = [race for facts in of_check(results, exclusive_link.CHECK.name).values() for race in facts["races"]]
+    reads = of_check(results, atomic_rename.CHECK.name).values()
+    proofs = []
+    failed = {one.check for one in diagnosis.findings if one.finding.status == FAIL}
     # A name won by a silent node would count as a name without a winner.
-    all_here = len(diagnosis.results) == len(diagnosis.expected)
-    if races and all_here and "link" not in bad:
-        tries, count = sum(race["attempts"] for race in races), max(race["seen"] for race in races)
-        said.append(f"exclusive link: {len(races)} processes fought {tries} times for {count} names, one winner each")
-    if reads and "rename" not in bad:
-        changes, count = sum(read["changes"] for read in reads), sum(read["reads"] for read in reads)
-        said.append(f"atomic rename: {count} reads of renamed-over files, {changes} of them new, none torn")
+    all_here = len(results) == len(diagnosis.expected)
+    if races and all_here and exclusive_link.CHECK.name not in failed:
+        tries, names = sum(race["attempts"] for race in races), max(race["taken"] for race in races)
+        text = f"{len(races)} processes competed {tries} times for {names} names, one winner each"
+        proofs.append(f"exclusive link: {text}")
+    if reads and atomic_rename.CHECK.name not in failed:
+        changes, tries = sum(read["changes"] for read in reads), sum(read["reads"] for read in reads)
+        proofs.append(f"atomic rename: {tries} reads of renamed files, {changes} of them new, none torn")
+    locks = of_check(results, lock.CHECK.name).values()
     times = [taken["released_s"] for taken in locks if taken.get("released_s") is not None]
-    if times and "lock" not in bad:
-        said.append(f"lock: free {duration(max(times))} after its holder was killed, at the latest")
+    if times and lock.CHECK.name not in failed:
+        proofs.append(f"lock: free {duration(max(times))} after its holder was killed, at the latest")
     clock = "server's" if diagnosis.server_clock else "first node's (files are stamped by the clients)"
-    said += [f"clock: minus the {clock}"] if diagnosis.offsets else []
-    return [f"  {line}" for line in said]
+    proofs += [f"clock: minus the {clock}"] if diagnosis.offsets else []
+    return [f"  {line}" for line in proofs]
 
 
-def to_json(diagnosis: Diagnosis, took_s: float) -> str:
+def to_json(diagnosis: Diagnosis, took_s: float, load: Load | None = None) -> str:
     """Return all results as one JSON object."""
     import json
 
@@ -228,13 +200,17 @@ def to_json(diagnosis: Diagnosis, took_s: float) -> str:
         "schema": SCHEMA,
         "version": VERSION,
         "directory": diagnosis.directory,
-        "verdict": "wrong" if diagnosis.wrong else "fine",
+        "status": diagnosis.status,
         "seconds": round(took_s, 3),
         "expected": list(diagnosis.expected),
-        "findings": [asdict(finding) for finding in diagnosis.findings],
+        "findings": findings_json(diagnosis.findings),
         "clock": {node: asdict(offset) for node, offset in diagnosis.offsets.items()},
         "clock_of": "server" if diagnosis.server_clock else "first node",
-        "seen": {node: asdict(delays) for node, delays in diagnosis.delays.items()},
+        "delays": {node: asdict(delays) for node, delays in diagnosis.delays.items()},
         "nodes": diagnosis.results,
     }
+    if load is not None:
+        from ftslurm.doctor.load import to_json as load_json
+
+        document["load"] = load_json(load)
     return json.dumps(document, indent=2) + "\n"

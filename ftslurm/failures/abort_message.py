@@ -33,7 +33,8 @@ def abort_message(tail: str) -> str:
     if found["type"]:
         # Without the inline namespace, a detail of the library.
         name = found["type"].replace("std::__cxx11::", "std::")
-        return _cut(f"{name}: {found['what'].strip()}" if found["what"] else name)
+        what = (found["what"] or "").strip()
+        return _cut(name if what in ("", name) else f"{name}: {what}")  # std::bad_alloc is its own message
     return _cut(next(text for text in (found["clang"], found["plain"], found["assertion"], found["libc"]) if text))
 
 

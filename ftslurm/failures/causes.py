@@ -10,11 +10,35 @@ import re
 from collections.abc import Sequence
 
 from ftslurm.failures.abort_message import abort_message
-from ftslurm.failures.catalogue import CASCADE, OTHER_NODE, POINTLESS, PRIMARY, RESTARTS, ROWS, SAME_NODE, Cause
-from ftslurm.failures.evidence import CONTEXT, MEMBER, Evidence, HostResources, OomKills, Space
+from ftslurm.failures.catalogue import (
+    CASCADE,
+    OLDER_CHECKPOINT,
+    OTHER_NODE,
+    POINTLESS,
+    PRIMARY,
+    RESTARTS,
+    ROWS,
+    SAME_NODE,
+    Cause,
+)
+from ftslurm.failures.evidence import CONTEXT, HANDLED, MEMBER, Evidence
+from ftslurm.failures.message_line import message_line, refusal, source_line
 from ftslurm.failures.reason import is_code
+from ftslurm.records.error import HostResources, OomKills, Space
+from ftslurm.text import cut_middle
 
-__all__ = ["CASCADE", "OTHER_NODE", "POINTLESS", "PRIMARY", "RESTARTS", "ROWS", "SAME_NODE", "Cause", "Evidence"]
+__all__ = [
+    "CASCADE",
+    "OLDER_CHECKPOINT",
+    "OTHER_NODE",
+    "POINTLESS",
+    "PRIMARY",
+    "RESTARTS",
+    "ROWS",
+    "SAME_NODE",
+    "Cause",
+    "Evidence",
+]
 __all__ += ["HostResources", "OomKills", "Space", "classify", "describe", "find"]
 
 _SUB_EXCEPTIONS = re.compile(r" \(\d+ sub-exceptions?\)$")
@@ -53,7 +77,7 @@ def _behind(evidence: Evidence, rows: Sequence[Cause]) -> tuple[Cause, Evidence]
         row, where = find(inner, rows)
         if how == MEMBER:
             members.append((row, where))
-        elif not row.vague and (row.behind or how != CONTEXT):
+        elif not row.vague and (row.behind or how not in (CONTEXT, HANDLED)):
             return row, where
     # Of a group's members, a specific one, and none that is a cascade.
     for wanted in (PRIMARY, CASCADE):
@@ -88,19 +112,55 @@ def _with_exit(text: str, evidence: Evidence) -> str:
     code, (first, newline, rest) = evidence.exit_code, text.partition("\n")
     if evidence.exit_message:
         parting = evidence.exit_message.strip().split("\n", 1)[0]
-        return f"{'sys.exit' if code is None else f'exit code {code}'}: {parting} (from {first[:_INNER_LIMIT]})"
+        return f"{'sys.exit' if code is None else f'exit code {code}'}: {parting} (from {_first_line(first)})"
     return text if code in (None, 1) else f"{first}; exit code {code}{newline}{rest}"
 
 
 def _with_found(evidence: Evidence, cause: Cause, found: Evidence | None) -> str:
     text = _describe(evidence, cause)
     if found is None or found is evidence or found.exception is None:
-        return text
-    inner = _describe(found, cause).strip().split("\n", 1)[0][:_INNER_LIMIT]
+        root, handled = evidence.root, evidence.handled
+        if not cause.vague:
+            return text
+        if root is not evidence:
+            return _from(text, _describe(root, cause))
+        return text if handled is None else f"{_first_line(text)} (after {_of_handled(handled, cause)})"
+    inner = _first_line(_describe(found, cause))
     outer = text.split("\n", 1)[0]
     if any(how == MEMBER for how, _ in evidence.inner):
         return f"{inner} (in group: {_SUB_EXCEPTIONS.sub('', outer.partition(': ')[2] or outer)})"
-    return text if inner in text else f"{outer} (from {inner})"
+    return text if inner in text else _from(text, inner)
+
+
+def _of_handled(handled: Evidence, cause: Cause) -> str:
+    """Describe an exception that was being handled by the root of its own chain."""
+    return _first_line(_describe(handled.root, cause))
+
+
+def _from(text: str, inner: str) -> str:
+    first, inner = _first_line(text), _first_line(inner)
+    return text if inner in first else f"{first} (from {inner})"
+
+
+def _first_line(text: str) -> str:
+    return cut_middle(text.strip().split("\n", 1)[0], _INNER_LIMIT)
+
+
+def _exception(evidence: Evidence, message: str) -> str:
+    """Describe an exception; one without a message by the line of code that raised it."""
+    line = message_line(message)
+    if not line:
+        source = source_line(evidence.frames)
+        line = f'in "{cut_middle(source, _INNER_LIMIT)}"' if source else ""
+        text = f"{evidence.exception} {line}" if line else str(evidence.exception)
+    elif message.startswith(line):
+        text = f"{evidence.exception}: {message}"
+    else:
+        text = f"{evidence.exception}: {line}"
+    if not evidence.raised_again:
+        return text
+    first, newline, rest = text.partition("\n")
+    return f"{first} ({evidence.raised_again}){newline}{rest}"
 
 
 def _describe(evidence: Evidence, cause: Cause) -> str:
@@ -111,19 +171,19 @@ def _describe(evidence: Evidence, cause: Cause) -> str:
             return f"exit code {evidence.message}" if evidence.message else "sys.exit"
         code = "sys.exit" if number is None else f"exit code {number}"
         if cause.name == "wrong-usage":
-            return f"{cause.title} ({code})"
+            why = refusal(evidence.tail)
+            return f"{cause.title}: {why} ({code})" if why else f"{cause.title} ({code})"
         return code if is_code(evidence.message) else f"{code}: {evidence.message}"
     if evidence.exception is not None:
         message = _with_port(evidence.message) if cause.name == "port-in-use" else evidence.message
-        text = f"{evidence.exception}: {message}" if message else evidence.exception
-        silent = cause.name in ("address-space", "no-stdin") or (
-            cause.name == "dataloader-worker" and "DataLoader" not in text
-        )
+        text = _exception(evidence, message)
+        silent = (not evidence.message and not cause.vague and not cause.cascade) or cause.name == "address-space"
+        silent = silent or cause.name == "no-stdin" or (cause.name == "dataloader-worker" and "DataLoader" not in text)
         return f"{cause.title} ({text})" if silent else text
     if evidence.kind == "signal":
         name = evidence.signal or "a signal"
         text = cause.title if name in cause.title else f"{cause.title} ({name})"
-        message = abort_message(evidence.tail) if cause.name == "abort" else ""
+        message = abort_message(evidence.tail) if evidence.signal == "SIGABRT" else ""
         return f"{text}: {message}" if message else text
     if evidence.kind != "exit":
         return evidence.message or cause.title

@@ -2,105 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from functools import cached_property
 
 from ftslurm.dataclasses import dataclass, replace
-from ftslurm.failures.memory import ran_out
+from ftslurm.failures.reason import by_distributed, handled, reason
 from ftslurm.failures.retryability import NON_RETRYABLE_S
+from ftslurm.records.error import UNKNOWN, ExceptionRecord, Frame, HostResources
 
-UNKNOWN = "unknown"
-CAUSE, CONTEXT, MEMBER = "cause", "context", "member"
-_RUNTIME_WORDS = re.compile(r"gloo[/:]|TCPStore|ProcessGroup|c10d::|\bNCCL (error|version|WARN)|c10::")
-FULL = 0.02  # of a filesystem's size: with no more than this free, it counts as full
-
-
-@dataclass(frozen=True)
-class Space:
-    """A node-local filesystem at a worker's failure, in bytes and inodes.
-
-    `least_free` is the minimum in the seconds before: the space held by a process is free again after its end.
-    """
-
-    path: str
-    free: int
-    total: int
-    free_inodes: int | None = None
-    total_inodes: int | None = None
-    least_free: int | None = None
-
-    @property
-    def least(self) -> int:
-        """The minimum of free bytes."""
-        return self.free if self.least_free is None else min(self.free, self.least_free)
-
-    @property
-    def full(self) -> bool:
-        """Whether it was full, in bytes or inodes."""
-        if self.total_inodes and self.free_inodes == 0:
-            return True
-        return self.total > 0 and self.least <= FULL * self.total
-
-
-@dataclass(frozen=True)
-class OomKills:
-    """The kernel's own count of out-of-memory kills in the cgroup of a worker and its agent.
-
-    Attributes:
-        recent: kills counted between `window_s` seconds before the worker's end and the end.
-        in_round: kills counted since its round began.
-        source: a description of the counter's file.
-        at_limit: whether a limit of its cgroups was reached in those seconds; None: unknown.
-        limit, peak: of the cgroup's memory, in bytes.
-        limit_hits: number of times the limit was reached in the round.
-    """
-
-    recent: int
-    in_round: int
-    window_s: float = 0.0
-    source: str = "memory.events"
-    limit: int | None = None
-    peak: int | None = None
-    limit_hits: int | None = None
-    at_limit: bool | None = None
-
-
-@dataclass(frozen=True)
-class HostResources:
-    """The host's resources, observed by the agent at a worker's failure.
-
-    Attributes:
-        oom: the cgroup's counter; None: it could not be read.
-        node_oom_kills: OOM kills on the whole node in those seconds, of any process (/proc/vmstat).
-        spaces: /dev/shm and $TMPDIR.
-        core_limit: bytes that a core file may have; -1: no limit.
-        core_pattern: where the kernel puts core files.
-        unread: resources that could not be read, with reasons.
-        memory_total, least_available: the host's memory, and the minimum of available memory, in bytes.
-        own_limit: of the worker's address space or data (ulimit -v, -d), in bytes; None: it has none.
-        cpu_limit_s: of the worker's CPU time (ulimit -t), in seconds; None: it has none.
-    """
-
-    oom: OomKills | None = None
-    node_oom_kills: int | None = None
-    spaces: tuple[Space, ...] = ()
-    core_limit: int | None = None
-    core_pattern: str = ""
-    unread: tuple[str, ...] = ()
-    memory_total: int | None = None
-    least_available: int | None = None
-    own_limit: int | None = None
-    cpu_limit_s: int | None = None
-
-    @property
-    def ran_out(self) -> str | None:
-        """The exhausted memory behind an OOM kill, the limit's or the host's; see `ftslurm.failures.memory`."""
-        return ran_out(self.oom.at_limit if self.oom else None, self.memory_total, self.least_available)
-
-    @property
-    def shm(self) -> Space | None:
-        """/dev/shm."""
-        return next((space for space in self.spaces if space.path == "/dev/shm"), None)
+CAUSE, HANDLED, CONTEXT, MEMBER = "cause", "handled", "context", "member"
 
 
 @dataclass(frozen=True)
@@ -120,8 +29,8 @@ class Evidence:
         step: the last training step it reported; None before the first.
         tail: the end of its stderr; used only by rows that need a runtime's final message.
         notes: of the exception.
-        inner: the exceptions behind it, each with its relation: CAUSE ("raise ... from"), CONTEXT (raised while that
-            one was handled), or MEMBER (of an exception group).
+        inner: the exceptions behind it, each with its relation: CAUSE ("raise ... from"), HANDLED (the handler of that
+            one raised it), CONTEXT (it was raised in what a handler of that one called), or MEMBER (of a group).
         life_s: the worker's lifetime, seconds.
         core_dumped: whether it wrote a core file.
         host_resources: observed by its agent; None: nothing is recorded.
@@ -129,6 +38,11 @@ class Evidence:
         health: the verdict of a health check on its node; empty: none.
         sections: those open at the end, with the seconds since their opening.
         cuda: CUDA's memory statistics by name, in bytes.
+        frames: of its traceback, outermost first.
+        raised_again: the exception that took its place, in one line; empty: none.
+        output: what the exception has of a child process's output.
+        nccl_warnings: the last WARN lines of NCCL in its output.
+        left_out: the number of exceptions between this one and the one behind it that are not recorded.
     """
 
     kind: str
@@ -150,6 +64,11 @@ class Evidence:
     sections: tuple[tuple[str, float], ...] = ()
     cuda: tuple[tuple[str, int], ...] = ()
     exit_message: str = ""
+    frames: tuple[Frame, ...] = ()
+    raised_again: str = ""
+    output: str = ""
+    nccl_warnings: tuple[str, ...] = ()
+    left_out: int = 0
 
     @property
     def early(self) -> bool:
@@ -165,9 +84,8 @@ class Evidence:
     @property
     def killed_for(self) -> str:
         """The exhausted memory behind an OOM kill: LIMIT, HOST, UNKNOWN; empty: no kill was counted."""
-        if not self.oom_kills and self.scheduler != "OUT_OF_MEMORY":
-            return ""
-        return (self.host_resources.ran_out if self.host_resources and self.oom_kills else None) or UNKNOWN
+        counted = self.host_resources.killed_for if self.host_resources else ""
+        return counted or (UNKNOWN if self.scheduler == "OUT_OF_MEMORY" else "")
 
     @property
     def own_limit(self) -> int | None:
@@ -182,25 +100,58 @@ class Evidence:
     @property
     def shm_full(self) -> bool:
         """Whether /dev/shm was full."""
-        shm = self.host_resources.shm if self.host_resources else None
-        return shm is not None and shm.full
+        return self.host_resources is not None and self.host_resources.shm_full
 
     @cached_property
     def by_distributed(self) -> bool:
-        """Whether torch.distributed itself raised it: by type, by text of the runtime, or by the innermost frame."""
+        """Whether torch.distributed itself raised it."""
         if self.exception is None:
             return False
-        if self.exception.startswith("Dist") and (self.module.startswith("torch") or not self.module):
-            return True
-        if self.exception != "RuntimeError":
-            return False
-        inner = self.files[-1] if self.files else ""
-        return "/torch/distributed/" in inner or _RUNTIME_WORDS.search(self.message) is not None
+        return by_distributed(self.exception, self.module, self.message, self.files[-1] if self.files else "")
 
-    def raised(
-        self, exception: str, module: str, message: str, files: tuple[str, ...], notes: tuple[str, ...] = ()
-    ) -> Evidence:
+    @cached_property
+    def nccl(self) -> str:
+        """NCCL's own texts about an error that torch's process group raised; empty if it raised none."""
+        if not self.by_distributed or "nccl" not in self.message.lower():
+            return ""
+        return "\n".join([*self.nccl_warnings, self.message])
+
+    @property
+    def root(self) -> Evidence:
+        """The exception at the other end of a chain of "raise ... from"; itself, if there is none behind it."""
+        found = self
+        while cause := next((inner for how, inner in found.inner if how == CAUSE), None):
+            found = cause
+        return found
+
+    @property
+    def handled(self) -> Evidence | None:
+        """The exception during whose handling this one was raised, if the handler itself raised it; else None."""
+        return next((inner for how, inner in self.inner if how == HANDLED), None)
+
+    def raised(self, exception: ExceptionRecord) -> Evidence:
         """Return the evidence of the same end with another exception in its chain."""
         return replace(
-            self, exception=exception, module=module, message=message, files=files, notes=notes, inner=(), tail=""
+            self,
+            exception=exception.type,
+            module=exception.module,
+            message=exception.message,
+            files=tuple(frame.file for frame in exception.frames),
+            frames=exception.frames,
+            notes=exception.notes,
+            raised_again=exception.raised_again,
+            output=exception.output,
+            left_out=exception.links_left_out,
+            inner=(),
+            tail="",
         )
+
+
+def with_exception(whole: Evidence, exception: ExceptionRecord) -> Evidence:
+    """Return the evidence of an end by an exception and those behind it."""
+    inner = [(MEMBER, with_exception(whole, reason(member))) for member in exception.exceptions]
+    link = exception.link
+    if link is not None:
+        how = CAUSE if exception.cause is not None else HANDLED if handled(exception) is not None else CONTEXT
+        inner.insert(0, (how, with_exception(whole, link if how == CONTEXT else reason(link))))
+    return replace(whole.raised(exception), inner=tuple(inner))

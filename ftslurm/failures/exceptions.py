@@ -1,4 +1,4 @@
-"""From a live exception to plain data: the Exc dictionary of the error record, and the traceback as text.
+"""From a live exception to its part of the error record, and to the traceback as text.
 
 Runs in a failing process, possibly out of memory or with exceptions that cannot be printed: everything is bounded, and
 a placeholder replaces what cannot be formatted.
@@ -6,15 +6,21 @@ a placeholder replaces what cannot be formatted.
 
 from __future__ import annotations
 
+from ftslurm.failures.masked import masks
+from ftslurm.records.error import ExceptionRecord, Frame
+from ftslurm.text import cut_middle
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
-    from typing import Any
 
 STRING_LIMIT = 16 * 1024  # characters, of any one string in the record
 TEXT_LIMIT = 64 * 1024  # characters, of a whole traceback
 HIDDEN_LIMIT = 500  # characters
 LINKS = 8  # depth: causes, contexts and members of groups followed from the exception
+ROOT_LINKS = 3  # of them, those at the other end of a longer chain: its root is the reason
+CHAIN = 1000  # exceptions, of which a chain's root is sought
+OUTPUT_LIMIT = 4000
 EXCEPTIONS = 64  # in all
 FIRST_FRAMES, LAST_FRAMES = 20, 80
 _SOURCE_LIMIT = 400
@@ -24,10 +30,7 @@ _TEXT_FRAMES = 2000
 def clean(text: object, limit: int = STRING_LIMIT) -> str:
     """``text`` in a form that UTF-8 can encode, cut in the middle to about ``limit`` characters."""
     whole = text if isinstance(text, str) else repr(text)
-    if len(whole) > limit:
-        head = limit // 4
-        whole = f"{whole[:head]} ... {len(whole) - limit} characters left out ... {whole[head - limit :]}"
-    return whole.encode("utf-8", "backslashreplace").decode("utf-8")
+    return cut_middle(whole, limit).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def message(error: BaseException) -> str:
@@ -55,45 +58,86 @@ def traceback_text(error: BaseException, trace: TracebackType | None) -> str:
         return f"{headline(error)}\n(the traceback could not be formatted: {type(problem).__name__})\n"
 
 
-def describe(error: BaseException, trace: TracebackType | None) -> dict[str, Any]:
-    """The Exc dictionary of ``error``; ``trace`` is its traceback without ftslurm's frames."""
+def describe(error: BaseException, trace: TracebackType | None) -> ExceptionRecord:
+    """The record of ``error``; ``trace`` is its traceback without ftslurm's frames."""
     return _describe(error, trace, LINKS, set())
 
 
-def where(exception: dict[str, Any]) -> str:
+def where(exception: ExceptionRecord) -> str:
     """``train.py:12 in step`` of the innermost frame; empty if there is none."""
-    if not exception["frames"]:
-        return ""
-    frame = exception["frames"][-1]
-    return f"{frame['file'].rpartition('/')[2]}:{frame['line']} in {frame['function']}"
+    return exception.frames[-1].place.rpartition("/")[2] if exception.frames else ""
 
 
-def _describe(error: BaseException, trace: TracebackType | None, links: int, seen: set[int]) -> dict[str, Any]:
+def _describe(error: BaseException, trace: TracebackType | None, links: int, seen: set[int]) -> ExceptionRecord:
     seen.add(id(error))
 
-    def follow(other: object) -> dict[str, Any] | None:
+    def follow(other: object) -> ExceptionRecord | None:
         if not isinstance(other, BaseException) or links <= 0 or id(other) in seen or len(seen) >= EXCEPTIONS:
             return None
         return _describe(other, other.__traceback__, links - 1, seen)
 
+    behind, skipped = _behind(error, links)
     frames, left_out = _frames(trace)
-    described: dict[str, Any] = {
-        "type": clean(type(error).__qualname__, 500),
-        "module": clean(type(error).__module__, 500),
-        "message": message(error),
-        "notes": _notes(error),
-        "frames": frames + _syntax_error_place(error),
-        "cause": follow(error.__cause__),
-        "context": follow(error.__context__) if _shows_context(error) else None,
-        "exceptions": [m for m in map(follow, _members(error)) if m is not None],
-    }
-    if not described["cause"] and not described["context"] and error.__context__ is not None:
-        # Not shown in the report, as its author intends; but failures with different hidden exceptions differ.
-        hidden = error.__context__
-        described["hidden"] = clean(f"{type(hidden).__qualname__}: {message(hidden)}", HIDDEN_LIMIT)
-    if left_out:
-        described["frames_left_out"] = left_out
-    return described
+    explicit = error.__cause__ is not None
+    cause = follow(behind) if explicit else None
+    context = follow(behind) if not explicit else None
+    return ExceptionRecord(
+        type=clean(type(error).__qualname__, 500),
+        module=clean(type(error).__module__, 500),
+        message=message(error),
+        notes=_notes(error),
+        frames=(*frames, *_syntax_error_place(error)),
+        cause=cause,
+        context=context,
+        exceptions=tuple(member for member in map(follow, _members(error)) if member is not None),
+        hidden=_hidden(error.__context__) if cause is None and context is None else "",
+        frames_left_out=left_out,
+        links_left_out=skipped if cause or context else 0,
+        masks=context is not None and masks(error, trace),
+        output=_output(error),
+    )
+
+
+def _hidden(context: BaseException | None) -> str:
+    # Not shown in the report, as its author intends; but failures with different hidden exceptions differ.
+    return clean(f"{type(context).__qualname__}: {message(context)}", HIDDEN_LIMIT) if context is not None else ""
+
+
+def _next(error: BaseException) -> BaseException | None:
+    """The exception behind another one, if Python shows it."""
+    if error.__cause__ is not None:
+        return error.__cause__
+    return error.__context__ if _shows_context(error) else None
+
+
+def _behind(error: BaseException, links: int) -> tuple[BaseException | None, int]:
+    """The exception to record behind ``error``, and how many are left out before it: a long chain keeps its root."""
+    behind = _next(error)
+    if links != ROOT_LINKS or behind is None:
+        return behind, 0
+    chain, known = [behind], {id(error), id(behind)}
+    while len(chain) < CHAIN:
+        further = _next(chain[-1])
+        if further is None or id(further) in known:
+            break
+        known.add(id(further))
+        chain.append(further)
+    skipped = max(0, len(chain) - links)
+    return chain[skipped], skipped
+
+
+def _output(error: BaseException) -> str:
+    """The end of what a child process wrote, of exceptions that have it: ``stderr``, else ``output``."""
+    for name in ("stderr", "output", "stdout"):
+        try:
+            value = getattr(error, name, None)
+        except BaseException:
+            continue
+        if isinstance(value, bytes):
+            value = value[-4 * OUTPUT_LIMIT :].decode("utf-8", "replace")
+        if isinstance(value, str) and value.strip():
+            return clean(value[-OUTPUT_LIMIT:])
+    return ""
 
 
 def _shows_context(error: BaseException) -> bool:
@@ -101,7 +145,7 @@ def _shows_context(error: BaseException) -> bool:
     return isinstance(error, SystemExit) or not error.__suppress_context__
 
 
-def _frames(trace: TracebackType | None) -> tuple[list[dict[str, Any]], int]:
+def _frames(trace: TracebackType | None) -> tuple[list[Frame], int]:
     from collections import deque
 
     first: list[TracebackType] = []
@@ -118,7 +162,7 @@ def _frames(trace: TracebackType | None) -> tuple[list[dict[str, Any]], int]:
     return [_frame(part) for part in kept], count - len(kept)
 
 
-def _frame(part: TracebackType) -> dict[str, Any]:
+def _frame(part: TracebackType) -> Frame:
     import linecache
 
     code, line = part.tb_frame.f_code, part.tb_lineno or 0
@@ -126,34 +170,26 @@ def _frame(part: TracebackType) -> dict[str, Any]:
         source = linecache.getline(code.co_filename, line, part.tb_frame.f_globals).strip()
     except BaseException:
         source = ""
-    return {
-        "file": clean(code.co_filename, 2000),
-        "line": line,
-        "function": clean(code.co_name, 500),
-        "source": clean(source, _SOURCE_LIMIT) if source else None,
-    }
+    return _bounded(code.co_filename, line, code.co_name, source)
 
 
-def _syntax_error_place(error: BaseException) -> list[dict[str, Any]]:
+def _bounded(file: str, line: int, function: str, source: str) -> Frame:
+    return Frame(clean(file, 2000), line, clean(function, 500), clean(source, _SOURCE_LIMIT) if source else None)
+
+
+def _syntax_error_place(error: BaseException) -> tuple[Frame, ...]:
     """The location of text that did not compile: it has no frame, but is the relevant location."""
     if not isinstance(error, SyntaxError) or not isinstance(error.filename, str):
-        return []
+        return ()
     source = error.text.strip() if isinstance(error.text, str) else ""
-    return [
-        {
-            "file": clean(error.filename, 2000),
-            "line": error.lineno if isinstance(error.lineno, int) else 0,
-            "function": "<module>",
-            "source": clean(source, _SOURCE_LIMIT) if source else None,
-        }
-    ]
+    return (_bounded(error.filename, error.lineno if isinstance(error.lineno, int) else 0, "<module>", source),)
 
 
-def _notes(error: BaseException) -> list[str]:
+def _notes(error: BaseException) -> tuple[str, ...]:
     notes = getattr(error, "__notes__", None)
     if not isinstance(notes, (list, tuple)):
-        return []
-    return [clean(note, 4000) for note in notes[:16] if isinstance(note, str)]
+        return ()
+    return tuple(clean(note, 4000) for note in notes[:16] if isinstance(note, str))
 
 
 def _members(error: BaseException) -> tuple[object, ...]:

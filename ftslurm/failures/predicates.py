@@ -11,12 +11,13 @@ import re
 from collections.abc import Callable
 
 from ftslurm.failures.evidence import Evidence
+from ftslurm.failures.nccl import is_stuck
 from ftslurm.failures.reason import PARSERS
 
 Match = Callable[[Evidence], bool]
 
-_DOTALL = re.DOTALL | re.MULTILINE
-_CUDA_TYPES = ("RuntimeError", "AcceleratorError", "OutOfMemoryError")
+_CUDA_TYPES = ("RuntimeError", "AcceleratorError", "OutOfMemoryError", "DeferredCudaCallError", "CUDARuntimeError")
+_END = 4096  # characters of stderr's end
 _OS_TYPES = frozenset(
     (
         "OSError", "IOError", "EnvironmentError", "BlockingIOError", "FileNotFoundError", "PermissionError",
@@ -37,20 +38,15 @@ def exception(*types: str, text: str = "") -> Match:
 
 
 def os_error(*numbers: int) -> Match:
-    """Match an error of the operating system by the number at the start of Python's message: ``[Errno 28]``.
-
-    Also where it was raised in a DataLoader's worker, whose traceback is then part of the message.
-    """
-    number = "|".join(map(str, numbers))
-    pattern = re.compile(
-        rf"\A\[Errno ({number})\]|^Caught \w+ in DataLoader worker.*^\w+: \[Errno ({number})\]", _DOTALL
-    )
-    return lambda e: e.exception is not None and pattern.search(e.message) is not None
+    """Match an error of the operating system by the number at the start of Python's message: ``[Errno 28]``."""
+    pattern = rf"\A\[Errno ({'|'.join(map(str, numbers))})\]"
+    return lambda e: e.exception is not None and re.search(pattern, e.message) is not None
 
 
 def cuda(text: str) -> Match:
-    """Match torch's exceptions for CUDA errors, by a pattern in the message."""
-    return exception(*_CUDA_TYPES, text=text)
+    """Match torch's exceptions for CUDA errors, by a pattern in the message; also those that NCCL met."""
+    by_torch = exception(*_CUDA_TYPES, text=text)
+    return lambda e: by_torch(e) or ("Cuda failure" in e.nccl and re.search(text, e.nccl) is not None)
 
 
 def signal(*names: str) -> Match:
@@ -74,6 +70,11 @@ def kind(*kinds: str) -> Match:
     return lambda e: e.kind in kinds
 
 
+def by_compiler(*types: str) -> Match:
+    """Match an exception of torch's or Triton's compilers by its type."""
+    return lambda e: e.exception in types and e.module.partition(".")[0] in ("torch", "triton")
+
+
 def scheduler(*states: str) -> Match:
     """Match by the scheduler's state; it ends jobs by these signals only."""
     return lambda e: e.scheduler in states and (e.signal in ("SIGTERM", "SIGKILL", "SIGINT") or e.kind == "scheduler")
@@ -94,6 +95,49 @@ def distributed(text: str) -> Match:
     return lambda e: e.by_distributed and re.search(text, e.message) is not None
 
 
+def nccl(text: str) -> Match:
+    """Match an error of NCCL by a pattern in its last error or its WARN lines."""
+    return lambda e: bool(e.nccl) and re.search(text, e.nccl) is not None
+
+
+def nccl_stuck(e: Evidence) -> bool:
+    """Match a rank whose own NCCL watchdog got stuck, by torch's heartbeat monitor."""
+    if e.by_distributed:
+        return is_stuck(e.message)
+    return e.kind == "signal" and e.signal == "SIGABRT" and is_stuck(e.tail)
+
+
+def at_end(text: str) -> Match:
+    """Match an end without an exception by a line's beginning in the last lines of stderr."""
+    pattern = rf"(?m)^(?:\[rank\d+\]: ?| *\d+: )?(?:{text})"
+
+    def matches(e: Evidence) -> bool:
+        silent = e.exception in (None, "SystemExit") and e.kind in ("exit", "signal", "exception")
+        return silent and re.search(pattern, e.tail[-_END:]) is not None
+
+    return matches
+
+
+def client(text: str = "") -> Match:
+    """Match an exception of a client library of an external service, by a pattern in type and message."""
+
+    def matches(e: Evidence) -> bool:
+        if e.exception is None or e.by_distributed:
+            return False
+        of_library = e.module.partition(".")[0] in _CLIENTS
+        return of_library and re.search(text, f"{e.exception}: {e.message}") is not None
+
+    return matches
+
+
+_CLIENTS = frozenset(
+    (
+        "requests", "urllib3", "urllib", "http", "httpx", "httpcore", "aiohttp", "botocore", "boto3", "s3fs",
+        "s3transfer", "aiobotocore", "gcsfs", "google", "azure", "adlfs", "fsspec", "huggingface_hub", "datasets",
+        "wandb", "mlflow", "comet_ml", "neptune", "clearml", "streaming", "webdataset", "minio", "paramiko", "grpc",
+        "redis", "pymongo", "psycopg2", "kafka", "oss2", "multistorageclient",
+    )
+)  # fmt: skip
 _GONE = ("ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError", "FileNotFoundError")
 
 
@@ -134,3 +178,55 @@ def not_finite(e: Evidence) -> bool:
     return (
         e.exception == "FloatingPointError" or re.search(_NAN, e.message[:4096], re.IGNORECASE | re.DOTALL) is not None
     )
+
+
+_DAMAGED = (
+    r"PytorchStreamReader failed|invalid header or archive is corrupted|failed finding central directory"
+    r"|not a (ZIP archive|zip file)|[Bb]ad (CRC-32|magic number)|pickle data was truncated|Ran out of input"
+    r"|invalid load key|could not find MARK|unexpected EOF, expected \d+ more bytes|Error while deserializing"
+    r"|checkpoint .{0,80}(corrupt|truncated|incomplete)|(corrupt|truncated)\w* .{0,60}checkpoint"
+)
+_LOADERS = (
+    "/torch/serialization.py",
+    "/torch/distributed/checkpoint/",
+    "/safetensors/",
+    "/pickle.py",
+    "/zipfile.py",
+    "ckpt",
+)
+_FORMAT_ERRORS = ("RuntimeError", "ValueError", "BadZipFile", "SafetensorError", "OSError", "error", "Exception")
+
+
+def damaged(e: Evidence) -> bool:
+    """Match a checkpoint that is damaged or cut off, by the messages of the formats: zip, pickle, safetensors, DCP."""
+    if e.exception is None:
+        return False
+    of_torch = any("/torch/serialization.py" in file for file in e.files)
+    if e.exception in ("EOFError", "UnpicklingError"):
+        # Not of a queue between processes.
+        between = any("/multiprocessing/" in file for file in e.files)
+        return not between and (re.search(_DAMAGED, e.message) is not None or (of_torch and not e.message))
+    if re.search(_DAMAGED, e.message) is None:
+        return False
+    by_loader = any(part in file for file in e.files for part in _LOADERS)
+    return e.exception in _FORMAT_ERRORS or (by_loader and e.exception.endswith("Error"))
+
+
+def with_path(*numbers: int) -> Match:
+    """Match an error of the operating system that names a file: of a socket, the same number means something else."""
+    pattern = rf"\A\[Errno ({'|'.join(map(str, numbers))})\][^'\"]*: ['\"]"
+    return lambda e: e.exception is not None and re.search(pattern, e.message) is not None
+
+
+_CORRUPTED = (
+    r"silent data corruption|\b(weight|param(eter)?|replica|gradient)\w*[ -](hash|checksum|fingerprint)\w*.{0,60}"
+    r"(mis-?match|not match|differ)|(hash|checksum|fingerprint)\w* .{0,40}(mis-?match|not match|differ)\w*.{0,60}"
+    r"\b(replica|DP ranks|data[- ]parallel)"
+)
+
+
+def corrupted(e: Evidence) -> bool:
+    """Match a check that found replicas of the model to differ."""
+    if e.exception is None or e.exception in _NAN_NEVER:
+        return False
+    return re.search(_CORRUPTED, e.message[:4096], re.IGNORECASE) is not None

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from ftslurm.failures.causes import CASCADE, Cause, Evidence, HostResources, OomKills, Space
-from ftslurm.failures.evidence import CAUSE, CONTEXT
+import re
+
+from ftslurm.failures.causes import Cause, Evidence, HostResources, OomKills, Space
+from ftslurm.failures.evidence import CAUSE, CONTEXT, HANDLED
+from ftslurm.failures.message_line import message_line
+from ftslurm.failures.reason import EXIT
+from ftslurm.failures.record_summary import own_frame
+from ftslurm.text import cut_middle, duration, size
 
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE")
 _OUT_OF_MEMORY = ("memory-limit", "host-oom-kill", "oom-kill", "address-space", "host-memory")
 _MEMORY_ROWS = (*_OUT_OF_MEMORY, "sigkill", "shell-killed", "dataloader-worker", "terminated")
 _SPACE_ROWS = ("disk-full", "quota", "shm-full", "shm-space", "bus-error", "dataloader-worker", "write-failed")
 _UNKNOWN = "so an out-of-memory kill is neither proved nor excluded"
+_GPU_ASSERTION = r"(?m)^\S{1,300}\.cu\w*:\d+: [^\n]{1,400}Assertion `[^\n]{1,300}` failed"
 _NOTES, _NOTE_LIMIT, _SECTIONS = 4, 300, 4
-_HOW = {CAUSE: "raised from", CONTEXT: "raised while handling"}
+_HOW = {CAUSE: "raised from", HANDLED: "raised while handling", CONTEXT: "raised while handling"}
 
 
 def lines(evidence: Evidence, cause: Cause, found: Evidence) -> list[str]:
@@ -22,12 +29,16 @@ def lines(evidence: Evidence, cause: Cause, found: Evidence) -> list[str]:
         cause: the row for it.
         found: the link of the exception's chain that matched the row.
     """
-    lines = [*_behind(evidence, found), *(f"note: {note[:_NOTE_LIMIT]}" for note in evidence.notes[:_NOTES])]
+    lines = [*_behind(evidence, found), *(f"note: {cut_middle(note, _NOTE_LIMIT)}" for note in evidence.notes[:_NOTES])]
     if evidence.health:
         lines.append(f"health check: {evidence.health}")
     if evidence.scheduler:
         lines.append(f"scheduler: state {evidence.scheduler}")
-    if cause.role == CASCADE:
+    if cause.name == "cuda-assert":
+        lines += [f"on the GPU: {text}" for text in re.findall(_GPU_ASSERTION, evidence.tail)[-1:]]
+    if found.nccl:
+        lines += [f"NCCL: {cut_middle(text, _NOTE_LIMIT)}" for text in evidence.nccl_warnings[-_NOTES:]]
+    if cause.cascade:
         return lines
     resources = evidence.host_resources
     if resources is not None:
@@ -38,27 +49,32 @@ def lines(evidence: Evidence, cause: Cause, found: Evidence) -> list[str]:
     return lines + (_cuda(evidence) if cause.name.startswith(("cuda", "gpu", "nccl")) else [])
 
 
-def size(number: int) -> str:
-    """Format a number of bytes: ``0 bytes``, ``64 KiB``, ``3.9 GiB``."""
-    value = float(number)
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if abs(value) < 1024:
-            return f"{value:.0f} {unit}" if unit == "bytes" or value == int(value) else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
-
-
 def _behind(evidence: Evidence, found: Evidence) -> list[str]:
-    """The exception behind the row, or the one that the script itself gives as the cause."""
-    links = [(how, inner) for how, inner in evidence.inner if inner is found or how == CAUSE]
+    """The exception behind the row, or the one that the script itself gives as the cause; and the root of the chain."""
+    exits = evidence.exception == EXIT  # what it was called for may be behind it, handled by another function
+    links = [(how, inner) for how, inner in evidence.inner if inner is found or how in (CAUSE, HANDLED) or exits]
     if found is not evidence and all(inner is not found for _, inner in links):
         links = [(CAUSE, found)]  # further down the chain
-    return [_link(how, inner) for how, inner in links[:1] if inner.exception is not None]
+    lines = [_link(_HOW.get(how, "in its group"), inner) for how, inner in links[:1] if inner.exception is not None]
+    root = evidence.root
+    if root is not evidence and all(inner is not root for _, inner in links[:1]):
+        between = f", {_count(evidence)} exceptions in all" if _count(evidence) > 2 else ""
+        lines.append(_link("the root of its chain is", root) + between)
+    return lines
+
+
+def _count(evidence: Evidence) -> int:
+    """Return the number of exceptions in a chain of "raise ... from", those that were not recorded included."""
+    count, at = 1, evidence
+    while cause := next((inner for how, inner in at.inner if how == CAUSE), None):
+        count, at = count + 1 + at.left_out, cause
+    return count
 
 
 def _link(how: str, inner: Evidence) -> str:
-    text = inner.message.strip().split("\n", 1)[0][:_NOTE_LIMIT]
-    return f"{_HOW.get(how, 'in its group')} {inner.exception}{f': {text}' if text else ''}"
+    text = cut_middle(message_line(inner.message), _NOTE_LIMIT)
+    place = f" at {own_frame(inner.frames).place}" if inner.frames else ""
+    return f"{how} {inner.exception}{f': {text}' if text else ''}{place}"
 
 
 def _resource_lines(evidence: Evidence, cause: Cause, resources: HostResources) -> list[str]:
@@ -78,7 +94,7 @@ def _memory(evidence: Evidence, resources: HostResources) -> list[str]:
         lines.append(f"cgroup: no out-of-memory counter could be read, {_UNKNOWN}")
     elif oom.recent:
         kills = f"{oom.recent} out-of-memory kill{'s' if oom.recent != 1 else ''}"
-        lines.append(f"cgroup: {kills} in the last {oom.window_s:.0f} s before its end ({oom.source})")
+        lines.append(f"cgroup: {kills} in the last {duration(oom.window_s)} before its end ({oom.source})")
     elif oom.in_round:
         lines.append(f"cgroup: {oom.in_round} out-of-memory kills in this round, but none near its end ({oom.source})")
     else:
@@ -126,7 +142,7 @@ def _core(evidence: Evidence, resources: HostResources) -> list[str]:
 
 
 def _section_lines(evidence: Evidence) -> list[str]:
-    opened = [f"'{name}' for {seconds:.1f} s" for name, seconds in evidence.sections[:_SECTIONS]]
+    opened = [f"'{name}' for {duration(seconds)}" for name, seconds in evidence.sections[:_SECTIONS]]
     more = len(evidence.sections) - len(opened)
     return [f"open sections: {', '.join(opened)}{f' and {more} more' if more else ''}"] if opened else []
 

@@ -1,70 +1,148 @@
-"""The judged exception of a recorded chain: the program's reason, not its own exit (pure).
+"""The judged exception of a recorded chain: the program's reason, not its own exit or what came after (pure).
 
 Hydra, and all code that logs an exception and then calls ``sys.exit(1)``, end by a SystemExit that contains only a
-number. The recorder stores the whole chain; agent and report both select the judged exception here.
+number. Another process raises a worker's exception again with the original traceback in its message. A cleanup that
+fails takes the place of the failure that it followed. The recorder stores the whole chain; agent and report both select
+the judged exception here.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, TypeAlias
-
-Recorded: TypeAlias = "Mapping[str, Any]"
-"""An exception in the error record, see `ftslurm.failures.exceptions.describe`."""
+from ftslurm.dataclasses import replace
+from ftslurm.records.error import ErrorRecord, ExceptionRecord
+from ftslurm.text import cut_middle
 
 EXIT = "SystemExit"
 PARSERS = re.compile(r"/(argparse|optparse)\.py$|/(click|typer|absl)/")
 """Modules that end a program by exit code 2 because they reject its command line."""
+_STEPS = 16  # exits, processes and cleanups that are passed
+_AGAIN_LIMIT = 200  # characters
 _CODE = re.compile(r"-?\d*")
+_RUNTIME_WORDS = re.compile(r"gloo[/:]|TCPStore|ProcessGroup|c10d::|\bNCCL (error|version|WARN)|c10::")
 
 
-def reason_path(exception: Recorded) -> tuple[str, ...]:
-    """Return the path of keys from a recorded exception to the judged one; empty: it is judged itself.
+def reason(exception: ExceptionRecord) -> ExceptionRecord:
+    """Return the exception that is judged; its ``raised_again`` is the one that took its place, if there is one.
 
     The cause or context of a SystemExit is judged as if it had not been caught. A context counts only if the function
     that caught it called the exit itself: otherwise the program may have continued without it
     (``except ImportError: train_without_it()``). A rejected command line is a reason by itself.
     """
-    keys: list[str] = []
-    while exception.get("type") == EXIT and not refuses_arguments(exception):
-        key = "cause" if exception.get("cause") else "context"
-        inner = exception.get(key)
-        if not inner or (key == "context" and not _exits_in_handler(exception, inner)):
+    for _ in range(_STEPS):
+        inner = _behind_exit(exception) or _elsewhere(exception) or _masked(exception)
+        if inner is None:
             break
-        keys.append(key)
         exception = inner
-    return tuple(keys)
-
-
-def reason(exception: Recorded) -> Recorded:
-    """Return the exception that is judged, see `reason_path`."""
-    for key in reason_path(exception):
-        exception = exception[key]
     return exception
 
 
-def links(exception: Recorded) -> Iterator[Recorded]:
+def _behind_exit(exception: ExceptionRecord) -> ExceptionRecord | None:
+    if exception.type != EXIT or refuses_arguments(exception):
+        return None
+    return exception.cause or handled(exception)
+
+
+def _elsewhere(exception: ExceptionRecord) -> ExceptionRecord | None:
+    """Return the exception of another process, or of a compiler, that this one passes on."""
+    messages, cause = [exception.message], exception.cause
+    if cause is not None and cause.frames and (cause.type, cause.message) == (exception.type, exception.message):
+        return replace(cause, raised_again=exception.raised_again)
+    if cause is not None and not cause.frames:
+        messages.append(cause.message)
+    for text in messages:
+        if "\n" not in text:
+            continue
+        from ftslurm.failures.traceback_text import embedded
+
+        inner = embedded(text)
+        if inner is not None:
+            return replace(inner, frames=inner.frames or exception.frames, raised_again=_again(exception, inner))
+    return None
+
+
+def _masked(exception: ExceptionRecord) -> ExceptionRecord | None:
+    """Return the failure that a cleanup's own one hides."""
+    masked = exception.context
+    if masked is None or exception.cause is not None or not (exception.masks or _in_exit(exception, masked)):
+        return None
+    if not masked.type.endswith(("Error", "Exception", "Interrupt", "Exit")) and not masked.message:
+        return None  # a StopIteration and the like, which only ends a loop
+    return replace(masked, raised_again=f"its cleanup raised {_one_line(exception)}")
+
+
+def _again(outer: ExceptionRecord, inner: ExceptionRecord) -> str:
+    text = _one_line(outer)
+    plain = f"{inner.type}: {inner.message}".split("\n", 1)[0]
+    return "" if text.startswith(plain[:_AGAIN_LIMIT]) else text
+
+
+def _one_line(exception: ExceptionRecord) -> str:
+    lines = [line.strip() for line in exception.message.split("\n") if line.strip()]
+    first = next((line for line in lines if line not in ('"""', "'''") and "Traceback (most recent" not in line), "")
+    first = first.removeprefix("-- ").rstrip(" :")
+    return cut_middle(f"{exception.type}: {first}" if first else exception.type, _AGAIN_LIMIT)
+
+
+def _in_exit(exception: ExceptionRecord, masked: ExceptionRecord) -> bool:
+    """Return whether it was raised in the ``__exit__`` that its context passed through, by their frames."""
+    if not masked.frames:
+        return False
+    passed = masked.frames[0]
+    for frame, inner in zip(exception.frames, exception.frames[1:], strict=False):
+        if (frame.file, frame.function) == (passed.file, passed.function):
+            return inner.function in ("__exit__", "__aexit__")
+    return False
+
+
+def judged(record: ErrorRecord) -> ExceptionRecord | None:
+    """Return the exception of a record that is judged; None without one.
+
+    A record of torch alone has its traceback as text only.
+    """
+    if record.exception is not None:
+        return reason(record.exception)
+    if record.kind != "exception" or not record.traceback:
+        return None
+    from ftslurm.failures.traceback_text import embedded
+
+    found = embedded(record.traceback)
+    return reason(found) if found is not None else None
+
+
+def handled(exception: ExceptionRecord) -> ExceptionRecord | None:
+    """Return the exception whose handler itself raised this one; None: there is none.
+
+    What is raised further down, in code that a handler calls, is another failure:
+    ``except ImportError: train_without_it()``.
+    """
+    caught = exception.context
+    if caught is None or exception.cause is not None or not caught.frames or not exception.frames:
+        return None
+    # The traceback of a caught exception begins with the function that caught it.
+    handler, place = caught.frames[0], exception.frames[-1]
+    return caught if (handler.file, handler.function) == (place.file, place.function) else None
+
+
+def links(exception: ExceptionRecord) -> Iterator[ExceptionRecord]:
     """Yield the exception with all its causes and contexts, and the members of groups."""
     yield exception
-    for inner in (exception.get("cause"), exception.get("context"), *(exception.get("exceptions") or ())):
-        if inner:
+    for inner in (exception.cause, exception.context, *exception.exceptions):
+        if inner is not None:
             yield from links(inner)
 
 
-def refuses_arguments(exception: Recorded) -> bool:
+def refuses_arguments(exception: ExceptionRecord) -> bool:
     """Return whether it is the exit of a command line parser that rejects its arguments."""
-    frames: Sequence[Any] = exception.get("frames") or ()
-    by_parser = bool(frames) and PARSERS.search(frames[-1]["file"]) is not None
-    return by_parser and exception.get("type") == EXIT and exception.get("message") == "2"
+    by_parser = PARSERS.search(exception.inner_file) is not None
+    return by_parser and exception.type == EXIT and exception.message == "2"
 
 
-def is_bare_exit(exception: Recorded) -> bool:
+def is_bare_exit(exception: ExceptionRecord) -> bool:
     """Return whether it is a SystemExit with no more than a number."""
-    return exception.get("type") == EXIT and is_code(str(exception.get("message") or ""))
+    return exception.type == EXIT and is_code(exception.message)
 
 
 def is_code(message: str) -> bool:
@@ -72,9 +150,15 @@ def is_code(message: str) -> bool:
     return _CODE.fullmatch(message) is not None
 
 
-def _exits_in_handler(exit_: Recorded, handled: Recorded) -> bool:
-    caught, exits = handled.get("frames"), exit_.get("frames")
-    if not caught or not exits:
+def by_distributed(name: str, module: str, message: str, inner_file: str) -> bool:
+    """Return whether torch.distributed itself raised it: by type, by text of the runtime, or by the innermost frame.
+
+    Args:
+        name, module: of the exception's type; the module may be unknown.
+        inner_file: the file of its innermost frame; may be empty.
+    """
+    if name.startswith("Dist") and (module.startswith("torch") or not module):
+        return True
+    if name != "RuntimeError":
         return False
-    # The traceback of a caught exception begins with the function that caught it.
-    return all(caught[0][name] == exits[-1][name] for name in ("file", "function"))
+    return "/torch/distributed/" in inner_file or _RUNTIME_WORDS.search(message) is not None

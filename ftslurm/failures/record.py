@@ -1,9 +1,7 @@
 """The error record ``error.json``: a failed worker's record, completed with its agent's observations.
 
-The outer form is that of torch's error files (torch/distributed/elastic/multiprocessing/errors), so that
-torch's readers show it; ftslurm's own values are under the key "ftslurm". The worker writes its record on its own
-node; the agent reads it as untrusted input: bounded, no links followed, validated, and
-with rank, exit code and signal replaced by the agent's own values.
+The worker writes its record (`ftslurm.records.error`) on its own node; the agent reads it as untrusted input: bounded,
+no links followed, validated, and with rank, exit code and signal replaced by the agent's own values.
 """
 
 from __future__ import annotations
@@ -11,18 +9,12 @@ from __future__ import annotations
 import os
 import re
 
+from ftslurm.dataclasses import replace
 from ftslurm.failures.exceptions import TEXT_LIMIT, clean, describe, headline, traceback_text, where
 from ftslurm.failures.reason import reason
-from ftslurm.failures.recordfile import (
-    NAME,
-    SCHEMA,
-    VERSION,
-    Record,
-    encode,
-    read,
-    read_file,
-    write,
-)
+from ftslurm.failures.recordfile import encode, read, read_file, write
+from ftslurm.records.error import SHM, ErrorRecord, HostResources
+from ftslurm.text import cut_middle
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,18 +22,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any
 
-__all__ = [
-    "STACKS",
-    "Record",
-    "complete",
-    "complete_elsewhere",
-    "compose",
-    "encode",
-    "exit_status",
-    "from_exception",
-    "identity",
-]
-__all__ += ["read", "summary", "write"]
+__all__ = ["STACKS", "complete", "complete_elsewhere", "encode", "exit_status", "from_exception", "identity"]
+__all__ += ["merge", "read", "summary", "write"]
 
 STACKS = "stacks.txt"
 STACKS_LIMIT = 64 * 1024  # bytes
@@ -54,8 +36,6 @@ _MEANING = {
     "SIGSEGV": "segmentation fault",
 }
 _BY_WORKERS = ("exception", "exit")
-_FROM_CONTEXT = ("sections", "cuda", "shm", "memory_limit")  # see `worker_context`
-_IDENTITY = ("run_id", "attempt", "round", "node", "host", "rank", "local_rank", "world_size", "pid")
 
 
 def identity(environment: Mapping[str, str]) -> dict[str, Any]:
@@ -76,64 +56,39 @@ def identity(environment: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def compose(message: str, callstack: str, facts: Mapping[str, Any]) -> Record:
-    """A complete record from its message, its traceback text and the values for its "ftslurm" part."""
-    ours: dict[str, Any] = {
-        "schema": SCHEMA,
-        "version": VERSION,
-        **dict.fromkeys(("time_ns", "kind", "run_id", "attempt", "round", "node", "host", "rank")),
-        **dict.fromkeys(("local_rank", "world_size", "pid", "exit_code", "signal", "step")),
-        "argv": [],
-        "exception": None,
-        "stacks": None,
-        **facts,
-    }
-    inner: dict[str, Any] = {
-        "message": clean(message),
-        "extraInfo": {"timestamp": str(ours["time_ns"] // 1_000_000_000)},
-    }
-    if callstack:  # torch shows the message if this key is missing
-        inner["extraInfo"]["py_callstack"] = callstack
-    if ours["exit_code"] is not None:
-        inner["errorCode"] = ours["exit_code"]
-    return {"message": inner, "ftslurm": ours}
-
-
 def from_exception(
-    error: BaseException, trace: TracebackType | None, facts: Mapping[str, Any], previous: Record | None
-) -> Record:
+    error: BaseException, trace: TracebackType | None, worker: ErrorRecord, previous: ErrorRecord | None
+) -> ErrorRecord:
     """The record of an exception that reached the top level.
 
     Args:
         error: the exception; a SystemExit that hides no other one makes a record of kind "exit".
         trace: its traceback from the user's first frame on.
-        facts: the other values of the "ftslurm" part; needs "time_ns" (nanoseconds since the epoch).
+        worker: the other values: of its identity, its time, its context.
         previous: the present content of the file: torch's ``@record`` wrote it about this same exception, or
             copied it from a failed worker of a nested launch (then the exception is a ChildFailedError).
     """
     exception = describe(error, trace)
     text, callstack = headline(error), traceback_text(error, trace)
-    facts = {**facts, "kind": "exception", "exception": exception}
+    record = replace(worker, kind="exception", exception=exception)
     if isinstance(error, SystemExit):
         place = where(exception)
         text += f" (at {place})" if place else ""
         why = reason(exception)
-        if why is exception:
-            facts["kind"] = "exit"
-        else:
-            text = f"{why['type']}: {why['message']}; then {text}" if why["message"] else f"{why['type']}; then {text}"
-        facts["exit_code"] = exit_status(error)
-    if previous is None:
-        return compose(text, callstack, facts)
-    theirs, their_callstack = _torch_part(previous)
-    if theirs == headline(error):
-        return _superset(compose(text, callstack, facts), previous)
-    facts["reported_before"] = {"message": theirs, "py_callstack": their_callstack}
-    if isinstance(error, SystemExit) or type(error).__name__ == "ChildFailedError":
-        # The launcher's own exception only reports a failed child; the copied record has its rank and reason.
-        text = theirs
-        callstack = f"{their_callstack}\nReported before this ended the process:\n\n{callstack}"
-    return compose(text, callstack, facts)
+        if why is not exception:
+            text = f"{why.type}: {why.message}; then {text}" if why.message else f"{why.type}; then {text}"
+        kind = "exit" if why is exception else "exception"
+        record = replace(record, kind=kind, exit_code=exit_status(error))
+    if previous is not None and clean(previous.message) == headline(error):
+        record = replace(record, foreign=previous.foreign)
+    elif previous is not None:
+        theirs = _texts(previous)
+        record = replace(record, reported_before=dict(zip(("message", "py_callstack"), theirs, strict=True)))
+        if isinstance(error, SystemExit) or type(error).__name__ == "ChildFailedError":
+            # The launcher's own exception only reports a failed child; the copied record has its rank and reason.
+            text = theirs[0]
+            callstack = f"{theirs[1]}\nReported before this ended the process:\n\n{callstack}"
+    return replace(record, message=clean(text), traceback=callstack)
 
 
 def exit_status(error: SystemExit) -> int:
@@ -146,29 +101,25 @@ def exit_status(error: SystemExit) -> int:
     return int(code) & 0xFF if -(2**63) <= code < 2**63 else 0xFF
 
 
-def complete(record_dir: str | os.PathLike[str], facts: Mapping[str, Any]) -> Record | None:
+def complete(record_dir: str | os.PathLike[str], observed: ErrorRecord) -> ErrorRecord | None:
     """The final record of a worker that has ended, for its agent to publish; None if it succeeded.
 
     Args:
         record_dir: the directory of error.json and stacks.txt; both may be missing, torn or hostile.
             Unusable parts are named in the record's "notes" and in its message.
-        facts: the agent's observations, by the names in the record: "exit_code" or "signal" ("SIGKILL"), "time_ns"
-            of the end (nanoseconds since the epoch), "rank", "round", ...; optional "step", "argv", "sections" (open in
-            the heartbeat page) and "host_resources" (see `ftslurm.agent.host_resources`).
+        observed: the agent's observations: exit code or signal, time of the end, identity, step, open sections and
+            host resources.
 
     In the result "time_ns" is the time of the exception's recording, if one was recorded (then also in
     "recorded_ns"), else the time of the end.
     """
-    if facts.get("exit_code") == 0:
+    if observed.exit_code == 0:
         return None
     written, note = read(record_dir)
-    if written is not None and "ftslurm" not in written:
-        # torch stores whole seconds, which would make this rank the first among ranks that failed together.
-        written["ftslurm"] = {"kind": "exception", "time_ns": _modified_ns(record_dir, facts["time_ns"])}
-    return merge(written, note, _read_stacks(record_dir) if facts.get("signal") else "", facts)
+    return merge(written, note, _read_stacks(record_dir) if observed.signal else "", observed)
 
 
-def complete_elsewhere(directory: str | os.PathLike[str], stacks: str, facts: Mapping[str, Any]) -> Record | None:
+def complete_elsewhere(directory: str | os.PathLike[str], stacks: str, observed: ErrorRecord) -> ErrorRecord | None:
     """The result of `complete` for a record in the rank's directory of the run; None: there is none.
 
     A worker writes there if its node has no space for a record, or its record directory is missing.
@@ -176,70 +127,86 @@ def complete_elsewhere(directory: str | os.PathLike[str], stacks: str, facts: Ma
     Args:
         directory: the rank's, in the run directory.
         stacks: faulthandler's text, or empty.
-        facts: see `complete`. Attempt, round and rank must be those of the record: no other process was started
+        observed: see `complete`. Attempt, round and rank must be those of the record: no other process was started
             with the same. Its pid need not be the worker's, whose children may have written it (`ftslurm.record`).
     """
     written, note = read(directory)
-    ours = written.get("ftslurm") if written is not None else None
-    if ours is None or ours["kind"] not in _BY_WORKERS or "stopped_by_ftslurm" in ours:
+    if written is None or written.kind not in _BY_WORKERS or written.stopped_by_ftslurm is not None:
         # Nothing, or a record published by an agent.
         return None
-    if any(ours.get(name) != facts.get(name) for name in ("attempt", "round", "rank")):
+    if any(getattr(written, name) != getattr(observed, name) for name in ("attempt", "round", "rank")):
         return None
-    return merge(written, note, stacks, facts)
+    return merge(written, note, stacks, observed)
 
 
-def merge(written: Record | None, note: str | None, stacks: str, facts: Mapping[str, Any]) -> Record:
+def merge(written: ErrorRecord | None, note: str | None, stacks: str, observed: ErrorRecord) -> ErrorRecord:
     """The result of `complete`; pure.
 
     Args:
         written: the worker's record, validated by `read`, or None.
         note: the error of an invalid file, if any.
         stacks: faulthandler's text, or empty.
-        facts: see `complete`.
+        observed: see `complete`.
     """
-    exit_code, signal = facts.get("exit_code"), facts.get("signal")
-    kind, argv = "signal" if signal else "exit", list(facts.get("argv") or [])
-    ours: dict[str, Any] = {"kind": kind, "time_ns": facts["time_ns"], "argv": argv}
-    text, callstack = _ending(exit_code, signal, stacks), stacks
+    signal = observed.signal
+    text, callstack = _ending(observed.exit_code, signal, stacks), stacks
+    record = replace(observed, kind="signal" if signal else "exit")
     if written is not None:
-        trusted = ("kind", "time_ns", "argv", "step", "world_size", "exception", "reported_before", *_FROM_CONTEXT)
-        ours.update({name: written["ftslurm"][name] for name in trusted if name in written["ftslurm"]})
-        ours["recorded_ns"] = ours["time_ns"]
-        text, callstack = _torch_part(written)
+        text, callstack = _texts(written)
         text += f"; then {_ending(None, signal, stacks)}" if signal else ""
-    ours.update({name: facts[name] for name in (*_IDENTITY, "step") if facts.get(name) is not None})
-    if exit_code is None and kind == "signal" and written is not None:
-        exit_code = _wanted_exit(written["ftslurm"])
-    ours.update(exit_code=exit_code, signal=signal, stacks=stacks or None, notes=[note] if note else [])
-    if facts.get("sections"):
-        ours.setdefault("sections", facts["sections"])
-    if facts.get("host_resources"):
-        ours["host_resources"] = facts["host_resources"]
-    record = compose(text + (f" ({note})" if note else ""), callstack, ours)
-    record["message"]["errorCode"] = _error_code(facts.get("exit_code"), signal)
-    return record if written is None else _superset(record, written)
+        # torch stores whole seconds, which would make this rank the first among ranks that failed together.
+        time_ns = min(written.time_ns, observed.time_ns)
+        record = replace(
+            record,
+            kind=written.kind,
+            time_ns=time_ns,
+            recorded_ns=time_ns,
+            argv=written.argv or observed.argv,
+            step=written.step if observed.step is None else observed.step,
+            world_size=written.world_size if observed.world_size is None else observed.world_size,
+            exit_code=_wanted_exit(written) if signal and observed.exit_code is None else observed.exit_code,
+            exception=written.exception,
+            sections=written.sections or observed.sections,
+            cuda=written.cuda,
+            host_resources=_with_workers(observed.host_resources, written.host_resources),
+            reported_before=written.reported_before,
+            foreign=written.foreign,
+        )
+    text += f" ({note})" if note else ""
+    return replace(
+        record, message=clean(text), traceback=callstack, stacks=stacks or None, notes=(note,) if note else ()
+    )
 
 
-def _wanted_exit(ours: Mapping[str, Any]) -> int | None:
+def _wanted_exit(written: ErrorRecord) -> int | None:
     """The code of a sys.exit that a signal preempted: "do not restart" (78) remains valid."""
-    code = ours.get("exit_code")
-    is_code = isinstance(code, int) and not isinstance(code, bool) and 0 < code < 256
-    return code if ours.get("exception") and is_code else None
+    code = written.exit_code
+    return code if written.exception is not None and code is not None and 0 < code < 256 else None
 
 
-def summary(record: Record) -> dict[str, Any]:
+def _with_workers(agents: HostResources | None, workers: HostResources | None) -> HostResources | None:
+    """Return the host's resources with those that only the worker could observe, while it held its part of them."""
+    if agents is None or workers is None:
+        return agents or workers
+    shm = workers.shm
+    if shm is None:
+        return replace(agents, own_limit=workers.own_limit)
+    known = agents.shm or shm
+    spaces = (replace(known, least_free=min(shm.free, known.least)), *(s for s in agents.spaces if s.path != SHM))
+    return replace(agents, own_limit=workers.own_limit, spaces=spaces)
+
+
+def summary(record: ErrorRecord) -> dict[str, Any]:
     """The Failure dictionary of a completed record: rank, time, and a printable one-line description."""
-    ours = record["ftslurm"]
     names = ("round", "node", "rank", "local_rank", "time_ns", "kind", "exit_code", "signal", "step")
-    return {**{name: ours[name] for name in names}, "message": one_line(_torch_part(record)[0])}
+    return {**{name: getattr(record, name) for name in names}, "message": one_line(record.message)}
 
 
 def one_line(text: str, limit: int = SUMMARY_LIMIT) -> str:
     """``text`` on one line of at most ``limit`` characters, without control sequences for a terminal."""
-    text = re.sub(r"\x1b\[[0-?]*[ -/]*[@-~]", "", text[: 8 * limit])
+    text = re.sub(r"\x1b\[[0-?]*[ -/]*[@-~]", "", cut_middle(text, 8 * limit))
     text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return text if len(text) <= limit else text[: limit - 4] + " ..."
+    return cut_middle(text, limit)
 
 
 def _ending(exit_code: int | None, signal: str | None, stacks: str) -> str:
@@ -255,13 +222,6 @@ def crash_place(stacks: str) -> str:
     """``train.py:12 in step`` of the thread that crashed, in faulthandler's text; empty if it names none."""
     place = re.search(r'^Current thread .*\n  File "(.*)", line (\d+) in (.*)$', stacks, re.MULTILINE)
     return f"{place[1].rpartition('/')[2]}:{place[2]} in {place[3]}" if place else ""
-
-
-def _modified_ns(record_dir: str | os.PathLike[str], at_most: int) -> int:
-    try:
-        return min(os.lstat(os.path.join(os.fspath(record_dir), NAME)).st_mtime_ns, at_most)
-    except OSError:
-        return at_most
 
 
 def _read_stacks(record_dir: str | os.PathLike[str]) -> str:
@@ -280,23 +240,5 @@ def _read_stacks(record_dir: str | os.PathLike[str]) -> str:
     return "\n".join(lines) + "\n" if lines else ""
 
 
-def _error_code(exit_code: int | None, signal: str | None) -> int | None:
-    """torch's exit code of a process: for a signal its negative number (ProcessFailure.exitcode)."""
-    import signal as signals
-
-    return -int(getattr(signals, signal, 0)) if signal else exit_code
-
-
-def _torch_part(record: Record) -> tuple[str, str]:
-    message = record["message"]
-    if isinstance(message, str):
-        return clean(message), ""
-    callstack = message.get("extraInfo", {}).get("py_callstack")
-    return clean(message["message"]), clean(callstack if isinstance(callstack, str) else "", TEXT_LIMIT)
-
-
-def _superset(record: Record, previous: Record) -> Record:
-    inner = previous["message"] if isinstance(previous["message"], dict) else {}
-    foreign = {k: v for k, v in inner.get("extraInfo", {}).items() if k != "py_callstack"}
-    extra = {**foreign, **record["message"]["extraInfo"]}
-    return {**previous, **record, "message": {**inner, **record["message"], "extraInfo": extra}}
+def _texts(record: ErrorRecord) -> tuple[str, str]:
+    return clean(record.message), clean(record.traceback, TEXT_LIMIT)

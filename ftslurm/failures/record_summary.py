@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 
-from ftslurm.failures.digest import digest
-from ftslurm.failures.reason import reason
+from ftslurm.failures.message_line import message_line
+from ftslurm.failures.reason import by_distributed, judged
+from ftslurm.failures.signature import digest
+from ftslurm.records.error import ErrorRecord, ExceptionRecord, Frame, HostResources
+from ftslurm.records.round import RecordSummary
+from ftslurm.text import cut_middle
 
 TYPE_CHECKING = False
-
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from typing import Any
 
 MESSAGE_LIMIT = 300
@@ -28,53 +31,23 @@ VARIES = re.compile(
 )
 """The differences between messages of ranks whose connections to the same rank broke: addresses, times and ranks."""
 
-COMMON, OWN = ("kind", "type", "module", "where", "signature"), ("message", "step", "time_ns")
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3|^<frozen|/ftslurm/(worker|boot/)")
 
 
-def record_summary(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the summary of a completed error record.
-
-    Returns:
-        ``kind``, ``step`` and ``time_ns`` as there; ``type`` and ``module`` of the exception that is judged (see
-        `ftslurm.failures.reason`), None without one;
-        ``message``: its first line, or the record's; ``where``: "file:line in function" of the innermost frame that is
-        no library's, else of the innermost one, or None; ``signature``: the signature.
-    """
-    ours = record["ftslurm"]
-    whole = ours.get("exception") or {}
-    exception, text = reason(whole), _text(record)
-    message = exception.get("message") if exception else text
-    return {
-        "kind": ours.get("kind"),
-        "type": exception.get("type"),
-        "module": exception.get("module"),
-        "message": str(message or "").strip().split("\n", 1)[0][:MESSAGE_LIMIT],
-        "where": _where(exception),
-        "step": ours.get("step"),
-        "time_ns": ours.get("time_ns"),
-        "signature": _signature(ours, whole, text),
-    }
-
-
-def in_table(summaries: Mapping[int, Mapping[str, Any]]) -> tuple[list[dict[str, Any]], dict[int, dict[str, Any]]]:
-    """Return the record summaries of a node's ranks as in its file: common parts are stored once.
-
-    Args:
-        summaries: by rank.
-
-    Returns:
-        The file's ``errors``: ``kind``, ``type``, ``module``, ``where`` and ``signature``; and each worker's ``error``:
-        ``of``, its index in that list, with its ``message``, ``time_ns`` and, if known, ``step``.
-    """
-    table: list[dict[str, Any]] = []
-    entries: dict[int, dict[str, Any]] = {}
-    for rank, text in summaries.items():
-        common = {name: text[name] for name in COMMON}
-        if common not in table:
-            table.append(common)
-        entries[rank] = {"of": table.index(common), **{name: text[name] for name in OWN if text[name] is not None}}
-    return table, entries
+def record_summary(record: ErrorRecord) -> RecordSummary:
+    """Return the summary of a completed error record; the exception is the judged one (`ftslurm.failures.reason`)."""
+    exception = judged(record)
+    message = exception.message if exception is not None else record.message
+    return RecordSummary(
+        kind=record.kind,
+        type=exception.type if exception is not None else None,
+        module=exception.module if exception is not None else "",
+        message=cut_middle(message_line(message), MESSAGE_LIMIT),
+        where=_where(exception),
+        step=record.step,
+        time_ns=record.time_ns,
+        signature=_signature(record, exception),
+    )
 
 
 def is_library(file: str) -> bool:
@@ -82,59 +55,50 @@ def is_library(file: str) -> bool:
     return _LIBRARY.search(file) is not None
 
 
-def _text(record: Mapping[str, Any]) -> str:
-    message = record["message"]
-    return str(message if isinstance(message, str) else message.get("message", ""))
+def own_frame(frames: Sequence[Frame]) -> Frame:
+    """Return the innermost frame of the user's own code; without one, the innermost."""
+    return next((frame for frame in reversed(frames) if not is_library(frame.file)), frames[-1])
 
 
-def _where(exception: Mapping[str, Any]) -> str | None:
-    frames = exception.get("frames") or ()
-    if not frames:
-        return None
-    frame = next((frame for frame in reversed(frames) if not is_library(frame["file"])), frames[-1])
-    return f"{frame['file']}:{frame['line']} in {frame['function']}"
+def _where(exception: ExceptionRecord | None) -> str | None:
+    return None if exception is None or not exception.frames else own_frame(exception.frames).place
 
 
-def _signature(ours: Mapping[str, Any], whole: Mapping[str, Any], text: str) -> str:
-    exception = reason(whole)
-    similar = bool(exception) and _by_peers(ours, exception)
-    text = VARIES.sub("#", text) if similar else text
-    judged = [ours.get("kind"), ours.get("exit_code"), ours.get("signal"), text, _raised(exception, similar=similar)]
-    judged.append(None if exception is whole else whole.get("message"))
-    judged.append(_evidence(ours))
-    return (SIMILAR if similar else EQUAL) + digest(json.dumps(judged, sort_keys=True), 8)
+def _signature(record: ErrorRecord, exception: ExceptionRecord | None) -> str:
+    similar = exception is not None and _by_peers(exception)
+    text = VARIES.sub("#", record.message) if similar else record.message
+    differing = [record.kind, record.exit_code, record.signal, text, _raised(exception, similar=similar)]
+    whole = record.exception
+    differing.append(None if whole is None or whole is exception else whole.message)
+    differing.append(_evidence(record.host_resources or HostResources()))
+    return (SIMILAR if similar else EQUAL) + digest(json.dumps(differing), 8)
 
 
-def _by_peers(ours: Mapping[str, Any], exception: Mapping[str, Any]) -> bool:
+def _by_peers(exception: ExceptionRecord) -> bool:
     """Whether torch.distributed or ftslurm's peer heartbeat raised it, with no other exception behind it."""
-    from ftslurm.failures.evidence import Evidence
-
-    if any(exception.get(name) for name in ("cause", "context", "exceptions", "notes")):
+    if exception.cause or exception.context or exception.exceptions or exception.notes:
         return False
-    name, files = str(exception.get("type")), tuple(str(frame["file"]) for frame in exception.get("frames") or ())
-    raised = (name, str(exception.get("module")), str(exception.get("message")), files)
-    return name == "PeerLostError" or Evidence(str(ours.get("kind")), *raised).by_distributed
+    place = (exception.module, exception.message, exception.inner_file)
+    return exception.type == "PeerLostError" or by_distributed(exception.type, *place)
 
 
-def _raised(exception: Mapping[str, Any], *, similar: bool) -> list[Any]:
+def _raised(exception: ExceptionRecord | None, *, similar: bool) -> list[Any]:
     """All parts of an exception that a cause may depend on, or that are shown of a rank."""
-    if not exception:
+    if exception is None:
         return []
-    text = str(exception.get("message"))
     return [
-        *(exception.get(name) for name in ("type", "module", "notes")),
-        VARIES.sub("#", text) if similar else text,
-        [[frame["file"], frame["line"], frame["function"]] for frame in exception.get("frames") or ()],
-        _raised(exception.get("cause") or {}, similar=False),
-        _raised(exception.get("context") or {}, similar=False),
-        [_raised(member, similar=False) for member in exception.get("exceptions") or ()],
+        exception.type,
+        exception.module,
+        exception.notes,
+        VARIES.sub("#", exception.message) if similar else exception.message,
+        [frame.place for frame in exception.frames],
+        _raised(exception.cause, similar=False),
+        _raised(exception.context, similar=False),
+        [_raised(member, similar=False) for member in exception.exceptions],
     ]
 
 
-def _evidence(ours: Mapping[str, Any]) -> list[object]:
+def _evidence(resources: HostResources) -> list[object]:
     """Further input of causes: the cgroup of an OOM kill, whether it has a limit, whether /dev/shm was full."""
-    from ftslurm.failures.evidence import Evidence
-    from ftslurm.report.host_resources import host_resources_from
-
-    evidence = Evidence("", host_resources=host_resources_from(ours))
-    return [evidence.killed_for, evidence.own_limit is not None, evidence.shm_full, evidence.cpu_limit_s is not None]
+    limits = (resources.own_limit is not None, resources.cpu_limit_s is not None)
+    return [resources.killed_for, resources.shm_full, *limits]

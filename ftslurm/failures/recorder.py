@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import NoReturn
 
+    from ftslurm.records.error import ErrorRecord
+
 _RESERVE = 16 * 1024 * 1024  # bytes for recording a MemoryError, whose frames still hold all other memory
 _SPARE_FILES = 3  # file descriptors for the modules and files of recording an EMFILE failure
 
@@ -34,20 +36,20 @@ class Recorder:
     def watch_fatal_signals(self) -> None:
         """Have faulthandler write all stacks to stacks.txt, unless the user has it write elsewhere.
 
-        And to hang.txt on the agent's request, see `ftslurm.monitor.dumpsignal`.
+        And to hang.txt on the agent's request, see `ftslurm.monitor.dump_signal`.
         """
         import faulthandler
 
         if self.directory is None:
             return
         try:
-            from ftslurm.monitor import dumpsignal
+            from ftslurm.monitor import dump_signal
 
-            dumpsignal.install(self.directory)
+            dump_signal.install(self.directory)
             null = (os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(_SPARE_FILES))
-            self.spare = [dumpsignal.raised(fd) for fd in null]
+            self.spare = [dump_signal.raised(fd) for fd in null]
             if not faulthandler.is_enabled():
-                fd = dumpsignal.private_file(os.path.join(self.directory, "stacks.txt"))
+                fd = dump_signal.private_file(os.path.join(self.directory, "stacks.txt"))
                 faulthandler.enable(fd, all_threads=True)
         except (OSError, ImportError) as problem:
             write_stderr(f"stacks of fatal signals or of a hang will not be recorded: {self.directory}: {problem}")
@@ -61,13 +63,14 @@ class Recorder:
             del self.reserve
             self._close_spare()
             sys.setrecursionlimit(max(limit, 1000))
+            from ftslurm.dataclasses import replace
             from ftslurm.failures import record, worker_context
 
             if isinstance(error, SystemExit) and record.exit_status(error) == 0:
                 return
-            facts = {**self._facts(), **worker_context.facts(error, self.directory)}
+            worker = replace(self._worker(), **worker_context.context(error, self.directory))
             previous = record.read(self.directory)[0] if self.directory else None
-            self._write(record.from_exception(error, trace, facts, previous))
+            self._write(record.from_exception(error, trace, worker, previous))
         except BaseException as problem:
             write_stderr(f"the error record could not be made: {type(problem).__name__}: {problem}")
         finally:
@@ -77,9 +80,10 @@ class Recorder:
         """Exit because the user's program could not be started: one line on stderr, the record, ``code``."""
         write_stderr(text, prefix)
         try:
-            from ftslurm.failures import record
+            from ftslurm.dataclasses import replace
+            from ftslurm.failures.exceptions import clean
 
-            self._write(record.compose(text, "", {**self._facts(), "kind": "exit", "exit_code": code}))
+            self._write(replace(self._worker(), kind="exit", exit_code=code, message=clean(text)))
         except BaseException as problem:
             write_stderr(f"the error record could not be made: {type(problem).__name__}: {problem}")
         self.done = True
@@ -95,23 +99,26 @@ class Recorder:
                 continue
         self.spare = []
 
-    def _facts(self) -> dict[str, object]:
+    def _worker(self) -> ErrorRecord:
+        """Return the record without the failure: identity, time and step."""
         import time
 
         from ftslurm.failures import record
-        from ftslurm.monitor import progress
+        from ftslurm.monitor.heartbeat_page import read_progress
+        from ftslurm.records.error import ErrorRecord
 
-        mark = progress.read(self.directory) if self.directory else None
-        return {
+        mark = read_progress(self.directory) if self.directory else None
+        return ErrorRecord(
+            kind="exception",
+            time_ns=time.time_ns(),
+            host=os.uname().nodename,
+            pid=self.pid,
+            step=mark.last_step if mark else None,
+            argv=tuple(self.argv),
             **record.identity(self.environment),
-            "time_ns": time.time_ns(),
-            "host": os.uname().nodename,
-            "pid": self.pid,
-            "step": mark.last_step if mark else None,
-            "argv": self.argv,
-        }
+        )
 
-    def _write(self, content: dict[str, object]) -> None:
+    def _write(self, content: ErrorRecord) -> None:
         from ftslurm.failures import record
 
         if self.directory is None:

@@ -10,10 +10,14 @@ import os
 import sys
 import time
 
+from ftslurm.records.error import SHM, HostResources, Space
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection
-    from typing import Any
+    from collections.abc import Callable, Collection
+    from typing import Any, TypeAlias
+
+    Sections: TypeAlias = tuple[tuple[str, float], ...]
 
 LINKS, SECTIONS = 8, 8
 _FIGURES = (
@@ -23,15 +27,17 @@ _FIGURES = (
 )
 
 
-def facts(error: BaseException, record_dir: str | None) -> dict[str, Any]:
-    """Return the error record's values that only the worker has: "sections", "cuda", "shm", "memory_limit"."""
+def context(error: BaseException, record_dir: str | None) -> dict[str, Any]:
+    """Return the error record's values that only the worker has: "sections", "cuda", "host_resources"."""
+    found = _known(sections=lambda: sections(error, record_dir), cuda=lambda: cuda_memory(error))
+    resources = _known(spaces=spaces, own_limit=memory_limit)
+    return {**found, "host_resources": HostResources(**resources)} if resources else found
+
+
+def _known(**readers: Callable[[], object]) -> dict[str, Any]:
+    """Return the values that can be read, and that are not empty."""
     found: dict[str, Any] = {}
-    for name, read in (
-        ("sections", lambda: sections(error, record_dir)),
-        ("cuda", lambda: cuda_memory(error)),
-        ("shm", shm),
-        ("memory_limit", memory_limit),
-    ):
+    for name, read in readers.items():
         try:
             value = read()
         except BaseException:
@@ -41,7 +47,7 @@ def facts(error: BaseException, record_dir: str | None) -> dict[str, Any]:
     return found
 
 
-def sections(error: BaseException | None, record_dir: str | None) -> list[list[Any]]:
+def sections(error: BaseException | None, record_dir: str | None) -> Sections:
     """Return the sections that are open, or that the exception has left, with the seconds since their opening."""
     from ftslurm.monitor import heartbeat_page
     from ftslurm.monitor.section import LEFT
@@ -53,16 +59,16 @@ def sections(error: BaseException | None, record_dir: str | None) -> list[list[A
             left.setdefault(str(name), float(seconds))
         link, depth = link.__cause__ or link.__context__, depth + 1
     page = heartbeat_page.read(record_dir) if record_dir else None
-    return [[name, seconds] for name, seconds in left.items()][:SECTIONS] + open_sections(page, set(left))
+    return (*tuple(left.items())[:SECTIONS], *open_sections(page, set(left)))
 
 
-def open_sections(page: Any, but: Collection[str] = ()) -> list[list[Any]]:
+def open_sections(page: Any, but: Collection[str] = ()) -> Sections:
     """Return the sections that are open on a `HeartbeatPage` (or None), the oldest first."""
     if page is None:
-        return []
+        return ()
     now = time.monotonic_ns()
     opened = sorted((slot.opened_ns, slot.name) for slot in page.sections if slot.opened_ns and slot.name not in but)
-    return [[name, max(0, now - opened_ns) / 1e9] for opened_ns, name in opened[:SECTIONS]]
+    return tuple((name, max(0, now - opened_ns) / 1e9) for opened_ns, name in opened[:SECTIONS])
 
 
 def cuda_memory(error: BaseException) -> dict[str, int]:
@@ -89,15 +95,15 @@ def cuda_memory(error: BaseException) -> dict[str, int]:
     return found
 
 
-def memory_limit() -> list[int]:
-    """Return the limit of this process's address space or data in bytes, as a list; empty if it has none."""
+def memory_limit() -> int | None:
+    """Return the limit of this process's address space or data in bytes; None: it has none."""
     import resource
 
     limits = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
-    return sorted(limit for limit in limits if limit != resource.RLIM_INFINITY)[:1]
+    return min((limit for limit in limits if limit != resource.RLIM_INFINITY), default=None)
 
 
-def shm() -> list[int]:
-    """Return the free and all bytes of /dev/shm while this process still holds its part."""
-    space = os.statvfs("/dev/shm")
-    return [space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize]
+def spaces() -> tuple[Space, ...]:
+    """Return the space of /dev/shm while this process still holds its part."""
+    space = os.statvfs(SHM)
+    return (Space(SHM, space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize),)

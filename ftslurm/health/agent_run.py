@@ -11,17 +11,17 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
 
 from ftslurm.dataclasses import replace
 from ftslurm.health.catalog import all_checks, chosen
 from ftslurm.health.check import CONFIRM, SETS, Check, Context
-from ftslurm.health.children import send
+from ftslurm.health.children import send_bytes
 from ftslurm.health.result import RunResult, encode
 from ftslurm.health.run import longest_s, run, run_unhurried
-from ftslurm.health.verdict import FAIL, Json
-from ftslurm.kernel import become_subreaper, descendants, die_with_parent, kill_descendants
+from ftslurm.health.verdict import Json
+from ftslurm.kernel import become_subreaper, die_with_parent, end_descendants
+from ftslurm.records.health import FAIL
 
 KILL_S = 0.3
 SLOW_S = 5.0
@@ -55,25 +55,11 @@ def run_set(request: Json, out: int) -> None:
     else:
         result = run(checks, context, before, slow=lambda names: _answer(out, {"waiting": names}), slow_s=SLOW_S)
     write_facts(request["facts"], facts_to_keep(checks, before, result))
-    send(out, encode(replace(result, stuck=leave_nothing())).encode("utf-8", "backslashreplace"))
+    send_bytes(out, encode(replace(result, stuck=end_descendants(KILL_S))).encode("utf-8", "backslashreplace"))
 
 
 def _answer(out: int, message: Json) -> None:
-    send(out, json.dumps(message).encode() + b"\n")
-
-
-def leave_nothing() -> tuple[int, ...]:
-    """Kill leftover processes of the checks; return the pids of those that hang in the kernel and survive the kill."""
-    end = time.monotonic() + KILL_S
-    while True:
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
-            return ()
-        if not kill_descendants(os.getpid()) or time.monotonic() >= end:
-            return tuple(pid for pid, _ in descendants(os.getpid()))
-        time.sleep(0.005)
+    send_bytes(out, json.dumps(message).encode() + b"\n")
 
 
 def facts_to_keep(checks: Sequence[Check], before: Mapping[str, Json], result: RunResult) -> dict[str, Json]:

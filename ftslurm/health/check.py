@@ -6,7 +6,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 from ftslurm.dataclasses import asdict, dataclass, field
-from ftslurm.health.verdict import FAIL, Json, Judgement
+from ftslurm.health.verdict import Json, Judgement
+from ftslurm.records.health import FAIL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Context:
         hurry: a round waits for this run: it does not wait for checks that can only warn.
         own_pid: its descendants are the job's own processes; None: there are none.
         address: this node's address as published to others; None: unknown.
+        interface: name or network of the interface that this node must have; None: any.
         peers: other nodes of the job.
         job_since_s: monotonic second at which the job began on this node; None: the checks run outside a job.
     """
@@ -69,6 +71,7 @@ class Context:
     hurry: bool = False
     own_pid: int | None = None
     address: str | None = None
+    interface: str | None = None
     peers: tuple[Peer, ...] = ()
     job_since_s: float | None = None
 
@@ -129,6 +132,8 @@ class Check:
         may_hang: whether the fetch may hang on this node; it then runs in a process of its own, which is killed at the
             time-out. Avoids the fork for a check whose device does not exist here. Must not hang itself: it may only
             list /sys, /proc and /dev.
+        device: checks of the same device share a process, which fetches their facts one after the other; the longest
+            of their time-outs is that of all. Empty: the check has a process of its own.
     """
 
     name: str
@@ -142,3 +147,4 @@ class Check:
     late_text: str = "it hangs"
     late_advice: str = "Look at the node's kernel log."
     may_hang: Callable[[Context], bool] = always
+    device: str = ""

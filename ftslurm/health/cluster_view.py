@@ -6,20 +6,12 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from ftslurm.dataclasses import asdict, dataclass, field
-from ftslurm.health.verdict import FAIL, OK, SEVERITY, Finding, Json, Verdict, worst
+from ftslurm.dataclasses import dataclass, field
+from ftslurm.health.verdict import Finding, NodeFinding, Verdict, worst
+from ftslurm.records.health import FAIL, OK, SEVERITY
 
 MEET = "meet"
 """Name in place of a check for a node that did not report; there is no such check."""
-
-
-@dataclass(frozen=True)
-class NodeFinding:
-    """A finding of one check, and its nodes."""
-
-    check: str
-    nodes: tuple[str, ...]
-    finding: Finding
 
 
 @dataclass(frozen=True)
@@ -30,14 +22,14 @@ class ClusterView:
         expected: all nodes to check, in Slurm's order.
         verdicts: by node, of the nodes that reported.
         lost: nodes that did not report, with reasons.
-        odd: findings of the comparison between nodes.
+        outliers: findings of the comparison between nodes.
         stuck: by node, processes of checks that hang in its kernel.
     """
 
     expected: tuple[str, ...]
     verdicts: Mapping[str, Sequence[Verdict]]
     lost: Mapping[str, str] = field(default_factory=dict)
-    odd: tuple[NodeFinding, ...] = ()
+    outliers: tuple[NodeFinding, ...] = ()
     stuck: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @property
@@ -50,7 +42,7 @@ class ClusterView:
         """All findings: the worst first, among equals those of few nodes first: outliers precede common findings."""
         place = {node: index for index, node in enumerate(self.expected)}
         alike: dict[tuple[str, Finding], list[NodeFinding]] = {}
-        for one in (*self._own(), *self.odd):
+        for one in (*self._own(), *self.outliers):
             alike.setdefault((one.check, _nameless(one)), []).append(one)
         found = []
         for (check, nameless), ones in alike.items():
@@ -78,7 +70,7 @@ def _nameless(one: NodeFinding) -> Finding:
         return one.finding
     name = re.compile(rf"(?<![\w.-]){re.escape(one.nodes[0])}(?![\w-])")
     subject, text, advice = (
-        name.sub("NODE", said) for said in (one.finding.subject, one.finding.text, one.finding.advice)
+        name.sub("NODE", part) for part in (one.finding.subject, one.finding.text, one.finding.advice)
     )
     return Finding(one.finding.status, subject, text, advice)
 
@@ -119,24 +111,25 @@ def lines(view: ClusterView, shown: int = 2) -> list[Line]:
         for one in verdicts:
             by_check.setdefault(one.check, {})[node] = one
     odd: dict[str, list[str]] = {}
-    for other in view.odd:
+    for other in view.outliers:
         odd.setdefault(other.check, []).append(other.finding.status)
-    found = [_line(check, looks, odd.get(check, []), shown) for check, looks in by_check.items()]
+    found = [_line(check, verdicts, odd.get(check, []), shown) for check, verdicts in by_check.items()]
     return sorted(found, key=lambda line: (-SEVERITY.index(line.status), line.absent))
 
 
-def _line(check: str, looks: Mapping[str, Verdict], odd: Sequence[str], shown: int) -> Line:
-    counts = Counter(look.summary for look in looks.values())
+def _line(check: str, verdicts: Mapping[str, Verdict], odd: Sequence[str], shown: int) -> Line:
+    counts = Counter(verdict.summary for verdict in verdicts.values())
     # If all differ, as measured values do, the worst is shown.
-    worst_first = sorted(looks, key=lambda node: (-counts[looks[node].summary], -SEVERITY.index(looks[node].status)))
-    most = looks[worst_first[0]].summary
-    others = [(node, look.summary) for node, look in looks.items() if look.summary != most]
+    severity = {node: SEVERITY.index(verdict.status) for node, verdict in verdicts.items()}
+    worst_first = sorted(verdicts, key=lambda node: (-counts[verdicts[node].summary], -severity[node]))
+    most = verdicts[worst_first[0]].summary
+    others = [(node, verdict.summary) for node, verdict in verdicts.items() if verdict.summary != most]
     # Nodes that differ and are worse come first.
-    others.sort(key=lambda other: -SEVERITY.index(looks[other[0]].status))
+    others.sort(key=lambda other: -severity[other[0]])
     return Line(
         check=check,
-        status=worst([*(look.status for look in looks.values()), *odd]),
-        absent=all(is_absent(look) for look in looks.values()),
+        status=worst([*(verdict.status for verdict in verdicts.values()), *odd]),
+        absent=all(is_absent(verdict) for verdict in verdicts.values()),
         summary=most,
         node=worst_first[0],
         count=counts[most],
@@ -148,31 +141,3 @@ def _line(check: str, looks: Mapping[str, Verdict], odd: Sequence[str], shown: i
 def is_absent(verdict: Verdict) -> bool:
     """Return whether the check's subject does not exist."""
     return verdict.status == OK and verdict.facts is None
-
-
-def to_json(verdict: Verdict) -> Json:
-    """Return a verdict, its facts too, as a JSON object."""
-    return asdict(verdict)
-
-
-def of_json(fields: Mapping[str, object]) -> Verdict:
-    """Read it back, from a node whose ftslurm version may differ.
-
-    Raises:
-        ValueError: it is no verdict.
-    """
-    try:
-        findings = tuple(_finding(finding) for finding in fields["findings"])  # type: ignore[attr-defined]
-        status, facts = str(fields["status"]), fields.get("facts")
-        if any(one not in SEVERITY for one in (status, *(finding.status for finding in findings))):
-            raise ValueError(f"unknown status in {fields!r:.200}")
-        took_s = float(str(fields["took_s"]))
-        known = facts if isinstance(facts, dict) else None
-        return Verdict(str(fields["check"]), status, str(fields["summary"]), findings, took_s, known)
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"expected a verdict ({type(error).__name__}: {error})") from None
-
-
-def _finding(fields: Mapping[str, object]) -> Finding:
-    status, subject, text, advice = (str(fields[name]) for name in ("status", "subject", "text", "advice"))
-    return Finding(status, subject, text, advice)

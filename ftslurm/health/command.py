@@ -8,17 +8,16 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ftslurm.health.selection import HEALTHY, UNHEALTHY, USAGE, UsageError, choose, context_of
-from ftslurm.terminal import print_error, show
+from ftslurm.health.selection import HEALTHY, UNHEALTHY, USAGE, choose, context_of
+from ftslurm.terminal import UsageError, print_error, show
 
 if TYPE_CHECKING:
     import argparse
 
-    from ftslurm.doctor.command import NodeContext
     from ftslurm.health.check import Check, CheckedPath
     from ftslurm.health.cluster_view import ClusterView
+    from ftslurm.health.node_context import NodeContext
 
-INTERRUPTED = 130
 RESULTS_S = 10.0
 """Seconds beyond the slowest check's time-out for which the first node waits for the others' results."""
 
@@ -50,21 +49,17 @@ def main(argv: Sequence[str]) -> int:
 
             show(listing(checks))
             return HEALTHY
-        return _look(options, checks)
+        return _check_nodes(options, checks)
     except UsageError as error:
         print_error(f"ftslurm health: {error}")
         return USAGE
 
 
-def _look(options: argparse.Namespace, checks: Sequence[Check]) -> int:
-    from ftslurm.doctor.command import Interrupted, interruptible, node_context
-    from ftslurm.doctor.command import UsageError as ContextError
+def _check_nodes(options: argparse.Namespace, checks: Sequence[Check]) -> int:
+    from ftslurm.health.node_context import INTERRUPTED, Interrupted, interruptible, node_context
 
     unique = f"local-{os.getpid()}-{os.urandom(3).hex()}"
-    try:
-        placement = node_context(os.environ, socket.gethostname(), unique, "ftslurm health")
-    except ContextError as error:
-        raise UsageError(str(error)) from None
+    placement = node_context(os.environ, socket.gethostname(), unique, "ftslurm health")
     if placement is None:
         return HEALTHY
     try:
@@ -86,8 +81,8 @@ def _paths(options: argparse.Namespace, directory: str | None) -> list[CheckedPa
 
 
 def _alone(options: argparse.Namespace, checks: Sequence[Check], placement: NodeContext) -> int:
-    from ftslurm.doctor.command import directory_of, is_dir_watched
     from ftslurm.health.cluster_view import ClusterView
+    from ftslurm.health.node_context import directory_of, is_dir_watched
     from ftslurm.health.run import run
 
     began = time.monotonic()
@@ -102,11 +97,10 @@ def _alone(options: argparse.Namespace, checks: Sequence[Check], placement: Node
 def _together(options: argparse.Namespace, checks: Sequence[Check], placement: NodeContext) -> int:
     """Run the checks as one node of several: publish the result; the first node prints the table."""
     from ftslurm.dataclasses import replace
-    from ftslurm.doctor.barrier import Session
-    from ftslurm.doctor.command import Interrupted, directory_of, is_dir_watched
-    from ftslurm.doctor.node import clean_up
+    from ftslurm.health.barrier import Session
     from ftslurm.health.cluster_view import ClusterView
-    from ftslurm.health.multi_node import gather, join_nodes, publish_result
+    from ftslurm.health.multi_node import clean_up, gather, join_nodes, publish_result
+    from ftslurm.health.node_context import Interrupted, directory_of, is_dir_watched
     from ftslurm.health.peers import compare
     from ftslurm.health.run import run
 
@@ -117,7 +111,7 @@ def _together(options: argparse.Namespace, checks: Sequence[Check], placement: N
     )
     try:
         with _listening() as listener:
-            joined = join_nodes(session, directory, placement.node, listener.getsockname()[1], options.wait)
+            joined = join_nodes(session, directory, options.wait, placement.node, listener.getsockname()[1])
             context = context_of(options, placement.node, os.environ, _paths(options, directory), options.busy)
             result = run(checks, replace(context, address=placement.node, peers=joined.peers), {})
             alone = len(joined.nodes) < 2 and placement.node != placement.expected[0]
@@ -126,7 +120,7 @@ def _together(options: argparse.Namespace, checks: Sequence[Check], placement: N
                 own = ClusterView(
                     (placement.node,), {placement.node: result.verdicts}, stuck={placement.node: result.stuck}
                 )
-                why = joined.problem or f"no other node joined in {directory} within {options.wait:g} s"
+                why = joined.outcome.problem or f"no other node joined in {directory} within {options.wait:g} s"
                 return _unmet(options, own, placement, why, time.monotonic() - began)
             if placement.node != joined.nodes[0]:
                 problem = publish_result(session, result.verdicts, result.stuck)
@@ -169,7 +163,7 @@ def _unmet(options: argparse.Namespace, own: ClusterView, placement: NodeContext
 
 def _print(options: argparse.Namespace, view: ClusterView, took_s: float, note: str) -> int:
     from ftslurm.health.table import render, to_document
-    from ftslurm.health.verdict import FAIL
+    from ftslurm.records.health import FAIL
 
     show(to_document(view, took_s) if options.json else render(view, took_s))
     if note:
@@ -180,11 +174,11 @@ def _print(options: argparse.Namespace, view: ClusterView, took_s: float, note: 
 def _parser() -> argparse.ArgumentParser:
     import argparse
 
-    from ftslurm.doctor.command import seconds
+    from ftslurm.command_line import CommandParser
+    from ftslurm.health.node_context import seconds
 
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="ftslurm health",
-        allow_abbrev=False,
         description="Check whether this node is healthy: its GPUs, network, storage and host. Nothing is changed.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -35,7 +35,7 @@ class Reading:
 
     Attributes:
         attentive_s: the observer's time without the intervals in which it did not run itself, see
-            `rendezvous.liveness.Attention`.
+            `rendezvous.liveness.ObservedTime`.
         scheduling: None: the process is gone.
     """
 

@@ -1,6 +1,6 @@
-"""Kernel log lines relevant to a node's health: rows of a pattern and its meaning (pure).
+"""Kernel log lines relevant to a node's health: patterns and their meaning (pure).
 
-A row has the displayed text; lines of one row and one subject are reported once, with their number. Failures of
+A pattern has the displayed text; lines of one pattern and one subject are reported once, with their number. Failures of
 programs (a segmentation fault, a job at its own memory limit) are not part of the node's health.
 
 Users can place text in the kernel log: a task name (15 bytes) at the start of many lines, the name of a mapped file in
@@ -14,21 +14,22 @@ import re
 from collections.abc import Iterable, Sequence
 
 from ftslurm.dataclasses import dataclass
-from ftslurm.health.units import one_line, span
-from ftslurm.health.verdict import FAIL, OK, SEVERITY, WARN, Finding, Json
+from ftslurm.health.verdict import Finding, Json
 from ftslurm.health.xid_catalogue import XidLine, xid_in
+from ftslurm.records.health import FAIL, OK, SEVERITY, WARN
+from ftslurm.text import duration, one_line
 
 HARDWARE = "Have the hardware inspected; drain the node if it recurs."
 
 
 @dataclass(frozen=True)
-class Row:
+class LinePattern:
     """One kind of message.
 
     Attributes:
         name: its key for counting.
         pattern: of the line from its start; an optional group `subject` is the device. Compiled on first use: most
-            logs contain no match of any row.
+            logs contain no match of any pattern.
         text: the displayed text; "{line}" is the line itself.
         least: fewer lines are ignored.
         over: pattern of the line that ends the condition; group `subject` must be the same.
@@ -55,8 +56,8 @@ _HARDWARE_ERROR = r"(?:mce: |BERT: |\{\d+\})?\[Hardware Error\]: "
 _DEVICE = r"\((?:device )?(?P<subject>(?!loop\d|device )[\w-]+)"
 _BLOCK = r"(?:(?:blk_update_request|print_req_error|end_request): )?"
 
-ROWS: tuple[Row, ...] = (
-    Row(
+PATTERNS: tuple[LinePattern, ...] = (
+    LinePattern(
         "memory-uncorrected",
         r"Memory failure: 0x[0-9a-f]+: |MCE: Killing .+:\d+ due to hardware memory corruption fault at "
         r"|EDAC (?P<subject>MC\d+): \d+ UE (?:.* )?on \S"
@@ -65,7 +66,7 @@ ROWS: tuple[Row, ...] = (
         "uncorrected hardware error: {line}",
         "Have the node drained and its memory inspected.",
     ),
-    Row(
+    LinePattern(
         "memory-corrected",
         r"EDAC (?P<subject>MC\d+): \d+ CE (?:.* )?on \S"
         rf"|{_HARDWARE_ERROR}(?:Corrected error|Machine check events logged)",
@@ -74,21 +75,21 @@ ROWS: tuple[Row, ...] = (
         "Have the memory module changed before it fails.",
         least=10,
     ),
-    Row(
+    LinePattern(
         "pcie-fatal",
         _PCI + r"Uncorrect(?:ed|able) \(Fatal\)",
         FAIL,
         "fatal error on the PCIe bus: {line}",
         HARDWARE,
     ),
-    Row(
+    LinePattern(
         "pcie-uncorrected",
         _PCI + r"Uncorrect(?:ed|able)\b",
         WARN,
         "error on the PCIe bus: {line}",
         HARDWARE,
     ),
-    Row(
+    LinePattern(
         "pcie-corrected",
         _PCI + r"Correct(?:ed|able)\b",
         WARN,
@@ -96,14 +97,14 @@ ROWS: tuple[Row, ...] = (
         HARDWARE,
         least=20,
     ),
-    Row(
+    LinePattern(
         "nvswitch",
         r"nvidia-nvswitch(?P<subject>\d+): SXid \(PCI:[0-9a-f:.]+\): \d+, Fatal",
         FAIL,
         "fatal error of an NVSwitch: {line}",
         "Have the node drained and power-cycled.",
     ),
-    Row(
+    LinePattern(
         "amdgpu",
         # Further on in a line the driver prints the name of the task that uses the GPU.
         r"amdgpu (?P<subject>[0-9a-f:.]+): (?:amdgpu: )?(?:GPU reset(?:\(\d+\))? (?:begin|failed)"
@@ -112,7 +113,7 @@ ROWS: tuple[Row, ...] = (
         "the AMD GPU's driver had to reset it: {line}",
         "Look at the GPU's RAS counters; have the node rebooted if it recurs.",
     ),
-    Row(
+    LinePattern(
         "nic-firmware",
         r"mlx5_core (?P<subject>[0-9a-f:.]+): .*(?:health compromised|[Ff]atal error|firmware internal error"
         r"|assert_exit_ptr)",
@@ -120,14 +121,14 @@ ROWS: tuple[Row, ...] = (
         "the network card's firmware has stopped: {line}",
         "Look at its ports; have the node rebooted.",
     ),
-    Row(
+    LinePattern(
         "hard-lockup",
         r"(?:NMI )?watchdog: (?:CPU\d+: )?Watchdog detected hard LOCKUP on (?P<subject>cpu \d+)",
         FAIL,
         "a CPU hangs with interrupts off: {line}",
         "Have the node rebooted.",
     ),
-    Row(
+    LinePattern(
         "soft-lockup",
         r"(?:(?:NMI )?watchdog: )?BUG: soft lockup - (?P<subject>CPU#\d+) stuck",
         WARN,
@@ -135,7 +136,7 @@ ROWS: tuple[Row, ...] = (
         "Look at the lines after it in the kernel's log; have the node rebooted if it recurs.",
         hardware=False,
     ),
-    Row(
+    LinePattern(
         "stalled",
         r"(?:rcu: )?INFO: rcu_\w+ (?:self-)?detected (?:expedited )?stall",
         WARN,
@@ -143,7 +144,7 @@ ROWS: tuple[Row, ...] = (
         "Look at the lines after it in the kernel's log.",
         hardware=False,
     ),
-    Row(
+    LinePattern(
         "hung-task",
         r"INFO: task (?P<subject>.+?:\d+) blocked for more than",
         WARN,
@@ -151,7 +152,7 @@ ROWS: tuple[Row, ...] = (
         "A driver or filesystem does not answer: look at the lines after it in the kernel's log.",
         hardware=False,
     ),
-    Row(
+    LinePattern(
         "oops",
         r"(?:Internal error: |Oops: )?(?:Oops|general protection fault)\b.*: [0-9a-f]{4,16} \[#\d+\](?: [A-Z_]+\S*)*$"
         r"|kernel BUG at \S+:\d+!|BUG: (?:unable to handle|kernel NULL pointer dereference)",
@@ -160,7 +161,7 @@ ROWS: tuple[Row, ...] = (
         "Have the node rebooted: what the kernel held then stays held.",
         hardware=False,
     ),
-    Row(
+    LinePattern(
         "out-of-memory",
         r"Out of memory: Kill",
         WARN,
@@ -168,7 +169,7 @@ ROWS: tuple[Row, ...] = (
         "Find the processes that use the memory; the job's own limit was not the reason.",
         hardware=False,
     ),
-    Row(
+    LinePattern(
         "too-hot",
         r"thermal thermal_zone\d+: (?:[\w-]+: )?critical temperature reached"
         r"|(?:mce: )?CPU\d+: (?:Core|Package) temperature(?:/speed)? (?:is )?above threshold",
@@ -176,7 +177,7 @@ ROWS: tuple[Row, ...] = (
         "too hot: {line}",
         "Look at fans, heat sinks and the room's temperature.",
     ),
-    Row(
+    LinePattern(
         "made-read-only",
         rf"(?:EXT4-fs|XFS|BTRFS)(?: \w+|: \w+)? {_DEVICE}\b.*"
         r"(?:[Rr]emounting filesystem read-only|forced readonly|[Ss]hutting down filesystem"
@@ -185,14 +186,14 @@ ROWS: tuple[Row, ...] = (
         "the filesystem was stopped after an error: {line}",
         "Have it checked and mounted again.",
     ),
-    Row(
+    LinePattern(
         "filesystem-error",
         rf"(?:EXT4-fs error|BTRFS:? (?:error|critical)|XFS(?=.*(?:error|[Cc]orrupt))) {_DEVICE}\b",
         WARN,
         "the filesystem is damaged: {line}",
         "Have it checked (fsck).",
     ),
-    Row(
+    LinePattern(
         "disk-error",
         # Many virtual machines probe missing floppy and CD drives at each start.
         rf"{_BLOCK}(?:I/O error, dev |Buffer I/O error on dev(?:ice)? |critical (?:medium|target) error, dev )"
@@ -201,14 +202,14 @@ ROWS: tuple[Row, ...] = (
         "the disk gives errors: {line}",
         "Look at `smartctl -a` or `nvme smart-log` of it.",
     ),
-    Row(
+    LinePattern(
         "nvme",
         r"nvme (?P<subject>nvme\d+): (?:controller is down|I/O .*timeout|Device not ready|Removing after probe)",
         WARN,
         "the disk did not answer: {line}",
         "Look at `nvme smart-log` of it.",
     ),
-    Row(
+    LinePattern(
         "nfs",
         r"nfs: server (?P<subject>\S+) not responding",
         WARN,
@@ -217,7 +218,7 @@ ROWS: tuple[Row, ...] = (
         over=r"nfs: server (?P<subject>\S+) OK",
         hardware=False,
     ),
-    Row(
+    LinePattern(
         "lustre-lost",
         r"Lustre: (?P<subject>\S+): Connection to \S+ \(at [^)]*\) was lost",
         WARN,
@@ -226,7 +227,7 @@ ROWS: tuple[Row, ...] = (
         over=r"Lustre: (?P<subject>\S+): Connection restored to",
         hardware=False,
     ),
-    Row(
+    LinePattern(
         "lustre-evicted",
         r"LustreError: (?:[\w-]+: )?(?P<subject>[\w-]+): This client was evicted by",
         WARN,
@@ -263,12 +264,12 @@ class Line:
 
 
 def is_relevant(line: bytes) -> bool:
-    """Return whether a line matches a row, an Xid, or a reached memory limit: others are dropped."""
+    """Return whether a line matches a pattern, an Xid, or a reached memory limit: others are dropped."""
     # Most lines contain none of these words, and cost one search.
     if re.search(_QUICK, line) is None:
         return False
     text = line.decode("utf-8", "replace")
-    return text.startswith(_LIMIT_REACHED) or xid_in(text) is not None or _row_of(text) is not None
+    return text.startswith(_LIMIT_REACHED) or xid_in(text) is not None or _match_of(text) is not None
 
 
 def findings(lines: Sequence[Line], now_s: float, job_since_s: float | None = None) -> tuple[list[Finding], int]:
@@ -279,39 +280,39 @@ def findings(lines: Sequence[Line], now_s: float, job_since_s: float | None = No
         job_since_s: start of the job here, likewise; None: the checks run outside a job.
     """
     found = _xids(lines, now_s)
-    for (row, subject), matched in _by_row(lines).items():
-        since_s = 0.0 if row.hardware or job_since_s is None else job_since_s
+    for (pattern, subject), matched in _by_pattern(lines).items():
+        since_s = 0.0 if pattern.hardware or job_since_s is None else job_since_s
         those = [line for line in matched if line.at_s >= since_s]
-        if len(those) >= row.least:
-            words = row.text.format(line=one_line(those[-1].text, 160))
-            found.append(Finding(row.status, subject, f"{words}{_when(those, now_s)}", row.advice))
+        if len(those) >= pattern.least:
+            text = pattern.text.format(line=one_line(those[-1].text, 160))
+            found.append(Finding(pattern.status, subject, f"{text}{_when(those, now_s)}", pattern.advice))
     limits = sum(line.text.startswith(_LIMIT_REACHED) for line in lines)
     return sorted(found, key=lambda one: -SEVERITY.index(one.status)), limits
 
 
-def _by_row(lines: Iterable[Line]) -> dict[tuple[Row, str], list[Line]]:
-    """Group the lines by the first matching row, and by subject."""
-    found: dict[tuple[Row, str], list[Line]] = {}
+def _by_pattern(lines: Iterable[Line]) -> dict[tuple[LinePattern, str], list[Line]]:
+    """Group the lines by the first matching pattern, and by subject."""
+    found: dict[tuple[LinePattern, str], list[Line]] = {}
     for line in lines:
-        if (matched := _row_of(line.text)) is None:
+        if (matched := _match_of(line.text)) is None:
             continue
-        row, subject, over = matched
+        pattern, subject, over = matched
         if over:
-            found.pop((row, subject), None)
+            found.pop((pattern, subject), None)
         else:
-            found.setdefault((row, subject), []).append(line)
+            found.setdefault((pattern, subject), []).append(line)
     return found
 
 
-def _row_of(text: str) -> tuple[Row, str, bool] | None:
-    """Return the first row that matches a line, its subject, and whether the line ends the condition."""
+def _match_of(text: str) -> tuple[LinePattern, str, bool] | None:
+    """Return the first pattern that matches a line, its subject, and whether the line ends the condition."""
     if _TASK_FIRST.match(text):
         return None
-    for row in ROWS:
-        if match := re.match(row.pattern, text):
-            return row, _subject(match), False
-        if row.over is not None and (match := re.match(row.over, text)):
-            return row, _subject(match), True
+    for pattern in PATTERNS:
+        if match := re.match(pattern.pattern, text):
+            return pattern, _subject(match), False
+        if pattern.over is not None and (match := re.match(pattern.over, text)):
+            return pattern, _subject(match), True
     return None
 
 
@@ -334,7 +335,7 @@ def _xids(lines: Iterable[Line], now_s: float) -> list[Finding]:
 
 
 def _when(lines: Sequence[Line], now_s: float) -> str:
-    ago = f"{span(max(0.0, now_s - lines[-1].at_s))} ago"
+    ago = f"{duration(max(0.0, now_s - lines[-1].at_s))} ago"
     return f" ({ago})" if len(lines) == 1 else f" ({len(lines)} times, the last {ago})"
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from ftslurm.dataclasses import dataclass
 from ftslurm.health.device_time import own_clock
-from ftslurm.rendezvous.liveness import Attention
+from ftslurm.observed_time import ObservedTime
 
 AT_ONCE = 16
 TICK_S = 0.1
@@ -51,21 +51,21 @@ def look_up(names: Iterable[str], limit_s: float, resolver: Resolver = system) -
     """
     todo: queue.SimpleQueue[str] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[str, Resolved]] = queue.SimpleQueue()
-    wanted = list(dict.fromkeys(names))
-    for name in wanted:
+    names_once = list(dict.fromkeys(names))
+    for name in names_once:
         todo.put(name)
-    attention = Attention(time.monotonic, 2 * TICK_S)
-    for _ in range(min(AT_ONCE, len(wanted))):
+    attention = ObservedTime(time.monotonic, 2 * TICK_S)
+    for _ in range(min(AT_ONCE, len(names_once))):
         threading.Thread(target=_work, args=(todo, done, resolver), daemon=True).start()
     found: dict[str, Resolved] = {}
-    while len(found) < len(wanted) and attention.note() < limit_s:
+    while len(found) < len(names_once) and attention.note() < limit_s:
         try:
             name, resolved = done.get(timeout=TICK_S)
         except queue.Empty:
             continue
         found[name] = resolved
     late = Resolved(None, limit_s, f"no answer within {limit_s:g} s")
-    return {name: found.get(name, late) for name in wanted}
+    return {name: found.get(name, late) for name in names_once}
 
 
 def _work(todo: queue.SimpleQueue[str], done: queue.SimpleQueue[tuple[str, Resolved]], resolver: Resolver) -> None:
@@ -78,6 +78,6 @@ def _work(todo: queue.SimpleQueue[str], done: queue.SimpleQueue[tuple[str, Resol
         try:
             resolved = Resolved(tuple(sorted(set(resolver(name)))), own_clock() - began)
         except (OSError, UnicodeError) as error:
-            words = str(getattr(error, "strerror", None) or error)
-            resolved = Resolved((), own_clock() - began, words)
+            problem = str(getattr(error, "strerror", None) or error)
+            resolved = Resolved((), own_clock() - began, problem)
         done.put((name, resolved))

@@ -4,57 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ftslurm.dataclasses import dataclass
 from ftslurm.health.check import CONFIRM
-from ftslurm.health.verdict import FAIL, SEVERITY, WARN, Finding, Verdict, worst
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from ftslurm.health.verdict import Finding, Verdict, worst
+from ftslurm.records.health import FAIL, SEVERITY, WARN, Health, HealthFinding
 
 KEPT = 16
 """Findings in a node record, the worst first; `ftslurm health` on the node shows them all."""
 
 _TEXT_LIMIT = 300
-
-
-@dataclass(frozen=True)
-class HealthFinding:
-    """One finding; see `verdict.Finding`.
-
-    Attributes:
-        since_ns: when it was first seen, by that node's clock.
-        confirmed: a second run, alone and with longer time-outs, has found it too.
-    """
-
-    check: str
-    status: str
-    subject: str
-    text: str
-    advice: str
-    since_ns: int
-    confirmed: bool = False
-
-    def line(self) -> str:
-        """Return it in one line, without its advice."""
-        return f"{self.subject}: {self.text}" if self.subject else self.text
-
-
-@dataclass(frozen=True)
-class Health:
-    """Result of the last run of checks on a node.
-
-    Attributes:
-        status: the worst of the findings, OK without any.
-        checked_ns: time of the run, by that node's clock.
-        set: the set of checks.
-        findings: WARN and FAIL, the worst first.
-    """
-
-    status: str
-    checked_ns: int
-    set: str
-    findings: tuple[HealthFinding, ...]
 
 
 def health_of(
@@ -89,36 +46,3 @@ def _past(old: HealthFinding | None, finding: Finding, now_ns: int, set_: str) -
     if old is None:
         return now_ns, set_ == CONFIRM
     return old.since_ns, set_ == CONFIRM or (old.confirmed and old.status == finding.status)
-
-
-def read_health(value: Any, where: str) -> Health:
-    """Read it from JSON.
-
-    Raises:
-        ValueError: the value is invalid; the text names `where`.
-    """
-    try:
-        findings = tuple(_finding(one) for one in _list(value["findings"])[:KEPT])
-        return Health(_status(value["status"]), int(value["checked_ns"]), str(value["set"]), findings)
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"{where}: expected a node's health ({type(error).__name__}: {error})") from None
-
-
-def _finding(value: Any) -> HealthFinding:
-    subject, text, advice = (str(value[name])[:_TEXT_LIMIT] for name in ("subject", "text", "advice"))
-    # Older versions did not confirm findings.
-    confirmed = value.get("confirmed") is True
-    status, since_ns = _status(value["status"]), int(value["since_ns"])
-    return HealthFinding(str(value["check"]), status, subject, text, advice, since_ns, confirmed)
-
-
-def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise TypeError("findings are no list")
-    return value
-
-
-def _status(value: Any) -> str:
-    if value not in SEVERITY:
-        raise ValueError(f"unknown status {value!r:.40}")
-    return str(value)

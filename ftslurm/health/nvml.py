@@ -1,52 +1,46 @@
 """Queries NVIDIA's driver through NVML (nvidia-ml-py), robust against drivers of the last ten years.
 
-Values that a GPU or a driver does not have are None; errors are stored by name in the GPU's `errors`. NVML is loaded
-only in the check's own process: a call may never return. The functions at the end are pure, for the checks' judges.
+Values that a GPU or a driver does not have are None; errors are stored by name in the GPU's `errors`. A call may never
+return: one process of their own reads NVML for all GPU checks, and records each call (`children.during`). It starts
+NVML once, and asks nothing twice. The functions at the end are pure, for the checks' judges.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 
-from ftslurm.dataclasses import dataclass, field
+from ftslurm.dataclasses import dataclass, field, replace
 from ftslurm.health import sysfs
 from ftslurm.health.check import Absent, Check, Context, Fetch, Judge
-from ftslurm.health.verdict import UNKNOWN, WARN, Finding, Json
+from ftslurm.health.children import during
+from ftslurm.health.verdict import Finding, Json
 from ftslurm.health.xid_catalogue import bus_key
+from ftslurm.records.health import UNKNOWN, WARN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 LIMIT_S = 10.0
-"""Time-out of one check. A driver without its persistence daemon first initialises the GPUs, one after the other."""
+"""Time-out of all checks together. A driver without its persistence daemon first initialises the GPUs, one after the
+other."""
 LATE_ADVICE = "Look at the kernel log; the node needs a restart where nvidia-smi hangs too."
 NVIDIA = "0x10de"
 
 _SILENT = frozenset(
     (
-        "NOT_SUPPORTED",
-        "FUNCTION_NOT_FOUND",
-        "NO_PERMISSION",
-        "INVALID_ARGUMENT",
-        "NO_DATA",
-        "NOT_FOUND",
-        "DEPRECATED",
-        "IN_USE",
-        "ARGUMENT_VERSION_MISMATCH",
-        "VGPU_ECC_NOT_SUPPORTED",
-        "OPERATING_SYSTEM",
-        "INSUFFICIENT_SIZE",
-        "INVALID_STATE",
-        "NOT_READY",
+        *("NOT_SUPPORTED", "FUNCTION_NOT_FOUND", "NO_PERMISSION", "INVALID_ARGUMENT", "NO_DATA", "NOT_FOUND"),
+        *("DEPRECATED", "IN_USE", "ARGUMENT_VERSION_MISMATCH", "VGPU_ECC_NOT_SUPPORTED", "OPERATING_SYSTEM"),
+        *("INSUFFICIENT_SIZE", "INVALID_STATE", "NOT_READY"),
     )
 )
 """Errors without relevance for a GPU's health: unsupported feature, old driver, or missing permission."""
 LOST = frozenset({"GPU_IS_LOST", "RESET_REQUIRED", "INSUFFICIENT_POWER", "IRQ_ISSUE", "UNKNOWN", "TIMEOUT"})
 """Errors after which no program can use the GPU when every basic call ends with one."""
+HIDDEN = frozenset({"NO_PERMISSION", "OPERATING_SYSTEM"})
+"""Errors of a GPU that this process may not use: another job's."""
 WORDS = {
     "GPU_IS_LOST": "it has fallen off the bus or cannot be reached",
     "RESET_REQUIRED": "it needs a reset before it can be used again",
@@ -66,7 +60,6 @@ def check(name: str, about: str, sets: Iterable[str], fetch: Fetch, judge: Judge
     Args:
         late: the status if NVML does not answer; only the checks for a hanging driver report it as a fault.
     """
-    text = "the NVIDIA driver hangs"
     return Check(
         name,
         about,
@@ -75,9 +68,10 @@ def check(name: str, about: str, sets: Iterable[str], fetch: Fetch, judge: Judge
         fetch,
         judge,
         late=late,
-        late_text=text,
+        late_text="the NVIDIA driver hangs",
         late_advice=LATE_ADVICE,
         may_hang=is_here,
+        device="NVML",
     )
 
 
@@ -93,32 +87,45 @@ class Gpu:
         number: NVML's index, which depends on the GPUs visible to this process.
         handle: None if unavailable.
         errors: by query, the error's name without its prefix.
+        answers: value and error of each call so far, by function and arguments.
     """
 
     pynvml: Any
     number: int
     handle: Any = None
     errors: dict[str, str] = field(default_factory=dict)
+    answers: dict[Any, tuple[Any, str | None]] = field(default_factory=dict)
 
-    def ask(self, what: str, names: str, *arguments: Any) -> Any:
+    def query(self, what: str, names: str, *arguments: Any) -> Any:
         """Call the first function of `names` (without "nvmlDeviceGet", by spaces) that the driver has.
 
         None: unsupported, or it failed with an error in `errors` under `what`.
         """
         if self.handle is None:
             return None
+        if not all(isinstance(one, int) for one in arguments):
+            value, error = self._call(names, arguments)
+        elif (names, arguments) in self.answers:
+            value, error = self.answers[names, arguments]
+        else:
+            value, error = self.answers[names, arguments] = self._call(names, arguments)
+        if error is not None:
+            self.note(what, error)
+        return value
+
+    def _call(self, names: str, arguments: tuple[Any, ...]) -> tuple[Any, str | None]:
         for name in names.split():
-            call = getattr(self.pynvml, f"nvmlDeviceGet{name}", None)
-            if call is None:
+            function = getattr(self.pynvml, f"nvmlDeviceGet{name}", None)
+            if function is None:
                 continue
             try:
-                return call(self.handle, *arguments)
+                text = f"nvmlDeviceGet{name} of GPU {self.number}"
+                return during(text, lambda: function(self.handle, *arguments)), None  # noqa: B023 (called here)
             except (self.pynvml.NVMLError_FunctionNotFound, mismatch(self.pynvml)):
                 continue
             except self.pynvml.NVMLError as error:
-                self.note(what, error_name(self.pynvml, error))
-                return None
-        return None
+                return None, error_name(self.pynvml, error)
+        return None, None
 
     def note(self, what: str, error: str) -> None:
         """Store an error, unless it is irrelevant."""
@@ -127,74 +134,93 @@ class Gpu:
 
     def fields(self, *wanted: int | tuple[int, int]) -> list[int | None]:
         """Return the values of NVML's fields, each (field, scope) or a field; None where there is none."""
-        values = self.ask("fields", "FieldValues", list(wanted))
+        values = self.query("fields", "FieldValues", list(wanted))
         if values is None:
             return [None] * len(wanted)
         return [_field_value(self.pynvml, value) for value in values]
 
     def facts(self, **more: Any) -> Json:
         """Return its identity, and `more`, for a check's facts."""
-        pci = self.ask("pci", "PciInfo_v3 PciInfo")
+        pci = self.query("pci", "PciInfo_v3 PciInfo")
         return {
             "gpu": self.number,
             "bus": bus_key(text(pci.busId) or "") if pci is not None else None,
-            "serial": text(self.ask("serial", "Serial")),
+            "serial": text(self.query("serial", "Serial")),
             **more,
             "errors": dict(self.errors),
         }
 
 
 def is_here(context: Context) -> bool:
-    """Return whether NVML is available; then pynvml is imported once for all checks forked from this process."""
+    """Return whether there is NVML's library; pynvml, which takes ten times as long, only its users import."""
+    import ctypes
+
     try:
-        _pynvml()
-    except Absent:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
         return False
     return True
 
 
-def _pynvml() -> Any:
-    import ctypes
-
-    try:
-        ctypes.CDLL("libnvidia-ml.so.1")  # a tenth of the cost of importing pynvml, saved on nodes without GPUs
-    except OSError:
-        raise Absent("no NVIDIA driver here") from None
-    try:
-        return importlib.import_module("pynvml")
-    except ImportError:
-        raise Absent("nvidia-ml-py is not installed: GPUs are not checked") from None
-
-
-@contextmanager
-def started() -> Iterator[Any]:
-    """Return pynvml, with NVML initialised.
+class Nvml:
+    """NVML, initialised in this process.
 
     Raises:
         Absent: there is no NVML library here, or no pynvml.
         Problem: it exists, but does not start.
     """
-    pynvml = _pynvml()
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        name = error_name(pynvml, error)
-        if name == "LIBRARY_NOT_FOUND":
-            raise Absent("no NVIDIA driver here") from None
-        raise Problem(name) from None
-    # NVML is not shut down: the process ends anyway, and a failing driver could hang there.
-    yield pynvml
 
-
-def gpus(pynvml: Any) -> Iterator[Gpu]:
-    """Iterate over all GPUs visible to this process in NVML, including those without a handle."""
-    for number in range(pynvml.nvmlDeviceGetCount()):
-        gpu = Gpu(pynvml, number)
+    def __init__(self) -> None:
+        if not is_here(Context("")):
+            raise Absent("no NVIDIA driver here")
         try:
-            gpu.handle = pynvml.nvmlDeviceGetHandleByIndex(number)
-        except pynvml.NVMLError as error:
-            gpu.errors["handle"] = error_name(pynvml, error)
-        yield gpu
+            self.pynvml: Any = importlib.import_module("pynvml")
+        except ImportError:
+            raise Absent("nvidia-ml-py is not installed: GPUs are not checked") from None
+        # NVML is not shut down: the process ends anyway, and a failing driver could hang there.
+        try:
+            self.call("nvmlInit")
+        except self.pynvml.NVMLError as error:
+            name = error_name(self.pynvml, error)
+            if name == "LIBRARY_NOT_FOUND":
+                raise Absent("no NVIDIA driver here") from None
+            raise Problem(name) from None
+        self._gpus: list[Gpu] | None = None
+
+    def call(self, name: str) -> Any:
+        """Call a function without arguments."""
+        return during(name, getattr(self.pynvml, name))
+
+    def gpus(self) -> list[Gpu]:
+        """Return all GPUs visible to this process in NVML, also those without a handle; without errors of queries."""
+        if self._gpus is None:
+            self._gpus = [self._gpu(number) for number in range(self.call("nvmlDeviceGetCount"))]
+        return [replace(gpu, errors=dict(gpu.errors)) for gpu in self._gpus]
+
+    def _gpu(self, number: int) -> Gpu:
+        gpu = Gpu(self.pynvml, number)
+        get = self.pynvml.nvmlDeviceGetHandleByIndex
+        try:
+            gpu.handle = during(f"nvmlDeviceGetHandleByIndex of GPU {number}", lambda: get(number))
+        except self.pynvml.NVMLError as error:
+            gpu.errors["handle"] = error_name(self.pynvml, error)
+        return gpu
+
+
+_started: Nvml | Absent | Problem | None = None
+
+
+def started() -> Nvml:
+    """Return NVML, which is started at most once in this process; raises as `Nvml`."""
+    global _started
+    if _started is None:
+        try:
+            _started = Nvml()
+        except (Absent, Problem) as error:
+            _started = error
+    if isinstance(_started, Exception):
+        raise _started
+    return _started
 
 
 def of_job(gpus: list[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
@@ -205,7 +231,7 @@ def of_job(gpus: list[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
     given_ = given(environ)
     if given_ is None or given_ >= len(gpus):
         return gpus
-    numbers = own(environ, [{"gpu": gpu.number, "uuid": text(gpu.ask("uuid", "UUID"))} for gpu in gpus])
+    numbers = own(environ, [{"gpu": gpu.number, "uuid": text(gpu.query("uuid", "UUID"))} for gpu in gpus])
     return gpus if numbers is None else [gpu for gpu in gpus if gpu.number in numbers]
 
 
@@ -220,14 +246,13 @@ def each(environ: Mapping[str, str], facts: Callable[[Gpu], Json | None]) -> Jso
         Absent: there is none, or NVML does not start, which "gpu-driver" judges.
     """
     try:
-        with started() as pynvml:
-            found = []
-            hidden = ("NO_PERMISSION", "OPERATING_SYSTEM")
-            for gpu in of_job([gpu for gpu in gpus(pynvml) if gpu.errors.get("handle") not in hidden], environ):
-                if (more := facts(gpu) if gpu.handle is not None else {}) is not None:
-                    found.append(gpu.facts(**more))
+        gpus = started().gpus()
     except Problem as problem:
         raise Absent(f"NVML does not start ({WORDS.get(str(problem), str(problem))}): see gpu-driver") from None
+    found = []
+    for gpu in of_job([gpu for gpu in gpus if gpu.errors.get("handle") not in HIDDEN], environ):
+        if (more := facts(gpu) if gpu.handle is not None else {}) is not None:
+            found.append(gpu.facts(**more))
     if not found:
         raise Absent("no NVIDIA GPU for this job")
     return {"gpus": found}
@@ -326,11 +351,6 @@ def where(gpu: Json) -> str:
     known = [gpu.get("bus") or "", f"serial {gpu['serial']}" if gpu.get("serial") else ""]
     known = [part for part in known if part]
     return f" ({', '.join(known)})" if known else ""
-
-
-def counted(number: int, noun: str) -> str:
-    """Return "1 GPU", "2 GPUs"."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def earlier(gpu: Json, before: Json | None) -> Json | None:

@@ -9,9 +9,10 @@ from collections.abc import Iterable
 from ftslurm import user_limits
 from ftslurm.health.check import CheckedPath
 from ftslurm.health.probe import KILLED
-from ftslurm.health.units import one_line, size, span
-from ftslurm.health.verdict import FAIL, UNKNOWN, WARN, Finding, Json
+from ftslurm.health.verdict import Finding, Json
+from ftslurm.records.health import FAIL, UNKNOWN, WARN
 from ftslurm.sharedfs.mounts import unescape
+from ftslurm.text import duration, one_line, size
 
 FEW_BYTES, FEW_SHARE = 1 << 30, 0.05
 """WARN with less than both of it free: 1 GiB, and on filesystems below 20 GiB five per cent."""
@@ -52,8 +53,8 @@ def judge_path(place: CheckedPath, facts: Json, before: Json | None, busy: bool,
         gpus: this node has GPUs.
     """
     subject = shown(place)
-    said = _hangs(facts, before, busy) or _gone(place, facts) or _fails(place, facts) or _unwritable(place, facts)
-    found = [said] if said is not None else _free_space(place, facts, busy, gpus)
+    fault = _hangs(facts, before, busy) or _gone(place, facts) or _fails(place, facts) or _unwritable(place, facts)
+    found = [fault] if fault is not None else _free_space(place, facts, busy, gpus)
     worst = WARN if place.what == TMPDIR else FAIL
     return [Finding(worst if status == FAIL else status, subject, text, advice) for status, text, advice in found]
 
@@ -65,7 +66,7 @@ def is_usable(facts: Json) -> bool:
     return facts["kind"] == "directory" and facts["writable"] and not facts["read_only"]
 
 
-Said = tuple[str, str, str]
+Fault = tuple[str, str, str]
 
 
 def _source(facts: Json) -> str:
@@ -73,7 +74,7 @@ def _source(facts: Json) -> str:
     return f"{mount['type']} from {one_line(mount['source'])}, mounted at {one_line(mount['point'])}"
 
 
-def _hangs(facts: Json, before: Json | None, busy: bool) -> Said | None:
+def _hangs(facts: Json, before: Json | None, busy: bool) -> Fault | None:
     if facts["starved"]:
         return UNKNOWN, "could not be tried: the node gave it too little CPU time", "Look at the node's load."
     if facts["hung"] is None:
@@ -88,7 +89,7 @@ def _hangs(facts: Json, before: Json | None, busy: bool) -> Said | None:
     return (WARN if busy and not again else FAIL, text, _ASK)
 
 
-def _gone(place: CheckedPath, facts: Json) -> Said | None:
+def _gone(place: CheckedPath, facts: Json) -> Fault | None:
     own = place.path in (SHM, place.what)
     if (point := facts["unmounted"]) is not None:
         status = WARN if own else FAIL
@@ -127,12 +128,12 @@ _REASONS = {
 }
 
 
-def _fails(place: CheckedPath, facts: Json) -> Said | None:
+def _fails(place: CheckedPath, facts: Json) -> Fault | None:
     if facts["error"] is None:
         return None
-    step, number, words = facts["error"]
+    step, number, error = facts["error"]
     if number == KILLED:
-        return UNKNOWN, f"could not be tried: {words} ({step})", "Look at the limits of this user: `ulimit -a`."
+        return UNKNOWN, f"could not be tried: {error} ({step})", "Look at the limits of this user: `ulimit -a`."
     if number in user_limits.ERRNOS:
         text = f"{user_limits.ERRNOS[number]}: {step} failed ({_source(facts)})"
         return WARN, text, "It is a limit of this user's and none of the node's: have it raised."
@@ -144,19 +145,19 @@ def _fails(place: CheckedPath, facts: Json) -> Said | None:
         left = f"{size(facts['free'])} and {facts['inodes']} inodes are free" if facts["free"] is not None else ""
         what = "no inode is free" if facts["all_inodes"] and facts["inodes"] == 0 else f"it is full ({left})"
         return FAIL, f"{what}: {step} failed ({_source(facts)})", "Remove files there: `df -h`, `df -i`."
-    text, advice = _REASONS.get(number, (words, "Look at the node's kernel log."))
+    text, advice = _REASONS.get(number, (error, "Look at the node's kernel log."))
     return FAIL, f"{text}: {step} failed ({_source(facts)})", advice
 
 
-def _denied(place: CheckedPath, facts: Json, step: str) -> Said:
+def _denied(place: CheckedPath, facts: Json, step: str) -> Fault:
     text = f"{step} is not permitted to user {facts['uid']} ({_source(facts)})"
     if facts["uid"] == 0 and facts["mount"]["type"] not in (*_LOCAL, "tmpfs", "overlay"):
-        # Servers map root to nobody.
+        # Servers map root to the user nobody.
         return UNKNOWN, text, "Look as the job's user."
     return WARN if place.path == SHM else FAIL, text, "Look at its owner and mode: `ls -ld`."
 
 
-def _unwritable(place: CheckedPath, facts: Json) -> Said | None:
+def _unwritable(place: CheckedPath, facts: Json) -> Fault | None:
     if only_read(place):
         return None
     if facts["read_only"]:
@@ -166,7 +167,7 @@ def _unwritable(place: CheckedPath, facts: Json) -> Said | None:
     return None
 
 
-def _read_only(place: CheckedPath, facts: Json) -> Said:
+def _read_only(place: CheckedPath, facts: Json) -> Fault:
     mount = facts["mount"]
     status = WARN if place.path == SHM else FAIL
     if mount["made_read_only"] and mount["type"] in _LOCAL:
@@ -175,7 +176,7 @@ def _read_only(place: CheckedPath, facts: Json) -> Said:
     return status, f"it is mounted read-only ({_source(facts)})", "Mount it writable, or name another directory."
 
 
-def _free_space(place: CheckedPath, facts: Json, busy: bool, gpus: bool) -> Iterable[Said]:
+def _free_space(place: CheckedPath, facts: Json, busy: bool, gpus: bool) -> Iterable[Fault]:
     if only_read(place):
         return
     free, total, inodes, all_inodes = (facts[key] for key in ("free", "total", "inodes", "all_inodes"))
@@ -196,7 +197,7 @@ def _free_space(place: CheckedPath, facts: Json, busy: bool, gpus: bool) -> Iter
         text = f"only {inodes} of {all_inodes} inodes are free ({source})"
         yield worst if inodes < LITTLE_INODES else WARN, text, "Remove files there: `df -i`."
     if not busy and facts["took_s"] is not None and facts["took_s"] > SLOW_S:
-        yield WARN, f"slow: {span(facts['took_s'])} for a few small calls ({source})", _ASK
+        yield WARN, f"slow: {duration(facts['took_s'])} for a few small calls ({source})", _ASK
 
 
 def unmounted(fstab: str, points: Iterable[str], path: str) -> str | None:

@@ -3,7 +3,7 @@
 The majority is the expectation: "7 of 8 nodes have 8 NICs, this one 7". Two nodes that differ are both named, and
 all are where no value has the majority: the right one is unknown.
 
-`ROWS` lists the compared values. Momentary values (load, free memory, temperature) are not compared: they depend on
+`COMPARED` lists the compared values. Momentary values (load, free memory, temperature) are not compared: they depend on
 jobs and neighbours.
 """
 
@@ -16,9 +16,9 @@ from typing import Any
 
 from ftslurm.dataclasses import dataclass
 from ftslurm.health.addresses import is_loopback
-from ftslurm.health.cluster_view import NodeFinding
-from ftslurm.health.units import size, span
-from ftslurm.health.verdict import OK, WARN, Finding, Json, Verdict
+from ftslurm.health.verdict import Finding, Json, NodeFinding, Verdict
+from ftslurm.records.health import OK, WARN
+from ftslurm.text import duration, size
 
 CLOCKS_S = 60.0
 """Nodes are not checked in the same second; smaller clock differences are left to the clock check."""
@@ -29,13 +29,13 @@ Facts = Mapping[str, Mapping[str, "Json | None"]]
 
 
 @dataclass(frozen=True)
-class Row:
+class Compared:
     """A value that nodes of a job should have in common.
 
     Attributes:
         check: the check with the facts.
         value: from the facts; hashable; None, or an error: unknown, and not compared.
-        words: the value as text after "nodes have".
+        text: the value as text after "nodes have".
         advice: one short sentence.
         absent: the value of a node where the check's subject does not exist; None: not compared.
         within: relative tolerance; only for numbers.
@@ -44,7 +44,7 @@ class Row:
 
     check: str
     value: Callable[[Any], Hashable]
-    words: Callable[[Any], str]
+    text: Callable[[Any], str]
     advice: str
     absent: Hashable = None
     within: float = 0.0
@@ -59,10 +59,10 @@ def count(what: str) -> Callable[[int], str]:
 def each(what: str) -> Callable[[Sequence[Any]], str]:
     """Return a formatter of a list to "7 x 400 and 1 x 200 Gb/s"."""
 
-    def words(values: Sequence[Any]) -> str:
+    def text(values: Sequence[Any]) -> str:
         return " and ".join(f"{number} x {_plain(value)}" for value, number in Counter(values).items()) + what
 
-    return lambda values: words(values) if values else f"no{what or 'ne'}"
+    return lambda values: text(values) if values else f"no{what or 'ne'}"
 
 
 def named(what: str) -> Callable[[Any], str]:
@@ -95,11 +95,11 @@ def _plain(value: Any) -> str:
 _HARDWARE = "Check that node with `ftslurm health`; have the missing part repaired."
 _SETUP = "Bring the nodes to the same state, or find out why they differ."
 
-ROWS: tuple[Row, ...] = (
-    Row("gpu-driver", lambda f: f["driver"], named("NVIDIA driver"), _SETUP),
-    Row("gpu-count", lambda f: len(f["gpus"]), count("GPU"), _HARDWARE, absent=0),
-    Row("gpu-count", lambda f: tuple(sorted({g["name"] for g in f["gpus"]})) or None, " and ".join, _SETUP),
-    Row(
+COMPARED: tuple[Compared, ...] = (
+    Compared("gpu-driver", lambda f: f["driver"], named("NVIDIA driver"), _SETUP),
+    Compared("gpu-count", lambda f: len(f["gpus"]), count("GPU"), _HARDWARE, absent=0),
+    Compared("gpu-count", lambda f: tuple(sorted({g["name"] for g in f["gpus"]})) or None, " and ".join, _SETUP),
+    Compared(
         "gpu-count",
         lambda f: min(g["memory"] for g in f["gpus"]),
         lambda v: f"{size(v)} on each GPU",
@@ -107,32 +107,40 @@ ROWS: tuple[Row, ...] = (
         within=0.02,
         more_is_fine=True,
     ),
-    Row("gpu-pcie", lambda f: tuple(sorted(g["width"] for g in f["gpus"])), each(" PCIe lanes"), _HARDWARE),
-    Row("gpu-nvlink", lambda f: sum(sum(g["links"]) for g in f["gpus"]), count("NVLink"), _HARDWARE, more_is_fine=True),
-    Row("amd-count", lambda f: len(f["buses"]), count("AMD GPU"), _HARDWARE, absent=0),
-    Row("nic-ports", lambda f: f["devices"], count("NIC"), _HARDWARE),
-    Row("nic-ports", lambda f: tuple(f["rates"]), each(" Gb/s on ports that are up"), _HARDWARE),
-    Row("nic-ports", lambda f: tuple(sorted(f["firmware"].items())) or None, lambda v: _pairs("firmware", v), _SETUP),
-    Row("nic-pcie", lambda f: _links(f["nics"]), each(" on the NICs' PCIe"), _HARDWARE),
-    Row("nic-nearest", lambda f: tuple(sorted(w or "none" for w in f["up"])), each(" from GPU to NIC"), _HARDWARE),
-    Row("network-interface", lambda f: f["mbps"], lambda v: f"an interface of {v / 1000:g} Gb/s", _HARDWARE),
-    Row(
+    Compared("gpu-pcie", lambda f: tuple(sorted(g["width"] for g in f["gpus"])), each(" PCIe lanes"), _HARDWARE),
+    Compared(
+        "gpu-nvlink", lambda f: sum(sum(g["links"]) for g in f["gpus"]), count("NVLink"), _HARDWARE, more_is_fine=True
+    ),
+    Compared("amd-count", lambda f: len(f["buses"]), count("AMD GPU"), _HARDWARE, absent=0),
+    Compared("nic-ports", lambda f: f["devices"], count("NIC"), _HARDWARE),
+    Compared("nic-ports", lambda f: tuple(f["rates"]), each(" Gb/s on ports that are up"), _HARDWARE),
+    Compared(
+        "nic-ports", lambda f: tuple(sorted(f["firmware"].items())) or None, lambda v: _pairs("firmware", v), _SETUP
+    ),
+    Compared("nic-pcie", lambda f: _links(f["nics"]), each(" on the NICs' PCIe"), _HARDWARE),
+    Compared("nic-nearest", lambda f: tuple(sorted(w or "none" for w in f["up"])), each(" from GPU to NIC"), _HARDWARE),
+    Compared("network-interface", lambda f: f["mbps"], lambda v: f"an interface of {v / 1000:g} Gb/s", _HARDWARE),
+    Compared(
         "network-interface",
         lambda f: f["mtu"],
         named("an MTU of {}"),
         "Set the same MTU on all nodes: ip link set mtu.",
     ),
-    Row(
+    Compared(
         "host-memory", lambda f: f["total"], lambda v: f"{size(v)} of memory", _HARDWARE, within=0.01, more_is_fine=True
     ),
-    Row("host-processes", lambda f: f["cpus"], count("CPU"), _HARDWARE, more_is_fine=True),
-    Row("host-clock", lambda f: f["source"], named("clock source"), "Look in the kernel log why it gave the other up."),
-    Row("host-frequency", _governors, lambda v: f"CPU governor {' and '.join(v)}", _SETUP),
-    Row("host-limits", _limits, lambda v: _pairs("limits", v), _SETUP),
-    Row("host-versions", lambda f: f["kernel"], named("kernel"), _SETUP),
-    Row("host-versions", lambda f: f["system"], str, _SETUP),
-    Row("host-versions", lambda f: f["cpu"], str, _SETUP),
-    Row("host-versions", lambda f: tuple(sorted(f["modules"].items())) or None, lambda v: _pairs("drivers", v), _SETUP),
+    Compared("host-processes", lambda f: f["cpus"], count("CPU"), _HARDWARE, more_is_fine=True),
+    Compared(
+        "host-clock", lambda f: f["source"], named("clock source"), "Look in the kernel log why it gave the other up."
+    ),
+    Compared("host-frequency", _governors, lambda v: f"CPU governor {' and '.join(v)}", _SETUP),
+    Compared("host-limits", _limits, lambda v: _pairs("limits", v), _SETUP),
+    Compared("host-versions", lambda f: f["kernel"], named("kernel"), _SETUP),
+    Compared("host-versions", lambda f: f["system"], str, _SETUP),
+    Compared("host-versions", lambda f: f["cpu"], str, _SETUP),
+    Compared(
+        "host-versions", lambda f: tuple(sorted(f["modules"].items())) or None, lambda v: _pairs("drivers", v), _SETUP
+    ),
 )
 
 
@@ -148,47 +156,47 @@ def facts_of(verdicts: Sequence[Verdict]) -> dict[str, Json | None]:
 
 def compare_facts(facts: Facts) -> tuple[NodeFinding, ...]:
     """Return the differing nodes from the facts by node and check."""
-    found = [finding for row in ROWS for finding in _compare(row, facts)]
+    found = [finding for compared in COMPARED for finding in _compare(compared, facts)]
     return (*found, *_mounts(facts), *_clocks(facts), *_names(facts))
 
 
-def _compare(row: Row, facts: Facts) -> list[NodeFinding]:
+def _compare(compared: Compared, facts: Facts) -> list[NodeFinding]:
     values: dict[str, Any] = {}
     for node, checks in facts.items():
-        if row.check not in checks:
+        if compared.check not in checks:
             continue
-        value = _value(row, checks[row.check])
+        value = _value(compared, checks[compared.check])
         if value is not None:
             values[node] = value
-    return odd_ones(values, row)
+    return outliers_of(values, compared)
 
 
-def _value(row: Row, facts: Json | None) -> Hashable:
+def _value(compared: Compared, facts: Json | None) -> Hashable:
     if facts is None:
-        return row.absent
+        return compared.absent
     try:
-        value = row.value(facts)
+        value = compared.value(facts)
         hash(value)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError):  # facts of another version, or unknown
         return None
     return value
 
 
-def odd_ones(values: Mapping[str, Any], row: Row) -> list[NodeFinding]:
+def outliers_of(values: Mapping[str, Any], compared: Compared) -> list[NodeFinding]:
     """Return a finding for each value but the majority's, with the nodes that have it."""
-    groups = _groups(values, row.within)
+    groups = _groups(values, compared.within)
     if len(groups) < 2:
         return []
     total = len(values)
     (expected, agreeing), *others = sorted(groups, key=lambda group: -len(group[1]))
     if len(agreeing) * 2 <= total:
-        return _differing(groups, row)
+        return _differing(groups, compared)
     found = []
     for value, nodes in others:
-        if row.more_is_fine and value > expected:
+        if compared.more_is_fine and value > expected:
             continue
-        text = f"{len(agreeing)} of {total} nodes have {row.words(expected)}, this one {row.words(value)}"
-        found.append(NodeFinding(row.check, tuple(nodes), Finding(WARN, "", text, row.advice)))
+        text = f"{len(agreeing)} of {total} nodes have {compared.text(expected)}, this one {compared.text(value)}"
+        found.append(NodeFinding(compared.check, tuple(nodes), Finding(WARN, "", text, compared.advice)))
     return found
 
 
@@ -208,18 +216,18 @@ def _groups(values: Mapping[str, Any], within: float) -> list[tuple[Any, list[st
     return groups
 
 
-def _differing(groups: Sequence[tuple[Any, list[str]]], row: Row) -> list[NodeFinding]:
+def _differing(groups: Sequence[tuple[Any, list[str]]], compared: Compared) -> list[NodeFinding]:
     found = []
     for value, nodes in groups:
         others = [(other, those) for other, those in groups if other != value]
-        parts = [f"{_who(those)} {row.words(other)}" for other, those in others[:_SHOWN]]
+        parts = [f"{_nodes(those)} {compared.text(other)}" for other, those in others[:_SHOWN]]
         more = f", and {len(others) - _SHOWN} more kinds" if len(others) > _SHOWN else ""
-        text = f"this node has {row.words(value)}, {', '.join(parts)}{more}"
-        found.append(NodeFinding(row.check, tuple(nodes), Finding(WARN, "", text, row.advice)))
+        text = f"this node has {compared.text(value)}, {', '.join(parts)}{more}"
+        found.append(NodeFinding(compared.check, tuple(nodes), Finding(WARN, "", text, compared.advice)))
     return found
 
 
-def _who(nodes: Sequence[str]) -> str:
+def _nodes(nodes: Sequence[str]) -> str:
     return nodes[0] if len(nodes) == 1 else f"{len(nodes)} others"
 
 
@@ -235,7 +243,7 @@ def _mounts(facts: Facts) -> list[NodeFinding]:
     return [
         finding
         for path, by_node in types.items()
-        for finding in odd_ones(by_node, Row("storage-paths", lambda f: None, _on_type(path), advice))
+        for finding in outliers_of(by_node, Compared("storage-paths", lambda f: None, _on_type(path), advice))
     ]
 
 
@@ -256,7 +264,7 @@ def _clocks(facts: Facts) -> list[NodeFinding]:
         (one, first), (other, second) = clocks.items()
         if abs(first - second) <= CLOCKS_S:
             return []
-        by = span(abs(first - second))
+        by = duration(abs(first - second))
         return [
             NodeFinding("host-clock", (node,), Finding(WARN, "clock", f"it and {its}'s differ by {by}", advice))
             for node, its in ((one, other), (other, one))
@@ -267,7 +275,7 @@ def _clocks(facts: Facts) -> list[NodeFinding]:
     for node, now in clocks.items():
         if abs(now - middle) > CLOCKS_S:
             way = "ahead of" if now > middle else "behind"
-            text = f"it is {span(abs(now - middle))} {way} those of {right} of {len(clocks)} nodes"
+            text = f"it is {duration(abs(now - middle))} {way} those of {right} of {len(clocks)} nodes"
             found.append(NodeFinding("host-clock", (node,), Finding(WARN, "clock", text, advice)))
     return found
 
@@ -310,7 +318,7 @@ def _name(name: str, answers: Mapping[str, frozenset[str]]) -> list[NodeFinding]
 
 
 def _on(nodes: Sequence[str], total: int, majority: bool) -> str:
-    return f"{len(nodes)} of {total} nodes" if majority else _who(nodes)
+    return f"{len(nodes)} of {total} nodes" if majority else _nodes(nodes)
 
 
 def _set(addresses: set[str]) -> str:

@@ -16,7 +16,8 @@ from contextlib import redirect_stdout
 
 from ftslurm.entry_points import find
 from ftslurm.health.check import SETS, Check, Context
-from ftslurm.health.verdict import SEVERITY, Json, Judgement
+from ftslurm.health.verdict import Json, Judgement
+from ftslurm.records.health import SEVERITY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

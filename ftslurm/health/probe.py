@@ -1,13 +1,12 @@
 """Probes of directories, each in a process of its own: one whose filesystem hangs does not hide the others.
 
-A probe reports each step before it begins, so that the path and the call of a hang are known. It writes under one name
+A probe records each step before it begins, so that the path and the call of a hang are known. It writes under one name
 for each node, user and purpose; leftovers of a killed probe are removed by the next one.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import stat
@@ -16,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from ftslurm.dataclasses import dataclass
-from ftslurm.health.children import BEGIN, ENDED, LATE, STARVED, Child, collect, send
+from ftslurm.health.children import ENDED, LATE, STARVED, Child, during, run_children, send_bytes
 from ftslurm.health.device_time import own_clock
 from ftslurm.health.verdict import Json
 
@@ -29,11 +28,10 @@ if TYPE_CHECKING:
 KILLED = -1
 """Instead of an errno: the probe ended without a report."""
 _LINKS = 40
-_DESCRIPTORS = 4096
 
 
 @dataclass(frozen=True)
-class Wish:
+class ProbeSpec:
     """A path to probe.
 
     Attributes:
@@ -56,7 +54,7 @@ def file_name(node: str, purpose: str) -> str:
     return f".ftslurm-health-{re.sub('[^A-Za-z0-9.-]', '_', node)[:80]}-{os.geteuid()}-{purpose}"
 
 
-def probe_all(wishes: Sequence[Wish], limit_s: float, clock: Callable[[], float] = time.monotonic) -> list[Json]:
+def probe_all(specs: Sequence[ProbeSpec], limit_s: float, clock: Callable[[], float] = time.monotonic) -> list[Json]:
     """Run all probes concurrently; return the facts of each.
 
     Args:
@@ -69,45 +67,31 @@ def probe_all(wishes: Sequence[Wish], limit_s: float, clock: Callable[[], float]
         "hung": the step in which it hangs, or None; "starved": it got too little CPU time; "stuck": the pid of
         a process that cannot be killed, or None.
     """
-    children = [_Child(wish, limit_s, clock) for wish in wishes]
-    collect(children, clock)
-    return [child.facts() for child in children]
+    children = [Child(_Probe(spec).send_facts, limit_s, clock) for spec in specs]
+    run_children(children, clock)
+    return [_facts(spec, child) for spec, child in zip(specs, children, strict=True)]
 
 
-class _Child(Child):
-    """The process of one probe."""
-
-    def __init__(self, wish: Wish, limit_s: float, clock: Callable[[], float]) -> None:
-        self.wish = wish
-        super().__init__(lambda write: _run(wish, write), limit_s, clock)
-
-    def facts(self) -> Json:
-        """Return its report, or the step in which it hangs."""
-        lines = [line for line in self.data.split(b"\n")[:-1] if line]
-        last = json.loads(lines[-1]) if lines else {"real": self.wish.path, "step": "start"}
-        if self.outcome == ENDED and "took_s" in last:
-            return {**last, "hung": None, "starved": False, "stuck": None}
-        if self.outcome == ENDED:
-            last["error"] = [last["step"], KILLED, "the process that tried it was killed"]
-        hung = last["step"] if self.outcome == LATE else None
-        stuck = None if self.reaped else self.pid
-        return {**_NOTHING, **last, "hung": hung, "starved": self.outcome == STARVED, "stuck": stuck}
+def _facts(spec: ProbeSpec, child: Child) -> Json:
+    """Return a probe's facts, or the step in which it hangs."""
+    if child.values:
+        return {**child.values[-1], "hung": None, "starved": False, "stuck": None}
+    step, _, real = (child.call or f"start {spec.path}").partition(" ")
+    killed = [step, KILLED, "the process that tried it was killed"] if child.outcome == ENDED else None
+    return {
+        **_NOTHING,
+        "real": real,
+        "error": killed,
+        "hung": step if child.outcome == LATE else None,
+        "starved": child.outcome == STARVED,
+        "stuck": None if child.reaped else child.pid,
+    }
 
 
 _NOTHING: Json = {
     **dict.fromkeys(("kind", "nearest", "empty", "free", "total", "inodes", "all_inodes", "read_only", "writable")),
     **dict.fromkeys(("write_s", "read_s", "took_s", "error")),
 }
-
-
-def _run(wish: Wish, write: int) -> None:
-    """The body of the probe process."""
-    # A process that cannot be killed must not keep a pipe open: its reader would wait for the end.
-    os.closerange(3, write)
-    os.closerange(write + 1, _DESCRIPTORS)
-    send(write, BEGIN)
-    probe = _Probe(wish, lambda said: send(write, json.dumps(said).encode() + b"\n"))
-    send(write, json.dumps(probe.run()).encode() + b"\n")
 
 
 class _Failed(Exception):
@@ -121,36 +105,34 @@ class _Failed(Exception):
 
 
 class _Probe:
-    """The steps of one probe, each reported before it begins."""
+    """The steps of one probe, each recorded before it begins."""
 
-    def __init__(self, wish: Wish, tell: Callable[[Json], None]) -> None:
-        self.wish = wish
-        self.tell = tell
+    def __init__(self, spec: ProbeSpec) -> None:
+        self.spec = spec
         self.facts: Json = dict(_NOTHING)
         self.real = "/"
 
     def do(self, step: str, call: Callable[[], T]) -> T:
-        """Report a step, and run it."""
-        self.tell({"real": self.real, "step": step})
+        """Record a step, and run it."""
         try:
-            return call()
+            return during(f"{step} {self.real}", call)
         except OSError as error:
             raise _Failed(step, error) from None
 
-    def run(self) -> Json:
-        """Run all steps; stop at the first failure."""
+    def send_facts(self, send: Callable[[Json], None]) -> None:
+        """Run all steps, stop at the first failure, and send the facts."""
         began = own_clock()
         try:
             self.resolve()
-            self.look()
+            self.inspect()
         except _Failed as failed:
             self.facts["error"] = [failed.step, failed.number, failed.text]
         self.facts.update(real=self.real, took_s=own_clock() - began)
-        return self.facts
+        send(self.facts)
 
     def resolve(self) -> None:
         """Resolve the path one name at a time, so that the mount of a hang is known."""
-        todo = _parts(self.wish.path)
+        todo = _parts(self.spec.path)
         links = 0
         while todo:
             part = todo.pop()
@@ -181,10 +163,10 @@ class _Probe:
         self.facts.update(kind="missing", nearest=nearest)
         if self.do("stat", lambda: os.path.isdir(nearest)):
             self.facts["empty"] = self.do("list", lambda: _is_empty(nearest))
-        self.look_around(nearest)
+        self.read_space(nearest)
         self.real = whole
 
-    def look_around(self, place: str) -> None:
+    def read_space(self, place: str) -> None:
         """Read the filesystem's free space and the permissions."""
         try:
             space = self.do("statfs", lambda: os.statvfs(place))
@@ -198,20 +180,20 @@ class _Probe:
             self.facts["read_only"] = bool(space.f_flag & os.ST_RDONLY)
         self.facts["writable"] = self.do("access", lambda: os.access(place, os.W_OK | os.X_OK, effective_ids=True))
 
-    def look(self) -> None:
+    def inspect(self) -> None:
         """Inspect an existing path: its type, its free space, whether it is readable or writable."""
         if self.facts["kind"] == "missing":
             return
         mode = self.do("stat", lambda: os.stat(self.real).st_mode)
         self.facts["kind"] = "directory" if stat.S_ISDIR(mode) else "file" if stat.S_ISREG(mode) else "other"
-        self.look_around(self.real)
-        if self.wish.read and self.facts["kind"] == "directory":
+        self.read_space(self.real)
+        if self.spec.read and self.facts["kind"] == "directory":
             self.facts["empty"] = self.do("list", lambda: _is_empty(self.real))
-        elif self.wish.read and self.facts["kind"] == "file":
+        elif self.spec.read and self.facts["kind"] == "file":
             # Permission to stat does not imply permission to read.
             self.do("read", lambda: _read(self.real, 1))
-        elif self.wish.write and self.facts["kind"] == "directory":
-            self.write(os.path.join(self.real, self.wish.name), os.urandom(self.wish.write))
+        elif self.spec.write and self.facts["kind"] == "directory":
+            self.write(os.path.join(self.real, self.spec.name), os.urandom(self.spec.write))
 
     def write(self, path: str, data: bytes) -> None:
         """Write a file, read it again by its name and remove it."""
@@ -219,8 +201,8 @@ class _Probe:
         fd, path = self.do("create", lambda: _create(path))
         try:
             try:
-                self.do("write", lambda: _write(fd, data))
-                if self.wish.durable:
+                self.do("write", lambda: send_bytes(fd, data))
+                if self.spec.durable:
                     self.do("fsync", lambda: os.fsync(fd))
                     # Read from the server, not from this node's cache.
                     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -231,7 +213,7 @@ class _Probe:
             # NFS reports here what the server rejected.
             self.do("close", lambda: os.close(fd))
             self.facts["write_s"] = own_clock() - began
-            if self.wish.durable:
+            if self.spec.durable:
                 self.compare(path, data)
         except _Failed:
             with suppress(_Failed):
@@ -281,12 +263,6 @@ def _create(path: str) -> tuple[int, str]:
         # In a world-writable directory any user can place an unremovable file: no evidence about the directory.
         path += f"-{os.urandom(4).hex()}"
         return os.open(path, flags, 0o600), path
-
-
-def _write(fd: int, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[os.write(fd, left) :]
 
 
 def _read(path: str, limit: int) -> bytes:

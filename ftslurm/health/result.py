@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from ftslurm.dataclasses import asdict, dataclass, replace
-from ftslurm.health.verdict import Finding, Verdict, without_facts
+from ftslurm.health.verdict import Verdict, read_verdict, verdict_json
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class RunResult:
 
 def encode(result: RunResult) -> str:
     """Return a run's result as one line; without the facts, which only the next run needs."""
-    verdicts = [asdict(one) for one in without_facts(result.verdicts)]
+    verdicts = [verdict_json(replace(one, facts=None)) for one in result.verdicts]
     return json.dumps({**asdict(replace(result, verdicts=())), "verdicts": verdicts})
 
 
@@ -39,10 +39,7 @@ def decode(data: bytes) -> RunResult:
     """
     try:
         value = json.loads(data)
-        verdicts = tuple(
-            Verdict(**{**one, "findings": tuple(Finding(**finding) for finding in one["findings"])})
-            for one in value["verdicts"]
-        )
+        verdicts = tuple(read_verdict(one) for one in value["verdicts"])
         return RunResult(verdicts, tuple(value["stuck"]), value["took_s"], tuple(value["present"]))
     except (KeyError, TypeError) as error:
         raise ValueError(f"no result of the checks ({type(error).__name__}: {error})") from None

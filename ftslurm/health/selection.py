@@ -6,16 +6,14 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ftslurm.terminal import UsageError
+
 if TYPE_CHECKING:
     import argparse
 
     from ftslurm.health.check import Check, CheckedPath, Context
 
 HEALTHY, UNHEALTHY, USAGE = 0, 1, 2
-
-
-class UsageError(ValueError):
-    """Wrong arguments; one line."""
 
 
 def choose(options: argparse.Namespace, default: str | None = None) -> list[Check]:

@@ -11,9 +11,10 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ftslurm.health.selection import HEALTHY, UNHEALTHY, UsageError, choose, context_of
-from ftslurm.health.verdict import FAIL, Json, Verdict, worst
-from ftslurm.terminal import print_error
+from ftslurm.health.selection import HEALTHY, UNHEALTHY, choose, context_of
+from ftslurm.health.verdict import Json, Verdict, worst
+from ftslurm.records.health import FAIL
+from ftslurm.terminal import UsageError, print_error
 
 if TYPE_CHECKING:
     import argparse
@@ -83,7 +84,7 @@ def main(options: argparse.Namespace) -> int:
     if text:
         show(f"{text}\n")
     if failed and (options.drain or options.act):
-        from ftslurm.nodes.drain import drain
+        from ftslurm.slurm.bounded import drain
 
         problem = drain(node, reason(verdicts))
         if problem:

@@ -29,7 +29,7 @@ def live_steps(root: str, table: Mapping[int, Process]) -> list[str]:
 
 def belonging(root: str, one: Process, table: Mapping[int, Process]) -> Json | None:
     """Return a process's job and run by its environment; None: it belongs to none."""
-    environ = said_environ(root, one.pid)
+    environ = job_environ(root, one.pid)
     in_cgroup = _CGROUP.search(text(f"{root}/proc/{one.pid}/cgroup") or "")
     job = in_cgroup[1] if in_cgroup else environ.get("SLURM_JOB_ID")
     step = in_cgroup[2] if in_cgroup else environ.get("SLURM_STEP_ID")
@@ -46,26 +46,26 @@ def belonging(root: str, one: Process, table: Mapping[int, Process]) -> Json | N
     }
 
 
-def said_environ(root: str, pid: int) -> dict[str, str]:
+def job_environ(root: str, pid: int) -> dict[str, str]:
     """Return Slurm's and ftslurm's variables of a process's initial environment; empty if unreadable."""
     # Large environments are cut; the relevant variables are usually among the first, and at worst missed.
-    words = (text(f"{root}/proc/{pid}/environ") or "").split("\0")
-    return dict(word.partition("=")[::2] for word in words if word.startswith(("SLURM_", "FTSLURM_", "RANK=")))
+    entries = (text(f"{root}/proc/{pid}/environ") or "").split("\0")
+    return dict(entry.partition("=")[::2] for entry in entries if entry.startswith(("SLURM_", "FTSLURM_", "RANK=")))
 
 
-def of_this_job(said: Mapping[str, str], environ: Mapping[str, str]) -> str | None:
+def of_this_job(of_process: Mapping[str, str], environ: Mapping[str, str]) -> str | None:
     """Return as text which step of the checking job a process belongs to; None: of another job, or unknown.
 
     A process from before the job's requeue belongs to another one: it is a leftover.
 
     Args:
-        said: the process's environment.
+        of_process: the process's environment.
         environ: of the checking job.
     """
     job = environ.get("SLURM_JOB_ID")
-    if job is None or said.get("SLURM_JOB_ID") != job or _restarts(said) < _restarts(environ):
+    if job is None or of_process.get("SLURM_JOB_ID") != job or _restarts(of_process) < _restarts(environ):
         return None
-    step = whole(said.get("SLURM_STEP_ID"))
+    step = whole(of_process.get("SLURM_STEP_ID"))
     return "this job" if step is None or step >= _SPECIAL else f"step {step} of this job"
 
 
@@ -73,27 +73,27 @@ def _is_agent(root: str, pid: int) -> bool:
     return "ftslurm" in (text(f"{root}/proc/{pid}/cmdline") or "")
 
 
-def leftover_reason(said: Json, live: Iterable[str], slurmd: bool, environ: Mapping[str, str]) -> str | None:
+def leftover_reason(owner: Json, live: Iterable[str], slurmd: bool, environ: Mapping[str, str]) -> str | None:
     """Return as text the origin of a leftover process; None if it may belong here (pure).
 
     Args:
-        said: see `belonging`.
+        owner: see `belonging`.
         live: steps running here.
         slurmd: whether Slurm's daemon of this node is visible.
         environ: of the checking job; without a job it is Slurm's own health check, or a manual run.
     """
-    job, step, live = said["job"], said["step"], set(live)
+    job, step, live = owner["job"], owner["step"], set(live)
     jobs = {one.partition(".")[0] for one in live}
     own = environ.get("SLURM_JOB_ID")
     if job is not None and (own in jobs if own is not None else slurmd):
         if job not in jobs:
             return f"job {job}, which is over on this node"
-        if job == own and said["restarts"] is not None and said["restarts"] < _restarts(environ):
-            return f"this job, from before it was requeued (start {said['restarts'] + 1} of {_restarts(environ) + 1})"
+        if job == own and owner["restarts"] is not None and owner["restarts"] < _restarts(environ):
+            return f"this job, from before it was requeued (start {owner['restarts'] + 1} of {_restarts(environ) + 1})"
         if step is not None and f"{job}.{step}" not in live:
             return f"step {job}.{step}, which is over"
-    elif said["run"] is not None and not said["agent"] and (job is None or job == own):
-        return f"the run {said['run']}, whose agent is gone"
+    elif owner["run"] is not None and not owner["agent"] and (job is None or job == own):
+        return f"the run {owner['run']}, whose agent is gone"
     return None
 
 

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from ftslurm.dataclasses import asdict
-from ftslurm.doctor.findings import some
 from ftslurm.health.check import SETS, Check
-from ftslurm.health.cluster_view import ClusterView, Line, NodeFinding, lines, to_json
-from ftslurm.health.verdict import FAIL, OK, SEVERITY, Verdict, describe, ordered
-from ftslurm.report.wording import clip, safe
+from ftslurm.health.cluster_view import ClusterView, Line, lines
+from ftslurm.health.verdict import NodeFinding, Verdict, describe, ordered, verdict_json
+from ftslurm.records.health import FAIL, OK, SEVERITY
+from ftslurm.text import clip, duration, names, plural, safe
 
 SCHEMA, VERSION = "ftslurm/health-report", 1
 ALIKE = 4
@@ -24,7 +24,7 @@ _NAMES = 8
 
 def render(view: ClusterView, took_s: float) -> str:
     """Return the text: the verdict, findings with advice, a line for each check."""
-    text = _one(view, took_s) if len(view.expected) == 1 and not view.odd else _many(view, took_s)
+    text = _one(view, took_s) if len(view.expected) == 1 and not view.outliers else _many(view, took_s)
     return "\n".join(map(safe, text)) + "\n"
 
 
@@ -32,7 +32,7 @@ def _one(view: ClusterView, took_s: float) -> list[str]:
     """A single node: each check with its findings below."""
     node = view.expected[0]
     verdicts = view.verdicts.get(node, ())
-    found = [f"ftslurm health: {node}: {_verdict(verdicts)} ({_count(len(verdicts), 'check')}, {took_s:.1f} s)"]
+    found = [f"ftslurm health: {node}: {_verdict(verdicts)} ({plural(len(verdicts), 'check')}, {duration(took_s)})"]
     known = {one.check: one for one in verdicts}
     present = [line for line in lines(view) if not line.absent]
     width = max((len(line.check) for line in present), default=0)
@@ -75,16 +75,17 @@ def _many(view: ClusterView, took_s: float) -> list[str]:
             worst_of[node] = max(known, one.finding.status, key=SEVERITY.index)
     for node, status in worst_of.items():
         by_status.setdefault(status, []).append(node)
-    parts = [f"{_label(s)} on {some(by_status[s])}" for s in reversed(SEVERITY) if s != OK and s in by_status]
+    parts = [f"{_label(s)} on {names(by_status[s], 5)}" for s in reversed(SEVERITY) if s != OK and s in by_status]
     fine = len(by_status.get(OK, ()))
     parts += [f"{fine} fine" if parts else "all fine"] if fine else []
-    found = [f"ftslurm health: {len(view.expected)} nodes: {'; '.join(parts)} ({took_s:.1f} s)"]
-    found += _findings(view.findings, len(view.expected))
+    found = [f"ftslurm health: {len(view.expected)} nodes: {'; '.join(parts)} ({duration(took_s)})"]
+    found += finding_lines(view.findings, len(view.expected))
     found += _checks([line for line in lines(view) if not line.absent], len(view.verdicts))
     return found + _absent(lines(view)) + _stuck(view)
 
 
-def _findings(findings: Sequence[NodeFinding], count: int) -> list[str]:
+def finding_lines(findings: Sequence[NodeFinding], count: int) -> list[str]:
+    """Return the lines of the findings on `count` nodes, with their advice; equal kinds beyond `ALIKE` are counted."""
     found: list[str] = []
     shown: Counter[tuple[str, str]] = Counter()
     for one in findings:
@@ -92,15 +93,14 @@ def _findings(findings: Sequence[NodeFinding], count: int) -> list[str]:
         shown[kind] += 1
         if shown[kind] > ALIKE:
             continue
-        where = f"all {count} nodes" if 1 < count == len(one.nodes) else some(one.nodes, _NAMES)
-        found.append(f"  {_label(one.finding.status):<{_WIDTH}} {where}: {one.check}: {describe(one.finding)}")
+        where = f"all {count} nodes: " if 1 < count == len(one.nodes) else f"{names(one.nodes, _NAMES)}: "
+        text = f"{where if one.nodes else ''}{one.check}: {describe(one.finding)}"
+        found.append(f"  {_label(one.finding.status):<{_WIDTH}} {text}")
         found += [f"  {'':<{_WIDTH}} -> {one.finding.advice}"] if one.finding.advice else []
     for (status, check), number in shown.items():
         if number > ALIKE:
-            more = number - ALIKE
-            found.append(
-                f"  {_label(status):<{_WIDTH}} and {more} more of {check} on other nodes (--json has them all)"
-            )
+            more = f"and {number - ALIKE} more of {check} on other nodes (--json has them all)"
+            found.append(f"  {_label(status):<{_WIDTH}} {more}")
     return found
 
 
@@ -117,15 +117,15 @@ def _summary(line: Line, nodes: int) -> str:
         # Values that differ but are ok everywhere (load, free bytes) are shown of one node; --json has all.
         return f"{line.node}: {most}; the others are fine too"
     others = "; ".join(f"{node}: {clip(summary, _LONG // 2)}" for node, summary in line.others)
-    more = f" and {_count(line.more, 'node')} more" if line.more else ""
-    nodes_text = line.node if line.count == 1 else _count(line.count, "node")
+    more = f" and {plural(line.more, 'node')} more" if line.more else ""
+    nodes_text = line.node if line.count == 1 else plural(line.count, "node")
     return f"{nodes_text}: {most}; {others}{more}"
 
 
 def _stuck(view: ClusterView) -> list[str]:
     return [
-        f"  {'':<{_WIDTH}} {node}: {_count(len(pids), 'process')} of checks hang in its kernel and cannot be killed: "
-        f"pid {some([str(pid) for pid in pids])}"
+        f"  {'':<{_WIDTH}} {node}: {plural(len(pids), 'process')} of checks hang in its kernel and cannot be killed: "
+        f"pid {names([str(pid) for pid in pids], 5)}"
         for node, pids in view.stuck.items()
         if pids
     ]
@@ -133,10 +133,6 @@ def _stuck(view: ClusterView) -> list[str]:
 
 def _label(status: str) -> str:
     return status.upper() if status == FAIL else status
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 'es' if what.endswith('s') else 's'}"
 
 
 def brief(verdicts: Sequence[Verdict], limit: int = _LONG) -> str:
@@ -157,7 +153,7 @@ def listing(checks: Iterable[Check]) -> str:
 def to_document(view: ClusterView, took_s: float) -> str:
     """Return all results as one JSON object."""
     nodes: Mapping[str, object] = {
-        node: {"verdicts": [to_json(one) for one in verdicts], "stuck": list(view.stuck.get(node, ()))}
+        node: {"verdicts": [verdict_json(one) for one in verdicts], "stuck": list(view.stuck.get(node, ()))}
         for node, verdicts in view.verdicts.items()
     }
     document = {
@@ -166,8 +162,13 @@ def to_document(view: ClusterView, took_s: float) -> str:
         "status": view.status,
         "seconds": round(took_s, 3),
         "expected": list(view.expected),
-        "findings": [{"check": one.check, "nodes": one.nodes, **asdict(one.finding)} for one in view.findings],
+        "findings": findings_json(view.findings),
         "lost": dict(view.lost),
         "nodes": nodes,
     }
     return json.dumps(document, indent=2) + "\n"
+
+
+def findings_json(findings: Sequence[NodeFinding]) -> list[dict[str, object]]:
+    """Return the findings as JSON objects."""
+    return [{"check": one.check, "nodes": list(one.nodes), **asdict(one.finding)} for one in findings]

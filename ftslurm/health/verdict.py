@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from ftslurm.dataclasses import dataclass, field, replace
+from ftslurm.dataclasses import asdict, dataclass, field
+from ftslurm.records.health import OK, SEVERITY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, TypeAlias
-
-OK, UNKNOWN, WARN, FAIL = "ok", "unknown", "warn", "fail"
-SEVERITY = (OK, UNKNOWN, WARN, FAIL)
-"""Each is worse than those before it."""
 
 Json: TypeAlias = "dict[str, Any]"
 
@@ -22,7 +19,8 @@ class Finding:
     """One deviation from the expected state.
 
     Attributes:
-        status: UNKNOWN (could not be determined), WARN (works, but needs attention) or FAIL (do not use the node).
+        status: NOTE (good to know), UNKNOWN (could not be determined), WARN (works, but needs attention) or FAIL (do
+            not use the node, or the directory).
         subject: "GPU 3", "mlx5_0 port 1", "/scratch"; empty: the node.
         text: the found and, if useful, the expected state; with the values, one line.
         advice: the remedy, one short sentence.
@@ -32,6 +30,15 @@ class Finding:
     subject: str
     text: str
     advice: str
+
+
+@dataclass(frozen=True)
+class NodeFinding:
+    """A finding of one check, and its nodes; without any: it is about all of them together."""
+
+    check: str
+    nodes: tuple[str, ...]
+    finding: Finding
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,11 @@ class Verdict:
     facts: Json | None = field(default=None, compare=False)
 
 
+def node_finding(status: str, check: str, nodes: Iterable[str], text: str, advice: str) -> NodeFinding:
+    """Return a finding about these nodes themselves."""
+    return NodeFinding(check, tuple(nodes), Finding(status, "", text, advice))
+
+
 def verdict(check: str, judgement: Judgement, took_s: float = 0.0, facts: Json | None = None) -> Verdict:
     """Return the verdict of a check with this judgement."""
     status = worst(finding.status for finding in judgement.findings)
@@ -87,6 +99,29 @@ def ordered(verdicts: Sequence[Verdict]) -> list[Verdict]:
     return sorted(verdicts, key=lambda one: -SEVERITY.index(one.status))
 
 
-def without_facts(verdicts: Iterable[Verdict]) -> list[Verdict]:
-    """Return them without their facts."""
-    return [replace(one, facts=None) for one in verdicts]
+def verdict_json(verdict: Verdict) -> Json:
+    """Return a verdict, its facts too, as a JSON object."""
+    return asdict(verdict)
+
+
+def read_verdict(fields: Mapping[str, object]) -> Verdict:
+    """Read it back, from a node whose ftslurm version may differ.
+
+    Raises:
+        ValueError: it is no verdict.
+    """
+    try:
+        findings = tuple(_finding(finding) for finding in fields["findings"])  # type: ignore[attr-defined]
+        status, facts = str(fields["status"]), fields.get("facts")
+        if any(one not in SEVERITY for one in (status, *(finding.status for finding in findings))):
+            raise ValueError(f"unknown status in {fields!r:.200}")
+        took_s = float(str(fields["took_s"]))
+        known = facts if isinstance(facts, dict) else None
+        return Verdict(str(fields["check"]), status, str(fields["summary"]), findings, took_s, known)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"expected a verdict ({type(error).__name__}: {error})") from None
+
+
+def _finding(fields: Mapping[str, object]) -> Finding:
+    status, subject, text, advice = (str(fields[name]) for name in ("status", "subject", "text", "advice"))
+    return Finding(status, subject, text, advice)

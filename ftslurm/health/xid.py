@@ -20,8 +20,9 @@ from typing import Any
 from ftslurm import kernel
 from ftslurm.health import nvml
 from ftslurm.health.check import Absent
-from ftslurm.health.verdict import FAIL, Json
+from ftslurm.health.verdict import Json
 from ftslurm.health.xid_catalogue import RESET, bus_key, meaning
+from ftslurm.records.health import FAIL
 from ftslurm.terminal import print_error
 
 XID, DOUBLE_BIT = 0x8, 0x2  # nvmlEventTypeXidCriticalError, nvmlEventTypeDoubleBitEccError
@@ -37,33 +38,34 @@ def line(event_type: int, data: int, gpu: int | None, bus_id: str | None, time_n
     """Return the printed form of one event; pure."""
     if event_type & XID:
         known = meaning(data)
-        xid, words, status, advice = data, known.text, known.status, known.advice
+        xid, text, status, advice = data, known.text, known.status, known.advice
     else:
-        xid, words, status, advice = None, "uncorrectable (double-bit) ECC error", FAIL, RESET
+        xid, text, status, advice = None, "uncorrectable (double-bit) ECC error", FAIL, RESET
     return {
         "time_ns": time_ns,
         "gpu": gpu,
         "bus_id": bus_id,
         "xid": xid,
-        "text": words,
+        "text": text,
         "status": status,
         "advice": advice,
     }
 
 
-def watch(pynvml: Any, tell: Callable[[Json], None]) -> None:
+def watch(driver: nvml.Nvml, report: Callable[[Json], None]) -> None:
     """Wait for events of all of the job's GPUs, until no GPU with events is left."""
+    pynvml = driver.pynvml
     try:
-        gpus = nvml.of_job([gpu for gpu in nvml.gpus(pynvml) if gpu.handle is not None], os.environ)
-        who = {_address(gpu.handle): (gpu.number, _bus_id(gpu)) for gpu in gpus}
+        gpus = nvml.of_job([gpu for gpu in driver.gpus() if gpu.handle is not None], os.environ)
+        known_gpus = {_address(gpu.handle): (gpu.number, _bus_id(gpu)) for gpu in gpus}
         errors = 0
         while errors < GIVE_UP and (events := _registered(pynvml, gpus)) is not None:
-            errors = _until_error(pynvml, events, errors, who, tell)
+            errors = _until_error(pynvml, events, errors, known_gpus, report)
             pynvml.nvmlEventSetFree(events)
             # With a lost GPU in the set every wait returns at once: continue without it.
             for gpu in [gpu for gpu in gpus if _lost(gpu)]:
                 gpus.remove(gpu)
-                tell(line(XID, 79, *who[_address(gpu.handle)], time.time_ns()))
+                report(line(XID, 79, *known_gpus[_address(gpu.handle)], time.time_ns()))
             time.sleep(TOO_FAST_S)
     except pynvml.NVMLError:
         return
@@ -84,7 +86,7 @@ def _registered(pynvml: Any, gpus: list[nvml.Gpu]) -> Any:
 
 
 def _until_error(
-    pynvml: Any, events: Any, errors: int, who: dict[int | None, Any], tell: Callable[[Json], None]
+    pynvml: Any, events: Any, errors: int, known_gpus: dict[int | None, Any], report: Callable[[Json], None]
 ) -> int:
     """Print events until the wait call fails; return the number of consecutive failures."""
     wait = getattr(pynvml, "nvmlEventSetWait_v2", None) or pynvml.nvmlEventSetWait
@@ -97,18 +99,19 @@ def _until_error(
         except pynvml.NVMLError:
             return errors + 1
         errors = 0
-        number, bus_id = who.get(_address(event.device), (None, None))
-        tell(line(int(event.eventType), int(event.eventData), number, bus_id, time.time_ns()))
+        number, bus_id = known_gpus.get(_address(event.device), (None, None))
+        report(line(int(event.eventType), int(event.eventData), number, bus_id, time.time_ns()))
 
 
 def _lost(gpu: nvml.Gpu) -> bool:
     gpu.errors.clear()
-    gpu.ask("temperature", "Temperature", 0)
+    gpu.answers.clear()
+    gpu.query("temperature", "Temperature", 0)
     return "GPU_IS_LOST" in gpu.errors.values()
 
 
 def _bus_id(gpu: nvml.Gpu) -> str | None:
-    pci = gpu.ask("pci", "PciInfo_v3 PciInfo")
+    pci = gpu.query("pci", "PciInfo_v3 PciInfo")
     return bus_key(nvml.text(pci.busId) or "") if pci is not None else None
 
 
@@ -129,13 +132,12 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 
-    def tell(event: Json) -> None:
+    def report(event: Json) -> None:
         sys.stdout.write(json.dumps(event) + "\n")
         sys.stdout.flush()
 
     try:
-        with nvml.started() as pynvml:
-            watch(pynvml, tell)
+        watch(nvml.started(), report)
     except (Absent, nvml.Problem):
         pass
     except Exception as error:  # an unexpected answer of a driver needs no traceback

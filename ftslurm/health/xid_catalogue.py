@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 
 from ftslurm.dataclasses import dataclass
-from ftslurm.health.verdict import FAIL, OK, WARN
+from ftslurm.records.health import FAIL, OK, WARN
 
 RESET = "Reset the GPU, or have the node drained."
 RESET_LATER = "Reset the GPU when convenient."

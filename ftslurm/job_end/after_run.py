@@ -7,19 +7,23 @@ import signal
 import time
 from functools import partial
 
-from ftslurm.agent.guardian import STOPPING
-from ftslurm.job_end.attempts import StepEnd, publish_end
-from ftslurm.job_end.batch_host import BATCH_HOST, BATCH_STARTED, Survivor, await_loss, end_job
+from ftslurm.job_end.attempts import publish_end
+from ftslurm.job_end.batch_host import BATCH_HOST, BATCH_STARTED, CLAIMED_S, Survivor, await_loss, end_job
 from ftslurm.job_end.departures import Departures
-from ftslurm.rendezvous.state import STOPPED, State
+from ftslurm.kernel import STOPPING
+from ftslurm.records.attempt import SchedulerView, StepEnd
+from ftslurm.records.codec import BadFile, write_record
+from ftslurm.records.state import STOPPED, State
 from ftslurm.sharedfs.filesystem import FileSystem, PosixFileSystem
-from ftslurm.sharedfs.publish import BadFile, encode, publish
+from ftslurm.sharedfs.publish import publish
 from ftslurm.sharedfs.rundir import RunDirectory
 from ftslurm.slurm.environment import SlurmJob
+from ftslurm.terminal import complain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ftslurm.slurm.control import SlurmControl
+    from ftslurm.slurm.facts import JobFacts
 
 QUERY_S = 3.0
 """Time-out of the coordinator's scheduler query, in seconds; the job may be about to be killed."""
@@ -38,14 +42,16 @@ def after_run(
         The problems, one line each.
     """
     coordinating = state.coordinator.incarnation == incarnation
-    if coordinating and needs_scheduler_query(state):
-        save_scheduler_record(job, state, run)
+    problems = []
+    if coordinating:
+        view = save_scheduler_record(job, state, run) if needs_scheduler_query(state) else None
+        problems = publish_verdict(state, run, view, node)
     batch_host, started_ns = os.environ.get(BATCH_HOST), os.environ.get(BATCH_STARTED, "")
     # A batch host outside the step (FTSRUN_SRUN_ARGS) has no agent whose silence could indicate its loss.
     if batch_host not in job.node_list or batch_host == node or state.closed is None or not started_ns.isdecimal():
-        return []
+        return problems
     survivor = Survivor(job, node, batch_host, int(started_ns), coordinating, node_timeout_s)
-    return _outlast(survivor, state, run)
+    return [*problems, *_outlast(survivor, state, run)]
 
 
 def needs_scheduler_query(state: State) -> bool:
@@ -53,18 +59,38 @@ def needs_scheduler_query(state: State) -> bool:
     return state.closed is not None and (state.closed.outcome == STOPPED or bool(state.lost))
 
 
-def save_scheduler_record(job: SlurmJob, state: State, run: RunDirectory) -> None:
-    """Write Slurm's data on the job to the attempt's directory; best effort."""
+def publish_verdict(state: State, run: RunDirectory, view: SchedulerView | None, node: str) -> list[str]:
+    """Decide whether the job starts again, for ftsrun to do so; return the problems, one line each.
+
+    Args:
+        view: Slurm's data on the job, if they were queried.
+        node: of this agent.
+    """
+    if state.closed is None:
+        return []
+    from ftslurm.job_end.settle import settle
+
+    try:
+        settle(PosixFileSystem(owner=os.geteuid()), run, state, view, node, time.time_ns())
+    except (OSError, BadFile) as error:
+        # ftsrun decides in that case.
+        return [f"whether the job starts again cannot be recorded: {error}"]
+    return []
+
+
+def save_scheduler_record(job: SlurmJob, state: State, run: RunDirectory) -> SchedulerView:
+    """Write Slurm's data on the job to the attempt's directory, best effort; return them."""
     from ftslurm.slurm.account import account, bounded_slurm
 
     slurm = bounded_slurm(os.environ, QUERY_S, time.monotonic)
     lost = sorted({node.node for node in state.lost})
     record = account(slurm, state.attempt, job.scontrol_id, lost, time.time_ns())
     try:
-        publish(PosixFileSystem(owner=os.geteuid()), run.scheduler_file(state.attempt), encode(record))
+        publish(PosixFileSystem(owner=os.geteuid()), run.scheduler_file(state.attempt), write_record(record))
     except OSError:
         # ftsrun's report repeats the query.
         pass
+    return record
 
 
 def _outlast(survivor: Survivor, state: State, run: RunDirectory) -> list[str]:
@@ -74,17 +100,46 @@ def _outlast(survivor: Survivor, state: State, run: RunDirectory) -> list[str]:
         # The agent has left the run, and a signal now ends the job. In a stopped run it is the same signal, which Slurm
         # repeats, and some seconds are left until KillWait is over.
         signal.signal(number, signal.SIG_IGN if stopped else lambda *_: os._exit(code))
+    # By ftsrun, which is alive and needs no one else.
+    signal.signal(signal.SIGUSR2, lambda *_: os._exit(code))
     fs = PosixFileSystem(owner=os.geteuid())
     departures = Departures(fs, run, state.attempt, survivor.node_timeout_s / 2, time.monotonic)
     job = await_loss(survivor, departures, _slurm, time.monotonic, time.sleep)
     if job is None:
         return []
-    claim, report = partial(_claim, fs, run, state.attempt), partial(_report, run)
-    return end_job(survivor, state, job, _slurm(), claim, report, time.sleep)
+    claim, report = partial(_claim, fs, run, state.attempt), partial(_report, run, state.attempt)
+    again = partial(_start_again, fs, run, state, survivor)
+    return end_job(survivor, state, job, _slurm(), claim, report, time.sleep, again)
+
+
+def _start_again(fs: FileSystem, run: RunDirectory, state: State, survivor: Survivor, facts: JobFacts) -> bool:
+    """Carry out the verdict in place of a dead ftsrun; return whether the same job starts again."""
+    from ftslurm.job_end.carry_out import carry_out
+    from ftslurm.job_end.settle import settle
+    from ftslurm.records.verdict import BY_SLURM, REQUEUE, REQUEUED
+    from ftslurm.slurm.account import view_of
+
+    now_ns = time.time_ns()
+    try:
+        view = view_of(facts, state.attempt, survivor.job.scontrol_id, now_ns)
+        verdict = settle(fs, run, state, view, survivor.node, now_ns)
+    except (OSError, BadFile) as error:
+        complain(f"whether the job starts again cannot be recorded: {error}")
+        return False
+    done, lines = carry_out(fs, run, verdict, survivor.job, survivor.node)
+    for line in lines:
+        complain(line)
+    if verdict.action != REQUEUE:
+        return False
+    if done is None:
+        # Another process has the right to act: one that has died meanwhile, if the job still runs after this time.
+        time.sleep(CLAIMED_S)
+        return False
+    return done.outcome in (REQUEUED, BY_SLURM)
 
 
 def _slurm() -> SlurmControl:
-    from ftslurm.slurm.control import CommandSlurm
+    from ftslurm.slurm.commands import CommandSlurm
 
     return CommandSlurm()
 
@@ -97,14 +152,16 @@ def _claim(fs: FileSystem, run: RunDirectory, attempt: str) -> bool:
         return True
 
 
-def _report(run: RunDirectory) -> str:
+def _report(run: RunDirectory, attempt: str) -> str:
     """Return the report as ftsrun prints it, and save it in the run directory."""
     # pathlib takes 0.7 MB of memory, which each agent would hold while its workers run.
     from pathlib import Path
 
-    from ftslurm.report.command import make_report, save
+    from ftslurm.hooks.at_end import follow_last_events
+    from ftslurm.report.pipeline import make_report, save
     from ftslurm.report.text import render
 
     report = make_report(Path(run.root))
     save(report, Path(run.root))
+    follow_last_events(run.root, attempt)
     return render(report)

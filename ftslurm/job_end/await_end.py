@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 
 from ftslurm.job_end.attempts import attempt_of_start
 from ftslurm.job_end.departures import PRESENT, Departures
-from ftslurm.rendezvous.state import CLOSED, State
+from ftslurm.records.codec import BadFile
+from ftslurm.records.state import CLOSED, State
 from ftslurm.sharedfs.cell import FencedCell
 from ftslurm.sharedfs.filesystem import FileSystem, PosixFileSystem
-from ftslurm.sharedfs.publish import BadFile
 from ftslurm.sharedfs.rundir import RunDirectory
 
 FOLLOW_S = 2.0

@@ -19,8 +19,8 @@ from collections.abc import Callable
 
 from ftslurm.dataclasses import dataclass
 from ftslurm.job_end.departures import DEPARTED, Departures
-from ftslurm.rendezvous.state import STOPPED, Closed, State
-from ftslurm.sharedfs.filesystem import ForeignFile
+from ftslurm.records.state import STOPPED, Closed, State
+from ftslurm.sharedfs.ownership import ForeignFile
 from ftslurm.slurm.environment import SlurmJob
 from ftslurm.slurm.errors import SlurmError, SlurmTimeout, SlurmUnreachable
 
@@ -137,6 +137,7 @@ def end_job(
     claim: Callable[[], bool],
     report: Callable[[], str],
     sleep: Callable[[float], None],
+    start_again: Callable[[JobFacts], bool] = lambda job: False,
 ) -> list[str]:
     """Print the report at the end of the job's output file and end the job.
 
@@ -145,6 +146,7 @@ def end_job(
         claim: returns whether this agent prints the report; True for one agent only.
         report: returns the report's text.
         sleep: waits the given seconds; the end of the job by another agent ends this one.
+        start_again: has the job start again, if that follows from the end of the attempt; returns whether it does.
 
     Returns:
         The problems, one line each.
@@ -162,6 +164,8 @@ def end_job(
         sleep(CLAIMED_S)
     if job.ended or job.state in ("COMPLETING", "PENDING"):
         # The job has already been cancelled or requeued.
+        return problems
+    if start_again(job):
         return problems
     try:
         _end(survivor.job, state.closed, slurm, sleep)

@@ -8,16 +8,25 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ftslurm.agent.output import complain
-from ftslurm.job_end.attempts import StepEnd, attempt_of_start, publish_end
-from ftslurm.job_end.verdict import judge
-from ftslurm.report.command import make_report, save
-from ftslurm.report.facts import StepEnd as UnrecordedEnd
+from ftslurm.hooks.at_end import follow_last_events, seconds_until_kill
+from ftslurm.job_end.after_run import needs_scheduler_query, save_scheduler_record
+from ftslurm.job_end.attempts import attempt_of_start, publish_end
+from ftslurm.job_end.await_directory import await_directory
+from ftslurm.job_end.carry_out import carry_out
+from ftslurm.job_end.end_cause import with_lost_step
+from ftslurm.job_end.outcome import outcome_of
+from ftslurm.job_end.settle import settle
+from ftslurm.records.attempt import StepEnd
+from ftslurm.records.codec import BadFile
+from ftslurm.records.state import State
+from ftslurm.records.verdict import END, FAILED, RESUBMITTED, AttemptVerdict
+from ftslurm.report.pipeline import make_report, save
 from ftslurm.report.text import render
-from ftslurm.sharedfs.filesystem import PosixFileSystem
-from ftslurm.sharedfs.publish import BadFile
+from ftslurm.sharedfs.cell import FencedCell
+from ftslurm.sharedfs.filesystem import FileSystem, PosixFileSystem
 from ftslurm.sharedfs.rundir import RunDirectory
-from ftslurm.terminal import show, wants_colour
+from ftslurm.slurm.environment import SlurmEnvironmentError, SlurmJob, from_environ
+from ftslurm.terminal import complain, show, wants_colour
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -30,21 +39,31 @@ def main(arguments: Sequence[str]) -> int:
     # A large run has a million live objects: garbage collection of cycles would take a tenth of the time.
     gc.disable()
     attempt = None
+    fs = PosixFileSystem(owner=os.geteuid())
     try:
-        attempt = attempt_of_start(PosixFileSystem(owner=os.geteuid()), RunDirectory(run_dir), start)
+        await_directory(fs, run_dir, seconds_until_kill(os.environ) / 2)
+        attempt = attempt_of_start(fs, RunDirectory(run_dir), start)
     except OSError:
         # Handled below, with the report.
         pass
     return conclude(run_dir, attempt, int(code) if code else None, stop_signal or None)
 
 
-def conclude(run_dir: str, attempt: str | None, step_code: int | None = None, stop_signal: str | None = None) -> int:
+def conclude(
+    run_dir: str,
+    attempt: str | None,
+    step_code: int | None = None,
+    stop_signal: str | None = None,
+    *,
+    quiet: bool = False,
+) -> int:
     """Record that an attempt's agents have ended, print and save the report; return the attempt's exit code.
 
     Args:
         attempt: its name; None: no agent has written a record.
         step_code: srun's exit code; None: there was no srun, or it did not end.
         stop_signal: the name of the signal that stopped the launcher.
+        quiet: neither print nor save the report.
     """
     unrecorded = None
     if attempt is not None:
@@ -54,17 +73,85 @@ def conclude(run_dir: str, attempt: str | None, step_code: int | None = None, st
         except (OSError, BadFile) as error:
             # A directory that is full or missing: the report contains that, if it matters.
             why = (isinstance(error, OSError) and error.strerror) or str(error)
-            unrecorded = UnrecordedEnd(attempt, time.time_ns(), step_code, stop_signal, why)
+            unrecorded = StepEnd(attempt, time.time_ns(), step_code, stop_signal, why)
+    # A step that a signal to ftsrun ended was not lost.
+    lost_step_code = step_code if stop_signal is None else None
+    follow_up = None if quiet or attempt is None else FollowUp.of(run_dir, attempt, lost_step_code)
+    if follow_up is not None and stop_signal is not None:
+        # Slurm kills this process soon.
+        follow_up.carry_out()
     report = None
     try:
         report = make_report(Path(run_dir), offline=False, ended=unrecorded)
     except OSError:
         pass
-    verdict = judge(report, run_dir, attempt, step_code, stop_signal)
-    if report is not None and verdict.reported:
+    outcome = outcome_of(report, run_dir, attempt, step_code, stop_signal)
+    if report is not None and outcome.reported and not quiet:
         # Saved before it is printed: the reader of the output may have exited, or block.
         save(report, Path(run_dir))
         show(render(report, colour=wants_colour()))
-    if verdict.problem:
-        complain(verdict.problem)
-    return verdict.exit_code
+    if attempt is not None and outcome.reported:
+        follow_last_events(run_dir, attempt)
+    if outcome.problem:
+        complain(outcome.problem)
+    if follow_up is None:
+        return outcome.exit_code
+    if stop_signal is None and follow_up.carry_out() and report is not None and outcome.reported and not quiet:
+        # The printed report had only the intention.
+        save(make_report(Path(run_dir), offline=True, ended=unrecorded), Path(run_dir))
+    return follow_up.exit_code(outcome.exit_code)
+
+
+class FollowUp:
+    """What follows from the end of an attempt in its Slurm job: whether the job starts again.
+
+    Args:
+        fs, run: where its verdict is.
+        verdict: the verdict.
+        job: the job.
+    """
+
+    def __init__(self, fs: FileSystem, run: RunDirectory, verdict: AttemptVerdict, job: SlurmJob) -> None:
+        self._fs = fs
+        self._run = run
+        self._verdict = verdict
+        self._job = job
+
+    @staticmethod
+    def of(run_dir: str, attempt: str, step_code: int | None) -> FollowUp | None:
+        """Return it for an attempt that has closed the run's state, or lost its step; None for another.
+
+        Outside of Slurm there is none either.
+
+        Args:
+            step_code: the exit code of srun; None: there was none, or it was stopped by a signal from outside.
+        """
+        fs, run = PosixFileSystem(owner=os.geteuid()), RunDirectory(run_dir)
+        try:
+            job = from_environ(os.environ)
+            newest = FencedCell(fs, run.state).get()
+            state = State.decode(newest.value, run.state) if newest is not None else None
+            if job is None or state is None or state.attempt != attempt:
+                return None
+            if state.closed is None and step_code:
+                state = with_lost_step(state, step_code, time.time_ns())
+            if state.closed is None:
+                return None
+            view = None
+            if needs_scheduler_query(state) and not os.path.exists(run.verdict_file(attempt)):
+                view = save_scheduler_record(job, state, run)
+            return FollowUp(fs, run, settle(fs, run, state, view, "ftsrun", time.time_ns()), job)
+        except (OSError, BadFile, SlurmEnvironmentError) as error:
+            complain(f"whether the job starts again cannot be decided: {error}")
+            return None
+
+    def carry_out(self) -> bool:
+        """Start the job again if that was decided; return whether something else came of it than was decided."""
+        done, lines = carry_out(self._fs, self._run, self._verdict, self._job, "ftsrun")
+        for line in lines:
+            complain(line)
+        return done is not None and done.outcome in (RESUBMITTED, FAILED)
+
+    def exit_code(self, code: int) -> int:
+        """Return the exit code of the attempt, which would be `code` without the verdict."""
+        return self._verdict.exit_code if self._verdict.action == END and code else code

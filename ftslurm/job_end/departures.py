@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ftslurm.rendezvous.liveness import Attention, Liveness
-from ftslurm.rendezvous.node_record import NodeRecord
+from ftslurm.observed_time import ObservedTime
+from ftslurm.records.codec import BadFile
+from ftslurm.records.node import NodeRecord
+from ftslurm.records.state import LEFT
+from ftslurm.rendezvous.liveness import Liveness
 from ftslurm.rendezvous.observer import NODE_FILE_LIMIT
-from ftslurm.rendezvous.state import LEFT
 from ftslurm.sharedfs.filesystem import FileSystem
-from ftslurm.sharedfs.publish import BadFile
 from ftslurm.sharedfs.rundir import RunDirectory
 
 PRESENT, DEPARTED, ABSENT = "present", "departed", "absent"
@@ -22,7 +23,7 @@ class Departures:
     Args:
         fs, run: where they are.
         attempt: the agents' attempt; records of earlier ones are ignored.
-        prompt_s: longest time between two reads that counts as silence, in seconds, see `Attention`.
+        prompt_s: longest time between two reads that counts as silence, in seconds, see `ObservedTime`.
         now: monotonic clock, seconds.
     """
 
@@ -37,7 +38,7 @@ class Departures:
         self._reset()
 
     def _reset(self) -> None:
-        self._attention = Attention(self._now, self._prompt_s)
+        self._attention = ObservedTime(self._now, self._prompt_s)
         self._liveness = Liveness()
 
     def nodes(self) -> list[str]:

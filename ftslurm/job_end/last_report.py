@@ -7,12 +7,14 @@ import time
 
 from ftslurm import __version__
 from ftslurm.dataclasses import replace
-from ftslurm.rendezvous.node_record import NodeRecord
-from ftslurm.rendezvous.state import LEFT, State
+from ftslurm.records.attempt import Run
+from ftslurm.records.codec import BadFile, write_record
+from ftslurm.records.node import NodeRecord
+from ftslurm.records.state import LEFT, State
 from ftslurm.sharedfs.cell import FencedCell
 from ftslurm.sharedfs.filesystem import PosixFileSystem
-from ftslurm.sharedfs.publish import BadFile, encode, publish
-from ftslurm.sharedfs.rundir import RUN_SCHEMA, RUN_VERSION, RunDirectory
+from ftslurm.sharedfs.publish import publish
+from ftslurm.sharedfs.rundir import RunDirectory
 
 
 def last_report(directory: str, state: State, record: NodeRecord) -> str | None:
@@ -26,18 +28,17 @@ def last_report(directory: str, state: State, record: NodeRecord) -> str | None:
     """
     from pathlib import Path
 
-    from ftslurm.report.command import make_report
+    from ftslurm.report.pipeline import make_report
     from ftslurm.report.text import render
 
     run, fs = RunDirectory(directory), PosixFileSystem(owner=os.geteuid())
     gone = replace(record, status=LEFT, reason="the run directory has vanished", time_ns=time.time_ns())
-    identity = {"schema": RUN_SCHEMA, "version": RUN_VERSION, "run_id": state.run_id, "ftslurm": __version__}
     try:
         for folder in (run.state, run.nodes):
             fs.makedirs(folder)
         FencedCell(fs, run.state).set(state.encode(), None)
         publish(fs, run.node_file(record.node), gone.encode())
-        publish(fs, run.run_file, encode(identity))
+        publish(fs, run.run_file, write_record(Run(state.run_id, ftslurm=__version__)))
         return render(make_report(Path(directory)))
     except (OSError, BadFile):
         return None

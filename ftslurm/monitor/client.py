@@ -19,8 +19,9 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from ftslurm.monitor import dumpsignal, heartbeat_page
-from ftslurm.monitor.link import AgentLink, say
+import ftslurm
+from ftslurm.monitor import dump_signal, heartbeat_page
+from ftslurm.monitor.link import AgentLink, write_line
 from ftslurm.monitor.section import NoSection, Section
 
 if TYPE_CHECKING:
@@ -51,6 +52,27 @@ def progress(step: int) -> None:
     """
     try:
         _step(int(step))
+    except Exception as problem:
+        _swallow(problem)
+
+
+def loading(path: str | os.PathLike[str]) -> None:
+    """Report the checkpoint that this rank is about to load; the last call before the first step counts.
+
+    After two starts from the same one that failed without a step gained, it is called bad: in the report, and for the
+    workers of later rounds by `FTSLURM_AVOID_CHECKPOINT`, which has the bad paths as they were given here, one a line.
+
+    Args:
+        path: the same on all ranks, as of a directory of shards. All of them make the call, as each may be the first to
+            fail.
+    """
+    try:
+        agent = _connect()
+        directory = os.environ.get("FTSLURM_RECORD_DIR")
+        if agent is not None and directory:
+            from ftslurm.monitor.loading import write
+
+            write(directory, os.fspath(path))
     except Exception as problem:
         _swallow(problem)
 
@@ -173,7 +195,7 @@ def load_state_dict(state: Mapping[str, Any]) -> None:
     try:
         _load(state)
     except Exception as problem:
-        say(f"load_state_dict: ignored, the state is not one of ours: {type(problem).__name__}: {problem}"[:300])
+        write_line(f"load_state_dict: ignored, the state is not one of ours: {type(problem).__name__}: {problem}"[:300])
 
 
 def _swallow(problem: Exception) -> None:
@@ -210,15 +232,15 @@ def _connect_once() -> None:
         return
     directory = os.environ.get("FTSLURM_RECORD_DIR")
     try:
-        if directory and not _is_multiprocessing_child():
+        if directory and not ftslurm._is_forked and not _is_multiprocessing_child():
             words = heartbeat_page.open_writer(directory)
             if words is not None:
                 _agent = AgentLink(words, os.environ)
                 # Already there in a script that ftslurm started; not so behind a shell.
-                dumpsignal.install(directory)
+                dump_signal.install(directory)
     except Exception as problem:
         _swallow(problem)
-        say(f"this rank cannot be watched: {type(problem).__name__}: {problem}"[:300])
+        write_line(f"this rank cannot be watched: {type(problem).__name__}: {problem}"[:300])
     if _agent is None:
         _beat, _step = _nothing, _no_step
     else:
@@ -279,8 +301,8 @@ def _state() -> dict[str, Any]:
     page = heartbeat_page.decode(words.tobytes()) if words is not None else None
     if page is not None and page.opted_in:
         # The start of this process and the data of other ranks are available to the agents only.
-        seen = replace(expiry.longest(page, 0.0, timeouts.Spans()), silent=1)
-        known = timeouts.learn(known, seen)
+        observed = replace(expiry.longest(page, 0.0, timeouts.Spans()), silent=1)
+        known = timeouts.learn(known, observed)
     content = timeouts.learned_json(known) if known else {"timeouts": {}}
     return {"version": VERSION, **content}
 

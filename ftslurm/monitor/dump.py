@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ftslurm.dataclasses import dataclass
 from ftslurm.kernel import pidfd_open, pidfd_send_signal
-from ftslurm.monitor import procstate
-from ftslurm.monitor.dumpsignal import DUMP_SIGNAL, FIRST_FD, NAME
-from ftslurm.monitor.stacksfile import Stacks
+from ftslurm.monitor import process_state
+from ftslurm.monitor.dump_signal import DUMP_SIGNAL, FIRST_FD, NAME
+from ftslurm.monitor.stacks_file import Stacks
+from ftslurm.text import duration
 
 STABLE_S, BUSY_STABLE_S = 0.03, 0.15
 AGAIN_AT = (0.15, 0.4, 0.7)  # parts of the time-out after which another thread gets the signal
@@ -110,11 +111,11 @@ class Dump:
         except OSError:
             self.gone = True
             return "had ended"
-        state = procstate.status(self._process)
-        if state is None or procstate.letter(state) in "ZX":
+        state = process_state.status(self._process)
+        if state is None or process_state.letter(state) in "ZX":
             self.gone = True
             return "had ended"
-        self.stopped = procstate.letter(state) in "Tt"
+        self.stopped = process_state.letter(state) in "Tt"
         if self.stopped:
             return _stopped(state)
         if not self._open():
@@ -141,7 +142,7 @@ class Dump:
 
     def _answers(self, process: str, state: dict[str, str]) -> bool:
         guess = range(FIRST_FD, FIRST_FD + 4)
-        return procstate.has(state, "SigCgt", DUMP_SIGNAL) and procstate.holds(process, self._path, guess)
+        return process_state.has(state, "SigCgt", DUMP_SIGNAL) and process_state.holds(process, self._path, guess)
 
     def _find_descendant(self) -> bool:
         for pid, _ in self._descendants(self.target.pid):
@@ -151,7 +152,7 @@ class Dump:
             except OSError:
                 continue
             process = f"/proc/{pid}"
-            state = procstate.status(process)
+            state = process_state.status(process)
             if state is not None and self._answers(process, state):
                 self._asked, self._process = pidfd, process
                 return True
@@ -168,7 +169,7 @@ class Dump:
         if self._asked != self.pidfd:
             return
         if self._others is None:
-            self._others = procstate.threads_that_take(self._process, DUMP_SIGNAL)
+            self._others = process_state.threads_that_take(self._process, DUMP_SIGNAL)
         tid = next(self._others, None)
         if tid is not None:
             _tgkill(self.target.pid, tid)
@@ -180,43 +181,43 @@ class Dump:
         if quiet_s < STABLE_S:
             return False
         # Where many processes share few cores, one that still writes may be off its core for long.
-        state = procstate.status(self._process)
-        return quiet_s >= BUSY_STABLE_S or state is None or procstate.letter(state) == "S"
+        state = process_state.status(self._process)
+        return quiet_s >= BUSY_STABLE_S or state is None or process_state.letter(state) == "S"
 
     def _no_answer_reason(self) -> str | None:
-        late = f"no answer within {self._timeout_s:.1f} s"
+        late = f"no answer within {duration(self._timeout_s)}"
         if self._size > self._base:
-            return f"not complete: still writing after {self._timeout_s:.1f} s"
-        state = procstate.status(self._process)
-        if state is None or procstate.letter(state) in "ZX":
+            return f"not complete: still writing after {duration(self._timeout_s)}"
+        state = process_state.status(self._process)
+        if state is None or process_state.letter(state) in "ZX":
             self.gone = True
             return "ended while its stacks were collected"
-        if procstate.letter(state) in "Tt":
+        if process_state.letter(state) in "Tt":
             self.stopped = True
             return _stopped(state)
         if held := self._held():
             return held
-        if any(procstate.has(state, pending, DUMP_SIGNAL) for pending in ("SigPnd", "ShdPnd")):
+        if any(process_state.has(state, pending, DUMP_SIGNAL) for pending in ("SigPnd", "ShdPnd")):
             return f"{late}: it blocks the signal, or waits where it cannot be interrupted"
         return late
 
     def _held(self) -> str | None:
         """Return the problem of a main thread in D state, whose stacks another thread may have written."""
-        if procstate.letter(procstate.status(self._process) or {}) != "D":
+        if process_state.letter(process_state.status(self._process) or {}) != "D":
             return None
-        place = procstate.waits_in(self._process)
+        place = process_state.waits_in(self._process)
         return f"in uninterruptible sleep (D){f' in {place}' if place else ''}"
 
     def _finish(self, problem: str | None) -> None:
         if self._fd >= 0 and self._size > self._base:
             self._text = _read(self._fd, self._base, self._size)
         self._problem = problem
-        self._facts = procstate.facts(self._process, waiting=problem is not None and not self.gone)
+        self._facts = process_state.facts(self._process, waiting=problem is not None and not self.gone)
         self.close()
 
 
 def _stopped(state: dict[str, str]) -> str:
-    return "stopped by a debugger (t)" if procstate.letter(state) == "t" else "stopped (SIGSTOP)"
+    return "stopped by a debugger (t)" if process_state.letter(state) == "t" else "stopped (SIGSTOP)"
 
 
 def _read(fd: int, start: int, end: int) -> str:

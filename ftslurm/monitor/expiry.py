@@ -1,27 +1,27 @@
 """Expiry of a rank's time-outs: which one has expired, and when to check again (pure).
 
-A watch with the time-out T that is idle now, or is re-armed after now, cannot expire before now + T. So heartbeats need
-no notification: a check at the earlier of "the running watch's deadline" and "now + T" misses no expiry, and finds it
-at the exact time.
+An interval with the time-out T that is idle now, or is re-armed after now, cannot expire before now + T. So heartbeats
+need no notification: a check at the earlier of "the running interval's deadline" and "now + T" misses no expiry, and
+finds it at the exact time.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 
 from ftslurm.dataclasses import dataclass, replace
-from ftslurm.monitor.heartbeat_page import HeartbeatPage
+from ftslurm.monitor.heartbeat_page import INF, HeartbeatPage
 from ftslurm.monitor.message import shown
 from ftslurm.monitor.timeouts import Longest, Spans, Timeouts
+from ftslurm.text import duration
 
 INITIAL, HEARTBEAT, SECTION, OUT, SILENCE = "initial", "heartbeat", "section", "out-of-section", "silence"
 SHORTEST_S = 0.001  # a shorter time-out would keep the agent busy with checks
 
 
 @dataclass(frozen=True)
-class Watched:
-    """One watched interval of a rank.
+class Interval:
+    """One interval of a rank.
 
     Attributes:
         kind, name: which.
@@ -39,7 +39,7 @@ class Watched:
     @property
     def deadline_s(self) -> float:
         """When it expires; infinite while idle."""
-        return math.inf if self.since_s is None else self.since_s + self.allowed_s
+        return INF if self.since_s is None else self.since_s + self.allowed_s
 
 
 @dataclass(frozen=True)
@@ -59,20 +59,20 @@ class Life:
 
 def next_expiry(
     page: HeartbeatPage | None, timeouts: Timeouts, life: Life, now_s: float
-) -> tuple[Watched | None, float | None]:
-    """Return the first expired watch (None: none) and when to check again (None: never)."""
-    expired: Watched | None = None
-    again = math.inf
-    for watched in watched_intervals(page, timeouts, life, now_s):
-        deadline = watched.deadline_s
+) -> tuple[Interval | None, float | None]:
+    """Return the first expired interval (None: none) and when to check again (None: never)."""
+    expired: Interval | None = None
+    again = INF
+    for interval in intervals(page, timeouts, life, now_s):
+        deadline = interval.deadline_s
         if deadline <= now_s and (expired is None or deadline < expired.deadline_s):
-            expired = watched
-        again = min(again, deadline, now_s + watched.shortest_s)
-    return expired, None if again == math.inf else again
+            expired = interval
+        again = min(again, deadline, now_s + interval.shortest_s)
+    return expired, None if again == INF else again
 
 
-def watched_intervals(page: HeartbeatPage | None, timeouts: Timeouts, life: Life, now_s: float) -> Iterator[Watched]:
-    """Yield all watched intervals of the rank; none once it has called workload_finished()."""
+def intervals(page: HeartbeatPage | None, timeouts: Timeouts, life: Life, now_s: float) -> Iterator[Interval]:
+    """Yield all intervals of the rank; none once it has called workload_finished()."""
     if page is not None and page.finished:
         return
     if page is not None and page.excused_ns:
@@ -80,36 +80,36 @@ def watched_intervals(page: HeartbeatPage | None, timeouts: Timeouts, life: Life
     beating = page is not None and page.beats.number > 0
     initial_s = _choose(page.initial_s if page else None, timeouts.initial_s)
     if initial_s is not None and not beating:
-        yield Watched(INITIAL, None, max(life.began_s, life.floor_s), initial_s, initial_s)
+        yield Interval(INITIAL, None, max(life.began_s, life.floor_s), initial_s, initial_s)
     yield from _heartbeat(page, timeouts, life, now_s)
     covered = False
-    for watched in _sections(page, timeouts, life, now_s):
-        covered = covered or watched.since_s is not None
-        yield watched
+    for interval in _sections(page, timeouts, life, now_s):
+        covered = covered or interval.since_s is not None
+        yield interval
     out_s = _choose(page.out_of_section_s if page else None, timeouts.out_of_section_s)
     if out_s is not None:
         inside = page is None or page.unlisted > 0 or any(section.opened_ns for section in page.sections)
         since = None if page is None or inside or not page.section_ns else _since(page.section_ns, life, now_s)
-        yield Watched(OUT, None, since, out_s, out_s)
+        yield Interval(OUT, None, since, out_s, out_s)
     hang_s = _choose(None, timeouts.hang_s)
     if hang_s is not None:
         # An open section with a time-out is not subject to this one: it may be meant to take longer.
         since = None if covered else _since(_last_sign(page), life, now_s, life.sign_s)
-        yield Watched(SILENCE, None, since, hang_s, hang_s)
+        yield Interval(SILENCE, None, since, hang_s, hang_s)
 
 
-def _heartbeat(page: HeartbeatPage | None, timeouts: Timeouts, life: Life, now_s: float) -> Iterator[Watched]:
+def _heartbeat(page: HeartbeatPage | None, timeouts: Timeouts, life: Life, now_s: float) -> Iterator[Interval]:
     allowed = _choose(page.heartbeat_s if page else None, timeouts.heartbeat_s)
     if allowed is None:
         return
     if page is None or not page.beats.number:
-        yield Watched(HEARTBEAT, None, None, allowed, allowed)
+        yield Interval(HEARTBEAT, None, None, allowed, allowed)
         return
     since = _since(page.beats.last_ns, life, now_s)
-    yield Watched(HEARTBEAT, None, since, _warm(allowed, page.beats.number, timeouts), allowed)
+    yield Interval(HEARTBEAT, None, since, _warm(allowed, page.beats.number, timeouts), allowed)
 
 
-def _sections(page: HeartbeatPage | None, timeouts: Timeouts, life: Life, now_s: float) -> Iterator[Watched]:
+def _sections(page: HeartbeatPage | None, timeouts: Timeouts, life: Life, now_s: float) -> Iterator[Interval]:
     slots = {section.name: section for section in page.sections} if page else {}
     for name in {**timeouts.sections, **slots}:
         section = slots.get(name)
@@ -117,13 +117,13 @@ def _sections(page: HeartbeatPage | None, timeouts: Timeouts, life: Life, now_s:
         if allowed is None:
             continue
         if section is None or not section.opened_ns:
-            yield Watched(SECTION, name, None, allowed, allowed)
+            yield Interval(SECTION, name, None, allowed, allowed)
         else:
             since = _since(section.opened_ns, life, now_s)
-            yield Watched(SECTION, name, since, _warm(allowed, section.opens, timeouts), allowed)
+            yield Interval(SECTION, name, since, _warm(allowed, section.opens, timeouts), allowed)
 
 
-def _since(ns: int, life: Life, now_s: float, other_s: float = -math.inf) -> float:
+def _since(ns: int, life: Life, now_s: float, other_s: float = -INF) -> float:
     # A value before the worker's start is of an earlier worker; one after now is invalid.
     return min(max(ns / 1e9, life.began_s, life.floor_s, other_s), now_s)
 
@@ -139,21 +139,21 @@ def _warm(allowed_s: float, number: int, timeouts: Timeouts) -> float:
 def _choose(own_s: float | None, common_s: float | None) -> float | None:
     """Return the time-out that holds: the rank's own before that of all; None for none."""
     seconds = common_s if own_s is None else own_s
-    return None if seconds is None or not math.isfinite(seconds) else max(seconds, SHORTEST_S)
+    return None if seconds is None or not abs(seconds) < INF else max(seconds, SHORTEST_S)
 
 
-def describe(watched: Watched, now_s: float) -> str:
+def describe(interval: Interval, now_s: float) -> str:
     """Return the description of the expiry."""
-    if watched.since_s is None:
-        raise ValueError(f"{watched} is idle and cannot have expired")
-    taken, allowed = f"{now_s - watched.since_s:.1f} s", f"(time-out {watched.allowed_s:g} s)"
-    if watched.kind == INITIAL:
+    if interval.since_s is None:
+        raise ValueError(f"{interval} is idle and cannot have expired")
+    taken, allowed = duration(now_s - interval.since_s), f"(time-out {duration(interval.allowed_s)})"
+    if interval.kind == INITIAL:
         return f"no first heartbeat {taken} after its start {allowed}"
-    if watched.kind == HEARTBEAT:
+    if interval.kind == HEARTBEAT:
         return f"no heartbeat for {taken} {allowed}"
-    if watched.kind == SECTION:
-        return f"section {shown(watched.name or '')} open for {taken} {allowed}"
-    if watched.kind == OUT:
+    if interval.kind == SECTION:
+        return f"section {shown(interval.name or '')} open for {taken} {allowed}"
+    if interval.kind == OUT:
         return f"out of any section for {taken} {allowed}"
     return f"no sign of life for {taken} {allowed}"
 

@@ -17,7 +17,7 @@ CUT = "  ..."
 
 
 class Frame(NamedTuple):
-    """One call; line 0 where faulthandler could not tell."""
+    """One call; line 0 where faulthandler does not know it."""
 
     file: str
     line: int
@@ -35,7 +35,7 @@ class Thread(NamedTuple):
 
 
 class Reader:
-    """Parses texts, what many of them have in common only once: thousands of ranks tell the same."""
+    """Parses texts, what many of them have in common only once: thousands of ranks have the same frames."""
 
     def __init__(self) -> None:
         self._stacks: dict[str, tuple[tuple[Frame, ...], bool]] = {}

@@ -10,7 +10,6 @@ the first and the last step: those are for display, since the epoch.
 
 from __future__ import annotations
 
-import math
 import os
 import struct
 import sys
@@ -21,16 +20,13 @@ from ftslurm.dataclasses import dataclass
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any, Protocol
+    from typing import Any
 
-    class Words(Protocol):
-        """The page as 512 signed integers."""
-
-        def __getitem__(self, at: int, /) -> int: ...
-
-        def __setitem__(self, at: int, value: int, /) -> None: ...
+    from ftslurm.monitor.mapping import Words
 
 
+INF = float("inf")
+"""A time-out that is off. Not `math.inf`: that module is 80 KB in each agent."""
 NAME = "progress"
 MAGIC = b"ftsprog2"
 SIZE = 4096
@@ -50,7 +46,6 @@ SLOT_0, SLOT_WORDS = 72, 10
 OPENED, OPENS, LONGEST, OWN_TIMEOUT, SLOT_NAME = 0, 1, 2, 3, 5
 
 _PAGE = struct.Struct("<512q")
-_PROT_READ_WRITE, _MAP_SHARED = 3, 1
 _BUCKET_SHIFT = 19  # the histogram counts in 2**19 ns, about half a millisecond
 
 
@@ -162,13 +157,12 @@ def open_writer(directory: str | os.PathLike[str]) -> Words | None:
 
     A page of this rank's earlier program (one that replaced itself by exec, or the first of two in a shell script) is
     continued, its sections closed. None if a living process writes it: there is one writer.
-    Keeps no file descriptor, so that scripts which close all of theirs harm nothing.
 
     Raises:
         OSError: the file cannot be made, written or mapped (also: it is not a regular file).
         ImportError: this Python has no ctypes.
     """
-    import ctypes
+    from ftslurm.monitor.mapping import map_shared
 
     path = os.path.join(os.fspath(directory), NAME)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
@@ -180,17 +174,9 @@ def open_writer(directory: str | os.PathLike[str]) -> Words | None:
             os.pwrite(fd, MAGIC.ljust(SIZE, b"\0"), 0)
         elif old.pid != os.getpid() and old.pid > 0 and _started(old.pid) == _PAGE.unpack(data)[PID_STARTED]:
             return None
-        # Not the mmap module: before 3.13 it keeps a descriptor, and closes that number at exit.
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.mmap.restype = ctypes.c_void_p
-        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-        address = libc.mmap(None, SIZE, _PROT_READ_WRITE, _MAP_SHARED, fd, 0)
-        if address in (None, ctypes.c_void_p(-1).value):
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), path)
+        memory = map_shared(fd, SIZE, path)
     finally:
         os.close(fd)
-    memory: Any = (ctypes.c_char * SIZE).from_address(address)
     return claim(memory, os.getpid(), _started(os.getpid()))
 
 
@@ -230,6 +216,15 @@ def read(directory: str | os.PathLike[str]) -> HeartbeatPage | None:
         return None
     finally:
         os.close(fd)
+
+
+def read_progress(directory: str | os.PathLike[str]) -> Progress | None:
+    """Return the steps reported by `client.progress`; None if the page in `directory` has none or cannot be read.
+
+    Also used while an interpreter shuts down after a failure, so this module imports as little as possible.
+    """
+    page = read(directory)
+    return page.progress if page is not None else None
 
 
 def decode(data: bytes) -> HeartbeatPage | None:
@@ -275,7 +270,7 @@ def _slots(data: bytes, raw: tuple[int, ...]) -> tuple[SectionSlot, ...]:
 def _seconds(own: int) -> float | None:
     if own == UNSET:
         return None
-    return own / 1e9 if own > 0 else math.inf
+    return own / 1e9 if own > 0 else INF
 
 
 def encode_timeout(seconds: float | None) -> int:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from ftslurm.monitor.heartbeat_page import Words
+    from ftslurm.monitor.mapping import Words
     from ftslurm.monitor.timeouts import Learned, Timeouts
 
 MAX_REPORTS = 32  # different misuses that are sent; all are counted
@@ -177,11 +177,11 @@ def _from_environment(environment: Mapping[str, str]) -> tuple[Timeouts | None, 
     try:
         return from_env(text)
     except ValueError as problem:
-        say(str(problem)[:300])
+        write_line(str(problem)[:300])
         return None, None
 
 
-def say(text: str) -> bool:
+def write_line(text: str) -> bool:
     """Write one line to the standard error, if there is one; return whether that was possible."""
     try:
         os.write(2, f"ftslurm: {text}\n".encode("utf-8", "backslashreplace"))

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 from ftslurm.terminal import print_error
+from ftslurm.text import duration
 
 STUCK_S = 10.0
 
@@ -24,7 +25,7 @@ class LoopWatchdog:
     Args:
         stuck_s: a turn that takes longer is stuck, in seconds.
         monotonic: the clock, in seconds.
-        report: told once of each such turn, from the guard's thread, with the seconds that it has taken so far.
+        report: called once for each such turn, on the watchdog's thread, with the seconds that it has taken so far.
             Default: the stack of the loop goes to stderr.
     """
 
@@ -37,7 +38,7 @@ class LoopWatchdog:
         self.stuck = 0
         """How many turns were stuck."""
         self.longest_s = 0.0
-        """The longest of them, as far as it was seen, in seconds."""
+        """The longest of them, as far as it was measured, in seconds."""
         self._stuck_s = stuck_s
         self._monotonic = monotonic
         self._watched = threading.get_ident()
@@ -61,13 +62,13 @@ class LoopWatchdog:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; it does not outlive this by more than one `look`."""
+        """End the thread; it does not outlive this by more than one `check`."""
         self._end.set()
         if self._thread is not None:
             self._thread.join(1.0)
 
-    def look(self) -> bool:
-        """Look at the loop once; return whether it is stuck now. For the thread, and for tests."""
+    def check(self) -> bool:
+        """Check the loop once; return whether it is stuck now. For the thread, and for tests."""
         since = self._since
         if since is None:
             return False
@@ -84,13 +85,13 @@ class LoopWatchdog:
     def _run(self) -> None:
         while not self._end.wait(self._stuck_s / 2):
             try:
-                self.look()
+                self.check()
             except Exception:
                 # Stderr may be gone; the count is right all the same.
                 pass
 
     def _print_stack(self, taken_s: float) -> None:
-        lines = [f"ftslurm: the agent's loop has been stuck for {taken_s:.1f} s, most recent call first:"]
+        lines = [f"ftslurm: the agent's loop has been stuck for {duration(taken_s)}, most recent call first:"]
         frame = sys._current_frames().get(self._watched)
         while frame is not None:
             # Without the source lines: reading those could hang as the loop does.

@@ -8,11 +8,11 @@ torch's format is torch/distributed/elastic/timer/file_based_local_timer.py (2.1
 from __future__ import annotations
 
 import json
-import math
 import re
 import select
 
 from ftslurm.dataclasses import dataclass
+from ftslurm.monitor.heartbeat_page import INF
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -84,14 +84,14 @@ def newest(lines: Sequence[bytes]) -> list[bytes]:
     A rank that renews a timer in a tight loop would keep the pipe full for all ranks of its node: to parse a line takes
     30 us, and to find out here that it is out of date 1 us.
     """
-    seen: set[bytes] = set()
+    newer: set[bytes] = set()
     kept = []
     for line in reversed(lines):
         timer = _TORCH_TIMER.fullmatch(line)
         if timer is None:
             kept.append(line)
-        elif timer[1] not in seen:
-            seen.add(timer[1])
+        elif timer[1] not in newer:
+            newer.add(timer[1])
             kept.append(line)
     return kept[::-1]
 
@@ -126,8 +126,8 @@ def _timer(content: dict[str, Any]) -> Timer:
     if isinstance(expiration, bool) or not isinstance(expiration, (int, float)):
         raise ValueError(f"expiration_time should be a number, found {expiration!r:.40}")
     # Digits without end overflow; 1e999 is read as infinite.
-    seconds = float(expiration) if abs(expiration) < 1e300 else math.inf
-    if not math.isfinite(seconds):
+    seconds = float(expiration) if abs(expiration) < 1e300 else INF
+    if not abs(seconds) < INF:
         raise ValueError("expiration_time is too large")
     return Timer(
         pid=_whole(content, "pid", 1, _MAX_PID),

@@ -13,7 +13,7 @@ import select
 import stat
 from collections import Counter
 
-from ftslurm.localdir import make_private
+from ftslurm.local_directory import make_private
 from ftslurm.monitor.message import LIMIT
 
 NAME = "pipe"
@@ -54,7 +54,7 @@ class Pipe:
         """Return the lines that have come, without their newlines; never blocks, reads a bounded amount."""
         kept, self._kept = self._kept, []
         try:
-            # As much as it holds: one read hears all that was written before it.
+            # As much as it holds: one read returns all that was written before it.
             data = os.read(self._fifo, PIPE_BYTES) if self._fifo >= 0 else b""
         except BlockingIOError:
             return kept
@@ -78,8 +78,8 @@ class Pipe:
     def check(self) -> None:
         """Make the pipe if it is missing or was replaced.
 
-        What the old one still held is returned by the next `read`. Where it cannot be made, `problem` says why, and the
-        old one is read on: a client may have it open.
+        What the old one still held is returned by the next `read`. Where it cannot be made, `problem` holds the reason,
+        and the old one is read on: a client may have it open.
         """
         if self._is_there():
             self.problem = None
@@ -156,7 +156,7 @@ def _make(directory: str, path: str) -> int:
 
 
 def _remove(path: str) -> None:
-    """Remove what lies there: a pipe that an earlier agent left, or what somebody has put in place of this one's.
+    """Remove what lies there: a pipe that an earlier agent left, or another file in place of this one's.
 
     A pipe is not opened: what an earlier round's processes still write goes nowhere.
     """

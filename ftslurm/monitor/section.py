@@ -12,10 +12,10 @@ from ftslurm.monitor.heartbeat_page import LONGEST, OPENED, OPENS, OUT_LONGEST, 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ftslurm.monitor.heartbeat_page import Words
+    from ftslurm.monitor.mapping import Words
 
 F = TypeVar("F", bound="Callable[..., Any]")
-_SPARE = 66  # words of the page that nobody reads: where a section without a slot puts its times
+_SPARE = 66  # words of the page that are never read: where a section without a slot puts its times
 LEFT, LEFT_KEPT = "__ftslurm_sections__", 8  # an exception's attribute: (name, seconds since opened), innermost first
 OPENED_TWICE = "a section was opened that is open already"
 NOT_OPEN = "a section was closed that is not open"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -11,6 +11,12 @@ from ftslurm.dataclasses import dataclass
 from ftslurm.monitor.faulthandler_text import Frame, Thread
 
 WAITS, MAY_WAIT, WORKS = "waits", "may-wait", "works"
+_THREAD_WAIT = "thread wait"
+# Methods in C that return when the device, or all ranks, are done: loss.item(), work.wait(), store.wait(...).
+_C_WAIT = re.compile(r"\.(item|cpu|tolist|numpy|synchronize|wait|barrier)$")
+_NETWORK = "network"
+NO_CALLS: Mapping[tuple[str, int], str] = {}
+_MODULE = re.compile(r"^.*/(?:(?:site|dist)-packages|lib(?:64)?/python3[^/]*)/|^<frozen (?=.*>$)|^.*/(?=[^/]+$)")
 BUILD_LOCK = "wait for the lock of an extension's build"
 
 _LIBRARY = re.compile(
@@ -19,7 +25,7 @@ _LIBRARY = re.compile(
 
 
 class _Row(NamedTuple):
-    """One thing that a frame tells; without a name, the function's is taken."""
+    """What a frame indicates; without a name, the function's is taken."""
 
     kind: str
     file: re.Pattern[str]
@@ -31,7 +37,7 @@ def _rows(*rows: tuple[str, str, str, str]) -> tuple[_Row, ...]:
     return tuple(_Row(kind, re.compile(file), re.compile(function), name) for kind, file, function, name in rows)
 
 
-# What frames of libraries below the user's innermost frame tell; the first match from the inside out counts.
+# What frames of libraries below the user's innermost frame indicate; the first match from the inside out counts.
 _BELOW = _rows(
     # All other ranks must arrive: a rank that is elsewhere is the cause.
     (WAITS, r"/torch/distributed/(distributed_c10d|_functional_collectives|rendezvous)\.py$", r"[a-z]\w*", ""),
@@ -53,20 +59,19 @@ _BELOW = _rows(
     ),
     (WORKS, r"/torch/optim/", r"step\w*|_\w+", "optimizer"),
 )
-# What a frame tells wherever it stands, own frames below it or not.
+# What a frame indicates wherever it stands, own frames below it or not.
 _ANYWHERE = _rows(
     (WORKS, r"/torch/utils/data/", r".*", "DataLoader"),
     (WORKS, r"/torch/distributed/checkpoint/", r".*", "checkpoint"),
     (WORKS, r"/torch/serialization\.py$", r"save|load", "torch.save/load"),
 )
-# What tells only how, not what for: if nothing else does.
+# What shows only how it waits, not for what: used if nothing else matches.
 _HOW = _rows(
-    (WORKS, r"/(socket|ssl)\.py$|/(urllib3?|http|requests|botocore|aiohttp)/", r".*", "network"),
-    (WORKS, r"/subprocess\.py$", r".*", "subprocess"),
-    (WORKS, r"/multiprocessing/", r"(?!_?bootstrap|run|spawn_main|_main|_launch).*", "multiprocessing"),
-    (WORKS, r"/(queue|threading)\.py$|/concurrent/futures/", r"(?!_?bootstrap\w*|run).*", "thread wait"),
+    (WORKS, r"/(socket|ssl)\.py$|/(urllib3?|http|requests|botocore|aiohttp)/", r".*", _NETWORK),
+    (WORKS, r"/subprocess\.py$", r".*", ""),
+    (WORKS, r"/multiprocessing/", r"(?!_?bootstrap|run|spawn_main|_main|_launch).*", ""),
+    (WORKS, r"/(queue|threading)\.py$|/concurrent/futures/", r"(?!_?bootstrap\w*|run).*", _THREAD_WAIT),
 )
-_THREAD_WAIT = "thread wait"
 
 
 @dataclass(frozen=True)
@@ -74,18 +79,25 @@ class Activity:
     """Classification of a stack.
 
     Attributes:
-        kind: `WAITS` for other ranks, `MAY_WAIT` for them (nobody sees what a device waits for), or `WORKS`.
-        activity: "all_reduce", "DataLoader", else the name of the user's innermost function.
+        kind: `WAITS` for other ranks, `MAY_WAIT` for them (what a device waits for cannot be observed), or `WORKS`.
+        activity: "all_reduce", "DataLoader", else what the user's code called ("queue.get"), or its innermost function.
         place: the user's own innermost frame, outside of libraries; without one, the innermost; None: no frames.
+        of_thread: it waits for another thread of its own process.
     """
 
     kind: str
     activity: str
     place: Frame | None
+    of_thread: bool = False
 
 
-def classify(frames: Sequence[Frame]) -> Activity:
-    """Judge a stack. ``frames``: outermost first."""
+def classify(frames: Sequence[Frame], calls: Mapping[tuple[str, int], str] = NO_CALLS) -> Activity:
+    """Judge a stack.
+
+    Args:
+        frames: outermost first.
+        calls: the only call in a line of the user's code, by file and line; functions in C have no frame of their own.
+    """
     below: list[Frame] = []
     place = frames[-1] if frames else None
     for frame in reversed(frames):
@@ -99,8 +111,25 @@ def classify(frames: Sequence[Frame]) -> Activity:
         # Of collectives made of others (broadcast_object_list), the one that the user called.
         outermost = [(row, frame) for row, frame in found if row.kind == WAITS][-1:]
         for row, frame in outermost or found[:1]:
-            return Activity(row.kind, row.name or frame.function, place)
-    return Activity(WORKS, place.function if place is not None else "", place)
+            name = row.name or frame.function
+            of_thread = name == _THREAD_WAIT
+            return Activity(row.kind, _name(below[-1]) if rows is _HOW and name != _NETWORK else name, place, of_thread)
+    if place is None:
+        return Activity(WORKS, "", None)
+    called = _name(below[-1]) if below and below[-1] is not frames[0] else calls.get((place.file, place.line))
+    waits = not below and called is not None and _C_WAIT.search(called) is not None
+    return Activity(MAY_WAIT if waits else WORKS, called or place.function, place)
+
+
+def _name(frame: Frame) -> str:
+    """``queue.get``: a function of a library with its module."""
+    module = _MODULE.sub("", frame.file).removesuffix(".py").removesuffix("/__init__").strip("/").replace("/", ".")
+    return f"{module}.{frame.function}" if module and not frame.function.startswith("<") else frame.function
+
+
+def user_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
+    """Return the frames of the user's own code: what differs within libraries is no different path of the script."""
+    return tuple(frame for frame in frames if not is_library(frame.file))
 
 
 @lru_cache(maxsize=65536)
@@ -115,9 +144,9 @@ def is_library(file: str) -> bool:
 
 
 def telling_thread(threads: Sequence[Thread]) -> Thread | None:
-    """Return the thread that tells what the process is doing: the main one, unless that waits for another one."""
+    """Return the thread that shows what the process is doing: the main one, unless that waits for another one."""
     main = next((thread for thread in threads if thread.main), None)
-    if main is None or classify(main.frames).activity != _THREAD_WAIT:
+    if main is None or not classify(main.frames).of_thread:
         return main
     others = [thread for thread in threads if not thread.main]
     judged = [(classify(thread.frames), thread) for thread in others]
@@ -125,9 +154,10 @@ def telling_thread(threads: Sequence[Thread]) -> Thread | None:
         if does.kind == WAITS:
             return thread
     for does, thread in judged:
-        if does.activity != _THREAD_WAIT and does.place is not None and not is_library(does.place.file):
+        if not does.of_thread and does.place is not None and not is_library(does.place.file):
             return thread
     return main
 
 
-__all__ = ["MAY_WAIT", "WAITS", "WORKS", "Activity", "classify", "is_library", "telling_thread"]
+__all__ = ["MAY_WAIT", "NO_CALLS", "WAITS", "WORKS", "Activity"]
+__all__ += ["classify", "is_library", "telling_thread", "user_frames"]

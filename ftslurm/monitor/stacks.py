@@ -1,7 +1,7 @@
 """Stack collection in the agent: signals processes and collects their stacks, without blocking.
 
 Driven by the agent's loop: `Collector.start`, then `Collector.poll` at each `Collector.deadline` until it is done. A
-signal is sent only to a process that has a handler for it and holds the file that `dumpsignal.install` opened: to any
+signal is sent only to a process that has a handler for it and holds the file that `dump_signal.install` opened: to any
 other one, a real-time signal is death. A process that cannot respond is described by its state in /proc.
 """
 
@@ -11,9 +11,9 @@ import select
 from collections.abc import Sequence
 
 from ftslurm.monitor.dump import Descendants, Dump, Target
-from ftslurm.monitor.dumpsignal import DUMP_SIGNAL, install
-from ftslurm.monitor.pyspy import PySpy
-from ftslurm.monitor.stacksfile import RankStacks, Stacks, encode, parse
+from ftslurm.monitor.dump_signal import DUMP_SIGNAL, install
+from ftslurm.monitor.py_spy import PySpy
+from ftslurm.monitor.stacks_file import RankStacks, Stacks, encode, parse
 
 TIMEOUT_S = 2.0
 NATIVE_S = 3.0
@@ -62,7 +62,7 @@ class Collector:
         for dump in self._dumps:
             dump.poll(now_s, ended=dump.target.local_rank in ended)
         done = all(dump.done for dump in self._dumps)
-        # py-spy stops the process that it looks at, so that one is left to answer first.
+        # py-spy stops the process that it examines, so that one may answer first.
         for dump in self._native():
             done &= self._poll_native(dump, now_s)
         quick = now_s - self._started_s < QUICK_S

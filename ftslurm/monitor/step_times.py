@@ -1,9 +1,9 @@
-"""Who is persistently slow: histograms of the intervals between steps, rank by rank (pure). Observing is not acting.
+"""Persistently slow ranks, by histograms of the intervals between steps (pure). Observing is not acting.
 
 What this can see depends on the training. In synchronous training a step ends for all when it ends for the slowest:
-the *intervals* of all ranks become those of the slowest, and nobody stands out, however slow one is. A rank does stand
+the *intervals* of all ranks become those of the slowest, and none stands out, however slow one is. A rank does stand
 out where steps are not tied together: asynchronous or local training, work between steps that only some ranks wait for.
-So "nobody is slow" says nothing for a rank; but who is named was slower than the others, over many steps.
+So "no slow rank" proves nothing; but a rank that is named was slower than the others, over many steps.
 """
 
 from __future__ import annotations
@@ -19,15 +19,9 @@ LEAST = 20
 
 @dataclass(frozen=True)
 class Histogram:
-    """Intervals counted in the buckets of the mark, see `ftslurm.monitor.heartbeat_page.EDGES_S`."""
+    """Intervals counted in the buckets of the heartbeat page, see `ftslurm.monitor.heartbeat_page.EDGES_S`."""
 
     counts: tuple[int, ...] = ()
-
-    @classmethod
-    def from_counts(cls, counts: Sequence[object]) -> Histogram:
-        """Take counts that somebody else wrote: what is no count is 0, what is beyond the last bucket is left out."""
-        clean = (c if isinstance(c, int) and not isinstance(c, bool) and c > 0 else 0 for c in counts)
-        return cls(tuple(clean)[: len(EDGES_S)])
 
     @classmethod
     def from_pairs(cls, pairs: Iterable[tuple[int, int]]) -> Histogram:
@@ -42,11 +36,6 @@ class Histogram:
     def intervals(self) -> int:
         """How many intervals were counted."""
         return sum(self.counts)
-
-    def __sub__(self, earlier: Histogram) -> Histogram:
-        """Return what was counted since ``earlier``, a histogram of the same rank; never less than nothing."""
-        before = (*earlier.counts, *(0,) * len(self.counts))
-        return Histogram(tuple(max(0, a - b) for a, b in zip(self.counts, before, strict=False)))
 
     def quantile(self, part: float) -> float:
         """Return the interval in seconds that ``part`` (0 to 1) of all do not exceed, interpolated in its bucket.
@@ -83,7 +72,7 @@ def slow_ranks(histograms: Mapping[int, Histogram], factor: float = FACTOR, leas
     """Return the ranks that are persistently slower than the others, the slowest first.
 
     Persistently: half of a rank's intervals are longer than ``factor`` times what is usual, so that a few long steps
-    (checkpoints, evaluation) name nobody.
+    (checkpoints, evaluation) name no rank.
 
     Args:
         histograms: by rank.

@@ -6,14 +6,15 @@ Seconds throughout. ``math.inf`` in configured ones means "off", regardless of l
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping
 
 from ftslurm.dataclasses import dataclass, field
+from ftslurm.monitor.heartbeat_page import INF
+from ftslurm.text import duration_s
 
-FACTOR = 5.0  # a learned time-out is so many times the longest interval that was seen
+FACTOR = 5.0  # a learned time-out is so many times the longest interval that was completed
 FLOOR_S = 600.0  # and never shorter than this: the first evaluation or checkpoint may come in any later round
-SECTION_FLOOR_S = 60.0  # but a section's name says what it does, so that the next one takes about as long
+SECTION_FLOOR_S = 60.0  # but a section's name states what it does, so that the next one takes about as long
 CUT_FACTOR = 2.0  # an interval that a time-out cut short may have been healthy: twice as long the next time ...
 CUT_LIMIT_S = 7200.0  # ... but a rank that really hangs each time must not be waited for all night
 MAX_SECTIONS = 128  # names that are remembered; the state stays small whatever a script calls its sections
@@ -63,14 +64,19 @@ class Longest:
     """The longest completed intervals of a round, over some of its ranks.
 
     Attributes:
-        seen: those intervals, the warm-up's not among them.
-        cut: the time-outs that expired, whose intervals nobody saw the end of.
+        completed: those intervals, the warm-up's not among them.
+        cut: the time-outs that expired, whose intervals were not completed.
         silent: how many of the ranks never sent a heartbeat.
     """
 
-    seen: Spans = Spans()
+    completed: Spans = Spans()
     cut: Spans = Spans()
     silent: int = 0
+
+    @staticmethod
+    def from_json(value: object, where: str) -> Longest:
+        """Read it from JSON (`ftslurm.records.codec`); raises as `read_longest`."""
+        return read_longest(value, where)
 
 
 @dataclass(frozen=True)
@@ -80,13 +86,19 @@ class Learned:
     timeouts: Spans = Spans()
     rounds: int = 0
 
+    @staticmethod
+    def from_json(value: object, where: str) -> Learned:
+        """Read it from JSON (`ftslurm.records.codec`); raises as `read_learned`."""
+        return read_learned(value, where)
+
 
 def merge(parts: Iterable[Longest]) -> Longest:
     """Return the longest intervals over all of `parts` (ranks of a node, nodes of a round)."""
-    seen, cut, silent = Spans(), Spans(), 0
+    completed, cut, silent = Spans(), Spans(), 0
     for part in parts:
-        seen, cut, silent = _each(_max, seen, part.seen), _each(_max, cut, part.cut), silent + part.silent
-    return Longest(seen, cut, silent)
+        completed, cut = _each(_max, completed, part.completed), _each(_max, cut, part.cut)
+        silent += part.silent
+    return Longest(completed, cut, silent)
 
 
 def widest(one: Spans, other: Spans) -> Spans:
@@ -94,7 +106,7 @@ def widest(one: Spans, other: Spans) -> Spans:
     return _each(_max, one, other)
 
 
-def learn(previous: Learned | None, seen: Longest) -> Learned:
+def learn(previous: Learned | None, longest: Longest) -> Learned:
     """Return the learned time-outs after one more round.
 
     A new time-out is `FACTOR` times the longest interval of the round, at least `FLOOR_S` (`SECTION_FLOOR_S` for a
@@ -105,10 +117,10 @@ def learn(previous: Learned | None, seen: Longest) -> Learned:
     does (often only rank 0 calls a hook) would be ended for it in the next round.
     """
     before = previous.timeouts if previous else Spans()
-    fresh = _each(_max, _map(_allow, seen.seen), _map(_allow_cut, seen.cut))
-    if seen.silent:
+    fresh = _each(_max, _map(_allow, longest.completed), _map(_allow_cut, longest.cut))
+    if longest.silent:
         fresh = Spans(
-            _one(_allow_cut, seen.cut.initial_s, FLOOR_S), fresh.heartbeat_s, fresh.sections, fresh.out_of_section_s
+            _one(_allow_cut, longest.cut.initial_s, FLOOR_S), fresh.heartbeat_s, fresh.sections, fresh.out_of_section_s
         )
     after = _each(_smooth, before, fresh)
     if len(after.sections) > MAX_SECTIONS:
@@ -126,7 +138,7 @@ def effective(asked: Timeouts, learned: Learned | None, defaults: Timeouts = DEF
     return Timeouts(
         initial_s=_first(asked.initial_s, known.initial_s, defaults.initial_s),
         heartbeat_s=_first(asked.heartbeat_s, known.heartbeat_s, defaults.heartbeat_s),
-        sections={name: seconds for name, seconds in sections.items() if math.isfinite(seconds)},
+        sections={name: seconds for name, seconds in sections.items() if abs(seconds) < INF},
         out_of_section_s=_first(asked.out_of_section_s, known.out_of_section_s, defaults.out_of_section_s),
         warmup_steps=asked.warmup_steps or defaults.warmup_steps,
         warmup_s=asked.warmup_s or defaults.warmup_s,
@@ -135,19 +147,16 @@ def effective(asked: Timeouts, learned: Learned | None, defaults: Timeouts = DEF
 
 
 def parse_seconds(option: str, text: str) -> float:
-    """Read a time-out from the command line: seconds above 0, or "off" (`math.inf`).
+    """Read a time-out from the command line: a duration above 0, or "off" (`math.inf`).
 
     Raises:
         ValueError: with one line that names `option`.
     """
     if text.strip().lower() in ("off", "none"):
-        return math.inf
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not (math.isfinite(seconds) and seconds > 0):
-        raise ValueError(f"{option} {text!r}: expected seconds above 0, or off")
+        return INF
+    seconds = duration_s(text)
+    if seconds is None or seconds <= 0:
+        raise ValueError(f"{option} {text!r}: expected seconds above 0, a time such as 30m or 2h, or off")
     return seconds
 
 
@@ -190,7 +199,7 @@ def read_timeouts(value: object, where: str = "time-outs") -> Timeouts:
     """Read what `timeouts_json` returned.
 
     Raises:
-        ValueError: one line that says what is wrong and `where`.
+        ValueError: one line that names what is wrong and `where`.
     """
     content, spans = _object(value, where), read_spans(value, where)
     warmup_s = content.get("warmup_s", 0.0)
@@ -234,19 +243,11 @@ def read_spans(value: object, where: str = "durations") -> Spans:
     )
 
 
-def longest_json(longest: Longest) -> dict[str, object]:
-    """Return `longest` as a JSON object."""
-    content: dict[str, object] = {"seen": spans_json(longest.seen), "silent": longest.silent}
-    if longest.cut != Spans():
-        content["cut"] = spans_json(longest.cut)
-    return content
-
-
 def read_longest(value: object, where: str = "longest intervals") -> Longest:
-    """Read what `longest_json` returned; `ValueError` as `read_timeouts`."""
+    """Read the JSON object of a `Longest`; `ValueError` as `read_timeouts`."""
     content = _object(value, where)
-    seen, cut = (read_spans(content.get(name, {}), f"{where}: {name}") for name in ("seen", "cut"))
-    return Longest(seen, cut, _count(content, "silent", where))
+    completed, cut = (read_spans(content.get(name, {}), f"{where}: {name}") for name in ("completed", "cut"))
+    return Longest(completed, cut, _count(content, "silent", where))
 
 
 def learned_json(learned: Learned) -> dict[str, object]:
@@ -323,11 +324,11 @@ def _each(join: Callable[[float | None, float | None], float | None], one: Spans
 
 def _first(*values: float | None) -> float | None:
     found = next((value for value in values if value is not None), None)
-    return found if found is not None and math.isfinite(found) else None
+    return found if found is not None and abs(found) < INF else None
 
 
 def _number(seconds: float) -> float | str:
-    return round(seconds, 3) if math.isfinite(seconds) else "off"
+    return round(seconds, 3) if abs(seconds) < INF else "off"
 
 
 def _object(value: object, where: str) -> Mapping[str, object]:
@@ -338,7 +339,7 @@ def _object(value: object, where: str) -> Mapping[str, object]:
 
 def _seconds(value: object, where: str) -> float:
     if value == "off":
-        return math.inf
+        return INF
     if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e12:
         return float(value)
     raise ValueError(f"{where}: expected seconds, found {value!r:.80}")

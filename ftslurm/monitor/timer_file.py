@@ -6,7 +6,7 @@ set, else at a path of its own; the workers get that path as TORCHELASTIC_TIMER_
 was in the environment all the same. So a launcher that runs within a rank serves timers itself only where the user has
 asked for them; then it removes what lies at that path, and makes a pipe of its own there.
 
-Here timers are served without being asked for, unless TORCHELASTIC_ENABLE_FILE_TIMER says otherwise. And what a rank
+Here timers are served by default, unless TORCHELASTIC_ENABLE_FILE_TIMER disables that. And what a rank
 gets is a name of its own, a symbolic link to the pipe: a launcher within the rank takes away no more than that.
 """
 

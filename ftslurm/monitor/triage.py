@@ -1,7 +1,7 @@
 """Which rank hung: the stacks of all ranks, grouped by place, and the odd one (pure).
 
-A hang looks the same on every rank that waits; what tells is the rank that waits elsewhere, or not at all. What this
-can see is Python's side of it: ranks that all wait in the same collective may do so because of one rank's device or
+A hang is the same on every rank that waits; the rank that waits elsewhere, or not at all, is the evidence. What this
+can observe is Python's side of it: ranks that all wait in the same collective may do so because of one rank's device or
 network, and then the verdict is `NONE`.
 """
 
@@ -11,11 +11,22 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ftslurm.dataclasses import dataclass, replace
 from ftslurm.monitor.faulthandler_text import Frame, Reader
-from ftslurm.monitor.stack_classifier import MAY_WAIT, WAITS, Activity, classify, telling_thread
-from ftslurm.monitor.stacksfile import RankStacks
+from ftslurm.monitor.stack_classifier import (
+    MAY_WAIT,
+    NO_CALLS,
+    WAITS,
+    WORKS,
+    Activity,
+    classify,
+    telling_thread,
+    user_frames,
+)
+from ftslurm.monitor.stacks_file import RankStacks, Stacks
+from ftslurm.text import ranges
 
 ODD, ELSEWHERE, MISMATCH, NO_ANSWER, NONE = "odd", "elsewhere", "mismatch", "no-answer", "none"
 OVERDUE = "overdue"
+FINISHED = "had finished"
 SUSPECTS_NAMED = 3
 _SILENT = "no-stacks"
 
@@ -30,6 +41,8 @@ class Group:
         activity: their activity; None without stacks.
         frames: the stack of the first of them, outermost first; those of the others may differ inside of libraries.
         problem: why there are no stacks, or what else keeps these ranks; None if nothing does.
+        stacks: all different stacks of the group, with their ranks.
+        parts_at: the frame at which its path through the script parts from that of ranks which end at the same place.
     """
 
     ranks: tuple[int, ...]
@@ -37,6 +50,8 @@ class Group:
     activity: Activity | None
     frames: tuple[Frame, ...]
     problem: str | None
+    stacks: tuple[tuple[tuple[int, ...], tuple[Frame, ...]], ...] = ()
+    parts_at: Frame | None = None
 
 
 @dataclass(frozen=True)
@@ -53,26 +68,32 @@ class Triage:
     """The verdict.
 
     Attributes:
-        verdict: `NO_ANSWER` (the suspects cannot run: stopped, in D state, gone), `ODD` (others wait in a collective,
-            they do not), `MISMATCH` (they wait in another collective than most), `ELSEWHERE` (they are elsewhere than
-            most), `OVERDUE` (places do not tell, but the time-out was theirs), or `NONE` (nobody stands out).
+        verdict: `NO_ANSWER` (the suspects cannot run: stopped, in D state, gone, finished), `ODD` (others wait in a
+            collective, they do not), `MISMATCH` (they wait in another collective than most), `ELSEWHERE` (they are
+            elsewhere than most), `OVERDUE` (places prove nothing, but the time-out was theirs), or `NONE` (no rank
+            stands out).
         suspects: the groups meant by it, the smallest first.
         groups: all groups, the largest first.
         expired: ranks whose own time-out it was.
-        words: all that in one line.
+        summary: all that in one line.
     """
 
     verdict: str
     suspects: tuple[Group, ...]
     groups: tuple[Group, ...]
     expired: tuple[int, ...]
-    words: str
+    summary: str
 
 
-def triage(found: Iterable[RankStacks]) -> Triage:
-    """Judge the stacks of the ranks of one round, as far as they were collected."""
+def triage(found: Iterable[RankStacks], calls: Mapping[tuple[str, int], str] = NO_CALLS) -> Triage:
+    """Judge the stacks of the ranks of one round, as far as they were collected.
+
+    Args:
+        found: of each rank; of one that had finished, a `finished`.
+        calls: see `ftslurm.monitor.stack_classifier.classify`.
+    """
     everything = sorted(found, key=lambda each: each.rank)
-    groups = _groups(everything)
+    groups = _groups(everything, calls)
     expired = tuple(each.rank for each in everything if each.why)
     verdict, suspects = _suspects(groups)
     if verdict == ELSEWHERE:
@@ -80,39 +101,36 @@ def triage(found: Iterable[RankStacks]) -> Triage:
         parted, overdue = _part_the_late(groups, [*suspects, *(g for g in groups if g.activity is None)], late)
         if overdue:
             verdict, groups, suspects = OVERDUE, parted, overdue
-    return Triage(verdict, suspects, groups, expired, _words(verdict, suspects, groups, expired))
+    return Triage(verdict, suspects, groups, expired, _summary(verdict, suspects, groups, expired))
+
+
+def finished(rank: int, local_rank: int, node: str, step: int | None) -> RankStacks:
+    """Return what stands for the stacks of a rank that had ended with success when those of others were collected."""
+    at = "" if step is None else f" at step {step}"
+    return RankStacks(rank, node, 0, Stacks(local_rank, problem=f"{FINISHED} with exit code 0{at}"))
 
 
 def tree(groups: Iterable[Group]) -> tuple[Branch, ...]:
     """Return the stacks of groups as a tree, outermost frames first, the larger part first."""
-    return _branches([(group.ranks, group.frames) for group in groups if group.frames], 0)
-
-
-def ranges(ranks: Iterable[int]) -> str:
-    """``0-411, 413-1023``."""
-    runs: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if runs and runs[-1][1] == rank - 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    return _branches([stack for group in groups for stack in group.stacks or ((group.ranks, group.frames),)], 0)
 
 
 def describe(group: Group) -> str:
-    """Say where a group is: ``in DataLoader at data.py:40``, ``stopped (SIGSTOP)``."""
+    """Return where a group is: ``in DataLoader at data.py:40``, ``stopped (SIGSTOP)``."""
     at = ""
     if group.activity is not None and group.activity.place is not None:
         activity, place = group.activity.activity, group.activity.place
         name = place.file.rpartition("/")[2]
         inside = "" if activity in ("", "<module>") else f"in {activity} "
         at = f"{inside}at {name}:{place.line}"
+        parted = group.parts_at
+        at += f" (from {parted.file.rpartition('/')[2]}:{parted.line})" if parted is not None else ""
     elif group.activity is not None:
         at = "in no Python code"
     return ", ".join(part for part in (group.problem or "", at) if part)
 
 
-def who(group: Group) -> str:
+def name_group(group: Group) -> str:
     """``rank 412 (node n17)``, ``2 ranks (3, 7)``, ``1,023 ranks``."""
     if len(group.ranks) == 1:
         return f"rank {group.ranks[0]} (node {group.nodes[0]})"
@@ -122,49 +140,85 @@ def who(group: Group) -> str:
 
 def count(group: Group) -> str:
     """``1,023 ranks``; a single one is named."""
-    return f"{len(group.ranks):,} ranks" if len(group.ranks) > 1 else who(group)
+    return f"{len(group.ranks):,} ranks" if len(group.ranks) > 1 else name_group(group)
 
 
-def _groups(everything: Sequence[RankStacks]) -> tuple[Group, ...]:
+def _groups(everything: Sequence[RankStacks], calls: Mapping[tuple[str, int], str]) -> tuple[Group, ...]:
+    """Return the groups of ranks with the same path through the user's code, to the same place, the largest first."""
     reader = Reader()
-    judged: dict[tuple[Frame, ...], Activity] = {}
+    judged: dict[tuple[Frame, ...], tuple[Activity, tuple[Frame, ...]]] = {}
     members: dict[tuple[object, ...], list[RankStacks]] = {}
-    frames_of: dict[tuple[object, ...], tuple[Frame, ...]] = {}
+    stacks: dict[tuple[object, ...], dict[tuple[Frame, ...], list[int]]] = {}
     for each in everything:
         frames: tuple[Frame, ...] = ()
-        does = None
+        does: Activity | None = None
+        path: tuple[Frame, ...] = ()
         threads = reader.threads(each.stacks.text) if each.stacks.text else ()
         if threads:
             thread = telling_thread(threads)
             frames = thread.frames if thread is not None else ()
-            does = judged.get(frames)
-            if does is None:
-                does = judged[frames] = classify(frames)
+            if frames not in judged:
+                judged[frames] = classify(frames, calls), user_frames(frames)
+            does, path = judged[frames]
         problem = each.stacks.problem
         if does is not None and problem is not None and not _held(problem):
             problem = None  # Stacks that are not complete are stacks all the same.
-        key = (does, problem)
+        key = (does, problem, path)
         members.setdefault(key, []).append(each)
-        frames_of.setdefault(key, frames)
+        stacks.setdefault(key, {}).setdefault(frames, []).append(each.rank)
     groups = [
         Group(
             tuple(each.rank for each in group),
             tuple(dict.fromkeys(each.node for each in group)),
             key[0] if isinstance(key[0], Activity) else None,
-            frames_of[key],
+            next(iter(stacks[key])),
             key[1] if isinstance(key[1], str) else None,
+            tuple((tuple(ranks), frames) for frames, ranks in stacks[key].items()),
         )
         for key, group in members.items()
     ]
-    return tuple(sorted(groups, key=lambda group: (-len(group.ranks), group.ranks)))
+    return tuple(sorted(_with_parting_frames(groups), key=lambda group: (-len(group.ranks), group.ranks)))
+
+
+def _with_parting_frames(groups: list[Group]) -> list[Group]:
+    """Add to groups that end at the same place where their paths part, from the outside in."""
+    by_place: dict[Activity | None, list[tuple[Frame, ...]]] = {}
+    for group in groups:
+        by_place.setdefault(group.activity, []).append(user_frames(group.frames))
+    found = []
+    for group in groups:
+        paths = by_place[group.activity]
+        if group.activity is not None and len(paths) > 1:
+            own = user_frames(group.frames)
+            common = next((i for i, frame in enumerate(own) if any(p[i : i + 1] != (frame,) for p in paths)), None)
+            found.append(group if common is None else replace(group, parts_at=own[common]))
+        else:
+            found.append(group)
+    return found
 
 
 def _held(problem: str) -> bool:
     """Whether what is wrong with a rank itself keeps all others waiting, and not only its stacks from us."""
-    return problem.startswith(("stopped", "in uninterruptible sleep", "had ended", "ended while"))
+    return problem.startswith(("stopped", "in uninterruptible sleep", "had ended", "ended while", FINISHED))
+
+
+def has_finished(group: Group) -> bool:
+    """Whether its ranks had ended with success."""
+    return group.problem is not None and group.problem.startswith(FINISHED)
 
 
 def _suspects(groups: Sequence[Group]) -> tuple[str, tuple[Group, ...]]:
+    done = tuple(sorted((g for g in groups if has_finished(g)), key=lambda group: (len(group.ranks), group.ranks)))
+    groups = [group for group in groups if group not in done]
+    verdict, suspects = _suspects_of_those_left(groups)
+    # Ranks that wait for others and not for each other: the one that has finished will never arrive.
+    kinds = {group.activity.kind for group in groups if group.activity is not None}
+    if done and not suspects and kinds and WORKS not in kinds:
+        return NO_ANSWER, done
+    return verdict, suspects
+
+
+def _suspects_of_those_left(groups: Sequence[Group]) -> tuple[str, tuple[Group, ...]]:
     small_first = sorted(groups, key=lambda group: (len(group.ranks), group.ranks))
     total = sum(len(group.ranks) for group in groups)
     held = [group for group in small_first if group.problem is not None and _held(group.problem)]
@@ -181,7 +235,9 @@ def _suspects(groups: Sequence[Group]) -> tuple[str, tuple[Group, ...]]:
         return ODD, tuple(odd)
     same_kind = waiting if not (working or maybe) else [group for group in free if group.activity is not None]
     if len(same_kind) > 1 and 2 * len(same_kind[-1].ranks) > sum(len(group.ranks) for group in same_kind):
-        return (MISMATCH if same_kind is waiting else ELSEWHERE), tuple(same_kind[:-1])
+        # A rank that waits for others is not the one that they are to wait for.
+        named = same_kind[:-1] if same_kind is waiting else [group for group in same_kind[:-1] if group not in waiting]
+        return (MISMATCH if same_kind is waiting else ELSEWHERE if named else NONE), tuple(named)
     return (MISMATCH, ()) if len(waiting) > 1 and not (working or maybe) else (NONE, ())
 
 
@@ -202,21 +258,27 @@ def _part_the_late(
         own = () if excused else tuple(rank for rank in group.ranks if rank in late)
         rest = tuple(rank for rank in group.ranks if rank not in own)
         if own:
-            found.append(replace(group, ranks=own, nodes=tuple(dict.fromkeys(late[rank] for rank in own))))
+            nodes = tuple(dict.fromkeys(late[rank] for rank in own))
+            found.append(replace(group, ranks=own, nodes=nodes, stacks=_stacks_of(group, own)))
         if rest:
-            parted.append(replace(group, ranks=rest))
+            parted.append(replace(group, ranks=rest, stacks=_stacks_of(group, rest)))
     found.sort(key=lambda group: (len(group.ranks), group.ranks))
     return tuple(sorted([*parted, *found], key=lambda group: (-len(group.ranks), group.ranks))), tuple(found)
 
 
-def _words(verdict: str, suspects: Sequence[Group], groups: Sequence[Group], expired: Sequence[int]) -> str:
+def _stacks_of(group: Group, ranks: Sequence[int]) -> tuple[tuple[tuple[int, ...], tuple[Frame, ...]], ...]:
+    left = ((tuple(rank for rank in those if rank in ranks), frames) for those, frames in group.stacks)
+    return tuple((those, frames) for those, frames in left if those)
+
+
+def _summary(verdict: str, suspects: Sequence[Group], groups: Sequence[Group], expired: Sequence[int]) -> str:
     if not groups:
         return "no stacks were collected"
     if not suspects:
         return _without_suspect(verdict, groups, expired)
     others = [group for group in groups if group not in suspects]
     named = [f"{count(group)} {describe(group)}" for group in others[:1]]
-    named += [f"{who(group)} {describe(group)}" for group in suspects[:SUSPECTS_NAMED]]
+    named += [f"{name_group(group)} {describe(group)}" for group in suspects[:SUSPECTS_NAMED]]
     rest = len(suspects) - SUSPECTS_NAMED
     named += [f"{sum(len(group.ranks) for group in suspects[SUSPECTS_NAMED:]):,} more elsewhere"] if rest > 0 else []
     text = "; ".join(named)
@@ -224,7 +286,7 @@ def _words(verdict: str, suspects: Sequence[Group], groups: Sequence[Group], exp
 
 
 def _without_suspect(verdict: str, groups: Sequence[Group], expired: Sequence[int]) -> str:
-    named = "; ".join(f"{who(group)} {describe(group)}" for group in groups[:SUSPECTS_NAMED])
+    named = "; ".join(f"{name_group(group)} {describe(group)}" for group in groups[:SUSPECTS_NAMED])
     more = "; ..." if len(groups) > SUSPECTS_NAMED else ""
     own = f" (the time-out was that of rank {ranges(expired)})" if expired else ""
     if verdict == MISMATCH:
@@ -256,4 +318,4 @@ def _branch(parts: list[tuple[tuple[int, ...], tuple[Frame, ...]]], depth: int) 
 
 
 __all__ = ["ELSEWHERE", "MISMATCH", "NONE", "NO_ANSWER", "ODD", "OVERDUE", "Branch", "Group", "Triage"]
-__all__ += ["count", "describe", "ranges", "tree", "triage", "who"]
+__all__ += ["count", "describe", "finished", "has_finished", "name_group", "tree", "triage"]

@@ -20,6 +20,7 @@ from ftslurm.monitor.expiry import Life
 from ftslurm.monitor.heartbeat_page import HeartbeatPage
 from ftslurm.monitor.message import FINISHED, MISUSE, ClientMessage, MalformedMessage, Timer, parse, shown
 from ftslurm.monitor.timeouts import Longest, Spans, Timeouts, merge
+from ftslurm.text import duration
 
 TIMER = "timer"
 MAX_TIMERS = 1024  # of one rank at once; a script that arms scopes without end must not fill the agent's memory
@@ -267,7 +268,7 @@ class Watchdog:
             self.counts["gone"] += 1
             return []
         allowed_s = armed.deadline_s - armed.since_s
-        what = f"timer {shown(scope)} expired, {now_s - armed.since_s:.1f} s after it was armed"
+        what = f"timer {shown(scope)} expired, {duration(now_s - armed.since_s)} after it was armed"
         expiry = Expiry(armed.local_rank, what, TIMER, scope, armed.since_s, allowed_s, armed.signal)
         return [(armed.deadline_s, expiry)]
 

@@ -1,4 +1,4 @@
-"""`ftslurm nodes list|exclude|allow`: list, add and remove exclusions; the command line of `exclude.py`."""
+"""`ftslurm nodes list|exclude|allow|pass-on`: the command line of `exclude.py` and `pass_on.py`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ftslurm.terminal import print_error
+from ftslurm.terminal import UsageError, print_error
 
 if TYPE_CHECKING:
     import argparse
@@ -27,20 +27,19 @@ which also works with an empty list, and overrides an --exclude in the script. F
 which ftsrun does automatically when its job is requeued while it runs.
 
 Each exclusion is a file of its own, DIR/excluded-UID/NODE.json, which may be read, edited and removed (rm allows the
-node again). The failures that began on the node are in DIR/excluded-UID/strikes/NODE.json; `allow` removes both.
+node again). Failures of the node's hardware are in DIR/excluded-UID/strikes/NODE.json; `allow` removes both.
 
 Exit codes: 0 done, 1 the files cannot be read or written, or Slurm refused, 2 wrong usage.
 """
 
 
-class UsageError(ValueError):
-    """Wrong arguments; the message is one line."""
-
-
 def main(argv: Sequence[str], now_ns: Callable[[], int] = time.time_ns) -> int:
     """Run the command; return the exit code: 0 done, 1 the files cannot be read or written, 2 wrong usage."""
+    from ftslurm.host_lock import CommandLock, LockHeld
     from ftslurm.nodes.exclude import Exclusions
-    from ftslurm.sharedfs.filesystem import ForeignFile, PosixFileSystem
+    from ftslurm.sharedfs.answer_limit import AnswerLimit
+    from ftslurm.sharedfs.filesystem import PosixFileSystem
+    from ftslurm.sharedfs.ownership import ForeignFile
 
     try:
         options = _parser().parse_args(argv)
@@ -54,10 +53,15 @@ def main(argv: Sequence[str], now_ns: Callable[[], int] = time.time_ns) -> int:
         if options.action == "pass-on":
             return _pass_on(options.jobs, files, now_ns())
         nodes = names(options.nodes)
-        return _exclude(options, files, nodes, now_ns()) if options.action == "exclude" else _allow(files, nodes)
+        # A file is read, changed and written: of two commands at once, one change would be lost.
+        with AnswerLimit("nodes", directory), CommandLock("nodes", directory):
+            return _exclude(options, files, nodes, now_ns()) if options.action == "exclude" else _allow(files, nodes)
     except UsageError as error:
         _print_message(str(error))
         return USAGE
+    except LockHeld as holder:
+        _print_message(f"{directory}: {holder} is changing it; nothing was changed; try again when that has ended")
+        return FAILED
     except ForeignFile as error:
         _print_message(
             f"{error.filename}: {error.strerror}; nothing was changed; choose your own directory with --exclude-dir"
@@ -106,10 +110,12 @@ def names(arguments: Iterable[str]) -> list[str]:
 
 def _list(options: argparse.Namespace, files: Exclusions, now_ns: int) -> int:
     from ftslurm.nodes import table
+    from ftslurm.sharedfs.answer_limit import AnswerLimit
     from ftslurm.slurm.nodelist import compress
     from ftslurm.terminal import show
 
-    known = files.read()
+    with AnswerLimit("nodes", files.directory):
+        known = files.read()
     for problem in files.problems:
         _print_message(problem)
     if files.unreadable is not None:
@@ -133,20 +139,21 @@ def _list(options: argparse.Namespace, files: Exclusions, now_ns: int) -> int:
 
 
 def _exclude(options: argparse.Namespace, files: Exclusions, nodes: Sequence[str], now_ns: int) -> int:
-    from ftslurm.nodes import table
+    from ftslurm.sharedfs.ownership import user_name
     from ftslurm.terminal import show
+    from ftslurm.text import duration
 
     until_ns = None if options.time is None else now_ns + options.time
     for node in nodes:
         files.exclude(node, options.reason or "excluded manually", user_name(), until_ns, now_ns)
-        until = "until it is allowed again" if options.time is None else f"for {table.span(options.time)}"
+        until = "until it is allowed again" if options.time is None else f"for {duration(options.time / 1e9)}"
         show(f"{node}: excluded {until}\n")
     return DONE
 
 
 def _allow(files: Exclusions, nodes: Sequence[str]) -> int:
-    from ftslurm.report.wording import safe
     from ftslurm.terminal import show
+    from ftslurm.text import safe
 
     nothing = f"no exclusion and no strikes in {safe(files.directory)}"
     for node in nodes:
@@ -156,7 +163,7 @@ def _allow(files: Exclusions, nodes: Sequence[str]) -> int:
 
 def _unknown_to_slurm(nodes: Sequence[str]) -> list[str]:
     """Return the nodes that Slurm does not know; none if Slurm does not answer."""
-    from ftslurm.slurm.control import CommandSlurm
+    from ftslurm.slurm.commands import CommandSlurm
     from ftslurm.slurm.errors import SlurmError
 
     if not nodes:
@@ -171,10 +178,12 @@ def _unknown_to_slurm(nodes: Sequence[str]) -> list[str]:
 def _pass_on(jobs: Sequence[str], files: Exclusions, now_ns: int) -> int:
     from ftslurm.nodes import table
     from ftslurm.nodes.pass_on import pass_on
-    from ftslurm.slurm.control import CommandSlurm
+    from ftslurm.sharedfs.answer_limit import AnswerLimit
+    from ftslurm.slurm.commands import CommandSlurm
     from ftslurm.slurm.errors import SlurmError
 
-    holding, _ = table.names(files.read().values(), now_ns)
+    with AnswerLimit("nodes", files.directory):
+        holding, _ = table.names(files.read().values(), now_ns)
     code = DONE
     for job in jobs:
         try:
@@ -188,16 +197,6 @@ def _pass_on(jobs: Sequence[str], files: Exclusions, now_ns: int) -> int:
     return code
 
 
-def user_name() -> str:
-    """Return the user's name, or the uid without one (as in some containers)."""
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return f"uid {os.geteuid()}"
-
-
 def _print_message(text: str) -> None:
 
     print_error(f"ftslurm nodes: {text}")
@@ -206,26 +205,23 @@ def _print_message(text: str) -> None:
 def _parser() -> argparse.ArgumentParser:
     import argparse
 
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument(
-        "--shared-dir", metavar="DIR", help="where runs are (default: $FTSLURM_SHARED_DIR, ./ftslurm-runs)"
-    )
+    from ftslurm.command_line import CommandParser, add_shared_dir, duration_ns
+
+    common = CommandParser(add_help=False)
+    add_shared_dir(common)
     common.add_argument(
         "--exclude-dir",
         metavar="DIR",
         help="where the exclusions are (default: $FTSLURM_EXCLUDE_DIR, excluded-UID/ in the shared directory)",
     )
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="ftslurm nodes",
-        allow_abbrev=False,
         description="List excluded nodes, exclude nodes, or allow them again.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="list|exclude|allow|pass-on")
-    listing = actions.add_parser(
-        "list", parents=[common], allow_abbrev=False, help="list excluded nodes with the reasons"
-    )
+    listing = actions.add_parser("list", parents=[common], help="list excluded nodes with the reasons")
     form = listing.add_mutually_exclusive_group()
     form.add_argument(
         "--hostlist",
@@ -233,29 +229,14 @@ def _parser() -> argparse.ArgumentParser:
         help="print the nodes excluded now as Slurm's hostlist; nothing if there are none",
     )
     form.add_argument("--json", action="store_true", help="print all exclusions and strikes as JSON")
-    exclude = actions.add_parser("exclude", parents=[common], allow_abbrev=False, help="exclude nodes")
+    exclude = actions.add_parser("exclude", parents=[common], help="exclude nodes")
     exclude.add_argument("nodes", nargs="+", metavar="NODE", help="a name, or a Slurm hostlist: n[1-3,7]")
     exclude.add_argument("--reason", metavar="TEXT", help="reason, one line")
     exclude.add_argument(
-        "--for", dest="time", type=_duration, metavar="TIME", help="90m, 24h, 7d; default: until it is allowed again"
+        "--for", dest="time", type=duration_ns, metavar="TIME", help="90m, 24h, 7d; default: until it is allowed again"
     )
-    allow = actions.add_parser(
-        "allow", parents=[common], allow_abbrev=False, help="allow nodes again, remove their strikes"
-    )
+    allow = actions.add_parser("allow", parents=[common], help="allow nodes again, remove their strikes")
     allow.add_argument("nodes", nargs="+", metavar="NODE", help="a name, or a Slurm hostlist: n[1-3,7]")
-    pass_on = actions.add_parser(
-        "pass-on", parents=[common], allow_abbrev=False, help="exclude the excluded nodes from a pending job"
-    )
+    pass_on = actions.add_parser("pass-on", parents=[common], help="exclude the excluded nodes from a pending job")
     pass_on.add_argument("jobs", nargs="+", metavar="JOB", help="a job that is pending or being requeued: 123, 123_4")
     return parser
-
-
-def _duration(text: str) -> int:
-    import argparse
-
-    from ftslurm.nodes.table import duration_ns
-
-    try:
-        return duration_ns(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None

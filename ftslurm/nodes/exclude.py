@@ -30,8 +30,9 @@ from ftslurm.nodes.record import (
     never_excluded,
     quoted,
 )
+from ftslurm.records.codec import BadFile
 from ftslurm.sharedfs.filesystem import FileSystem
-from ftslurm.sharedfs.publish import BadFile, publish
+from ftslurm.sharedfs.publish import publish
 from ftslurm.sharedfs.rundir import RunDirectoryError, check_name
 
 TYPE_CHECKING = False

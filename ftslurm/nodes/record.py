@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Mapping
 
 from ftslurm.dataclasses import dataclass, replace
-from ftslurm.sharedfs.publish import BadFile, decode
+from ftslurm.records.codec import BadFile, decode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Exclusions as a table, as a list of names and as JSON; and durations in user notation (pure)."""
+"""Exclusions as a table, as a list of names and as JSON (pure)."""
 
 from __future__ import annotations
 
@@ -9,37 +9,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ftslurm.dataclasses import asdict
 from ftslurm.nodes.record import SCHEMA, Exclusion
-from ftslurm.report.wording import safe
 from ftslurm.slurm.nodelist import NodeListError, compress
+from ftslurm.text import duration, safe
 
 LIST_SCHEMA, LIST_VERSION = f"{SCHEMA}-list", 1
 SECOND_NS = 1_000_000_000
-_UNITS = {"w": 604_800, "d": 86_400, "h": 3600, "m": 60, "s": 1}
-_DURATION = re.compile(r"(?:[0-9]{1,9}[wdhms])+")
-_LONGEST_S = 3650 * 86_400
 _HEAD = ("node", "excluded", "ends", "by", "strikes", "reason")
-
-
-def duration_ns(text: str) -> int:
-    """Parse `90m`, `24h`, `1d12h`, `2w` into nanoseconds.
-
-    Raises:
-        ValueError: the text is invalid, or not between a second and ten years.
-    """
-    parts = re.findall(r"([0-9]+)([wdhms])", text) if _DURATION.fullmatch(text) else []
-    seconds = sum(int(number) * _UNITS[unit] for number, unit in parts)
-    if not 1 <= seconds <= _LONGEST_S:
-        raise ValueError(f"expected a time such as 90m, 24h, 7d or 1d12h, up to 3650d, found {text!r}")
-    return seconds * SECOND_NS
-
-
-def span(ns: int) -> str:
-    """Format a duration in one unit: `45 min`, `26 h`, `12 d`."""
-    seconds = max(0, round(ns / SECOND_NS))
-    for unit_s, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
-        if round(seconds / unit_s) >= 2:
-            return f"{round(seconds / unit_s)} {unit}"
-    return f"{seconds} s"
 
 
 def ends(known: Exclusion, now_ns: int) -> str:
@@ -48,7 +23,8 @@ def ends(known: Exclusion, now_ns: int) -> str:
         return "when allowed"
     if known.until_ns <= known.since_ns:
         return "-"
-    return f"in {span(known.until_ns - now_ns)}" if known.holds(now_ns) else f"{span(now_ns - known.until_ns)} ago"
+    left_s = (known.until_ns - now_ns) / SECOND_NS
+    return f"in {duration(left_s)}" if known.holds(now_ns) else f"{duration(-left_s)} ago"
 
 
 def render(
@@ -76,9 +52,8 @@ def _row(known: Exclusion, now_ns: int, local: Callable[[float], time.struct_tim
     exclusion = known.until_ns is None or known.until_ns > known.since_ns
     since = "-"
     if exclusion and known.since_ns:
-        since = (
-            f"{time.strftime('%Y-%m-%d %H:%M', local(known.since_ns // SECOND_NS))} ({span(now_ns - known.since_ns)})"
-        )
+        since = time.strftime("%Y-%m-%d %H:%M", local(known.since_ns // SECOND_NS))
+        since += f" ({duration((now_ns - known.since_ns) / SECOND_NS)})"
     strikes = f"{len(known.strikes)}" if known.strikes else "-"
     last = known.strikes[-1] if known.strikes else None
     reason = known.reason if exclusion else f"strike in run {last.run}: {last.reason}" if last else "-"

@@ -7,10 +7,10 @@ condition that may last a few seconds; if it persists, the ranks fail with the t
 from __future__ import annotations
 
 from ftslurm.dataclasses import replace
-from ftslurm.health.verdict import FAIL
-from ftslurm.rendezvous.node_record import NodeRecord
+from ftslurm.records.health import FAIL
+from ftslurm.records.node import NodeRecord
+from ftslurm.records.state import State, with_history
 from ftslurm.rendezvous.observation import Observation, Timing, alive_nodes, record_of
-from ftslurm.rendezvous.state import State, with_history
 
 STORAGE = "storage-"
 """Name prefix of the storage checks. Other hardware that fails on all nodes is not shared: it is broken everywhere."""

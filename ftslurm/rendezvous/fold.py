@@ -9,13 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ftslurm.dataclasses import replace
-from ftslurm.rendezvous.closing import close, end_round, stop_code
-from ftslurm.rendezvous.common_failures import excuse_shared_failure, excuse_shared_findings
-from ftslurm.rendezvous.forming import fold_forming
-from ftslurm.rendezvous.node_record import NodeRecord
-from ftslurm.rendezvous.observation import Observation, RunSpec, Timing, alive_nodes
-from ftslurm.rendezvous.running import all_succeeded, fold_running, succeed
-from ftslurm.rendezvous.state import (
+from ftslurm.records.cause import INTERRUPTED, NETWORK, NODE, NOTICE, PREEMPTED, TIME_LIMIT, UNHEALTHY, UNKNOWN
+from ftslurm.records.node import NodeRecord
+from ftslurm.records.state import (
     CLOSED,
     FAILED,
     FORMING,
@@ -27,12 +23,30 @@ from ftslurm.rendezvous.state import (
     State,
     with_history,
 )
+from ftslurm.rendezvous.closing import close, end_round, stop_cause, stop_code
+from ftslurm.rendezvous.common_failures import excuse_shared_failure, excuse_shared_findings
+from ftslurm.rendezvous.forming import fold_forming
+from ftslurm.rendezvous.observation import Observation, RunSpec, Timing, alive_nodes
+from ftslurm.rendezvous.running import all_succeeded, fold_running, succeed
+from ftslurm.rendezvous.stopping import cause_of, close_orderly, close_stopped, fold_stop, is_orderly
 
 STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 
 
-def begin(old: State | None, run_spec: RunSpec, node: str, incarnation: str, now_ns: int) -> State:
-    """Return the first state of an attempt with `node` as the coordinator; round numbers continue from `old`."""
+KEEPS_RESTARTS = (NODE, UNHEALTHY, NETWORK, INTERRUPTED, NOTICE, PREEMPTED, TIME_LIMIT, UNKNOWN)
+"""Ends after which a run continues as it is; after any other the user has started it again, perhaps mended."""
+
+
+def begin(
+    old: State | None, run_spec: RunSpec, node: str, incarnation: str, now_ns: int, reached: int | None = None
+) -> State:
+    """Return the first state of an attempt with `node` as the coordinator; round numbers continue from `old`.
+
+    Args:
+        reached: the highest step that the ranks of `old` have reported, if it could not record its own end.
+    """
+    if old and reached is not None:
+        old = replace(old, reached=reached if old.reached is None else max(old.reached, reached))
     history = old.history if old else ()
     if old and old.phase == RUNNING:
         entry = old.past(old.round)
@@ -53,7 +67,7 @@ def begin(old: State | None, run_spec: RunSpec, node: str, incarnation: str, now
         min_nodes=run_spec.min_nodes,
         max_nodes=run_spec.max_nodes,
         max_restarts=run_spec.max_restarts,
-        restarts_used=0,
+        restarts_used=_restarts_used(old, run_spec),
         coordinator=Lease(node, incarnation, old.coordinator.term + 1 if old else 1),
         phase=FORMING,
         round=old.round if old else 0,
@@ -64,7 +78,25 @@ def begin(old: State | None, run_spec: RunSpec, node: str, incarnation: str, now
         history=history,
         closed=None,
         learned=old.learned if old else None,
+        reached=old.reached if old else None,
+        reached_before=old.reached if old else None,
+        loaded=old.loaded if old else None,
+        avoid=old.avoid if old else (),
+        polled=old.polled if old else None,
     )
+
+
+def _restarts_used(old: State | None, run_spec: RunSpec) -> int:
+    """Return the restarts that an attempt begins with: those of the previous one, if that has not gained a step.
+
+    Otherwise a requeue would be a way around `--max-restarts` for a program that fails each time at the same step.
+    Where steps are not reported, each attempt has its own budget.
+    """
+    if old is None or old.gained is not False:
+        return 0
+    if old.closed is not None and old.closed.cause not in KEEPS_RESTARTS:
+        return 0
+    return min(old.restarts_used, run_spec.max_restarts)
 
 
 def take_lease(state: State, node: str, incarnation: str) -> State:
@@ -86,8 +118,9 @@ def fold(state: State, observation: Observation, timing: Timing) -> State:
     if state.phase == CLOSED:
         return state
     observation = excuse_shared_findings(state, observation, timing)
+    state = fold_stop(state, observation, timing)
     if state.phase == RUNNING and all_succeeded(state, observation):
-        return succeed(state, observation)
+        return close_orderly(state, observation) if is_orderly(state, observation) else succeed(state, observation)
     stop_requested = [
         record for record in observation.records.values() if record.attempt == state.attempt and record.stop_signal
     ]
@@ -97,6 +130,8 @@ def fold(state: State, observation: Observation, timing: Timing) -> State:
         return state
     if state.phase == RUNNING:
         state = fold_running(state, observation, timing)
+    if state.phase == FORMING and state.stop is not None:
+        return close_stopped(state, observation)
     if state.phase == FORMING:
         state = fold_forming(excuse_shared_failure(state, observation), observation, timing)
     return state
@@ -111,10 +146,16 @@ def _all_stop_requested(state: State, observation: Observation, timing: Timing) 
 def _stop(state: State, observation: Observation, timing: Timing, stop_requested: Sequence[NodeRecord]) -> State:
     first = stop_requested[0]
     reason = first.reason or "stopped"
+    votes = [record.stop_vote for record in stop_requested if record.stop_vote is not None]
+    late = next((vote.late for vote in votes if vote.late), None)
+    if state.stop is not None and late is not None:
+        reason = f"{reason}; {late}"
+        state = replace(state, stop=replace(state.stop, result=late))
     last = state.past(state.round)
     if state.phase == RUNNING or (last is not None and _ended_by_stop(state, observation, timing, last)):
         state = end_round(state, observation, STOPPED, reason, None)
-    return close(state, STOPPED, reason, stop_code(first.stop_signal), observation.now_ns)
+    cause = cause_of(state.stop) if state.stop is not None else stop_cause(first.stop_signal)
+    return close(state, STOPPED, reason, stop_code(first.stop_signal), observation.now_ns, cause)
 
 
 def _ended_by_stop(state: State, observation: Observation, timing: Timing, last: RoundHistory) -> bool:

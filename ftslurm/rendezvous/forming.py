@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 from ftslurm.dataclasses import replace
-from ftslurm.rendezvous.closing import close, count
-from ftslurm.rendezvous.exclusion import excluded_nodes, preferred_nodes
-from ftslurm.rendezvous.node_record import NodeRecord
-from ftslurm.rendezvous.non_retryable import with_signature
-from ftslurm.rendezvous.observation import NEVER, Observation, Timing, alive_nodes, may_join
-from ftslurm.rendezvous.running import refuse_repetition, refuse_restart
-from ftslurm.rendezvous.state import (
+from ftslurm.records.cause import NODE, UNHEALTHY
+from ftslurm.records.node import NodeRecord
+from ftslurm.records.state import (
     EXIT_FAILED,
     FAILED,
     LEFT,
@@ -25,7 +21,14 @@ from ftslurm.rendezvous.state import (
     State,
     with_history,
 )
+from ftslurm.rendezvous.checkpoints import judge_checkpoint
+from ftslurm.rendezvous.closing import close
+from ftslurm.rendezvous.exclusion import excluded_nodes, preferred_nodes
+from ftslurm.rendezvous.non_retryable import with_signature
+from ftslurm.rendezvous.observation import NEVER, Observation, Timing, alive_nodes, may_join
+from ftslurm.rendezvous.running import refuse_repetition, refuse_restart
 from ftslurm.rendezvous.unreachable import involvement, reachable_first, wait_s, with_another_master
+from ftslurm.text import duration, plural
 
 
 def fold_forming(state: State, observation: Observation, timing: Timing) -> State:
@@ -66,6 +69,9 @@ def fold_forming(state: State, observation: Observation, timing: Timing) -> Stat
     patience_s = timing.last_call_s
     if len(ready) >= state.max_nodes:
         patience_s = timing.settle_s if _out_of_order(state, ready, missing) else 0.0
+        # A missing node may be healthy, and then replaces an excluded one.
+        if missing and any(record.node in excluded for record in ready):
+            patience_s = max(patience_s, timing.last_call_s)
     awaited = first and not complete and observation.forming_for_s < patience_s
     returning = [record for record in observation.records.values() if _may_return(state, record, observation, timing)]
     if observation.forming_for_s < wait_s(state):
@@ -129,14 +135,16 @@ def _too_few(state: State, observation: Observation, staying: Sequence[NodeRecor
     if never:
         more = f" and {len(never) - 8} more" if len(never) > 8 else ""
         parts.append(f"no node record of {', '.join(never[:8])}{more}")
-    able = count(len(staying) - len(unhealthy) - len(stuck), "node")
-    why = f"after waiting {observation.forming_for_s:.0f} s" if overdue else "and nothing can replace it"
+    able = plural(len(staying) - len(unhealthy) - len(stuck), "node")
+    why = f"after waiting {duration(observation.forming_for_s)}" if overdue else "and nothing can replace it"
     how = "healthy" if unhealthy else "ready" if stuck else "left"
     parts.append(f"{able} {how}, at least {state.min_nodes} needed, {why}")
-    return close(state, FAILED, "; ".join(parts), EXIT_FAILED, observation.now_ns)
+    by = UNHEALTHY if unhealthy and not (reason or left or never) else NODE
+    return close(state, FAILED, "; ".join(parts), EXIT_FAILED, observation.now_ns, by)
 
 
 def _form(state: State, ready: Sequence[NodeRecord], observation: Observation, staying: Sequence[NodeRecord]) -> State:
+    state = judge_checkpoint(state, observation)
     chosen = with_another_master(state, choose(ready, state.participants, state.max_nodes))
     participants: list[Participant] = []
     first_rank = 0

@@ -7,52 +7,28 @@ chooses when. All decisions are in `fold`; this module reads and writes around i
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from ftslurm.dataclasses import dataclass, replace
+from ftslurm.records.codec import BadFile
+from ftslurm.records.node import NodeRecord, Vitals
+from ftslurm.records.state import CLOSED, FORMING, LEFT, RUNNING, Failure, State
+from ftslurm.rendezvous.abandonment import Abandonment, RunInUse, requeued_since
 from ftslurm.rendezvous.closing import finish
+from ftslurm.rendezvous.exclusion import last_resort_line
 from ftslurm.rendezvous.fold import begin, fold, hand_over, take_lease
-from ftslurm.rendezvous.node_record import NodeRecord, Vitals
 from ftslurm.rendezvous.observation import RunSpec, Timing
 from ftslurm.rendezvous.observer import Observer
-from ftslurm.rendezvous.state import CLOSED, FORMING, LEFT, READY, RUNNING, Failure, State
+from ftslurm.rendezvous.pace import Pace, interval_factor
 from ftslurm.rendezvous.waiting_lines import WaitingLines
+from ftslurm.rendezvous.wake_budget import WakeBudget
 from ftslurm.sharedfs.cell import KEPT, FencedCell, Versioned
 from ftslurm.sharedfs.clock import ServerClock
 from ftslurm.sharedfs.filesystem import FileSystem
-from ftslurm.sharedfs.publish import BadFile, create_temporary, publish, random_nonce, remove_temporary
+from ftslurm.sharedfs.publish import create_temporary, publish, random_nonce, remove_temporary
 from ftslurm.sharedfs.rundir import RunDirectory
 
 CLOSE_TRIES = 20
-MIN_CHANGES = 2
-WAKE_S = 1.0
-"""Time for which a woken agent ticks fast, in seconds; the change may not be visible here at once."""
-WAKE_BUDGET_S, WAKE_SHARE = 10.0, 0.1
-"""Limit for repeated wake-ups without a change: an agent ticks fast for this many seconds in a row, then for this share
-of the time, to limit the load on the shared directory."""
-
-
-@dataclass(frozen=True)
-class Pace:
-    """Intervals of the membership, in seconds; those of coordinators and transitions grow with the number of nodes.
-
-    Attributes:
-        heartbeat_s: longest interval between two writes of the node record, and two reads of the coordinator's.
-        follow_s: interval at which a follower reads the state while its workers run.
-        thorough_s: interval at which that read bypasses the hint and all caches.
-        coordinate_s: interval at which the coordinator reads the node records.
-        transition_s: interval of every agent while a round forms or ends.
-    """
-
-    heartbeat_s: float = 3.0
-    follow_s: float = 1.0
-    thorough_s: float = 10.0
-    coordinate_s: float = 0.1
-    transition_s: float = 0.02
-
-
-LARGE_RUN_NODES = 64
-"""Number of nodes at which those intervals double, so that the filesystem's load is about the same for any size."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +53,6 @@ class FencedOut(Exception):
 
 class NodeRefused(Exception):
     """This node's options differ from the run's; the text has both values."""
-
-
-class RunInUse(Exception):
-    """Live agents of another job use this run directory."""
 
 
 class Member:
@@ -134,12 +106,10 @@ class Member:
         self._wrote = False
         self._dirty = True
         self._waiting_lines = WaitingLines()
-        self._last_signs: dict[str, tuple[tuple[str, int], int]] = {}
+        self._abandonment = Abandonment(self._observer, timing.node_timeout_s, run.root)
         self._final_error: FencedOut | RunInUse | NodeRefused | None = None
         self._thorough_at = float("-inf")
-        self._woken_until = float("-inf")
-        self._wake_budget_s = WAKE_BUDGET_S
-        self._wake_budget_at = now()
+        self._wakes = WakeBudget(now)
 
     @property
     def record(self) -> NodeRecord:
@@ -151,20 +121,15 @@ class Member:
         self._record = replace(record, counter=self._record.counter, clock=self._record.clock)
         self._dirty = True
 
-    def update_vitals(self, vitals: Vitals) -> None:
-        """Change this node's vitals; the next heartbeat publishes them, without waking other agents."""
+    def update_vitals(self, vitals: Vitals, at_once: bool = False) -> None:
+        """Change this node's vitals; the next heartbeat, or tick, publishes them, without waking other agents."""
         self._record = replace(self._record, vitals=vitals)
+        if at_once:
+            self._published_at = float("-inf")
 
     def wake(self) -> None:
-        """Tick fast and bypass all caches for `WAKE_S`, within the limit of `WAKE_SHARE`."""
-        now = self._now()
-        regained_s = WAKE_SHARE * (now - self._wake_budget_at)
-        self._wake_budget_s = min(WAKE_BUDGET_S, self._wake_budget_s + regained_s)
-        self._wake_budget_at = now
-        more_s = now + WAKE_S - max(now, self._woken_until)
-        if more_s <= self._wake_budget_s:
-            self._wake_budget_s -= more_s
-            self._woken_until = now + WAKE_S
+        """Tick fast and bypass all caches for a second, within the limit of `WakeBudget`."""
+        self._wakes.wake()
 
     def view(self) -> View:
         """Return the current view; after a failed tick, with what it had read before the error."""
@@ -243,7 +208,7 @@ class Member:
         state = self._state
         if state is None or state.phase == FORMING or state.hang is not None or self._record.reason is not None:
             return True
-        if self._now() < self._woken_until:
+        if self._wakes.awake:
             return True
         if state.phase != RUNNING or self._record.status == RUNNING:
             return False
@@ -251,17 +216,12 @@ class Member:
         return state.participant(self._record.node, self._record.incarnation) is not None
 
     def _interval_factor(self) -> float:
-        nodes = max(len(self._observer.records), min(self._run_spec.max_nodes, len(self._run_spec.expected)))
-        return 1.0 + nodes / LARGE_RUN_NODES
+        expected = min(self._run_spec.max_nodes, len(self._run_spec.expected))
+        return interval_factor(max(len(self._observer.records), expected))
 
     def _check_run_spec(self) -> None:
-        state, mine = self._state, self._run_spec
-        assert state is not None
-        options = (
-            ("--nnodes", f"{mine.min_nodes}:{mine.max_nodes}", f"{state.min_nodes}:{state.max_nodes}"),
-            ("--max-restarts", str(mine.max_restarts), str(state.max_restarts)),
-        )
-        wrong = [f"{name} {here} here, {there} in the run" for name, here, there in options if here != there]
+        assert self._state is not None
+        wrong = self._run_spec.differences(self._state)
         if wrong:
             reason = f"{self._record.node} has other options than the run: {'; '.join(wrong)}"
             self.publish(replace(self._record, status=LEFT, reason=reason))
@@ -345,9 +305,7 @@ class Member:
             # unreadable.
             self._observer.note_activity(state.coordinator.node)
         self._state, self._token = state, newest.token
-        # The wake-up was justified: refund its time.
-        self._wake_budget_s += max(0.0, self._woken_until - self._now())
-        self._woken_until = float("-inf")
+        self._wakes.refund()
 
     def _set(self, state: State) -> bool:
         """Publish `state` as the current one's successor; on return the current state is the newest, own or not."""
@@ -365,52 +323,16 @@ class Member:
 
     def _begin_attempt(self) -> None:
         old, mine = self._state, self._run_spec.attempt
-        if old is not None and (mine in old.attempts or _requeued_since(mine, old.attempt)):
+        if old is not None and (mine in old.attempts or requeued_since(mine, old.attempt)):
             raise FencedOut(f"attempt {old.attempt} has taken over this run")
-        if old is not None and not _requeued_since(old.attempt, mine) and not self._abandoned(old):
+        if old is not None and not requeued_since(old.attempt, mine) and not self._abandonment.holds(old, self._token):
             return
         record = self._record
         # Any agent may try: the cell accepts one, and the others read what it published.
-        self._set(begin(old, self._run_spec, record.node, record.incarnation, self._now_ns()))
+        reached = self._observer.step_reached(old) if old is not None and old.phase == RUNNING else None
+        self._set(begin(old, self._run_spec, record.node, record.incarnation, self._now_ns(), reached))
         if self._state is not None and self._state.attempt != mine and mine in self._state.attempts:
             raise FencedOut(f"attempt {self._state.attempt} has taken over this run")
-
-    def _abandoned(self, old: State) -> bool:
-        """Return whether the other job that owns the run has ended: closed, or all its agents have left or are silent.
-
-        Raises:
-            RunInUse: one of its agents is alive.
-        """
-        if old.phase == CLOSED:
-            return True
-        self._observer.read_records()
-        records = [record for record in self._observer.records.values() if record.attempt == old.attempt]
-        staying = [record for record in records if record.status != LEFT]
-        signs = {record.node: (record.incarnation, record.counter) for record in staying}
-        # A new state is a sign of life too, for an attempt whose agents have not published a record yet.
-        signs[""] = (old.attempt, self._token)
-        changes = 0
-        for node, sign in signs.items():
-            known, count = self._last_signs.get(node, (sign, 0))
-            self._last_signs[node] = (sign, count + (known != sign))
-            changes = max(changes, self._last_signs[node][1])
-        # A single change may be the last record of a dead agent, shown late by a cache.
-        if changes >= MIN_CHANGES:
-            raise RunInUse(f"job {old.attempt.rpartition('.')[0]} is running in {self._run.root}")
-        silent_s = min(self._observer.silent_s(node, sign) for node, sign in signs.items())
-        return self._all_agents_left(old, records) or silent_s >= self._timing.node_timeout_s
-
-    @staticmethod
-    def _all_agents_left(old: State, records: Sequence[NodeRecord]) -> bool:
-        """Return whether all agents of that attempt have left.
-
-        An agent whose record is unreadable may be alive, and so may agents that only a dead coordinator had a record
-        of.
-        """
-        left = {(record.node, record.incarnation) for record in records if record.status == LEFT}
-        needed = {(participant.node, participant.incarnation) for participant in old.participants}
-        needed.add((old.coordinator.node, old.coordinator.incarnation))
-        return needed <= left and all(record.status == LEFT for record in records)
 
     # The lease
 
@@ -471,25 +393,6 @@ class Member:
             folded = hand_over(folded, observation, self._timing)
         if line := self._waiting_lines.line(folded, observation, self._timing):
             self._notes.append(line)
-        if folded is not state:
-            self._set(folded)
-
-
-def _requeued_since(one: str, other: str) -> bool:
-    """Return whether attempt `other` is a later restart of the same job: Slurm ended `one` before it began."""
-    (job, restart), (other_job, other_restart) = _restart_of(one), _restart_of(other)
-    return job == other_job and restart < other_restart
-
-
-def _restart_of(attempt: str) -> tuple[str, int]:
-    """Read `<job>.<restart>` or `<job>.<restart>+<step>`; an attempt of another form is no restart."""
-    job, _, rest = attempt.rpartition(".")
-    restart = rest.partition("+")[0]
-    return (job, int(restart)) if restart.isdecimal() and len(restart) < 10 else (attempt, 0)
-
-
-def first_record(node: str, incarnation: str, attempt: str, position: int, slots: int) -> NodeRecord:
-    """Return the record of an agent that has just started; the caller fills in its address."""
-    return NodeRecord(
-        node, incarnation, 0, attempt, position, slots, node, os.getpid(), node, 0, READY, 0, None, None, None, 0, 0
-    )
+        if folded is not state and self._set(folded):
+            line = last_resort_line(state, folded, observation.records, self._timing.exclude_after)
+            self._notes += [line] if line else []

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from ftslurm.dataclasses import replace
-from ftslurm.rendezvous.state import SPAWN, Failure, RoundHistory, State, with_history
+from ftslurm.records.state import SPAWN, Failure, RoundHistory, State, with_history
 
 SAME_RANK, ANY_RANK = 2, 3
 """Number of consecutive rounds with the same failure at start, of the same rank or of any rank, that is decisive."""
@@ -14,12 +14,12 @@ SAME_RANK, ANY_RANK = 2, 3
 
 def why_non_retryable(failures: Sequence[Failure]) -> str | None:
     """Return why the ranks would fail again, as text; None: they might not."""
-    return next((failure.again for failure in failures if failure.again), None)
+    return next((failure.non_retryable for failure in failures if failure.non_retryable), None)
 
 
 def on_all_nodes(state: State, failures: Sequence[Failure]) -> bool:
     """Return whether ranks of all nodes of the round have non-retryable failures."""
-    return {f.node for f in failures if f.again} >= {p.node for p in state.participants}
+    return {f.node for f in failures if f.non_retryable} >= {p.node for p in state.participants}
 
 
 def with_signature(state: State, failures: Sequence[Failure]) -> State:
@@ -39,7 +39,7 @@ def with_signature(state: State, failures: Sequence[Failure]) -> State:
 
 def awaiting_other_nodes(state: State, failures: Sequence[Failure]) -> bool:
     """Return whether it is still open if all nodes lack something or only some: no rank failed for another reason."""
-    if not all(f.again and not f.everywhere for f in failures):
+    if not all(f.non_retryable and not f.on_any_node for f in failures):
         return False
     return not on_all_nodes(state, failures)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ftslurm.dataclasses import dataclass
-from ftslurm.rendezvous.node_record import NodeRecord
-from ftslurm.rendezvous.state import READY, Participant, State
+from ftslurm.records.node import NodeRecord
+from ftslurm.records.state import READY, Participant, State
+from ftslurm.records.stop import StopRequest
 
 AT_ONCE, NEXT_ROUND, NEVER = "at-once", "next-round", "never"
 REJOIN = (AT_ONCE, NEXT_ROUND, NEVER)
@@ -18,19 +19,18 @@ class Timing:
 
     Attributes:
         node_timeout_s: a node whose counter does not change for this time is lost.
-            join_timeout_s: a round that has too few nodes for this time closes the run.
-            last_call_s: wait for more nodes once the minimum is ready.
-            stop_spread_s: Slurm's signals reach the nodes one after the other: after one node has received a stop
-            signal,
-                the verdict waits this long for the others.
-            settle_s: with spares, wait of the first round for the nodes that come first in Slurm's order.
-            rejoin: when a late node is admitted: NEXT_ROUND: with the next round, whenever that forms; AT_ONCE: the
-            running
-                round ends for it, after a last call that costs no training time; NEVER: only nodes that were present at
-                the start take part, spares included.
-            stack_collection_s: when a rank hangs, wait of the round for all nodes to collect their ranks' stacks.
-            signature_s: when a rank fails because its node may lack something, wait for the same from all nodes' ranks.
-            exclude_after: number of first failures on a node that excludes it; 0 disables exclusion.
+        join_timeout_s: a round that has too few nodes for this time closes the run.
+        last_call_s: wait for more nodes once the minimum is ready.
+        stop_spread_s: Slurm's signals reach the nodes one after the other: after one node has received a stop signal,
+            the verdict waits this long for the others.
+        settle_s: with spares, wait of the first round for the nodes that come first in Slurm's order.
+        rejoin: when a late node is admitted: NEXT_ROUND: with the next round, whenever that forms; AT_ONCE: the running
+            round ends for it, after a last call that costs no training time; NEVER: only nodes that were present at the
+            start take part, spares included.
+        stack_collection_s: when a rank hangs, wait of the round for all nodes to collect their ranks' stacks.
+        signature_s: when a rank fails because its node may lack something, wait for the same from all nodes' ranks.
+        exclude_after: number of first failures on a node that excludes it; 0 disables exclusion.
+        warn_before_end_s: the run is stopped so many seconds before Slurm ends the job; None: by the duration of saves.
     """
 
     node_timeout_s: float
@@ -42,6 +42,7 @@ class Timing:
     stack_collection_s: float = 10.0
     signature_s: float = 1.0
     exclude_after: int = 2
+    warn_before_end_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Observation:
         hanging_for_s: time since a hang was observed.
         failing_for_s: time since a failure of the newest round was observed.
         unproven: nodes whose record has not changed since this coordinator first read it: they may be dead.
+        stop_file: a user's request to stop, made by ``ftslurm stop``; None: there is none.
     """
 
     records: Mapping[str, NodeRecord]
@@ -69,6 +71,7 @@ class Observation:
     hanging_for_s: float = 0.0
     failing_for_s: float = 0.0
     unproven: frozenset[str] = frozenset()
+    stop_file: StopRequest | None = None
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,14 @@ class RunSpec:
     min_nodes: int
     max_nodes: int
     max_restarts: int
+
+    def differences(self, state: State) -> list[str]:
+        """Return which options differ from those of the run, as text."""
+        options = (
+            ("--nnodes", f"{self.min_nodes}:{self.max_nodes}", f"{state.min_nodes}:{state.max_nodes}"),
+            ("--max-restarts", str(self.max_restarts), str(state.max_restarts)),
+        )
+        return [f"{name} {here} here, {there} in the run" for name, here, there in options if here != there]
 
 
 def may_join(record: NodeRecord) -> bool:

@@ -8,15 +8,20 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Sequence
 
-from ftslurm.rendezvous.liveness import Attention, Liveness
-from ftslurm.rendezvous.node_record import NodeRecord
+from ftslurm.observed_time import ObservedTime
+from ftslurm.records.codec import BadFile
+from ftslurm.records.node import NodeRecord
+from ftslurm.records.state import FORMING, State
+from ftslurm.records.stop import USER, StopFile, StopRequest
+from ftslurm.rendezvous.closing import highest_step
+from ftslurm.rendezvous.liveness import Liveness
 from ftslurm.rendezvous.observation import Observation, Timing, waiting_nodes
-from ftslurm.rendezvous.state import FORMING, State
 from ftslurm.sharedfs.filesystem import FileSystem
-from ftslurm.sharedfs.publish import BadFile
-from ftslurm.sharedfs.rundir import RunDirectory
+from ftslurm.sharedfs.publish import read_published
+from ftslurm.sharedfs.rundir import STOP_FILE, RunDirectory
 
 NODE_FILE_LIMIT = 1 << 20
+STEP_RECORDS = 4
 
 
 class _Duration:
@@ -49,6 +54,7 @@ class Observer:
     Attributes:
         records: the newest record read of each node, of any attempt.
         coordinator_silent_s: the coordinator's silence at the last read of its record.
+        stop_file: a user's request to stop, of any attempt; None: there is none.
     """
 
     def __init__(
@@ -69,10 +75,11 @@ class Observer:
         self._outage_s = outage_s
         self._now = now
         self._notes = notes
-        self._attention = Attention(now, timing.node_timeout_s / 2)
+        self._attention = ObservedTime(now, timing.node_timeout_s / 2)
         self._liveness = Liveness()
         self.records: dict[str, NodeRecord] = {}
         self.coordinator_silent_s = 0.0
+        self.stop_file: StopFile | None = None
         self._read_by_name_at = float("-inf")
         self._coordinator_read_at = (0, float("-inf"))
         self._forming_since: tuple[int, float] | None = None
@@ -158,7 +165,16 @@ class Observer:
             self._hanging_for(state, now),
             self._failing_for(state, now),
             frozenset(self._liveness.unproven - {own.node}),
+            self._stop_requested_by_user(state),
         )
+
+    def _stop_requested_by_user(self, state: State) -> StopRequest | None:
+        file = self.stop_file
+        if file is None or file.attempt != state.attempt:
+            # Of an earlier attempt: a new request replaces it.
+            self.stop_file = None
+            return None
+        return StopRequest(USER, file.reason, file.time_ns)
 
     def _forming_for(self, state: State, now: float) -> float:
         if state.phase != FORMING:
@@ -189,6 +205,7 @@ class Observer:
     def read_records(self) -> None:
         """Read all node records."""
         names = self._fs.listdir(self._run.nodes)
+        self._read_stop_file(STOP_FILE in names)
         listed = {name[: -len(".json")] for name in names if name.endswith(".json") and not name.startswith(".")}
         for node in sorted(listed):
             self.read_record(node)
@@ -199,6 +216,28 @@ class Observer:
             for node in self._expected:
                 if node not in listed and node not in self.records:
                     self.read_record(node)
+
+    def _read_stop_file(self, listed: bool) -> None:
+        """Read a user's request to stop: it lies in the directory that is listed anyway."""
+        if not listed or self.stop_file is not None:
+            return
+        path = self._run.stop_file
+        try:
+            self.stop_file = read_published(self._fs, path, StopFile, NODE_FILE_LIMIT)
+        except (OSError, BadFile) as error:
+            self._notes.append(f"{error}; ignoring this file")
+
+    def step_reached(self, state: State) -> int | None:
+        """Return the highest step in a few records of an attempt whose agents have not recorded its end.
+
+        All ranks are at about the same step, and in a large job each agent makes this call.
+        """
+        found = []
+        for participant in state.participants[:STEP_RECORDS]:
+            self.read_record(participant.node)
+            record = self.records.get(participant.node)
+            found += [record] if record is not None and record.attempt == state.attempt else []
+        return highest_step(found, state.round, None)
 
     def read_record(self, node: str) -> None:
         """Read one node's record; an unreadable one is kept as last read, so that the node becomes silent."""

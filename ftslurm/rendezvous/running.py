@@ -5,20 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ftslurm.dataclasses import dataclass, field, replace
-from ftslurm.rendezvous.closing import close, count, describe, end_round
-from ftslurm.rendezvous.exclusion import excluded_nodes, failed_repeatedly
-from ftslurm.rendezvous.node_record import NodeRecord
-from ftslurm.rendezvous.non_retryable import awaiting_other_nodes, on_all_nodes, repeated, why_non_retryable
-from ftslurm.rendezvous.observation import (
-    AT_ONCE,
-    Observation,
-    Timing,
-    alive_nodes,
-    is_replaced,
-    record_of,
-    waiting_nodes,
-)
-from ftslurm.rendezvous.state import (
+from ftslurm.records import cause
+from ftslurm.records.node import NodeRecord
+from ftslurm.records.state import (
     EXIT_DO_NOT_REQUEUE,
     EXIT_FAILED,
     EXIT_SUCCESS,
@@ -36,7 +25,22 @@ from ftslurm.rendezvous.state import (
     Participant,
     State,
 )
+from ftslurm.rendezvous.checkpoints import may_avoid_checkpoint
+from ftslurm.rendezvous.closing import close, describe, end_round
+from ftslurm.rendezvous.exclusion import excluded_nodes, failed_repeatedly
+from ftslurm.rendezvous.non_retryable import awaiting_other_nodes, on_all_nodes, repeated, why_non_retryable
+from ftslurm.rendezvous.observation import (
+    AT_ONCE,
+    Observation,
+    Timing,
+    alive_nodes,
+    is_replaced,
+    record_of,
+    waiting_nodes,
+)
+from ftslurm.rendezvous.stopping import lets_others_save
 from ftslurm.rendezvous.unreachable import give_up
+from ftslurm.text import duration, plural
 
 
 @dataclass
@@ -78,6 +82,8 @@ def fold_running(state: State, observation: Observation, timing: Timing) -> Stat
         # Its agent has already ended the worker. The stacks of the other nodes' ranks can still be collected.
         return replace(state, hang=hang)
     # Ranks fail when a peer's node receives a stop signal: the stop is the cause, their failures are cascades.
+    if failures and not (lost or leaving) and lets_others_save(state, failures, observation, timing):
+        return state
     if failures and not any(record.stop_signal for record in leaving):
         undecided = (
             not (lost or leaving)
@@ -91,8 +97,8 @@ def fold_running(state: State, observation: Observation, timing: Timing) -> Stat
         return replace(state, hang=hang)
     if requesting_next:
         what = f"{', '.join(record.node for record in requesting_next)} requested the next round"
-        return _restart(end_round(state, observation, FAILED, what, None), observation, what)
-    return _admit(state, observation, timing) if timing.rejoin == AT_ONCE else state
+        return _restart(end_round(state, observation, FAILED, what, None), observation, what, cause.FAILURE)
+    return _admit(state, observation, timing) if timing.rejoin == AT_ONCE and state.stop is None else state
 
 
 def _records(state: State, observation: Observation) -> list[NodeRecord]:
@@ -153,8 +159,9 @@ def all_succeeded(state: State, observation: Observation) -> bool:
 def succeed(state: State, observation: Observation) -> State:
     """Close the attempt as succeeded."""
     state = end_round(state, observation, SUCCEEDED, None, None)
-    reason = f"all {state.world_size} ranks on {count(len(state.participants), 'node')} succeeded"
-    return close(state, SUCCEEDED, reason, EXIT_SUCCESS, observation.now_ns)
+    ranks = f"{'all ' if state.world_size != 1 else ''}{plural(state.world_size, 'rank')}"
+    reason = f"{ranks} on {plural(len(state.participants), 'node')} succeeded"
+    return close(state, SUCCEEDED, reason, EXIT_SUCCESS, observation.now_ns, cause.SUCCEEDED)
 
 
 def _after_failure(state: State, observation: Observation, timing: Timing, failures: Sequence[Failure]) -> State:
@@ -163,9 +170,12 @@ def _after_failure(state: State, observation: Observation, timing: Timing, failu
     state = end_round(state, observation, FAILED, what, first)
     if refused := refuse_restart(state, observation):
         return refused
+    if state.stop is not None and first.leaving:
+        return replace(state, phase=FORMING)  # No further round is formed.
     if first.kind == UNREACHABLE:
         return give_up(state, observation, timing) or replace(state, phase=FORMING)
-    return _give_up(state, observation, timing, failures, what) or _restart(state, observation, what)
+    by = cause.HANG if first.kind == HANG else cause.FAILURE
+    return _give_up(state, observation, timing, failures, what) or _restart(state, observation, what, by)
 
 
 def _first(failures: Sequence[Failure]) -> Failure:
@@ -174,7 +184,7 @@ def _first(failures: Sequence[Failure]) -> Failure:
     A non-retryable failure precedes its cascades on other ranks, and so does an unreachable master, which fails before
     the ranks are started.
     """
-    non_retryable = next((failure for failure in failures if failure.again), None)
+    non_retryable = next((failure for failure in failures if failure.non_retryable), None)
     return non_retryable or next((failure for failure in failures if failure.kind == UNREACHABLE), failures[0])
 
 
@@ -185,7 +195,9 @@ def _give_up(
     if why := why_non_retryable(failures):
         # An environment may be broken on some nodes only; another allocation may succeed then.
         code = EXIT_DO_NOT_REQUEUE if on_all_nodes(state, failures) else EXIT_FAILED
-        return close(state, FAILED, f"{what}; it would fail again: {why}", code, observation.now_ns)
+        return close(
+            state, FAILED, f"{what}; it would fail again: {why}", code, observation.now_ns, cause.NON_RETRYABLE
+        )
     return refuse_repetition(state, observation, timing) if state.restarts_used < state.max_restarts else None
 
 
@@ -194,16 +206,22 @@ def refuse_repetition(state: State, observation: Observation, timing: Timing) ->
     rounds, last = repeated(state), state.past(state.round)
     if not rounds or last is None or last.failure is None or _may_do_better_elsewhere(state, observation, timing):
         return None
+    if may_avoid_checkpoint(state):
+        return None
     listed = f"{', '.join(map(str, rounds[:-1]))} and {rounds[-1]}"
     why = f"it would fail again: the same at start in rounds {listed}"
-    return close(state, FAILED, f"{describe(last.failure)}; {why}", EXIT_FAILED, observation.now_ns)
+    return close(
+        state, FAILED, f"{describe(last.failure)}; {why}", EXIT_FAILED, observation.now_ns, cause.NON_RETRYABLE
+    )
 
 
 def _may_do_better_elsewhere(state: State, observation: Observation, timing: Timing) -> bool:
     """Return whether the node of the newest failure is about to be excluded, and another one can take its place."""
     last = state.past(state.round)
     node = last.failure.node if last is not None and last.failure is not None else None
-    return node in failed_repeatedly(state, timing.exclude_after) and bool(waiting_nodes(state, observation.records))
+    return node in failed_repeatedly(state.history, timing.exclude_after) and bool(
+        waiting_nodes(state, observation.records)
+    )
 
 
 def refuse_restart(state: State, observation: Observation) -> State | None:
@@ -214,10 +232,10 @@ def refuse_restart(state: State, observation: Observation) -> State | None:
         if failure and failure.round == state.round and failure.exit_code == EXIT_DO_NOT_REQUEUE:
             code = f"code {EXIT_DO_NOT_REQUEUE}: do not restart, do not requeue"
             reason = f"rank {failure.rank} on {failure.node} ended with {code}"
-            return close(state, FAILED, reason, EXIT_DO_NOT_REQUEUE, observation.now_ns)
-        if failure and failure.round == state.round and failure.again and failure.everywhere:
-            reason = f"{describe(failure)}; it would fail again: {failure.again}"
-            return close(state, FAILED, reason, EXIT_DO_NOT_REQUEUE, observation.now_ns)
+            return close(state, FAILED, reason, EXIT_DO_NOT_REQUEUE, observation.now_ns, cause.NON_RETRYABLE)
+        if failure and failure.round == state.round and failure.non_retryable and failure.on_any_node:
+            reason = f"{describe(failure)}; it would fail again: {failure.non_retryable}"
+            return close(state, FAILED, reason, EXIT_DO_NOT_REQUEUE, observation.now_ns, cause.NON_RETRYABLE)
     return None
 
 
@@ -233,25 +251,26 @@ def _after_loss(
     )
     what = "; ".join(reasons)
     state = end_round(replace(state, lost=state.lost + entries), observation, NODE_LOST, what, None)
-    return _restart(state, observation, what)
+    return _restart(state, observation, what, cause.NODE)
 
 
 def _how_lost(state: State, participant: Participant, observation: Observation) -> str:
     node = participant.node
     if not is_replaced(state, participant, observation):
-        return f"{node} was lost: no heartbeat of its agent for {observation.silent_s.get(node, 0.0):.1f} s"
+        return f"{node} was lost: no heartbeat of its agent for {duration(observation.silent_s.get(node, 0.0))}"
     predecessor = observation.records[node].predecessor
     if predecessor is not None and predecessor.incarnation == participant.incarnation:
         return f"{node} left: {predecessor.reason}"
     return f"{node} was lost: its agent was restarted"
 
 
-def _restart(state: State, observation: Observation, what: str) -> State:
+def _restart(state: State, observation: Observation, what: str, by: str) -> State:
+    """Begin the next round if a restart is left; otherwise close with `by` as the cause."""
     if state.restarts_used >= state.max_restarts:
         budget = f"no restarts allowed (--max-restarts {state.max_restarts})"
         if state.max_restarts:
             budget = "the only restart is used up"
         if state.max_restarts > 1:
             budget = f"all {state.max_restarts} restarts are used up"
-        return close(state, FAILED, f"{what}; {budget}", EXIT_FAILED, observation.now_ns)
+        return close(state, FAILED, f"{what}; {budget}", EXIT_FAILED, observation.now_ns, by)
     return replace(state, phase=FORMING, restarts_used=state.restarts_used + 1)

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from ftslurm.records.cause import NETWORK
+from ftslurm.records.node import NodeRecord
+from ftslurm.records.state import EXIT_FAILED, FAILED, UNREACHABLE, RoundHistory, State
 from ftslurm.rendezvous.closing import close, describe
-from ftslurm.rendezvous.node_record import NodeRecord
 from ftslurm.rendezvous.observation import Observation, Timing
-from ftslurm.rendezvous.state import EXIT_FAILED, FAILED, UNREACHABLE, RoundHistory, State
 
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
@@ -50,7 +51,7 @@ def give_up(state: State, observation: Observation, timing: Timing) -> State | N
     last = rounds[0].failure
     assert last is not None
     why = f"{len(rounds)} rounds in a row could not begin (--join-timeout {timing.join_timeout_s:g})"
-    return close(state, FAILED, f"{describe(last)}; {why}", EXIT_FAILED, observation.now_ns)
+    return close(state, FAILED, f"{describe(last)}; {why}", EXIT_FAILED, observation.now_ns, NETWORK)
 
 
 def involvement(state: State) -> Mapping[str, tuple[int, int]]:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ftslurm.records.state import FORMING, LEFT, READY, State
+from ftslurm.rendezvous.exclusion import NAMED, excluded_nodes
 from ftslurm.rendezvous.observation import Observation, Timing, may_join
-from ftslurm.rendezvous.state import FORMING, LEFT, READY, State
+from ftslurm.text import duration
 
 FIRST_S = 5.0
 """Time in the phase FORMING before the first line, and the shortest interval between two lines, in seconds."""
 LONGEST_S = 120.0
 """The interval doubles up to this while nothing changes, in seconds."""
-NAMED = 4
 
 
 class WaitingLines:
@@ -43,7 +44,7 @@ class WaitingLines:
         self._reasons, self._line_at_s = reasons, observation.forming_for_s
         self._interval_s = min(LONGEST_S, 2 * self._interval_s)
         ready = sum(record.attempt == state.attempt and may_join(record) for record in observation.records.values())
-        number = f"{ready} of {state.min_nodes} nodes are ready after {observation.forming_for_s:.0f} s"
+        number = f"{ready} of {state.min_nodes} nodes are ready after {duration(observation.forming_for_s)}"
         return f"round {state.round + 1} waits: {number}" + (f"; {reasons}" if reasons else "")
 
 
@@ -59,6 +60,7 @@ def _grouped(state: State, observation: Observation, timing: Timing) -> Iterator
 def _waited_for(state: State, observation: Observation, timing: Timing) -> Iterator[tuple[str, str]]:
     """Yield each node that does not take part yet, with the reason."""
     records = {record.node: record for record in observation.records.values() if record.attempt == state.attempt}
+    excluded = excluded_nodes(state, records, timing.exclude_after)
     for node in state.expected:
         if node not in records:
             yield node, "no node record yet"
@@ -75,3 +77,5 @@ def _waited_for(state: State, observation: Observation, timing: Timing) -> Itera
             yield node, f"workers of round {record.round} have not ended"
         elif node in observation.unproven:
             yield node, "no heartbeat since the coordinator changed"
+        elif node in excluded:
+            yield node, "excluded, takes part only if others do not suffice"

@@ -36,32 +36,32 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ftslurm.report.analysis import analyse as analyse
-    from ftslurm.report.command import make_report as make_report
     from ftslurm.report.facts import Snapshot as Snapshot
-    from ftslurm.report.formats import FORMATS as FORMATS
-    from ftslurm.report.formats import rendered as rendered
     from ftslurm.report.gathering import gather as gather
     from ftslurm.report.html import render as render_html
-    from ftslurm.report.locating import NotFound as NotFound
-    from ftslurm.report.locating import locate as locate
+    from ftslurm.report.logs.gathering import gather_logs as gather_logs
     from ftslurm.report.markdown import render as render_markdown
+    from ftslurm.report.pipeline import FORMATS as FORMATS
+    from ftslurm.report.pipeline import make_report as make_report
+    from ftslurm.report.pipeline import rendered as rendered
     from ftslurm.report.text import render as render_text
-    from ftslurm.report.torchrun_logs import gather_logs as gather_logs
+    from ftslurm.sharedfs.locate import NotFound as NotFound
+    from ftslurm.sharedfs.locate import locate as locate
 
 # Loaded on first use: `ftslurm status` and the agent need only single modules of this package.
 _HOMES = {
-    "analyse": ("analysis", "analyse"),
-    "make_report": ("command", "make_report"),
-    "Snapshot": ("facts", "Snapshot"),
-    "FORMATS": ("formats", "FORMATS"),
-    "rendered": ("formats", "rendered"),
-    "gather": ("gathering", "gather"),
-    "render_html": ("html", "render"),
-    "NotFound": ("locating", "NotFound"),
-    "locate": ("locating", "locate"),
-    "render_markdown": ("markdown", "render"),
-    "render_text": ("text", "render"),
-    "gather_logs": ("torchrun_logs", "gather_logs"),
+    "analyse": ("ftslurm.report.analysis", "analyse"),
+    "make_report": ("ftslurm.report.pipeline", "make_report"),
+    "Snapshot": ("ftslurm.report.facts", "Snapshot"),
+    "FORMATS": ("ftslurm.report.pipeline", "FORMATS"),
+    "rendered": ("ftslurm.report.pipeline", "rendered"),
+    "gather": ("ftslurm.report.gathering", "gather"),
+    "render_html": ("ftslurm.report.html", "render"),
+    "NotFound": ("ftslurm.sharedfs.locate", "NotFound"),
+    "locate": ("ftslurm.sharedfs.locate", "locate"),
+    "render_markdown": ("ftslurm.report.markdown", "render"),
+    "render_text": ("ftslurm.report.text", "render"),
+    "gather_logs": ("ftslurm.report.logs.gathering", "gather_logs"),
 }
 
 __all__ = [
@@ -85,4 +85,4 @@ def __getattr__(name: str) -> object:
     from importlib import import_module
 
     module, attribute = _HOMES[name]
-    return getattr(import_module(f"ftslurm.report.{module}"), attribute)
+    return getattr(import_module(module), attribute)

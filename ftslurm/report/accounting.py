@@ -32,8 +32,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ftslurm.dataclasses import dataclass
-from ftslurm.report.facts import RoundFiles, RoundNode, Snapshot
-from ftslurm.report.wording import count, duration
+from ftslurm.report.facts import RoundNode, Snapshot
+from ftslurm.report.verdict import RoundVerdict
+from ftslurm.text import duration, plural
 
 PARTS = ("startup_s", "productive_s", "lost_s", "detection_s", "stopping_s", "other_s", "restart_s", "queue_s")
 """Parts of a round's time and of the time until the next one; the parts of the sums add up to ``elapsed_s``."""
@@ -47,7 +48,7 @@ Dict = dict[str, Any]
 class _Round:
     """Times of a round's events, in nanoseconds since its start; None where unknown."""
 
-    entry: Dict
+    verdict: RoundVerdict
     nodes: Mapping[str, RoundNode]
     took: int | None
     first: int | None
@@ -70,29 +71,26 @@ class _Parts:
     queue: int | None = None
 
 
-def account(snapshot: Snapshot, rounds: Sequence[Dict]) -> Dict:
-    """Add ``accounting`` to each round, and return the sums; see `ftslurm.report.analysis` for the keys.
+def account(snapshot: Snapshot, rounds: Sequence[RoundVerdict]) -> tuple[list[Dict | None], Dict]:
+    """Return the ``accounting`` of each round and that of the run; see `docs/report-schema.md` for the keys.
 
     Args:
         snapshot: the run directory.
-        rounds: the rounds of the report, oldest first.
+        rounds: the verdicts, oldest first.
     """
-    files = {f.number: f for f in snapshot.rounds}
+    numbers = {files.number for files in snapshot.rounds}
     # The files of the oldest rounds of a long run were not read.
-    skipped = snapshot.skipped_rounds and next((i for i, r in enumerate(rounds) if r["round"] in files), len(rounds))
-    moments = [_moments(snapshot, entry, files.get(entry["round"])) for entry in rounds[skipped:]]
+    skipped = snapshot.skipped_rounds and next((i for i, r in enumerate(rounds) if r.number in numbers), len(rounds))
+    moments = [_moments(snapshot, verdict) for verdict in rounds[skipped:]]
     steps_reported = any(r.first is not None for r in moments)
     parts = [_inside(r, moments[i + 1 :], steps_reported) for i, r in enumerate(moments)]
     gaps = [_between(parts[i], r, moments[i + 1], parts[i + 1]) for i, r in enumerate(moments[:-1])]
-    for entry in rounds[:skipped]:
-        entry["accounting"] = None
-    for r, part in zip(moments, parts, strict=True):
-        r.entry["accounting"] = _entry(r, part)
-    return _sums(snapshot, moments, parts, gaps)
+    entries = [_entry(r, part) for r, part in zip(moments, parts, strict=True)]
+    return [None] * skipped + entries, _sums(snapshot, moments, parts, gaps, entries)
 
 
 def sentence(report: Mapping[str, Any]) -> str:
-    """``92.1 % of 3h 12m was training; lost: 4m 00s of work (240 steps), 12s detection, 48s restarting``.
+    """``92.1 % of 3 h 12 min was training; lost: 4 min of work (240 steps), 12 s detection, 48 s restarting``.
 
     Empty if nothing is known.
     """
@@ -100,7 +98,7 @@ def sentence(report: Mapping[str, Any]) -> str:
     ratio, elapsed = sums["ratio"], sums["elapsed_s"]
     trained = "" if ratio is None else f"{percent(ratio)} of {duration(elapsed)} was training"
     steps = report["cost"]["steps_repeated"]
-    of_work = f" of work ({count(steps, 'step')})" if steps else " of work"
+    of_work = f" of work ({plural(steps, 'step')})" if steps else " of work"
     labels = {"lost_s": of_work, "detection_s": " detection"}
     labels |= {"stopping_s": " stopping", "restart_s": " restarting", "queue_s": " in the queue"}
     lost = ", ".join(duration(sums[key]) + text for key, text in labels.items() if (sums[key] or 0) >= 0.05)
@@ -129,8 +127,8 @@ def hours(sums: Mapping[str, Any]) -> str:
     return f"{lost:,.0f} {unit}-hours" if lost >= 9.95 else f"{lost:.1f} {unit}-hours"
 
 
-def _moments(snapshot: Snapshot, entry: Dict, files: RoundFiles | None) -> _Round:
-    nodes = {n.node: n for n in files.nodes} if files else {}
+def _moments(snapshot: Snapshot, verdict: RoundVerdict) -> _Round:
+    nodes = {n.node: n for n in verdict.files.nodes}
     first: int | None = None
     last: int | None = None
     for node in nodes.values():
@@ -144,50 +142,50 @@ def _moments(snapshot: Snapshot, entry: Dict, files: RoundFiles | None) -> _Roun
             begun, done = min(spans)[0] - node.started_ns, max(span[1] for span in spans) - node.started_ns
             first = begun if first is None else min(first, begun)
             last = done if last is None else max(last, done)
-    took = _took(snapshot, entry, nodes.values())
+    took = _took(snapshot, verdict, nodes.values())
     if took is None:
-        return _Round(entry, nodes, None, first, last, None, None)
-    failed = _clamp(_failed(snapshot, entry, nodes, took), took)
+        return _Round(verdict, nodes, None, first, last, None, None)
+    failed = _clamp(_failed(snapshot, verdict, nodes, took), took)
     stops = [n.stop_ns - n.started_ns for n in nodes.values() if n.stop_ns is not None and n.started_ns is not None]
     stopped = _clamp(max(stops, default=None), took)
-    return _Round(entry, nodes, took, _clamp(first, took), _clamp(last, took), failed, stopped)
+    return _Round(verdict, nodes, took, _clamp(first, took), _clamp(last, took), failed, stopped)
 
 
-def _took(snapshot: Snapshot, entry: Dict, nodes: Iterable[RoundNode]) -> int | None:
+def _took(snapshot: Snapshot, verdict: RoundVerdict, nodes: Iterable[RoundNode]) -> int | None:
     spans = [n.ended_ns - n.started_ns for n in nodes if n.ended_ns is not None and n.started_ns is not None]
     if spans:
         return max(0, *spans)
-    started, ended = entry["started_ns"], entry["ended_ns"]
+    started, ended = verdict.started_ns, verdict.ended_ns
     if started is None:
         return None
-    if ended is None and entry["outcome"] == "running" and (snapshot.state is None or snapshot.state.closed is None):
+    if ended is None and verdict.outcome == "running" and (snapshot.state is None or snapshot.state.closed is None):
         ended = snapshot.now_ns
     # A round without an observed end is closed by the next attempt, after the queue.
-    unseen = entry["outcome"] == "stopped" and entry["first_failure"] is None
+    unseen = verdict.outcome == "stopped" and verdict.first is None
     return None if ended is None or unseen else max(0, ended - started)
 
 
-def _failed(snapshot: Snapshot, entry: Dict, nodes: Mapping[str, RoundNode], took: int) -> int | None:
-    failure = entry["first_failure"]
+def _failed(snapshot: Snapshot, verdict: RoundVerdict, nodes: Mapping[str, RoundNode], took: int) -> int | None:
+    failure = verdict.first
     if failure is None:
         return None
-    if failure["kind"] == "node-lost":
-        return _lost(snapshot, entry, took)
-    hang = failure["hang"]
-    node = nodes.get((hang or failure)["node"])
-    if failure["time_ns"] is None or node is None or node.started_ns is None:
+    if failure.kind == "node-lost":
+        return _lost(snapshot, verdict, took)
+    hang = failure.hang
+    node = nodes.get((failure.node if hang is None else hang["node"]) or "")
+    if failure.time_ns is None or node is None or node.started_ns is None:
         return None
-    at_ns: int = failure["time_ns"] if hang is None or hang["since_ns"] is None else hang["since_ns"]
+    at_ns: int = failure.time_ns if hang is None or hang["since_ns"] is None else hang["since_ns"]
     return at_ns - node.started_ns
 
 
-def _lost(snapshot: Snapshot, entry: Dict, took: int) -> int | None:
-    lost_nodes = [x for x in (snapshot.state.lost if snapshot.state else ()) if x.round == entry["round"]]
+def _lost(snapshot: Snapshot, verdict: RoundVerdict, took: int) -> int | None:
+    lost_nodes = [x for x in (snapshot.state.lost if snapshot.state else ()) if x.round == verdict.number]
     known = [(x.time_ns, x.silent_s) for x in lost_nodes if x.time_ns is not None and x.silent_s is not None]
     if not known:
         return None
     time_ns, silent_s = min(known)
-    stopping = max(0, entry["ended_ns"] - time_ns) if entry["ended_ns"] is not None else 0
+    stopping = max(0, verdict.ended_ns - time_ns) if verdict.ended_ns is not None else 0
     return took - int(silent_s * 1e9) - stopping
 
 
@@ -200,27 +198,27 @@ def _inside(this: _Round, later: Sequence[_Round], steps_reported: bool) -> _Par
         stopped = this.took if this.stopped is None else max(this.failed, this.stopped)
         parts.detection, parts.stopping = stopped - this.failed, this.took - stopped
     if this.first is None or this.last is None:
-        if steps_reported and this.nodes and this.entry["outcome"] != "running":
+        if steps_reported and this.nodes and this.verdict.outcome != "running":
             parts.startup, parts.productive, parts.lost = end, 0, 0
         return parts
     parts.startup = min(this.first, end)
     done = max(parts.startup, min(this.last, end))
-    repeated = int((done - parts.startup) * _repeated(this.entry, later))
+    repeated = int((done - parts.startup) * _repeated(this.verdict, later))
     parts.productive, parts.lost = done - parts.startup - repeated, repeated
     if this.failed is not None:
         parts.lost += end - done
-    elif this.entry["outcome"] == "succeeded":
+    elif this.verdict.outcome == "succeeded":
         parts.productive += end - done
     else:
         parts.other = end - done
     return parts
 
 
-def _repeated(entry: Dict, later: Sequence[_Round]) -> float:
+def _repeated(verdict: RoundVerdict, later: Sequence[_Round]) -> float:
     """The share of a round's steps that a later round repeated, 0 to 1."""
-    first, last = entry["first_step"], entry["last_step"]
-    again = min((r.entry["first_step"] for r in later if r.entry["first_step"] is not None), default=None)
-    if again is None or again >= last:
+    first, last = verdict.first_step, verdict.last_step
+    again = min((r.verdict.first_step for r in later if r.verdict.first_step is not None), default=None)
+    if first is None or last is None or again is None or again >= last:
         return 0.0
     return 1.0 if again <= first else (last - again) / (last - first)
 
@@ -229,7 +227,7 @@ def _between(parts: _Parts, this: _Round, after: _Round, after_parts: _Parts) ->
     """Fill in the time until the next round's progress, and return the gap without a round."""
     gap = _gap(this, after)
     startup = after_parts.startup
-    if this.entry["attempt"] != after.entry["attempt"]:
+    if this.verdict.attempt != after.verdict.attempt:
         parts.queue, parts.restart = gap, startup
     elif gap is not None:
         parts.restart = gap + (startup or 0)
@@ -244,12 +242,12 @@ def _gap(this: _Round, after: _Round) -> int | None:
     )
     if both:
         return max(0, both[len(both) // 2])
-    ended, started = this.entry["ended_ns"], after.entry["started_ns"]
+    ended, started = this.verdict.ended_ns, after.verdict.started_ns
     return None if this.took is None or ended is None or started is None else max(0, started - ended)
 
 
 def _entry(this: _Round, parts: _Parts) -> Dict:
-    world = this.entry["world_size"]
+    world = this.verdict.world_size
     wasted = _add((parts.lost, parts.detection, parts.stopping, parts.restart))
     return {
         "took_s": _seconds(this.took),
@@ -258,7 +256,13 @@ def _entry(this: _Round, parts: _Parts) -> Dict:
     }
 
 
-def _sums(snapshot: Snapshot, rounds: Sequence[_Round], parts: Sequence[_Parts], gaps: Sequence[int | None]) -> Dict:
+def _sums(
+    snapshot: Snapshot,
+    rounds: Sequence[_Round],
+    parts: Sequence[_Parts],
+    gaps: Sequence[int | None],
+    entries: Sequence[Dict],
+) -> Dict:
     spans = [r.took for r in rounds] + list(gaps)
     elapsed = sum(s for s in spans if s is not None) if spans and None not in spans else None
     productive = [p.productive for p in parts]
@@ -268,10 +272,10 @@ def _sums(snapshot: Snapshot, rounds: Sequence[_Round], parts: Sequence[_Parts],
     sums: Dict = {key: _seconds(_add(getattr(p, key[:-2]) for p in parts)) for key in PARTS}
     # The startup of later rounds is part of restart.
     sums["startup_s"] = _seconds(parts[0].startup) if parts else None
-    lost = [r.entry["accounting"]["rank_hours_lost"] for r in rounds]
+    lost = [entry["rank_hours_lost"] for entry in entries]
     return {
         "rounds": len(rounds),
-        "first_round": rounds[0].entry["round"] if rounds else None,
+        "first_round": rounds[0].verdict.number if rounds else None,
         "elapsed_s": _seconds(elapsed),
         **sums,
         "ratio": ratio,

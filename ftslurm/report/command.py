@@ -7,24 +7,40 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ftslurm.report.formats import FORMATS, format_of, rendered
-from ftslurm.slurm.lookup import job_facts
+from ftslurm.report.pipeline import (
+    FORMATS,
+    format_of,
+    make_report,
+    publish,
+    rendered,
+    report_of_job,
+    report_of_logs,
+    report_of_output,
+    save,
+)
+from ftslurm.report.wording import those_ranks
+from ftslurm.slurm.bounded import job_facts
 from ftslurm.terminal import is_terminal, print_error, show, wants_colour
+from ftslurm.text import ranges
 
 if TYPE_CHECKING:
     import argparse
 
-    from ftslurm.report.facts import StepEnd
-    from ftslurm.report.locating import NotFound
+    from ftslurm.sharedfs.locate import NotFound
     from ftslurm.slurm.facts import JobFacts
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
-STALE_S = 3600.0
+INTERVAL_S = 2.0
+# Reading a large run takes a while: the agents need most of the filesystem's capacity.
+SHARE = 0.1
+OVER = ("succeeded", "failed", "stopped")
+_MOVING = ("made_ns", "alive", "duration_s", "summary", "accounting")
 
 
 class CannotWrite(Exception):
@@ -40,10 +56,10 @@ def main(argv: Sequence[str], *, ask: Callable[[str], JobFacts | None] | None = 
             means or the job took no part in it. Default: query Slurm.
 
     Returns:
-        0; with ``--exit-code`` the job's own exit status (1 if no end was recorded); 2 on wrong usage and
-        when there is no such run, round or rank; 130 after Ctrl-C.
+        0; with ``--exit-code`` the job's own exit status (1 if no end was recorded), for ``--logs`` 0 without a
+        failure and 1 with one; 2 on wrong usage and when there is no such run, round or rank; 130 after Ctrl-C.
     """
-    from ftslurm.report.locating import NotFound
+    from ftslurm.sharedfs.locate import NotFound
 
     try:
         options = _parser().parse_args(argv)
@@ -72,25 +88,42 @@ def main(argv: Sequence[str], *, ask: Callable[[str], JobFacts | None] | None = 
 
 
 def _report(options: argparse.Namespace, ask: Callable[[str], JobFacts | None]) -> int:
-    from ftslurm.report.locating import NotFound, locate
+    from ftslurm.sharedfs.answer_limit import AnswerLimit
+    from ftslurm.sharedfs.locate import NotFound, locate, place_of
 
+    patient = False
+    if options.job is not None:
+        return _of_any_job(options, ask)
     if options.logs is not None:
-        directory = Path.cwd() / options.logs
+        stdin = options.logs == "-"
+        directory = Path("-") if stdin else Path.cwd() / options.logs
 
         def make() -> dict[str, Any]:
-            return report_of_logs(directory, round_number=options.round, rank=options.rank, every=options.all)
+            nonlocal patient
+            from ftslurm.report.logs.reading import is_stream
+
+            chosen = {"round_number": options.round, "rank": options.rank, "every": options.all}
+            with nullcontext() if stdin else AnswerLimit("report", directory):
+                # A pipe may wait for what writes to it.
+                patient = stdin or is_stream(directory)
+            with nullcontext() if patient else AnswerLimit("report", directory):
+                return report_of_logs(directory, **chosen)
     else:
         where = {"environ": os.environ, "cwd": Path.cwd(), "shared_dir": options.shared_dir}
         try:
-            directory = locate(options.run, job_facts=None if options.offline else ask, **where)
+            with AnswerLimit("report", place_of(options.run, **where)) as limit:
+                directory = locate(options.run, job_facts=None if options.offline else limit.paused(ask), **where)
+                _list_runs(options.run, directory)
         except NotFound as error:
             return _of_job(options, ask, f"it has no run directory in {error.looked}", error)
 
-        _list_runs(options.run, directory)
-
         def make() -> dict[str, Any]:
+            nonlocal patient
             chosen = {"round_number": options.round, "rank": options.rank, "every": options.all}
-            return make_report(directory, offline=options.offline or options.follow, **chosen)
+            with AnswerLimit("report", directory, patient=patient):
+                report = make_report(directory, offline=options.offline or options.follow, **chosen)
+            patient = options.follow
+            return report
 
     if options.follow:
         report = _follow(options, make, directory)
@@ -103,12 +136,35 @@ def _report(options: argparse.Namespace, ask: Callable[[str], JobFacts | None]) 
         save(report, directory)
     if not options.follow:
         _put(_checked(report, options, directory), options)
+    if options.exit_code and options.logs is not None:
+        return found_failure(report)
+    return _exit_code(report) if options.exit_code else 0
+
+
+def found_failure(report: dict[str, Any]) -> int:
+    """Return 1 if the logs contain a failure, or an end that Slurm caused; else 0."""
+    return int(report["status"] != "unfinished")
+
+
+def _of_any_job(options: argparse.Namespace, ask: Callable[[str], JobFacts | None]) -> int:
+    """Report a job of Slurm by its output, whatever launcher it had.
+
+    Raises:
+        NotFound: Slurm has no such job, or no output of it can be read.
+    """
+    from ftslurm.sharedfs.locate import NotFound
+
+    facts = ask(options.job)
+    if facts is None:
+        raise NotFound(f"Slurm has no job {options.job}, or does not answer; with its output: --logs FILE")
+    report = report_of_output(facts)
+    _put(report, options)
     return _exit_code(report) if options.exit_code else 0
 
 
 def _list_runs(argument: str | None, printed: Path) -> None:
     """List the runs of a requested job that has several; on stderr, because the report may be JSON."""
-    from ftslurm.report.locating import is_job_id, runs_of_job
+    from ftslurm.sharedfs.locate import is_job_id, runs_of_job
 
     if argument is None or not is_job_id(argument):
         return
@@ -127,21 +183,30 @@ def _of_job(options: argparse.Namespace, ask: Callable[[str], JobFacts | None], 
     Raises:
         NotFound: `otherwise`, if no job was requested, Slurm has no such job, or the query is disabled.
     """
-    from ftslurm.report.locating import is_job_id
+    from ftslurm.sharedfs.locate import is_job_id
 
     facts = ask(options.run) if options.run and is_job_id(options.run) and not options.offline else None
     if facts is None:
         raise otherwise
-    from ftslurm.report.job_only import report_of_job
-
-    report = report_of_job(facts, note)
+    report = _with_output(facts, note) or report_of_job(facts, note)
     _put(report, options)
     return _exit_code(report) if options.exit_code else 0
 
 
+def _with_output(facts: JobFacts, note: str) -> dict[str, Any] | None:
+    """Return the report on a job's output if that contains a failure; None: Slurm's data are all there is."""
+    from ftslurm.sharedfs.locate import NotFound
+
+    try:
+        report = report_of_output(facts, note)
+    except (NotFound, OSError):
+        return None
+    return report if report["cause"] is not None else None
+
+
 def _took_no_part(report: dict[str, Any], directory: Path, argument: str | None) -> str:
     """Return a note if the requested job started no agent, or if another job held the run; else ""."""
-    from ftslurm.report.locating import is_job_id
+    from ftslurm.sharedfs.locate import is_job_id
 
     owners = report["run"]["attempts"]
     attempts = directory / "attempts"
@@ -160,7 +225,7 @@ def _exit_code(report: dict[str, Any]) -> int:
 
 
 def _follow(options: argparse.Namespace, make: Callable[[], dict[str, Any]], directory: Path) -> dict[str, Any]:
-    from ftslurm.report.follow import follow
+    from ftslurm.sharedfs.next_attempt import next_attempt
 
     printed = 0
 
@@ -180,11 +245,15 @@ def _follow(options: argparse.Namespace, make: Callable[[], dict[str, Any]], dir
         report = make()
         return _checked(report, options, directory) if not printed else report
 
-    return follow(update, emit, sleep=time.sleep, clock=time.monotonic)
+    def goes_on(report: dict[str, Any]) -> bool:
+        ended_ns = report["ended_ns"] if report["status"] in OVER else report["step"]["ended_ns"]
+        return next_attempt(directory, report["run"]["attempts"], ended_ns or 0, time.time_ns()) is not None
+
+    return follow(update, emit, sleep=time.sleep, clock=time.monotonic, goes_on=goes_on)
 
 
 def _checked(report: dict[str, Any], options: argparse.Namespace, directory: Path) -> dict[str, Any]:
-    from ftslurm.report.locating import NotFound
+    from ftslurm.sharedfs.locate import NotFound
 
     known = [entry["round"] for entry in report["rounds"]]
     if options.round is not None and report["focus"] != options.round:
@@ -194,110 +263,20 @@ def _checked(report: dict[str, Any], options: argparse.Namespace, directory: Pat
         number = report["focus"] or (known[-1] if known else None)
         entry = next((e for e in report["rounds"] if e["round"] == number), None)
         size = entry["world_size"] if entry is not None else None
-        ranks = f" (it had ranks 0-{size - 1})" if size else ""
+        ranks = f" (it had {those_ranks(ranges(range(size)))})" if size else ""
         where = f"round {number}{ranks}" if number else "any round"
         raise NotFound(f"nothing is recorded of rank {options.rank} in {where} of {directory}; choose another --round?")
     return report
 
 
-def make_report(
-    directory: Path,
-    *,
-    round_number: int | None = None,
-    now_ns: int | None = None,
-    rank: int | None = None,
-    every: bool = False,
-    offline: bool = True,
-    ended: StepEnd | None = None,
-) -> dict[str, Any]:
-    """Read and analyse a run directory.
-
-    Args:
-        directory: the run directory.
-        round_number: the round to show evidence for; None lets the report choose.
-        now_ns: the time of the report, nanoseconds since the epoch; None is now.
-        rank: a rank of that round to report in full.
-        every: whether to report all failed ranks of that round in full.
-        offline: if false, query Slurm for the end of a job that recorded none (at most two seconds).
-        ended: the end of an attempt that could not be recorded in the run directory.
-
-    Raises:
-        OSError: the directory does not exist or cannot be entered.
-    """
-    from ftslurm.dataclasses import replace
-    from ftslurm.report.analysis import analyse
-    from ftslurm.report.gathering import gather
-    from ftslurm.report.scheduler_query import scheduler_query
-
-    now_ns = time.time_ns() if now_ns is None else now_ns
-    if round_number is None and (rank is not None or every):
-        # The report must choose a round before that round's output can be read.
-        first = analyse(gather(directory, now_ns=now_ns))
-        round_number = first["focus"] or (first["rounds"][-1]["round"] if first["rounds"] else None)
-    snapshot = gather(directory, now_ns=now_ns, round_number=round_number, rank=rank, every=every)
-    if ended is not None:
-        snapshot = replace(snapshot, steps=(*snapshot.steps, ended))
-    report = analyse(snapshot, round_number=round_number, rank=rank, every=every)
-    more = None if offline else scheduler_query(snapshot, report)
-    return report if more is None else analyse(more, round_number=round_number, rank=rank, every=every)
-
-
-def report_of_logs(
-    directory: Path, *, round_number: int | None = None, rank: int | None = None, every: bool = False
-) -> dict[str, Any]:
-    """Read and analyse the logs of a job that ftslurm did not run; see `ftslurm.report.torchrun_logs`.
-
-    Args:
-        directory: torchrun's --log-dir, a directory in it, or a job's output file.
-        round_number: the attempt to show, counted from 1; None lets the report choose.
-        rank: a rank of it to report in full.
-        every: whether to report all its failed ranks in full.
-
-    Raises:
-        OSError: it does not exist or cannot be read.
-        NotFound: it contains no such logs.
-    """
-    from ftslurm.report.analysis import analyse
-    from ftslurm.report.torchrun_logs import gather_logs
-
-    snapshot = gather_logs(directory, now_ns=time.time_ns())
-    return analyse(snapshot, round_number=round_number, rank=rank, every=every)
-
-
-def save(report: dict[str, Any], directory: Path) -> bool:
-    """Publish ``report.json``, ``report.txt`` and ``report.html`` in the run directory, each complete or not at all.
-
-    A full or read-only filesystem only causes a note on stderr. Leftovers of a killed earlier process are removed.
-
-    Returns:
-        Whether all were written.
-    """
-    _sweep(directory)
-    try:
-        for suffix, form in (("json", "json"), ("txt", "text"), ("html", "html")):
-            _publish(directory / f"report.{suffix}", rendered(report, form, page_directory=str(directory)))
-    except OSError as error:
-        print_error(f"ftslurm report: not saved in {directory}: {error.strerror or error}")
-        return False
-    return True
-
-
-def to_json(report: dict[str, Any]) -> str:
-    """Return the report as JSON text, ASCII only, so that nothing in it can act on a terminal."""
-    return rendered(report, "json")
-
-
 def _parser() -> argparse.ArgumentParser:
-    import argparse
+    from ftslurm.command_line import CommandParser, add_run, add_shared_dir
 
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="ftslurm report",
-        allow_abbrev=False,
         description="Report why a run ended, or its state: the first failure over all nodes, and its consequences.",
     )
-    parser.add_argument(
-        "run", nargs="?", metavar="RUN_DIR|JOB_ID", help="default: the newest run in the shared directory"
-    )
+    add_run(parser)
     parser.add_argument(
         "--format", choices=FORMATS, help="default: text, or according to the suffix of -o FILE (.json, .md, .html)"
     )
@@ -305,7 +284,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="write the report to FILE instead of printing it"
     )
-    parser.add_argument("--latest", action="store_true", help="the newest run in the shared directory (the default)")
     parser.add_argument("--round", type=_round, metavar="N", help="show the evidence of this round")
     parser.add_argument("--rank", type=_rank, metavar="R", help="report all facts about this rank in that round")
     parser.add_argument("--all", action="store_true", help="show all failed ranks in full, instead of groups")
@@ -313,13 +291,21 @@ def _parser() -> argparse.ArgumentParser:
         "--follow", action="store_true", help="print the report again at each change, until the run ends"
     )
     parser.add_argument(
-        "--logs", metavar="DIR", help="the logs of a job that ftslurm did not run: torchrun's --log-dir, or slurm-*.out"
+        "--logs",
+        metavar="PATH",
+        help="the logs of a job that ftslurm did not run: slurm-*.out, also .gz, torchrun's --log-dir, a directory of "
+        "output files (the newest job's), or - for standard input",
     )
     parser.add_argument(
-        "--shared-dir", metavar="DIR", help="directory of the runs (default: $FTSLURM_SHARED_DIR, ./ftslurm-runs)"
+        "--job", type=_job, metavar="ID", help="any job of Slurm, of any launcher: its output, and what Slurm knows"
     )
+    add_shared_dir(parser)
     parser.add_argument("--offline", action="store_true", help="do not query Slurm for the job's end")
-    parser.add_argument("--exit-code", action="store_true", help="exit with the job's own status; 1 if it has none")
+    parser.add_argument(
+        "--exit-code",
+        action="store_true",
+        help="exit with the job's own status; 1 if it has none; with --logs: 0 no failure found, 1 failure found",
+    )
     parser.add_argument(
         "--save", action="store_true", help="also write report.txt, .json and .html into the run directory"
     )
@@ -330,6 +316,12 @@ def _contradiction(options: argparse.Namespace) -> str:
     """Return an error text for incompatible options, or an empty one."""
     if options.latest and options.run is not None:
         return f"--latest chooses the run, but {options.run!r} is given too; omit one of them"
+    if options.job is not None:
+        others = (("logs", options.logs), ("RUN_DIR", options.run), ("latest", options.latest or None))
+        wrong = next((name for name, value in others if value is not None), None)
+        wrong = wrong or next((name for name in ("follow", "save", "offline") if getattr(options, name)), None)
+        name = wrong if wrong is None or wrong.isupper() else f"--{wrong}"
+        return f"--job reads the output of a job that Slurm names; it cannot be combined with {name}" if wrong else ""
     if options.logs is None:
         return ""
     if options.run is not None or options.latest or options.shared_dir is not None:
@@ -338,6 +330,17 @@ def _contradiction(options: argparse.Namespace) -> str:
         if getattr(options, name):
             return f"--{name} needs a run directory of ftslurm; it cannot be combined with --logs"
     return ""
+
+
+def _job(text: str) -> str:
+    import argparse
+
+    from ftslurm.slurm.facts import check_job_id
+
+    try:
+        return check_job_id(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _rank(text: str) -> int:
@@ -375,38 +378,52 @@ def _put(report: dict[str, Any], options: argparse.Namespace) -> bool:
             # A device or a pipe cannot be replaced by rename.
             output.write_text(text, encoding="utf-8", errors="backslashreplace")
         else:
-            _publish(output, text, mode=0o666)
+            publish(output, text, mode=0o666)
     except OSError as error:
         raise CannotWrite(f"cannot write {output}: {error.strerror or error}") from None
     return True
 
 
-def _publish(path: Path, text: str, mode: int = 0o600) -> None:
-    # Not named by the pid: in a container it repeats, and so would the leftovers of a killed process.
-    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(text.encode("utf-8", "backslashreplace"))
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def _sweep(directory: Path) -> None:
-    """Remove old temporary files that `_publish` left in a run directory when its process was killed."""
-    try:
-        for stale in directory.glob(".report.*.tmp"):
-            if time.time() - stale.lstat().st_mtime > STALE_S:
-                stale.unlink()
-    except OSError:
-        # A leftover hidden file is harmless.
-        pass
-
-
 def _complain(message: str) -> int:
     print_error(f"ftslurm report: {message}")
     return EXIT_USAGE
+
+
+def follow(
+    make: Callable[[], dict[str, Any]],
+    show: Callable[[dict[str, Any]], bool],
+    *,
+    sleep: Callable[[float], None],
+    clock: Callable[[], float],
+    interval_s: float = INTERVAL_S,
+    goes_on: Callable[[dict[str, Any]], bool] = lambda report: False,
+) -> dict[str, Any]:
+    """Make reports until the run has ended: its state is closed, or its agents ended; return the last one.
+
+    Args:
+        make: reads and analyses the run.
+        show: prints a report; called for the first one and for each with a change other than of time. False: the
+            output is closed.
+        sleep: waits for a number of seconds.
+        clock: monotonic seconds.
+        interval_s: the least time between two reads; longer where reading takes long.
+        goes_on: whether a run whose report has an end goes on: another attempt begins.
+    """
+    previous: dict[str, Any] | None = None
+    while True:
+        before = clock()
+        report = make()
+        took = clock() - before
+        now = essence(report)
+        if now != previous and not show(report):
+            return report
+        previous = now
+        if (report["status"] in OVER or report["step"] is not None) and not goes_on(report):
+            return report
+        sleep(max(interval_s, took * (1 - SHARE) / SHARE))
+
+
+def essence(report: dict[str, Any]) -> dict[str, Any]:
+    """Return a report without the values that change with time alone."""
+    rounds = [{k: v for k, v in entry.items() if k not in _MOVING} for entry in report["rounds"]]
+    return {**{k: v for k, v in report.items() if k not in _MOVING}, "rounds": rounds}

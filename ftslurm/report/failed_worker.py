@@ -1,19 +1,23 @@
-"""A worker that ftslurm did not stop and that failed: its facts, and the verdict on the cause (pure)."""
+"""A worker that failed by itself: its facts from agent, error record and state, and the cause of its failure (pure)."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from ftslurm.dataclasses import dataclass, replace
 from ftslurm.failures import proof_lines
-from ftslurm.failures.causes import CASCADE, ROWS, Cause, Evidence, HostResources, describe, find
-from ftslurm.failures.evidence import CAUSE, CONTEXT, MEMBER
-from ftslurm.failures.record_summary import VARIES
-from ftslurm.report.facts import Exc, Frame, LogTail
+from ftslurm.failures.causes import ROWS, Cause, Evidence, HostResources, describe, find
+from ftslurm.failures.evidence import MEMBER, with_exception
+from ftslurm.failures.nccl import warnings
+from ftslurm.failures.record_summary import SIMILAR, is_library, own_frame
+from ftslurm.records.error import ExceptionRecord, Frame
+from ftslurm.report.facts import Failure, LogTail, RankError, RecordSummary, RoundNode, Worker
+from ftslurm.report.stderr_evidence import OutputEvidence, output_evidence
 
 UNJUDGED = ROWS[-1]
-_CASCADES_CACHED = 4096
-_cascades: dict[tuple[object, ...], Cause] = {}
+_TYPED = re.compile(r"([A-Za-z_][\w.]{0,100}): ?(.*)", re.DOTALL)
+_FRAME = re.compile(r'^ *File "([^"\n]{1,4096})", line (\d{1,9})(?:,? in (\S{1,200}))?', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class FailedWorker:
     core_dumped: bool
     step: int | None
     argv: tuple[str, ...]
-    exception: Exc | None
+    exception: ExceptionRecord | None
     frames: tuple[Frame, ...]
     traceback: str | None
     stacks: str | None
@@ -45,57 +49,267 @@ class FailedWorker:
     lines: tuple[str, ...] = ()
     scheduler: str = ""
     exit_message: str = ""
+    nccl_warnings: tuple[str, ...] = ()
+    order: int = 0
+    quotes: tuple[str, ...] = ()
+
+
+def failed_worker_of(
+    rank: int,
+    observed: tuple[RoundNode, Worker] | None,
+    error: RankError | None,
+    summary: Failure | None,
+    scheduler: str,
+) -> FailedWorker:
+    """Merge the facts about a failed worker, before judging.
+
+    Args:
+        rank: its rank.
+        observed: its agent's record of it.
+        error: its error record.
+        summary: its failure's summary in the node record or the state.
+        scheduler: the scheduler's state of the job, if that ended with it.
+    """
+    node, worker = observed or (None, None)
+    kind = _kind(worker, error, summary)
+    exception = _exception(kind, error, summary)
+    stacks = error.stacks if error else None
+    # For a crash, the record has the stacks in the place of the traceback, for readers of torch's format.
+    traceback = error.traceback if error and error.traceback != stacks else None
+    known = [x for x in (worker, error, summary) if x is not None]
+    record = error is not None and error.whole
+    step = _first_known(
+        error.step if error else None,
+        worker.progress.last_step if worker and worker.progress else None,
+        summary.step if summary else None,
+    )
+    return FailedWorker(
+        rank=rank,
+        node=(node.node if node else None) or (error and error.node) or (summary.node if summary else None) or "?",
+        host=(node.host if node else None) or (error.host if error else None),
+        local_rank=_first_known(*[x.local_rank for x in known]),
+        time_ns=_time_ns(exception is not None, worker, error, summary),
+        kind=kind,
+        exit_code=_first_known(*[x.exit_code for x in known]),
+        signal=(worker and worker.signal) or (error and error.signal) or (summary.signal if summary else None),
+        core_dumped=worker is not None and worker.core_dumped,
+        step=step,
+        argv=error.argv if error else (),
+        exception=exception,
+        frames=_frames(exception, traceback, stacks),
+        traceback=traceback,
+        stacks=stacks,
+        evidence=tuple(n for n, x in (("round-node", worker), ("error.json", record), ("summary", summary)) if x),
+        cause=UNJUDGED,
+        scheduler=scheduler,
+        what=(error.message if error else "") or (summary.message if summary else ""),
+        life_s=_life_s(worker),
+        host_resources=error.host_resources if error else None,
+        sections=error.sections if error else (),
+        cuda=error.cuda if error else (),
+        exit_message=error.exit_message if error else "",
+        order=error.order if error else 0,
+        quotes=error.quotes if error else (),
+    )
+
+
+def _kind(worker: Worker | None, error: RankError | None, summary: Failure | None) -> str:
+    if error is not None and error.kind == "exception":
+        return "exception"
+    if worker is not None and worker.signal is not None:
+        return "signal"
+    if worker is not None and worker.failed and worker.pid is None and (error is None or error.whole):
+        return "spawn"
+    if error is not None:
+        return error.kind
+    if summary is not None and (worker is None or worker.exit_code is None or summary.kind in ("exception", "spawn")):
+        return summary.kind
+    return "exit"
+
+
+def _time_ns(raised: bool, worker: Worker | None, error: RankError | None, summary: Failure | None) -> int | None:
+    # An exception's time is when it was caught; the process may have needed seconds more to end.
+    error_ns = error.time_ns if error else None
+    ended_ns = worker.ended_ns if worker else None
+    summary_ns = summary.time_ns if summary else None
+    if raised:
+        return _first_known(error_ns, summary_ns, ended_ns)
+    return _first_known(ended_ns, error_ns, summary_ns)
+
+
+def _exception(kind: str, error: RankError | None, summary: Failure | None) -> ExceptionRecord | None:
+    if error is not None and error.exception is not None:
+        return error.exception
+    if kind != "exception":
+        return None
+    message = (error.message if error else "") or (summary.message if summary else "")
+    match = _TYPED.match(message)
+    if match is None:
+        return ExceptionRecord("Exception", message=message) if message else None
+    module, _, name = match[1].rpartition(".")
+    return ExceptionRecord(name, module, match[2])
+
+
+_BAR = re.compile(r"(?m)(^|\r)[^\r\n]{0,80}\d%\|[^\r\n]{0,200}?(it/s|s/it)\]")
+
+
+def _frames(exception: ExceptionRecord | None, traceback: str | None, stacks: str | None) -> tuple[Frame, ...]:
+    if exception is not None and exception.frames:
+        return exception.frames
+    if traceback:
+        # A record by torch alone has the frames only as text.
+        return tuple(_frames_in(traceback[-65536:])[-100:])
+    if stacks:
+        # faulthandler: innermost first, and the thread that crashed is the "current" one.
+        _, _, current = stacks.rpartition("Current thread ")
+        return tuple(reversed(_frames_in(current[:65536].split("\n\n", 1)[0])[:100]))
+    return ()
+
+
+def _frames_in(text: str) -> list[Frame]:
+    return [Frame(file, int(line), function) for file, line, function in _FRAME.findall(text)]
+
+
+def _life_s(worker: Worker | None) -> float | None:
+    if worker is None or worker.started_ns is None or worker.ended_ns is None:
+        return None
+    return max(0, worker.ended_ns - worker.started_ns) / 1e9
+
+
+def _first_known(*values: int | None) -> int | None:
+    for value in values:
+        if value is not None:
+            return value
+    return None
+
+
+def from_summary(node: RoundNode, worker: Worker, summary: RecordSummary, sample: RankError | None) -> RankError:
+    """Return a record reconstructed from its summary.
+
+    Args:
+        node, worker: its node and worker.
+        summary: the record summary.
+        sample: the record of another rank with the same signature, if one was read.
+    """
+    record = sample or _without_sample(worker, summary)
+    exception = record.exception
+    if summary.signature.startswith(SIMILAR) and exception is not None:
+        record = replace(record, exception=replace(exception, message=summary.message), message=summary.message)
+    return replace(
+        record,
+        rank=worker.rank,
+        node=node.node,
+        host=node.host,
+        local_rank=worker.local_rank,
+        pid=worker.pid,
+        time_ns=summary.time_ns,
+        step=summary.step,
+        # These belong to that other rank only.
+        traceback=None,
+        stacks=None,
+        sections=(),
+        cuda=(),
+        whole=False,
+    )
+
+
+def _without_sample(worker: Worker, summary: RecordSummary) -> RankError:
+    exception = None
+    if summary.type is not None:
+        exception = ExceptionRecord(summary.type, summary.module, summary.message, frames=_innermost(summary.where))
+    end = (worker.exit_code, worker.signal, None, None, (), summary.message, None, exception, None)
+    return RankError(worker.rank, None, None, None, None, summary.kind, *end)
+
+
+def _innermost(where: str | None) -> tuple[Frame, ...]:
+    file, _, place = (where or "").rpartition(":")
+    line, _, function = place.partition(" in ")
+    if not file or not (line.isascii() and line.isdigit() and len(line) < 10):
+        return ()
+    return (Frame(file, int(line), function or "?"),)
 
 
 def judge(worker: FailedWorker, tails: Sequence[LogTail], rows: Sequence[Cause]) -> FailedWorker:
     """Return the failed worker with the cause of its failure, a description, and the evidence."""
-    key = _cascade_key(worker) if not tails and rows is ROWS else None
-    known = _cascades.get(key) if key is not None else None
-    if known is not None and worker.exception is not None:
-        return _decided(worker, worker.exception, known)
-    judged = _judge(worker, tails, rows)
-    if key is not None and judged.cause.role == CASCADE:
-        if len(_cascades) >= _CASCADES_CACHED:
-            _cascades.clear()
-        _cascades[key] = judged.cause
-    return judged
-
-
-def _cascade_key(worker: FailedWorker) -> tuple[object, ...] | None:
-    """Cache key of everything that decides whether an exception is a cascade; None if more facts are needed.
-
-    When one rank of 16,384 fails, the others' connections to it break, and their messages differ only in addresses
-    and times. A test verifies that no row for cascades, nor one before them, depends on anything else.
-    """
-    exception = worker.exception
-    if exception is None or exception.link is not None or exception.members or exception.notes or worker.scheduler:
-        return None
-    message = VARIES.sub("#", exception.message)
-    files = tuple([frame.file for frame in exception.frames])
-    return worker.kind, exception.type, exception.module, message, files, worker.exit_code, worker.signal
-
-
-def _decided(worker: FailedWorker, exception: Exc, cause: Cause) -> FailedWorker:
-    raised = (exception.type, exception.module, exception.message)
-    evidence = Evidence(worker.kind, *raised, exit_code=worker.exit_code, exit_message=worker.exit_message)
-    what = describe(evidence, cause)
-    # As `replace` would do it, without calling __init__ for 16,384 ranks.
-    decided = object.__new__(FailedWorker)
-    decided.__dict__.update(worker.__dict__, cause=cause, what=what, lines=())
-    return decided
-
-
-def _judge(worker: FailedWorker, tails: Sequence[LogTail], rows: Sequence[Cause]) -> FailedWorker:
     by_stream = {t.stream: t.text for t in tails}
-    evidence = evidence_of(worker, by_stream.get("stderr", ""))
+    stderr = by_stream.get("stderr", "")
+    worker = replace(worker, nccl_warnings=warnings(*by_stream.values()))
+    plain = _judged(worker, stderr, rows)
+    said = output_evidence(plain.cause, worker.exception, worker.signal, by_stream)
+    judged = plain if said is None else _with_output(plain, said, stderr, rows)
+    return replace(judged, stacks=judged.stacks or by_stream.get("stacks"))
+
+
+def _judged(worker: FailedWorker, stderr: str, rows: Sequence[Cause]) -> FailedWorker:
+    evidence = evidence_of(worker, stderr)
     cause, where = find(evidence, rows)
     return replace(
         worker,
         cause=cause,
         what=describe(evidence, cause, where),
-        stacks=worker.stacks or by_stream.get("stacks"),
-        lines=tuple(proof_lines.lines(evidence, cause, where)),
+        frames=_frames_of(worker, evidence, where),
+        lines=(*worker.quotes, *proof_lines.lines(evidence, cause, where)),
     )
+
+
+def _with_output(plain: FailedWorker, said: OutputEvidence, stderr: str, rows: Sequence[Cause]) -> FailedWorker:
+    """Return a worker whose output says why it ended, with that as the reason, and the end by itself behind it."""
+    first = plain.what.split("\n", 1)[0]
+    source = (*plain.evidence, "stderr" if said.source == "its stderr" else "output")
+    inner = None
+    if said.exception is not None:
+        # The end itself is described below.
+        raised = replace(plain, exception=said.exception, frames=said.exception.frames, exit_code=None, exit_message="")
+        inner = _judged(raised, stderr, rows)
+    if said.of_child:
+        why = said.found.text if inner is None else inner.what.split("\n", 1)[0]
+        head = first.partition(" of the command ")[0]
+        what = f"{head} ({why}, from {said.source}){')' * (head.count('(') - head.count(')'))}"
+        specific = inner is not None and not inner.cause.vague and not inner.cause.cascade
+        cause = inner.cause if inner is not None and specific else plain.cause
+        worker = replace(plain, cause=cause, what=what, evidence=source)
+        return worker if inner is None else _of_child(worker, inner, f"{said.source}: {why}")
+    if inner is None or (not said.certain and (inner.cause.vague or inner.cause.cascade)):
+        text = first if said.found.text in first else f"{first}: {said.found.text} (from {said.source})"
+        return replace(plain, what=text, frames=plain.frames or said.found.frames, evidence=source)
+    text = inner.what.split("\n", 1)[0] if said.certain else said.found.text
+    thread = f" in thread {said.found.thread}" if said.found.thread else ""
+    return replace(
+        inner,
+        what=f"{text}{thread} (from {said.source}){_end(plain)}",
+        exit_code=plain.exit_code,
+        exit_message=plain.exit_message,
+        traceback=said.found.lines or plain.traceback,
+        evidence=source,
+    )
+
+
+def _of_child(worker: FailedWorker, child: FailedWorker, reason: str) -> FailedWorker:
+    """Return the worker with the place where its child process failed; the whole reason and its call as evidence."""
+    lines = [reason]
+    if not any(not is_library(frame.file) and not frame.file.startswith("<") for frame in child.frames):
+        return replace(worker, lines=(*worker.lines, *lines))
+    if worker.frames:
+        lines.append(f"the child process was started at {own_frame(worker.frames).place}")
+    return replace(worker, frames=child.frames, lines=(*worker.lines, *lines))
+
+
+def _end(plain: FailedWorker) -> str:
+    """Return how the process itself ended, for use after the reason; not for the exit code of any failed program."""
+    if plain.signal is not None:
+        return f"; then {plain.signal}"
+    return f"; exit code {plain.exit_code}" if plain.exit_code not in (None, 1) else ""
+
+
+def _frames_of(worker: FailedWorker, evidence: Evidence, found: Evidence) -> tuple[Frame, ...]:
+    """Return the frames that say where it failed: those of the member of a group that decided."""
+    is_member = found is not evidence and any(how == MEMBER for how, _ in evidence.inner)
+    return found.frames if is_member and found.frames else worker.frames
+
+
+def _without_bars(stderr: str) -> str:
+    """Return the text without progress bars: what a runtime prints next stands in their line."""
+    return _BAR.sub("\n", stderr)
 
 
 def evidence_of(worker: FailedWorker, stderr: str) -> Evidence:
@@ -106,7 +320,7 @@ def evidence_of(worker: FailedWorker, stderr: str) -> Evidence:
         exit_code=worker.exit_code,
         signal=worker.signal,
         step=worker.step,
-        tail=stderr,
+        tail=_without_bars(stderr),
         life_s=worker.life_s,
         core_dumped=worker.core_dumped,
         host_resources=worker.host_resources,
@@ -114,14 +328,6 @@ def evidence_of(worker: FailedWorker, stderr: str) -> Evidence:
         cuda=worker.cuda,
         scheduler=worker.scheduler,
         exit_message=worker.exit_message,
+        nccl_warnings=worker.nccl_warnings,
     )
-    return whole if worker.exception is None else replace(_with(whole, worker.exception), tail=stderr)
-
-
-def _with(whole: Evidence, exception: Exc) -> Evidence:
-    inner = [(MEMBER, _with(whole, member)) for member in exception.members]
-    if exception.link is not None:
-        inner.insert(0, (CAUSE if exception.explicit else CONTEXT, _with(whole, exception.link)))
-    files = tuple(frame.file for frame in exception.frames)
-    raised = whole.raised(exception.type, exception.module, exception.message, files, exception.notes)
-    return replace(raised, inner=tuple(inner))
+    return whole if worker.exception is None else replace(with_exception(whole, worker.exception), tail=whole.tail)

@@ -1,13 +1,18 @@
-"""A round that ended because a rank hung: the suspect rank, and the locations of all ranks (pure)."""
+"""A round that ended because a rank hung: the suspect rank, and the locations of all ranks (pure).
+
+Imported only for such a round: the classification of stacks is large.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from ftslurm.dataclasses import replace
 from ftslurm.failures.causes import Evidence, classify
 from ftslurm.monitor.faulthandler_text import Frame
 from ftslurm.monitor.stack_classifier import BUILD_LOCK, WAITS
+from ftslurm.monitor.stacks_file import Stacks
 from ftslurm.monitor.triage import (
     ELSEWHERE,
     MISMATCH,
@@ -19,16 +24,32 @@ from ftslurm.monitor.triage import (
     Triage,
     count,
     describe,
+    has_finished,
     tree,
-    triage,
 )
-from ftslurm.report.evidence import FAILURE_KEYS, VARIABLE, location_of, log_end
-from ftslurm.report.facts import Failure, LogTail, RoundFiles, Worker
-from ftslurm.report.hang_records import HANG
-from ftslurm.report.wording import ranges
+from ftslurm.records.error import Frame as ExceptionFrame
+from ftslurm.report.facts import Failure, RoundFiles, Worker
+from ftslurm.report.failed_worker import FailedWorker
+from ftslurm.report.first_failure import VARIABLE, FirstFailure, location_of, log_end
+from ftslurm.report.root_cause import HANG
+from ftslurm.report.wording import Json, Style, ranks_of
+from ftslurm.text import clip, plural, ranges, safe
 
+PARTIES = "parties"
+PARTIES_NAMED = 3
 GROUPS_KEPT, BRANCHES_FROM = 64, 6
 NATIVE_LINES = 60
+GROUPS_SHOWN = 10
+FRAMES_SHOWN_FIRST, FRAMES_SHOWN_LAST = 3, 12
+LINES_SHOWN, NATIVE_SHOWN = 60, 20
+_KERNEL_STACK_SHOWN = 4
+_MARKED = {
+    "odd": "not where the others wait",
+    "no-answer": "cannot go on, whatever the others wait for",
+    "mismatch": "in another collective than most",
+    "elsewhere": "elsewhere than most",
+    "overdue": "the time-out was its own",
+}
 _ADVICE = {
     ODD: "The others wait for it: its stack below shows its own location.",
     ELSEWHERE: "It is not where most ranks are; Python's stacks do not show what those wait for.",
@@ -36,27 +57,46 @@ _ADVICE = {
     MISMATCH: "Ranks took different paths through the script: check for a condition on the rank or on its data.",
     "stopped": "It was stopped from outside: by kill -STOP, a debugger or a suspended container.",
     "uninterruptible": "It waits in its node's kernel, mostly for a filesystem or a device: check dmesg there.",
+    "finished": "The others still wait for it, which had finished: ranks must take part in equally many collectives.",
     "ended": "It had ended while the others still waited for it: ranks must take part in equally many collectives.",
 }
 _LOCKED = (
     "A rank waits for the file `lock` in the build directory of a C++ extension. If no process builds it any more, "
     "remove it: find ${TORCH_EXTENSIONS_DIR:-~/.cache/torch_extensions} -name lock -delete"
 )
+_FINISHED = "If they wait for the rank that had finished: ranks must take part in equally many steps and collectives."
+_PARTIES = "They are at different places, and may wait for each other; where their paths part is shown below."
 _NO_SUSPECT = "All wait, and Python's stacks do not show for what: check the network and the devices of all nodes."
 
 Dict = dict[str, Any]
 
 
-def culprits(files: RoundFiles, hang: Failure) -> list[int]:
-    """Return the ranks whose output may explain a hang: the suspects', or the one whose time-out expired."""
-    suspects = triage(files.stacks.values()).suspects
-    return [group.ranks[0] for group in suspects[:1]] or [hang.rank]
+def is_first(hang: Failure, found: Sequence[FailedWorker]) -> bool:
+    """Whether the hang was the round's first failure: no primary failure precedes the expiry of its time-out.
+
+    A rank that raised an exception and then did not end makes the others hang.
+    """
+    time_ns = hang.time_ns
+    return not any(
+        not s.cause.cascade and s.time_ns is not None and time_ns is not None and s.time_ns < time_ns for s in found
+    )
 
 
-def hang_failure(
-    files: RoundFiles, hang: Failure, verdict: Triage, tails: Sequence[LogTail], step: int | None, cwd: str | None
-) -> Dict:
-    """Describe a hang as a first failure; the same keys as for a worker, and "hang"."""
+def without_hung(hang: Failure, found: Sequence[FailedWorker]) -> list[FailedWorker]:
+    """Return the failed workers without the hung one, which ftslurm ended."""
+    return [s for s in found if s.rank != hang.rank or s.kind == "exception"]
+
+
+def hang_failure(files: RoundFiles, hang: Failure, verdict: Triage, step: int | None, cwd: str | None) -> FirstFailure:
+    """Describe a hang as a first failure.
+
+    Args:
+        files: its round.
+        hang: the failure that its agent published.
+        verdict: of the ranks' stacks.
+        step: the last step of the round.
+        cwd: the working directory of its attempt.
+    """
     suspect = verdict.suspects[0] if verdict.suspects else None
     rank = suspect.ranks[0] if suspect else hang.rank
     node, worker = _worker_of(files, rank)
@@ -66,40 +106,69 @@ def hang_failure(
     cause = classify(Evidence(kind=HANG))
     name = node or (suspect.nodes[0] if suspect else hang.node)
     last_step = worker.progress.last_step if worker and worker.progress else None
-    failure: Dict = dict.fromkeys(FAILURE_KEYS)
-    return failure | {
-        "round": files.number,
-        "node": name,
-        "nodes": list(dict.fromkeys(n for group in verdict.suspects for n in group.nodes))[:8] or [name],
-        "host": next((n.host for n in files.nodes if n.node == name), None),
-        "rank": rank,
-        "local_rank": worker.local_rank if worker else None,
-        "time_ns": hang.time_ns,
-        "kind": HANG,
-        "core_dumped": False,
-        "step": next((s for s in (last_step, hang.step, step) if s is not None), None),
-        "cause": cause.name,
-        "title": cause.title,
-        "role": cause.role,
-        "advice": _advice(verdict) if files.stacks else cause.advice,
-        "what": _what(verdict, hang),
-        "where": location_of(frame.file, frame.line, frame.function, None, cwd) if frame else None,
-        "log": log_end(tails, None),
-        "signature": _signature(verdict, hang),
-        "same_as_rounds": [],
-        "ranks": ranges(suspect_ranks) if suspect_ranks else str(hang.rank),
-        "argv": [],
-        "evidence": ["state", *(["stacks"] if files.stacks else [])],
-        "evidence_lines": [],
-        "restart": cause.restart,
-        "hang": {
+    tails = next((files.tails[each] for each in (rank, hang.rank) if each in files.tails), ())
+    return FirstFailure(
+        round=files.number,
+        kind=HANG,
+        cause=cause,
+        what=_what(verdict, hang, dead_threads(files, verdict)),
+        signature=_signature(verdict, hang),
+        node=name,
+        nodes=tuple(dict.fromkeys(n for group in _named(verdict) for n in group.nodes))[:8] or (name,),
+        host=next((n.host for n in files.nodes if n.node == name), None),
+        rank=rank,
+        local_rank=worker.local_rank if worker else None,
+        ranks=ranges(suspect_ranks or (_all_ranks(verdict) if has_parties(verdict) else [hang.rank])),
+        time_ns=hang.time_ns,
+        step=next((s for s in (_step_at(files, rank), last_step, hang.step, step) if s is not None), None),
+        advice=_advice(verdict) if files.stacks else cause.advice,
+        where=location_of(frame.file, frame.line, frame.function, None, cwd) if frame else None,
+        log=log_end(tails, None),
+        evidence=("state", *(("stacks",) if files.stacks else ())),
+        hang={
             "rank": hang.rank,
             "node": hang.node,
             "message": hang.message,
             "since_ns": hang.since_ns,
-            "verdict": verdict.verdict,
+            "verdict": PARTIES if has_parties(verdict) else verdict.verdict,
         },
-    }
+    )
+
+
+def _step_at(files: RoundFiles, rank: int) -> int | None:
+    """Return a rank's step when the stacks were taken: while others are stopped, it may get further."""
+    found = files.stacks.get(rank)
+    return found.step if found is not None else None
+
+
+def has_parties(verdict: Triage) -> bool:
+    """Whether none of several ranks is the odd one: all at one place, or parties that may wait for each other."""
+    return not verdict.suspects and len(_all_ranks(verdict)) > 1
+
+
+def dead_threads(files: RoundFiles, verdict: Triage) -> str:
+    """Return which thread of a suspect an exception had ended, by its stderr; empty: none."""
+    for rank in dict.fromkeys([*(rank for group in verdict.suspects for rank in group.ranks), *files.tails]):
+        for tail in files.tails.get(rank, ()):
+            if tail.stream == "stderr" and "Exception in thread" in tail.text:
+                from ftslurm.failures import stderr_witness
+
+                for dead in stderr_witness.dead_threads(tail.text)[-1:]:
+                    place = f" at {_place_of(dead.frames[-1])}" if dead.frames else ""
+                    return f"thread {dead.thread} of rank {rank} died{place}: {dead.text}"
+    return ""
+
+
+def _place_of(frame: ExceptionFrame) -> str:
+    return f"{frame.file.rpartition('/')[2]}:{frame.line}"
+
+
+def _named(verdict: Triage) -> Sequence[Group]:
+    return verdict.groups if has_parties(verdict) else verdict.suspects
+
+
+def _all_ranks(verdict: Triage) -> list[int]:
+    return [rank for group in verdict.groups if group.activity is not None for rank in group.ranks]
 
 
 def whereabouts(files: RoundFiles, verdict: Triage, world: int | None) -> Dict | None:
@@ -107,10 +176,11 @@ def whereabouts(files: RoundFiles, verdict: Triage, world: int | None) -> Dict |
     if not files.stacks:
         return None
     ordered = [*verdict.suspects, *(group for group in verdict.groups if group not in verdict.suspects)]
-    missing = sorted(set(range(world or 0)) - set(files.stacks))
+    known = {rank for group in verdict.groups for rank in group.ranks}
+    missing = sorted(set(range(world or 0)) - known)
     return {
         "verdict": verdict.verdict,
-        "text": verdict.words,
+        "text": verdict.summary,
         "groups": [_group(files, group, suspect=group in verdict.suspects) for group in ordered[:GROUPS_KEPT]],
         "more_groups": max(0, len(ordered) - GROUPS_KEPT),
         "tree": [_branch(branch) for branch in tree(ordered[:BRANCHES_FROM])],
@@ -119,7 +189,8 @@ def whereabouts(files: RoundFiles, verdict: Triage, world: int | None) -> Dict |
 
 
 def _group(files: RoundFiles, group: Group, *, suspect: bool) -> Dict:
-    first = files.stacks[group.ranks[0]].stacks
+    known = files.stacks.get(group.ranks[0])
+    first = known.stacks if known is not None else Stacks(0)
     return {
         "ranks": ranges(group.ranks),
         "count": len(group.ranks),
@@ -147,14 +218,37 @@ def _frame(frame: Frame) -> str:
     return f'File "{frame.file}", line {frame.line}, in {frame.function}'
 
 
-def _what(verdict: Triage, hang: Failure) -> str:
-    """The description after "rank 412 on n51: "."""
+def _what(verdict: Triage, hang: Failure, dead: str = "") -> str:
+    """The description after "rank 412 on n51: "; ``dead``: what its own output adds."""
+    return "; ".join(part for part in (_place_and_others(verdict, hang, dead), finished_ranks(verdict)) if part)
+
+
+def finished_ranks(verdict: Triage) -> str:
+    """Return which ranks had finished, if they are no suspects: ``rank 1 had finished with exit code 0 at step 5``."""
+    done = [group for group in verdict.groups if has_finished(group) and group not in verdict.suspects]
+    named = [f"{those(group)} {describe(group)}" for group in done[:PARTIES_NAMED]]
+    return ", ".join(named) + (f", and {len(done) - PARTIES_NAMED} more" if len(done) > PARTIES_NAMED else "")
+
+
+def _place_and_others(verdict: Triage, hang: Failure, dead: str) -> str:
+    if has_parties(verdict):
+        parts = [group for group in verdict.groups if group.activity is not None]
+        if len(parts) == 1:
+            return f"hung {describe(parts[0])}{f': {dead}' if dead else ''}"
+        named = [f"{those(group)} {describe(group)}" for group in parts[:PARTIES_NAMED]]
+        more = len(parts) - PARTIES_NAMED
+        return f"hung: {', '.join(named)}{f', and {more} more places' if more > 0 else ''}"
     if not verdict.suspects:
-        return f"hung: {hang.message}"
+        return f"hung: {dead or hang.message}"
     suspect = verdict.suspects[0]
-    text = describe(suspect)
-    text = f"hung {text}" if suspect.problem is None else f"hung: {text}"
-    rest = [group for group in verdict.groups if group not in verdict.suspects]
+    text = f"{describe(suspect)}{_function(suspect)}"
+    if has_finished(suspect):
+        text = f"{text}, and is waited for"
+    else:
+        text = f"hung {text}" if suspect.problem is None else f"hung: {text}"
+    if dead:
+        return f"{text}: {dead}"
+    rest = [group for group in verdict.groups if group not in verdict.suspects and not has_finished(group)]
     if not rest:
         return text
     verb = (
@@ -164,13 +258,31 @@ def _what(verdict: Triage, hang: Failure) -> str:
     return f"{text}, while {count(rest[0])} {be} {describe(rest[0])}"
 
 
+def _function(group: Group) -> str:
+    """Return the user's function around a call that is shown by its own name (``time.sleep``), for it may be any."""
+    activity = group.activity
+    if activity is None or activity.place is None or group.parts_at is not None or "." not in activity.activity:
+        return ""
+    function = activity.place.function
+    return "" if function in ("", "<module>") else f" in {function}"
+
+
+def those(group: Group) -> str:
+    """``rank 3``, ``ranks 0-1``."""
+    return f"rank{'s' if len(group.ranks) > 1 else ''} {clip(ranges(group.ranks), 24)}"
+
+
 def _advice(verdict: Triage) -> str:
     if any(group.activity is not None and group.activity.activity == BUILD_LOCK for group in verdict.groups):
         return _LOCKED
+    if not verdict.suspects and finished_ranks(verdict):
+        return _FINISHED
     if verdict.verdict != NO_ANSWER:
         return (
             _ADVICE.get(verdict.verdict, _NO_SUSPECT)
             if verdict.suspects or verdict.verdict == MISMATCH
+            else _PARTIES
+            if has_parties(verdict) and len(verdict.groups) > 1
             else _NO_SUSPECT
         )
     problem = verdict.suspects[0].problem or ""
@@ -187,4 +299,70 @@ def _worker_of(files: RoundFiles, rank: int) -> tuple[str | None, Worker | None]
     return next(((n.node, w) for n in files.nodes for w in n.workers if w.rank == rank), (None, None))
 
 
-__all__ = ["culprits", "hang_failure", "whereabouts"]
+def whereabouts_text(entry: Json, style: Style) -> list[str]:
+    """One line for each group of ranks, suspects first; kernel facts of those whose stacks are missing."""
+    where = entry["whereabouts"]
+    if where is None:
+        return []
+    groups = where["groups"][:GROUPS_SHOWN]
+    rows = [(ranks_of(g["ranks"], g["count"], g["nodes"], g["node_count"]), g) for g in groups]
+    width = min(max((len(name) for name, _ in rows), default=0), 30)
+    column = replace(style, width=style.width - width - 4)
+    lines = [style.section(f"where the ranks of round {entry['round']} were")]
+    for name, group in rows:
+        mark = "*" if group["suspect"] else " "
+        wrapped = column.wrapped(safe(group["text"]), "", "")
+        lines += [f" {mark}{clip(name, width):<{width}}  {wrapped[0] if wrapped else '?'}"]
+        lines += [f"  {'':<{width}}  {more}" for more in wrapped[1:]]
+        lines += [style.line(f"  {fact}") for fact in _facts(group["facts"])] if group["suspect"] else []
+    left_out = len(where["groups"]) - GROUPS_SHOWN + where["more_groups"]
+    lines += [f"  {plural(left_out, 'more location')} (see --json)"] if left_out > 0 else []
+    missing = where["missing"]
+    if missing is not None:
+        lines.append(style.line(f"no stacks were collected of {plural(missing['count'], 'rank')} ({missing['ranks']})"))
+    if any(group["suspect"] for group in groups):
+        lines.append(f"  *: {_MARKED[where['verdict']]}")
+    else:
+        lines.append("  none of them is a suspect")
+    return lines
+
+
+def stacks_text(entry: Json, style: Style) -> list[str]:
+    """The stacks as a tree: common frames once, then the branches; finally py-spy's frames."""
+    where = entry["whereabouts"]
+    if where is None:
+        return []
+    lines: list[str] = []
+    for branch in where["tree"]:
+        _draw(branch, 1, lines, style)
+    left_out = len(lines) - LINES_SHOWN
+    if left_out > 1:
+        lines[LINES_SHOWN:] = [f"  ... {left_out} lines left out (see --json) ..."]
+    if lines:
+        lines.insert(0, style.section("their stacks, innermost call last"))
+    for group in where["groups"]:
+        if group["native"]:
+            name = f"native frames of {ranks_of(group['ranks'], group['count'], [], 0)} (py-spy)"
+            native = [safe(line) for line in group["native"][:NATIVE_SHOWN]]
+            lines += [*([""] if lines else []), style.section(name), *style.quoted(native, "  | ")]
+    return lines
+
+
+def _draw(branch: Json, depth: int, lines: list[str], style: Style) -> None:
+    indent = "  " * depth
+    lines.append(clip(f"{indent}{ranks_of(branch['ranks'], branch['count'], [], 0)}", style.width))
+    frames = [safe(frame) for frame in branch["frames"]]
+    left_out = len(frames) - FRAMES_SHOWN_FIRST - FRAMES_SHOWN_LAST
+    if left_out > 1:
+        frames[FRAMES_SHOWN_FIRST:-FRAMES_SHOWN_LAST] = [f"... {left_out} frames left out ..."]
+    lines += style.quoted(frames, f"{indent}  ")
+    for child in branch["children"]:
+        _draw(child, depth + 1, lines, style)
+
+
+def _facts(facts: Json) -> list[str]:
+    lines = []
+    for key, value in facts.items():
+        if key in ("State", "wchan", "syscall", "stack"):
+            lines += [f"{safe(key)}: {safe(line)}" for line in str(value).splitlines()[:_KERNEL_STACK_SHOWN]]
+    return lines

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from ftslurm.dataclasses import dataclass, replace
+from ftslurm.failures.catalogue import GPU, NETWORK
 from ftslurm.failures.causes import Evidence, classify
-from ftslurm.health.node_health import Health, HealthFinding
-from ftslurm.health.verdict import FAIL, SEVERITY
-from ftslurm.rendezvous.exclusion import repeat_offenders
-from ftslurm.report.evidence import FAILURE_KEYS
-from ftslurm.report.facts import Failure, NodeRecordFacts, RoundFiles, Snapshot
+from ftslurm.records.health import FAIL, SEVERITY, Health, HealthFinding
+from ftslurm.rendezvous.exclusion import failed_repeatedly
+from ftslurm.report.facts import Clocks, NodeRecordFacts, RoundFiles, Snapshot
 from ftslurm.report.failed_worker import FailedWorker
-from ftslurm.report.wording import brief, count, duration, ranges, safe
+from ftslurm.report.first_failure import FirstFailure
+from ftslurm.report.wording import brief
+from ftslurm.text import duration, plural, ranges, safe
 
 FINDINGS_KEPT, NODES_KEPT, LEFT_OUT_KEPT = 256, 8, 256
 AFTERWARDS_S = 300.0
@@ -23,16 +24,12 @@ PROOFS_KEPT = 4
 OF_THE_FAILURE = "failure"
 """A finding that the agent derived from the failure itself (`ftslurm.agent.health_gate`): no new evidence."""
 
-_GPU, _NIC = ("gpu-", "amd-"), ("nic-",)
+_GPU_CHECKS, _NIC_CHECKS = ("gpu-", "amd-"), ("nic-",)
 _GPU_NUMBER = re.compile(r"GPU (\d{1,3})(?![\d:])")
-_ON_ONE_GPU = (
-    "cuda-access", "cuda-launch", "cuda-error", "gpu-missing", "gpu-busy", "segfault", "bus-error", "abort",
-    "illegal-instruction", "signal",
-)  # fmt: skip
-"""Causes that only name a symptom of broken hardware; a more specific failure keeps its own cause."""
-_BETWEEN_NODES = ("nccl", "nccl-timeout", "nccl-abort", "peer-reset", "collective-timeout")
 
 Dict = dict[str, Any]
+Attempted: TypeAlias = "tuple[str | None, Sequence[tuple[int, Sequence[str]]]]"
+"""An attempt's name, None before the first round, and its rounds, each with its number and nodes."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +39,12 @@ class NodeFinding:
     node: str
     finding: HealthFinding
     round: int | None
+
+
+def has_sick_device(snapshot: Snapshot, number: int) -> bool:
+    """Return whether a check of a GPU or a network device failed in a round: ranks elsewhere may have waited for it."""
+    found = (each.finding for each in findings(snapshot, number))
+    return any(each.status == FAIL and each.check.startswith((*_GPU_CHECKS, *_NIC_CHECKS)) for each in found)
 
 
 def findings(snapshot: Snapshot, number: int | None = None) -> list[NodeFinding]:
@@ -88,13 +91,13 @@ def explained(snapshot: Snapshot, files: RoundFiles, worker: FailedWorker) -> Fa
     return replace(worker, cause=row, what=f"{reason.line()} ({brief(worker.what)})", lines=lines)
 
 
-def proofs(snapshot: Snapshot, number: int, failure: Dict) -> list[str]:
-    """Return the failed checks of a hung or lost node as evidence, as text."""
-    node, time_ns = failure["node"], failure["time_ns"]
-    failed = _failed_checks(snapshot, number, node, time_ns) if node is not None else []
+def with_proofs(snapshot: Snapshot, failure: FirstFailure) -> FirstFailure:
+    """Return the failure of a hung or lost node with its failed checks as evidence."""
+    node, time_ns = failure.node, failure.time_ns
+    failed = _failed_checks(snapshot, failure.round, node, time_ns) if node is not None else []
     # The time of a node's loss is by the coordinator's clock.
-    at_ns = time_ns if failure["rank"] is not None else None
-    return [_proof(each, at_ns) for each in failed[:PROOFS_KEPT]]
+    at_ns = time_ns if failure.rank is not None else None
+    return replace(failure, lines=(*(_proof(each, at_ns) for each in failed[:PROOFS_KEPT]), *failure.lines))
 
 
 def _failed_checks(snapshot: Snapshot, number: int, node: str, time_ns: int | None) -> list[HealthFinding]:
@@ -104,10 +107,10 @@ def _failed_checks(snapshot: Snapshot, number: int, node: str, time_ns: int | No
 
 
 def _explains(finding: HealthFinding, worker: FailedWorker, *, alone: bool) -> bool:
-    cause = worker.cause.name
-    if cause in _BETWEEN_NODES:
-        return _of_gpu(finding) or finding.check.startswith(_NIC)
-    if cause not in _ON_ONE_GPU or not _of_gpu(finding):
+    symptom_of = worker.cause.symptom_of
+    if symptom_of == NETWORK:
+        return _of_gpu(finding) or finding.check.startswith(_NIC_CHECKS)
+    if symptom_of != GPU or not _of_gpu(finding):
         return False
     number = _GPU_NUMBER.match(finding.subject)
     # Another rank's GPU is no reason; the only rank of a node may use them all.
@@ -116,7 +119,7 @@ def _explains(finding: HealthFinding, worker: FailedWorker, *, alone: bool) -> b
 
 def _of_gpu(finding: HealthFinding) -> bool:
     # Findings of the kernel's log are about GPUs too.
-    return finding.check.startswith(_GPU) or finding.subject.startswith("GPU ")
+    return finding.check.startswith(_GPU_CHECKS) or finding.subject.startswith("GPU ")
 
 
 def _proof(finding: HealthFinding, time_ns: int | None) -> str:
@@ -129,17 +132,16 @@ def _proof(finding: HealthFinding, time_ns: int | None) -> str:
     return f"{text} ({finding.check}, {when})"
 
 
-def health_report(snapshot: Snapshot, rounds: Sequence[Dict], focus: int | None) -> Dict:
-    """Return the report's ``health``; see `ftslurm.report.analysis` for the keys.
+def health_report(snapshot: Snapshot, clocks: Clocks, newest: Attempted, failure: FirstFailure | None) -> Dict:
+    """Return the report's ``health``; see `docs/report-schema.md` for the keys.
 
     Args:
         snapshot: the run directory.
-        rounds: as in the report.
-        focus: the round whose first failure the findings are related to.
+        clocks: the nodes' clocks.
+        newest: the newest attempt's rounds.
+        failure: the first failure that the findings are related to.
     """
-    entry = next((each for each in rounds if each["round"] == focus), None)
-    failure = entry["first_failure"] if entry is not None else None
-    involved = set(failure["nodes"] or ()) if failure is not None else set()
+    involved = set(failure.nodes) if failure is not None else set()
     groups: dict[tuple[object, ...], list[NodeFinding]] = {}
     for found in findings(snapshot):
         finding = found.finding
@@ -147,9 +149,9 @@ def health_report(snapshot: Snapshot, rounds: Sequence[Dict], focus: int | None)
         own = found.node if found.node in involved else None
         key = own, finding.check, finding.status, finding.subject, finding.text
         groups.setdefault(key, []).append(found)
-    entries = [_group(snapshot, focus, group, failure, of_failure=key[0] is not None) for key, group in groups.items()]
+    entries = [_group(clocks, group, failure, of_failure=key[0] is not None) for key, group in groups.items()]
     entries.sort(key=lambda each: (not each["of_failure"], -SEVERITY.index(each["status"]), each["since_ns"]))
-    left_out = _left_out(snapshot, rounds)
+    left_out = _left_out(snapshot, newest)
     return {
         "nodes": sum(record.health is not None for record in snapshot.nodes),
         "findings": entries[:FINDINGS_KEPT],
@@ -159,9 +161,7 @@ def health_report(snapshot: Snapshot, rounds: Sequence[Dict], focus: int | None)
     }
 
 
-def _group(
-    snapshot: Snapshot, number: int | None, group: Sequence[NodeFinding], failure: Dict | None, *, of_failure: bool
-) -> Dict:
+def _group(clocks: Clocks, group: Sequence[NodeFinding], failure: FirstFailure | None, *, of_failure: bool) -> Dict:
     first = min(group, key=lambda found: found.finding.since_ns)
     finding = first.finding
     known = [found.round for found in group if found.round is not None]
@@ -177,17 +177,17 @@ def _group(
         "since_ns": finding.since_ns,
         "round": max(known, default=None),
         "of_failure": of_failure,
-        "relation": _relation(snapshot, number, first, failure) if failure is not None and number is not None else None,
+        "relation": _relation(clocks, first, failure) if failure is not None else None,
     }
 
 
-def _relation(snapshot: Snapshot, number: int, found: NodeFinding, failure: Dict) -> Dict | None:
+def _relation(clocks: Clocks, found: NodeFinding, failure: FirstFailure) -> Dict | None:
     """Order a finding relative to a failure, as far as the two nodes' clocks allow."""
-    if failure["time_ns"] is None or failure["node"] is None:
+    if failure.time_ns is None or failure.node is None:
         return None
-    clocks, since_ns = snapshot.clocks, found.finding.since_ns
-    doubt = clocks.between(number, (found.node, since_ns), (failure["node"], failure["time_ns"]))
-    before_ns = clocks.comparable_ns(number, failure["node"], failure["time_ns"])
+    number, since_ns = failure.round, found.finding.since_ns
+    doubt = clocks.between(number, (found.node, since_ns), (failure.node, failure.time_ns))
+    before_ns = clocks.comparable_ns(number, failure.node, failure.time_ns)
     before_ns -= clocks.comparable_ns(number, found.node, since_ns)
     if abs(before_ns) <= doubt.ns:
         text = f"at about the same time as {_event(failure)}"
@@ -196,28 +196,28 @@ def _relation(snapshot: Snapshot, number: int, found: NodeFinding, failure: Dict
     return {"before_s": before_ns / 1e9, "uncertainty_s": doubt.ns / 1e9, "text": text}
 
 
-def _event(failure: Dict) -> str:
-    if failure["rank"] is None:
-        return f"{safe(failure['node'])} was lost"
-    return f"rank {failure['rank']} {'hung' if failure['hang'] is not None else 'failed'}"
+def _event(failure: FirstFailure) -> str:
+    if failure.rank is None:
+        return f"{safe(failure.node or '?')} was lost"
+    return f"rank {failure.rank} {'hung' if failure.hang is not None else 'failed'}"
 
 
-def _left_out(snapshot: Snapshot, rounds: Sequence[Dict]) -> list[Dict]:
+def _left_out(snapshot: Snapshot, newest: Attempted) -> list[Dict]:
     """Return the nodes that took no part in rounds because they were unhealthy or excluded, with reasons."""
-    newest = rounds[-1]["attempt"] if rounds else None
-    records = [record for record in snapshot.nodes if newest is None or record.attempt == newest]
-    rounds_of_attempt = [(each["round"], set(each["nodes"])) for each in rounds if each["attempt"] == newest]
+    name, rounds = newest
+    records = [record for record in snapshot.nodes if name is None or record.attempt == name]
     lost = {each.node for each in (snapshot.state.lost if snapshot.state else ())}
     entries = []
-    repeatedly = _repeatedly_failed(snapshot)
+    after = snapshot.attempt.exclude_after if snapshot.attempt is not None else 0
+    repeatedly = failed_repeatedly(snapshot.state.history, after) if snapshot.state is not None else {}
     records = [
         record
         for record in records
         if record.unhealthy is not None or record.excluded is not None or record.node in repeatedly
     ]
     for record in sorted(records, key=lambda each: each.node):
-        part = [number for number, nodes in rounds_of_attempt if record.node in nodes]
-        without = [number for number, nodes in rounds_of_attempt if record.node not in nodes]
+        part = [number for number, nodes in rounds if record.node in nodes]
+        without = [number for number, nodes in rounds if record.node not in nodes]
         later = [number for number in without if number > max(part, default=0)]
         if record.unhealthy is not None:
             entries.append(_left_out_entry(record, "unhealthy", later, record.unhealthy))
@@ -236,25 +236,12 @@ def _left_out_entry(record: NodeRecordFacts, kind: str, numbers: Sequence[int], 
     return {"node": record.node, "kind": kind, "rounds": list(numbers), "why": why, "text": text}
 
 
-def _repeatedly_failed(snapshot: Snapshot) -> dict[str, str]:
-    """Return the nodes that the run excluded for repeated first failures, with a text."""
-    history = snapshot.state.history if snapshot.state else ()
-    failures = [entry.failure for entry in history if entry.failure is not None and entry.failure.blame]
-    after = snapshot.attempt.exclude_after if snapshot.attempt is not None else 0
-    by_node: dict[str, list[Failure]] = {}
-    for failure in failures:
-        by_node.setdefault(failure.node, []).append(failure)
-    return {
-        node: f"first to fail in {count(len(own), 'round')}, last: rank {own[-1].rank}: {brief(own[-1].message)}"
-        for node, own in by_node.items()
-        if node in repeat_offenders([(failure.rank, failure.node) for failure in failures], after)
-    }
+def refused(snapshot: Snapshot, number: int) -> FirstFailure | None:
+    """Describe as a failure without a rank that too few nodes were healthy for a round; None: another reason.
 
-
-def refused(snapshot: Snapshot, rounds: Sequence[Dict]) -> Dict | None:
-    """Describe as a cause that too few nodes were healthy for a round; the same keys as for a worker, without a rank.
-
-    None if there was another reason.
+    Args:
+        snapshot: the run directory.
+        number: the last round; 0: there was none.
     """
     closed = snapshot.state.closed if snapshot.state else None
     unhealthy = sorted(
@@ -263,31 +250,20 @@ def refused(snapshot: Snapshot, rounds: Sequence[Dict]) -> Dict | None:
     if closed is None or closed.outcome != "failed" or not unhealthy or " unhealthy: " not in closed.reason:
         return None
     records = [f"{record.node}: {record.unhealthy}" for record in unhealthy]
-    more = f" (and {count(len(unhealthy) - 1, 'more node')})" if len(unhealthy) > 1 else ""
+    more = f" (and {plural(len(unhealthy) - 1, 'more node')})" if len(unhealthy) > 1 else ""
     evidence = Evidence(kind="health-check", message=f"{unhealthy[0].unhealthy}{more}")
-    cause = classify(evidence, snapshot.causes)
-    failure: Dict = dict.fromkeys(FAILURE_KEYS)
-    return failure | {
-        "round": rounds[-1]["round"] if rounds else 0,
-        "node": unhealthy[0].node,
-        "nodes": [record.node for record in unhealthy[:NODES_KEPT]],
-        "time_ns": closed.time_ns,
-        "kind": "health-check",
-        "core_dumped": False,
-        "cause": cause.name,
-        "title": cause.title,
-        "role": cause.role,
-        "advice": cause.advice,
-        "restart": cause.restart,
-        "what": f"was refused by its health check: {evidence.message}",
-        "signature": "health-check",
-        "same_as_rounds": [],
-        "argv": [],
-        "evidence": ["nodes", "state"],
-        "evidence_lines": [f"health: {safe(each)}" for each in records[:NODES_KEPT]],
-        "uncertainty_s": None,
-        "clock": None,
-    }
+    return FirstFailure(
+        round=number,
+        kind="health-check",
+        cause=classify(evidence, snapshot.causes),
+        what=f"was refused by its health check: {evidence.message}",
+        signature="health-check",
+        node=unhealthy[0].node,
+        nodes=tuple(record.node for record in unhealthy[:NODES_KEPT]),
+        time_ns=closed.time_ns,
+        evidence=("nodes", "state"),
+        lines=tuple(f"health: {safe(each)}" for each in records[:NODES_KEPT]),
+    )
 
 
-__all__ = ["NodeFinding", "explained", "findings", "health_report", "proofs", "refused"]
+__all__ = ["NodeFinding", "explained", "findings", "health_report", "refused", "with_proofs"]

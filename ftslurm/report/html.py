@@ -8,43 +8,51 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from ftslurm.failures.record_summary import is_library
 from ftslurm.report.accounting import hours, percent
-from ftslurm.report.defects import defect_lines
-from ftslurm.report.finding import nodes_of
-from ftslurm.report.hang_sections import ranks
-from ftslurm.report.headline import cost_of, headline
-from ftslurm.report.html_style import CSS
-from ftslurm.report.html_timeline import grid, strip
-from ftslurm.report.markup import esc, folded, link, row, table, tag
-from ftslurm.report.rank_text import failed, rank_page
+from ftslurm.report.html_elements import (
+    LINE_WIDTH,
+    block,
+    branch,
+    esc,
+    folded,
+    grid,
+    link,
+    row,
+    strip,
+    table,
+    tag,
+    traceback_lines,
+)
 from ftslurm.report.sections import (
-    TRACEBACK_HEAD,
-    TRACEBACK_TAIL,
     clocks,
+    defect_lines,
     ended,
+    failed,
     other_ranks,
     others_title,
+    rank_page,
     slow_ranks,
     took,
 )
-from ftslurm.report.style import Json, Style
-from ftslurm.report.wording import clip, count, duration, names, safe, safe_lines
+from ftslurm.report.stopped import is_interrupted
+from ftslurm.report.text import headline
+from ftslurm.report.wording import Json, Style, cost_of, nodes_of, rank_of, ranks_of
+from ftslurm.text import clip, duration, names, plural, safe, size
 
-LINE_WIDTH, TITLE_WIDTH = 2000, 400
+TITLE_WIDTH = 400
 # The page of a run of a thousand rounds must still open: only the newest ones are shown.
 ROUNDS_SHOWN, DETAILS_SHOWN = 200, 24
 PROBLEMS_SHOWN, GROUPS_SHOWN, TREE_LINES = 50, 40, 400
 
-_FRAME = re.compile(r'( *File ")([^"]*)(", line \d+.*)')
+_CSS = Path(__file__).with_name("page.css").read_text(encoding="utf-8").strip()
 _POLICY = (
     "default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'sha256-"
-    + base64.b64encode(hashlib.sha256(CSS.encode()).digest()).decode()
+    + base64.b64encode(hashlib.sha256(_CSS.encode()).digest()).decode()
     + "'"
 )
 
@@ -69,15 +77,18 @@ def render(report: Json, *, page_directory: str | None = None, zone: Callable[[f
         parts += [page.evidence(focus), page.whereabouts(focus), page.failed(), page.others(focus)]
     parts += [page.health(), page.slow()]
     parts += [page.nodes(), page.rounds(focus), page.problems(), page.run()]
-    title = clip(safe(report["summary"]), 120)
+    inner = "\n".join(part for part in parts if part)
+    return document(clip(safe(report["summary"]), 120), f"{inner}\n{page.foot()}")
+
+
+def document(title: str, inner: str) -> str:
+    """Return a whole page: `title` is foreign text, `inner` HTML."""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{esc(_POLICY)}">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         '<meta name="referrer" content="no-referrer"><meta name="color-scheme" content="light dark">'
-        f"<title>{esc(title)}</title>\n<style>{CSS}</style></head>\n<body><main>\n"
-        + "\n".join(part for part in parts if part)
-        + f"\n{page.foot()}\n</main></body></html>\n"
+        f"<title>{esc(title)}</title>\n<style>{_CSS}</style></head>\n<body><main>\n{inner}\n</main></body></html>\n"
     )
 
 
@@ -97,7 +108,8 @@ class _Page:
         heading = first.removeprefix(run_id).lstrip(": ").removeprefix("FAILED").lstrip(": ")
         heading = heading[:1].upper() + heading[1:] if report["status"] != "failed" else heading
         paragraphs = "".join(_answer_line(line) for line in lines)
-        top = tag("span", esc(report["status"].upper()), class_="badge") + tag("span", esc(run_id), class_="id mono")
+        badge = "interrupted" if is_interrupted(report) else report["status"]
+        top = tag("span", esc(badge.upper()), class_="badge") + tag("span", esc(run_id), class_="id mono")
         if report["started_ns"] is not None:
             top += tag("span", esc(f"started {self.style.date(report['started_ns'], '%Y-%m-%d %H:%M:%S %Z')}"))
         if report["ended_ns"] is not None:
@@ -120,14 +132,14 @@ class _Page:
             tiles.append((duration(lost), f"lost to failures and waiting{wasted}"))
         if report["rounds"]:
             last = report["rounds"][-1]
-            world = "" if last["world_size"] is None else f"{count(last['world_size'], 'rank')} in the last round"
-            tiles.append((count(len(last["nodes"]), "node"), world))
+            world = "" if last["world_size"] is None else f"{plural(last['world_size'], 'rank')} in the last round"
+            tiles.append((plural(len(last["nodes"]), "node"), world))
             restarts = report["restarts_used"], report["max_restarts"]
             detail = "" if None in restarts else f"{restarts[0]} of {restarts[1]} restarts used"
-            tiles.append((count(len(report["rounds"]), "round"), detail))
+            tiles.append((plural(len(report["rounds"]), "round"), detail))
         if report["last_step"] is not None:
             repeated = report["cost"]["steps_repeated"]
-            detail = f"the last one; {count(repeated, 'step')} repeated" if repeated else "the last one"
+            detail = f"the last one; {plural(repeated, 'step')} repeated" if repeated else "the last one"
             tiles.append((f"step {report['last_step']}", detail))
         inner = (tag("div", f"<b>{esc(b)}</b><span>{esc(text)}</span>", class_="tile") for b, text in tiles)
         return tag("div", "".join(inner), class_="tiles") if tiles else ""
@@ -147,15 +159,15 @@ class _Page:
         text = failure["traceback"] or failure["stacks"]
         if text:
             kind = "Traceback" if failure["traceback"] else "Stacks"
-            inner += tag("h3", f"{kind} of rank {failure['rank']}") + tag("pre", _traceback(text), tabindex=0)
+            inner += tag("h3", f"{kind} of {rank_of(failure)}") + tag("pre", traceback_lines(text), tabindex=0)
         end = failure["log"]
         if end is not None:
             without = ", traceback left out" if failure["traceback"] and end["stream"] == "stderr" else ""
             shown = clip(safe(end["path"]).removeprefix(safe(self.report["run"]["directory"]).rstrip("/") + "/"), 300)
             title = f"The end of its {esc(end['stream'])}{without}: {link(end['path'], shown, self.directory)}"
-            size = tag("span", f" ({_bytes(end['size'])})", class_="dim")
+            length = tag("span", f" ({size(end['size'])})", class_="dim")
             lines = "\n".join(esc(line).rstrip() for line in end["lines"])
-            inner += tag("h3", title + size) + tag("pre", lines, tabindex=0)
+            inner += tag("h3", title + length) + tag("pre", lines, tabindex=0)
         return inner
 
     def whereabouts(self, entry: Json) -> str:
@@ -165,9 +177,9 @@ class _Page:
             return ""
         rows = []
         for group in where["groups"][:GROUPS_SHOWN]:
-            group_ranks = esc(ranks(group["ranks"], group["count"], [], 0))
+            group_ranks = esc(ranks_of(group["ranks"], group["count"], [], 0))
             label = ' <span class="tag">suspect</span>' if group["suspect"] else ""
-            nodes = names(group["nodes"]) if group["node_count"] <= 4 else count(group["node_count"], "node")
+            nodes = names(group["nodes"]) if group["node_count"] <= 4 else plural(group["node_count"], "node")
             facts = "".join(tag("div", esc(f"{k}: {v}"[:500]), class_="dim mono") for k, v in group["facts"].items())
             if group["native"]:
                 native = "\n".join(esc(line) for line in group["native"])
@@ -177,13 +189,13 @@ class _Page:
         left_out = max(0, len(where["groups"]) - GROUPS_SHOWN) + where["more_groups"]
         inner = tag("p", esc(where["text"])) if where["text"] else ""
         inner += table(["ranks", "nodes", "where"], rows, label="Where the ranks were")
-        inner += tag("p", f"{count(left_out, 'more location')} in report.json") if left_out else ""
+        inner += tag("p", f"{plural(left_out, 'more location')} in report.json") if left_out else ""
         missing = where["missing"]
         if missing is not None:
             group_ranks = esc(clip(missing["ranks"], 200))
-            inner += tag("p", f"No stacks were collected of {count(missing['count'], 'rank')} ({group_ranks}).")
+            inner += tag("p", f"No stacks were collected of {plural(missing['count'], 'rank')} ({group_ranks}).")
         lines_left = [TREE_LINES]
-        tree = "".join(_branch(branch, lines_left) for branch in where["tree"])
+        tree = "".join(branch(node, lines_left) for node in where["tree"])
         if tree:
             inner += tag("h3", "Their stacks, innermost call last") + tag("div", tree, class_="tree", tabindex=0)
         return tag("section", tag("h2", f"Where the ranks of round {entry['round']} were") + inner)
@@ -195,12 +207,12 @@ class _Page:
         first, *blocks = rank_page(self.report, self.style)
         paragraphs = "".join(tag("p", esc(line)) for line in first[1:])
         return tag(
-            "section", tag("h2", esc(first[0])) + paragraphs + "".join(_block(block) for block in blocks if block)
+            "section", tag("h2", esc(first[0])) + paragraphs + "".join(block(lines) for lines in blocks if lines)
         )
 
     def failed(self) -> str:
         """All failed ranks in full, if requested."""
-        inner = "".join(_block(block) for block in failed(self.report, self.style) if block)
+        inner = "".join(block(lines) for lines in failed(self.report, self.style) if lines)
         return tag("section", tag("h2", "All that failed") + inner) if inner else ""
 
     def others(self, entry: Json) -> str:
@@ -225,10 +237,10 @@ class _Page:
             rows.append(line.replace("<tr>", '<tr class="suspect">', 1) if each["of_failure"] else line)
         more = len(found["findings"]) - len(rows) + found["more"]
         inner = table(["node", "finding", "first seen"], rows, label="Health of the nodes")
-        inner += tag("p", f"{count(more, 'more finding')} in report.json") if more > 0 else ""
+        inner += tag("p", f"{plural(more, 'more finding')} in report.json") if more > 0 else ""
         out = "".join(tag("li", esc(clip(each["text"], LINE_WIDTH))) for each in found["left_out"][:PROBLEMS_SHOWN])
         more = len(found["left_out"]) - PROBLEMS_SHOWN + found["more_left_out"]
-        out += tag("li", f"and {count(more, 'more node')} in report.json") if more > 0 else ""
+        out += tag("li", f"and {plural(more, 'more node')} in report.json") if more > 0 else ""
         inner += tag("ul", out, class_="proofs") if out else ""
         return tag("section", tag("h2", "Health of the nodes") + inner) if inner else ""
 
@@ -238,7 +250,7 @@ class _Page:
         lines = [row(*map(esc, each)) for each in rows[:GROUPS_SHOWN]]
         inner = table(["rank", "a step takes", "for the others"], lines, label=title)
         more = len(rows) - GROUPS_SHOWN
-        inner += tag("p", f"{count(more, 'more rank')} in report.json") if more > 0 else ""
+        inner += tag("p", f"{plural(more, 'more rank')} in report.json") if more > 0 else ""
         return tag("section", tag("h2", esc(title[:1].upper() + title[1:])) + inner) if inner else ""
 
     def timeline(self) -> str:
@@ -264,7 +276,7 @@ class _Page:
         if not inner:
             return ""
         older = len(rounds) - len(shown)
-        note = tag("p", f"{count(older, 'older round')} in report.json") if older else ""
+        note = tag("p", f"{plural(older, 'older round')} in report.json") if older else ""
         again = "".join(tag("li", esc(each["text"])) for each in self.report["repeats"][:12])
         again = tag("ul", again, class_="proofs") if again else ""
         return tag("section", tag("h2", "Rounds") + again + inner + note)
@@ -283,10 +295,10 @@ class _Page:
             more += tag("p", f"<b>Hint:</b> {esc(failure['advice'])}") if failure["advice"] and more else ""
             text += folded("evidence", more) if more else ""
         steps = "" if entry["first_step"] is None else f"{entry['first_step']}-{entry['last_step']}"
-        world = "" if entry["world_size"] is None else count(entry["world_size"], "rank")
+        world = "" if entry["world_size"] is None else plural(entry["world_size"], "rank")
         started = tag("div", esc(self.style.date(entry["started_ns"])))
         started += tag("div", esc(clip(entry["attempt"] or "?", 40)), class_="dim") if attempts else ""
-        size = tag("div", count(len(entry["nodes"]), "node")) + tag("div", world, class_="dim")
+        size = tag("div", plural(len(entry["nodes"]), "node")) + tag("div", world, class_="dim")
         cells = [started, esc(duration(took(entry, self.report))), size, steps]
         cells += [_span(spent.get("productive_s")), _span(spent.get("lost_s"))]
         return tag(
@@ -316,7 +328,7 @@ class _Page:
         more = len(found) - PROBLEMS_SHOWN
         inner += tag("p", f"and {more} more in report.json") if more > 0 else ""
         if self.report["skipped_rounds"]:
-            older = count(self.report["skipped_rounds"], "older round")
+            older = plural(self.report["skipped_rounds"], "older round")
             inner += tag("p", f"The files of {older} were not read (ftslurm report --round N reads them).")
         return tag("section", tag("h2", "What is missing or could not be read") + inner) if inner else ""
 
@@ -358,62 +370,10 @@ def _answer_line(line: str) -> str:
     return tag("p", esc(clip(text, TITLE_WIDTH)), class_="deeper" if line.startswith("    ") else None)
 
 
-def _block(lines: Sequence[str]) -> str:
-    """A block of the text report, its first line as the title."""
-    title, *rest = lines
-    if not rest:
-        return tag("p", esc(title))
-    indent = min((len(line) - len(line.lstrip(" ")) for line in rest if line.strip()), default=0)
-    return tag("h3", esc(title)) + tag("pre", "\n".join(esc(line[indent:]) for line in rest), tabindex=0)
-
-
-def _traceback(text: str) -> str:
-    """A traceback's lines: the user's own places stand out, those of libraries step back."""
-    lines = safe_lines(text.rstrip("\n"))
-    left_out = len(lines) - TRACEBACK_HEAD - TRACEBACK_TAIL
-    if left_out > 1:
-        lines[TRACEBACK_HEAD:-TRACEBACK_TAIL] = [f"  ... {left_out} lines left out ..."]
-    lines = [clip(line, LINE_WIDTH) for line in lines]
-    shown = [_frame(line) for line in lines]
-    if lines and not lines[-1].startswith(" "):
-        shown[-1] = f"<b>{esc(lines[-1])}</b>"
-    return "\n".join(shown)
-
-
-def _frame(line: str) -> str:
-    place = _FRAME.fullmatch(line)
-    if place is None:
-        return esc(line)
-    if is_library(place[2]):
-        return f'<span class="dim">{esc(line)}</span>'
-    return f"{esc(place[1])}<strong>{esc(place[2])}</strong>{esc(place[3])}"
-
-
-def _branch(branch: Json, lines_left: list[int]) -> str:
-    """A branch of the tree of stacks; ``room`` counts down the lines that may still be shown."""
-    if lines_left[0] <= 0:
-        return ""
-    frames = branch["frames"][-lines_left[0] :]
-    lines_left[0] -= 1 + len(frames)
-    heading = tag("div", esc(ranks(branch["ranks"], branch["count"], [], 0)), class_="ranks")
-    lines = "\n".join(_frame(clip(safe(frame), LINE_WIDTH)) for frame in frames)
-    inner = heading + (tag("div", lines, class_="mono") if lines else "")
-    return tag("div", inner + "".join(_branch(child, lines_left) for child in branch["children"]), class_="branch")
-
-
 def _span(seconds: float | None) -> str:
     if seconds is None:
         return '<span class="dim">?</span>'
     return duration(seconds) if seconds >= 0.05 else "0"
-
-
-def _bytes(size: int) -> str:
-    value, unit = float(size), "bytes"
-    for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
-        if value < 1024 or unit == "TiB":
-            break
-        value /= 1024
-    return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
 
 
 __all__ = ["render"]

@@ -1,17 +1,22 @@
-"""Lost nodes of a round: which, whether they were the first failure, and their description (pure)."""
+"""Lost and unreachable nodes, and missing records: whether that was a first failure, and descriptions (pure).
+
+Missing records are reported so that missing data is not taken for success.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ftslurm.dataclasses import replace
-from ftslurm.failures.causes import PRIMARY, Evidence, classify, describe
+from ftslurm.failures.causes import Evidence, classify, describe
 from ftslurm.failures.retryability import unanswered
-from ftslurm.report.evidence import FAILURE_KEYS
+from ftslurm.records.state import UNREACHABLE
 from ftslurm.report.facts import Failure, History, LostNode, NodeRecordFacts, RoundFiles, Snapshot
 from ftslurm.report.failed_worker import FailedWorker
-from ftslurm.report.wording import ranges
+from ftslurm.report.first_failure import FirstFailure
+from ftslurm.report.root_cause import history_of, round_files
+from ftslurm.report.selection import final
+from ftslurm.text import duration, names, plural, ranges
 
 # The world size is a number in a file: a hostile one must not make the report count to 2**60.
 WORLD_LIMIT = 1_000_000
@@ -21,6 +26,10 @@ AGENT_KILLED = "its agent was killed"
 NOTICE_NS = 2 * 10**9
 """Connections to the ranks of a killed agent break at once; on a busy node its guardian notices it later."""
 AGENT_DEFECT = "its agent ended by a defect of ftslurm"
+_FOREIGN = (
+    "times: in logs only their order, so the first failure is a guess where several ranks have causes of their own",
+    "ends: of ranks that neither Slurm nor the launcher mentions, nothing is known",
+)
 
 
 def lost_first(
@@ -30,8 +39,12 @@ def lost_first(
 
     Empty: a node was lost, but no record shows which.
     """
+    if snapshot.source != "ftslurm":
+        # Logs have no nodes' ends: nothing is concluded from their absence.
+        return None
     state = snapshot.state
-    lost = [x for x in (state.lost if state else ()) if x.round == files.number]
+    recorded = [x for x in (state.lost if state else ()) if x.round == files.number]
+    lost = [LostNode(x.node, x.round, x.time_ns, x.silent_s) for x in recorded]
     if lost or (entry is not None and entry.outcome == "node-lost"):
         lost = lost or _without_end(files, entry)
         return None if _before(found, lost) else lost
@@ -63,8 +76,8 @@ def _last_records(snapshot: Snapshot, files: RoundFiles) -> dict[str, NodeRecord
             records[record.node] = record
         elif record.predecessor is not None and record.predecessor.incarnation == node.incarnation:
             end = record.predecessor
-            records[record.node] = record._replace(
-                status="left", reason=end.reason, time_ns=end.time_ns, round=files.number
+            records[record.node] = replace(
+                record, status="left", reason=end.reason, time_ns=end.time_ns, round=files.number
             )
     return records
 
@@ -88,36 +101,80 @@ def silent_nodes(snapshot: Snapshot, files: RoundFiles, entry: History | None, h
 
 def lost_failure(
     snapshot: Snapshot, files: RoundFiles, entry: History | None, lost: Sequence[LostNode], step: int | None
-) -> dict[str, Any]:
-    """Describe lost nodes as a first failure; the same keys as for a worker."""
+) -> FirstFailure:
+    """Describe lost nodes as a first failure."""
     names = [x.node for x in lost]
     what = _what(snapshot, files, entry, lost)
     killed = len(lost) == 1 and AGENT_KILLED in what
     kind = "agent-lost" if killed else "agent-defect" if AGENT_DEFECT in what else "node-lost"
     evidence = Evidence(kind=kind, message=what)
     cause = classify(evidence)
-    failure: dict[str, Any] = dict.fromkeys(FAILURE_KEYS)
-    return failure | {
-        "round": files.number,
-        "node": names[0] if names else None,
-        "nodes": names,
-        "time_ns": min((x.time_ns for x in lost if x.time_ns is not None), default=None),
-        "kind": "node-lost",
-        "core_dumped": False,
-        "step": step,
-        "cause": cause.name,
-        "title": cause.title,
-        "role": cause.role,
-        "advice": f"{cause.advice}{_spare(snapshot)}",
-        "what": describe(evidence, cause),
-        "signature": "node-lost|" + ",".join(names[:8]),
-        "same_as_rounds": [],
-        "ranks": ranges(_ranks_of(snapshot, files, set(names))),
-        "argv": [],
-        "evidence": ["state"],
-        "evidence_lines": [],
-        "restart": cause.restart,
+    return FirstFailure(
+        round=files.number,
+        kind="node-lost",
+        cause=cause,
+        what=describe(evidence, cause),
+        signature="node-lost|" + ",".join(names[:8]),
+        node=names[0] if names else None,
+        nodes=tuple(names),
+        ranks=ranges(_ranks_of(snapshot, files, set(names))),
+        time_ns=min((x.time_ns for x in lost if x.time_ns is not None), default=None),
+        step=step,
+        advice=f"{cause.advice}{_spare(snapshot)}",
+        evidence=("state",),
+    )
+
+
+def overshadowing(snapshot: Snapshot, files: RoundFiles, entry: History | None, worker: FailedWorker) -> str | None:
+    """Return, as a sentence, the nodes that fell silent in a round whose first failure is nevertheless a worker's.
+
+    Its own message (a broken socket of the program) may be the first consequence that was noticed. None: there are
+    none, or nothing of any node's end is recorded, because all was killed at once.
+    """
+    if snapshot.source != "ftslurm" or (entry is not None and entry.outcome == "running"):
+        return None
+    recorded = {
+        lost.node: lost.silent_s
+        for lost in (snapshot.state.lost if snapshot.state else ())
+        if lost.round == files.number
     }
+    if not recorded and all(node.ended_ns is None for node in files.nodes):
+        return None
+    records = _last_records(snapshot, files)
+    without = [x.node for x in _without_end(files, entry) if not _moved_on(records.get(x.node), files.number)]
+    silent = [node for node in dict.fromkeys([*recorded, *without]) if node != worker.node]
+    if not silent:
+        return None
+    seconds = max((s for s in recorded.values() if s is not None), default=None)
+    which = f"node {silent[0]}" if len(silent) == 1 else f"nodes {names(silent)}"
+    how = f" (no heartbeat for {duration(seconds)})" if seconds is not None else " in this round"
+    return f"{which} fell silent{how}: that may be the reason"
+
+
+def is_unreachable(entry: History | None) -> bool:
+    """Return whether a round did not begin because a node could not connect to its master."""
+    return entry is not None and entry.failure is not None and entry.failure.kind == UNREACHABLE
+
+
+def unreachable_failure(entry: History, failure: Failure) -> FirstFailure:
+    """Describe that as a first failure without a rank: none was started there.
+
+    Which end of the connection is broken is unknown: both nodes are named.
+    """
+    text = failure.message
+    if entry.nodes and entry.nodes[0] not in text:
+        text = text.replace("the master of the round", f"{entry.nodes[0]}, the master of the round", 1)
+    return FirstFailure(
+        round=entry.round,
+        kind=UNREACHABLE,
+        cause=classify(Evidence(kind=UNREACHABLE, message=text)),
+        what=text,
+        signature=UNREACHABLE,
+        node=failure.node,
+        nodes=tuple(dict.fromkeys((failure.node, *entry.nodes[:1]))),
+        time_ns=failure.time_ns,
+        evidence=("state",),
+    )
 
 
 def _spare(snapshot: Snapshot) -> str:
@@ -139,7 +196,7 @@ def _before(found: Sequence[FailedWorker], lost: Sequence[LostNode]) -> bool:
     lost_names = {x.node for x in lost}
     last_records = [x.time_ns - int((x.silent_s or 0) * 1e9) for x in lost if x.time_ns is not None]
     for worker in found:
-        if worker.cause.role != PRIMARY:
+        if worker.cause.cascade:
             continue
         # A lost node's agent wrote its worker's record before its own end.
         if worker.node in lost_names or not last_records:
@@ -172,7 +229,7 @@ def _death_notice(record: NodeRecordFacts) -> bool:
 
 def _peer_lost(worker: FailedWorker) -> bool:
     """Whether the loss of a peer explains the failure: a connection broke, torch's or the program's own."""
-    if worker.cause.role != PRIMARY:
+    if worker.cause.cascade:
         return True
     name = worker.exception.type if worker.exception is not None else ""
     return unanswered(name) or name == "EOFError"
@@ -192,7 +249,7 @@ def _what(snapshot: Snapshot, files: RoundFiles, entry: History | None, lost: Se
     if left:
         return f"{text}: {left}"
     if silent is not None:
-        return f"{text}: no heartbeat for {silent:.1f} s"
+        return f"{text}: no heartbeat for {duration(silent)}"
     return f"{text}: no end of the round was recorded there"
 
 
@@ -204,3 +261,59 @@ def _ranks_of(snapshot: Snapshot, files: RoundFiles, names: set[str]) -> list[in
             if p.node in names and 0 <= p.slots <= WORLD_LIMIT:
                 ranks.extend(range(p.first_rank, p.first_rank + p.slots))
     return ranks
+
+
+NO_AGENT = "all: no agent of this run has started, or all its files were deleted"
+
+
+def missing(snapshot: Snapshot) -> list[str]:
+    """Return a line for each kind of missing record, for the run and its newest round that has files."""
+    if snapshot.job is not None:
+        return []
+    if snapshot.source != "ftslurm":
+        return list(_FOREIGN)
+    if _is_empty(snapshot):
+        return [NO_AGENT]
+    lines: list[str] = []
+    if snapshot.run is None:
+        lines.append("run.json: the run's owner and creation time are unknown")
+    if snapshot.state is None:
+        lines.append("state: no generation can be read, so the ends of rounds and of the run are unknown")
+    if not snapshot.attempts:
+        lines.append("attempts: no file has the command")
+    numbers = {files.number for files in snapshot.rounds}
+    newest = max(numbers | {h.round for h in (snapshot.state.history if snapshot.state else ())}, default=None)
+    if newest is None:
+        lines.append("rounds: none has begun, or their files were deleted")
+    elif newest not in numbers:
+        lines.append(f"rounds/{newest:06d}: no files of the newest round")
+    else:
+        lines += _of_round(snapshot, round_files(snapshot, newest))
+    return lines
+
+
+def _is_empty(snapshot: Snapshot) -> bool:
+    """Return whether there is nothing of an agent: it was refused on all nodes, or has not started yet."""
+    found = (snapshot.state, snapshot.nodes, snapshot.rounds, snapshot.defects, snapshot.problems)
+    return snapshot.run is not None and not any(found)
+
+
+def _of_round(snapshot: Snapshot, files: RoundFiles) -> list[str]:
+    where, lines = f"rounds/{files.number:06d}", []
+    entry = history_of(snapshot, files.number)
+    here = {node.node for node in files.nodes}
+    absent = [name for name in (entry.nodes if entry is not None else ()) if name not in here]
+    if absent:
+        lines.append(f"{where}/nodes: no file of {plural(len(absent), 'node')} ({names(absent)})")
+    failed = {
+        worker.rank
+        for node in files.nodes
+        for worker in node.workers
+        if worker.failed and not worker.stopped_by_ftslurm and (worker.error is None or not final(node, worker))
+    }
+    # Of a rank with a record summary, a record was published.
+    failed |= {w.rank for node in files.nodes for w in node.workers if w.error is not None and w.rank in files.selected}
+    without = sorted(failed - set(files.errors))
+    if without:
+        lines.append(f"{where}/ranks: no error record of {plural(len(without), 'failed rank')} ({ranges(without)})")
+    return lines

@@ -11,28 +11,27 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ftslurm.report.defects import defects
-from ftslurm.report.finding import finding
-from ftslurm.report.hang_sections import stacks, whereabouts
-from ftslurm.report.headline import headline
-from ftslurm.report.rank_text import failed, rank_page
 from ftslurm.report.sections import (
     PROBLEMS_SHOWN,
     ROUNDS_SHOWN,
     SLOW_SHOWN,
     clocks,
+    defects,
     ended,
+    failed,
     in_all,
     log,
     other_ranks,
     others_title,
     problems,
+    rank_page,
     slow_ranks,
     took,
     traceback,
 )
-from ftslurm.report.style import Json, Style
-from ftslurm.report.wording import clip, count, duration, safe
+from ftslurm.report.text import hang_blocks, headline
+from ftslurm.report.wording import Json, Style, finding
+from ftslurm.text import clip, duration, plural, safe
 
 # Lines that a reader's window wraps; cut only to keep a page readable.
 LINE_WIDTH, CELL_WIDTH = 500, 200
@@ -64,8 +63,9 @@ def render(report: Json, *, zone: Callable[[float], Any] = time.localtime) -> st
     ]
     focus = next((r for r in report["rounds"] if r["round"] == report["focus"]), None)
     if focus is not None:
-        blocks += [_proofs(focus), _quoted(traceback(focus, style)), _quoted(whereabouts(focus, style), LONG)]
-        blocks += [_quoted(stacks(focus, style)), _quoted(log(focus, report, style))]
+        blocks += [_proofs(focus), _quoted(traceback(focus, style))]
+        blocks += [_quoted(block, LONG) for block in hang_blocks(focus, style)]
+        blocks.append(_quoted(log(focus, report, style)))
         blocks.append(_table(others_title(focus), ("ranks", "how they ended"), other_ranks(focus, report)))
     blocks += [_health(report, style), _slow(report)]
     blocks += [_list("what repeats", (each["text"] for each in report["repeats"])), _rounds(report, style)]
@@ -144,7 +144,7 @@ def _quoted(lines: Sequence[str], long: int = LONG) -> str:
     if len(lines) - 1 <= long:
         return f"{title}:\n\n{block}"
     # A summary element is HTML: only our own text may be in it.
-    return _folded(f"{count(len(lines) - 1, 'line')}", f"{title}:\n\n{block}")
+    return _folded(f"{plural(len(lines) - 1, 'line')}", f"{title}:\n\n{block}")
 
 
 def _title(text: str) -> str:
@@ -174,7 +174,7 @@ def _rounds(report: Json, style: Style) -> str:
     rows = [_round(entry, report, style) for entry in shown]
     head = ["round", "attempt", "nodes", "ranks", "started", "took", "trained", "lost", "ended"]
     left_out = len(report["rounds"]) - len(shown)
-    older = f" ({count(left_out, 'older one')} left out)" if left_out else ""
+    older = f" ({plural(left_out, 'older one')} left out)" if left_out else ""
     text = in_all(report)
     return "\n\n".join(
         x for x in (_table(f"rounds{older}", head, rows), inline(f"in all: {text}") if text else "") if x

@@ -1,18 +1,16 @@
-"""The first failure of a round: the facts of each failed worker, ordered, root cause first (pure)."""
+"""The workers of a round that failed by themselves, and their order: root cause first (pure)."""
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from heapq import nsmallest
 from typing import NamedTuple
 
-from ftslurm.dataclasses import dataclass, replace
-from ftslurm.failures.causes import CASCADE, PRIMARY, ROWS
-from ftslurm.failures.record_summary import SIMILAR
-from ftslurm.report.clocks import Clocks, Doubt
+from ftslurm.dataclasses import dataclass, field, replace
+from ftslurm.failures.causes import ROWS
 from ftslurm.report.facts import (
+    Attempt,
+    Clocks,
+    Doubt,
     Failure,
     History,
     NodeRecordFacts,
@@ -23,13 +21,42 @@ from ftslurm.report.facts import (
     Snapshot,
     Worker,
 )
-from ftslurm.report.failed_worker import FailedWorker, judge
-from ftslurm.report.merged_facts import failed_worker_of
-from ftslurm.report.sampling import from_summary
+from ftslurm.report.failed_worker import FailedWorker, failed_worker_of, from_summary, judge
 from ftslurm.report.scheduler import state_for_evidence
 
-HEADS = 3
-"""Number of error records read per cascade cause: one may be the first failure, one a hang, the next is shown."""
+HANG = "hang"
+OF_FABRIC = ("nccl-ib", "nccl-truncated")
+"""Causes that are a rank's own only where no other rank has one of another kind."""
+ALIKE_NS = 1_000_000_000
+"""Time between equal failures within which their order means nothing: all ranks fail in the same import."""
+
+
+class OwnFailure(NamedTuple):
+    """A worker that failed and was not stopped by ftslurm, before its cause is judged.
+
+    ``node``, ``worker``: its agent's records of it, if any; ``record``: its error record; if that was not read, the
+    record summary; ``failure``: its failure in the node record or the state.
+    """
+
+    rank: int
+    node: RoundNode | None
+    worker: Worker | None
+    record: RankError | RecordSummary | None
+    failure: Failure | None
+
+    @property
+    def raised(self) -> bool:
+        """Whether it ended by an exception, as far as recorded."""
+        if isinstance(self.record, RecordSummary):
+            return self.record.type is not None
+        if self.record is not None and self.record.exception is not None:
+            return True
+        return self.record is None and self.failure is not None and self.failure.kind == "exception"
+
+    @property
+    def end(self) -> tuple[int | None, str | None]:
+        """The exit code and the signal in its agent's record."""
+        return (None, None) if self.worker is None else (self.worker.exit_code, self.worker.signal)
 
 
 class Follower(NamedTuple):
@@ -42,206 +69,132 @@ class Follower(NamedTuple):
     time_ns: int | None
 
 
-_make_follower = tuple.__new__  # for 16,384 of them, without the class's own __new__
-
-
 @dataclass(frozen=True)
-class Classified:
-    """The workers of a round that failed and were not stopped by ftslurm.
+class Failures:
+    """The workers of a round that failed by themselves.
 
     Attributes:
-        following: cascades recognised by their record summaries, by cause, unordered.
-        others: all others, each with its node, and its record or record summary.
-        ended: the ranks whose end was observed.
+        judged: root cause first: primary causes precede cascades, then earlier ones precede later ones, as far as the
+            nodes' clocks allow.
+        following: by cause the ranks whose record summaries show cascades, unordered. They share the cause of a rank
+            whose record was read, because their signatures are equal. This holds for ftslurm's own rows for cascades,
+            which depend on nothing in which such records may differ; a test verifies it.
     """
 
-    following: Mapping[str, Sequence[Follower]]
-    others: Sequence[tuple[RoundNode, Worker, RankError | RecordSummary | None]]
-    ended: AbstractSet[int]
+    judged: Sequence[FailedWorker] = ()
+    following: Mapping[str, Sequence[Follower]] = field(default_factory=dict)
 
 
-def failed_workers(snapshot: Snapshot, number: int) -> list[FailedWorker]:
-    """Return the failed workers of a round that ftslurm did not stop, root cause first, without the `followers`.
+def own_failures(files: RoundFiles, failures: Mapping[int, Failure]) -> list[OwnFailure]:
+    """Return the workers that failed by themselves.
 
-    Primary causes precede cascades, then earlier ones precede later ones, as far as the nodes' clocks allow. A worker
-    that ftslurm stopped is not included, whatever it wrote while it ended; but if its exception was caught on its own
-    node before any worker there was stopped, it failed by itself, even if its process took longer to end.
+    A worker that ftslurm stopped is not included, whatever it wrote while it ended; but if its exception was caught on
+    its own node before any worker there was stopped, it failed by itself, even if its process took longer to end.
+
+    Args:
+        files: the round.
+        failures: its failures in node records and the state, by rank; see `recorded_failures`.
     """
-    files = round_files(snapshot, number)
-    failures = {rank: failure for rank, failure in summaries(snapshot, number).items() if failure.kind != "hang"}
-    found: dict[int, FailedWorker] = {}
-    state = _scheduler_state(snapshot, files)
-    classified = _classified(snapshot, files, state)
-    for node, worker, error in classified.others:
-        failure = failures.get(worker.rank)
-        found[worker.rank] = _judged(snapshot, files, state, worker.rank, (node, worker), error, failure)
-    for rank in sorted((set(files.errors) | set(failures)) - classified.ended - set(found)):
-        # No agent recorded this rank's end: its agent died first, or its file is damaged.
-        record = files.errors.get(rank)
-        if rank in failures or not _maybe_stopped(record):
-            found[rank] = _judged(snapshot, files, state, rank, None, record, failures.get(rank))
-    return sorted(found.values(), key=lambda failed: _order(snapshot.clocks, number, failed))
-
-
-def followers(snapshot: Snapshot, number: int) -> Mapping[str, Sequence[Follower]]:
-    """Return by cause the ranks whose record summaries show cascades, unordered.
-
-    Their records were not read, but one with the same signature, whose cause they share. This holds for ftslurm's own
-    rows for cascades, which do not depend on anything in which these records may differ; a test verifies it.
-    """
-    files = round_files(snapshot, number)
-    return _classified(snapshot, files, _scheduler_state(snapshot, files)).following
-
-
-def _classified(snapshot: Snapshot, files: RoundFiles, state: str) -> Classified:
-    """Classify the workers, or return the cached result: verdicts are cached by the identity of the facts."""
-    facts = (files.nodes, files.errors, snapshot.clocks)
-    cached = snapshot.judged.get((files.number, None))
-    if cached is None or cached[1] != state or not all(map(operator.is_, cached[0], facts)):
-        cached = snapshot.judged[files.number, None] = (facts, state, _classify(snapshot, files, state))
-    result: Classified = cached[2]
-    return result
-
-
-def _classify(snapshot: Snapshot, files: RoundFiles, state: str) -> Classified:
-    following: dict[str, list[Follower]] = {}
-    others: list[tuple[RoundNode, Worker, RankError | RecordSummary | None]] = []
+    found: list[OwnFailure] = []
     ended: set[int] = set()
-    judging = bool(files.examples) and snapshot.causes is ROWS
-    errors = files.errors
-    # Keyed by the inputs of the rows: the signature, and the kernel's report of the worker's end.
-    verdicts: dict[tuple[str, int | None, str | None], list[Follower] | None] = {}
     for node in files.nodes:
         began_ns = _stop_began_ns(node)
-        shift_ns = snapshot.clocks.comparable_ns(files.number, node.node, 0)
-        name, over = node.node, node.ended_ns is not None
         for worker in node.workers:
-            rank, summary = worker.rank, None
-            error = errors.get(rank)
+            record: RankError | RecordSummary | None = files.errors.get(worker.rank)
             if worker.ended_ns is not None:
-                ended.add(rank)
-                if over and error is None:
-                    # Inlined `summary_of`: its function calls would take too long for 16,384 ranks.
-                    summary = worker.error
-            if not _failed_by_itself(worker, error or summary, began_ns):
+                ended.add(worker.rank)
+                if record is None and node.ended_ns is not None:
+                    record = worker.error
+            if _failed_by_itself(worker, record, began_ns):
+                found.append(OwnFailure(worker.rank, node, worker, record, failures.get(worker.rank)))
+    for rank in sorted((set(files.errors) | set(failures)) - ended - {own.rank for own in found}):
+        # No agent recorded this rank's end: its agent died first, or its file is damaged.
+        error = files.errors.get(rank)
+        if rank in failures or not _maybe_stopped(error):
+            found.append(OwnFailure(rank, None, None, error, failures.get(rank)))
+    return found
+
+
+def judge_failures(snapshot: Snapshot, clocks: Clocks, files: RoundFiles) -> Failures:
+    """Judge each worker that failed by itself; of many equal cascades only one."""
+    state = _scheduler_state(snapshot, files)
+    examples = _examples(files)
+    judged: dict[int, FailedWorker] = {}
+    following: dict[str, list[Follower]] = {}
+    groups: dict[tuple[object, ...], list[Follower] | None] = {}
+    for own in own_failures(files, recorded_failures(snapshot, files.number)):
+        record = own.record
+        if isinstance(record, RecordSummary) and own.node is not None:
+            kind = (record.signature, *own.end)
+            if kind not in groups:
+                cascade = _cascade(snapshot, state, own, record, examples.get(record.signature))
+                groups[kind] = None if cascade is None else following.setdefault(cascade, [])
+            group = groups[kind]
+            if group is not None:
+                at_ns = clocks.comparable_ns(files.number, own.node.node, record.time_ns or 0)
+                group.append(Follower(record.time_ns is None, at_ns, own.rank, own.node.node, record.time_ns))
                 continue
-            if summary is None or not judging:
-                others.append((node, worker, error or summary))
-                continue
-            kind = summary.signature, worker.exit_code, worker.signal
-            if kind not in verdicts:
-                cause = _cascade(snapshot, files, state, node, worker, summary)
-                verdicts[kind] = None if cause is None else following.setdefault(cause, [])
-            group = verdicts[kind]
-            if group is None:
-                others.append((node, worker, summary))
-                continue
-            time_ns = summary.time_ns
-            order = (time_ns is None, (time_ns or 0) + shift_ns, rank, name, time_ns)
-            group.append(_make_follower(Follower, order))
-    return Classified(following, others, ended)
+        judged[own.rank] = _judge(snapshot, files, state, own, examples)
+    ordered = sorted(judged.values(), key=lambda failed: _order(clocks, files.number, failed))
+    return Failures(_recorded_first(snapshot, clocks, files.number, ordered), following)
+
+
+def _judge(
+    snapshot: Snapshot, files: RoundFiles, state: str, own: OwnFailure, examples: Mapping[str, RankError]
+) -> FailedWorker:
+    record, observed = own.record, None
+    if own.node is not None and own.worker is not None:
+        observed = own.node, own.worker
+        if isinstance(record, RecordSummary):
+            record = from_summary(own.node, own.worker, record, examples.get(record.signature))
+    error = None if isinstance(record, RecordSummary) else record
+    worker = failed_worker_of(own.rank, observed, error, own.failure, state)
+    return judge(worker, files.tails.get(own.rank, ()), snapshot.causes)
 
 
 def _cascade(
-    snapshot: Snapshot, files: RoundFiles, state: str, node: RoundNode, worker: Worker, summary: RecordSummary
+    snapshot: Snapshot, state: str, own: OwnFailure, summary: RecordSummary, example: RankError | None
 ) -> str | None:
-    """Return the cause of a cascade's exception; None if it is none, or cannot be judged without the file."""
-    sample = files.errors.get(files.examples.get(summary.signature, -1))
-    if sample is None or sample.exception is None or summary.kind != "exception":
+    """Return the cause of a cascade's exception; None if it is none, or cannot be judged by an equal record."""
+    if example is None or example.exception is None or summary.kind != "exception" or snapshot.causes is not ROWS:
         return None
-    record = replace(from_summary(node, worker, summary, sample), exception=sample.exception)
-    cause = judge(failed_worker_of(worker.rank, (node, worker), record, None, state), (), snapshot.causes).cause
-    return cause.name if cause.role == CASCADE else None
+    assert own.node is not None
+    assert own.worker is not None
+    # Its message may be longer than the summary's.
+    record = replace(from_summary(own.node, own.worker, summary, example), exception=example.exception)
+    worker = failed_worker_of(own.rank, (own.node, own.worker), record, None, state)
+    cause = judge(worker, (), snapshot.causes).cause
+    return cause.name if cause.cascade else None
 
 
-def as_follower(snapshot: Snapshot, number: int, failed: FailedWorker) -> Follower:
+def _examples(files: RoundFiles) -> dict[str, RankError]:
+    """Return a record for each signature of which one was read."""
+    errors = files.errors
+    found: dict[str, RankError] = {}
+    for node in files.nodes:
+        for worker in node.workers:
+            if worker.error is not None and worker.rank in errors:
+                found.setdefault(worker.error.signature, errors[worker.rank])
+    return found
+
+
+def as_follower(clocks: Clocks, number: int, failed: FailedWorker) -> Follower:
     """Return a failed worker as a follower, for the common order."""
-    at_ns = _comparable_ns(snapshot.clocks, number, failed)
+    at_ns = _comparable_ns(clocks, number, failed)
     return Follower(failed.time_ns is None, at_ns, failed.rank, failed.node, failed.time_ns)
 
 
-def records_to_read(snapshot: Snapshot, number: int) -> set[int]:
-    """Return the ranks whose records must be read: they are shown, or cannot be judged without them."""
-    files = round_files(snapshot, number)
-    if not files.examples:
-        return set()
-    found = failed_workers(snapshot, number)
-    classified = _classified(snapshot, files, _scheduler_state(snapshot, files))
-    wanted: set[int] = set()
-    for cause, group in classified.following.items():
-        read = [as_follower(snapshot, number, s) for s in found if s.cause.name == cause]
-        wanted |= {each.rank for each in nsmallest(HEADS, [*read, *group])} - {each.rank for each in read}
-    for _, worker, error in classified.others:
-        if isinstance(error, RecordSummary):
-            no_example = files.examples.get(error.signature) not in files.errors
-            if no_example or error.signature.startswith(SIMILAR) or worker.rank == found[0].rank:
-                wanted.add(worker.rank)
-    return wanted
-
-
-def with_errors(snapshot: Snapshot, number: int, more: Mapping[int, RankError]) -> Snapshot:
-    """Return the snapshot with more error records of a round, of ranks known by their record summaries."""
-    files = round_files(snapshot, number)
-    state = _scheduler_state(snapshot, files)
-    before = _classified(snapshot, files, state)
-    errors = {**files.errors, **more}
-    rounds = tuple(replace(each, errors=errors) if each is files else each for each in snapshot.rounds)
-    # The classification stays valid: these ranks only have more facts now.
-    following = {cause: [each for each in group if each.rank not in more] for cause, group in before.following.items()}
-    kept = [other for other in before.others if other[1].rank not in more]
-    observed = [(node, worker) for node in files.nodes for worker in node.workers if worker.rank in more]
-    reread = [
-        (node, worker, more[worker.rank])
-        for node, worker in observed
-        if _failed_by_itself(worker, more[worker.rank], _stop_began_ns(node))
-    ]
-    after = Classified(following, [*kept, *reread], before.ended)
-    snapshot.judged[number, None] = ((files.nodes, errors, snapshot.clocks), state, after)
-    return replace(snapshot, rounds=rounds)
-
-
-def _judged(
-    snapshot: Snapshot,
-    files: RoundFiles,
-    state: str,
-    rank: int,
-    observed: tuple[RoundNode, Worker] | None,
-    error: RankError | RecordSummary | None,
-    failure: Failure | None,
-) -> FailedWorker:
-    """Judge a worker, or return the cached verdict: `gather` needs it to select outputs, and the report again later."""
-    tails = files.tails.get(rank, ())
-    if tails:
-        return judge(
-            failed_worker_of(rank, observed, _record(files, observed, error), failure, state), tails, snapshot.causes
-        )
-    node, worker = observed or (None, None)
-    cached = snapshot.judged.get((files.number, rank))
-    # Verdicts are keyed by object identity: code that replaces a fact of a snapshot must carry the verdicts over.
-    if cached is not None and cached[0] is node and cached[1] is worker and cached[2] is error and cached[3] == failure:
-        failed: FailedWorker = cached[4]
-        return failed
-    failed = judge(
-        failed_worker_of(rank, observed, _record(files, observed, error), failure, state), (), snapshot.causes
-    )
-    snapshot.judged[files.number, rank] = (node, worker, error, failure, failed)
-    return failed
-
-
-def _record(
-    files: RoundFiles, observed: tuple[RoundNode, Worker] | None, error: RankError | RecordSummary | None
-) -> RankError | None:
-    if observed is None or not isinstance(error, RecordSummary):
-        return None if isinstance(error, RecordSummary) else error
-    return from_summary(*observed, error, files.errors.get(files.examples.get(error.signature, -1)))
-
-
-def _scheduler_state(snapshot: Snapshot, files: RoundFiles) -> str:
-    if not snapshot.scheduler:
-        return ""
-    entry = history_of(snapshot, files.number)
-    attempt = entry.attempt if entry is not None else next((node.attempt for node in files.nodes), None)
-    return state_for_evidence(snapshot, files.number, attempt)
+def order_unjudged(clocks: Clocks, number: int, own: OwnFailure) -> tuple[bool, int, int]:
+    """Return the order of a failure among those of a round, without regard to their causes."""
+    record, failure = own.record, own.failure
+    recorded_ns = record.time_ns if record is not None else None
+    published_ns = failure.time_ns if failure is not None else None
+    ended_ns = own.worker.ended_ns if own.worker is not None else None
+    known = (recorded_ns, published_ns, ended_ns) if own.raised else (ended_ns, recorded_ns, published_ns)
+    time_ns = next((t for t in known if t is not None), None)
+    node = own.node or (record if isinstance(record, RankError) else None) or failure
+    name = node.node if node is not None and node.node is not None else "?"
+    return time_ns is None, clocks.comparable_ns(number, name, time_ns or 0), own.rank
 
 
 def at_the_same_time(clocks: Clocks, number: int, ordered: Sequence[FailedWorker]) -> list[tuple[FailedWorker, Doubt]]:
@@ -249,12 +202,12 @@ def at_the_same_time(clocks: Clocks, number: int, ordered: Sequence[FailedWorker
 
     The first one of each other node: within a node, one clock gives the order.
     """
-    if not ordered or ordered[0].cause.role != PRIMARY or ordered[0].time_ns is None:
+    if not ordered or ordered[0].cause.cascade or ordered[0].time_ns is None:
         return []
     first, nodes, found = ordered[0], {ordered[0].node}, []
     assert first.time_ns is not None
     for failed in ordered[1:]:
-        if failed.cause.role != PRIMARY or failed.time_ns is None or failed.node in nodes:
+        if failed.cause.cascade or failed.time_ns is None or failed.node in nodes:
             continue
         nodes.add(failed.node)
         doubt = clocks.between(number, (first.node, first.time_ns), (failed.node, failed.time_ns))
@@ -263,17 +216,9 @@ def at_the_same_time(clocks: Clocks, number: int, ordered: Sequence[FailedWorker
     return found
 
 
-def tail_needed(failed: FailedWorker) -> bool:
-    """Whether the tail of the worker's output can change or explain its verdict."""
-    return failed.exception is None
-
-
 def round_files(snapshot: Snapshot, number: int) -> RoundFiles:
     """Return the files of a round; empty if there are none."""
-    for files in snapshot.rounds:
-        if files.number == number:
-            return files
-    return RoundFiles(number, (), {})
+    return next((files for files in snapshot.rounds if files.number == number), RoundFiles(number, (), {}))
 
 
 def history_of(snapshot: Snapshot, number: int) -> History | None:
@@ -282,15 +227,60 @@ def history_of(snapshot: Snapshot, number: int) -> History | None:
     return next((h for h in history if h.round == number), None)
 
 
-def summaries(snapshot: Snapshot, number: int) -> dict[int, Failure]:
-    """Return the failures of a round from node records and the state, by rank."""
-    failures: dict[int, Failure] = {}
-    for record in snapshot.nodes:
-        _add_summary(failures, _failure_of(record), number)
+def attempts_of(snapshot: Snapshot, files: RoundFiles) -> Sequence[Attempt]:
+    """Return the attempts that wrote a round's files."""
+    entry = history_of(snapshot, files.number)
+    names = {node.attempt for node in files.nodes} | {entry.attempt if entry else None}
+    return [each for each in snapshot.attempts if each.attempt in names]
+
+
+def hang_of(snapshot: Snapshot, number: int) -> Failure | None:
+    """Return the hang that ended a round; None if there was another reason."""
     entry = history_of(snapshot, number)
-    if entry is not None:
-        _add_summary(failures, entry.failure, number)
-    return failures
+    if entry is not None and entry.failure is not None:
+        return entry.failure if entry.failure.kind == HANG else None
+    if entry is not None and entry.outcome == "node-lost":
+        # Ranks that waited for those of the lost node may have hung meanwhile.
+        return None
+    return next((f for f in _published(snapshot, number).values() if f.kind == HANG), None)
+
+
+def recorded_rank(snapshot: Snapshot, number: int) -> int | None:
+    """Return the rank of the failure that ended a round, as the state has it; None: there is none."""
+    entry = history_of(snapshot, number)
+    failure = entry.failure if entry is not None else None
+    return None if failure is None or failure.kind == HANG else failure.rank
+
+
+def _recorded_first(
+    snapshot: Snapshot, clocks: Clocks, number: int, ordered: list[FailedWorker]
+) -> Sequence[FailedWorker]:
+    """Put the failure that ended the round before one that is equal: job output, status and report name one rank."""
+    rank = recorded_rank(snapshot, number)
+    recorded = next((failed for failed in ordered if failed.rank == rank), None)
+    if recorded is None or _comparison(recorded) != _comparison(ordered[0]):
+        return ordered
+    if _comparable_ns(clocks, number, recorded) - _comparable_ns(clocks, number, ordered[0]) > ALIKE_NS:
+        return ordered
+    return [recorded, *(failed for failed in ordered if failed is not recorded)]
+
+
+def _comparison(failed: FailedWorker) -> tuple[object, ...]:
+    """Return what equal failures have in common."""
+    type_ = failed.exception.type if failed.exception is not None else None
+    place = (failed.frames[-1].file, failed.frames[-1].line) if failed.frames else None
+    return failed.kind, failed.cause.name, type_, place, failed.exit_code, failed.signal
+
+
+def recorded_failures(snapshot: Snapshot, number: int) -> dict[int, Failure]:
+    """Return the failures of a round in node records and the state, by rank, without hangs."""
+    return {rank: failure for rank, failure in _published(snapshot, number).items() if failure.kind != HANG}
+
+
+def _published(snapshot: Snapshot, number: int) -> dict[int, Failure]:
+    entry = history_of(snapshot, number)
+    found = [_failure_of(record) for record in snapshot.nodes] + [entry.failure if entry is not None else None]
+    return {failure.rank: failure for failure in found if failure is not None and failure.round == number}
 
 
 def _failure_of(record: NodeRecordFacts) -> Failure | None:
@@ -298,9 +288,12 @@ def _failure_of(record: NodeRecordFacts) -> Failure | None:
     return replace(failure, round=record.round) if failure is not None and not failure.round else failure
 
 
-def _add_summary(failures: dict[int, Failure], failure: Failure | None, number: int) -> None:
-    if failure is not None and failure.round == number:
-        failures[failure.rank] = failure
+def _scheduler_state(snapshot: Snapshot, files: RoundFiles) -> str:
+    if not snapshot.scheduler:
+        return ""
+    entry = history_of(snapshot, files.number)
+    attempt = entry.attempt if entry is not None else next((node.attempt for node in files.nodes), None)
+    return state_for_evidence(snapshot, files.number, attempt)
 
 
 def _stop_began_ns(node: RoundNode) -> int | None:
@@ -332,9 +325,11 @@ def _maybe_stopped(error: RankError | RecordSummary | None) -> bool:
     return isinstance(error, RankError) and error.exception is None and error.signal in ("SIGTERM", "SIGKILL")
 
 
-def _order(clocks: Clocks, number: int, failed: FailedWorker) -> tuple[bool, bool, int, int]:
+def _order(clocks: Clocks, number: int, failed: FailedWorker) -> tuple[bool, bool, bool, int, int, int]:
     time_ns = _comparable_ns(clocks, number, failed)
-    return failed.cause.role != PRIMARY, failed.time_ns is None, time_ns, failed.rank
+    # A fabric reports the end of the process at the other end as an error of its own, too.
+    of_peer = failed.cause.name in OF_FABRIC
+    return failed.cause.cascade, of_peer, failed.time_ns is None, time_ns, failed.order, failed.rank
 
 
 def _comparable_ns(clocks: Clocks, number: int, failed: FailedWorker) -> int:

@@ -1,59 +1,90 @@
-"""One round of the run as a dictionary: first failure, the other ranks in groups, times and steps (pure)."""
+"""Parts of the report dictionary: a round by its verdict, one rank or all failed ranks of it, defects (pure)."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ftslurm.rendezvous.state import UNREACHABLE
-from ftslurm.report import health, root_cause
-from ftslurm.report.clocks import Doubt
-from ftslurm.report.evidence import short, signature, worker_failure
-from ftslurm.report.facts import Failure, History, LostNode, RoundFiles, Snapshot, Worker
+from ftslurm.report.facts import UNNAMED, Clocks, DefectRecord, Doubt, LogTail, RoundFiles, RoundNode, Worker
 from ftslurm.report.failed_worker import FailedWorker
-from ftslurm.report.hang_records import hang_of, is_first, without_hung
-from ftslurm.report.lost_nodes import WORLD_LIMIT, lost_failure, lost_first, silent_nodes
-from ftslurm.report.unreachable import is_unreachable, unreachable_failure
-from ftslurm.report.wording import ranges
+from ftslurm.report.first_failure import LOG_LINE_LIMIT, LOG_LINES, signature, uncertainty, worker_failure
+from ftslurm.report.root_cause import Follower, as_follower
+from ftslurm.report.verdict import RoundVerdict
+from ftslurm.text import ranges
 
 SLOW_KEPT = 64
+NODES_KEPT = 8
+STACKS_LIMIT = 64 * 1024
+MESSAGE_LIMIT = 2000
+
 Dict = dict[str, Any]
-Following = Mapping[str, Sequence[root_cause.Follower]]
 
 
-def round_report(snapshot: Snapshot, number: int, *, newest: bool) -> Dict:
-    """Describe one round; see `ftslurm.report.analysis` for the keys."""
-    files = root_cause.round_files(snapshot, number)
-    entry = root_cause.history_of(snapshot, number)
-    found = root_cause.failed_workers(snapshot, number)
-    following = root_cause.followers(snapshot, number)
-    outcome = _outcome(snapshot, files, entry, found, newest=newest)
-    first, others, where = _first(snapshot, files, entry, found, outcome)
-    started, ended = _started_ns(files, entry), _ended_ns(files, entry, outcome)
-    by_worker = first is not None and first["rank"] is not None and first["hang"] is None
-    if first is not None:
-        first |= _doubt(snapshot, number, first)
+def round_report(this: RoundVerdict, clocks: Clocks, accounting: Dict | None) -> Dict:
+    """Return the report's entry of a round; see `docs/report-schema.md` for the keys."""
+    cost, started, ended = this.cost, this.started_ns, this.ended_ns
     return {
-        "round": number,
-        "attempt": _attempt_name(files, entry),
-        "nodes": _node_names(files, entry),
-        "world_size": _world_size(files, entry),
+        "round": this.number,
+        "attempt": this.attempt,
+        "nodes": list(this.nodes),
+        "world_size": this.world_size,
         "started_ns": started,
         "ended_ns": ended,
         "duration_s": None if started is None or ended is None else max(0, ended - started) / 1e9,
-        "outcome": outcome,
-        "reason": entry.reason if entry else None,
-        **_steps(files),
-        "first_failure": first,
-        "same_time": _same_time(snapshot, number, found) if by_worker else [],
-        "groups": _groups(snapshot, number, others, following),
-        "whereabouts": where,
-        "slow": _slow(files),
-        **_rest(files, entry, {*(s.rank for s in found), *_ranks(following)}, first, outcome),
-        "recovered": False,
-        "cost": None,
+        "outcome": this.outcome,
+        "reason": this.reason,
+        "first_step": this.first_step,
+        "last_step": this.last_step,
+        "first_failure": this.first.as_first() if this.first is not None else None,
+        "same_time": [_brief(failed, doubt) for failed, doubt in this.same_time],
+        "groups": _groups(this, clocks),
+        "whereabouts": _whereabouts(this),
+        "standstill": _standstill(this),
+        "slow": _slow(this.files),
+        **_rest(this),
+        "recovered": this.recovered,
+        "cost": None
+        if cost is None
+        else {
+            "until_next_round_s": cost.until_next_round_s,
+            "steps_repeated": cost.steps_repeated,
+            "requeued": cost.requeued,
+        },
+        "scheduler": this.scheduler,
+        "accounting": accounting,
     }
+
+
+def _brief(worker: FailedWorker, doubt: Doubt) -> Dict:
+    return {
+        "rank": worker.rank,
+        "node": worker.node,
+        "nodes": [worker.node],
+        "time_ns": worker.time_ns,
+        "cause": worker.cause.name,
+        "title": worker.cause.title,
+        "what": worker.what,
+        "core_dumped": worker.core_dumped,
+        **uncertainty(doubt),
+    }
+
+
+def _whereabouts(this: RoundVerdict) -> Dict | None:
+    if this.triage is None:
+        return None
+    from ftslurm.report.hang import whereabouts
+
+    return whereabouts(this.files, this.triage, this.world_size)
+
+
+def _standstill(this: RoundVerdict) -> Dict | None:
+    found = this.standstill
+    if found is None:
+        return None
+    from ftslurm.report.standstill import ADVICE
+
+    return {"seconds_s": found.seconds, "moving": ranges(found.moving), "text": found.text, "advice": ADVICE}
 
 
 def _slow(files: RoundFiles) -> list[Dict]:
@@ -69,95 +100,27 @@ def _slow(files: RoundFiles) -> list[Dict]:
     ]
 
 
-def _doubt(snapshot: Snapshot, number: int, failure: Dict) -> Dict:
-    if failure["node"] is None or failure["time_ns"] is None:
-        return {"uncertainty_s": None, "clock": None}
-    return _uncertainty(snapshot.clocks.error_ns(number, failure["node"], failure["time_ns"]))
-
-
-def _same_time(snapshot: Snapshot, number: int, found: list[FailedWorker]) -> list[Dict]:
-    return [short(s) | _uncertainty(doubt) for s, doubt in root_cause.at_the_same_time(snapshot.clocks, number, found)]
-
-
-def _uncertainty(doubt: Doubt) -> Dict:
-    return {"uncertainty_s": doubt.ns / 1e9, "clock": "measured" if doubt.known else "assumed"}
-
-
-def _first(
-    snapshot: Snapshot, files: RoundFiles, entry: History | None, found: list[FailedWorker], outcome: str
-) -> tuple[Dict | None, list[FailedWorker], Dict | None]:
-    """Choose the first failure of the round; return it with the remaining failed workers and the ranks' locations."""
-    hung = hang_of(snapshot, files.number)
-    where = _whereabouts(files, entry) if files.stacks else None
-    if outcome in ("stopped", "succeeded", "running"):
-        return None, found, where
-    if entry is not None and entry.failure is not None and is_unreachable(entry):
-        others = [failed for failed in found if failed.kind != UNREACHABLE]
-        return unreachable_failure(entry, entry.failure), others, where
-    name = _attempt_name(files, entry)
-    cwd = next((a.cwd for a in snapshot.attempts if a.attempt == name), None)
-    if hung is not None:
-        found = without_hung(hung, found)
-    lost: Sequence[LostNode] | None = silent_nodes(snapshot, files, entry, hung) if hung is not None else None
-    if hung is not None and not lost and is_first(hung, found):
-        first = _hang(files, hung, cwd)
-        return _with_proofs(snapshot, files.number, first), found, where
-    lost = lost or lost_first(snapshot, files, entry, found)
-    if lost is not None:
-        first = lost_failure(snapshot, files, entry, lost, _steps(files)["last_step"])
-        return _with_proofs(snapshot, files.number, first), found, where
-    if not found:
-        return None, [], where
-    tails = files.tails.get(found[0].rank, ())
-    return worker_failure(files.number, health.explained(snapshot, files, found[0]), tails, cwd), found[1:], where
-
-
-def _with_proofs(snapshot: Snapshot, number: int, first: Dict) -> Dict:
-    return first | {"evidence_lines": [*health.proofs(snapshot, number, first), *(first["evidence_lines"] or ())]}
-
-
-def _whereabouts(files: RoundFiles, entry: History | None) -> Dict | None:
-    from ftslurm.monitor.triage import triage
-    from ftslurm.report.hang import whereabouts
-
-    return whereabouts(files, triage(files.stacks.values()), _world_size(files, entry))
-
-
-def _hang(files: RoundFiles, hung: Failure, cwd: str | None) -> Dict:
-    from ftslurm.monitor.triage import triage
-    from ftslurm.report.hang import hang_failure
-
-    verdict = triage(files.stacks.values())
-    suspect_ranks = [group.ranks[0] for group in verdict.suspects[:1]]
-    tails = next((files.tails[rank] for rank in (*suspect_ranks, hung.rank) if rank in files.tails), ())
-    return hang_failure(files, hung, verdict, tails, _steps(files)["last_step"], cwd)
-
-
-def _ranks(following: Following) -> Iterable[int]:
-    return (each.rank for group in following.values() for each in group)
-
-
-def _groups(snapshot: Snapshot, number: int, others: Iterable[FailedWorker], following: Following) -> list[Dict]:
+def _groups(this: RoundVerdict, clocks: Clocks) -> list[Dict]:
     members: dict[str, list[FailedWorker]] = {}
-    for failed in others:
+    for failed in this.others:
         members.setdefault(signature(failed), []).append(failed)
     groups = []
     for kind, known in members.items():
-        group = [root_cause.as_follower(snapshot, number, failed) for failed in known]
+        group = [as_follower(clocks, this.number, failed) for failed in known]
         # The signature of a cascade is its cause's name, and its first ones are among the others.
-        group += following.get(kind, ())
+        group += this.following.get(kind, ())
         groups.append(_group(known[0], sorted(group)))
     return groups
 
 
-def _group(first: FailedWorker, group: list[root_cause.Follower]) -> Dict:
-    nodes = list(dict.fromkeys(each.node for each in group))
+def _group(first: FailedWorker, group: list[Follower]) -> Dict:
+    nodes = list(dict.fromkeys(each.node for each in group if each.node != UNNAMED))
     return {
         "cause": first.cause.name,
         "title": first.cause.title,
         "role": first.cause.role,
         "what": first.what,
-        "ranks": ranges(each.rank for each in group),
+        "ranks": ranges(each.rank for each in group if each.rank >= 0) or UNNAMED,
         "count": len(group),
         "nodes": nodes[:8],
         "node_count": len(nodes),
@@ -165,20 +128,20 @@ def _group(first: FailedWorker, group: list[root_cause.Follower]) -> Dict:
     }
 
 
-def _rest(files: RoundFiles, entry: History | None, failed: set[int], first: Dict | None, outcome: str) -> Dict:
+def _rest(this: RoundVerdict) -> Dict:
     """The ranks that did not fail: stopped by ftslurm, finished, and those without a recorded end."""
-    if first is not None and first["hang"] is not None:
+    files, failed, first = this.files, this.failed_ranks, this.first
+    if first is not None and first.hang is not None and first.rank is not None:
         # The hung rank was stopped as the others were, but is not one of them.
-        failed.add(first["rank"])
+        failed.add(first.rank)
     workers = [w for n in files.nodes for w in n.workers if w.rank not in failed]
     stopped = [w for w in workers if w.stopped_by_ftslurm]
     succeeded = (w for w in workers if not w.stopped_by_ftslurm and not w.failed)
     finished = [w.rank for w in succeeded if w.ended_ns is not None]
     accounted = failed | {w.rank for w in stopped} | set(finished)
-    over = outcome not in ("running", "succeeded")
-    unrecorded = [r for r in range(_world_size(files, entry) or 0) if r not in accounted] if over else []
+    unrecorded = [r for r in range(this.world_size or 0) if r not in accounted] if this.over else []
     reported = {n.node for n in files.nodes if n.ended_ns is not None}
-    names = [n for n in _node_names(files, entry) if n not in reported]
+    names = [n for n in this.nodes if n not in reported]
     return {
         "stopped": _stopped(files, stopped) if stopped else None,
         "finished": {"ranks": ranges(finished), "count": len(finished)} if finished else None,
@@ -198,64 +161,127 @@ def _stopped(files: RoundFiles, stopped: list[Worker]) -> Dict:
     }
 
 
-def _outcome(
-    snapshot: Snapshot, files: RoundFiles, entry: History | None, found: list[FailedWorker], *, newest: bool
-) -> str:
-    """The recorded outcome; where none was recorded, the outcome according to all files."""
-    if entry is not None and entry.outcome not in ("running", "unknown"):
-        return entry.outcome
-    closed = snapshot.state.closed if snapshot.state else None
-    if newest and closed is not None and closed.outcome == "stopped":
-        return "stopped"
-    if found:
-        return "failed"
-    outcomes = {n.outcome for n in files.nodes}
-    if outcomes == {"succeeded"} and _all_there(files, entry):
-        return "succeeded"
-    if newest and closed is None:
-        return "stopped" if outcomes == {"stopped"} else "running"
-    return closed.outcome if newest and closed is not None else "unknown"
+def rank_report(this: RoundVerdict, rank: int) -> Dict | None:
+    """Describe one rank in one round.
 
+    Args:
+        this: the round, read with ``rank=rank``, so that it contains the ends of its output.
+        rank: the rank.
 
-def _all_there(files: RoundFiles, entry: History | None) -> bool:
-    world = _world_size(files, entry)
-    return world is None or world == len({w.rank for n in files.nodes for w in n.workers})
-
-
-def _attempt_name(files: RoundFiles, entry: History | None) -> str | None:
-    if entry is not None and entry.attempt:
-        return entry.attempt
-    return next((n.attempt for n in files.nodes if n.attempt), None)
-
-
-def _node_names(files: RoundFiles, entry: History | None) -> list[str]:
-    if entry is not None and entry.nodes:
-        return list(entry.nodes)
-    return [n.node for n in files.nodes]
-
-
-def _world_size(files: RoundFiles, entry: History | None) -> int | None:
-    sizes = [entry.world_size if entry else None] + [n.world_size for n in files.nodes]
-    return next((s for s in sizes if s is not None and 0 < s <= WORLD_LIMIT), None)
-
-
-def _started_ns(files: RoundFiles, entry: History | None) -> int | None:
-    if entry is not None and entry.formed_ns is not None:
-        return entry.formed_ns
-    return min((n.started_ns for n in files.nodes if n.started_ns is not None), default=None)
-
-
-def _ended_ns(files: RoundFiles, entry: History | None, outcome: str) -> int | None:
-    if entry is not None and entry.ended_ns is not None:
-        return entry.ended_ns
-    if outcome == "running":
+    Returns:
+        ``round``, ``rank``, ``node``, ``host``, ``local_rank``, ``pid``, ``started_ns``, ``ended_ns``, ``took_s``,
+        ``end`` (as text), ``exit_code``, ``signal``, ``core_dumped``, ``stopped_by_ftslurm``, ``stop_signal``,
+        ``stop_reason``; ``progress``: ``first_step``, ``first_ns``, ``last_step``, ``last_ns``, or null; ``message`` of
+        its error record; ``failure``: as ``first_failure`` of `ftslurm.report.analysis`, if it failed by itself, else
+        null; ``stacks``: text, ``problem`` why there are none, ``facts`` of /proc, or null; ``logs``: as ``log`` there.
+        None if nothing is recorded about such a rank.
+    """
+    files = this.files
+    node, worker = next(((n, w) for n in files.nodes for w in n.workers if w.rank == rank), (None, None))
+    summary = worker.error if worker is not None else None
+    error, hung = files.errors.get(rank), files.stacks.get(rank)
+    failed = next((s for s in this.failed if s.rank == rank), None)
+    tails = files.tails.get(rank, ())
+    if worker is None and error is None and failed is None and hung is None and not tails:
         return None
-    return max((n.ended_ns for n in files.nodes if n.ended_ns is not None), default=None)
-
-
-def _steps(files: RoundFiles) -> Dict:
-    progress = [w.progress for n in files.nodes for w in n.workers if w.progress is not None]
+    progress = worker.progress if worker else None
+    started, ended = (worker.started_ns, worker.ended_ns) if worker else (None, None)
+    known = [x for x in (worker, error, failed) if x is not None]
     return {
-        "first_step": min((p.first_step for p in progress), default=None),
-        "last_step": max((p.last_step for p in progress), default=None),
+        "round": this.number,
+        "rank": rank,
+        "node": _first(node and node.node, error and error.node, failed and failed.node, hung and hung.node),
+        "host": _first(node and node.host, error and error.host),
+        "local_rank": _first(*(x.local_rank for x in known)),
+        "pid": _first(worker and worker.pid, error and error.pid),
+        "started_ns": started,
+        "ended_ns": ended,
+        "took_s": None if started is None or ended is None else max(0, ended - started) / 1e9,
+        "end": _end(node, worker, failed=failed is not None),
+        "exit_code": _first(*(x.exit_code for x in known)),
+        "signal": _first(*(x.signal for x in known)),
+        "core_dumped": worker is not None and worker.core_dumped,
+        "stopped_by_ftslurm": worker is not None and worker.stopped_by_ftslurm,
+        "stop_signal": worker.stop_signal if worker else None,
+        "stop_reason": node.stop_reason if node and worker and worker.stopped_by_ftslurm else None,
+        "progress": {
+            "first_step": progress.first_step,
+            "first_ns": progress.first_ns,
+            "last_step": progress.last_step,
+            "last_ns": progress.last_ns,
+        }
+        if progress
+        else None,
+        "message": error.message[:MESSAGE_LIMIT] if error else summary.message if summary else None,
+        "failure": worker_failure(this.number, failed, tails, this.cwd).as_dict() if failed else None,
+        "stacks": _rank_stacks(files, rank, tails),
+        "logs": [_log(tail) for tail in tails if tail.stream != "stacks"],
+    }
+
+
+def failed_ranks(this: RoundVerdict) -> list[Dict]:
+    """Describe in full all failed workers of a round that ftslurm did not stop, root cause first."""
+    tails = this.files.tails
+    return [worker_failure(this.number, s, tails.get(s.rank, ()), this.cwd).as_dict() for s in this.failed]
+
+
+def _end(node: RoundNode | None, worker: Worker | None, *, failed: bool) -> str:
+    if worker is None:
+        return "its agent recorded nothing about it"
+    if worker.ended_ns is None:
+        over = node is None or node.ended_ns is not None
+        return "no end is recorded" if over else "no end is recorded yet"
+    if worker.stopped_by_ftslurm and not failed:
+        return f"stopped by ftslurm with {worker.stop_signal or 'a signal'}"
+    if worker.signal is not None:
+        return f"ended by {worker.signal}{', core dumped' if worker.core_dumped else ''}"
+    return "how it ended is not recorded" if worker.exit_code is None else f"exit code {worker.exit_code}"
+
+
+def _rank_stacks(files: RoundFiles, rank: int, tails: Sequence[LogTail]) -> Dict | None:
+    hung = files.stacks.get(rank)
+    if hung is not None:
+        stacks = hung.stacks
+        text = stacks.text + (f"\n\nnative frames (py-spy):\n{stacks.native}" if stacks.native else "")
+        return {"text": text[:STACKS_LIMIT], "problem": stacks.problem, "facts": dict(stacks.facts)}
+    error = files.errors.get(rank)
+    text = (error.stacks if error else None) or next((t.text for t in tails if t.stream == "stacks"), None) or ""
+    return {"text": text[:STACKS_LIMIT], "problem": None, "facts": {}} if text else None
+
+
+def _log(tail: LogTail) -> Dict:
+    lines = tail.text.rstrip().split("\n")
+    kept = [line[:LOG_LINE_LIMIT] for line in lines[-2 * LOG_LINES :]]
+    cut = len(kept) < len(lines) or tail.size > len(tail.text.encode("utf-8", "replace"))
+    return {"stream": tail.stream, "path": tail.path, "size": tail.size, "lines": kept, "cut": cut}
+
+
+def _first(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)
+
+
+def defects_report(defects: Mapping[str, DefectRecord]) -> list[dict[str, Any]]:
+    """Return the report's entries: the same defect on several nodes is one; those that ended agents come first.
+
+    ``defects``: by file.
+    """
+    groups: dict[tuple[str | None, str, str | None], list[tuple[str, DefectRecord]]] = {}
+    ordered = sorted(defects.items(), key=lambda one: (one[1].part is not None, one[1].time_ns or 0, one[1].node))
+    for file, each in ordered:
+        groups.setdefault((each.part, each.error, each.place), []).append((file, each))
+    return [_defect(same) for same in groups.values()]
+
+
+def _defect(same: Sequence[tuple[str, DefectRecord]]) -> dict[str, Any]:
+    (file, first), nodes = same[0], sorted({each.node for _, each in same})
+    return {
+        "part": first.part,
+        "meaning": first.meaning,
+        "error": first.error,
+        "place": first.place,
+        "nodes": nodes[:NODES_KEPT],
+        "node_count": len(nodes),
+        "round": first.round,
+        "time_ns": first.time_ns,
+        "file": file,
     }

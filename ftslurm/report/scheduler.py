@@ -1,49 +1,28 @@
-"""Slurm's view of the run's job, and the ends it explains: time limit, preemption, scancel, failed node (pure)."""
+"""Slurm's view of the run's job and steps, and the ends it explains: time limit, preemption, scancel (pure)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import signal
 from typing import Any
 
+from ftslurm.dataclasses import replace
 from ftslurm.failures.causes import Evidence, classify
-from ftslurm.report.evidence import FAILURE_KEYS
-from ftslurm.report.facts import Attempt, Scheduler, Snapshot
-from ftslurm.report.fields import integer, need_text, text
-from ftslurm.report.wording import brief, names, safe
+from ftslurm.report.facts import Attempt, Scheduler, Snapshot, StepEnd
+from ftslurm.report.first_failure import FirstFailure
+from ftslurm.report.wording import brief
+from ftslurm.slurm.job_now import changed_limit
+from ftslurm.text import duration, names, safe
 
 TIME_LIMIT, PREEMPTED, CANCELLED, SCHEDULER = "time-limit", "preempted", "cancelled", "scheduler"
 OUT_OF_MEMORY = "OUT_OF_MEMORY"
 SLURM_FAILED = ("NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL", "REVOKED")
 ENDED = ("TIMEOUT", "DEADLINE", "PREEMPTED", "CANCELLED", "COMPLETED", "FAILED", OUT_OF_MEMORY, *SLURM_FAILED)
+HELD = ("JobHoldMaxRequeue", "launch_failed_requeued_held", "JobHeldUser", "JobHeldAdmin")
+"""Reasons of a pending job that does not start before it is released."""
 _ATTEMPT = re.compile(r"(\d{1,10})\.(\d{1,9})(\+.*)?")
 
 Dict = dict[str, Any]
-
-
-def scheduler_from(o: Mapping[str, Any]) -> Scheduler:
-    """``attempts/<attempt>/scheduler.json``."""
-    nodes = o.get("nodes")
-    states = nodes.items() if isinstance(nodes, dict) else ()
-    return Scheduler(
-        attempt=need_text(o, "attempt"),
-        asked_ns=integer(o, "asked_ns"),
-        job_id=text(o, "job_id"),
-        problem=text(o, "problem"),
-        state=text(o, "state"),
-        reason=text(o, "reason"),
-        exit_code=integer(o, "exit_code"),
-        signal=integer(o, "signal"),
-        restarts=integer(o, "restarts"),
-        start_ns=integer(o, "start_ns"),
-        end_ns=integer(o, "end_ns"),
-        time_limit_s=integer(o, "time_limit_s"),
-        failed_node=text(o, "failed_node"),
-        cancelled_by=integer(o, "cancelled_by"),
-        preempted_ns=integer(o, "preempted_ns"),
-        source=text(o, "source"),
-        nodes=tuple((name, state) for name, state in states if isinstance(state, str)),
-    )
 
 
 def attempt_to_query(snapshot: Snapshot, status: str, cause: Dict | None) -> Attempt | None:
@@ -65,7 +44,7 @@ def of_attempt(snapshot: Snapshot, attempt: str | None) -> Scheduler | None:
 
 def verdict(view: Scheduler | None) -> tuple[str, str] | None:
     """Return the kind of end that Slurm caused, and its text; None if it caused none."""
-    if view is None or _of_a_later_start(view):
+    if view is None or of_a_later_start(view):
         return None
     reason = view.reason or ""
     if view.state == "TIMEOUT" or reason == "TimeLimit" or _out_of_time(view):
@@ -84,7 +63,7 @@ def verdict(view: Scheduler | None) -> tuple[str, str] | None:
     return None
 
 
-def _of_a_later_start(view: Scheduler) -> bool:
+def of_a_later_start(view: Scheduler) -> bool:
     """Whether Slurm's view is of a later start of the job, because it had requeued it already."""
     match = _ATTEMPT.fullmatch(view.attempt)
     return match is not None and view.restarts is not None and view.restarts > int(match[2])
@@ -141,48 +120,38 @@ def scheduler_report(snapshot: Snapshot, attempt: str | None) -> Dict | None:
         "failed_node": view.failed_node,
         "cancelled_by": view.cancelled_by,
         "nodes": dict(view.nodes),
+        "held": view.held,
+        "limit_was_s": view.limit_was_s,
         "verdict": found[0] if found else None,
         "text": found[1] if found else None,
     }
 
 
-def job_failure(snapshot: Snapshot, attempt: str | None, last: Dict | None) -> Dict | None:
-    """Describe Slurm's action on the job as a cause; the same keys as for a worker, without rank and node.
+def job_failure(snapshot: Snapshot, attempt: str | None, number: int, step: int | None) -> FirstFailure | None:
+    """Describe Slurm's action on the job as a failure without rank and node; None if there was none.
 
     Args:
         snapshot: the run directory.
         attempt: the newest one.
-        last: the last round, during which it happened; None: there was none.
+        number: the last round, during which it happened.
+        step: its last step.
     """
     view = of_attempt(snapshot, attempt)
     found = verdict(view)
-    if view is None or found is None or last is None:
+    if view is None or found is None:
         return None
     kind, text = found
-    evidence = Evidence(kind=kind, message=text, scheduler=view.state or "")
-    cause = classify(evidence, snapshot.causes)
-    failure: Dict = dict.fromkeys(FAILURE_KEYS)
-    return failure | {
-        "round": last["round"],
-        "nodes": [],
-        "time_ns": view.end_ns if view.state in ENDED else None,
-        "kind": kind,
-        "core_dumped": False,
-        "step": last["last_step"],
-        "cause": cause.name,
-        "title": cause.title,
-        "role": cause.role,
-        "advice": cause.advice,
-        "restart": cause.restart,
-        "what": text,
-        "signature": kind,
-        "same_as_rounds": [],
-        "argv": [],
-        "evidence": ["scheduler"],
-        "evidence_lines": [line(view)],
-        "uncertainty_s": None,
-        "clock": None,
-    }
+    return FirstFailure(
+        round=number,
+        kind=kind,
+        cause=classify(Evidence(kind=kind, message=text, scheduler=view.state or ""), snapshot.causes),
+        what=text,
+        signature=kind,
+        time_ns=view.end_ns if view.state in ENDED else None,
+        step=step,
+        evidence=("scheduler",),
+        lines=(line(view),),
+    )
 
 
 def line(view: Scheduler) -> str:
@@ -193,30 +162,30 @@ def line(view: Scheduler) -> str:
     parts += [] if not view.reason else [f"reason {safe(view.reason)}"]
     parts += [] if view.exit_code is None else [f"exit code {view.exit_code}:{view.signal or 0}"]
     parts += [] if view.time_limit_s is None else [f"time limit{_limit(view).removeprefix(' of')}"]
+    parts += [changed_limit(view.time_limit_s, view.limit_was_s).removeprefix(", ")] if view.limit_was_s else []
+    if view.state == "RUNNING" and view.end_ns is not None and view.asked_ns is not None:
+        parts.append(f"{duration(max(0, view.end_ns - view.asked_ns) / 1e9)} left")
+    parts += ["held: not started again before it is released"] if view.held else []
     parts += [] if not view.restarts else [f"restarted {view.restarts} times"]
-    states = [f"{name} {state}" for name, state in view.nodes]
+    waits = view.reason in HELD and view.state not in ENDED
+    parts += [f"held: scontrol release {safe(view.job_id or '')} lets it start"] if waits else []
+    states = [f"{name} {state}" for name, state in view.nodes.items()]
     parts += [f"nodes {names(states)}"] if states else []
     return f"Slurm ({safe(view.source or 'scontrol')}): {', '.join(parts)}"
 
 
-def explain_rounds(snapshot: Snapshot, rounds: Sequence[Dict]) -> None:
-    """Add Slurm's action to each attempt's last round (``scheduler``), and Slurm's node states to a lost node."""
-    for i, entry in enumerate(rounds):
-        entry["scheduler"] = None
-        last = i + 1 == len(rounds) or rounds[i + 1]["attempt"] != entry["attempt"]
-        view = of_attempt(snapshot, entry["attempt"]) if last else None
-        if view is None:
-            continue
-        found = verdict(view)
-        if found is not None and entry["outcome"] in ("stopped", "unknown", "running", "node-lost"):
-            entry["scheduler"] = found[1]
-        failure = entry["first_failure"]
-        if failure is not None and failure["kind"] == "node-lost":
-            texts = [f"{name} is {state}" for name, state in view.nodes if name in failure["nodes"]]
-            if view.state == "NODE_FAIL":
-                texts.insert(0, f"job {view.job_id}: NODE_FAIL{f', {view.failed_node}' if view.failed_node else ''}")
-            if texts:
-                failure["evidence_lines"] = [*(failure["evidence_lines"] or []), f"Slurm: {safe('; '.join(texts))}"]
+def explain_round(view: Scheduler, outcome: str) -> str | None:
+    """Return Slurm's action that ended the last round of an attempt, as text; None if there was none."""
+    found = verdict(view)
+    return found[1] if found is not None and outcome in ("stopped", "unknown", "running", "node-lost") else None
+
+
+def with_node_states(view: Scheduler, lost: FirstFailure) -> FirstFailure:
+    """Return the failure of lost nodes with Slurm's states of them as evidence."""
+    texts = [f"{name} is {state}" for name, state in view.nodes.items() if name in lost.nodes]
+    if view.state == "NODE_FAIL":
+        texts.insert(0, f"job {view.job_id}: NODE_FAIL{f', {view.failed_node}' if view.failed_node else ''}")
+    return replace(lost, lines=(*lost.lines, f"Slurm: {safe('; '.join(texts))}")) if texts else lost
 
 
 def state_for_evidence(snapshot: Snapshot, number: int, attempt: str | None) -> str:
@@ -225,7 +194,7 @@ def state_for_evidence(snapshot: Snapshot, number: int, attempt: str | None) -> 
     It can have ended only the last round of an attempt, and only in a job that did not end by itself.
     """
     view = of_attempt(snapshot, attempt)
-    if view is None or view.state is None or _of_a_later_start(view):
+    if view is None or view.state is None or of_a_later_start(view):
         return ""
     history = snapshot.state.history if snapshot.state else ()
     numbers = [h.round for h in history if h.attempt == attempt]
@@ -235,3 +204,51 @@ def state_for_evidence(snapshot: Snapshot, number: int, attempt: str | None) -> 
     closed = snapshot.state.closed if snapshot.state else None
     own_end = closed is not None and closed.outcome != "stopped"
     return view.state if view.state == OUT_OF_MEMORY or not own_end else ""
+
+
+def step_end(snapshot: Snapshot) -> StepEnd | None:
+    """Return the end of the run's newest attempt; None while a process of the run may still be running."""
+    ends = {end.attempt: end for end in snapshot.steps}
+    current = snapshot.attempt
+    if current is None or current.attempt not in ends:
+        return None
+    later = [each for each in snapshot.attempts if (each.created_ns or 0) > (current.created_ns or 0)]
+    return ends[current.attempt] if all(each.attempt in ends for each in later) else None
+
+
+def step_report(snapshot: Snapshot) -> Dict | None:
+    """Return the report's ``step``."""
+    end = step_end(snapshot)
+    if end is None:
+        return None
+    facts = {"attempt": end.attempt, "ended_ns": end.ended_ns, "exit_code": end.exit_code, "signal": end.signal}
+    return facts | {"line": step_line(end)}
+
+
+def step_line(end: StepEnd) -> str:
+    """Describe its end, for a run that did not close its state."""
+    stopped = f" after {safe(end.signal)} from outside" if end.signal else ""
+    code = end.exit_code
+    over = "" if code is None else f"its step is over: srun ended with code {code}{_by(code)}, and "
+    why = f": the run directory is not writable ({safe(end.refused)})" if end.refused else ""
+    return f"{over}its agents ended{stopped} without recording the run's end{why}"
+
+
+def _by(code: int) -> str:
+    try:
+        return f" ({signal.Signals(code - 128).name})"
+    except ValueError:
+        return ""
+
+
+def job_report(snapshot: Snapshot) -> Dict | None:
+    """Return the report's ``job``; None for a run."""
+    if snapshot.job is None:
+        return None
+    scheduler = of_attempt(snapshot, snapshot.attempts[0].attempt)
+    return {
+        "note": snapshot.job.note,
+        "line": line(scheduler) if scheduler is not None else "",
+        "output": snapshot.job.output,
+        "last_lines": list(snapshot.job.last_lines),
+    }

@@ -1,14 +1,16 @@
-"""The parts of a text report below its headline: evidence, ranks, rounds, problems (pure)."""
+"""The parts of a text report below its headline: evidence, ranks, rounds, defects, one rank's page (pure)."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 from ftslurm.failures.causes import CASCADE
 from ftslurm.report.accounting import sentence
-from ftslurm.report.finding import finding
-from ftslurm.report.headline import cost_of
-from ftslurm.report.style import Json, Style
-from ftslurm.report.wording import brief, clip, count, duration, first_line, interval, names, safe, safe_lines, verdict
+from ftslurm.report.wording import Json, Style, brief, cost_of, finding, place, rank_of, verdict
+from ftslurm.text import clip, duration, first_line, names, plural, safe, safe_lines
 
+_STOPPED_FOR = re.compile(r"rank (\d{1,9}) on \S+ failed")
 TRACEBACK_HEAD, TRACEBACK_TAIL = 12, 40
 LOG_LINES_BESIDE_TRACEBACK = 10
 ROUNDS_SHOWN = 12
@@ -16,7 +18,10 @@ EVIDENCE_SHOWN = 12
 GROUPS_SHOWN = 12
 PROBLEMS_SHOWN = 10
 SLOW_SHOWN = 5
+ATTEMPT_WIDTH = 16
 FINDINGS_SHOWN = 8
+DEFECTS_SHOWN = 5
+RANK_LINES_SHOWN = 200
 
 
 def evidence(entry: Json, style: Style) -> list[str]:
@@ -37,7 +42,7 @@ def traceback(entry: Json, style: Style) -> list[str]:
     left_out = len(lines) - TRACEBACK_HEAD - TRACEBACK_TAIL
     if left_out > 1:
         lines[TRACEBACK_HEAD:-TRACEBACK_TAIL] = [f"  ... {left_out} lines left out ..."]
-    title = f"{kind} of rank {failure['rank']} in round {entry['round']}"
+    title = f"{kind} of {rank_of(failure)} in round {entry['round']}"
     return [style.section(title), *style.quoted(lines, "  ")]
 
 
@@ -76,11 +81,11 @@ def other_ranks(entry: Json, report: Json) -> list[tuple[str, str]]:
     rest = entry["groups"][GROUPS_SHOWN:]
     if rest:
         more = sum(g["count"] for g in rest)
-        rows.append((count(more, "rank"), f"{count(len(rest), 'more kind')} of failure (see --json)"))
+        rows.append((plural(more, "rank"), f"{plural(len(rest), 'more kind')} of failure (see --json)"))
     stopped, finished, silent = entry["stopped"], entry["finished"], entry["silent"]
     if stopped is not None:
         killed = f", {stopped['killed']} of them by SIGKILL" if stopped["killed"] else ""
-        why = f": {first_line(stopped['reason'])}" if stopped["reason"] else ""
+        why = _why_stopped(first_line(stopped["reason"] or ""), entry["first_failure"])
         rows.append((_ranks(stopped["ranks"], stopped["count"]), f"stopped by ftslurm{killed}{why}"))
     if finished is not None:
         rows.append((_ranks(finished["ranks"], finished["count"]), "had finished with exit code 0"))
@@ -89,6 +94,14 @@ def other_ranks(entry: Json, report: Json) -> list[tuple[str, str]]:
         yet = " yet" if report["status"] == "running" and entry is report["rounds"][-1] else ""
         rows.append((_ranks(silent["ranks"], silent["count"]), f"no end recorded{yet}{where}"))
     return rows
+
+
+def _why_stopped(reason: str, failure: Json | None) -> str:
+    """Return why ranks were stopped: by the failure that was noticed first, which need not be the first failure."""
+    named = _STOPPED_FOR.match(reason)
+    if named is None or failure is None or failure["rank"] is None or int(named[1]) == failure["rank"]:
+        return f": {reason}" if reason else ""
+    return f", when rank {named[1]}'s end was noticed"
 
 
 def slow(report: Json, style: Style) -> list[str]:
@@ -103,7 +116,7 @@ def slow_ranks(report: Json) -> tuple[str, list[tuple[str, str, str]]]:
     """The title of the list of slow ranks, and its rows: rank, its step time, that of the others."""
     chosen = [r for r in report["rounds"] if r["round"] == report["focus"]] or report["rounds"][-1:]
     rows = [
-        (f"rank {each['rank']} on {safe(each['node'])}", interval(each["median_s"]), interval(each["others_s"]))
+        (f"rank {each['rank']} on {safe(each['node'])}", duration(each["median_s"]), duration(each["others_s"]))
         for entry in chosen
         for each in entry["slow"]
     ]
@@ -118,11 +131,11 @@ def health(report: Json, style: Style) -> list[str]:
         lines += style.wrapped(finding(each, style))
         lines += style.wrapped(f"hint: {safe(each['advice'])}", "    ") if each["advice"] and each["of_failure"] else []
     more = len(found["findings"]) - FINDINGS_SHOWN + found["more"]
-    lines += [f"  and {count(more, 'more finding')} (see --json)"] if more > 0 else []
+    lines += [f"  and {plural(more, 'more finding')} (see --json)"] if more > 0 else []
     for each in found["left_out"][:FINDINGS_SHOWN]:
         lines += style.wrapped(each["text"])
     more = len(found["left_out"]) - FINDINGS_SHOWN + found["more_left_out"]
-    lines += [f"  and {count(more, 'more node')} left out (see --json)"] if more > 0 else []
+    lines += [f"  and {plural(more, 'more node')} left out (see --json)"] if more > 0 else []
     return [style.section("health of the nodes"), *lines] if lines else []
 
 
@@ -136,7 +149,14 @@ def timeline(report: Json, style: Style) -> list[str]:
         shown = [*rounds[:2], *rounds[2 - ROUNDS_SHOWN :]]
     title, form = _dates(shown, style)
     head = ["round", "attempt", "nodes", "ranks", "started", "took", "ended"]
-    rows = [head, *(_row(entry, report, style.date(entry["started_ns"], form)) for entry in shown)]
+    attempts = _short_attempts([entry["attempt"] or "?" for entry in shown])
+    rows = [
+        head,
+        *(
+            _row(entry, attempt, report, style.date(entry["started_ns"], form))
+            for entry, attempt in zip(shown, attempts, strict=True)
+        ),
+    ]
     if len({entry["attempt"] for entry in rounds}) < 2:
         rows = [row[:1] + row[2:] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
@@ -164,7 +184,7 @@ def problems(report: Json, style: Style) -> list[str]:
     if len(found) > PROBLEMS_SHOWN:
         lines.append(f"  and {len(found) - PROBLEMS_SHOWN} more (see --json)")
     if report["skipped_rounds"]:
-        older = count(report["skipped_rounds"], "older round")
+        older = plural(report["skipped_rounds"], "older round")
         lines.append(f"  the files of {older} were not read (--round N reads them)")
     return [style.section("files that could not be used"), *style.quoted(lines, "")] if lines else []
 
@@ -186,11 +206,20 @@ def _ranks(text: str, number: int) -> str:
     return f"ranks {text}" if number <= 64 and len(text) <= 18 else f"{number} ranks ({clip(text, 18)})"
 
 
-def _row(entry: Json, report: Json, started: str) -> list[str]:
+def _short_attempts(attempts: Sequence[str]) -> list[str]:
+    """Return the attempts' names for a column: of long ones, as of runs outside Slurm, the part that differs."""
+    common = 0
+    if max(map(len, attempts)) > ATTEMPT_WIDTH:
+        letters = enumerate(zip(*attempts, strict=False))
+        common = next((i for i, each in letters if len(set(each)) > 1), min(map(len, attempts)) - 1)
+    return [clip(safe(f"...{name[common:]}" if common > 3 else name), ATTEMPT_WIDTH) for name in attempts]
+
+
+def _row(entry: Json, attempt: str, report: Json, started: str) -> list[str]:
     world = entry["world_size"]
     return [
         str(entry["round"]),
-        clip(safe(entry["attempt"] or "?"), 16),
+        attempt,
         str(len(entry["nodes"])),
         "?" if world is None else str(world),
         started,
@@ -257,3 +286,117 @@ def _dates(rounds: list[Json], style: Style) -> tuple[str, str]:
     if len(days) == 1:
         return f"rounds ({' '.join(part for part in (*days, zone) if part)})", "%H:%M:%S"
     return f"rounds{f' (times in {zone})' if zone not in ('', '?') else ''}", "%m-%d %H:%M:%S"
+
+
+def defect_lines(report: Json) -> list[list[str]]:
+    """Return each defect's lines of text; the first one describes it."""
+    return [_defect_lines(each) for each in report["defects"]]
+
+
+def _defect_lines(each: Json) -> list[str]:
+    more = each["node_count"] - len(each["nodes"])
+    where = names(each["nodes"]) + (f" and {more} more nodes" if more > 0 else "")
+    place = f" ({safe(each['place'])})" if each["place"] else ""
+    what = f"{clip(safe(each['error']), 200)}{place}"
+    if each["part"] is None:
+        first = f"{where}: the agent ended: {what}"
+    else:
+        first = f"{where}: {safe(each['part'])}: {what}"
+    meaning = [f"{safe(each['meaning'])}; the job went on"] if each["meaning"] else []
+    return [first, *meaning, f"please report it, with {safe(each['file'])}"]
+
+
+def defects(report: Json, style: Style) -> list[str]:
+    """Return the section of a text report."""
+    found = defect_lines(report)
+    lines: list[str] = []
+    for first, *rest in found[:DEFECTS_SHOWN]:
+        lines += style.wrapped(first)
+        lines += [line for each in rest for line in style.wrapped(each, "    ", "      ")]
+    if len(found) > DEFECTS_SHOWN:
+        lines.append(f"  and {len(found) - DEFECTS_SHOWN} more (see --json)")
+    return [style.section("defects of ftslurm itself, neither your program's nor a node's"), *lines] if lines else []
+
+
+def rank_page(report: Json, style: Style) -> list[list[str]]:
+    """Return blocks of lines about ``report["rank"]``: how it ended, then its record, stacks and output."""
+    rank = report["rank"]
+    failure = rank["failure"]
+    entry = {"first_failure": failure, "round": rank["round"]}
+    blocks = [_rank_title(report, style)]
+    if failure is not None:
+        blocks += [evidence(entry, style), traceback(entry, style)]
+    elif rank["message"]:
+        record = safe_lines(rank["message"])
+        blocks.append([style.section("its error record"), *style.quoted(record[:RANK_LINES_SHOWN], "  ")])
+    blocks.append(_rank_stacks(rank, style))
+    directory = safe(report["run"]["directory"]).rstrip("/") + "/"
+    for log in rank["logs"]:
+        lines = [safe(line).rstrip() for line in log["lines"]]
+        name = f"{safe(log['path']).removeprefix(directory)}, {log['size']} bytes"
+        title = f"{'the end of ' if log['cut'] else ''}its {log['stream']} ({name})"
+        blocks.append([style.section(title), *(style.quoted(lines, "  | ") if any(lines) else ["  (empty)"])])
+    if not rank["logs"]:
+        blocks.append(["  it has no output files"])
+    return blocks
+
+
+def failed(report: Json, style: Style) -> list[list[str]]:
+    """Return a few blocks for each rank in ``report["failed"]`` but the first failure, which is shown above in full."""
+    found = report["failed"] or []
+    focus = next((r for r in report["rounds"] if r["round"] == report["focus"]), None)
+    first = focus["first_failure"]["rank"] if focus is not None and focus["first_failure"] is not None else None
+    blocks: list[list[str]] = []
+    for failure in found:
+        if failure["rank"] == first:
+            continue
+        entry = {"first_failure": failure, "round": failure["round"]}
+        where = place(failure)
+        head = [style.section(style.line(verdict(failure)).strip())]
+        head += style.wrapped(f"at {where}") if where else []
+        head += [style.line(f"{failure['title']} ({failure['role']})")]
+        blocks += [head, evidence(entry, style), traceback(entry, style)]
+        blocks.append(log(entry, report, style))
+    return blocks
+
+
+def _rank_title(report: Json, style: Style) -> list[str]:
+    rank = report["rank"]
+    failure, progress = rank["failure"], rank["progress"]
+    title = f"rank {rank['rank']}" + (f" on {safe(rank['node'])}" if rank["node"] else "")
+    head = f"{title}, round {rank['round']} of {safe(report['run']['id'])}"
+    lines = style.title(head, f": {safe(rank['end'])}", "red" if failure is not None else "green")
+    if failure is not None:
+        where = place(failure)
+        lines += style.wrapped(verdict(failure)) + (style.wrapped(f"at {where}") if where else [])
+        lines += style.wrapped(f"cause: {failure['title']} ({failure['role']})")
+    facts = [f"local rank {rank['local_rank']}"] if rank["local_rank"] is not None else []
+    facts += [f"pid {rank['pid']}"] if rank["pid"] is not None else []
+    facts += [f"host {safe(rank['host'])}"] if rank["host"] and rank["host"] != rank["node"] else []
+    if rank["started_ns"] is not None:
+        facts.append(f"started {style.date(rank['started_ns'])}")
+    if rank["ended_ns"] is not None:
+        facts.append(f"ended {style.date(rank['ended_ns'])}, after {duration(rank['took_s'])}")
+    lines += style.wrapped(", ".join(facts))
+    if rank["stop_reason"]:
+        lines += style.wrapped(f"stopped because: {safe(rank['stop_reason'])}")
+    if progress is None:
+        return [*lines, "  it reported no step"]
+    steps = f"steps {progress['first_step']} to {progress['last_step']}"
+    if progress["last_ns"] is not None:
+        steps += f", the last at {style.date(progress['last_ns'])}"
+    return lines + style.wrapped(steps)
+
+
+def _rank_stacks(rank: Json, style: Style) -> list[str]:
+    stacks = rank["stacks"]
+    if stacks is None:
+        return []
+    lines = [style.section("its stacks")]
+    if stacks["problem"]:
+        lines.append(style.line(safe(stacks["problem"])))
+    lines += [style.line(f"{safe(key)}: {safe(value)}") for key, value in stacks["facts"].items()]
+    shown = safe_lines(stacks["text"].rstrip("\n"))
+    lines += style.quoted(shown[:RANK_LINES_SHOWN], "  ")
+    left_out = len(shown) - RANK_LINES_SHOWN
+    return lines + ([f"  ... {plural(left_out, 'more line')} (see --json)"] if left_out > 0 else [])

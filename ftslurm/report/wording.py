@@ -1,70 +1,39 @@
-"""Short phrases shared by all renderers: durations, rank ranges, what failed and where (pure)."""
+"""Phrases and layout shared by all renderers: what failed and where, findings; widths, colours, dates (pure)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+from ftslurm.dataclasses import dataclass
+from ftslurm.report.stopped import is_interrupted, stop_result
+from ftslurm.text import clip, cut_middle, duration, first_line, names, plural, safe
+
 Json = Mapping[str, Any]
+
+WIDTH = 80
+# Lines that users copy (tracebacks, output) are not wrapped; beyond this width they are data, not text.
+EVIDENCE_WIDTH = 240
+NODES_SHOWN = 3
+NODE_SHOWN = 32  # characters
 
 JOB_KINDS = ("time-limit", "preempted", "cancelled", "scheduler")
 """Kinds of failures that Slurm caused: of the whole job, of no rank and no node."""
 
-# Escape sequences first, so that their printable remainder is removed too.
-_ESCAPES = re.compile(
-    "\x1b\\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor movements
-    # OSC, DCS and the like, up to their terminator
-    "|(?:\x1b[\\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]{0,4096}(?:\x07|\x1b\\\\|\x9c)?"
-    "|\x9b[0-?]*[ -/]*[@-~]"
-    "|\x1b[ -/]*[0-~]"
-)
-# C0 and C1 controls, what reorders or hides text, line separators, and halves of surrogate pairs.
-_UNSAFE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb"
-    "\U000e0000-\U000e007f\ud800-\udfff]"
-)
+WORKER_KINDS = ("exception", "exit", "signal", "spawn")
+"""Kinds of failures of one rank, which a log may leave unnamed."""
 
+AGENT_DEFECT, DEFECT = "agent-defect", "its agent ended by a defect of ftslurm: "
+"""The cause of a node that was lost by a defect, and the reason in its death notice."""
 
-def safe(text: str) -> str:
-    """Return one line of foreign text without effects on a terminal.
-
-    Escape sequences are removed; of a line rewritten with carriage returns (a progress bar) the last
-    version remains, as on a terminal; other control characters become ``\\xNN`` or ``\\uNNNN``.
-    """
-    text = _ESCAPES.sub("", text).rstrip("\r\n")
-    if "\r" in text:
-        text = next((part for part in reversed(text.split("\r")) if part.strip()), "")
-    return _UNSAFE.sub(_visible, text.replace("\n", " ").expandtabs(8))
-
-
-def safe_lines(text: str) -> list[str]:
-    """Split foreign text into safe lines."""
-    return [safe(line) for line in text.split("\n")]
-
-
-def _visible(match: re.Match[str]) -> str:
-    code = ord(match[0])
-    if code < 0x100:
-        return f"\\x{code:02x}"
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-
-
+_OWN_PLACE = re.compile(r" \([^()\s]+\.py:\d+ in [^()\s]+\)$")
+_WORD = re.compile(r"\d[\d.,]* (?:ms|s|min|h|d)\b\S*|\S+")
+_TYPE = re.compile(r".{0,100}?(?:\w(?:Error|Exception|Exit|Interrupt)|refused its arguments): ")
+_BEHIND_TYPE, _END = 12, 24
 # gloo and c10d begin their messages with their own source location, which fills half a line.
 _NATIVE_PLACE = re.compile(r"\[[^\]\s]{1,300}\.(?:cc|cpp|cu|h|hpp):\d+\] ?")
-
-
-def clip(text: str, width: int) -> str:
-    """Cut to ``width`` characters; three dots mark the cut."""
-    return text if len(text) <= width else text[: max(0, width - 3)].rstrip() + "..."
-
-
-def first_line(text: str) -> str:
-    """Return the first line that is not blank, made safe."""
-    for line in text[:8192].split("\n"):
-        if line.strip():
-            return safe(line).strip()
-    return ""
 
 
 def brief(text: str) -> str:
@@ -72,62 +41,24 @@ def brief(text: str) -> str:
     return first_line(_NATIVE_PLACE.sub("", text[:8192]))
 
 
-def ranges(numbers: Iterable[int]) -> str:
-    """Compress numbers: ``0-3, 7``."""
-    parts: list[str] = []
-    start = end = -2
-    for n in sorted(set(numbers)):
-        if n == end + 1:
-            end = n
-            continue
-        if start >= 0:
-            parts.append(_range(start, end))
-        start = end = n
-    if start >= 0:
-        parts.append(_range(start, end))
+def cost_of(cost: Json) -> str:
+    """``next round 1.1 s later, 20 steps repeated``; empty if nothing is known."""
+    parts = []
+    if cost["until_next_round_s"] is not None:
+        queue = ", requeued" if cost["requeued"] else ""
+        parts.append(f"next round {duration(cost['until_next_round_s'])} later{queue}")
+    if cost["steps_repeated"] is not None:
+        parts.append(f"{plural(cost['steps_repeated'], 'step')} repeated")
     return ", ".join(parts)
 
 
-def _range(start: int, end: int) -> str:
-    return str(start) if start == end else f"{start}-{end}"
-
-
-def names(values: Collection[str], most: int = 4) -> str:
-    """List a few names, and the number of further ones."""
-    shown = ", ".join(safe(v) for v in list(values)[:most])
-    rest = len(values) - most
-    return f"{shown} and {rest} more" if rest > 0 else shown
-
-
-def count(number: int, thing: str) -> str:
-    """``1 node``, ``2 nodes``."""
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
-
-
-def interval(seconds: float) -> str:
-    """Format the time of a step: ``472 ms``, ``1.25 s``, ``2m 03s``."""
-    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.3g} s" if seconds < 60 else duration(seconds)
-
-
-def duration(seconds: float | None) -> str:
-    """Format a duration in at most two units: ``0.8s``, ``3m 20s``, ``1h 02m``, ``2d 05h``."""
-    if seconds is None:
-        return "?"
-    seconds = max(0.0, seconds)
-    if seconds < 9.95:
-        return f"{seconds:.1f}s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m {whole % 60:02d}s"
-    if whole < 86400:
-        return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
-    return f"{whole // 86400}d {whole % 86400 // 3600:02d}h"
-
-
 def subject(failure: Json) -> str:
-    """``rank 3 on n2``, or the lost nodes."""
+    """``rank 3 on n2``, ``all 4 ranks``, or the lost nodes."""
+    if failure.get("alike"):
+        return safe(failure["alike"]["subject"])
+    if failure["rank"] is None and failure.get("kind") in WORKER_KINDS:
+        where = f" on {safe(failure['node'])}" if failure["node"] else ""
+        return f"some rank{where}"
     if failure["rank"] is None:
         nodes = failure["nodes"]
         if not nodes:
@@ -135,7 +66,19 @@ def subject(failure: Json) -> str:
         return f"node {safe(nodes[0])}" if len(nodes) == 1 else f"nodes {names(nodes)}"
     if failure.get("hang") and failure["ranks"] != str(failure["rank"]) and failure["hang"]["verdict"] != "none":
         return f"ranks {clip(failure['ranks'], 24)} on {names(failure['nodes'])}"
-    return f"rank {failure['rank']} on {safe(failure['node'])}"
+    return f"rank {failure['rank']} on {safe(failure['node'])}" if failure["node"] else f"rank {failure['rank']}"
+
+
+def first_of(failure: Json) -> str:
+    """``rank 3 on n2``: where a failure was noticed first; without a node whose name is only a launcher's folder."""
+    if failure["node"] is not None and len(failure["node"]) > NODE_SHOWN:
+        return rank_of(failure)
+    return subject({**failure, "alike": None})
+
+
+def rank_of(failure: Json) -> str:
+    """``rank 3``; of a log that does not name it, ``some rank``."""
+    return "some rank" if failure["rank"] is None else f"rank {failure['rank']}"
 
 
 def what(failure: Json) -> str:
@@ -150,15 +93,50 @@ def verdict(failure: Json) -> str:
     """``rank 3 on n2: ValueError: boom``, ``node n2 was lost ...``."""
     if failure["rank"] is None and failure.get("kind") in (*JOB_KINDS, "unreachable"):
         return what(failure)
-    return f"{subject(failure)}{' ' if failure['rank'] is None else ': '}{what(failure)}"
+    if failure["cause"] == AGENT_DEFECT and DEFECT in what(failure):
+        # Of several nodes, one after the other: the first one's.
+        return crash(failure["nodes"], what(failure).partition(DEFECT)[2].partition("; ")[0])
+    by_nodes = failure["rank"] is None and failure.get("kind") not in WORKER_KINDS
+    return f"{subject(failure)}{' ' if by_nodes else ': '}{what(failure)}{follows(failure)}"
+
+
+def follows(failure: Json) -> str:
+    """`` (rank 2 did not fail)``: what it follows from; empty if nothing is known of that."""
+    return f" ({failure['follows']})" if failure.get("follows") else ""
+
+
+def crash(nodes: Collection[str], error: str) -> str:
+    """``ftslurm's agent crashed on n1: KeyError: 'x': a defect of ftslurm``; the place is with the defect itself."""
+    error = _OWN_PLACE.sub("", error).rstrip(": ")
+    return f"ftslurm's agent{'s' if len(nodes) > 1 else ''} crashed on {names(nodes)}: {error}: a defect of ftslurm"
+
+
+def crashes(report: Json) -> list[str]:
+    """Return a line for each defect of ftslurm that ended agents."""
+    found = [each for each in report["defects"] if each["part"] is None]
+    return [crash(each["nodes"], first_line(each["error"])) for each in found]
 
 
 def stopped_by(report: Json) -> str:
-    """Describe what stopped a run from outside: Slurm's reason, else the recorded one."""
+    """Describe what stopped a run from outside: Slurm's reason, else the recorded one; and what became of the ranks."""
     cause = report["cause"]
     if cause is not None and cause["kind"] in JOB_KINDS:
-        return what(cause)
+        return f"{what(cause)}{stop_result(report)}"
+    if is_interrupted(report):
+        return f"{first_line(report['stop']['reason'])}{stop_result(report)}"
     return first_line(report["reason"] or "") or "why is not recorded"
+
+
+def standstill_of(report: Json) -> Json | None:
+    """Return that no rank had moved before the run was stopped from outside; None: ranks moved, or it is unknown."""
+    stopped = report["status"] == "stopped" and report["rounds"] and not is_interrupted(report)
+    found: Json | None = report["rounds"][-1]["standstill"] if stopped else None
+    return found
+
+
+def still_lines(still: Json | None) -> list[str]:
+    """Return the lines about it, with its advice."""
+    return [] if still is None else [safe(still["text"]), f"hint: {still['advice']}"]
 
 
 def place(failure: Json) -> str:
@@ -185,9 +163,9 @@ def after(report: Json) -> str:
     """`` after 1 recovered failure and 2 interruptions``; empty if nothing happened."""
     parts = []
     if report["recovered"]:
-        parts.append(count(len(report["recovered"]), "recovered failure"))
+        parts.append(plural(len(report["recovered"]), "recovered failure"))
     if report["interrupted"]:
-        parts.append(count(len(report["interrupted"]), "interruption"))
+        parts.append(plural(len(report["interrupted"]), "interruption"))
     return f" after {' and '.join(parts)}" if parts else ""
 
 
@@ -197,10 +175,124 @@ def summary(report: Json) -> str:
     if status == "succeeded":
         return f"{run} succeeded{after(report)}"
     if status == "stopped":
-        return f"{run} was stopped: {stopped_by(report)}"
+        how = "interrupted" if is_interrupted(report) else "stopped"
+        still = standstill_of(report)
+        text = f"; {safe(still['text'])}" if still is not None else ""
+        return f"{run} was {how}: {stopped_by(report)}{text}"
     if status == "failed" and cause is None:
         return f"{run} failed: {first_line(report['reason'] or 'why is not recorded')}"
     state = {"failed": "failed", "running": "is still running"}.get(status, "has no recorded end")
     if report["job"] is not None:
         return f"{run} has no run: {first_line(report['job']['note'])}"
     return f"{run} {state}" if cause is None else f"{run} {state}: {verdict(cause)}"
+
+
+def ranks_of(text: str, number: int, nodes: list[str], node_count: int) -> str:
+    """``rank 412 on n51``, ``1023 ranks (0-411, 413...)``."""
+    where = f" on {safe(nodes[0])}" if node_count == 1 else ""
+    if number == 1:
+        return f"rank {text}{where}"
+    return f"ranks {text}{where}" if number <= 64 and len(text) <= 18 else f"{number} ranks ({clip(text, 18)})"
+
+
+def those_ranks(text: str) -> str:
+    """``rank 1``, ``ranks 0-3, 7``."""
+    return f"rank {text}" if text.isdecimal() else f"ranks {text}"
+
+
+def finding(each: Json, style: Style) -> str:
+    """``n17: GPU 3: 2 uncorrected ECC errors (first seen 03-01 03:12:05, 40 s before rank 139 failed)``."""
+    where = nodes_of(each)
+    subject = f"{safe(each['subject'])}: " if each["subject"] else ""
+    relation = f", {each['relation']['text']}" if each["relation"] is not None else ""
+    warning = "warning: " if each["status"] == "warn" else ""
+    return f"{where}: {warning}{subject}{safe(each['text'])} (first seen {style.date(each['since_ns'])}{relation})"
+
+
+def nodes_of(each: Json) -> str:
+    """``n17``, ``39 nodes (n1, n2, n3, ...)``."""
+    number = each["node_count"]
+    if number == 1:
+        return safe(each["node"])
+    return f"{number} nodes ({names(each['nodes'][:NODES_SHOWN])}{', ...' if number > NODES_SHOWN else ''})"
+
+
+def _shortened(text: str, room: int) -> str:
+    """Cut in the middle; of a claim with its evidence in parentheses, the evidence."""
+    begin = text.find(" (") + 2
+    if begin > 1 and text.endswith(")") and begin < room - 24:
+        return f"{text[:begin]}{cut_middle(text[begin:-1], room - begin - 1)})"
+    kind = _TYPE.match(text)
+    head = kind.end() + _BEHIND_TYPE if kind is not None else 0
+    if head <= room // 2 or room - head < _END:
+        return cut_middle(text, room)
+    # The subject is long: the type and the end of the message stay.
+    return f"{text[:head].rstrip()} ... {text[len(text) - (room - head - 5) :].lstrip()}" if len(text) > room else text
+
+
+def _clip_path(word: str, width: int) -> str:
+    """Cut a path that is too long for a line at its beginning."""
+    return word if len(word) <= width or "/" not in word else f"...{word[3 - width :]}"
+
+
+@dataclass(frozen=True)
+class Style:
+    """Colour or not, the number of columns, and the time zone (seconds since the epoch to a date)."""
+
+    colour: bool
+    width: int
+    zone: Callable[[float], Any]
+
+    def title(self, start: str, rest: str, colour: str, most: int = 2) -> list[str]:
+        """The first line, its start in colour; what does not fit into ``most`` lines is cut in the middle."""
+        lines = self.wrapped(start + rest, "", "  ")
+        room = most * self.width - len(start)
+        while len(lines) > most and room > self.width // 4:
+            lines = self.wrapped(start + _shortened(rest, room), "", "  ")
+            room -= 4
+        lines[1:] = lines[1:most]
+        first = clip(lines[0], self.width)
+        if not self.colour:
+            return [first, *lines[1:]]
+        code = {"red": "31", "green": "32", "yellow": "33"}[colour]
+        return [f"\x1b[1;{code}m{first[: len(start)]}\x1b[0m{first[len(start) :]}", *lines[1:]]
+
+    def joined(self, lines: Iterable[str]) -> str:
+        """Join the lines of a title again."""
+        return " ".join(line.strip() for line in lines)
+
+    def section(self, title: str) -> str:
+        """The line above a block."""
+        return f"\x1b[1m{title}\x1b[0m" if self.colour else title
+
+    def line(self, text: str) -> str:
+        """Indent one line of ftslurm's own text, and cut it to the width."""
+        return clip(f"  {text}", self.width)
+
+    def quoted(self, lines: Iterable[str], prefix: str) -> list[str]:
+        """Set quoted lines behind a prefix."""
+        return [(prefix + cut_middle(line, EVIDENCE_WIDTH)).rstrip() for line in lines]
+
+    def wrapped(self, text: str, indent: str = "  ", deeper: str = "    ") -> list[str]:
+        """Wrap at blanks, but not before a unit; further lines are indented by ``deeper``.
+
+        Long words are cut, paths at their beginning, so that file and line remain.
+        """
+        lines: list[str] = []
+        line = indent
+        for word in (_clip_path(each, self.width - len(deeper)) for each in _WORD.findall(text)):
+            if len(line) + len(word) + 1 > self.width and line.strip():
+                lines.append(line)
+                line = deeper
+            line += word if not line.strip() else f" {word}"
+        lines += [line] if line.strip() else []
+        return [clip(each, self.width) for each in lines]
+
+    def date(self, time_ns: int | None, form: str = "%m-%d %H:%M:%S") -> str:
+        """Format a time in the reader's zone; a question mark if there is no such date."""
+        if time_ns is None:
+            return "?"
+        try:
+            return time.strftime(form, self.zone(time_ns / 1e9))
+        except (ValueError, OverflowError, OSError):
+            return "?"

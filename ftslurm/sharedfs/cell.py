@@ -14,17 +14,21 @@ begins or a lease is taken, and the loser merely reads the winning value.
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Callable
 
 from ftslurm.dataclasses import dataclass
+from ftslurm.records.codec import BadFile, decode, encode
 from ftslurm.sharedfs.filesystem import DEFAULT_READ_LIMIT, FileSystem
-from ftslurm.sharedfs.publish import BadFile, create_temporary, decode, encode, publish, random_nonce, remove_temporary
+from ftslurm.sharedfs.publish import create_temporary, publish, random_nonce, remove_temporary
 
 SCHEMA, VERSION = "ftslurm/cell", 1
 HINT = "current"
 KEPT = 16
 """Older generations may be retired: no reader with access to the directory is that far behind."""
+RETIRED = "an old generation whose value was removed"
+_OPEN, _END = b'"value":', b"}\n"
 
 
 @dataclass(frozen=True)
@@ -35,8 +39,18 @@ class Versioned:
     token: int
 
 
+@dataclass(frozen=True)
+class Generation:
+    """A generation's file: the nonce of its author, and its value; None if it was retired."""
+
+    nonce: str
+    value: bytes | None
+
+
 class FencedCell:
     """One value in the directory `path`, which only a writer that has its newest token can change.
+
+    A value is a JSON text, and so is its file; the cell does not parse it.
 
     Args:
         fs: the filesystem.
@@ -107,7 +121,9 @@ class FencedCell:
         """
         new = (token or 0) + 1
         nonce = self._nonce()
-        temporary = create_temporary(self._fs, self._file(new), _header(new, nonce) + value, durable=True, nonce=nonce)
+        temporary = create_temporary(
+            self._fs, self._file(new), write_generation(value, new, nonce), durable=True, nonce=nonce
+        )
         try:
             won = self._link(temporary, new, nonce)
         finally:
@@ -132,7 +148,9 @@ class FencedCell:
             nonce, value = self._read(token)
             if value is not None:
                 # The nonce is kept: its author may still be waiting for the reply to the link.
-                publish(self._fs, self._file(token), _header(token, nonce, retired=True), nonce=self._nonce)
+                publish(
+                    self._fs, self._file(token), _content(b"null", token, nonce, {"retired": True}), nonce=self._nonce
+                )
         except (OSError, BadFile):
             pass
 
@@ -191,21 +209,43 @@ class FencedCell:
     def _read(self, token: int) -> tuple[str, bytes | None]:
         """Return a generation's nonce and its value, None if it was retired."""
         path = self._file(token)
-        header, newline, value = self._fs.read(path, DEFAULT_READ_LIMIT).partition(b"\n")
-        if not newline:
-            raise BadFile(f"{path}: expected a header line and a value, the file is cut short")
-        fields = decode(header, path, SCHEMA, VERSION)
-        if fields.get("token") != token or not isinstance(fields.get("nonce"), str):
-            raise BadFile(f"{path}: its header names token {fields.get('token')!r}, expected {token}")
-        return str(fields["nonce"]), None if fields.get("retired") is True else value
+        generation = read_generation(self._fs.read(path, DEFAULT_READ_LIMIT), path, token)
+        return generation.nonce, generation.value
 
     def _file(self, token: int) -> str:
         return os.path.join(self._path, f"{token:012d}.json")
 
 
-def _header(token: int, nonce: str, retired: bool = False) -> bytes:
-    header = {"schema": SCHEMA, "version": VERSION, "token": token, "nonce": nonce}
-    return encode({**header, "retired": True} if retired else header)
+def write_generation(value: bytes, token: int, nonce: str) -> bytes:
+    """Return the content of a generation's file: one JSON text if `value` is one."""
+    return _content(value, token, nonce, {})
+
+
+def read_generation(data: bytes, where: str, token: int) -> Generation:
+    """Return the parts of a generation's file; the value itself is not parsed.
+
+    Raises:
+        BadFile: it is not generation `token` of a cell; one line with `where`.
+    """
+    header, _, rest = data.partition(b"\n")
+    plain = not header.endswith(_OPEN) or not rest.endswith(_END)
+    # A newer format, or a formatted copy, has another layout, but is JSON too.
+    fields = decode(data if plain else header + b"null}", where, SCHEMA, VERSION)
+    if fields.get("token") != token or not isinstance(fields.get("nonce"), str):
+        raise BadFile(f"{where}: {wrong_token(fields.get('token'), token)}")
+    retired = fields.get("retired") is True
+    value = json.dumps(fields.get("value")).encode() + b"\n" if plain else rest[: -len(_END)]
+    return Generation(str(fields["nonce"]), None if retired else value)
+
+
+def wrong_token(found: object, token: int) -> str:
+    """Return as text that a generation's file has the name of another one."""
+    return f"its header names token {found!r:.80}, expected {token}"
+
+
+def _content(value: bytes, token: int, nonce: str, more: dict[str, bool]) -> bytes:
+    header = encode({"schema": SCHEMA, "version": VERSION, "token": token, "nonce": nonce, **more})
+    return header.rstrip(b"}\n") + b"," + _OPEN + b"\n" + value + _END
 
 
 def _is_generation(name: str) -> bool:

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable
 
 from ftslurm.dataclasses import dataclass
+from ftslurm.records.state import ClockOffset
 from ftslurm.sharedfs.mounts import mount_of
 
 SAMPLES = 4
@@ -20,21 +21,6 @@ TICK_NS = 10_000_000
 SERVER_STAMPS = frozenset(("nfs", "nfs4", "ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "tmpfs", "overlay"))
 """On NFS the server stamps; on a local filesystem there is only one kernel. Lustre, CephFS, GlusterFS and GPFS use the
 client's time (measured on GlusterFS): there a wrong clock would appear correct."""
-
-
-@dataclass(frozen=True)
-class ClockOffset:
-    """Difference to add to this node's time to get the server's; the true value is within `error_ns` of it.
-
-    Attributes:
-        offset_ns: server's clock minus this node's, nanoseconds.
-        error_ns: half of the interval that contains the true value: round trip and granularity of the stamps.
-        at_ns: when it was measured, by this node's clock.
-    """
-
-    offset_ns: int
-    error_ns: int
-    at_ns: int
 
 
 @dataclass(frozen=True)

@@ -16,21 +16,14 @@ import errno
 import os
 from collections.abc import Callable
 
-from ftslurm.dataclasses import asdict, dataclass
+from ftslurm.dataclasses import dataclass
+from ftslurm.records.codec import BadFile, write_record
+from ftslurm.records.state import PendingCommit
 from ftslurm.sharedfs.filesystem import FileSystem
-from ftslurm.sharedfs.publish import (
-    BadFile,
-    create_temporary,
-    encode,
-    publish_once,
-    random_nonce,
-    read_object,
-    remove_temporary,
-)
+from ftslurm.sharedfs.publish import create_temporary, publish_once, random_nonce, read_published, remove_temporary
 from ftslurm.sharedfs.replace import TEMPORARY, put_back
 from ftslurm.sharedfs.rundir import RunDirectory
 
-SCHEMA, VERSION = "ftslurm/commit", 1
 SUFFIX = ".json"
 REVOKED = "revoked-"
 """Name prefix of a registration whose temporary has been renamed and is not yet deleted."""
@@ -41,23 +34,6 @@ REVOKED_SUFFIX = ".revoked"
 """Suffix added to the name of a revoked temporary."""
 NAME_BYTES = 255
 """Maximal length of a file name on nearly every filesystem (NAME_MAX, limits.h)."""
-
-
-@dataclass(frozen=True)
-class PendingCommit:
-    """A commit that may still be finished.
-
-    Attributes:
-        round: of the rank.
-        node: where the rank runs; the paths are valid on that node.
-        temporary: absolute path of the source of the rename.
-        target: absolute path of its target.
-    """
-
-    round: int
-    node: str
-    temporary: str
-    target: str
 
 
 @dataclass(frozen=True)
@@ -94,7 +70,7 @@ class Commits:
             OSError: it is not registered.
         """
         path = os.path.join(self._directory, f"{commit.round:06d}.{commit.node}.{self._nonce()}{SUFFIX}")
-        content = encode({"schema": SCHEMA, "version": VERSION, **asdict(commit)})
+        content = write_record(commit)
         publish_once(self._fs, path, content, durable=True, nonce=self._nonce)
         return path
 
@@ -176,15 +152,14 @@ class Commits:
     def _paths(self, registration: str) -> tuple[str, str | None] | None:
         """Return the temporary and the target of a registration; None if there is nothing to revoke."""
         try:
-            commit = read_object(self._fs, registration, SCHEMA, VERSION)
+            commit: PendingCommit | None = read_published(self._fs, registration, PendingCommit)
         except FileNotFoundError:
             return None
         except BadFile:
-            commit = {}
-        temporary, target = commit.get("temporary"), commit.get("target")
-        if isinstance(temporary, str) and os.path.isabs(temporary) and is_temporary(temporary):
-            beside = isinstance(target, str) and os.path.dirname(target) == os.path.dirname(temporary)
-            return temporary, target if beside else None
+            commit = None
+        if commit is not None and os.path.isabs(commit.temporary) and is_temporary(commit.temporary):
+            beside = os.path.dirname(commit.target) == os.path.dirname(commit.temporary)
+            return commit.temporary, commit.target if beside else None
         # Registrations are published complete: another program wrote this one, or it was damaged.
         remove_temporary(self._fs, registration)
         return None

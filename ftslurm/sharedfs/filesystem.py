@@ -10,6 +10,8 @@ import errno
 import os
 import stat
 
+from ftslurm.sharedfs.ownership import ForeignFile, check_own_directory
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Protocol
@@ -23,10 +25,6 @@ DEFAULT_READ_LIMIT = 16 << 20
 
 class FileTooLarge(OSError):
     """A file is larger than the reader's limit."""
-
-
-class ForeignFile(OSError):
-    """A file or directory is not a plain one that the run's owner alone can write: it is neither read nor written."""
 
 
 class FileSystem(Protocol):
@@ -150,8 +148,6 @@ class PosixFileSystem:
 
     def check_own(self, path: str) -> None:
         """See `FileSystem.check_own`."""
-        from ftslurm.sharedfs.ownership import check_own_directory
-
         check_own_directory(path)
 
     def makedirs(self, path: str) -> None:

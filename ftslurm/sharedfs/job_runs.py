@@ -41,6 +41,12 @@ def run_of_start(
     return first
 
 
+def first_run(run_id: str) -> str:
+    """Return the name of the run of the first start of ftsrun in the job of that run."""
+    found = _NAME.fullmatch(run_id)
+    return found[1] if found else run_id
+
+
 def _restart(attempt: str) -> str:
     """Return `<job>.<restart>` of an attempt's name, without the Slurm step."""
     return attempt.partition("+")[0]

@@ -14,11 +14,13 @@ import errno
 import os
 import stat
 
-from ftslurm.sharedfs.filesystem import ForeignFile
-
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NOT_STICKY = "is writable without the sticky bit; chmod +t"
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+class ForeignFile(OSError):
+    """A file or directory is not a plain one that the run's owner alone can write: it is neither read nor written."""
 
 
 def open_own_directory(path: str, root: str) -> int:
@@ -143,6 +145,16 @@ def _enter(name: str, above: int | None, path: str) -> int:
         os.close(fd)
         raise ForeignFile(errno.EPERM, problem, path)
     return fd
+
+
+def user_name() -> str:
+    """Return the name of this process's user; one without a name, as in some containers, is `uid N`."""
+    try:
+        import pwd
+
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except (ImportError, KeyError):
+        return f"uid {os.geteuid()}"
 
 
 def _belongs(facts: os.stat_result) -> str:

@@ -6,23 +6,17 @@ which readers ignore.
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
+from ftslurm.records.codec import decode, read_record, write_record
 from ftslurm.sharedfs.filesystem import DEFAULT_READ_LIMIT, FileSystem
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, TypeVar
 
-
-class BadFile(ValueError):
-    """A file's content is not of the expected form; the text names the file and the error."""
-
-
-class NewerFormat(BadFile):
-    """A file was written by a newer ftslurm than this one."""
+    T = TypeVar("T")
 
 
 def random_nonce() -> str:
@@ -83,6 +77,18 @@ def publish_once(
         remove_temporary(fs, temporary)
 
 
+def publish_first(fs: FileSystem, path: str, record: object) -> bool:
+    """Write a record unless `path` exists; return whether the record there is then this one.
+
+    Of several processes with different records, the one that gets True has the right to act.
+
+    Raises:
+        OSError, BadFile: it cannot be written, or not be read back.
+    """
+    publish_once(fs, path, write_record(record))
+    return read_published(fs, path, type(record)) == record
+
+
 def create_temporary(fs: FileSystem, path: str, data: bytes, durable: bool, nonce: str) -> str:
     """Write `data` under the hidden name derived from `path` and `nonce` (used only once), and return that name.
 
@@ -111,41 +117,14 @@ def remove_temporary(fs: FileSystem, path: str) -> None:
         pass
 
 
-def encode(value: Mapping[str, Any]) -> bytes:
-    """Return `value` as one line of ASCII JSON (lone surrogates, as in undecodable file names, escaped)."""
-    return json.dumps(value, separators=(",", ":")).encode("ascii") + b"\n"
-
-
-def decode(data: bytes, where: str, schema: str, version: int) -> dict[str, Any]:
-    """Return the JSON object in `data` after checking its schema.
-
-    Args:
-        data: the file's content.
-        where: the file's name, for the error.
-        schema: the expected "schema".
-        version: the newest supported "version".
+def read_published(fs: FileSystem, path: str, cls: type[T], limit: int = DEFAULT_READ_LIMIT) -> T:
+    """Read a record (`ftslurm.records`).
 
     Raises:
-        NewerFormat: the object's version is larger.
-        BadFile: it is not such an object.
+        OSError: it cannot be read (`FileNotFoundError`: it does not exist).
+        BadFile: it is not such a record.
     """
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        what = "it is empty" if not data.strip() else f"it is not JSON ({error})"
-        raise BadFile(f"{where}: expected a JSON object of {schema}, but {what}") from None
-    if not isinstance(value, dict) or value.get("schema") != schema:
-        found = value.get("schema") if isinstance(value, dict) else type(value).__name__
-        raise BadFile(f"{where}: expected a JSON object of {schema}, found {found!r}")
-    found_version = value.get("version")
-    if not isinstance(found_version, int) or isinstance(found_version, bool):
-        raise BadFile(f"{where}: its version is {found_version!r}, expected a number up to {version}")
-    if found_version > version:
-        raise NewerFormat(
-            f"{where}: made by a newer ftslurm (format {found_version}, this one supports up to {version}); "
-            "use that ftslurm, or another run id"
-        )
-    return value
+    return read_record(cls, fs.read(path, limit), path)
 
 
 def read_object(

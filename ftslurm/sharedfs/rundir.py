@@ -7,11 +7,13 @@ import os
 import re
 
 from ftslurm.dataclasses import dataclass
-from ftslurm.sharedfs.filesystem import FileSystem, ForeignFile, PosixFileSystem
-from ftslurm.sharedfs.ownership import check_own_directory, renamer
-from ftslurm.sharedfs.publish import BadFile, NewerFormat, encode, publish_once, read_object
+from ftslurm.records.attempt import Run
+from ftslurm.records.codec import BadFile, NewerFormat, write_record
+from ftslurm.sharedfs.filesystem import FileSystem, PosixFileSystem
+from ftslurm.sharedfs.ownership import ForeignFile, check_own_directory, renamer
+from ftslurm.sharedfs.publish import publish_once, read_published
 
-RUN_SCHEMA, RUN_VERSION = "ftslurm/run", 1
+STOP_FILE = "stop.request"
 RUNS_FOLDER = "ftslurm-runs"
 """Name of the folder of run directories in the job's submit directory."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=@-]{0,127}")
@@ -33,6 +35,16 @@ class RunDirectory:
         return os.path.join(self.root, "run.json")
 
     @property
+    def chain_file(self) -> str:
+        """The chain of jobs that the run belongs to, if any."""
+        return os.path.join(self.root, "chain.json")
+
+    @property
+    def submission_file(self) -> str:
+        """The batch script of the run's newest job."""
+        return os.path.join(self.root, "submission.json")
+
+    @property
     def state(self) -> str:
         """The directory of the fenced state's generations."""
         return os.path.join(self.root, "state")
@@ -51,6 +63,11 @@ class RunDirectory:
         """The node record of a node."""
         return os.path.join(self.root, "nodes", f"{node}.json")
 
+    @property
+    def stop_file(self) -> str:
+        """A user's request to stop, beside the node records, whose directory the coordinator lists."""
+        return os.path.join(self.root, "nodes", STOP_FILE)
+
     def attempt(self, attempt: str) -> str:
         """The directory of one Slurm (re)start."""
         return os.path.join(self.root, "attempts", attempt)
@@ -66,6 +83,22 @@ class RunDirectory:
     def step_file(self, attempt: str) -> str:
         """How that attempt's agents ended, recorded by their launcher."""
         return os.path.join(self.attempt(attempt), "step.json")
+
+    def verdict_file(self, attempt: str) -> str:
+        """What follows from that attempt's end: whether the job starts again."""
+        return os.path.join(self.attempt(attempt), "verdict.json")
+
+    def claim_file(self, attempt: str) -> str:
+        """Exclusive right to carry out that verdict."""
+        return os.path.join(self.attempt(attempt), "claim.json")
+
+    def requeue_file(self, attempt: str) -> str:
+        """What came of that verdict."""
+        return os.path.join(self.attempt(attempt), "requeue.json")
+
+    def event_file(self, attempt: str, event: str, round_: int) -> str:
+        """Record that the command of `--on-event` was started for that event; `round_` 0: of the whole attempt."""
+        return os.path.join(self.attempt(attempt), "events", f"{event}-{round_:06d}.json")
 
     def round_node_file(self, round_: int, node: str) -> str:
         """That node agent's record of that round."""
@@ -117,27 +150,21 @@ def open_run(root: str, user: str, created_ns: int, version: str) -> RunDirector
     """
     run = RunDirectory(root)
     fs = PosixFileSystem(owner=os.geteuid())
+    others = (os.path.join(root, "rounds"), os.path.join(root, "attempts"))
     try:
         fs.makedirs(root)
         check_own_directory(root)
-        others = (os.path.join(root, "rounds"), os.path.join(root, "attempts"))
         for directory in (run.state, run.nodes, run.commits, *others):
             fs.makedirs(directory)
             check_own_directory(directory, root)
-        identity = {
-            "schema": RUN_SCHEMA,
-            "version": RUN_VERSION,
-            "run_id": os.path.basename(root),
-            "created_ns": created_ns,
-            "user": user,
-            "uid": os.geteuid(),
-            "ftslurm": version,
-        }
+        identity = Run(os.path.basename(root), created_ns, user, os.geteuid(), version)
         if not _exists(fs, run):
-            publish_once(fs, run.run_file, encode(identity))
-            read_object(fs, run.run_file, RUN_SCHEMA, RUN_VERSION)
+            publish_once(fs, run.run_file, write_record(identity))
+            read_published(fs, run.run_file, Run)
         _prove_writable(fs, run)
     except OSError as error:
+        if not _exists_at_all(run.run_file):
+            remove_empty(run.state, run.nodes, run.commits, *others, root)
         raise RunDirectoryError(_explain(root, error)) from None
     except NewerFormat as error:
         raise RunDirectoryError(f"run directory {root}: {error}") from None
@@ -146,9 +173,29 @@ def open_run(root: str, user: str, created_ns: int, version: str) -> RunDirector
     return run
 
 
+def remove_empty(*directories: str) -> None:
+    """Remove those of the directories that are empty, such as one that was made for a run that was then refused."""
+    for directory in directories:
+        try:
+            os.rmdir(directory)  # noqa: PTH106 agents import no pathlib
+        except OSError:
+            # It has files, or is gone, or another user's.
+            pass
+
+
+def _exists_at_all(path: str) -> bool:
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
 def _exists(fs: FileSystem, run: RunDirectory) -> bool:
     try:
-        read_object(fs, run.run_file, RUN_SCHEMA, RUN_VERSION)
+        read_published(fs, run.run_file, Run)
     except FileNotFoundError:
         return False
     return True

@@ -6,7 +6,7 @@ with --no-kill; its other nodes still run the step):
 - The job stays RUNNING when all its tasks have ended, also when the batch host is back. scancel --batch does nothing.
 - scancel, with any --signal=KILL or --full, makes it CANCELLED; a new time limit TIMEOUT; scontrol requeue starts it
   again; scontrol update takes no change of its nodes.
-- slurm_complete_job makes it COMPLETED, with an exit code FAILED, or requeues it where RequeueExit says so. The job's
+- slurm_complete_job makes it COMPLETED, with an exit code FAILED, or requeues it as RequeueExit demands. The job's
   owner may call it, no administrator is needed. Remaining tasks get SIGTERM, and SIGKILL after KillWait.
 
 Runs in a process of its own: the library loads plugins, and ends the process if it finds no configuration.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from ftslurm.dataclasses import dataclass
 from ftslurm.slurm.nodelist import NodeListError, expand
 
-__all__ = ["SlurmEnvironmentError", "SlurmJob", "from_environ"]
+__all__ = ["SlurmEnvironmentError", "SlurmJob", "from_environ", "job_of"]
 
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0  # slurm.h: above are batch, extern and salloc's interactive step, no srun
 _TASKS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
@@ -88,6 +88,12 @@ class SlurmJob:
     def run_id(self) -> str:
         """Default run id: the same over requeues, a different one for each task of an array."""
         return f"job-{self.scontrol_id}"
+
+
+def job_of(attempt: str) -> str | None:
+    """Return the job's id in the name of an attempt (`SlurmJob.attempt`); None: it was none of a job."""
+    job = attempt.partition(".")[0]
+    return job if job.isdecimal() and job.isascii() else None
 
 
 def from_environ(env: Mapping[str, str]) -> SlurmJob | None:

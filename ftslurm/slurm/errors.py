@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ftslurm.text import one_line
+
 __all__ = [
     "SlurmCommandMissing",
     "SlurmError",
@@ -10,11 +12,23 @@ __all__ = [
     "SlurmTimeout",
     "SlurmUnknownJob",
     "SlurmUnreachable",
+    "in_short",
 ]
+
+SHORT = 100
 
 
 class SlurmError(Exception):
-    """Slurm gave no usable answer; the text is one line: the command, the error and the remedy."""
+    """Slurm gave no usable answer; the text is one line: the command, the error and the remedy.
+
+    Args:
+        text: that line.
+        short: the command and the error alone; default: the text.
+    """
+
+    def __init__(self, text: str, short: str | None = None) -> None:
+        super().__init__(text)
+        self.short = short or text
 
 
 class SlurmCommandMissing(SlurmError):
@@ -39,3 +53,10 @@ class SlurmUnknownJob(SlurmRefused):
 
 class SlurmOutputError(SlurmError):
     """The command succeeded, but its output has an unexpected format."""
+
+
+def in_short(error: Exception) -> str:
+    """Return ``Slurm is not reachable (squeue: ...)``, for lines beside others that need no Slurm (pure)."""
+    silent = isinstance(error, SlurmUnreachable | SlurmTimeout | SlurmCommandMissing)
+    what = "is not reachable" if silent else "gives no usable answer"
+    return f"Slurm {what} ({one_line(error.short if isinstance(error, SlurmError) else str(error), SHORT)})"

@@ -1,1 +1,1 @@
-"""What a run does right now, told from its run directory alone: `ftslurm status`."""
+"""The current status of a run, from its run directory and Slurm: `ftslurm status`."""

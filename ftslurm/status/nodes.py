@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from ftslurm.dataclasses import asdict
-from ftslurm.rendezvous.node_record import NodeRecord
-from ftslurm.rendezvous.state import LEFT, READY, RUNNING, LostNode, State
+from ftslurm.records.node import NodeRecord
+from ftslurm.records.state import LEFT, READY, RUNNING, LostNode, State
+from ftslurm.rendezvous.exclusion import failed_repeatedly
 from ftslurm.status.ranks import Rank, rank_of
 from ftslurm.status.snapshot import ReceivedRecord, Snapshot
+from ftslurm.text import duration
 
 Dict = dict[str, Any]
 
@@ -25,6 +27,7 @@ class Nodes:
         records: by node.
         silent_s: lower bound of each node's silence.
         participants: the records of the round's participants.
+        failed_repeatedly: why nodes are excluded that failed first repeatedly.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -34,6 +37,8 @@ class Nodes:
         self.silent_s = {received.record.node: self._silence(received) for received in snapshot.nodes}
         agents = {(part.node, part.incarnation) for part in self.state.participants} if self.state else set()
         self.participants = [record for record in self.records.values() if (record.node, record.incarnation) in agents]
+        after = snapshot.timing.exclude_after
+        self.failed_repeatedly = failed_repeatedly(self.state.history, after) if self.state is not None else {}
         self.silent_after_s = max(SILENT_LEAST_S, SILENT_HEARTBEATS * snapshot.timing.heartbeat_s)
 
     def _silence(self, received: ReceivedRecord) -> float:
@@ -116,7 +121,7 @@ class Nodes:
             "why": why,
             "unhealthy": record.unhealthy if record else None,
             "health_pending": record is not None and record.health_pending,
-            "excluded": record.excluded if record else None,
+            "excluded": self.failed_repeatedly.get(node) or (record.excluded if record else None),
             "health": _health(record),
         }
 
@@ -157,7 +162,7 @@ def _health(record: NodeRecord | None) -> Dict | None:
 
 
 def _why_lost(lost: LostNode) -> str:
-    return f"in round {lost.round}, silent for {clean_s(lost.silent_s):.1f} s then"
+    return f"in round {lost.round}, silent for {duration(clean_s(lost.silent_s))} then"
 
 
 def _ranks(first: int, slots: int) -> str:

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ftslurm.dataclasses import dataclass, replace
 from ftslurm.monitor.timeouts import Timeouts, read_timeouts
-from ftslurm.rendezvous.node_record import NodeRecord
-from ftslurm.rendezvous.state import State
-from ftslurm.report.decode import Malformed, check_schema
+from ftslurm.records.attempt import Attempt, StepEnd
+from ftslurm.records.codec import BadFile, read_record
+from ftslurm.records.node import NodeRecord, misnamed
+from ftslurm.records.state import RUNNING, State
 from ftslurm.report.facts import Problem
-from ftslurm.report.reading import list_directory, parse_json, read_file
-from ftslurm.sharedfs.publish import BadFile
+from ftslurm.sharedfs.bounded_read import Malformed, list_directory, read_file
+from ftslurm.sharedfs.cell import RETIRED, read_generation
+from ftslurm.sharedfs.rundir import rank_directory
 
 KIB = 1024
 RECORD_LIMIT = 1024 * KIB
 STATE_LIMIT = 64 * 1024 * KIB
 STATE_TRIES = 5
 PROBLEMS_KEPT = 1000
+OUTPUTS_READ = 512
+"""Of a larger world, whether any rank prints is not examined: that would take too many requests."""
 
 Fact = TypeVar("Fact")
 
@@ -36,11 +39,19 @@ class ReceivedRecord:
 
 @dataclass(frozen=True)
 class RunTiming:
-    """The attempt's timing options as far as known, else the defaults; seconds."""
+    """The attempt's options as far as known, else the defaults; seconds.
+
+    Attributes:
+        exclude_after: number of first failures that exclude a node; 0: none do, or not known.
+    """
 
     heartbeat_s: float = 3.0
     node_timeout_s: float = 8.0
     timeouts: Timeouts | None = None
+    exclude_after: int = 0
+
+
+_NO_ATTEMPT: tuple[RunTiming, int | None, str | None] = (RunTiming(), None, None)
 
 
 @dataclass(frozen=True)
@@ -57,8 +68,10 @@ class Snapshot:
         token: its token.
         newest_token: the newest token in the directory, 0 for none; larger than `token` if that generation is damaged.
         nodes: the node records.
-        ended: the launcher of the state's attempt has recorded that its agents have ended.
+        ended_ns: when the launcher of the state's attempt recorded that its agents have ended; None: it has not.
         problems: the files that cannot be used, and why.
+        time_limit_s: the job's time limit when the attempt began.
+        printed_ns: when a rank of the running round printed last, by the file server's clock; None: unknown.
     """
 
     directory: str
@@ -70,26 +83,31 @@ class Snapshot:
     token: int = 0
     newest_token: int = 0
     nodes: tuple[ReceivedRecord, ...] = ()
-    ended: bool = False
+    ended_ns: int | None = None
     problems: tuple[Problem, ...] = ()
+    time_limit_s: int | None = None
+    printed_ns: int | None = None
 
 
-def read(directory: Path, *, wall_ns: Callable[[], int], monotonic_ns: Callable[[], int]) -> Snapshot:
+def read(
+    directory: Path, *, wall_ns: Callable[[], int], monotonic_ns: Callable[[], int], nodes: bool = True
+) -> Snapshot:
     """Read a run directory.
 
     Args:
         directory: its path.
-            wall_ns: this machine's clock, nanoseconds since the epoch.
-            monotonic_ns: a monotonic clock.
+        wall_ns: this machine's clock, nanoseconds since the epoch.
+        monotonic_ns: a monotonic clock.
+        nodes: whether to read the node records.
 
-        Raises:
-            OSError: the directory does not exist or cannot be entered.
+    Raises:
+        OSError: the directory does not exist or cannot be entered.
     """
     reader = _Reader(directory, os.stat(directory).st_uid)
     # Opened, not only stat'ed: an unreadable directory would appear empty.
     os.close(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     start = monotonic_ns()
-    snapshot = reader.snapshot(wall_ns())
+    snapshot = reader.snapshot(wall_ns(), nodes)
     return replace(snapshot, took_ns=monotonic_ns() - start)
 
 
@@ -101,23 +119,39 @@ class _Reader:
         self.stamps: list[int] = []
         self.problems: list[Problem] = []
 
-    def snapshot(self, now_ns: int) -> Snapshot:
-        nodes = tuple(self.nodes())
+    def snapshot(self, now_ns: int, with_nodes: bool) -> Snapshot:
+        nodes = tuple(self.nodes()) if with_nodes else ()
         # After the nodes, which take longer: the state, printed first, should be the newest.
         state, token, newest = self.state()
-        timing = self.timing(state.attempt) if state is not None else RunTiming()
+        attempt = self.attempt(state.attempt) if state is not None else _NO_ATTEMPT
         return Snapshot(
             directory=str(self.directory),
             now_ns=now_ns,
             server_ns=max(self.stamps, default=None),
-            timing=timing,
+            timing=attempt[0],
+            time_limit_s=attempt[1],
             state=state,
             token=token,
             newest_token=newest,
             nodes=nodes,
-            ended=state is not None and self.ended(state.attempt),
+            ended_ns=self.ended_ns(state.attempt) if state is not None else None,
             problems=tuple(self.problems),
+            printed_ns=self.printed_ns(state, attempt[2]) if state is not None and with_nodes else None,
         )
+
+    def printed_ns(self, state: State, logs: str | None) -> int | None:
+        """Return when a rank of the running round printed last; None: unknown, as where output is in no files."""
+        if state.phase != RUNNING or state.world_size > OUTPUTS_READ:
+            return None
+        root = logs if logs and os.path.isabs(logs) and "\0" not in logs else str(self.directory)
+        newest = []
+        for rank in range(state.world_size):
+            folder = rank_directory(root, state.round, rank)
+            stamps = [_modified_ns(os.path.join(folder, name)) for name in ("stdout.log", "stderr.log")]
+            if not any(stamps):
+                return None
+            newest.append(max(stamps))
+        return max(newest, default=None)
 
     def nodes(self) -> Iterable[ReceivedRecord]:
         parent = self.directory / "nodes"
@@ -130,8 +164,8 @@ class _Reader:
             stamp = self.stamp(path)
             if record is None or stamp is None:
                 continue
-            if f"{record.node}.json" != name:
-                self.problem(path, f"names node {record.node!r:.80}; ignored")
+            if wrong := misnamed(record.node, name):
+                self.problem(path, wrong)
                 continue
             yield ReceivedRecord(record, stamp)
         self.stamp(parent)
@@ -146,13 +180,14 @@ class _Reader:
                 return state, token, tokens[0]
         return None, 0, tokens[0] if tokens else 0
 
-    def timing(self, attempt: str) -> RunTiming:
+    def attempt(self, attempt: str) -> tuple[RunTiming, int | None, str | None]:
         path = self.of_attempt(attempt, "attempt.json")
-        return (path and self.record(path, STATE_LIMIT, _timing)) or RunTiming()
+        return (path and self.record(path, STATE_LIMIT, _attempt)) or _NO_ATTEMPT
 
-    def ended(self, attempt: str) -> bool:
+    def ended_ns(self, attempt: str) -> int | None:
         path = self.of_attempt(attempt, "step.json")
-        return path is not None and self.record(path, RECORD_LIMIT, _step) is not None
+        end = path and self.record(path, RECORD_LIMIT, lambda data: read_record(StepEnd, data, "it"))
+        return end.ended_ns if end else None
 
     def of_attempt(self, attempt: str, name: str) -> Path | None:
         if "/" in attempt or "\0" in attempt or attempt in ("", ".", ".."):
@@ -196,37 +231,38 @@ def _is_generation(name: str) -> bool:
 
 
 def _generation(data: bytes, token: int) -> State:
-    header, _, value = data.partition(b"\n")
-    cell = check_schema(parse_json(header), "ftslurm/cell")
-    if cell.get("token") != token:
-        raise Malformed("its header and its name have different tokens")
-    if cell.get("retired") is True:
-        raise Malformed("an old generation whose value was removed")
+    value = read_generation(data, "it", token).value
+    if value is None:
+        raise BadFile(RETIRED)
     return State.decode(value, "it")
 
 
-def _step(data: bytes) -> object:
-    return check_schema(parse_json(data), "ftslurm/step")
+def _attempt(data: bytes) -> tuple[RunTiming, int | None, str | None]:
+    record = read_record(Attempt, data, "it", lenient=True)
+    return _timing(record), record.time_limit_s, record.logs
 
 
-def _timing(data: bytes) -> RunTiming:
-    options = check_schema(parse_json(data), "ftslurm/attempt").get("options")
-    if not isinstance(options, dict):
-        return RunTiming()
+def _modified_ns(path: str) -> int:
+    try:
+        return os.stat(path, follow_symlinks=False).st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _timing(attempt: Attempt) -> RunTiming:
+    options = attempt.options or {}
     timeouts = options.get("timeouts")
     try:
-        parsed = read_timeouts(_off(timeouts)) if isinstance(timeouts, dict) else None
+        parsed = read_timeouts(timeouts) if isinstance(timeouts, dict) else None
     except ValueError as error:
         raise Malformed(str(error)) from None
     heartbeat_s, node_timeout_s = _seconds(options.get("heartbeat_s")), _seconds(options.get("node_timeout_s"))
-    return RunTiming(heartbeat_s or RunTiming.heartbeat_s, node_timeout_s or RunTiming.node_timeout_s, parsed)
-
-
-def _off(value: Any) -> Any:
-    """Return time-outs with infinity replaced by "off"."""
-    if isinstance(value, dict):
-        return {key: _off(each) for key, each in value.items()}
-    return "off" if isinstance(value, float) and math.isinf(value) else value
+    return RunTiming(
+        heartbeat_s or RunTiming.heartbeat_s,
+        node_timeout_s or RunTiming.node_timeout_s,
+        parsed,
+        attempt.exclude_after,
+    )
 
 
 def _seconds(value: object) -> float | None:

@@ -9,12 +9,13 @@ schema, version "ftslurm/status", 1
 run, directory  the run's name and path
 made_ns         when the directory was read, by this machine's clock
 status          "running", "hanging" (a rank hangs, its round is about to end), "ending" (a rank failed, the same),
-                "forming" (the next round), "closed", "silent" (not closed, but all agents have been silent for long, or
-                their launcher has recorded that they have ended),
-                "unknown" (no readable state)
+                "forming" (the next round), "closed", "ended" (not closed, but their launcher has recorded that the
+                agents have ended), "silent" (not closed, but all agents have been silent for long), "unknown" (no
+                readable state)
 phase, round    of the state: "forming", "running" or "closed"; the newest formed round, 0 for none
 token           the state's generation; ``newest_token``: the newest in the directory, larger if that one is unusable
-attempt         its name; ``attempts``: number of attempts, this one included
+attempt         its name; ``attempts``: number of attempts, this one included; ``attempt_names``: theirs, in order
+ended_ns        when the launcher recorded the end of this attempt's agents, by its clock
 coordinator     {node, term, silent_s}: its node, number of lease changes, and silence as in ``nodes``
 world           {nodes, ranks, min_nodes, max_nodes}: size of the round, and limits of the run spec
 formed_ns       when the round formed, by the coordinator's clock; ``formed_s``: for how long it has run, by the
@@ -23,6 +24,9 @@ restarts        {used, allowed}
 steps           {first, last, reporting, of, step_s, compared}: lowest and highest last training step of the ranks,
                 number of ranks that report steps, of all, usual time of a step, number of ranks with compared paces
 closed          {outcome, reason, exit_code, time_ns} when it is closed
+stop            {cause, reason, node, since_s, step, agreed, left_s}: a pending orderly stop: why, the node where the
+                request arose, for how long it is requested, the step at which all ranks leave, whether that is agreed
+                or proposed, and the time until the ranks are killed or the job ends
 hang            {rank, node, what, step, acknowledged, stacks_collected, of, awaited}: the rank that hangs; whether the
                 state contains the hang yet; number of nodes that have collected their ranks' stacks, and the others
 failures        [{rank, node, message, step}]: failures in the round that still runs
@@ -30,8 +34,10 @@ forming         {ready, needed, busy, health_pending, unhealthy, missing}: while
                 minimal number, nodes that still end the last round, whose health is pending, that are unhealthy, and
                 without a node record
 rounds          the last rounds, newest first: {round, outcome, reason, nodes, ranks, formed_ns, ended_ns, took_s}
-timeouts        {rounds, silent, entries: [{what, name, seconds, source}]}: time-outs in force: number of rounds that
-                they were learned from; number of ranks without a heartbeat yet; `what` is "heartbeat", "first
+quiet_s         for how long no rank of the running round has printed; None: unknown
+timeouts        {rounds, silent, detects_hangs, entries: [{what, name, seconds, source}]}: time-outs in force: number
+                of rounds that they were learned from; number of ranks without a heartbeat yet; whether a rank that
+                hangs is detected (null: not known yet, false: no rank has opted in); `what` is "heartbeat", "first
                 heartbeat", "section" (`name`), "between sections" or "hang"; `seconds` None: off; `source` is
                 "option", "learned" or "default"
 nodes           in rank order: {node, role, ranks, first_rank, slots, status, round, steps, silent_s, silent, stuck,
@@ -41,15 +47,18 @@ nodes           in rank order: {node, role, ranks, first_rank, slots, status, ro
                 alone; `silent`: that is much more than a heartbeat interval. `stuck`: how often its agent's loop was
                 stuck. `stacks_collected`: it has collected its ranks' stacks. `why`: why it left, was lost, is leaving
                 or is unhealthy. `unhealthy`: why it cannot take part in a round; `health_pending`: its health checks
-                are running; `excluded`: why it was excluded before, so that others are preferred; `health`: {status,
-                checked_ns, set, findings: [{check, status, subject, text, advice, since_ns}]} of the last run of its
-                health checks, times by its own clock
+                are running; `excluded`: why other nodes are preferred to it, since the run or before it; `health`:
+                {status, checked_ns, set, findings: [{check, status, subject, text, advice, since_ns}]} of the last run
+                of its health checks, times by its own clock
 lost            nodes lost in this attempt: {node, round, time_ns, silent_s}
 behind          ranks whose step is behind the others', the last first: {rank, node, step, usual}
 slow            ranks that are persistently slower than the others, the slowest first: {rank, node, median_s, others_s}
 newest_s        age of the newest node record, by the difference between this machine's clock and the file server's
 clock_behind_s  lower bound of this machine's clock's delay behind the file server's
 problems        files that cannot be used: {file, reason}
+slurm           Slurm's data on the job at this time: {job_id, asked_ns, state, reason, left_s, end_ns, time_limit_s,
+                limit_was_s (when the attempt began), held, nodes_out ({node: state and reason}), problem, lines (the
+                same as text)}; None: it was not asked
 time            accounting of the time until now, as text; None: unknown, or too slow to compute
 =============== =======================================================================================================
 """
@@ -60,7 +69,7 @@ import os
 from typing import Any
 
 from ftslurm.monitor.timeouts import DEFAULTS, NOTHING, Spans, Timeouts, effective
-from ftslurm.rendezvous.state import (
+from ftslurm.records.state import (
     CLOSED,
     FORMING,
     READY,
@@ -73,6 +82,7 @@ from ftslurm.rendezvous.state import (
 from ftslurm.status.nodes import Nodes, clean_s, span_s
 from ftslurm.status.ranks import behind, slow, steps
 from ftslurm.status.snapshot import Snapshot
+from ftslurm.status.stopping import pending_stop
 
 Dict = dict[str, Any]
 
@@ -105,6 +115,8 @@ def summarise(snapshot: Snapshot) -> Dict:
         "newest_token": snapshot.newest_token,
         "attempt": state.attempt if state else None,
         "attempts": len(state.attempts) if state else None,
+        "attempt_names": list(state.attempts) if state else [],
+        "ended_ns": snapshot.ended_ns,
         "coordinator": _coordinator(state, nodes),
         "world": _world(state),
         "formed_ns": entry.formed_ns if entry and running else None,
@@ -112,17 +124,20 @@ def summarise(snapshot: Snapshot) -> Dict:
         "restarts": {"used": state.restarts_used, "allowed": state.max_restarts} if state else None,
         "steps": steps(ranks, state.world_size if state else 0),
         "closed": _closed(state),
+        "stop": pending_stop(state, snapshot.now_ns),
         "hang": hang,
         "failures": failures,
         "forming": _forming(state, rows),
         "rounds": [_round(past) for past in reversed(state.history) if past.outcome != RUNNING] if state else [],
         "timeouts": _timeouts(snapshot, nodes),
+        "quiet_s": _quiet_s(snapshot),
         "nodes": rows,
         "lost": [_lost(lost) for lost in state.lost] if state else [],
         "behind": behind(ranks, snapshot.timing.heartbeat_s),
         "slow": slow(ranks),
         "newest_s": newest_s,
         "clock_behind_s": span_s(snapshot.now_ns + snapshot.took_ns, snapshot.server_ns),
+        "slurm": None,
         "time": None,
         "problems": [{"file": each.file, "reason": each.reason} for each in snapshot.problems],
     }
@@ -134,12 +149,10 @@ def _status(snapshot: Snapshot, newest_s: float | None, hang: Dict | None, failu
         return "unknown"
     if state.phase == CLOSED:
         return "closed"
+    if snapshot.ended_ns is not None:
+        return "ended"
     # Two clocks are compared here, so the limit is larger than a node's time-out.
-    if (
-        snapshot.ended
-        or newest_s is None
-        or newest_s > max(DEAD_LEAST_S, DEAD_TIMEOUTS * snapshot.timing.node_timeout_s)
-    ):
+    if newest_s is None or newest_s > max(DEAD_LEAST_S, DEAD_TIMEOUTS * snapshot.timing.node_timeout_s):
         return "silent"
     if state.phase == FORMING:
         return "forming"
@@ -234,6 +247,12 @@ def _lost(lost: LostNode) -> Dict:
     return {"node": lost.node, "round": lost.round, "time_ns": lost.time_ns, "silent_s": silent_s}
 
 
+def _quiet_s(snapshot: Snapshot) -> float | None:
+    """Return for how long no rank has printed, by the file server's clock; None: unknown."""
+    printed_ns = snapshot.printed_ns
+    return None if printed_ns is None else span_s(printed_ns, snapshot.server_ns)
+
+
 def _timeouts(snapshot: Snapshot, nodes: Nodes) -> Dict:
     learned = snapshot.state.learned if snapshot.state else None
     option = snapshot.timing.timeouts
@@ -241,21 +260,27 @@ def _timeouts(snapshot: Snapshot, nodes: Nodes) -> Dict:
     in_force = effective(option or NOTHING, learned, NOTHING if option is None else DEFAULTS)
     known = learned.timeouts if learned else Spans()
     given = option or NOTHING
+    state = snapshot.state
+    vitals = [
+        record.vitals for record in nodes.participants if record.vitals and state and record.vitals.round == state.round
+    ]
+    beating = any(each.longest.silent < len(each.ranks) for each in vitals)
+    # The default holds for a rank once it has sent a heartbeat: it is no time-out before.
+    heartbeat = _timeout("heartbeat", in_force.heartbeat_s, given.heartbeat_s, known.heartbeat_s)
     entries = [
         _timeout("first heartbeat", in_force.initial_s, given.initial_s, known.initial_s),
-        _timeout("heartbeat", in_force.heartbeat_s, given.heartbeat_s, known.heartbeat_s),
+        heartbeat if heartbeat and (beating or heartbeat["source"] != "default") else None,
         _timeout("between sections", in_force.out_of_section_s, given.out_of_section_s, known.out_of_section_s),
         _timeout("hang", in_force.hang_s, given.hang_s, None),
     ]
     for name in sorted({*given.sections, *known.sections}):
         entries.append(_section(name, in_force, given, known.sections.get(name)))
-    state = snapshot.state
-    vitals = [
-        record.vitals for record in nodes.participants if record.vitals and state and record.vitals.round == state.round
-    ]
+    always = in_force.hang_s is not None or in_force.initial_s is not None
+    opted_in = beating or any(each.longest.completed.sections for each in vitals)
     return {
         "rounds": learned.rounds if learned else 0,
         "silent": sum(each.longest.silent for each in vitals),
+        "detects_hangs": always or opted_in if vitals else None,
         "entries": [entry for entry in entries if entry is not None],
     }
 

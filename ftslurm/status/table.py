@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ftslurm.report.style import Json, Style
-from ftslurm.report.wording import clip, duration, names, safe
+from ftslurm.report.wording import Json, Style
 from ftslurm.slurm.nodelist import NodeListError, compress
+from ftslurm.text import clip, duration, names, safe
 
 HEAD = ("ranks", "round", "step", "silent >=", "status")
 ROUND = 2

@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ftslurm.report.style import WIDTH, Json, Style
-from ftslurm.report.wording import clip, count, duration, first_line, interval, names, safe
+from ftslurm.report.wording import WIDTH, Json, Style
 from ftslurm.slurm.nodelist import NodeListError, compress
+from ftslurm.status.stopping import stop_line
 from ftslurm.status.table import columns, table
+from ftslurm.text import clip, duration, first_line, names, plural, safe
 
 MAX_ROUNDS = 3
 MAX_ROWS = 16
@@ -19,6 +20,14 @@ MAX_TIMEOUTS = 8
 MAX_PROBLEMS = 5
 MAX_FINDINGS = 6
 FRESH_S = 10.0
+QUIET_S = 60.0
+OVER = ("ended", "silent")
+INTERRUPTED = "interrupted: "
+"""The reason of an orderly stop begins with it."""
+NOT_DETECTED = (
+    "a rank that hangs is not detected: no rank has sent a heartbeat (ftslurm.heartbeat() in the script, "
+    "or --hang-timeout SECONDS for scripts without)"
+)
 
 
 def render(
@@ -59,7 +68,8 @@ def render(
 def _headline(status: Json) -> tuple[str, str, str]:
     """Return the first line: its start, its rest, and its colour."""
     name = f"run {clip(safe(status['run']), 40)}"
-    now, form = status["status"], {"closed": _closed, "silent": _silent, "forming": _forms, "unknown": _unknown}
+    now = status["status"]
+    form = {"closed": _closed, "ended": _ended, "silent": _silent, "forming": _forms, "unknown": _unknown}
     if now in form:
         start, rest, tint = form[now](status)
         return f"{name}{start}", rest, tint
@@ -76,7 +86,7 @@ def _headline(status: Json) -> tuple[str, str, str]:
         first = status["failures"][0]
         where = f"rank {first['rank']} on {safe(first['node'])}"
         return f"{name}{start}is ending", f": {where} failed: {first_line(first['message'])}", "yellow"
-    size = f"{count(world['nodes'], 'node')}, {count(world['ranks'], 'rank')}"
+    size = f"{plural(world['nodes'], 'node')}, {plural(world['ranks'], 'rank')}"
     return f"{name}{start}runs", f" on {size}{_step(status)}, {_restarts(status)}", "green"
 
 
@@ -89,26 +99,40 @@ def _closed(status: Json) -> tuple[str, str, str]:
         "failed": (" FAILED", "red"),
         "stopped": (" was stopped", "yellow"),
     }
+    reason = first_line(closed["reason"])
+    if closed["outcome"] == "stopped" and reason.startswith(INTERRUPTED):
+        return " was interrupted", f": {reason.removeprefix(INTERRUPTED)}", "yellow"
     start, tint = outcomes.get(closed["outcome"], (f" is closed, {first_line(closed['outcome'])}", "yellow"))
-    return start, f": {first_line(closed['reason'])}", tint
+    return start, f": {reason}", tint
+
+
+def _ended(status: Json) -> tuple[str, str, str]:
+    rest = f": its agents ended without recording the run's end; it was {_activity(status)}"
+    return " has ended", rest, "red"
 
 
 def _silent(status: Json) -> tuple[str, str, str]:
     if status["newest_s"] is None:
         return " is SILENT", ": it is not closed, but no node record found", "red"
-    activity = f"in round {status['round']}" if status["phase"] == "running" else "forming a round"
-    rest = f" for about {duration(status['newest_s'])}: no agent has written since; it was {activity}{_step(status)}"
+    rest = f" for about {duration(status['newest_s'])}: no agent has written since; it was {_activity(status)}"
     return " is SILENT", rest, "red"
+
+
+def _activity(status: Json) -> str:
+    where = f"in round {status['round']}" if status["phase"] == "running" else "forming a round"
+    return f"{where}{_step(status)}"
 
 
 def _forms(status: Json) -> tuple[str, str, str]:
     forming = status["forming"]
-    ready = f"{count(forming['ready'], 'node')} ready, at least {forming['needed']} needed"
+    ready = f"{plural(forming['ready'], 'node')} ready, at least {forming['needed']} needed"
     return f": round {status['round'] + 1} forms", f": {ready}, {_restarts(status)}", "yellow"
 
 
 def _unknown(status: Json) -> tuple[str, str, str]:
-    records = count(len(status["nodes"]), "node")
+    if not status["nodes"] and not status["problems"]:
+        return ": no agent has started", "; neither a state nor a node record is there", "yellow"
+    records = plural(len(status["nodes"]), "node")
     return ": no readable state", f"; records of {records}", "yellow"
 
 
@@ -121,7 +145,7 @@ def _restarts(status: Json) -> str:
     restarts = status["restarts"]
     if not restarts["allowed"]:
         return "no restarts allowed"
-    return f"{restarts['used']} of {count(restarts['allowed'], 'restart')} used"
+    return f"{restarts['used']} of {plural(restarts['allowed'], 'restart')} used"
 
 
 def _facts(status: Json, style: Style) -> Iterable[str]:
@@ -132,11 +156,15 @@ def _facts(status: Json, style: Style) -> Iterable[str]:
         ended = style.date(status["closed"]["time_ns"], "%Y-%m-%d %H:%M:%S")
         yield f"exit code {status['closed']['exit_code']}, ended {ended}{_step(status)}, {_restarts(status)}"
         yield from _time(status)
+        yield from _slurm(status)
         return
     if status["attempt"] is not None:
         yield _coordinator(status)
+    yield from _slurm(status)
+    if status["stop"] is not None:
+        yield stop_line(status["stop"])
     yield from _waits(status)
-    if status["status"] != "silent" and (status["newest_s"] or 0.0) > FRESH_S:
+    if status["status"] not in OVER and (status["newest_s"] or 0.0) > FRESH_S:
         yield f"the newest node record is about {duration(status['newest_s'])} old, by this machine's clock"
     if status["clock_behind_s"] > 1.0:
         behind = duration(status["clock_behind_s"])
@@ -144,6 +172,10 @@ def _facts(status: Json, style: Style) -> Iterable[str]:
     text = _timeouts(status["timeouts"])
     if text:
         yield text
+    if status["status"] == "running" and (status["quiet_s"] or 0.0) >= QUIET_S:
+        yield f"no rank has printed anything for {duration(status['quiet_s'])}"
+    if status["timeouts"]["detects_hangs"] is False:
+        yield NOT_DETECTED
     yield from _time(status)
 
 
@@ -152,10 +184,15 @@ def _time(status: Json) -> Iterable[str]:
         yield f"in all: {status['time']}"
 
 
+def _slurm(status: Json) -> Iterable[str]:
+    if status["slurm"] is not None:
+        yield from status["slurm"]["lines"]
+
+
 def _coordinator(status: Json) -> str:
     number = status["attempts"]
     parts = [f"attempt {number} ({safe(status['attempt'])})"] if number > 1 else []
-    if status["formed_s"] is not None and status["status"] != "silent":
+    if status["formed_s"] is not None and status["status"] not in OVER:
         parts.append(f"formed {duration(status['formed_s'])} ago")
     lease = status["coordinator"]
     parts.append(f"coordinator {safe(lease['node'])}, term {lease['term']}")
@@ -168,7 +205,7 @@ def _waits(status: Json) -> Iterable[str]:
     if hang is not None:
         step = "" if hang["step"] is None else f", its last step is {hang['step']}"
         pending = "" if hang["acknowledged"] else "; the coordinator has not handled it yet"
-        done = f"{hang['stacks_collected']} of {count(hang['of'], 'node')}"
+        done = f"{hang['stacks_collected']} of {plural(hang['of'], 'node')}"
         yield f"{done} have collected their ranks' stacks{step}{pending}"
         if hang["awaited"] and hang["stacks_collected"]:
             yield f"awaited: {_list(hang['awaited'])}"
@@ -192,7 +229,7 @@ def _timeouts(timeouts: Json) -> str:
     shown = timeouts["entries"][:MAX_TIMEOUTS]
     sources = {
         "option": "set by option",
-        "learned": f"learned from {count(timeouts['rounds'], 'round')}",
+        "learned": f"learned from {plural(timeouts['rounds'], 'round')}",
         "default": "default",
     }
     parts = []
@@ -202,7 +239,7 @@ def _timeouts(timeouts: Json) -> str:
     rest = len(timeouts["entries"]) - len(shown)
     parts += [f"{rest} more in --json"] if rest else []
     if parts and timeouts["silent"]:
-        parts.append(f"{count(timeouts['silent'], 'rank')} sent no heartbeat so far")
+        parts.append(f"{plural(timeouts['silent'], 'rank')} sent no heartbeat so far")
     return f"time-outs: {'; '.join(parts)}" if parts else ""
 
 
@@ -211,9 +248,7 @@ def _watched(entry: Json) -> str:
 
 
 def _allowed(seconds: float | None) -> str:
-    if seconds is None:
-        return "off"
-    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.3g} s"
+    return "off" if seconds is None else duration(seconds)
 
 
 def _rounds(status: Json, style: Style, everything: bool) -> list[str]:
@@ -229,7 +264,7 @@ def _rounds(status: Json, style: Style, everything: bool) -> list[str]:
         rows.append([str(each["round"]), style.date(each["ended_ns"], form), duration(each["took_s"]), why])
     lines = [style.line(line) for line in columns(rows)]
     rest = len(status["rounds"]) - len(rounds)
-    lines += [f"  and {count(rest, 'earlier round')} (--all)"] if rest else []
+    lines += [f"  and {plural(rest, 'earlier round')} (--all)"] if rest else []
     return [style.section(lines[0]), *lines[1:]]
 
 
@@ -237,7 +272,7 @@ def _nodes(status: Json, style: Style, everything: bool) -> list[str]:
     rows = [row for row in status["nodes"] if everything or row["role"] != "earlier"]
     lines = table(rows, status["round"], style, grouped=not everything and len(rows) > MAX_ROWS)
     hidden = len(status["nodes"]) - len(rows)
-    return lines + ([f"  and {count(hidden, 'node')} of earlier attempts (--all)"] if hidden else [])
+    return lines + ([f"  and {plural(hidden, 'node')} of earlier attempts (--all)"] if hidden else [])
 
 
 def _health(status: Json, style: Style, everything: bool) -> list[str]:
@@ -263,25 +298,25 @@ def _ranks(status: Json, style: Style, everything: bool) -> list[str]:
     steps, slow = status["steps"], status["slow"]
     lines: list[str] = []
     if steps["step_s"]:
-        few = f"; {steps['reporting']} of {count(steps['of'], 'rank')} report steps"
+        few = f"; {steps['reporting']} of {plural(steps['of'], 'rank')} report steps"
         few = few if steps["reporting"] < steps["of"] else ""
         # The figures cannot show a slow rank there, which must not be read as "no problem".
         none = "; no slow rank (not detectable in synchronous training)"
         none = none if steps["compared"] > 1 and not slow else ""
-        lines += style.wrapped(f"pace: {interval(steps['step_s'])} a step{few}{none}")
+        lines += style.wrapped(f"pace: {duration(steps['step_s'])} a step{few}{none}")
     for each in status["behind"][:most]:
         where = f"rank {each['rank']} on {safe(each['node'])}"
         lines.append(style.line(f"behind: {where}: step {each['step']}, the others are at {each['usual']}"))
     lines += _more(len(status["behind"]) - most, "rank", "behind")
     for each in slow[:most]:
         where = f"rank {each['rank']} on {safe(each['node'])}"
-        paces = f"{interval(each['median_s'])} a step, the others {interval(each['others_s'])} (medians)"
+        paces = f"{duration(each['median_s'])} a step, the others {duration(each['others_s'])} (medians)"
         lines.append(style.line(f"slow: {where}: {paces}"))
     return lines + _more(len(slow) - most, "rank", "slow")
 
 
 def _more(number: int, thing: str, what: str) -> list[str]:
-    return [f"  and {count(number, f'more {thing}')} {what} (--all)"] if number > 0 else []
+    return [f"  and {plural(number, f'more {thing}')} {what} (--all)"] if number > 0 else []
 
 
 def _problems(status: Json, style: Style, everything: bool) -> list[str]:

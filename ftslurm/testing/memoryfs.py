@@ -14,7 +14,8 @@ import posixpath
 from collections.abc import Callable
 
 from ftslurm.dataclasses import dataclass
-from ftslurm.sharedfs.filesystem import DEFAULT_READ_LIMIT, FileTooLarge, ForeignFile
+from ftslurm.sharedfs.filesystem import DEFAULT_READ_LIMIT, FileTooLarge
+from ftslurm.sharedfs.ownership import ForeignFile
 
 BEFORE, DURING, AFTER = "before", "during", "after"
 """When a hook is called; DURING only in `create`, with half of the data in the file."""

@@ -1,39 +1,48 @@
-"""Files of a run built with `ftslurm.testing.runs.RunBuilder`, each with the times of its node's clock."""
+"""Files of a run built with `ftslurm.testing.runs`, each with the times of its node's clock."""
 
 from __future__ import annotations
 
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ftslurm.agent.round_record import brief
-from ftslurm.failures.record_summary import in_table, record_summary
-
-if TYPE_CHECKING:
-    from ftslurm.testing.runs import RunBuilder
+from ftslurm.failures.record_summary import record_summary
+from ftslurm.records.attempt import Attempt, Run
+from ftslurm.records.codec import record_of, to_json, write_record
+from ftslurm.records.error import error_file
+from ftslurm.records.node import NodeRecord
+from ftslurm.records.round import RoundRecord
+from ftslurm.records.state import State
+from ftslurm.sharedfs.cell import write_generation
+from ftslurm.testing.run_contents import RunContents
 
 Dict = dict[str, Any]
 
 
-def write_run(run: RunBuilder) -> Path:
+def write_run(run: RunContents) -> Path:
     """Write the directory of a run, and return its path."""
     owner = {"user": "ann", "uid": os.getuid(), "ftslurm": "0.1.0"}
-    identity = {"schema": "ftslurm/run", "version": 1, "run_id": run.run_id, "created_ns": run.began_ns}
-    _put(run.path / "run.json", identity | owner)
+    identity = {"run_id": run.run_id, "created_ns": run.began_ns}
+    _put(run.path / "run.json", _encoded(run, Run, identity | owner))
     for attempt in run.attempts:
-        _put(run.path / "attempts" / attempt["attempt"] / "attempt.json", attempt)
+        _put(run.path / "attempts" / attempt["attempt"] / "attempt.json", _encoded(run, Attempt, attempt))
     _write_state(run, 7)
     for position, name in enumerate(run.node_names):
-        _put(run.path / "nodes" / f"{name}.json", _by_clock_of(run, name, _node_record(run, name, position)))
+        record = _by_clock_of(run, name, _node_record(run, name, position))
+        _put(run.path / "nodes" / f"{name}.json", _encoded(run, NodeRecord, record))
     for (number, name), node in run.round_nodes.items():
-        content = _with_summaries(run, number, node) if run.shorts else node
-        _put(_round_path(run, number) / "nodes" / f"{name}.json", _by_clock_of(run, name, content))
+        content = _with_summaries(run, number, node) if run.summaries else node
+        _put(
+            _round_path(run, number) / "nodes" / f"{name}.json",
+            _encoded(run, RoundRecord, _by_clock_of(run, name, content)),
+        )
         for worker in node["workers"]:
             _rank_path(run, number, worker["rank"]).mkdir(parents=True, exist_ok=True)
     for (number, rank), error in run.errors.items():
-        by_clock = _shifted(run, error, error["ftslurm"]["node"]) if run.clocks else error
-        _put(_rank_path(run, number, rank) / "error.json", by_clock)
+        content = error_file(error)
+        by_clock = _shifted(run, content, error.node or "") if run.clocks else content
+        _put(_rank_path(run, number, rank) / "error.json", json.dumps(by_clock).encode())
     for (number, rank, stream), text in run.outputs.items():
         name = "stacks.txt" if stream == "stacks" else f"{stream}.log"
         folder = _rank_path(run, number, rank) if stream == "stacks" else _log_path(run, number, rank)
@@ -41,18 +50,13 @@ def write_run(run: RunBuilder) -> Path:
     return run.path
 
 
-def _with_summaries(run: RunBuilder, number: int, node: Dict) -> Dict:
+def _with_summaries(run: RunContents, number: int, node: Dict) -> Dict:
     records = {w["rank"]: run.errors[number, w["rank"]] for w in node["workers"] if (number, w["rank"]) in run.errors}
-    try:
-        table, entries = in_table({rank: record_summary(record) for rank, record in records.items()})
-    except (AttributeError, KeyError, TypeError):
-        # A test has built an invalid record.
-        return node
-    workers = [{**brief(worker), "error": entries.get(worker["rank"])} for worker in node["workers"]]
-    return node | {"errors": table, "workers": workers}
+    summaries = {rank: to_json(record_summary(record)) for rank, record in records.items()}
+    return node | {"workers": [{**worker, "error": summaries.get(worker["rank"])} for worker in node["workers"]]}
 
 
-def _by_clock_of(run: RunBuilder, name: str, value: Dict) -> Dict:
+def _by_clock_of(run: RunContents, name: str, value: Dict) -> Dict:
     """Return a node's record with the times of its clock, and the clock's measured offset."""
     ahead_ns, error_ns = run.clocks.get(name, (0, None))
     shifted: Dict = _shifted(run, value, name)
@@ -61,7 +65,7 @@ def _by_clock_of(run: RunBuilder, name: str, value: Dict) -> Dict:
     return shifted | {"clock": {"offset_ns": -ahead_ns, "error_ns": error_ns, "at_ns": run.now_ns + ahead_ns}}
 
 
-def _shifted(run: RunBuilder, value: Any, name: str) -> Any:
+def _shifted(run: RunContents, value: Any, name: str) -> Any:
     ahead_ns = run.clocks.get(name, (0, None))[0]
     if not run.clocks:
         return value
@@ -80,14 +84,13 @@ def _shifted(run: RunBuilder, value: Any, name: str) -> Any:
     return shifted
 
 
-def _write_state(run: RunBuilder, token: int) -> None:
+def _write_state(run: RunContents, token: int) -> None:
     current = run.history[-1] if run.history else None
     state = {
-        "schema": "ftslurm/state",
-        "version": 1,
         "run_id": run.run_id,
         "attempt": run.attempts[-1]["attempt"],
         "attempts": [a["attempt"] for a in run.attempts],
+        "expected": list(run.node_names),
         "min_nodes": len(run.node_names),
         "max_nodes": len(run.node_names),
         "max_restarts": run.max_restarts,
@@ -111,19 +114,16 @@ def _write_state(run: RunBuilder, token: int) -> None:
         "history": run.history,
         "closed": run.closed,
     }
-    header = json.dumps({"schema": "ftslurm/cell", "version": 1, "token": token, "nonce": "00ff"})
     path = run.path / "state" / f"{token:012d}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{header}\n{json.dumps(_shifted(run, state, 'n1'))}\n")
+    path.write_bytes(write_generation(_encoded(run, State, _shifted(run, state, "n1")), token, "00ff"))
     (path.parent / "current").write_text(str(token))
 
 
-def _node_record(run: RunBuilder, name: str, position: int) -> Dict:
+def _node_record(run: RunContents, name: str, position: int) -> Dict:
     number = len(run.history)
     failure = run.history[-1]["failure"] if run.history else None
     return {
-        "schema": "ftslurm/node",
-        "version": 1,
         "node": name,
         "incarnation": f"{name}-1",
         "counter": 99,
@@ -138,22 +138,38 @@ def _node_record(run: RunBuilder, name: str, position: int) -> Dict:
         "round": number,
         "failure": failure if failure is not None and failure["node"] == name else None,
         "reason": run.reasons.get(name),
+        "stop_signal": None,
         "token": 7,
-        "time_ns": run.last_words.get(name, run.now_ns),
+        "time_ns": run.last_record_ns.get(name, run.now_ns),
+        "vitals": _vitals(run, name),
         "health": run.health_of(name),
         **run.exclusions.get(name, {}),
     }
 
 
-def _round_path(run: RunBuilder, number: int) -> Path:
+def _vitals(run: RunContents, name: str) -> Dict | None:
+    """Return the vitals of a node whose ranks run and have reported steps."""
+    newest = run.round_nodes.get((len(run.history), name))
+    if newest is None or newest["ended_ns"] is not None:
+        return None
+    ranks = [
+        {"rank": worker["rank"], "step": worker["progress"]["last_step"], "intervals": worker.get("pace") or []}
+        for worker in newest["workers"]
+        if worker.get("progress")
+    ]
+    longest = {"silent": len(ranks)}
+    return {"round": newest["round"], "longest": longest, "ranks": ranks, "stuck": 0} if ranks else None
+
+
+def _round_path(run: RunContents, number: int) -> Path:
     return run.path / "rounds" / f"{number:06d}"
 
 
-def _rank_path(run: RunBuilder, number: int, rank: int) -> Path:
+def _rank_path(run: RunContents, number: int, rank: int) -> Path:
     return _round_path(run, number) / "ranks" / f"{rank:05d}"
 
 
-def _log_path(run: RunBuilder, number: int, rank: int) -> Path:
+def _log_path(run: RunContents, number: int, rank: int) -> Path:
     attempt = run.history[number - 1]["attempt"]
     logs = next((a["logs"] for a in run.attempts if a["attempt"] == attempt), None)
     if logs is None:
@@ -163,6 +179,13 @@ def _log_path(run: RunBuilder, number: int, rank: int) -> Path:
     return path
 
 
-def _put(path: Path, value: Dict) -> None:
+def _encoded(run: RunContents, cls: Any, value: Dict) -> bytes:
+    """Return a record as agents encode it."""
+    if run.damaged:
+        return json.dumps({"schema": cls.SCHEMA, "version": cls.VERSION, **value}).encode()
+    return write_record(record_of(cls, value, f"a test's {cls.__name__}"))
+
+
+def _put(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value, separators=(",", ":")))
+    path.write_bytes(content)

@@ -5,21 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ftslurm.monitor.stacksfile import Stacks, encode
+from ftslurm.failures.retryability import blame
+from ftslurm.testing.run_contents import START_NS, RunContents
 from ftslurm.testing.run_files import write_run
-from ftslurm.testing.run_records import SECOND_NS, Dict, error_record, one_line, worker_entry
+from ftslurm.testing.run_records import (
+    SECOND_NS,
+    attempt_record,
+    error_record,
+    one_line,
+    progress,
+    round_record,
+    stacks_text,
+)
+from ftslurm.text import duration
 
 __all__ = ["FRAMES", "SECOND_NS", "START_NS", "RunBuilder"]
 
-# 2026-03-01 12:00:00 UTC
-START_NS = 1_772_366_400 * SECOND_NS
 FRAMES = (
     ("/home/ann/lm/train.py", 61, "<module>", "main()"),
     ("/home/ann/lm/train.py", 42, "train_step", "loss = model(batch).mean()"),
 )
 
 
-class RunBuilder:
+class RunBuilder(RunContents):
     """Build a run's history, then write it as a run directory.
 
     Every method returns the builder, so that a history is one expression::
@@ -36,8 +44,7 @@ class RunBuilder:
         run_id: the run's name.
         job_id: the Slurm job id; the first attempt is ``<job_id>.0``.
         max_restarts: the restart budget.
-        shorts: whether the round records contain summaries of the error records and omit null values; those of older
-            versions do not.
+        summaries: whether the round records contain summaries of the error records.
     """
 
     def __init__(
@@ -49,31 +56,9 @@ class RunBuilder:
         run_id: str = "job-123",
         job_id: str = "123",
         max_restarts: int = 3,
-        shorts: bool = True,
+        summaries: bool = True,
     ) -> None:
-        self.path = parent / run_id
-        self.run_id = run_id
-        self.job_id = job_id
-        self.nproc = nproc
-        self.max_restarts = max_restarts
-        self.shorts = shorts
-        self.node_names = [f"n{i + 1}" for i in range(nodes)]
-        self.began_ns = self.now_ns = START_NS
-        self.attempts: list[Dict] = []
-        self.history: list[Dict] = []
-        self.lost: list[Dict] = []
-        self.round_nodes: dict[tuple[int, str], Dict] = {}
-        self.errors: dict[tuple[int, int], Dict] = {}
-        self.outputs: dict[tuple[int, int, str], str] = {}
-        self.status: dict[str, str] = dict.fromkeys(self.node_names, "running")
-        self.reasons: dict[str, str] = {}
-        self.last_words: dict[str, int] = {}
-        self.found: dict[str, list[Dict]] = {}
-        self.exclusions: dict[str, Dict] = {}
-        self.closed: Dict | None = None
-        self.clocks: dict[str, tuple[int, int | None]] = {}
-        # Workers of the newest round, by rank: a linear search for each of 16,384 ranks would take minutes.
-        self._index: tuple[int, dict[int, tuple[Dict, Dict]]] = (0, {})
+        super().__init__(parent / run_id, run_id, job_id, nodes, nproc, max_restarts, summaries)
         self.attempt()
 
     def wait(self, seconds: float) -> RunBuilder:
@@ -96,22 +81,8 @@ class RunBuilder:
     def attempt(self, *, logs: str | None = None, cwd: str = "/home/ann/lm") -> RunBuilder:
         """Begin an attempt (the constructor begins the first)."""
         number = len(self.attempts)
-        self.attempts.append(
-            {
-                "schema": "ftslurm/attempt",
-                "version": 1,
-                "attempt": f"{self.job_id}.{number}",
-                "created_ns": self.now_ns,
-                "job_id": self.job_id,
-                "restart_count": number,
-                "node_list": self.node_names,
-                "options": {"max_restarts": self.max_restarts, "exclude_after": 2},
-                "command": ["train.py"],
-                "cwd": cwd,
-                "python": "/usr/bin/python3",
-                "logs": logs,
-            }
-        )
+        facts = (self.job_id, number, self.node_names, self.max_restarts)
+        self.attempts.append(attempt_record(*facts, self.now_ns, logs, cwd))
         return self
 
     def round(self, *, nodes: list[str] | None = None, after_s: float = 1.0) -> RunBuilder:
@@ -135,47 +106,25 @@ class RunBuilder:
             }
         )
         for group_rank, name in enumerate(names):
-            self.round_nodes[number, name] = {
-                "schema": "ftslurm/round-node",
-                "version": 1,
-                "round": number,
-                "attempt": attempt,
-                "node": name,
-                "incarnation": f"{name}-1",
-                "group_rank": group_rank,
-                "world_size": world,
-                "host": name,
-                "agent_pid": 100,
-                "master": {"address": names[0], "port": 29500 + number},
-                "started_ns": self.now_ns,
-                "ended_ns": None,
-                "outcome": "running",
-                "stop_reason": None,
-                "health": self.health_of(name),
-                "workers": [worker_entry(group_rank * self.nproc + i, i, self.now_ns) for i in range(self.nproc)],
-            }
+            self.round_nodes[number, name] = round_record(
+                number, attempt, name, group_rank, self.nproc, names[0], world, self.now_ns, self.health_of(name)
+            )
         return self
 
     def steps(self, first: int, last: int, *, startup_s: float = 0.0, over_s: float = 0.0) -> RunBuilder:
         """Set the training steps reported by all ranks of this round, from ``first`` to ``last``.
 
         Args:
-            first: the first step.
-            last: the last step.
+            first, last: the steps.
             startup_s: time until the first one was reported.
             over_s: time from the first to the last one.
         """
         self.wait(startup_s)
         first_ns = self.now_ns
         self.wait(over_s)
-        for node in self._nodes():
+        for node in self.newest_nodes():
             for worker in node["workers"]:
-                worker["progress"] = {
-                    "first_step": first,
-                    "first_ns": first_ns,
-                    "last_step": last,
-                    "last_ns": self.now_ns,
-                }
+                worker["progress"] = progress(first, first_ns, last, self.now_ns)
         return self
 
     def find(
@@ -203,7 +152,7 @@ class RunBuilder:
         self.wait(after_s)
         finding = {"check": check, "status": status, "subject": subject, "text": text, "advice": advice}
         self.found.setdefault(node, []).append(finding | {"since_ns": self.now_ns})
-        for name_of in self._nodes():
+        for name_of in self.newest_nodes():
             if name_of["node"] == node and name_of["ended_ns"] is None:
                 name_of["health"] = self.health_of(node)
         return self
@@ -213,17 +162,9 @@ class RunBuilder:
         self.exclusions[node] = {"unhealthy": unhealthy, "excluded": excluded}
         return self
 
-    def health_of(self, node: str) -> Dict | None:
-        """Return a node's health; None: not checked."""
-        found = self.found.get(node)
-        if found is None:
-            return None
-        worst = "fail" if any(each["status"] == "fail" for each in found) else "warn"
-        return {"status": worst, "checked_ns": self.now_ns, "set": "background", "findings": list(found)}
-
     def pace(self, rank: int, bucket: int, intervals: int = 100) -> RunBuilder:
         """Add `intervals` step intervals of a rank in one bucket of `ftslurm.monitor.heartbeat_page`."""
-        for node in self._nodes():
+        for node in self.newest_nodes():
             for worker in node["workers"]:
                 if worker["rank"] == rank:
                     worker["pace"] = [[bucket, intervals]]
@@ -247,7 +188,6 @@ class RunBuilder:
         """Let a rank fail: with an exception, by a signal, or with an exit code (default: 1).
 
         Args:
-            rank: the rank.
             exception: its exception; type, message and cause are recorded.
             signal: the signal that ended it, such as "SIGKILL".
             exit_code: its exit code.
@@ -260,7 +200,7 @@ class RunBuilder:
             log: the end of its stderr.
         """
         self.wait(after_s)
-        node, worker = self._find(rank)
+        node, worker = self.worker_of(rank)
         if signal is None and exit_code is None:
             exit_code = 1
         kind = "exception" if exception is not None else "signal" if signal else "exit"
@@ -272,14 +212,9 @@ class RunBuilder:
             "failed": True,
         }
         if step is not None:
-            worker["progress"] = {
-                "first_step": step,
-                "first_ns": self.now_ns,
-                "last_step": step,
-                "last_ns": self.now_ns,
-            }
-            self._keep_first_step(node, worker, step)
-        message = one_line(exception) if exception is not None else signal or f"exit code {exit_code}"
+            worker["progress"] = progress(step, self.now_ns, step, self.now_ns)
+            self.keep_first_step(worker, step)
+        message = (one_line(exception) if exception is not None else signal or f"exit code {exit_code}")[:500]
         failure = {
             "round": node["round"],
             "node": node["node"],
@@ -289,13 +224,14 @@ class RunBuilder:
             "kind": kind,
             "exit_code": worker["exit_code"],
             "signal": signal,
-            "message": message[:500],
+            "message": message,
             "step": step,
         }
+        error = error_record(self.run_id, node, failure, exception, frames, module)
         if self.history[-1]["failure"] is None:
-            self.history[-1]["failure"] = failure
+            self.history[-1]["failure"] = {**failure, "blame": blame(error)}
         if record:
-            self.errors[node["round"], rank] = error_record(self.run_id, node, failure, exception, frames, module)
+            self.errors[node["round"], rank] = error
         if log is not None:
             self.log(rank, log)
         return self
@@ -303,7 +239,7 @@ class RunBuilder:
     def hang(
         self,
         rank: int,
-        message: str = "no heartbeat for 30.0 s (time-out 30.0 s)",
+        message: str = "no heartbeat for 30 s (time-out 30 s)",
         *,
         places: Mapping[int, Sequence[tuple[str, int, str]] | str],
         step: int | None = None,
@@ -322,7 +258,7 @@ class RunBuilder:
             silent_s: time since its last heartbeat.
         """
         self.wait(after_s)
-        node, worker = self._find(rank)
+        node, worker = self.worker_of(rank)
         where = {"round": node["round"], "node": node["node"], "rank": rank, "local_rank": worker["local_rank"]}
         end = {
             "time_ns": self.now_ns,
@@ -332,20 +268,15 @@ class RunBuilder:
             "message": message,
             "step": step,
             "since_ns": self.now_ns - int(silent_s * SECOND_NS),
+            "blame": "perhaps",
         }
         if self.history[-1]["failure"] is None:
             self.history[-1]["failure"] = {**where, **end}
         for each, place in places.items():
-            its_node, its_worker = self._find(each)
-            local_rank = its_worker["local_rank"]
-            if isinstance(place, str):
-                found = Stacks(local_rank, problem=place, facts=(("State", "?"),))
-            else:
-                calls = "".join(f'  File "{file}", line {line} in {name}\n' for file, line, name in reversed(place))
-                found = Stacks(local_rank, f"Current thread 0x00007f4f70cb3b80 (most recent call first):\n{calls}")
-            why = message if each == rank else None
-            data = encode(found, rank=each, node=its_node["node"], time_ns=self.now_ns, why=why)
-            self.outputs[node["round"], each, "stacks"] = data.decode()
+            its_node, its_worker = self.worker_of(each)
+            of = (each, its_worker["local_rank"], its_node["node"], self.now_ns)
+            text = stacks_text(*of, place, message if each == rank else None)
+            self.outputs[node["round"], each, "stacks"] = text
         return self
 
     def log(self, rank: int, text: str, stream: str = "stderr") -> RunBuilder:
@@ -356,7 +287,7 @@ class RunBuilder:
 
     def finish(self, rank: int) -> RunBuilder:
         """Let a rank succeed."""
-        _, worker = self._find(rank)
+        _, worker = self.worker_of(rank)
         worker |= {"ended_ns": self.now_ns, "exit_code": 0}
         return self
 
@@ -382,7 +313,7 @@ class RunBuilder:
             what = f"rank {failure['rank']} on {failure['node']} {'hung' if failure['kind'] == 'hang' else 'failed'}"
             reason = reason or what
             reason_text = f"{what} at step {failure['step']}: {failure['message']}"
-        for node in self._nodes():
+        for node in self.newest_nodes():
             if node["outcome"] == "gone":
                 continue
             own = any(w["failed"] for w in node["workers"])
@@ -405,7 +336,7 @@ class RunBuilder:
         for name in names:
             node = self.round_nodes[len(self.history), name]
             node["outcome"] = "gone"
-            self.last_words[name] = self.now_ns
+            self.last_record_ns[name] = self.now_ns
         self.wait(silent_s)
         for name in names:
             self.lost.append(
@@ -417,7 +348,7 @@ class RunBuilder:
                     "silent_s": silent_s,
                 }
             )
-        reason_text = "; ".join(f"{n} was lost: no heartbeat of its agent for {silent_s:.1f} s" for n in names)
+        reason_text = "; ".join(f"{n} was lost: no heartbeat of its agent for {duration(silent_s)}" for n in names)
         self.stop(reason=reason_text, outcome="node-lost", after_s=0)
         for name in names:
             self.round_nodes[len(self.history), name]["outcome"] = "running"
@@ -427,12 +358,12 @@ class RunBuilder:
         """Let a node's agent be killed, and its ranks with it; its guardian records it at once."""
         self.wait(after_s)
         self.round_nodes[len(self.history), node]["outcome"] = "gone"
-        self.last_words[node] = self.now_ns
+        self.last_record_ns[node] = self.now_ns
         return self.leave(node, "its agent was killed by SIGKILL")
 
     def replace_agent(self, node: str) -> RunBuilder:
         """Let a killed agent's guardian start a new one, whose record replaces the record of the end."""
-        reason, time_ns = self.reasons.pop(node), self.last_words.pop(node)
+        reason, time_ns = self.reasons.pop(node), self.last_record_ns.pop(node)
         self.status[node] = "ready"
         predecessor = {"incarnation": f"{node}-1", "reason": reason, "time_ns": time_ns}
         self.exclusions.setdefault(node, {}).update(incarnation=f"{node}-2", predecessor=predecessor)
@@ -441,7 +372,7 @@ class RunBuilder:
     def succeed(self, *, after_s: float = 60.0) -> RunBuilder:
         """Let all ranks succeed."""
         self.wait(after_s)
-        for node in self._nodes():
+        for node in self.newest_nodes():
             for worker in node["workers"]:
                 worker |= {"ended_ns": self.now_ns, "exit_code": 0}
             node |= {"ended_ns": self.now_ns, "outcome": "succeeded"}
@@ -464,18 +395,3 @@ class RunBuilder:
     def write(self) -> Path:
         """Write the run directory and return its path."""
         return write_run(self)
-
-    def _keep_first_step(self, node: Dict, worker: Dict, step: int) -> None:
-        others = [w["progress"] for n in self._nodes() for w in n["workers"] if w["progress"] and w is not worker]
-        if others:
-            worker["progress"]["first_step"] = min([step, *(p["first_step"] for p in others)])
-
-    def _nodes(self) -> list[Dict]:
-        return [node for (number, _), node in self.round_nodes.items() if number == len(self.history)]
-
-    def _find(self, rank: int) -> tuple[Dict, Dict]:
-        if self._index[0] != len(self.history):
-            self._index = (len(self.history), {w["rank"]: (n, w) for n in self._nodes() for w in n["workers"]})
-        if rank not in self._index[1]:
-            raise ValueError(f"no rank {rank} in round {len(self.history)}")
-        return self._index[1][rank]

@@ -31,6 +31,7 @@ class FakeSlurm:
         self.jobs: dict[str, JobFacts] = {}
         self.accounting: dict[str, JobFacts] = {}
         self.kill_wait = kill_wait
+        self.most_requeues: int | None = None
         self.nodes = dict(nodes or {})
         self.reasons: dict[str, str] = {}
         self.boots: dict[str, int] = {}
@@ -72,6 +73,28 @@ class FakeSlurm:
         """See SlurmControl."""
         self._called("kill_wait_s", "")
         return self.kill_wait
+
+    def preemption_grace_s(self, partition: str) -> int | None:
+        """See SlurmControl."""
+        self._called("preemption_grace_s", partition)
+        return None
+
+    def allow_requeue(self, job_id: str) -> None:
+        """See SlurmControl."""
+        self._called("allow_requeue", check_job_id(job_id))
+        facts = self._find(job_id)
+        if facts is None:
+            raise SlurmUnknownJob(f"no job {job_id}")
+        self.put(replace(facts, requeue=True))
+
+    def cancel_pending(self, job_name: str) -> None:
+        """See SlurmControl."""
+        self._called("cancel_pending", job_name)
+
+    def max_batch_requeue(self) -> int | None:
+        """See SlurmControl."""
+        self._called("max_batch_requeue", "")
+        return self.most_requeues
 
     def cancel(self, job_id: str) -> None:
         """See SlurmControl. The job is then CANCELLED."""

@@ -6,14 +6,17 @@ user, in the cell's format, named by its own token, published by an exclusive li
 
 from __future__ import annotations
 
+import base64
+import json
 from typing import Any
 
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousStateError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend
 
+from ftslurm.records.codec import BadFile
 from ftslurm.sharedfs.cell import KEPT, FencedCell, Versioned
-from ftslurm.sharedfs.filesystem import FileTooLarge, ForeignFile
-from ftslurm.sharedfs.publish import BadFile
+from ftslurm.sharedfs.filesystem import FileTooLarge
+from ftslurm.sharedfs.ownership import ForeignFile
 
 NAME = "sharedfs"
 
@@ -56,13 +59,13 @@ class SharedFSBackend(RendezvousBackend):  # type: ignore[misc]
         if token is not None and not self._is_issued(token):
             return _answer(self._get())
         try:
-            newest, won = self._cell.set(state, token)
+            newest, won = self._cell.set(_as_json(state), token)
         except Exception as error:
             raise _translated(error) from error
         self._newest = max(self._newest, newest.token)
         if won:
             self._cell.retire(newest.token - KEPT)
-        return newest.value, newest.token, won
+        return _from_json(newest.value), newest.token, won
 
     def _is_issued(self, token: object) -> bool:
         """Return whether this token was ever issued: a larger one would leave a gap in the tokens."""
@@ -82,12 +85,29 @@ class SharedFSBackend(RendezvousBackend):  # type: ignore[misc]
         return newest
 
 
+def _as_json(state: bytes) -> bytes:
+    """Return torch's pickled state as a JSON text."""
+    return b'"%s"' % base64.b64encode(state)
+
+
+def _from_json(value: bytes) -> bytes:
+    """Return torch's state.
+
+    Raises:
+        RendezvousStateError: the value is no such text.
+    """
+    try:
+        return base64.b64decode(json.loads(value), validate=True)
+    except (ValueError, TypeError) as error:
+        raise RendezvousStateError(f"the rendezvous state is corrupt: expected base64 text, {error}") from None
+
+
 def _pair(newest: Versioned | None) -> tuple[bytes, Any] | None:
-    return None if newest is None else (newest.value, newest.token)
+    return None if newest is None else (_from_json(newest.value), newest.token)
 
 
 def _answer(newest: Versioned | None) -> tuple[bytes, Any, bool] | None:
-    return None if newest is None else (newest.value, newest.token, False)
+    return None if newest is None else (_from_json(newest.value), newest.token, False)
 
 
 def _translated(error: Exception) -> Exception:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from ftslurm.rendezvous.state import Failure
+from ftslurm.records.state import Failure
 
 LONGEST = 500
 # torch's message for a worker without an error file; its exit code is more informative.

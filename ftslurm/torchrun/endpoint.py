@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from ftslurm import __version__
 from ftslurm.dataclasses import dataclass
-from ftslurm.rendezvous.state import CLOSED, State
+from ftslurm.records.state import CLOSED, State
+from ftslurm.sharedfs.ownership import user_name
 from ftslurm.sharedfs.rundir import RunDirectory, RunDirectoryError, check_name, open_run
 from ftslurm.slurm.environment import SlurmEnvironmentError, SlurmJob, from_environ
 from ftslurm.torchrun.options import WrongOption
@@ -59,7 +60,7 @@ def open_endpoint(params: RendezvousParameters, protocol: str) -> Endpoint:
         hostname = check_name("host name", socket.gethostname().partition(".")[0])
         node, position, expected = _name(job, hostname, os.getpid())
         address = params.local_addr or choose_address(job, socket.gethostname(), params.max_nodes, _resolves)
-        run = open_run(root, _user(), time.time_ns(), __version__)
+        run = open_run(root, user_name(), time.time_ns(), __version__)
     except (SlurmEnvironmentError, RunDirectoryError) as error:
         raise WrongOption(str(error).replace("--shared-dir", "--rdzv-endpoint")) from None
     opened = Endpoint(run, run_id, node, position, expected, address, attempt_names(job))
@@ -158,7 +159,3 @@ def _check_protocol(endpoint: Endpoint, protocol: str) -> None:
     if taken:
         found = "the fold protocol" if protocol == DYNAMIC else "protocol=dynamic"
         raise WrongOption(f"run directory {endpoint.run.root}: its agents use {found}; choose another --rdzv-id")
-
-
-def _user() -> str:
-    return os.environ.get("USER") or str(os.geteuid())

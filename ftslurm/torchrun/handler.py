@@ -31,11 +31,11 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
-from ftslurm.agent.courier import Courier
+from ftslurm.agent.courier import CourierThread
 from ftslurm.dataclasses import replace
-from ftslurm.rendezvous.member import FencedOut, Member, NodeRefused, Pace, RunInUse, first_record
-from ftslurm.rendezvous.observation import AT_ONCE, RunSpec, Timing
-from ftslurm.rendezvous.state import (
+from ftslurm.records.codec import BadFile
+from ftslurm.records.node import first_record
+from ftslurm.records.state import (
     CLOSED,
     EXIT_FAILED,
     EXIT_SUCCESS,
@@ -49,9 +49,14 @@ from ftslurm.rendezvous.state import (
     Participant,
     State,
 )
+from ftslurm.rendezvous.abandonment import RunInUse
+from ftslurm.rendezvous.member import FencedOut, Member, NodeRefused
+from ftslurm.rendezvous.observation import AT_ONCE, RunSpec, Timing
+from ftslurm.rendezvous.pace import Pace
 from ftslurm.sharedfs.cell import FencedCell
 from ftslurm.sharedfs.filesystem import PosixFileSystem
-from ftslurm.sharedfs.publish import BadFile, random_nonce
+from ftslurm.sharedfs.publish import random_nonce
+from ftslurm.text import duration
 from ftslurm.torchrun.child_failure import failure_of
 from ftslurm.torchrun.endpoint import choose_attempt
 from ftslurm.torchrun.link import LOG, Link
@@ -96,13 +101,13 @@ class SharedFSHandler(RendezvousHandler):  # type: ignore[misc]
         run_spec = RunSpec(
             endpoint.run_id, self._attempt, endpoint.expected, params.min_nodes, params.max_nodes, ENDLESS
         )
-        record = first_record(endpoint.node, random_nonce(), self._attempt, endpoint.position, 1)
+        record = first_record(endpoint.node, random_nonce(), self._attempt, endpoint.position, 1, os.getpid())
         self._record = replace(record, host=os.uname().nodename, address=endpoint.address)
         timing = Timing(options.node_timeout_s, options.join_timeout_s, options.last_call_s, rejoin=AT_ONCE)
         interval_s = options.keep_alive_interval_s
         pace = Pace(heartbeat_s=interval_s, follow_s=min(0.5, interval_s))
         self._member = Member(fs, endpoint.run, run_spec, self._record, timing, pace, time.monotonic, time.time_ns)
-        self._courier = Courier(self._member, time.monotonic)
+        self._courier = CourierThread(self._member, time.monotonic)
         self._link = Link(self._courier)
         self._store: TCPStore | None = None
         self._problem: str | None = None
@@ -233,8 +238,8 @@ class SharedFSHandler(RendezvousHandler):  # type: ignore[misc]
             raise RendezvousError(f"{name}: {self._link.evicted}")
         if waited_s >= self._options.join_timeout_s + CLOSE_GRACE_S:
             if problem := self._link.storage_problem or self._problem:
-                raise RendezvousConnectionError(f"{name}: no round within {waited_s:.0f} s: {problem}")
-            raise RendezvousTimeoutError(f"{name}: no round within {waited_s:.0f} s")
+                raise RendezvousConnectionError(f"{name}: no round within {duration(waited_s)}: {problem}")
+            raise RendezvousTimeoutError(f"{name}: no round within {duration(waited_s)}")
         if state is None or state.attempt != self._attempt:
             return
         if state.phase != CLOSED or state.closed is None:
@@ -300,12 +305,12 @@ class SharedFSHandler(RendezvousHandler):  # type: ignore[misc]
             except (OSError, BadFile) as error:
                 raise RendezvousConnectionError(f"rendezvous {self._endpoint.run_id}: {error}") from error
             return True
-        answer = object()
-        self._courier.send(task, answer)
+        results: list[object] = []
+        self._courier.send(task, results.append)
         end = time.monotonic() + self._options.close_timeout_s
-        while not self._link.is_done(answer) and time.monotonic() < end:
+        while not results and time.monotonic() < end:
             self._link.wait(0.1)
-        return self._link.is_done(answer)
+        return bool(results)
 
     def _leave(self, reason: str, timeout_s: float) -> bool:
         self._finished = True

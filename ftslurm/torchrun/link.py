@@ -7,9 +7,9 @@ import os
 import select
 import threading
 
-from ftslurm.agent.courier import Courier, Evicted, Notice, StorageProblem
+from ftslurm.agent.courier import CourierThread, Evicted, Notice, StorageProblem, TaskResult
+from ftslurm.records.state import State
 from ftslurm.rendezvous.member import View
-from ftslurm.rendezvous.state import State
 
 LOG = logging.getLogger("ftslurm.torchrun")
 
@@ -21,13 +21,12 @@ class Link:
         courier: not yet started; this link must be the only consumer of its events.
     """
 
-    def __init__(self, courier: Courier) -> None:
+    def __init__(self, courier: CourierThread) -> None:
         self._courier = courier
         self._lock = threading.Lock()
         self._state: State | None = None
         self._evicted: str | None = None
         self._storage_problem: str | None = None
-        self._done: set[object] = set()
 
     @property
     def state(self) -> State | None:
@@ -46,11 +45,6 @@ class Link:
         """The current error of the shared directory; None without one."""
         self._take_events()
         return self._storage_problem
-
-    def is_done(self, answer: object) -> bool:
-        """Return whether the task with this answer has been done."""
-        self._take_events()
-        return answer in self._done
 
     def wait(self, seconds: float) -> None:
         """Wait for an event; an exception of a signal handler propagates."""
@@ -79,5 +73,5 @@ class Link:
                 LOG.warning("the shared directory works again")
             else:
                 LOG.warning("the shared directory: %s; trying again", event.problem)
-        elif isinstance(event, tuple):
-            self._done.add(event[0])
+        elif isinstance(event, TaskResult):
+            event.handle(event.result)

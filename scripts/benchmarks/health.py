@@ -106,7 +106,7 @@ def watcher(directory: Path, node: standin.Standin) -> dict[str, float]:
     pipe = directory / "events"
     if not pipe.exists():
         os.mkfifo(pipe)
-    node.say([f"events {pipe}"])
+    node.answer([f"events {pipe}"])
     with subprocess.Popen(
         [sys.executable, "-m", "ftslurm.health.xid"], stdout=subprocess.PIPE, env=node.environment()
     ) as process:
@@ -123,7 +123,7 @@ def watcher(directory: Path, node: standin.Standin) -> dict[str, float]:
         idle = (_cpu_s(process.pid) - before) / IDLE_S
         pss = measure.memory_of({process.pid}).pss
         process.kill()
-    node.say()
+    node.answer()
     return {"xid": late[1], "xid_idle": idle, "xid_pss": float(pss)}
 
 
@@ -145,9 +145,9 @@ def collect(runs: int, directory: Path, nvrx: str | None) -> dict[str, table.Sam
             "bare": look(directory, QUICK, dict(os.environ))[1],
             **watcher(directory, node),
         }
-        node.say(["* hang nvmlInitWithFlags"])
+        node.answer(["* hang nvmlInitWithFlags"])
         took_s, _, found = look(directory, QUICK, node.environment())
-        node.say()
+        node.answer()
         if "gpu-driver" not in found:
             raise SystemExit("bench: an NVML that never answers was not found")
         samples["wedged"] = took_s - LIMIT_S
@@ -156,7 +156,7 @@ def collect(runs: int, directory: Path, nvrx: str | None) -> dict[str, table.Sam
         if number and nvrx is not None and (took := rival(nvrx, node.environment())) is not None:
             results["quick"].setdefault(NVRX, []).append(took)
     if nvrx is not None:
-        node.say(["* hang nvmlInitWithFlags"])
+        node.answer(["* hang nvmlInitWithFlags"])
         if rival(nvrx, node.environment()) is None:
             print(f"{NVRX}: an NVML that never answers: its check did not return within {RIVAL_WAITS_S:.0f} s")
     return results

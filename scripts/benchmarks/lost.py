@@ -127,7 +127,7 @@ def _store_host(launch: measure.Launch) -> int:
 def _coordinator(run: Path) -> int:
     """Return the pid of the agent that holds the lease."""
     newest = max(path for path in (run / "state").iterdir() if path.suffix == ".json" and path.name[0] != ".")
-    node = json.loads(newest.read_bytes().partition(b"\n")[2])["coordinator"]["node"]
+    node = json.loads(newest.read_bytes())["value"]["coordinator"]["node"]
     return int(json.loads((run / "nodes" / f"{node}.json").read_bytes())["pid"])
 
 

@@ -14,9 +14,11 @@ from benchmarks.players import Worlds
 from ftslurm import __version__
 from ftslurm.agent.courier import Courier, Evicted
 from ftslurm.agent.doorbell import Doorbell
-from ftslurm.rendezvous.member import Member, Pace, View, first_record
+from ftslurm.records.node import first_record
+from ftslurm.records.state import FAILED, FORMING, READY, RUNNING, SUCCEEDED
+from ftslurm.rendezvous.member import Member, View
 from ftslurm.rendezvous.observation import RunSpec, Timing
-from ftslurm.rendezvous.state import FAILED, FORMING, READY, RUNNING, SUCCEEDED
+from ftslurm.rendezvous.pace import Pace
 from ftslurm.sharedfs.filesystem import DEFAULT_READ_LIMIT, PosixFileSystem
 from ftslurm.sharedfs.rundir import RunDirectory, open_run
 

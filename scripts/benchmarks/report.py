@@ -1,4 +1,4 @@
-"""How long the report of a small and of a very large run takes, beside just reading files."""
+"""How long the report of a small and a very large run takes, beside just reading files, and that of a large log."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from benchmarks.table import Measurement
 from ftslurm.testing.runs import FRAMES, RunBuilder
 
 OURS, READ, OWN = "report", "just read all", "just read its own"
-"""All: the words and the error records of all that failed, which a report had to read before nodes' files told of them
-in short; the bar is about that. Its own: the files that the report does read, for honesty."""
+"""All: the node records and the error records of all failed ranks. Its own: the files that the report does read."""
 NODES, PER_NODE = 2048, 8
+LOG_SIZE = 10**9
 READER = str(Path(__file__).with_name("report_reader.py"))
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch"
 DEEP = tuple(
@@ -38,10 +38,12 @@ DEEP = tuple(
 
 MEASUREMENTS = (
     Measurement("small", "a run of 4 nodes", "s", 0.15),
-    Measurement("large", f"{NODES * PER_NODE} ranks on {NODES} nodes, all failed", "s", 3.0, (READ, 1.5)),
-    Measurement("large_cpu", "the same, processor time", "s", None, (READ, 1.5)),
-    Measurement("large_rss", "the same, peak resident", "MB", 300e6),
-    Measurement("slow", "the same, behind --mount", "s", 10.0, (READ, 1.5)),
+    Measurement("large", f"{NODES * PER_NODE} ranks on {NODES} nodes, all failed", "s", 1.5, None),
+    Measurement("large_cpu", "the same, processor time", "s"),
+    Measurement("large_rss", "the same, peak resident", "MB", 200e6),
+    Measurement("log", "a slurm-*.out of 1 GB", "s", 5.0),
+    Measurement("log_rss", "the same, peak resident", "MB", 150e6),
+    Measurement("slow", "the same, behind --mount", "s", 10.0),
 )
 
 
@@ -111,6 +113,35 @@ def report_of(path: Path) -> Spent:
     return spend([sys.executable, "-m", "ftslurm.cli", "report", str(path)])
 
 
+def report_of_log(path: Path) -> Spent:
+    """Measure ``ftslurm report --logs``, the whole process."""
+    return spend([sys.executable, "-m", "ftslurm.cli", "report", "--logs", str(path)])
+
+
+def job_output(parent: Path, size: int) -> Path:
+    """Write an output of that size in bytes: steps of eight ranks, a traceback that was caught, one that was not."""
+    path = parent / "slurm-4711.out"
+    steps = "".join(
+        f"rank {i % 8} step {i // 8} loss 2.7183 lr 1.0e-4 tokens/s 123456 (epoch 3)\n" for i in range(16384)
+    )
+    caught = broken_traceback("ConnectionResetError: [Errno 104] Connection reset by peer")
+    with path.open("w") as file:
+        written = 0
+        while written < size:
+            written += file.write(steps)
+            written += file.write(caught) if written < size / 2 else 0
+        file.write(
+            f"{broken_traceback('ValueError: the loss is wrong')}srun: error: n2: task 5: Exited with exit code 1\n"
+        )
+    return path
+
+
+def broken_traceback(last: str) -> str:
+    """Return a traceback with that last line."""
+    frames = "".join(f'  File "{file}", line {line}, in {name}\n{source}\n' for file, line, name, source in DEEP)
+    return f"Traceback (most recent call last):\n{frames}{last}\n"
+
+
 def read_only(path: Path, *more: str) -> Spent:
     """Measure a process that reads the files in the same bounded way and does nothing with them."""
     return spend([sys.executable, READER, str(path), *more])
@@ -122,6 +153,7 @@ def collect(arguments: argparse.Namespace, parent: Path) -> dict[str, table.Samp
     small, large = parent / "small", parent / "large"
     _in_child(lambda: small_run(parent))
     _in_child(lambda: large_run(parent, arguments.nodes))
+    output = job_output(parent, LOG_SIZE)
     names = str(parent / "names")
     read_only(large, names, "--write")
     slow = None
@@ -132,6 +164,8 @@ def collect(arguments: argparse.Namespace, parent: Path) -> dict[str, table.Samp
     for number in range(arguments.runs + 1):  # run 0 warms caches up and does not count
         print(f"run {number}/{arguments.runs}", file=sys.stderr, flush=True)
         samples = [("small", OURS, report_of(small).wall_s)]
+        of_log = report_of_log(output)
+        samples += [("log", OURS, of_log.wall_s), ("log_rss", OURS, of_log.rss)]
         for who, spent in ((OURS, report_of(large)), (READ, read_only(large)), (OWN, read_only(large, names))):
             samples.append(("large", who, spent.wall_s))
             samples.append(("large_cpu", who, spent.cpu_s))

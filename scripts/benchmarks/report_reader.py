@@ -12,10 +12,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ftslurm.report import reading
 from ftslurm.report.gathering import _published, _Reader, gather
+from ftslurm.sharedfs import bounded_read as reading
 
-GATHER = "ftslurm.report.gathering"
+READER = "ftslurm.report.record_reader"
 
 
 def read_all(directory: Path) -> int:
@@ -24,7 +24,7 @@ def read_all(directory: Path) -> int:
     size = 0
     for number in reader.round_numbers():
         parent = directory / "rounds" / f"{number:06d}"
-        names = [f"{rank:05d}/error.json" for rank in reader.ranks(parent / "ranks")]
+        names = [f"{rank:05d}/error.json" for rank in reader.ranks(number)]
         places = [(parent / "nodes", _published(reader.listing(parent / "nodes")[0])), (parent / "ranks", names)]
         for place, wanted in [(directory / "nodes", _published(reader.listing(directory / "nodes")[0])), *places]:
             size += sum(len(data) for _, data in reader.contents(place, wanted))
@@ -56,7 +56,7 @@ def listed(directory: Path) -> list[str]:
             names.append(os.path.relpath(os.path.join(folder, path), os.path.realpath(directory)))
         return data
 
-    with mock.patch(f"{GATHER}.read_file", noted):
+    with mock.patch(f"{READER}.read_file", noted):
         gather(directory.resolve(), now_ns=time.time_ns())
     return names
 

@@ -45,8 +45,10 @@ def read_state(job: Path) -> RunState | None:
     names = sorted(run.glob("state/0*.json")) if run is not None else []
     for path in reversed(names):
         try:
-            value = json.loads(path.read_text().partition("\n")[2])
+            value = json.loads(path.read_text())["value"]
         except (OSError, ValueError):
+            continue
+        if value is None:
             continue
         closed = value.get("closed")
         return RunState(value["attempt"], value["round"], pick(Closed, closed) if closed else None)

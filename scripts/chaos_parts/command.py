@@ -19,7 +19,7 @@ from typing import TextIO
 
 from chaos_parts.collect import gather, maker, run_directory
 from chaos_parts.faults import BY_NAME, FAULTS, Fault
-from chaos_parts.history import History, Leftover
+from chaos_parts.history import NEVER, REQUEUE_POLICIES, History, Leftover
 from chaos_parts.judge import Miss, judge
 from chaos_parts.run_job import MAX_RESTARTS, JobRun, Watched
 from chaos_parts.schedule import Plan, plan
@@ -58,6 +58,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--job", type=int, metavar="K", help="only this job of the seed")
     parser.add_argument("--only", metavar="FAULT,…", help="only these faults; --list prints them")
     parser.add_argument("--list", action="store_true", help="print the faults and exit")
+    parser.add_argument(
+        "--requeue",
+        choices=REQUEUE_POLICIES,
+        default=NEVER,
+        help="of the jobs (default never: a requeue would hide a run that its agents should have saved)",
+    )
     parser.add_argument("--slurm", metavar="VERSION", help="required version of the Slurm on PATH (22, 24.11)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a line of slurm.conf")
     parser.add_argument(
@@ -133,7 +139,8 @@ def _session(options: argparse.Namespace, base: Path) -> int:
     finally:
         world.take_down()
     print("\n" + "\n".join(summary(verdicts)))
-    print(f"again: scripts/chaos --nodes {options.nodes} --spares {options.spares} --seed {options.seed} --job K")
+    again = f"--nodes {options.nodes} --spares {options.spares} --seed {options.seed} --requeue {options.requeue}"
+    print(f"again: scripts/chaos {again} --job K")
     return 1 if any(verdict.misses for verdict in verdicts) else 0
 
 
@@ -161,7 +168,7 @@ def _one(world: World, planned: Plan, options: argparse.Namespace, log: Log, kee
         world.up()
     log.note("plan", seed=options.seed, plan=asdict(planned))
     before = {path for _, path in world.leftovers()}
-    run = JobRun(world, planned, options.nodes - options.spares, log.note)
+    run = JobRun(world, planned, options.nodes - options.spares, options.requeue, log.note)
     watched = run.run()
     directory = world.shared.beneath / watched.name
     observed = _observed(watched, planned, world, options)
@@ -179,6 +186,7 @@ def _observed(watched: Watched, planned: Plan, world: World, options: argparse.N
         nodes=tuple(world.nodes),
         min_nodes=options.nodes - options.spares,
         max_restarts=MAX_RESTARTS,
+        requeue=options.requeue,
         batch_host=watched.facts.get("BatchHost", ""),
         begin_ns=watched.begin_ns,
         end_ns=watched.end_ns,

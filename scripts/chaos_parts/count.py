@@ -1,6 +1,7 @@
 """The counting job: its ranks add up numbers, save checkpoints with `ftslurm.commit`, and resume from them.
 
-It also records events in a file on the local disk, so that its history is available while the shared directory fails.
+With ``--polls`` they leave where `ftslurm.should_stop` says so, instead of on SIGTERM. It also records events in a file
+on the local disk, so that its history is available while the shared directory fails.
 Signals make it fail as programs do: SIGUSR1 with an exit code only, SIGUSR2 with an exception.
 """
 
@@ -182,7 +183,7 @@ def fail_by_code(_number: int, _frame: FrameType | None) -> None:
 
 def fail_by_exception(_number: int, _frame: FrameType | None) -> None:
     """Fail with a message."""
-    raise ValueError("options to fail by chaos")
+    raise ValueError("asked to fail by chaos")
 
 
 def main() -> None:
@@ -191,6 +192,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--step-s", type=float, required=True, help="seconds that a step takes")
     parser.add_argument("--link", choices=("star", "gloo"), default="star")
+    parser.add_argument("--polls", action="store_true", help="call ftslurm.should_stop with each step")
     parser.add_argument("--slow-stop-s", type=float, default=0.0, help="seconds between SIGTERM and the last save")
     parser.add_argument("--checkpoints", type=Path, required=True)
     parser.add_argument("--events", type=Path, required=True)
@@ -206,7 +208,8 @@ def main() -> None:
         options.events,
     )
     count = Count(place)
-    signal.signal(signal.SIGTERM, count.ask_to_stop)
+    if not options.polls:
+        signal.signal(signal.SIGTERM, count.ask_to_stop)
     signal.signal(signal.SIGUSR1, fail_by_code)
     signal.signal(signal.SIGUSR2, fail_by_exception)
     try:
@@ -216,6 +219,9 @@ def main() -> None:
         count.restore(ranks)
         place.note("counting", step=count.step)
         while count.step < options.steps:
+            if options.polls and ftslurm.should_stop(count.step):
+                leave(count, options.slow_stop_s)
+                return
             time.sleep(options.step_s)
             count.advance(ranks)
             count.checkpoint()
@@ -226,9 +232,18 @@ def main() -> None:
         stop(count, options.slow_stop_s)
 
 
+def leave(count: Count, slow_s: float) -> None:
+    """Save at the step at which all ranks leave."""
+    count.place.note("left", step=count.step, why=ftslurm.stop_reason() or "")
+    with ftslurm.section("checkpoint"):
+        time.sleep(slow_s)
+        if count.place.rank == 0 and count.step > count.saved:
+            count.save("last.json")
+
+
 def stop(count: Count, slow_s: float) -> None:
     """Save unsaved steps, as programs do on SIGTERM, and exit with its code."""
-    count.place.note("options-to-stop", step=count.step)
+    count.place.note("asked-to-stop", step=count.step)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     time.sleep(slow_s)
     try:

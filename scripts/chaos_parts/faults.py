@@ -10,12 +10,13 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from chaos_parts.processes import AGENT, FTSRUN, GUARDIAN, RANK, SRUN, STEPD
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from chaos_parts.processes import Process
     from chaos_parts.world import World
 
-RANK, AGENT, GUARDIAN, STEPD, SRUN, FTSRUN = "rank", "agent", "guardian", "slurmstepd", "srun", "ftsrun"
 GUARDIAN_AND_AGENT, NODE, NOWHERE = "guardian and agent", "node", "nowhere"
 DIRECTORY = "directory"
 
@@ -189,6 +190,29 @@ def _slurm(*words: str) -> Callable[[World, Target], Undo | None]:
     return inject
 
 
+def _preempt(world: World, target: Target) -> Undo:
+    """Submit a job of a partition with a higher priority, which needs all nodes."""
+    # Here, since slurmctld forgets it when it is killed.
+    world.slurm("scontrol", "create", "PartitionName=high", "Nodes=ALL", "PriorityTier=10", "PreemptMode=OFF")
+    words = ("--parsable", "--partition=high", f"--nodes={len(world.nodes)}", "--exclusive", "--output=/dev/null")
+    other = world.slurm("sbatch", *words, "--wrap=sleep 1").strip()
+    return lambda: None if not other else _cancel(world, other)
+
+
+def _cancel(world: World, job: str) -> None:
+    world.slurm("scancel", job)
+
+
+def _shorten(world: World, target: Target) -> Undo:
+    """Have the job's time end as soon as possible; the next start has its time again."""
+    world.slurm("scontrol", "update", f"jobid={target.job}", "timelimit=1")
+
+    def undo() -> None:
+        world.slurm("scontrol", "update", f"jobid={target.job}", "timelimit=60")
+
+    return undo
+
+
 _CONNECTION = ("peer-reset", "collective-timeout")
 _STORAGE = ("spawn", "log-file", "disk-full", "filesystem", "read-only", "missing-file", "write-failed")
 _LOST = (_because("node-lost", "agent-lost", blames=THIS_NODE),)
@@ -208,6 +232,9 @@ _RANKS = (
     # A rank that has just started has no handlers of these signals yet and is killed by them.
     Fault("rank-raises", 4, RANK, _send(signal.SIGUSR2), reasons=(_because("exception", "signal", blames=THIS_RANK),)),
     Fault("rank-exits", 4, RANK, _send(signal.SIGUSR1), reasons=(_because("exit", "signal", blames=THIS_RANK),)),
+    # Before its first call of should_stop it is killed by it.
+    Fault("rank-signalled", 4, RANK, _send(signal.SIGTERM), ends_job=True, spares_start=True,
+          reasons=(*_STOPPED, _because("terminated", "signal", blames=THIS_RANK))),
     Fault("rank-stopped", 4, RANK, _pause, last_s=(1.0, 8.0)),
     # Before its first heartbeat no time-out is active; the others' waits for it time out then.
     Fault("rank-hung", 2, RANK, _send(signal.SIGSTOP), window_s=90.0, spares_start=True,
@@ -264,6 +291,11 @@ _SLURM = (
           leaves_files=True),
     Fault("ftsrun-terminated", 2, FTSRUN, _send(signal.SIGTERM), reasons=_STOPPED, ends_job=True),
     Fault("scancel", 3, NOWHERE, _slurm("scancel"), reasons=_STOPPED, ends_job=True, spares_start=True),
+    Fault("stop-requested", 4, NOWHERE, _slurm("ftslurm", "stop"), reasons=_STOPPED, ends_job=True, spares_start=True),
+    Fault("preempted", 4, NOWHERE, _preempt, (20.0, 30.0), _STOPPED, window_s=30.0, spares_start=True,
+          shared="preempted"),
+    Fault("time-limit", 2, NOWHERE, _shorten, (100.0, 110.0), _STOPPED, window_s=30.0, ends_job=True,
+          spares_start=True, shared="time-limit"),
     Fault("requeue", 4, NOWHERE, _slurm("scontrol", "requeue"), reasons=_STOPPED, window_s=30.0, spares_start=True),
 )  # fmt: skip
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+NEVER, IF_INTERRUPTED, IF_NODE, ANY = REQUEUE_POLICIES = ("never", "interrupted", "node", "any")
+
 
 @dataclass(frozen=True)
 class Injection:
@@ -130,7 +132,7 @@ class History:
     """One job.
 
     Attributes:
-        steps, nodes, min_nodes, max_restarts: its parameters.
+        steps, nodes, min_nodes, max_restarts, requeue: its parameters.
         batch_host: the node of its batch script.
         begin_ns, end_ns: when it was submitted, and when it ended or was given up.
         stuck: why it was given up; empty: it ended.
@@ -150,6 +152,7 @@ class History:
     batch_host: str
     begin_ns: int
     end_ns: int
+    requeue: str = NEVER
     stuck: str = ""
     state: str = ""
     exit_code: str = ""

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from chaos_parts.counting import total
-from chaos_parts.faults import BY_NAME, NODE, RANK, STOPPED
-from chaos_parts.history import Commit, Event, History, Injection
+from chaos_parts.faults import BY_NAME, NODE, STOPPED
+from chaos_parts.history import ANY, IF_NODE, Commit, Event, History, Injection
+from chaos_parts.processes import RANK
 from chaos_parts.reasons import SECOND_NS, explanations, tell
+from chaos_parts.schedule import TIME_LIMIT
 
 SUCCEEDED = "succeeded"
 QUIET_NS = 30 * SECOND_NS
@@ -107,13 +109,30 @@ def saved(history: History) -> list[str]:
     """A save on SIGTERM is committed when the whole job is stopped."""
     wrong = []
     for injection in history.injections:
-        if injection.kind not in ("scancel", "requeue") or not _alone(history, injection):
+        if injection.kind not in ("scancel", "requeue", "preempted") or not _alone(history, injection):
             continue
         for event in _asked_to_stop(history, injection):
             done = _after(history, event, "saved", "refused", "not-saved")
             if event.step > _saved_step(history, event) and (done is None or done.what != "saved"):
                 how = f"{done.what}: {done.why}" if done is not None else "its rank was killed before that"
                 wrong.append(f"what was counted up to step {event.step} was not saved on {injection.kind}: {how}")
+    return wrong
+
+
+def together(history: History) -> list[str]:
+    """Ranks that call `should_stop` leave at the same step: all of them, where no other fault took one."""
+    wrong = []
+    rounds = {(event.attempt, event.round) for event in history.events if event.what == "left"}
+    for attempt, number in sorted(rounds):
+        here = [event for event in history.events if (event.attempt, event.round) == (attempt, number)]
+        steps = {event.rank: event.step for event in here if event.what == "left"}
+        if len(set(steps.values())) > 1:
+            wrong.append(f"the ranks of round {number} left at different steps: {steps}")
+        missing = {event.rank for event in here if event.what == "counting"} - set(steps)
+        began_ns = min(event.time_ns for event in here)
+        during = [injection for injection in history.injections if injection.over_ns >= began_ns]
+        if missing and len(during) == 1:
+            wrong.append(f"ranks {sorted(missing)} of round {number} did not leave at step {min(steps.values())}")
     return wrong
 
 
@@ -153,6 +172,11 @@ def _alone(history: History, injection: Injection) -> bool:
     )
 
 
+def _has_left(history: History) -> bool:
+    """Return whether ranks have left by `should_stop`: a signal to one agent stops such a run."""
+    return any(event.what == "left" for event in history.events)
+
+
 def left_nothing(history: History) -> list[str]:
     """No process is left on any node: neither after the job, nor of a past round together with a newer one."""
     return [f"left running: {line}" for line in history.running] + [
@@ -177,6 +201,15 @@ def left_clean(history: History) -> list[str]:
 SRUN_ABORTS = "srun: error: Aborting, "
 """Message of srun before it ends the whole step, in spite of --no-kill: a node rebooted before Slurm
 detected it, so that its connection broke and it has no record of the step (step_launch.c)."""
+SRUN_LAUNCH_FAILED = "srun: error: Application launch failed"
+"""The same for a node that was dead at the launch."""
+
+
+def _srun_gave_up(history: History) -> bool:
+    """Return whether srun ended a whole step since a node was dead or had rebooted."""
+    if not any(each.kind.startswith(("node-killed", "node-rebooted")) for each in history.injections):
+        return False
+    return SRUN_ABORTS in history.output or SRUN_LAUNCH_FAILED in history.output
 
 
 def explained(history: History) -> list[str]:
@@ -186,7 +219,9 @@ def explained(history: History) -> list[str]:
     return [
         f"no fault explains {tell(past)}"
         for past in history.report.rounds
-        if past.outcome not in (SUCCEEDED, "running") and not explanations(history, past)
+        if past.outcome not in (SUCCEEDED, "running")
+        and not explanations(history, past)
+        and not (past.outcome == STOPPED and _srun_gave_up(history))
     ]
 
 
@@ -209,13 +244,17 @@ def noticed(history: History) -> list[str]:
 def persisted(history: History) -> list[str]:
     """A job does not end as long as restarts and enough nodes are left."""
     closed = history.closed
+    if history.requeue in (IF_NODE, ANY):
+        return []  # see came_back
     if history.stuck or _succeeded(history) or any(BY_NAME[each.kind].ends_job for each in history.injections):
+        return []
+    if any(each.kind == "agent-terminated" for each in history.injections) and _has_left(history):
         return []
     taken = {each.node for each in history.injections if BY_NAME[each.kind].takes_node}
     if len(history.nodes) - len(taken) < history.min_nodes:
         return []
     if closed is None:
-        if any(each.kind == "node-rebooted-quickly" for each in history.injections) and SRUN_ABORTS in history.output:
+        if _srun_gave_up(history):
             return []
         return [f"the job ended ({history.state}) and nothing closed its run"]
     used = history.report.restarts_used if history.report is not None else 0
@@ -225,6 +264,21 @@ def persisted(history: History) -> list[str]:
         f"{history.max_restarts - used} of {history.max_restarts} restarts and {len(history.nodes) - len(taken)} nodes"
     )
     return [f"it ended with {left} left, {history.min_nodes} needed: {closed.outcome}: {closed.reason}"]
+
+
+def came_back(history: History) -> list[str]:
+    """With `--requeue node` or `any`, a job starts again until it succeeds, unless a fault stands for a user's stop."""
+    if history.requeue not in (IF_NODE, ANY) or history.stuck or _succeeded(history):
+        return []
+    if any(BY_NAME[each.kind].ends_job and each.kind != TIME_LIMIT for each in history.injections):
+        return []
+    if any(each.kind == "agent-terminated" for each in history.injections) and _has_left(history):
+        return []
+    closed = history.closed
+    if closed is None and _slurm_may_say_anything(history):
+        return []  # Slurm ended the job with its batch host, while the run went on
+    how = f"{closed.outcome}: {closed.reason}" if closed is not None else "nothing closed its run"
+    return [f"it ended ({history.state} {history.exit_code}) and was not requeued: {how}"]
 
 
 def coded(history: History) -> list[str]:
@@ -283,11 +337,13 @@ CHECKS: dict[str, Callable[[History], list[str]]] = {
     "in order": in_order,
     "restored": restored,
     "saved": saved,
+    "together": together,
     "left nothing": left_nothing,
     "left clean": left_clean,
     "explained": explained,
     "noticed": noticed,
     "persisted": persisted,
+    "came back": came_back,
     "coded": coded,
     "reported": reported,
 }

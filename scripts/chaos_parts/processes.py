@@ -6,8 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from chaos_parts.faults import AGENT, FTSRUN, GUARDIAN, RANK, SRUN, STEPD
-
+RANK, AGENT, GUARDIAN, STEPD, SRUN, FTSRUN = "rank", "agent", "guardian", "slurmstepd", "srun", "ftsrun"
 LEFT_BEHIND = "left behind"
 WANTED = ("SLURM_JOB_ID", "FTSLURM_ROUND", "RANK")
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from shlex import join
 
 from chaos_parts.collect import RunState, read_state, run_directory
-from chaos_parts.faults import AGENT, DIRECTORY, GUARDIAN, NODE
+from chaos_parts.faults import DIRECTORY, NODE
 from chaos_parts.history import Injection
-from chaos_parts.processes import Process, left_of_past_rounds, roles
-from chaos_parts.schedule import BEFORE, STEP_S, TRAINING, Plan
+from chaos_parts.processes import AGENT, GUARDIAN, Process, left_of_past_rounds, roles
+from chaos_parts.schedule import BEFORE, STEP_S, TIME_LIMIT, TRAINING, Plan
 from chaos_parts.strikes import Scene, Strikes
 from chaos_parts.world import World
 
@@ -106,6 +106,7 @@ class JobRun:
     world: World
     plan: Plan
     min_nodes: int
+    requeue: str
     note: Callable[..., None]
     job: str = ""
     facts: dict[str, str] = field(default_factory=dict)
@@ -155,11 +156,12 @@ class JobRun:
             *("--nnodes", str(self.min_nodes), "--nproc-per-node", str(plan.per_node)),
             *("--max-restarts", str(MAX_RESTARTS), "--join-timeout", str(JOIN_TIMEOUT_S)),
             *("--heartbeat-timeout", str(HEARTBEAT_TIMEOUT_S)),
-            *("--initial-heartbeat-timeout", str(INITIAL_TIMEOUT_S), *plan.options),
+            *("--initial-heartbeat-timeout", str(INITIAL_TIMEOUT_S), "--requeue", self.requeue, *plan.options),
         ]
         program = [
             *(str(COUNT), "--steps", str(plan.steps), "--step-s", str(STEP_S), "--link", plan.link),
             *("--slow-stop-s", str(plan.slow_stop_s), "--events", str(self.events)),
+            *(["--polls"] if plan.polls else []),
             *("--checkpoints", str(self.directory / "checkpoints")),
         ]
         (self.beneath / "job.sbatch").write_text(f"#!/bin/bash\nexec ftsrun {join([*ours, *program])}\n")
@@ -232,7 +234,7 @@ class JobRun:
         """Start a requeued job at once: restore its nodes and its directory, and skip Slurm's delay."""
         self._restarts = self.facts.get("Restarts", "0")
         self.note("requeued", restarts=self._restarts)
-        self.strikes.undo_all(lambda fault: fault.hits == NODE or fault.shared == DIRECTORY)
+        self.strikes.undo_all(lambda fault: fault.hits == NODE or fault.shared in (DIRECTORY, TIME_LIMIT))
         self.world.slurm("scontrol", "update", f"jobid={self.job}", "starttime=now")
 
     # Its end

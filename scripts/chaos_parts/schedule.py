@@ -9,6 +9,11 @@ from dataclasses import dataclass
 from chaos_parts.faults import FAULTS, Fault
 
 STEP_S = 0.1
+POLLING = 0.5
+"""Share of the jobs whose ranks call `ftslurm.should_stop`."""
+TIME_LIMIT, TIME_LIMIT_STEPS = "time-limit", 700
+"""Slurm looks at time limits every 30 s, and they are whole minutes: such a job is longer by so many steps."""
+NEED_POLLS = (TIME_LIMIT, "rank-signalled")
 BEFORE, TRAINING = "after submission", "after training began"
 
 
@@ -41,6 +46,7 @@ class Plan:
         per_node: ranks on each node.
         options: additional options of ftslurm.
         slow_stop_s: time that a stopped rank takes to save, in seconds.
+        polls: its ranks call `ftslurm.should_stop` with each step.
     """
 
     number: int
@@ -50,6 +56,7 @@ class Plan:
     options: tuple[str, ...]
     slow_stop_s: float
     blows: tuple[Blow, ...]
+    polls: bool = False
 
 
 def plan(seed: int, number: int, faults: Sequence[Fault] = FAULTS, gloo: bool = False) -> Plan:
@@ -72,6 +79,9 @@ def plan(seed: int, number: int, faults: Sequence[Fault] = FAULTS, gloo: bool = 
     for _ in range(rng.choice((1, 1, 2, 2, 3))):
         blows.append(_blow(rng, faults, at_s))
         at_s += rng.uniform(0.0, 0.6) if rng.random() < 0.3 else rng.uniform(0.6, 12.0)
+    polls = rng.random() < POLLING or any(blow.fault in NEED_POLLS for blow in blows)
+    if any(blow.fault == TIME_LIMIT for blow in blows):
+        steps += TIME_LIMIT_STEPS
     return Plan(
         number,
         steps,
@@ -80,6 +90,7 @@ def plan(seed: int, number: int, faults: Sequence[Fault] = FAULTS, gloo: bool = 
         ("--spare-imports", "json") if standby else (),
         slow_stop_s,
         tuple(sorted(blows, key=lambda blow: (blow.since, blow.at_s))),
+        polls,
     )
 
 

@@ -10,20 +10,9 @@ from functools import partial
 from itertools import count
 from typing import TypeVar
 
-from chaos_parts.faults import (
-    AGENT,
-    BY_NAME,
-    DIRECTORY,
-    GUARDIAN,
-    GUARDIAN_AND_AGENT,
-    NODE,
-    NOWHERE,
-    RANK,
-    Fault,
-    Target,
-)
+from chaos_parts.faults import BY_NAME, DIRECTORY, GUARDIAN_AND_AGENT, NODE, NOWHERE, Fault, Target
 from chaos_parts.history import Injection
-from chaos_parts.processes import Process
+from chaos_parts.processes import AGENT, GUARDIAN, RANK, Process
 from chaos_parts.schedule import Blow
 from chaos_parts.world import World
 

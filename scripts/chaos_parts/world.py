@@ -15,6 +15,7 @@ from chaos_parts.processes import Process, scan, stat_of
 from chaos_parts.shared import CHECKOUT, SharedDirectory
 
 LAB = CHECKOUT / "scripts" / "slurm-lab"
+PREEMPTION = ("PreemptType=preempt/partition_prio", "PreemptMode=REQUEUE")
 COMMAND_S = 20.0
 """Time-out of Slurm's commands, in seconds, which wait for a missing slurmctld."""
 SAVED_S = 8.0
@@ -74,7 +75,7 @@ class World:
         except OSError as error:
             raise LabError(str(error)) from None
         words = ["up", str(len(self.nodes)), "--network", "--boot", self.shared.boot_command(self.logs / "mount.log")]
-        for setting in (f"TaskProlog={prolog}", *self._settings):
+        for setting in (f"TaskProlog={prolog}", *PREEMPTION, *self._settings):
             words += ["--set", setting]
         self.lab(*words, limit_s=300.0)
         self.down.clear()

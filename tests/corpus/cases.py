@@ -63,15 +63,54 @@ QUICKLY = ("--heartbeat", "0.5", "--node-timeout", "4")
 # All ranks fail before their first step, in the same way, and would again.
 AT_START: dict[str, Any] = {"rank": None, "step": None, "exit_code": 78, "ways": (ALL,)}
 
+NO_LABEL = ("row 4711 has no label",)
+FROM_STDERR = ("ValueError: row 4711 has no label", "from its stderr")
+
 KINDS = (
     # Python
     Case("exception.py", "exception", ("ValueError: row 4711 has no label",), ways=(ALONE, CASCADE, RECOVERED)),
     Case("chained.py", "exception", ("RuntimeError: cannot load the sample",), rank=1),
+    Case("deep_chain.py", "exception", ("PipelineError: stage 48", "KeyError: 'row 4711'")),
+    Case("masked.py", "exception", ("ValueError: row 4711 has no label", "cannot close"), ("finally",)),
+    Case("masked.py", "exception", ("ValueError: row 4711 has no label", "cannot close"), ("exit",), ways=(ALONE,)),
+    Case("of_another_process.py", "exception", ("KeyError: 'label'", "DataLoader worker"), ("loader",),
+         needs=("torch",)),
+    Case("of_another_process.py", "exception", ("KeyError: 'label'",), ("pool",), ways=(ALONE,)),
+    Case("of_another_process.py", "exception", ("KeyError: 'label'",), ("spawn",), needs=("torch",), ways=(ALONE,)),
+    Case("silent_assert.py", "exception", ("AssertionError", "assert labels == 4711"), ways=(ALONE,)),
     Case("disk_behind.py", "disk-full", ("checkpoint 7 was not saved", "No space left on device"), rank=3),
     Case("group.py", "missing-file", ("FileNotFoundError", "'shard-0'"), needs=("python3.11",)),
     Case("syntax_error.py", "syntax-error", ("SyntaxError", "model_of_mine.py:1"), here=False, **AT_START),
     Case("import_error.py", "import-error", ("no_such_module_at_all",), **AT_START),
     Case("usage.py", "wrong-usage", ("refused its arguments", "exit code 2"), ("--lr", "high"), **AT_START),
+    # What it said on stderr before an end that says nothing
+    *(Case("last_words.py", "exception", (*FROM_STDERR, "exit code 3"), (how,), ways=(ALONE,))
+      for how in ("prefix", "ranks", "returned", "child")),
+    Case("last_words.py", "exception", (*FROM_STDERR, "exit code 3"), ("bar",)),
+    Case("last_words.py", "exception", (*FROM_STDERR, "SIGKILL"), ("signal",), ways=(ALONE,)),
+    Case("last_words.py", "exit", (*NO_LABEL, "from its stderr", "exit code 3"), ("logged",), here=False,
+         ways=(ALONE,)),
+    Case("last_words.py", "abort", ("Assertion `labels == 4711' failed",), ("assertion",), here=False, ways=(ALONE,)),
+    Case("child_failed.py", "exception", ("exit status 1", "ValueError: row 4711"), ("captured",), ways=(ALONE,)),
+    Case("child_failed.py", "exception", ("exit status 1", "ValueError: row 4711"), ("inherited",), ways=(ALONE,)),
+    Case("child_failed.py", "disk-full", ("disk full", "from its child's stderr"), ("disk",), ways=(ALONE,)),
+    Case("child_failed.py", "exception", ("SIGSEGV",), ("crashed",), ways=(ALONE,)),
+    # Checkpoints, libraries, collectives, services
+    *(Case("checkpoint.py", "checkpoint-damaged", words, (how,), needs=("torch",), ways=(ALONE,))
+      for how, words in (("truncated", ("damaged", "RuntimeError: Py")), ("empty", ("damaged", "EOFError")))),
+    Case("checkpoint.py", "checkpoint-mismatch", ("does not fit the model", "Error(s) in"), ("mismatch",),
+         needs=("torch",), ways=(ALONE,)),
+    Case("checkpoint.py", "weights-only", ("torch.load refuses", "UnpicklingError"), ("object",), needs=("torch",),
+         ways=(ALONE,)),
+    Case("library.py", "library-mismatch", ("no_such_library.so.3",), ways=(ALONE,)),
+    Case("library.py", "heap-corruption", ("SIGABRT", "heap"), ("heap",), here=False, ways=(ALONE,)),
+    Case("service.py", "service-name", ("URLError", "Name or service not known"), ("name",), ways=(ALONE,)),
+    Case("service.py", "service-busy", ("HTTPError", "429"), ("busy",), ways=(ALONE,)),
+    Case("models.py", "model-mismatch", ("DDP expects same model",), rank=None, step=None, here=False,
+         needs=("torch",), ways=(ALL,)),
+    Case("loader_late.py", "dataloader-timeout", ("DataLoader timed out after 1 seconds",), needs=("torch",),
+         ways=(ALONE,)),
+    Case("nccl_stuck.py", "nccl-stuck", ("watchdog got stuck",), here=False, ways=(ALONE,)),
     Case("exit_code.py", "system-exit", ("exit code 3",), rank=0),
     Case("exit_text.py", "system-exit", ("the tokenizer has no padding token",)),
     Case("exit_silent.py", "exit", ("exit code 5",), here=False, rank=1),
@@ -149,6 +188,9 @@ DECOYS = (
     Case("decoy_oom_word.py", "exception", LABEL, never=LOSSES),
     Case("decoy_caught.py", "exception", LABEL, never=("cuda-oom", *MEMORY)),
     Case("decoy_caught_crash.py", "segfault", ("SIGSEGV",), never=("missing-file",), ways=(ALONE,)),
+    Case("decoy_survived.py", "system-exit", ("exit code 3",), ("exit",), never=("cuda-oom", *MEMORY), ways=(ALONE,)),
+    Case("decoy_survived.py", "exit", ("exit code 3",), ("os",), here=False, never=("cuda-oom", *MEMORY),
+         ways=(ALONE,)),
     Case("decoy_fallback.py", "system-exit", ("exit code 3",), never=("import-error",), ways=(ALONE,)),
     Case("decoy_handled.py", "exception", ("TypeError: unsupported label type",), never=("nan",), ways=(ALONE,)),
     Case("decoy_sibling.py", "exception", LABEL, never=("cuda-assert",)),

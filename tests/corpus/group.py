@@ -7,10 +7,10 @@ def read() -> None:
     errors = []
     for shard in ("shard-0", "shard-1"):
         try:
-            open(shard)
+            open(shard)  # here
         except OSError as error:
             errors.append(error)
-    raise ExceptionGroup("shards cannot be read", errors)  # here  # noqa: F821
+    raise ExceptionGroup("shards cannot be read", errors)  # noqa: F821
 
 
 train(read)

@@ -18,8 +18,8 @@ SOCKETS = "sockets" in sys.argv[2:]
 
 def die() -> None:
     links = connect() if SOCKETS else []  # noqa: F841
-    word = Path(os.environ["FTSLURM_RUN_DIR"], "nodes", "local1.json")
-    agent = json.loads(word.read_text())["pid"]
+    record = Path(os.environ["FTSLURM_RUN_DIR"], "nodes", "local1.json")
+    agent = json.loads(record.read_text())["pid"]
     guardian = int(Path(f"/proc/{agent}/stat").read_text().rpartition(") ")[2].split()[1])
     # The guardian is stopped first, so that it cannot tell of its agent's end; this rank ends with its agent.
     both = f"kill -STOP {guardian}; kill -9 {agent} {guardian}"

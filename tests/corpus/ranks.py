@@ -40,6 +40,10 @@ def train(harm: Callable[[], object], wait: Callable[[], object] | None = None, 
         return
     links = connect() if CASCADE else []
     if RANK == HARMED:
+        if os.environ.get("CORPUS_WRAPPING"):
+            from wrappings import wrapped  # here, for it imports much
+
+            harm = wrapped(harm)
         harm()
     elif wait is not None:
         wait()

@@ -1,4 +1,4 @@
-"""Compiles the NVML stand-in, writes what it says, and runs checks against it in a process of their own."""
+"""Compiles the NVML stand-in, writes its answers, and runs checks against it in a process of their own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 SOURCE = Path(__file__).with_name("nvml.c")
-LOOK = Path(__file__).with_name("look.py")
+PROGRAM = Path(__file__).with_name("run_checks.py")
 HEALTHY = (
     "* ecc 1",
     "* volatile 0",
@@ -62,14 +62,14 @@ def build(directory: Path, *defines: str) -> Path:
 
 
 class Standin:
-    """What the library says, in one file, and the environment in which it is loaded."""
+    """The library's answers, in one file, and the environment in which it is loaded."""
 
     def __init__(self, library: Path, file: Path, count: int = 8) -> None:
         self.library, self.file, self.count = library, file, count
-        self.say()
+        self.answer()
 
-    def say(self, lines: Iterable[str] = (), count: int | None = None) -> None:
-        """Say that all is well, but for these lines."""
+    def answer(self, lines: Iterable[str] = (), count: int | None = None) -> None:
+        """Answer as a healthy node, except for these lines."""
         text = [f"count {self.count if count is None else count}", *HEALTHY, *lines]
         self.file.write_text("\n".join(text) + "\n")
 
@@ -77,20 +77,20 @@ class Standin:
         """Return the environment for a process that is to load it."""
         return {**os.environ, "LD_LIBRARY_PATH": str(self.library), "NVML_STANDIN": str(self.file)}
 
-    def look(
+    def run_checks(
         self,
         names: Iterable[str] | str,
         before: dict[str, Any] | None = None,
         limit_s: float | None = None,
         **context: Any,
-    ) -> Look:
+    ) -> Result:
         """Run the checks of those names, or of a set, in a process of their own."""
         wanted = names if isinstance(names, str) else list(names)
-        asked = {"checks": wanted, "before": before or {}, "context": context, "limit_s": limit_s}
-        command = [sys.executable, str(LOOK)]
+        request = {"checks": wanted, "before": before or {}, "context": context, "limit_s": limit_s}
+        command = [sys.executable, str(PROGRAM)]
         done = subprocess.run(
             command,
-            input=json.dumps(asked),
+            input=json.dumps(request),
             capture_output=True,
             text=True,
             env=self.environment(),
@@ -98,17 +98,17 @@ class Standin:
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        return Look(json.loads(done.stdout))
+        return Result(json.loads(done.stdout))
 
 
-class Look:
-    """What came of it."""
+class Result:
+    """Verdicts of a run, with its costs."""
 
-    def __init__(self, told: dict[str, Any]) -> None:
-        self.took_s: float = told["took_s"]
-        self.cpu_s: float = told["cpu_s"]
-        self.stuck: list[int] = told["stuck"]
-        self.verdicts: dict[str, dict[str, Any]] = {verdict["check"]: verdict for verdict in told["verdicts"]}
+    def __init__(self, result: dict[str, Any]) -> None:
+        self.took_s: float = result["took_s"]
+        self.cpu_s: float = result["cpu_s"]
+        self.stuck: list[int] = result["stuck"]
+        self.verdicts: dict[str, dict[str, Any]] = {verdict["check"]: verdict for verdict in result["verdicts"]}
 
     @property
     def facts(self) -> dict[str, Any]:

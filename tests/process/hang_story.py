@@ -56,7 +56,7 @@ def workers(run: Started, round_: int = 1) -> dict[int, dict[str, Any]]:
 def state(run: Started) -> dict[str, Any]:
     """Return the newest state."""
     newest = sorted((run.run_dir / "state").glob("0*.json"))[-1]
-    found: dict[str, Any] = json.loads(newest.read_text().splitlines()[1])
+    found: dict[str, Any] = json.loads(newest.read_text())["value"]
     return found
 
 

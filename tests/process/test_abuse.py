@@ -17,9 +17,8 @@ from test_run import FOREVER, RUN, Start, Started, up
 
 from ftslurm import kernel
 from ftslurm.agent import guardian
-from ftslurm.rendezvous.member import first_record
-from ftslurm.rendezvous.node_record import NodeRecord
-from ftslurm.rendezvous.state import LEFT
+from ftslurm.records.node import NodeRecord, first_record
+from ftslurm.records.state import LEFT
 
 start = test_run.start
 
@@ -72,7 +71,7 @@ def test_closed_standard_streams_are_not_taken_by_the_first_files_that_are_opene
     assert done.returncode == 1, done
     assert "Traceback" not in done.stderr
     states = sorted(tmp_path.glob("ftslurm-runs/*/state/0*.json"))
-    assert json.loads(states[-1].read_text().splitlines()[1])["closed"]["outcome"] == "failed"
+    assert json.loads(states[-1].read_text())["value"]["closed"]["outcome"] == "failed"
 
 
 @pytest.mark.parametrize("reader", ["true", "head -1"])
@@ -88,7 +87,7 @@ def test_output_that_cannot_be_written_does_not_change_the_exit_code(tmp_path: P
     assert done.returncode == 0, done
 
 
-def test_nohup_means_what_it_says(tmp_path: Path) -> None:
+def test_a_run_under_nohup_goes_on_after_a_hangup(tmp_path: Path) -> None:
     script = FOREVER.replace("600)\n", "1)\n")
     command = "nohup RUN train.py & pid=$!; until [ -e up0 ]; do sleep 0.05; done; kill -HUP $pid; wait $pid"
     done = shell(tmp_path, command, script)
@@ -128,25 +127,25 @@ def test_ctrl_c_while_the_agents_start_is_no_traceback(start: Start, delay_s: fl
 def test_an_agent_that_is_stopped_alone_is_continued_at_once(start: Start) -> None:
     run = start(FOREVER, "--local-nodes", "2", "--heartbeat", "0.2", "--node-timeout", "1")
     up(run, 2)
-    word = node_record(run, "local1")
-    os.kill(word.pid, signal.SIGSTOP)
+    record = node_record(run, "local1")
+    os.kill(record.pid, signal.SIGSTOP)
     time.sleep(1.5)
-    assert node_record(run, "local1").counter > word.counter + 3
+    assert node_record(run, "local1").counter > record.counter + 3
     run.process.terminate()
     assert run.wait() == 143
 
 
-def test_a_guardian_speaks_only_for_its_own_agent(tmp_path: Path) -> None:
+def test_a_guardian_marks_only_the_record_of_its_own_agent(tmp_path: Path) -> None:
     path = tmp_path / "n1.json"
     path.write_bytes(replace(first_record("n1", "newer", "1.1", 0, 1), status="running").encode())
     guardian._write_death_notice(str(path), ("older", "its agent was killed by SIGKILL", 1), replaced=False)
     assert NodeRecord.decode(path.read_bytes(), "").status == "running"
     guardian._write_death_notice(str(path), ("newer", "its agent was killed by SIGKILL", 1), replaced=False)
-    word = NodeRecord.decode(path.read_bytes(), "")
-    assert (word.status, word.reason) == (LEFT, "its agent was killed by SIGKILL")
+    record = NodeRecord.decode(path.read_bytes(), "")
+    assert (record.status, record.reason) == (LEFT, "its agent was killed by SIGKILL")
 
 
-def test_signals_that_repeat_do_not_keep_the_guardian_from_its_epitaph(start: Start) -> None:
+def test_signals_that_repeat_do_not_keep_the_guardian_from_its_death_notice(start: Start) -> None:
     run = start(FOREVER, "--local-nodes", "2", "--max-restarts", "0")
     up(run, 2)
     agent = node_record(run, "local1").pid
@@ -260,7 +259,7 @@ def test_exit_code_0_with_a_daemon_left_behind_is_success_and_the_daemon_is_gone
     assert run.marked() == []
 
 
-def test_the_order_to_stop_is_heard_in_a_storm_of_dying_orphans(start: Start) -> None:
+def test_a_stop_signal_is_handled_in_a_storm_of_dying_orphans(start: Start) -> None:
     script = FOREVER.replace("time.sleep(600)\n", "while True: subprocess.run(['sh', '-c', '(:)& (:)& (:)& (:)&'])\n")
     run = start(script, "--nproc-per-node", "2", "--grace", "1")
     up(run, 2)

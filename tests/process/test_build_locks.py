@@ -70,7 +70,7 @@ else:
 
 
 @pytest.mark.parametrize("victim", ["rank", "agent"])
-def test_nor_for_one_that_somebody_else_killed_alone_or_with_its_agent(
+def test_nor_for_one_that_another_process_killed_alone_or_with_its_agent(
     start: Start, tmp_path: Path, victim: str
 ) -> None:
     pytest.importorskip("torch")
@@ -156,7 +156,7 @@ def removed_after(locks: BuildLocks, lines: list[str], other: Path) -> None:
     until(lambda: any(str(other) in line for line in lines))
 
 
-def test_what_a_dead_process_held_at_the_last_look_goes_also_if_its_zombie_was_looked_at(
+def test_what_a_dead_process_held_at_the_last_read_goes_also_if_its_zombie_was_examined(
     locks: BuildLocks, lines: list[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "lock"

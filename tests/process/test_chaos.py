@@ -215,7 +215,7 @@ class Chaos:
         files = sorted(self.run_dir.glob("state/0*.json")) if self.run_dir else []
         if not files:
             return None
-        value: dict[str, Any] = json.loads(files[-1].read_text().partition("\n")[2])
+        value: dict[str, Any] = json.loads(files[-1].read_text())["value"]
         return value
 
     def story(self) -> str:
@@ -308,7 +308,7 @@ def _check_report(chaos: Chaos, state: dict[str, Any] | None) -> None:
 
 
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + SEEDS))
-def test_whatever_is_killed_the_run_ends_tells_the_truth_and_leaves_nothing(seed: int, tmp_path: Path) -> None:
+def test_whatever_is_killed_the_run_ends_with_a_true_report_and_leaves_nothing(seed: int, tmp_path: Path) -> None:
     chaos = Chaos(seed, tmp_path)
     try:
         for _ in range(chaos.random.randint(1, 5)):

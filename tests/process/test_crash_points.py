@@ -164,7 +164,7 @@ def test_a_set_that_loses_changes_nothing_wherever_it_is_killed(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("count", [0, 2])
-def test_a_writer_stopped_anywhere_wins_only_what_nobody_won_meanwhile(tmp_path: Path, count: int) -> None:
+def test_a_writer_stopped_anywhere_wins_only_what_no_other_won_meanwhile(tmp_path: Path, count: int) -> None:
     winners = []
     for point in itertools.count():
         filled(tmp_path, count)

@@ -89,14 +89,26 @@ for _ in range(10):
     time.sleep(0.05)
     ftslurm.heartbeat()
 """
+POLLS = """
+import os, time
+import ftslurm
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    step = 0
+    while not ftslurm.should_stop(step):
+        step += 1
+        time.sleep(0.02)
+        if step == 40 and os.environ["RANK"] == "0":
+            raise ValueError("fails while the other rank polls")
+"""
 TWO = ("--nproc-per-node", "2", "--health", "off")
-CHECKED = ("--nproc-per-node", "2", "--health", "watch", "--health-every", "1")
+CHECKED = ("--nproc-per-node", "2", "--health", "report", "--health-every", "1")
 OFTEN = ("--heartbeat", "0.2", "--heartbeat-timeout", "0.5", "--hang-timeout", "30")
 SCENARIOS: dict[str, tuple[str, tuple[str, ...]]] = {
     "fails": (FAILS, TWO),
     "checked": (CHECKS, CHECKED),
     "exits": (EXITS, ("--health", "off")),
     "hangs": (HANGS, (*TWO, *OFTEN)),
+    "polls": (POLLS, TWO),
 }
 
 Inject = Callable[..., Started]
@@ -145,26 +157,27 @@ def told_and_recorded(run: Started, part: Component | None) -> None:
 METHODS: dict[Component, dict[str, str]] = {
     containment.HEALTH: {
         "ftslurm.agent.health_monitor:HealthMonitor": "checked: __init__ begin with_health poll on_state on_round "
-        "on_swept close deadline _start _receive _finish",
+        "on_swept close deadline _start _finish",
     },
     containment.MONITOR: {
-        "ftslurm.agent.rank_monitor:RankMonitor": "hangs: __init__ environment begin end clear learn receive due step "
-        "vitals counts wants_sizes read_sizes on_sizes keep_pipe deadline _owner _read_page",
-        "ftslurm.agent.rank_watch:RankWatch": "hangs: __init__ begin end collect_stacks on_log_sizes turn over clear "
-        "deadline _expired _sample_vitals",
+        "ftslurm.agent.rank_monitor:RankMonitor": "hangs: __init__ environment begin end clear learn collect_stacks "
+        "on_log_sizes turn over vitals counts deadline _expired _sample_vitals _request_log_sizes _keep_pipe _owner "
+        "_read_page _sample_movement",
+        "ftslurm.agent.rank_monitor:RankMonitor ": "polls: delays_stop",
         "ftslurm.agent.stack_collection:StackCollection": "hangs: __init__ poll",
         "ftslurm.monitor.timer_file:TimerFile": "fails: __init__ environment",
         "ftslurm.monitor.pipe:Pipe": "hangs: __init__ check read",
     },
     containment.RECORDS: {
-        "ftslurm.agent.journal:Journal": "fails: __init__ begin error_record failed round again leave _put",
+        "ftslurm.agent.journal:Journal": "fails: __init__ begin failed_worker failure round again leave "
+        "remove_empty _put",
         "ftslurm.agent.journal:Journal ": "hangs: stacks_collected",
         "ftslurm.agent.journal:Journal  ": "exits: elsewhere",
     },
     containment.HOST_RESOURCES: {
-        "ftslurm.agent.host_resources:HostResources": "hangs: __init__ begin sample at_a_failure",
+        "ftslurm.agent.host_resources:ResourceSampler": "hangs: __init__ begin sample at_a_failure",
     },
-    containment.ANALYSIS: {"ftslurm.agent.worker_exits:": "fails: summary retryability"},
+    containment.ANALYSIS: {"ftslurm.agent.failed_worker:": "fails: summary retryability"},
     containment.OUTPUT: {
         "ftslurm.agent.output:Console": "fails: __init__ log follow forget drain _work",
         "ftslurm.agent.output:_Follower": "fails: __init__ send _work _wait _execute _copy",
@@ -181,6 +194,11 @@ METHODS: dict[Component, dict[str, str]] = {
     containment.BUILD_LOCKS: {
         "ftslurm.agent.build_locks:BuildLocks": "fails: __init__ deadline on_time scan scan_builders remove"
     },
+    containment.STOP_PAGES: {
+        "ftslurm.agent.stop_pages:StopPages": "fails: __init__ begin set_job_end clear",
+        "ftslurm.agent.stop_pages:StopPages ": "polls: saving catching",
+    },
+    containment.JOB_WATCH: {"ftslurm.agent.job_watch:JobWatch": "fails: __init__ on_state deadline close"},
     containment.GUARD: {"ftslurm.monitor.loop_watchdog:LoopWatchdog": "fails: __init__ start working waiting"},
 }
 
@@ -209,10 +227,37 @@ def test_a_defect_in_a_helper_part_disables_it_and_the_job_goes_on(
     assert run.marked() == []
 
 
+STOPS = """
+import os, signal, time
+import ftslurm
+step = 0
+while not ftslurm.should_stop(step):
+    step += 1
+    time.sleep(0.02)
+    if step == 20 and os.environ["RANK"] == "0" and "FIRST_USR1" in os.environ:
+        os.kill(os.getppid(), signal.SIGUSR1)
+    if step == 60 and os.environ["RANK"] == "0":
+        os.kill(os.getppid(), signal.SIGTERM)
+"""
+STOPPING = ("stoppable", "signalled", "on_signal_passed_on", "follow")
+
+
+@pytest.mark.parametrize("name", STOPPING)
+def test_a_defect_in_the_orderly_stop_ends_the_ranks_by_their_signal(inject: Inject, name: str) -> None:
+    first = {} if name == "stoppable" else {"FIRST_USR1": "1"}
+    options = (*TWO, "--grace", "2", "--heartbeat", "0.2")
+    run = inject(STOPS, f"ftslurm.agent.stop_pages:StopPages:{name}", *options, **first)
+    assert run.wait() in (75, 143), run.err
+    told_and_recorded(run, containment.STOP_PAGES)
+    assert run.marked() == []
+
+
 NOT_CALLED = {
+    *STOPPING,  # Tried above.
+    "poll",  # Of the job watch, only with --stop-when or in a job of Slurm.
     "forgive",  # Only after this process was stopped for a while.
     "stop",  # The loop guard's, for tests.
-    "look",  # The loop guard's thread's, every five seconds; what goes wrong there is suppressed there.
+    "check",  # The loop guard's thread's, every five seconds; what goes wrong there is suppressed there.
 }
 
 
@@ -239,6 +284,8 @@ if os.environ["FTSLURM_ROUND"] == "1":
     # The guardian, which would start another agent.
     guardian = int(open(f"/proc/{os.getppid()}/stat").read().rsplit(") ")[1].split()[1])
     os.kill(guardian, signal.SIGKILL)
+    # The agent ends this rank; one that ended by itself could succeed before that.
+    time.sleep(60)
 """
 ON_A_SPARE = [
     (containment.STANDBY, "ftslurm.agent.standby:Standbys:" + name)
@@ -252,7 +299,7 @@ def test_a_defect_in_a_helper_part_of_a_spare_lets_it_take_its_place_all_the_sam
 ) -> None:
     run = inject(
         SPARE_LEADS, target, "--local-nodes", "2", "--nnodes", "1", "--spare-imports", "decimal", "--health", "off",
-        "--node-timeout", "4", INJECT_NODE="1/2",
+        "--node-timeout", "4", INJECT_NODE="1/2", FTSLURM_REPORT="1",
     )  # fmt: skip
     run.until(lambda: "standby workers are ready" in run.err or (run.directory / "injected").exists())
     (run.directory / "go").touch()
@@ -273,7 +320,7 @@ def test_a_doorbell_that_fails_costs_its_node_nothing_but_time(inject: Inject, n
 
 
 def test_a_connection_test_that_fails_keeps_no_round_from_beginning(inject: Inject) -> None:
-    run = inject(FAILS, "ftslurm.agent.loop::reach_master", "--local-nodes", "2", "--health", "watch")
+    run = inject(FAILS, "ftslurm.agent.node_effects::reach_master", "--local-nodes", "2", "--health", "report")
     assert run.wait() == 0, run.err
     told_and_recorded(run, containment.CONNECTION)
     assert len(history(run)) == 2
@@ -283,26 +330,33 @@ def test_a_connection_test_that_fails_keeps_no_round_from_beginning(inject: Inje
 
 CORE = [
     *(f"ftslurm.agent.machine:AgentMachine:{name}" for name in (
-        "on_state", "on_prepared", "on_worker_ended", "on_swept", "on_time", "deadline", "stopped",
+        "on_state", "on_prepared", "on_worker_ended", "on_swept", "on_time",
     )),
+    "ftslurm.agent.transitions:Transitions:deadline",
     *(f"ftslurm.agent.workers:Workers:{name}" for name in ("start", "collect", "reap", "sweep", "clear")),
     *(f"ftslurm.agent.courier:Courier:{name}" for name in (
-        "start", "send", "publish", "_work", "_wait", "_publish", "_run", "_tick", "_post_view",
+        "send", "publish", "turn", "deadline", "_run_tasks", "_run", "_tick", "_post_view",
     )),
+    *(f"ftslurm.agent.courier:CourierThread:{name}" for name in ("start", "_work", "_wait")),
     *(f"ftslurm.rendezvous.member:Member:{name}" for name in (
         "tick", "publish", "next_tick_s", "_publish_record", "_lead",
     )),
     *(f"ftslurm.agent.round_setup:RoundSetup:{name}" for name in ("begin", "made", "on_time", "deadline")),
     *(f"ftslurm.agent.loop:AgentLoop:{name}" for name in (
-        "_begin", "_run_once", "_wait", "_timeout", "_moment", "_on_event", "_on_prepared", "_on_rank_event", "_do",
-        "_publish", "_spawn",
-        "_make", "_poll_workers", "_on_worker_ended", "_sweep_on", "_on_signal", "_give_up",
-        "_watch_ranks", "_poll_health", "_listen", "_make_directories",
+        "begin", "turn", "deadline", "_moment", "_handle", "_on_prepared", "_on_view", "_follow", "_do",
+        "_publish", "_publish_changes", "_assemble", "_prepare", "_make", "_spawn", "_kill_leftovers", "_sweep",
+        "_give_up",
     )),
-    "ftslurm.agent.loop::plan", "ftslurm.agent.loop::changed_record",
+    "ftslurm.agent.node_agent:NodeAgent:_begin",
+    *(f"ftslurm.agent.node_effects:NodeEffects:{name}" for name in (
+        "events", "wait", "deadline", "_ended_workers", "make_directories", "spawn", "sweep",
+        "record_round", "record_failure", "publish", "reserve_port", "on_swept", "forget_round",
+    )),
+    *(f"ftslurm.agent.waiting:Waiting:{name}" for name in ("__init__", "handle", "signals", "listen", "wait")),
+    "ftslurm.agent.node_effects::launch_of",
     "ftslurm.agent.ports:ReservedPort:__init__",
     *(f"ftslurm.agent.worker_exits:WorkerExits:{name}" for name in (
-        "__init__", "take", "worker_end", "on_time", "deadline",
+        "__init__", "add", "take", "record", "deadline",
     )),
 ]  # fmt: skip
 
@@ -336,12 +390,12 @@ while not os.path.exists("go"):
 
 
 @pytest.mark.parametrize("target", ["machine:AgentMachine:on_worker_ended", "courier:Courier:_run"])
-def test_a_node_whose_agent_has_a_defect_is_replaced_and_the_report_blames_nobody_else(
+def test_a_node_whose_agent_has_a_defect_is_replaced_and_the_report_blames_no_other(
     inject: Inject, target: str
 ) -> None:
     run = inject(
         WAITS, f"ftslurm.agent.{target}", "--local-nodes", "3", "--nnodes", "2", "--health", "off",
-        "--node-timeout", "4", INJECT_NODE="0/3",
+        "--node-timeout", "4", INJECT_NODE="0/3", FTSLURM_REPORT="1",
     )  # fmt: skip
     run.until(lambda: len(list((run.directory / "ftslurm-runs").glob("*/nodes/*.json"))) == 3)
     (run.directory / "go").touch()

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ftslurm.doctor import timed_filesystem
-from ftslurm.doctor.probes import exclusive_link
-from ftslurm.doctor.timed_filesystem import TimedFileSystem, run_all
+from ftslurm.doctor.checks import exclusive_link
+from ftslurm.health.timed_filesystem import TimedFileSystem, run_all
 
 CLEAN = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "FTSLURM"))}
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,49 +63,50 @@ def test_simulated_nodes_meet_and_one_of_them_prints_one_table(tmp_path: Path) -
 def test_json_holds_what_every_node_measured(tmp_path: Path) -> None:
     done = doctor(tmp_path, "--seconds", "1", "--local-nodes", "2", "--json")
     report = json.loads(done.stdout)
-    assert report["verdict"] == "fine" and report["expected"] == ["local0", "local1"]
+    assert report["status"] == "ok" and report["expected"] == ["local0", "local1"]
     for node in ("local0", "local1"):
         facts = report["nodes"][node]
-        assert facts["problems"] == []
         assert facts["lock"]["excluded"] is True and 0 <= facts["lock"]["released_s"] < 5
-        assert facts["whole"]["reads"] > 0 and facts["whole"]["torn"] == 0
-        assert sum(len(race["wins"]) for race in facts["names"]["races"]) > 0
-        assert facts["rate"]["publish"] > 0 and facts["place"]["inodes_free"] >= 0
-        assert report["seen"][node]["new"] > 0 and report["seen"][node]["renamed"] > 0
+        assert facts["atomic-rename"]["reads"] > 0 and facts["atomic-rename"]["torn"] == 0
+        assert sum(len(race["wins"]) for race in facts["exclusive-link"]["races"]) > 0
+        assert facts["rate"]["publish"] > 0 and facts["directory"]["inodes"] >= 0
+        assert report["delays"][node]["new"] > 0 and report["delays"][node]["renamed"] > 0
+    assert [one for one in report["findings"] if one["status"] == "fail"] == []
     assert abs(report["clock"]["local0"]["middle"]) <= report["clock"]["local0"]["error"] + 1
 
 
-def test_a_file_instead_of_a_directory_is_said(tmp_path: Path) -> None:
+def test_a_file_instead_of_a_directory_is_found(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = doctor(tmp_path / "file")
     assert done.returncode == 1
-    assert "is a file, expected a directory" in done.stdout
+    assert "expected a directory, found a file" in done.stdout
 
 
-def test_a_missing_directory_is_said_and_not_made(tmp_path: Path) -> None:
+def test_a_missing_directory_is_found_and_not_made(tmp_path: Path) -> None:
     done = doctor(tmp_path / "nothere")
     assert done.returncode == 1
-    assert "does not exist" in done.stdout and "mkdir" in done.stdout
+    assert "is not there" in done.stdout and "Make it" in done.stdout
+    assert done.stderr == ""
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_read_only_filesystem_is_said(small: Path) -> None:
+def test_a_read_only_filesystem_is_found(small: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", small], check=True)
     done = doctor(small)
     assert done.returncode == 1
-    assert "read-only filesystem" in done.stdout, done.stdout
+    assert "it is mounted read-only" in done.stdout, done.stdout
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_directory_that_may_not_be_written_is_said(tmp_path: Path) -> None:
+def test_a_directory_that_may_not_be_written_is_found(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     done = doctor(tmp_path)
     tmp_path.chmod(0o700)
     assert done.returncode == 1
-    assert "not writable by uid" in done.stdout, done.stdout
+    assert "is not permitted to user" in done.stdout, done.stdout
 
 
-def test_a_full_filesystem_is_said_and_nothing_is_left_on_it(small: Path) -> None:
+def test_a_full_filesystem_is_found_and_nothing_is_left_on_it(small: Path) -> None:
     with (small / "big").open("wb", buffering=0) as file:
         while True:
             try:
@@ -115,7 +115,7 @@ def test_a_full_filesystem_is_said_and_nothing_is_left_on_it(small: Path) -> Non
                 break
     done = doctor(small)
     assert done.returncode == 1
-    assert "the disk is full" in done.stdout, done.stdout
+    assert "it is full" in done.stdout, done.stdout
     assert [p.name for p in small.iterdir()] == ["big"]
 
 
@@ -123,10 +123,12 @@ def test_a_full_filesystem_is_said_and_nothing_is_left_on_it(small: Path) -> Non
     "arguments",
     [("--seconds", "x"), ("--seconds", "0"), ("--local-nodes", "0"), ("--wait", "-1"), ("a", "b"), ("--no",)],
 )
-def test_wrong_usage_gives_code_2_and_says_which(arguments: tuple[str, ...]) -> None:
+def test_wrong_usage_gives_code_2_and_a_message(arguments: tuple[str, ...]) -> None:
     done = doctor(*arguments)
     assert done.returncode == 2
-    assert done.stdout == "" and "ftslurm doctor: error" in done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith("ftslurm doctor: ")
+    assert done.stderr.count("\n") == 1
     assert "Traceback" not in done.stderr
 
 
@@ -148,14 +150,14 @@ def step(tmp_path: Path, node: int, directory: Path, *arguments: str) -> subproc
     )
 
 
-def test_nodes_whose_directories_are_not_the_same_say_so_and_end(tmp_path: Path) -> None:
+def test_nodes_with_different_directories_report_it_and_end(tmp_path: Path) -> None:
     directories = [tmp_path / "a", tmp_path / "b"]
     for directory in directories:
         directory.mkdir()
     nodes = [step(tmp_path, i, directories[i], "--wait", "1") for i in (0, 1)]
     (out0, _), (out1, err1) = (node.communicate(timeout=60) for node in nodes)
     assert [node.returncode for node in nodes] == [1, 1]
-    assert "n1: did not join in" in out0, out0
+    assert "n1: meet: did not join in" in out0, out0
     assert out1 == "" and "n0: did not join in" in err1, "one table only"
     assert [list(directory.iterdir()) for directory in directories] == [[], []]
 
@@ -172,7 +174,7 @@ def test_an_interrupted_doctor_leaves_nothing_behind(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "ftslurm.cli", "doctor", str(tmp_path), "--seconds", "60"]
     process = subprocess.Popen(words, cwd=ROOT, env=CLEAN, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 30
-    while not list(tmp_path.glob(".ftslurm-doctor-*/names/1")):
+    while not list(tmp_path.glob(".ftslurm-doctor-*/links/1")):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
@@ -193,7 +195,7 @@ def test_a_call_that_hangs_is_named_and_costs_no_more_than_its_child() -> None:
     assert (fine.value, fine.problem, fine.slowest[1]) == (7, None, "stat /shared")
 
 
-def test_a_child_that_is_late_killed_or_fails_is_told_apart() -> None:
+def test_a_child_that_is_late_killed_or_fails_is_distinguished() -> None:
     def fail(fs: TimedFileSystem) -> None:
         raise FileNotFoundError(2, "No such file", "/shared/x")
 
@@ -217,8 +219,8 @@ class LosingFileSystem(TimedFileSystem):
 
 
 def test_names_won_by_calls_that_failed_are_found_to_be_won(tmp_path: Path) -> None:
-    facts = exclusive_link.race(LosingFileSystem(timed_filesystem.CallSlot()), str(tmp_path), 0.2)
-    assert facts["wins"] == list(range(1, facts["seen"] + 1))
+    facts = exclusive_link.race(LosingFileSystem(), str(tmp_path), 0.2)
+    assert facts["wins"] == list(range(1, facts["taken"] + 1))
     assert facts["rescued"] == facts["wins"][::2]
 
 

@@ -10,13 +10,12 @@ from dataclasses import replace
 import pytest
 
 from ftslurm.agent.doorbell import AT_ONCE, GREETING, MOST, WINDOW_S, Doorbell
-from ftslurm.rendezvous.member import first_record
-from ftslurm.rendezvous.node_record import NodeRecord
+from ftslurm.records.node import NodeRecord, first_record
 
 
 def word_of(bell: Doorbell, address: str = "127.0.0.1", incarnation: str = "secret") -> NodeRecord:
-    word = first_record("n1", incarnation, "1.0", 0, 1)
-    return replace(word, address=address, doorbell_port=bell.port)
+    record = first_record("n1", incarnation, "1.0", 0, 1)
+    return replace(record, address=address, doorbell_port=bell.port)
 
 
 def rung(bell: Doorbell, seconds: float = 5.0) -> bool:
@@ -24,7 +23,7 @@ def rung(bell: Doorbell, seconds: float = 5.0) -> bool:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "localhost"])
-def test_an_agent_is_rung_by_who_has_read_its_word(address: str) -> None:
+def test_an_agent_is_woken_by_a_reader_of_its_node_record(address: str) -> None:
     try:
         socket.getaddrinfo(address, 1)[0]
         bell = Doorbell(address, "secret")
@@ -36,7 +35,7 @@ def test_an_agent_is_rung_by_who_has_read_its_word(address: str) -> None:
     assert rung(bell)
 
 
-def test_a_stranger_who_does_not_know_the_incarnation_rings_in_vain() -> None:
+def test_a_datagram_without_the_incarnation_wakes_no_agent() -> None:
     bell = Doorbell("127.0.0.1", "secret")
     Doorbell("127.0.0.1", "other").ring([word_of(bell, incarnation="guessed")])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
@@ -49,13 +48,13 @@ def test_a_stranger_who_does_not_know_the_incarnation_rings_in_vain() -> None:
 
 def test_a_flood_is_taken_in_bounded_bites() -> None:
     bell = Doorbell("127.0.0.1", "secret")
-    caller, word = Doorbell("127.0.0.1", "other"), word_of(bell)
+    caller, record = Doorbell("127.0.0.1", "other"), word_of(bell)
     for _ in range(5000):
-        caller.ring([word])
+        caller.ring([record])
     assert bell.answer(), "among those that the kernel has kept"
 
 
-def test_a_bell_that_is_flooded_is_left_alone_for_a_second_and_then_heard_again() -> None:
+def test_a_flooded_doorbell_is_ignored_for_a_second_and_then_read_again() -> None:
     seconds = [100.0]
     bell = Doorbell("127.0.0.1", "secret", lambda: seconds[0])
     turns = 0
@@ -77,12 +76,12 @@ def test_a_bell_that_is_flooded_is_left_alone_for_a_second_and_then_heard_again(
 
 def test_a_name_that_cannot_be_resolved_and_a_dead_agent_cost_the_caller_nothing() -> None:
     gone = Doorbell("127.0.0.1", "gone")
-    word = word_of(gone)
+    record = word_of(gone)
     gone._socket.close()  # type: ignore[union-attr]
     caller = Doorbell("127.0.0.1", "other")
     began = time.monotonic()
     for _ in range(100):
-        caller.ring([word, replace(word, address="no-such-host.invalid"), replace(word, address="\udcff")])
+        caller.ring([record, replace(record, address="no-such-host.invalid"), replace(record, address="\udcff")])
     assert time.monotonic() - began < 5.0
 
 

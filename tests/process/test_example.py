@@ -103,7 +103,7 @@ def test_the_example_trains_and_its_loss_falls(uninterrupted: Outcome) -> None:
     assert uninterrupted.stdout[1] == "", "only rank 0 speaks"
 
 
-def test_the_rank_told_to_fail_raises_a_telling_error_at_its_step(interrupted: Interrupted) -> None:
+def test_the_rank_chosen_to_fail_raises_a_descriptive_error_at_its_step(interrupted: Interrupted) -> None:
     failed = interrupted.failed
     assert 0 not in failed.exit_codes
     assert f"RuntimeError: rank 1 was asked to fail at step {FAILS_AT}" in failed.stderr[1]

@@ -93,7 +93,7 @@ ALL = ("read", "list", "write", "create", "mkdir", "link", "rename", "fsync")
         ("errors", "EIO", set()),
     ],
 )
-def test_each_fault_fails_what_it_says_and_nothing_else_and_goes_again(
+def test_each_fault_fails_what_it_names_and_nothing_else_and_can_be_lifted(
     mount: Mount, fault: str, error: str, spared: set[str]
 ) -> None:
     where = mount.path / "run"

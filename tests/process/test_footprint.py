@@ -64,11 +64,11 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
 
 
 def test_the_agent_imports_nothing_heavy(modules: dict[str, set[str]]) -> None:
-    assert "ftslurm.agent.loop" in modules["agent"]
+    assert "ftslurm.agent.node_agent" in modules["agent"]
     assert HEAVY & modules["agent"] == set()
 
 
 def test_the_guardian_imports_little_more_than_python_itself(modules: dict[str, set[str]]) -> None:
     assert "ftslurm.agent.guardian" in modules["guardian"]
     assert (HEAVY | FOR_THE_AGENT) & modules["guardian"] == set()
-    assert "ftslurm.agent.loop" not in modules["guardian"]
+    assert "ftslurm.agent.node_agent" not in modules["guardian"]

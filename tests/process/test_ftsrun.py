@@ -175,10 +175,41 @@ def test_nor_is_it_one_where_no_agent_could_start(job: Job) -> None:
 
 
 @pytest.mark.parametrize("knows", [True, False])
-def test_one_ranks_lack_of_memory_must_not_end_the_step_where_srun_can_be_told_so(job: Job, knows: bool) -> None:
+def test_one_ranks_lack_of_memory_does_not_end_the_step_where_srun_has_an_option_for_that(
+    job: Job, knows: bool
+) -> None:
     job.srun('task "$@"', "--oom-kill-step[=0|1]" if knows else "--no-kill")
     assert job.run()[0] == 0
     assert ("--oom-kill-step=0" in (job.directory / "srun.log").read_text()) is knows
+
+
+def test_a_dry_run_prints_the_line_of_srun_with_a_reason_for_each_flag_and_leaves_no_file(job: Job) -> None:
+    before = sorted(job.directory.rglob("*"))
+    hostile = "it's $(touch made) \x1b[2J;"
+    code, output = job.run(
+        "--dry-run", "--nproc-per-node", "auto", "train.py", "--dry-run", hostile, FTSRUN_SRUN_ARGS="--mem=0\n --x=*"
+    )
+    assert code == 0
+    assert sorted(job.directory.rglob("*")) == before
+    line = next(text for text in output.splitlines() if text.startswith("  srun "))
+    assert "\x1b" not in output
+    # The shell reads it back as the words that srun would get.
+    words = subprocess.run(
+        ["bash", "-c", f"srun() {{ printf '%s\\0' \"$@\"; }}; {line}"], capture_output=True, text=True, check=True
+    ).stdout.split("\0")
+    end = ["run", "--health", "off", "--nproc-per-node", "auto", "train.py", "--dry-run", hostile, ""]
+    assert words[words.index("run") :] == end
+    flags = words[: words.index("run") - 1]
+    assert {"--nodes=1", "--no-kill", "--mem=0", "--x=*"} <= set(flags)
+    reasons = {text.split()[0]: text.split()[1:] for text in output.splitlines() if text.startswith("  --")}
+    assert list(reasons) == flags and all(reasons.values())
+    assert f"run directory: {job.directory}/ftslurm-runs/job-7\n" in output
+    assert "no GPU: " in output and "worker" in output
+
+
+def test_a_dry_run_refuses_what_the_run_would_refuse(job: Job) -> None:
+    code, output = job.run("--dry-run", "missing.py")
+    assert (code, output.count("\n")) == (2, 1) and "missing.py: no such script" in output
 
 
 def test_an_srun_that_never_ends_holds_up_neither_the_report_nor_the_end(job: Job) -> None:
@@ -201,6 +232,19 @@ def test_a_signal_for_the_script_alone_is_passed_on_to_the_steps_and_not_to_the_
     assert (job.directory / "scancel.log").read_text() == "--signal=TERM 7.0\n"
 
 
+def test_a_task_of_an_array_stops_no_other_task_of_it(job: Job) -> None:
+    job.command("squeue", "#!/bin/sh\nprintf '%s\\n' 7_0.0 7_1.0 7_1.batch 7_12.0\n")
+    job.srun('echo $BASHPID >step.pid; task "$@"')
+    job.command("scancel", '#!/bin/sh\necho "$@" >>scancel.log\nkill -TERM $(cat step.pid)\n')
+    (job.directory / "train.py").write_text("import time; open('up', 'w').close(); time.sleep(600)\n")
+    process = job.start(SLURM_ARRAY_JOB_ID="7", SLURM_ARRAY_TASK_ID="1")
+    job.until("up")
+    process.terminate()
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 143, output
+    assert (job.directory / "scancel.log").read_text() == "--signal=TERM 7_1.0\n"
+
+
 def test_a_step_that_does_not_stop_is_reported_before_slurm_kills_the_script(job: Job) -> None:
     (job.directory / "train.py").write_text("import time; open('up', 'w').close(); time.sleep(600)\n")
     process = job.start()
@@ -208,7 +252,7 @@ def test_a_step_that_does_not_stop_is_reported_before_slurm_kills_the_script(job
     process.terminate()  # scancel does nothing here, as when slurmctld is down
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 143, output
-    assert "its agents have ended, after SIGTERM from outside" in " ".join(output.split()), output
+    assert "its agents ended after SIGTERM from outside without recording" in " ".join(output.split()), output
 
 
 def test_ctrl_c_is_code_130_and_a_second_one_brings_no_traceback(job: Job) -> None:
@@ -253,15 +297,23 @@ def test_a_report_that_cannot_be_made_in_time_leaves_sruns_exit_code(job: Job) -
     text = (job.bin / "ftslurm").read_text()
     job.command("ftslurm", text.replace("exec", '[ "$1" = conclude ] && exec sleep 600\nexec', 1))
     script = job.script.read_text()
-    assert "REPORT_S=120" in script
-    job.command("ftsrun", script.replace("REPORT_S=120", "REPORT_S=1"))
+    assert "REPORT_S=140" in script
+    job.command("ftsrun", script.replace("REPORT_S=140", "REPORT_S=1"))
     job.script = job.bin / "ftsrun"
     code, output = job.run()
     assert code == 0, output
     assert "no report could be made within 1 s" in output and "ftslurm report /" in output, output
 
 
-def test_a_heterogeneous_job_is_told_in_one_line_that_its_first_component_is_used(job: Job) -> None:
+def test_a_run_directory_that_is_away_at_the_end_of_the_step_is_awaited(job: Job) -> None:
+    job.srun('(task "$@"); code=$?; mv ftslurm-runs away; (sleep 2; mv away ftslurm-runs) & exit $code')
+    code, output = job.run()
+    assert code == 0, output
+    assert "waiting up to 30 s for it" in output and "job-7 succeeded" in output, output
+    assert "no longer readable" not in output, output
+
+
+def test_a_heterogeneous_job_is_reported_in_one_line_that_its_first_component_is_used(job: Job) -> None:
     code, output = job.run(SLURM_HET_SIZE="3")
     assert code == 0, output
     assert output.count("a heterogeneous job of 3 components: only the first one (n1) is used") == 1

@@ -14,6 +14,8 @@ import pytest
 import test_run
 from test_run import Start, Started
 
+from ftslurm.testing.runs import RunBuilder
+
 start = test_run.start
 
 SERVER = ("-m", "ftslurm.testing.faulty_mount")
@@ -81,7 +83,7 @@ def going(start: Start, shared: Directory) -> Started:
     return run
 
 
-def test_workers_go_on_while_the_directory_hangs_and_nobody_is_lost(start: Start, shared: Directory) -> None:
+def test_workers_go_on_while_the_directory_hangs_and_no_node_is_lost(start: Start, shared: Directory) -> None:
     run = going(start, shared)
     shared.hang()
     time.sleep(5)
@@ -112,7 +114,7 @@ def test_sigterm_stops_the_workers_and_the_agents_leave_while_the_directory_hang
     assert run.marked() == []
 
 
-def test_a_worker_that_fails_while_the_directory_hangs_is_told_when_it_answers_again(
+def test_a_worker_that_fails_while_the_directory_hangs_is_reported_when_it_answers_again(
     start: Start, shared: Directory
 ) -> None:
     run = going(start, shared)
@@ -139,7 +141,7 @@ def test_an_agent_that_prepares_a_round_while_the_directory_hangs_still_leaves(s
     assert run.wait(20) in (1, 143), run.err + run.out
 
 
-def test_a_worker_that_cannot_be_killed_does_not_keep_an_agent_that_was_told_to_leave(
+def test_a_worker_that_cannot_be_killed_does_not_keep_an_agent_that_was_requested_to_leave(
     start: Start, shared: Directory
 ) -> None:
     shared.hang("hard")
@@ -156,3 +158,39 @@ def test_a_worker_that_cannot_be_killed_does_not_keep_an_agent_that_was_told_to_
     finally:
         shared.answer()
     run.until(lambda: run.marked() == [], 5)
+
+
+def test_commands_that_read_a_hanging_directory_end_with_one_line(shared: Directory) -> None:
+    run = RunBuilder(shared.path).round().fail(1, ValueError("x")).stop().close("failed", "x").write()
+    shared.hang()
+    where = ["--shared-dir", str(shared.path)]
+    commands = [
+        ["status", str(run)],
+        ["status", "--watch", "1", *where],
+        ["report", str(run)],
+        ["report", "123", "--offline", *where],
+        ["report", "--logs", str(run)],
+        ["logs", str(run)],
+        ["logs", "-f", *where],
+        ["nodes", "list", *where],
+        ["nodes", "exclude", "n1", *where],
+    ]
+    began = time.monotonic()
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    started = [subprocess.Popen([sys.executable, "-m", "ftslurm.cli", *command], **pipes) for command in commands]
+    doctor = subprocess.Popen([sys.executable, "-m", "ftslurm.cli", "doctor", str(shared.path)], **pipes)
+    try:
+        for command, process in zip(commands, started, strict=True):
+            out, err = process.communicate(timeout=60)
+            assert (process.returncode, out, err.count("\n")) == (1, "", 1), (command, out, err)
+            assert err.startswith(f"ftslurm {command[0]}: {shared.path}"), err
+            assert "has not answered for 8 s: its filesystem hangs" in err, err
+        out, _ = doctor.communicate(timeout=60)
+        assert doctor.returncode == 1
+        assert "its filesystem hangs" in out
+        assert time.monotonic() - began < 25
+    finally:
+        shared.answer()
+        for process in (*started, doctor):
+            process.kill()
+            process.wait()

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ftslurm.doctor import barrier
-from ftslurm.doctor.barrier import Session
+from ftslurm.health import barrier
+from ftslurm.health.barrier import Session
 from ftslurm.health.multi_node import gather
 from ftslurm.sharedfs.filesystem import PosixFileSystem
 
@@ -71,7 +71,7 @@ def ends(tasks: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
     return [(task.returncode, out, err) for task, (out, err) in zip(tasks, said, strict=True)]
 
 
-def test_this_node_is_looked_at_with_all_checks_and_one_table(tmp_path: Path) -> None:
+def test_this_node_is_checked_with_all_checks_and_one_table(tmp_path: Path) -> None:
     done = health(cwd=tmp_path)
     assert done.returncode in (0, 1), done.stderr
     assert done.stdout.startswith("ftslurm health: ") and done.stdout.count("ftslurm health:") == 1
@@ -96,7 +96,7 @@ def test_a_check_of_the_users_own_decides_over_the_exit_code(tmp_path: Path) -> 
     assert done.returncode == 1 and "from the environment" in done.stdout
 
 
-def test_a_path_that_the_user_names_is_looked_at(tmp_path: Path) -> None:
+def test_a_path_that_the_user_names_is_checked(tmp_path: Path) -> None:
     missing = tmp_path / "nothere"
     looks = (
         health("storage", "--path", missing, cwd=tmp_path),
@@ -110,7 +110,7 @@ def test_a_path_that_the_user_names_is_looked_at(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments", [("nosuch",), ("--wait", "x"), ("--quick", "--all"), ("--busy", "--idle"), ("--no",), ("--drain",)]
 )
-def test_wrong_usage_gives_code_2_and_says_which(arguments: tuple[str, ...], tmp_path: Path) -> None:
+def test_wrong_usage_gives_code_2_and_a_message(arguments: tuple[str, ...], tmp_path: Path) -> None:
     done = health(*arguments, cwd=tmp_path)
     assert done.returncode == 2 and done.stdout == ""
     assert "ftslurm health: " in done.stderr and "Traceback" not in done.stderr
@@ -165,7 +165,7 @@ def test_a_node_that_stops_in_the_middle_is_named(tmp_path: Path) -> None:
     assert "n1: meet: joined, but sent no result within" in out, out + err
 
 
-def test_nodes_that_share_no_directory_say_so_each(tmp_path: Path) -> None:
+def test_nodes_without_a_common_directory_each_report_it(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     tasks = [step(tmp_path / "ab"[node], node, 2, *QUIET, "--wait", "1") for node in (0, 1)]
@@ -176,7 +176,7 @@ def test_nodes_that_share_no_directory_say_so_each(tmp_path: Path) -> None:
     assert [list((tmp_path / name).iterdir()) for name in ("a", "b")] == [[], []]
 
 
-def test_a_shared_directory_that_is_not_there_is_not_made_and_each_node_tells_its_own(tmp_path: Path) -> None:
+def test_a_missing_shared_directory_is_not_made_and_each_node_prints_its_own_result(tmp_path: Path) -> None:
     missing = tmp_path / "nothere"
     said = ends([step(tmp_path, node, 2, *QUIET, "--shared-dir", missing, "--wait", "1") for node in (0, 1)])
     (code0, out0, err0), (code1, out1, err1) = said
@@ -186,7 +186,7 @@ def test_a_shared_directory_that_is_not_there_is_not_made_and_each_node_tells_it
     assert list(tmp_path.iterdir()) == []
 
 
-def test_outside_a_step_only_this_node_is_looked_at_and_the_way_to_all_is_told(tmp_path: Path) -> None:
+def test_outside_a_step_only_this_node_is_checked_and_the_command_for_all_is_shown(tmp_path: Path) -> None:
     environment = {k: v for k, v in slurm(0, 3).items() if k not in ("SLURM_STEP_ID", "SLURM_PROCID")}
     environment["SLURM_JOB_NODELIST"] = environment.pop("SLURM_STEP_NODELIST")
     done = health(*QUIET, cwd=tmp_path, **environment)
@@ -194,7 +194,7 @@ def test_outside_a_step_only_this_node_is_looked_at_and_the_way_to_all_is_told(t
     assert "for all 3: srun --ntasks-per-node=1 ftslurm health" in done.stderr
 
 
-def test_an_interrupted_look_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_an_interrupted_run_leaves_nothing_behind(tmp_path: Path) -> None:
     marker = tmp_path / "started"
     task = step(tmp_path, 0, 1, "own", "--command", f"touch {marker}; sleep 60")
     deadline = time.monotonic() + 30
@@ -219,7 +219,7 @@ def test_a_result_that_makes_no_sense_costs_its_node_and_no_other(tmp_path: Path
     assert all("sent an invalid result" in why for why in found.lost.values())
 
 
-def test_many_who_set_nodes_aside_at_once_lose_nothing_and_a_reader_sees_whole_files(tmp_path: Path) -> None:
+def test_concurrent_exclusions_lose_nothing_and_readers_get_complete_files(tmp_path: Path) -> None:
     environment = {**CLEAN, "PYTHONPATH": str(ROOT)}
 
     def start(*words: str) -> subprocess.Popen[str]:

@@ -297,11 +297,11 @@ FAULTS: list[tuple[str, list[str], dict[str, str], list[tuple[str, str, str, str
 
 
 @pytest.mark.parametrize(("lines", "environ", "words"), [pytest.param(*case[1:], id=case[0]) for case in FAULTS])
-def test_a_fault_is_found_with_the_right_words(
+def test_a_fault_is_found_with_the_right_text(
     node: Standin, lines: list[str], environ: dict[str, str], words: list[tuple[str, str, str, str]]
 ) -> None:
-    node.say([line for line in lines if not line.startswith("count ")], *_count(lines))
-    found = [one for one in node.look("quick", environ=environ).findings() if not _see_count(one, words)]
+    node.answer([line for line in lines if not line.startswith("count ")], *_count(lines))
+    found = [one for one in node.run_checks("quick", environ=environ).findings() if not _see_count(one, words)]
     assert [one[:3] for one in found] == [one[:3] for one in words]
     for one, expected in zip(found, words, strict=True):
         assert one[3].startswith(expected[3])
@@ -348,10 +348,10 @@ def test_a_fault_is_found_with_a_driver_of_2019(
 ) -> None:
     if expected[0] == "gpu-processes" and not _sees_pids():
         pytest.skip("processes are not judged within a PID namespace")
-    old_node.say(
+    old_node.answer(
         ["* field 230", *lines] if "ecc" not in expected[0] else ["* error nvmlDeviceGetFieldValues 13", *lines]
     )
-    (found,) = old_node.look("quick", environ=SLURM).findings()
+    (found,) = old_node.run_checks("quick", environ=SLURM).findings()
     assert found[:3] == expected[:3]
     assert found[3].startswith(expected[3])
 
@@ -361,84 +361,84 @@ def _sees_pids() -> bool:
 
 
 @pytest.mark.parametrize("set_", ["quick", "background", "thorough"])
-def test_a_healthy_node_is_quiet(node: Standin, set_: str) -> None:
-    look = node.look(set_, environ=SLURM)
+def test_a_healthy_node_has_no_findings(node: Standin, set_: str) -> None:
+    look = node.run_checks(set_, environ=SLURM)
     assert look.findings() == []
     assert {verdict["status"] for verdict in look.verdicts.values()} == {"ok"}
 
 
-def test_a_healthy_node_with_a_driver_of_2019_is_quiet(old_node: Standin) -> None:
-    assert old_node.look("thorough", environ=SLURM).findings() == []
+def test_a_healthy_node_with_a_driver_of_2019_has_no_findings(old_node: Standin) -> None:
+    assert old_node.run_checks("thorough", environ=SLURM).findings() == []
 
 
-def test_a_driver_that_has_none_of_it_is_quiet(node: Standin) -> None:
+def test_a_driver_without_optional_functions_has_no_findings(node: Standin) -> None:
     functions = "EccMode TotalEccErrors SramEccErrorStatus RemappedRows RetiredPages FieldValues MarginTemperature"
     functions += " NvLinkState GpuFabricInfoV MigMode PcieReplayCounter PowerManagementLimit TemperatureThreshold"
     for code in (3, 13, 4):
-        node.say([f"* error nvmlDeviceGet{name} {code}" for name in functions.split()])
-        assert node.look("thorough", environ=SLURM).findings() == []
+        node.answer([f"* error nvmlDeviceGet{name} {code}" for name in functions.split()])
+        assert node.run_checks("thorough", environ=SLURM).findings() == []
 
 
-def test_a_node_without_the_library_is_quiet(node: Standin, tmp_path: Path) -> None:
+def test_a_node_without_the_library_has_no_findings(node: Standin, tmp_path: Path) -> None:
     node.library = tmp_path
-    look = node.look("thorough")
+    look = node.run_checks("thorough")
     assert look.findings() == []
     assert look.verdicts["gpu-driver"]["summary"] == "no NVIDIA driver here"
 
 
-def test_a_cpu_job_on_a_gpu_node_is_quiet(node: Standin) -> None:
-    node.say([], 0)
-    assert node.look("thorough", environ={"SLURM_JOB_ID": "7"}).findings() == []
+def test_a_cpu_job_on_a_gpu_node_has_no_findings(node: Standin) -> None:
+    node.answer([], 0)
+    assert node.run_checks("thorough", environ={"SLURM_JOB_ID": "7"}).findings() == []
 
 
 def test_gpus_that_others_may_use_are_not_missed(node: Standin) -> None:
-    node.say([f"{number} error * 4" for number in (0, 1, 2, 3)])
-    look = node.look("quick", environ={"SLURM_GPUS_ON_NODE": "4"})
+    node.answer([f"{number} error * 4" for number in (0, 1, 2, 3)])
+    look = node.run_checks("quick", environ={"SLURM_GPUS_ON_NODE": "4"})
     assert look.findings() == []
     assert look.verdicts["gpu-count"]["summary"] == "4 GPUs"
 
 
-def test_a_neighbours_gpu_that_is_sick_is_none_of_this_jobs_business(node: Standin) -> None:
-    node.say(["3 volatile 2", "3 field 230 1", "3 error nvmlDeviceGetTemperature 15"])
+def test_a_fault_of_another_jobs_gpu_does_not_fail_this_job(node: Standin) -> None:
+    node.answer(["3 volatile 2", "3 field 230 1", "3 error nvmlDeviceGetTemperature 15"])
     job = {"SLURM_GPUS_ON_NODE": "2", "CUDA_VISIBLE_DEVICES": "4,5"}
-    assert [one[:2] for one in node.look("thorough", environ=job).findings()] == [("gpu-count", "warn")]
+    assert [one[:2] for one in node.run_checks("thorough", environ=job).findings()] == [("gpu-count", "warn")]
     theirs = {"SLURM_GPUS_ON_NODE": "2", "CUDA_VISIBLE_DEVICES": "2,3"}
-    assert ("gpu-ecc", "fail", "GPU 3") in [one[:3] for one in node.look("thorough", environ=theirs).findings()]
+    assert ("gpu-ecc", "fail", "GPU 3") in [one[:3] for one in node.run_checks("thorough", environ=theirs).findings()]
 
 
 def test_mig_devices_are_counted_and_their_gpu_is_judged(node: Standin) -> None:
     lines = ["0 mig 1", "0 mig-device MIG-aaaa", "0 mig-device MIG-bbbb", "0 mig-device MIG-cccc", "0 volatile 1"]
     lines += ["0 links " + LINKS.replace("1", "0"), "0 field 230 1"]
-    node.say(lines, 2)
-    look = node.look("quick", environ={"SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "MIG-aaaa"})
+    node.answer(lines, 2)
+    look = node.run_checks("quick", environ={"SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "MIG-aaaa"})
     assert look.verdicts["gpu-count"]["summary"] == "4 GPU or MIG devices on 2 GPUs with MIG"
     assert [one[:3] for one in look.findings()] == [("gpu-recovery", "fail", "GPU 0"), ("gpu-ecc", "fail", "GPU 0")]
 
 
-def test_growth_between_two_looks_is_told(node: Standin) -> None:
-    first = node.look("background")
-    node.say(["3 volatile 2", "3 replays 9999", "3 field 162 1", "3 links " + BROKEN_LINKS, "3 field 180 1"])
-    found = {(one[0], one[1]): one[3] for one in node.look("background", before=first.facts).findings()}
+def test_growth_between_two_runs_is_reported(node: Standin) -> None:
+    first = node.run_checks("background")
+    node.answer(["3 volatile 2", "3 replays 9999", "3 field 162 1", "3 links " + BROKEN_LINKS, "3 field 180 1"])
+    found = {(one[0], one[1]): one[3] for one in node.run_checks("background", before=first.facts).findings()}
     assert "2 of them new" in found["gpu-ecc", "warn"]
     assert found["gpu-nvlink", "fail"] == f"NVLink 16, 17 went down since the last check, 16 of 18 are up{AT}"
     assert found["gpu-nvlink", "warn"] == f"NVLink recoveries: 16 since the last check{AT}"
     assert "fatal PCIe error" in found["gpu-pcie", "warn"]
 
 
-def test_a_slowdown_in_two_looks_running_fails(node: Standin) -> None:
-    node.say(["3 reasons 0x88"])
-    first = node.look(["gpu-clocks"])
-    ((_, status, _, text),) = node.look(["gpu-clocks"], before=first.facts).findings()
+def test_a_slowdown_in_two_consecutive_runs_fails(node: Standin) -> None:
+    node.answer(["3 reasons 0x88"])
+    first = node.run_checks(["gpu-clocks"])
+    ((_, status, _, text),) = node.run_checks(["gpu-clocks"], before=first.facts).findings()
     assert status == "fail"
     assert "as at the last check" in text
 
 
-def test_a_rank_of_this_job_is_no_stranger(node: Standin) -> None:
+def test_a_rank_of_this_job_is_no_foreign_process(node: Standin) -> None:
     if not _sees_pids():
         pytest.skip("processes are not judged within a PID namespace")
-    node.say([f"3 process {os.getpid()} 50000000000", "3 used 50000000000"])
-    assert node.look(["gpu-processes"], own_pid=os.getpid(), busy=True).findings() == []
-    ((_, status, subject, text),) = node.look(["gpu-processes"], environ=SLURM).findings()
+    node.answer([f"3 process {os.getpid()} 50000000000", "3 used 50000000000"])
+    assert node.run_checks(["gpu-processes"], own_pid=os.getpid(), busy=True).findings() == []
+    ((_, status, subject, text),) = node.run_checks(["gpu-processes"], environ=SLURM).findings()
     assert (status, subject) == ("fail", "GPU 3")
     assert f"pid {os.getpid()} (" in text
     assert f"user {os.getuid()}) is on it and holds 46.6 of 80.0 GiB" in text
@@ -450,8 +450,8 @@ def test_a_process_of_another_step_of_this_job_does_not_cost_it_the_node(node: S
     step = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "2"}
     other = subprocess.Popen(["sleep", "60"], env={**os.environ, **step})
     try:
-        node.say([f"3 process {other.pid} 50000000000", "3 used 50000000000"])
-        looks = [node.look(["gpu-processes"], environ={**SLURM, "SLURM_JOB_ID": job}) for job in ("77", "78")]
+        node.answer([f"3 process {other.pid} 50000000000", "3 used 50000000000"])
+        looks = [node.run_checks(["gpu-processes"], environ={**SLURM, "SLURM_JOB_ID": job}) for job in ("77", "78")]
     finally:
         other.kill()
         other.wait()
@@ -460,22 +460,41 @@ def test_a_process_of_another_step_of_this_job_does_not_cost_it_the_node(node: S
     assert f"user {os.getuid()}, step 2 of this job) is on it" in text
 
 
-@pytest.mark.parametrize("function", ["nvmlInitWithFlags", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetCount_v2"])
-def test_a_wedged_driver_is_found_in_time_and_leaves_nothing(node: Standin, function: str) -> None:
-    node.say([f"* hang {function}"])
-    look = node.look("quick", limit_s=0.5)
+@pytest.mark.parametrize(
+    ("function", "check", "call", "read"),
+    [
+        ("nvmlInitWithFlags", "gpu-driver", "nvmlInit", ""),
+        ("nvmlDeviceGetCount_v2", "gpu-driver", "nvmlDeviceGetCount", ""),
+        (
+            "nvmlDeviceGetHandleByIndex_v2",
+            "gpu-count",
+            "nvmlDeviceGetHandleByIndex of GPU 0",
+            " (gpu-driver: read before)",
+        ),
+    ],
+)
+def test_a_driver_that_hangs_is_one_finding_with_the_call_and_leaves_no_process(
+    node: Standin, function: str, check: str, call: str, read: str
+) -> None:
+    node.answer([f"* hang {function}"])
+    look = node.run_checks("quick", limit_s=0.5)
     assert look.took_s < 1.5
-    assert look.verdicts["gpu-driver"]["status"] in ("fail", "ok")
-    assert look.verdicts["gpu-count"]["status"] == "fail"
-    assert look.verdicts["gpu-count"]["summary"] == "the NVIDIA driver hangs: no answer within 0.5 s"
-    assert look.verdicts["gpu-ecc"]["status"] == "warn"
+    text = f"the NVIDIA driver hangs: no answer within 0.5 s in {call}{read}"
+    assert look.findings() == [(check, "fail", "", text)]
+    others = {name: verdict for name, verdict in look.verdicts.items() if name.startswith("gpu-") and name != check}
+    unread = [verdict for name, verdict in others.items() if f"{name}: read" not in read]
+    assert {(one["status"], one["summary"]) for one in unread} == {("unknown", f"not read: see {check}")}
     assert look.stuck == []
 
 
-def test_one_call_that_never_returns_is_one_finding(node: Standin) -> None:
-    node.say(["3 hang nvmlDeviceGetTotalEccErrors"])
-    look = node.look("quick", limit_s=1.0)
-    assert look.findings() == [("gpu-ecc", "warn", "", "the NVIDIA driver hangs: no answer within 1 s")]
+def test_what_was_read_before_a_hang_is_judged(node: Standin) -> None:
+    node.answer(["3 hang nvmlDeviceGetTotalEccErrors", "3 field 230 1"])
+    look = node.run_checks("quick", limit_s=1.0)
+    text = "the NVIDIA driver hangs: no answer within 1 s in nvmlDeviceGetTotalEccErrors of GPU 3"
+    assert look.findings() == [
+        ("gpu-recovery", "fail", "GPU 3", f"the driver requests a GPU reset{AT}"),
+        ("gpu-ecc", "warn", "", f"{text} (gpu-driver, gpu-count, gpu-recovery: read before)"),
+    ]
 
 
 class Watcher:
@@ -484,7 +503,7 @@ class Watcher:
     def __init__(self, node: Standin, directory: Path) -> None:
         self.pipe = directory / "events"
         os.mkfifo(self.pipe)
-        node.say([f"events {self.pipe}"], 8)
+        node.answer([f"events {self.pipe}"], 8)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "ftslurm.health.xid"],
             stdout=subprocess.PIPE,
@@ -511,7 +530,7 @@ def watcher(node: Standin, tmp_path: Path) -> Iterator[Watcher]:
     one.process.communicate()
 
 
-def test_xids_are_told_as_they_happen(watcher: Watcher) -> None:
+def test_xids_are_reported_as_they_happen(watcher: Watcher) -> None:
     watcher.event("3 79")
     told = watcher.line()
     assert abs(told.pop("time_ns") - time.time_ns()) < 60e9
@@ -543,7 +562,7 @@ def _cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def test_the_watcher_ends_when_told_even_while_it_waits(watcher: Watcher) -> None:
+def test_the_watcher_ends_on_sigterm_even_while_it_waits(watcher: Watcher) -> None:
     watcher.event("3 31")
     watcher.line()
     watcher.process.send_signal(signal.SIGINT)
@@ -553,21 +572,21 @@ def test_the_watcher_ends_when_told_even_while_it_waits(watcher: Watcher) -> Non
     assert watcher.process.wait(5) == -signal.SIGTERM
 
 
-def test_a_gpu_that_is_lost_while_waiting_is_told(node: Standin, tmp_path: Path) -> None:
-    node.say(["* error nvmlEventSetWait_v2 15", "3 error nvmlDeviceGetTemperature 15"])
+def test_a_gpu_that_is_lost_while_waiting_is_reported(node: Standin, tmp_path: Path) -> None:
+    node.answer(["* error nvmlEventSetWait_v2 15", "3 error nvmlDeviceGetTemperature 15"])
     with subprocess.Popen(
         [sys.executable, "-m", "ftslurm.health.xid"], stdout=subprocess.PIPE, env=node.environment(), text=True
     ) as process:
         assert process.stdout is not None
-        told = json.loads(process.stdout.readline())
+        printed = json.loads(process.stdout.readline())
         process.kill()
-    assert (told["gpu"], told["xid"], told["bus_id"], told["status"]) == (3, 79, "0000:4b:00.0", "fail")
+    assert (printed["gpu"], printed["xid"], printed["bus_id"], printed["status"]) == (3, 79, "0000:4b:00.0", "fail")
 
 
 def test_the_watcher_dies_with_its_parent(node: Standin, tmp_path: Path) -> None:
     pipe = tmp_path / "events"
     os.mkfifo(pipe)
-    node.say([f"events {pipe}"])
+    node.answer([f"events {pipe}"])
     program = (
         "import subprocess, sys\n"
         "child = subprocess.Popen([sys.executable, '-m', 'ftslurm.health.xid'], stdout=sys.stdout)\n"
@@ -590,8 +609,8 @@ def test_the_watcher_dies_with_its_parent(node: Standin, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "lines", [["* error nvmlInitWithFlags 9"], ["* event-types 0"], ["* error nvmlEventSetCreate 3"]]
 )
-def test_the_watcher_ends_quietly_where_there_is_nothing_to_wait_for(node: Standin, lines: list[str]) -> None:
-    node.say(lines)
+def test_the_watcher_ends_silently_without_events(node: Standin, lines: list[str]) -> None:
+    node.answer(lines)
     done = subprocess.run(
         [sys.executable, "-m", "ftslurm.health.xid"],
         env=node.environment(),
@@ -603,7 +622,7 @@ def test_the_watcher_ends_quietly_where_there_is_nothing_to_wait_for(node: Stand
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_the_watcher_ends_quietly_without_nvml(tmp_path: Path) -> None:
+def test_the_watcher_ends_silently_without_nvml(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "ftslurm.health.xid"],
         env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)},

@@ -22,7 +22,8 @@ from ftslurm.health import catalog
 from ftslurm.health.check import BACKGROUND, QUICK, SETS, Check, CheckedPath, Context
 from ftslurm.health.checks import host_limits, host_processes
 from ftslurm.health.run import run
-from ftslurm.health.verdict import FAIL, OK, WARN, Json, Verdict
+from ftslurm.health.verdict import Json, Verdict
+from ftslurm.records.health import FAIL, OK, WARN
 
 shared = shared
 GROUPS = ("host_", "storage_", "own_")
@@ -40,7 +41,7 @@ def look(module: Any, before: Json | None = None, **more: Any) -> Verdict:
 
 
 @pytest.mark.parametrize("set_", SETS)
-def test_a_plain_healthy_machine_is_well(set_: str, tmp_path: Path) -> None:
+def test_a_healthy_machine_has_no_findings(set_: str, tmp_path: Path) -> None:
     checks = own_checks(set_)
     assert len(checks) >= 7
     paths = (CheckedPath(str(tmp_path), "run directory"), CheckedPath("/usr", "data"))
@@ -74,7 +75,7 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(root), str(Path(__file__).parent), *sys.path]))
 
 
-def test_a_look_in_the_background_costs_little() -> None:
+def test_a_run_in_the_background_costs_little() -> None:
     checks = own_checks(BACKGROUND)
     context = Context("n1", busy=True)
     run(checks, context, {})
@@ -192,7 +193,7 @@ def test_a_process_in_a_hanging_filesystem_is_found_with_the_place_in_the_kernel
             shared.answer()
 
 
-def test_leftovers_are_told_only_where_slurm_shows_that_they_are(tmp_path: Path) -> None:
+def test_leftovers_are_reported_only_where_slurm_shows_that_they_are(tmp_path: Path) -> None:
     # A process that says that it is slurmd or slurmstepd, as far as /proc goes.
     names = {"slurmd": tmp_path / "slurmd", "slurmstepd": tmp_path / "slurmstepd"}
     for path in names.values():

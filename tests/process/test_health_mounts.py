@@ -24,7 +24,8 @@ from ftslurm.health.check import CheckedPath, Context
 from ftslurm.health.checks import storage_paths, storage_round_trip
 from ftslurm.health.result import RunResult
 from ftslurm.health.run import run
-from ftslurm.health.verdict import FAIL, OK, WARN, Verdict
+from ftslurm.health.verdict import Verdict
+from ftslurm.records.health import FAIL, OK, WARN
 
 EXT4_IOC_SHUTDOWN = 0x8004587D
 Q_SETQUOTA_USER = 0x800008 << 8
@@ -112,7 +113,7 @@ def test_a_full_directory_is_found(mount: Mount) -> None:
     assert os.listdir(point) == ["fill"]
 
 
-def test_a_directory_that_is_full_while_ranks_run_is_told_without_writing(mount: Mount) -> None:
+def test_a_directory_that_is_full_while_ranks_run_is_reported_without_writing(mount: Mount) -> None:
     point = mount("-t", "tmpfs", "-o", "size=1m")
     (point / "fill").write_bytes(b"x" * (1 << 20))
     changed = point.stat().st_mtime_ns
@@ -232,7 +233,7 @@ def test_a_link_into_a_hanging_filesystem_names_that(shared: Directory, tmp_path
     assert "its filesystem hangs (fuse.faulty from faulty; in " in said and said.endswith(f" of {shared.path})")
 
 
-def test_a_path_that_hangs_while_ranks_run_fails_when_it_still_hangs_at_the_next_look(shared: Directory) -> None:
+def test_a_path_that_hangs_while_ranks_run_fails_when_it_still_hangs_at_the_next_run(shared: Directory) -> None:
     shared.hang()
     first = look(shared.path, busy=True)
     assert first.status == WARN
@@ -265,9 +266,9 @@ def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
         time.sleep(0.02)
 
 
-def test_the_next_look_removes_what_a_killed_one_left(shared: Directory) -> None:
+def test_the_next_run_removes_what_a_killed_one_left(shared: Directory) -> None:
     # As a server stops answering between two calls: the file is made, its removal hangs.
-    name = storage_paths.file_name("n1", "look0")
+    name = storage_paths.file_name("n1", "paths0")
     (shared.path / name).write_text("left")
     shared.hang()
     assert look(shared.path).status == FAIL
@@ -304,7 +305,7 @@ def test_a_missing_directory_names_what_is_there(tmp_path: Path) -> None:
     assert verdict.status == FAIL and only(verdict).startswith(f"is not there; {tmp_path} is, and is empty (")
 
 
-def test_a_user_without_rights_is_told() -> None:
+def test_a_user_without_rights_is_reported() -> None:
     if os.geteuid() != 0:
         pytest.skip("becoming another user needs root")
     with tempfile.TemporaryDirectory() as name:

@@ -97,7 +97,7 @@ def test_an_attempt_can_be_waited_for_among_other_things(listener: socket.socket
     peer.close()
 
 
-def test_a_name_is_not_looked_up_and_a_wrong_port_is_no_crash() -> None:
+def test_names_are_not_resolved_and_a_wrong_port_is_no_crash() -> None:
     found = probe_all([("localhost", 80), ("127.0.0.1", 70000)], 0.5)
     assert [one.outcome for one in found] == [UNRESOLVED, ERROR]
     assert found[0].text == "'localhost' is no address"

@@ -18,7 +18,8 @@ from test_run import Start, Started, start
 
 from ftslurm.health.check import QUICK, Check, Context, never
 from ftslurm.health.run import run
-from ftslurm.health.verdict import FAIL, UNKNOWN, Json, Judgement
+from ftslurm.health.verdict import Json, Judgement
+from ftslurm.records.health import FAIL, UNKNOWN
 from tests.nvml import standin
 from tests.nvml.standin import Standin
 
@@ -129,10 +130,10 @@ def test_with_a_twentieth_of_a_core_a_driver_that_hangs_is_found(tmp_path: Path,
         pytest.skip("no C compiler for the NVML stand-in")
     pytest.importorskip("pynvml")
     node = Standin(standin.build(tmp_path / "nvml"), tmp_path / "gpus")
-    node.say(["* hang nvmlInitWithFlags"])
+    node.answer(["* hang nvmlInitWithFlags"])
     asked = {"checks": ["gpu-count", "gpu-ecc"], "limit_s": 0.5, "before": {}, "context": {}}
     done = subprocess.run(
-        [*little_cpu, sys.executable, "-m", "tests.nvml.look"],
+        [*little_cpu, sys.executable, "-m", "tests.nvml.run_checks"],
         input=json.dumps(asked),
         cwd=ROOT,
         env=node.environment(),
@@ -141,8 +142,16 @@ def test_with_a_twentieth_of_a_core_a_driver_that_hangs_is_found(tmp_path: Path,
         check=True,
     )
     found = {one["check"]: (one["status"], one["summary"]) for one in json.loads(done.stdout)["verdicts"]}
-    text = "the NVIDIA driver hangs: no answer within 0.5 s"
-    assert found == {"gpu-count": ("fail", text), "gpu-ecc": ("warn", text)}
+    text = "the NVIDIA driver hangs: no answer within 0.5 s in nvmlInit"
+    assert found == {"gpu-count": ("fail", text), "gpu-ecc": ("unknown", "not read: see gpu-count")}
+
+
+def test_a_library_that_is_imported_slowly_is_no_fault_of_its_device() -> None:
+    fetch = lambda context: time.sleep(600)  # noqa: E731
+    slow = Check("gpu", "", frozenset((QUICK,)), 0.5, fetch, lambda *facts: Judgement(""), device="NVML")  # type: ignore[arg-type]
+    (verdict,) = run([slow], Context("n1"), {}).verdicts
+    assert verdict.status == UNKNOWN
+    assert "no answer within 1 s, but it is in no call of NVML" in verdict.summary
 
 
 def test_a_time_out_that_hits_a_check_of_nothing_but_the_kernels_memory_too_is_no_failure() -> None:
@@ -190,7 +199,7 @@ def test_with_packages_on_a_filesystem_that_takes_50_ms_for_each_call_nothing_is
     ],
     ids=["loading", "checking"],
 )
-def test_after_5_s_the_node_says_what_it_waits_for(start: Start, site: str, old: str, new: str, said: str) -> None:
+def test_after_5_s_the_pending_checks_are_reported(start: Start, site: str, old: str, new: str, said: str) -> None:
     code = BUSY_DEVICE.replace(old, new, 1).replace("2.0, fetch", "20.0, fetch")
     Path(site, "site_checks.py").write_text(code)
     job = start("", "--health", "act", PYTHONPATH=site)

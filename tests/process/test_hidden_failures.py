@@ -131,7 +131,7 @@ def test_the_same_reason_behind_a_shell_ends_the_job(start: Start) -> None:
     assert TWICE in run.err
 
 
-def test_where_nothing_tells_the_reason_the_budget_of_restarts_is_used(start: Start) -> None:
+def test_a_failure_without_evidence_of_its_reason_uses_the_budget_of_restarts(start: Start) -> None:
     run = start(SCRIPT + SILENT, "--max-restarts", "2", WHY="a|a|a")
     assert run.wait() == 1, run.out + run.err
     assert rounds(run) == 3
@@ -183,21 +183,21 @@ DEVICES = {
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_node_whose_device_failed_twice_behind_an_exit_is_set_aside(start: Start, device: str) -> None:
-    options = ("--local-nodes", "2", "--nproc-per-node", "1", "--max-restarts", "1", "--health", "watch")
+def test_a_node_whose_device_failed_twice_behind_an_exit_is_excluded(start: Start, device: str) -> None:
+    options = ("--local-nodes", "2", "--nproc-per-node", "1", "--max-restarts", "1", "--health", "report")
     run = start(BROKEN.format(DEVICES[device]), *options)
     assert run.wait() == 1, run.out + run.err
-    assert "local1 is excluded for 24 hours" in run.err
+    assert "local1 is excluded for 1 d" in run.err
 
 
 def test_a_node_is_not_excluded_for_what_a_program_fails_by_itself(start: Start) -> None:
-    options = ("--local-nodes", "2", "--nproc-per-node", "1", "--max-restarts", "1", "--health", "watch")
+    options = ("--local-nodes", "2", "--nproc-per-node", "1", "--max-restarts", "1", "--health", "report")
     run = start(BROKEN.format("ValueError('row 7 has no label')"), *options)
     assert run.wait() == 1, run.out + run.err
     assert "excluded" not in run.err
 
 
-def test_the_report_says_what_was_hidden_and_which_rounds_failed_by_the_same(start: Start) -> None:
+def test_the_report_shows_a_hidden_failure_and_the_rounds_that_failed_by_the_same(start: Start) -> None:
     run = start(SCRIPT + HIDING["hydra"], "--max-restarts", "5", WHY="|".join(6 * ["no such model"]))
     assert run.wait() == 1
     first, second = failures(run)

@@ -28,7 +28,7 @@ WATCHER = """
 import os, sys
 if "ftslurm.cli" in sys.orig_argv:
     import threading
-    import ftslurm.agent.loop as loop
+    import ftslurm.agent.node_agent as node_agent
     class Finder:
         watching = False
         def find_spec(self, name, path=None, target=None):
@@ -37,17 +37,16 @@ if "ftslurm.cli" in sys.orig_argv:
                     file.write(name + "\\n")
     finder = Finder()
     sys.meta_path.insert(0, finder)
-    begin, run = loop.AgentLoop._begin, loop.AgentLoop.run
+    begin, run = node_agent.NodeAgent._begin, node_agent.NodeAgent.run
     def begun(self):
-        wake = begin(self)
+        begin(self)
         finder.watching = True
-        return wake
     def ran(self):
         try:
             return run(self)
         finally:
             finder.watching = False
-    loop.AgentLoop._begin, loop.AgentLoop.run = begun, ran
+    node_agent.NodeAgent._begin, node_agent.NodeAgent.run = begun, ran
 """
 MISUSES = """
 import ftslurm, os
@@ -57,7 +56,7 @@ import no_such_module
 """
 OFTEN = ("--heartbeat", "0.2", "--heartbeat-timeout", "0.5", "--hang-timeout", "30", "--nproc-per-node", "2")
 SCENARIOS: dict[str, tuple[str, tuple[str, ...], int]] = {
-    "a rank raises": (FAILS, ("--nproc-per-node", "2", "--health", "watch"), 0),
+    "a rank raises": (FAILS, ("--nproc-per-node", "2", "--health", "report"), 0),
     "a rank exits": (EXITS, (), 0),
     "a rank hangs": (HANGS, OFTEN, 0),
     "a rank crashes": ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", ("--max-restarts", "0"), 1),

@@ -41,8 +41,8 @@ def begin(start: Start, *arguments: str) -> Started:
 
 
 def unhealthy(run: Started) -> bool:
-    word = json.loads((run.run_dir / "nodes/local1.json").read_text())
-    return word["unhealthy"] is not None or word["health_pending"]
+    record = json.loads((run.run_dir / "nodes/local1.json").read_text())
+    return record["unhealthy"] is not None or record["health_pending"]
 
 
 def sizes(run: Started) -> dict[str, str]:

@@ -118,9 +118,7 @@ def test_the_agent_goes_on_and_a_failure_is_followed_by_a_round(start: Start, wh
     assert run.marked() == []
 
 
-def test_where_nothing_can_be_made_anew_the_next_round_says_which_file_is_in_the_way(
-    start: Start, tmp_path: Path
-) -> None:
+def test_where_nothing_can_be_made_anew_the_next_round_names_the_file_in_the_way(start: Start, tmp_path: Path) -> None:
     run = damaged(start, "everything replaced by a file", tmp_path)
     assert run.wait() == 1, run.err
     assert f"cannot start a worker: {tmp_path}/scratch/ftslurm-" in run.err
@@ -128,7 +126,9 @@ def test_where_nothing_can_be_made_anew_the_next_round_says_which_file_is_in_the
 
 
 @pytest.mark.parametrize("what", [*IMPOSSIBLE, "pipe removed", "pipe replaced by a file", "everything removed"])
-def test_torchs_timers_are_heard_again_where_the_pipe_can_be_made_anew(start: Start, what: str, tmp_path: Path) -> None:
+def test_torchs_timers_are_received_again_where_the_pipe_can_be_made_anew(
+    start: Start, what: str, tmp_path: Path
+) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     damage = f"""
@@ -161,7 +161,7 @@ if os.environ["FTSLURM_ROUND"] == "1":
     assert no_traceback(run)
 
 
-def test_systemds_cleaner_is_told_to_pass_the_agents_directory_by(start: Start, tmp_path: Path) -> None:
+def test_systemds_cleaner_spares_the_agents_directory(start: Start, tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     run = start(test_run.FOREVER, TMPDIR=str(scratch))
@@ -267,7 +267,7 @@ def told(start: Start, **chosen: str) -> list[str]:
     return [word.strip("' ") for word in line.removeprefix("[rank 0] [").removesuffix("]").split(",")]
 
 
-def test_a_rank_is_told_the_pipes_name_and_not_to_serve_timers_itself(start: Start) -> None:
+def test_a_ranks_environment_has_the_pipes_name_and_keeps_it_from_serving_timers_itself(start: Start) -> None:
     enable, path = told(start)
     assert enable == "None"
     assert path.endswith("/timer-0")

@@ -134,7 +134,7 @@ def test_a_section_with_its_own_timeout_is_watched_from_its_first_opening(node: 
     assert [(e.kind, e.name, e.allowed_s) for e in node.expiries] == [("section", "data", 0.3)]
 
 
-def test_what_a_killed_rank_said_last_can_be_read(node: Node) -> None:
+def test_the_last_marks_of_a_killed_rank_can_be_read(node: Node) -> None:
     source = """
 import ftslurm, os
 for step in range(10000):
@@ -184,7 +184,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     assert node.pipe.read() == [] and node.watch.counts == {}
 
 
-def test_a_fork_before_the_first_word_is_not_the_rank_either(node: Node) -> None:
+def test_a_fork_before_the_first_heartbeat_is_not_the_rank_either(node: Node) -> None:
     source = """
 import ftslurm, os
 ftslurm.heartbeat
@@ -227,7 +227,7 @@ def test_of_two_programs_of_one_rank_the_later_goes_on(node: Node) -> None:
     assert [(s.name, s.opens) for s in found.sections] == [("left open", 2)]
 
 
-def test_a_program_that_a_rank_starts_does_not_speak_for_it(node: Node) -> None:
+def test_a_program_that_a_rank_starts_sends_no_heartbeat_for_it(node: Node) -> None:
     source = """
 import ftslurm, subprocess, sys
 ftslurm.start_section("eval")
@@ -253,7 +253,7 @@ for _ in range(100):
     assert (node.watch.counts["misuse"], node.mark().misused) == (1, 100)
 
 
-def test_a_pipe_that_nobody_reads_costs_a_rank_nothing(node: Node) -> None:
+def test_a_pipe_without_a_reader_costs_a_rank_nothing(node: Node) -> None:
     source = """
 import ftslurm, time
 began = time.monotonic()

@@ -16,7 +16,7 @@ from test_run import RUN, Start
 start = test_run.start
 
 
-def test_the_report_is_kept_although_nobody_takes_what_is_printed(tmp_path: Path) -> None:
+def test_the_report_is_saved_although_its_output_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("raise ValueError('boom')")
     read, write = os.pipe()
     os.set_blocking(write, False)
@@ -43,7 +43,7 @@ def test_the_report_is_kept_although_nobody_takes_what_is_printed(tmp_path: Path
 
 
 @pytest.mark.parametrize("line", ["breakpoint()", "input('go on? ')", "import pdb; pdb.set_trace()"])
-def test_a_rank_that_asks_for_input_is_told_that_there_is_none_and_is_not_restarted(start: Start, line: str) -> None:
+def test_a_rank_that_asks_for_input_gets_end_of_file_and_is_not_restarted(start: Start, line: str) -> None:
     run = start(f"import ftslurm\nftslurm.progress(7)\n{line}\nx = 1\n", "--health", "off")
     assert run.wait() == 78
     report = json.loads((run.run_dir / "report.json").read_text())
@@ -124,6 +124,6 @@ def test_ranks_that_write_timers_without_end_take_neither_the_pipe_nor_the_time_
     options = ("--nproc-per-node", "3", "--heartbeat-timeout", "2", "--hang-timeout", "off", "--max-restarts", "0")
     run = start(FLOODED, "--health", "off", *options)
     assert run.wait() == 1, run.err
-    assert "rank 2 hangs: no heartbeat for 2" in run.err
+    assert "hangs (rank 2: no heartbeat for 2" in run.err
     # With the pipe full all the time it was one in ten.
     assert int((run.directory / "taken").read_text()) > 60

@@ -128,7 +128,9 @@ def test_a_directory_in_which_others_may_rename_the_run_is_named_once(
 
 
 @needs_root
-def test_a_group_shares_a_directory_of_runs_in_which_nobody_can_touch_anothers(open_path: Path, tmp_path: Path) -> None:
+def test_a_group_shares_a_directory_of_runs_in_which_each_user_can_change_only_their_own(
+    open_path: Path, tmp_path: Path
+) -> None:
     """The first user of a setgid project directory locks nobody out."""
     group = 54321
     project = open_path / "project"
@@ -205,23 +207,23 @@ def test_directories_of_a_user_alone_are_made_for_that_user_alone(start: Start, 
 def test_nodes_do_not_meet_in_a_directory_that_another_user_has_made(
     open_path: Path, tmp_path: Path, command: str, make: str
 ) -> None:
-    from ftslurm.doctor.command import node_context
+    from ftslurm.health.node_context import node_context
 
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "FTSLURM"))}
     step = {"JOB_ID": "77", "STEP_ID": "3", "PROCID": "0", "LOCALID": "0", "NODEID": "0", "STEP_NODELIST": "n[0-1]"}
     environment |= {f"SLURM_{k}": v for k, v in step.items()} | {"SLURMD_NODENAME": "n0", "SLURM_NNODES": "2"}
     environment |= {"SLURM_NTASKS": "2", "SLURM_STEP_NUM_NODES": "2"}
-    stand = node_context(environment, "n0", "x")
+    stand = node_context(environment, "n0", "x", "")
     assert stand is not None and stand.expected == ("n0", "n1")
     victim = tmp_path / "victim"
-    (victim / "hello").mkdir(parents=True)
-    (victim / "hello" / "n0.json").write_text("precious")
+    (victim / "joined").mkdir(parents=True)
+    (victim / "joined" / "n0.json").write_text("precious")
     tmp_path.chmod(0o755)
     name = f".ftslurm-{command}-{stand.session}"
     as_other(f"{make} {name}", open_path)
     if make == "mkdir -m 777":
         # What the victim hands in, and removes in the end, would be elsewhere.
-        as_other(f"ln -s {victim}/hello {name}/hello", open_path)
+        as_other(f"ln -s {victim}/joined {name}/joined", open_path)
     words = ["--shared-dir", str(open_path), "host"] if command == "health" else [str(open_path), "--seconds", "1"]
     done = subprocess.run(
         [sys.executable, "-m", "ftslurm.cli", command, *words, "--wait", "1"],
@@ -231,12 +233,12 @@ def test_nodes_do_not_meet_in_a_directory_that_another_user_has_made(
         timeout=60,
     )
     assert done.returncode == 1
-    said = " ".join((done.stdout + done.stderr).split())
+    printed = " ".join((done.stdout + done.stderr).split())
     what = "a directory" if "mkdir" in make else "a symbolic link"
-    assert f"{what} of uid {OTHER} is in the place of the session's directory" in said
-    assert (victim / "hello" / "n0.json").read_text() == "precious"
-    assert sorted(path.name for path in victim.rglob("*")) == ["hello", "n0.json"]
-    assert "Traceback" not in said
+    assert f"{what} of uid {OTHER} is in the place of the session's directory" in printed
+    assert (victim / "joined" / "n0.json").read_text() == "precious"
+    assert sorted(path.name for path in victim.rglob("*")) == ["joined", "n0.json"]
+    assert "Traceback" not in printed
 
 
 @needs_root
@@ -298,7 +300,7 @@ def test_what_another_user_has_put_where_the_nodes_meet_is_named_with_its_place_
 @needs_root
 @pytest.mark.parametrize("command", ["report", "status"])
 @pytest.mark.parametrize("argument", ["ftslurm-runs/job-7", "7", "job-7"])
-def test_a_run_that_may_not_be_read_is_said_to_be_there(open_path: Path, command: str, argument: str) -> None:
+def test_a_run_that_may_not_be_read_is_reported_as_there(open_path: Path, command: str, argument: str) -> None:
     run_dir = open_path / "ftslurm-runs" / "job-7"
     (run_dir / "state").mkdir(parents=True)
     run_dir.parent.chmod(0o755)

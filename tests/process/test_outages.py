@@ -107,7 +107,7 @@ while True:
 """
 
 
-def test_a_script_saves_by_commit_in_its_grace_when_the_job_is_told_to_stop(start: Start, saves: Path) -> None:
+def test_a_script_saves_by_commit_in_its_grace_when_the_job_is_requested_to_stop(start: Start, saves: Path) -> None:
     run = start(SAVE_ON_SIGTERM, "--local-nodes", "2", "--nproc-per-node", "2")
     test_run.up(run, 4)
     run.process.terminate()
@@ -140,7 +140,7 @@ ftslurm.workload_finished()
 """
 
 
-def test_a_save_that_waits_for_a_full_run_directory_is_no_hang_and_says_what_it_waits_for(
+def test_a_save_that_waits_for_a_full_run_directory_is_no_hang_and_names_what_it_waits_for(
     start: Start, saves: Path, shared: Directory
 ) -> None:
     times = ("--heartbeat-timeout", "2", "--section-timeouts", "save=60", "--hang-timeout", "2")
@@ -197,7 +197,7 @@ while not os.path.exists("thawed"):
 """
 
 
-def test_a_rank_frozen_between_its_look_and_its_rename_cannot_put_old_data_over_new(start: Start, saves: Path) -> None:
+def test_a_rank_frozen_between_its_check_and_its_rename_cannot_put_old_data_over_new(start: Start, saves: Path) -> None:
     run = start(ROUNDS)
     directory = run.directory
     run.until((directory / "environment").exists)

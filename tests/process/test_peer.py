@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 from worker_process import environment
 
-from ftslurm.monitor.peer import EXIT_CODE
+from ftslurm.peer import EXIT_CODE
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
 RANKS = Path(__file__).with_name("peer_ranks.py")
 PROLOGUE = """
 import ctypes, os, signal, sys, threading, time, warnings
 import torch.distributed as dist
-from ftslurm.monitor import peer
+from ftslurm import peer
 RANK = int(os.environ["RANK"])
 def begin(period=0.3, timeout=10.0, backend="gloo"):
     dist.init_process_group(backend, init_method=f"file://{os.getcwd()}/store", rank=RANK,
@@ -125,7 +125,7 @@ def found_within(period_s: float, timeout_s: float) -> float:
     return 3 * (period_s + timeout_s) + SLACK_S
 
 
-def test_ranks_that_agree_beat_on_and_end_without_a_word(world: Any) -> None:
+def test_ranks_that_agree_beat_on_and_end_without_output(world: Any) -> None:
     ranks = world("stop = begin(period=0.1)\ntime.sleep(1.5)\nassert not stop.is_set()\ndist.barrier()\n")
     assert ranks.wait(60.0) == {0: 0, 1: 0, 2: 0}, ranks.logs()
     assert "heartbeat failure" not in ranks.logs()
@@ -165,8 +165,8 @@ def test_a_wrong_token_ends_all_ranks_at_once_and_is_named_by_all(world: Any) ->
     script = (
         "import dataclasses\nstop = begin()\n"
         "if RANK == 1:\n"
-        "    link = peer._running._link\n"
-        "    link.terms = peer._running._terms = dataclasses.replace(link.terms, token=5)\n"
+        "    link = peer.heartbeat._running._link\n"
+        "    link.terms = peer.heartbeat._running._terms = dataclasses.replace(link.terms, token=5)\n"
         "hang_in_c()\n"
     )
     ranks = world(script)
@@ -275,8 +275,8 @@ def test_the_default_group_need_not_be_gloo(world: Any) -> None:
 
 
 def test_without_torch_distributed_there_is_one_clear_error(tmp_path: Path) -> None:
-    source = "from ftslurm.monitor import peer\nimport sys\nassert 'torch' not in sys.modules\npeer.start()\n"
+    source = "from ftslurm import peer\nimport sys\nassert 'torch' not in sys.modules\npeer.start()\n"
     command = [sys.executable, "-W", "ignore", "-c", source]
     process = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
     assert process.returncode == 1
-    assert "call torch.distributed.init_process_group() before ftslurm.monitor.peer.start()" in process.stderr
+    assert "call torch.distributed.init_process_group() before ftslurm.peer.start()" in process.stderr

@@ -12,7 +12,7 @@ start = test_run.start
 SCRIPT = """\
 import os, signal, torch, time
 import torch.distributed as dist
-from ftslurm.monitor import peer
+from ftslurm import peer
 rank, round_ = int(os.environ["RANK"]), int(os.environ["FTSLURM_ROUND"])
 dist.init_process_group("gloo")
 stop = peer.start(period=0.3, timeout=1.0)

@@ -13,6 +13,7 @@ import pytest
 from worker_process import OURS, environment
 
 from ftslurm.failures.record import complete
+from ftslurm.records.error import ErrorRecord
 
 
 def run(tmp_path: Path, source: str, **extra: str) -> subprocess.CompletedProcess[str]:
@@ -54,13 +55,13 @@ def test_the_exception_of_a_multiprocessing_child_is_recorded_in_the_ranks_name(
         **under_agent(tmp_path),
     )
     assert process.returncode == 1
-    facts = {"time_ns": 9, "rank": 5, "round": 3, "node": "n1", "local_rank": 1, "exit_code": 1}
-    record = complete(tmp_path / "records", facts)
+    observed = ErrorRecord("exit", 9, rank=5, round=3, node="n1", local_rank=1, exit_code=1)
+    record = complete(tmp_path / "records", observed)
     assert record is not None
-    assert record["message"]["message"] == "ValueError: bad shard 7"
-    frames = record["ftslurm"]["exception"]["frames"]
-    assert [(frame["function"], frame["line"]) for frame in frames] == [("load", 4)]
-    assert record["ftslurm"]["rank"] == 5
+    assert record.message == "ValueError: bad shard 7"
+    assert record.exception is not None
+    assert [(frame.function, frame.line) for frame in record.exception.frames] == [("load", 4)]
+    assert record.rank == 5
 
 
 def test_the_exception_of_a_thread_is_recorded_and_raised_again(tmp_path: Path) -> None:
@@ -104,7 +105,7 @@ def test_outside_an_agent_it_does_nothing_but_pass_the_exception_on(tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
 
 
-def test_under_torchrun_the_record_goes_where_torchrun_looks_for_it(tmp_path: Path) -> None:
+def test_under_torchrun_the_record_goes_where_torchrun_reads_it(tmp_path: Path) -> None:
     source = "import ftslurm\n@ftslurm.record\ndef main():\n    raise ValueError('boom')\nmain()\n"
     (tmp_path / "records").mkdir()
     run(tmp_path, source, RANK="3", TORCHELASTIC_ERROR_FILE=str(tmp_path / "records" / "error.json"))

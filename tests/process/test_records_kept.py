@@ -38,7 +38,7 @@ def test_the_record_of_the_first_failure_gets_there_when_space_returns(start: St
     assert "kept on this node" not in run.err
 
 
-def test_what_does_not_get_there_before_the_agent_leaves_is_kept_on_its_node_and_said(
+def test_what_does_not_get_there_before_the_agent_leaves_is_kept_on_its_node_and_reported(
     start: Start, small_disk: Path, tmp_path: Path
 ) -> None:
     local = tmp_path / "tmp"
@@ -46,9 +46,9 @@ def test_what_does_not_get_there_before_the_agent_leaves_is_kept_on_its_node_and
     options = ("--max-restarts", "0", "--join-timeout", "2")
     run = start(FILL, *options, FTSLURM_SHARED_DIR=str(small_disk), TMPDIR=str(local))
     assert run.wait(60) == 1, run.err
-    said = next(line for line in run.err.splitlines() if "kept on this node in" in line)
-    assert "No space left on device" in said
-    kept = Path(said.rpartition(" in ")[2])
+    printed = next(line for line in run.err.splitlines() if "kept on this node in" in line)
+    assert "No space left on device" in printed
+    kept = Path(printed.rpartition(" in ")[2])
     try:
         record = json.loads((kept / "rounds/000001/ranks/00000/error.json").read_text())
         assert record["message"]["message"] == "ValueError: boom"
@@ -93,7 +93,7 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("what", LOCAL)
-def test_what_a_rank_wrote_where_there_was_room_is_completed_and_told_as_the_first_failure(
+def test_what_a_rank_wrote_where_there_was_room_is_completed_and_reported_as_the_first_failure(
     start: Start, small_disk: Path, what: str
 ) -> None:
     script = FAILS % LOCAL[what].replace("\n", "\n    ")

@@ -151,7 +151,7 @@ def test_a_page_is_readable_and_fits(
     assert silent.value(CONTRAST) == []
 
 
-def test_the_answer_is_seen_without_scrolling_on_a_telephone(silent: Browser, pages: dict[str, Path]) -> None:
+def test_the_answer_is_visible_without_scrolling_on_a_telephone(silent: Browser, pages: dict[str, Path]) -> None:
     for path in pages.values():
         silent.open(path, width=400, height=700)
         assert silent.value("document.querySelector('h1').getBoundingClientRect().bottom") < 400

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ftslurm.report.command import report_of_logs
+from ftslurm.report.pipeline import report_of_logs
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 
@@ -40,7 +40,7 @@ time.sleep(60)
 @pytest.mark.parametrize(
     ("source", "rank", "cause", "what"),
     [
-        (RAISE, 1, "exception", "ValueError: bad batch 42"),
+        (RAISE, 1, "exception", "ValueError: bad batch 42 (from KeyError: 'shard')"),
         (CRASH, 0, "segfault", "segmentation fault (SIGSEGV)"),
         (KILLED, 1, "sigkill", "killed by SIGKILL, sender unknown"),
     ],
@@ -69,3 +69,25 @@ def test_rank_and_cause_are_named_from_the_logs_of_torchrun_alone(
     found = report_of_logs(logs)["cause"]
     assert found is not None
     assert (found["rank"], found["cause"], found["what"]) == (rank, cause, what)
+
+
+WRITTEN = {
+    "plain": ([], "rank 1 on localhost: ValueError: bad batch 42"),
+    "labels": (["--tee", "3"], "rank 1 on localhost: ValueError: bad batch 42"),
+    "restarts": (["--max-restarts", "1"], "rank 1 on localhost: ValueError: bad batch 42"),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_torchruns_own_output_alone_names_rank_and_place(tmp_path: Path, name: str) -> None:
+    options, says = WRITTEN[name]
+    script, output = tmp_path / "script.py", tmp_path / "slurm-7.out"
+    script.write_text(RAISE)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
+    command += ["--rdzv-endpoint", "localhost:0", "--log-dir", str(tmp_path / "logs"), *options, str(script)]
+    with output.open("wb") as file:
+        subprocess.run(command, cwd=tmp_path, stdout=file, stderr=file, timeout=120, check=False)
+    report = report_of_logs(output)
+    assert says in report["summary"]
+    assert report["cause"]["where"]["line"] == 7
+    assert len(report["rounds"]) == (2 if name == "restarts" else 1)

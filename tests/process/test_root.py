@@ -131,7 +131,7 @@ def test_an_installation_that_a_user_can_write_to_is_refused(place: Place) -> No
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_no_library_is_loaded_from_where_the_jobs_environment_says(place: Place) -> None:
+def test_no_library_is_loaded_from_a_path_of_the_jobs_environment(place: Place) -> None:
     command = r"tr '\0' '\n' </proc/$PPID/environ | grep -q ^LD_ && exit 2; exit 0"
     done = slurm(place, "health-check", "own", "--command", command, LD_LIBRARY_PATH=str(place.path))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -238,8 +238,8 @@ def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(start: Start) -
 def test_when_a_guardian_is_killed_its_agent_cleans_up_and_the_job_ends(start: Start) -> None:
     run = start(FOREVER, "--local-nodes", "2", "--nproc-per-node", "2", "--heartbeat", "1", "--node-timeout", "4")
     up(run, 4)
-    word = json.loads((run.run_dir / "nodes/local1.json").read_text())
-    agent = int(word["pid"])
+    record = json.loads((run.run_dir / "nodes/local1.json").read_text())
+    agent = int(record["pid"])
     guardian = int(Path(f"/proc/{agent}/stat").read_text().rsplit(") ")[1].split()[1])
     os.kill(guardian, signal.SIGKILL)
     assert run.wait(30) == 1, run.err
@@ -286,6 +286,13 @@ def test_the_same_run_id_goes_on_counting_its_rounds(start: Start) -> None:
     assert "[rank 0] round 2" in run.out
 
 
+def test_the_launcher_prints_no_report_where_none_is_wanted(start: Start) -> None:
+    run = start("import sys; sys.exit(3)", "--local-nodes", "2", "--max-restarts", "0", FTSLURM_REPORT="0")
+    assert run.wait() == 1
+    assert run.out == ""
+    assert not (run.run_dir / "report.txt").exists()
+
+
 def test_a_run_id_in_use_by_a_living_job_is_refused(start: Start, tmp_path: Path) -> None:
     first = start(FOREVER, "--rdzv-id", "mine", "--heartbeat", "1")
     up(first, 1)
@@ -296,8 +303,8 @@ def test_a_run_id_in_use_by_a_living_job_is_refused(start: Start, tmp_path: Path
     second = Started(
         other, "--rdzv-id", "mine", "--shared-dir", shared, "--heartbeat", "1", "--node-timeout", "4", "train.py"
     )
-    assert second.wait() == 1
-    assert "is running in" in second.err
+    assert second.wait() == 2
+    assert "runs on node" in second.err and "choose another --rdzv-id" in second.err
     assert first.process.poll() is None
 
 
@@ -335,7 +342,7 @@ def test_bad_input_gives_one_line_and_code_2_and_nothing_starts(
     assert not (tmp_path / "started").exists()
 
 
-def test_a_run_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
+def test_a_run_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can make a directory of somebody else")
     (tmp_path / "train.py").write_text("")
@@ -368,7 +375,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
-def test_a_full_disk_is_said_before_anything_starts(tmp_path: Path, small_disk: Path) -> None:
+def test_a_full_disk_is_reported_before_anything_starts(tmp_path: Path, small_disk: Path) -> None:
     (tmp_path / "train.py").write_text("")
 
     def fill() -> None:

@@ -36,7 +36,7 @@ def test_a_current_directory_that_is_gone_is_one_line_for_each_command(
     assert (done.returncode, done.stderr) == (2, "ftslurm: the current directory is gone; cd to one that exists\n")
 
 
-def test_a_command_without_files_left_says_so_in_one_line() -> None:
+def test_a_command_without_file_descriptors_left_ends_with_one_line() -> None:
     done = called("ulimit -n 8", "health")
     assert done.returncode == 1
     assert done.stderr == "ftslurm: Too many open files; check ulimit -a and the limits of the job's cgroup\n"
@@ -168,7 +168,7 @@ def test_a_tmpdir_in_which_agent_and_ranks_cannot_work_is_named_and_another_plac
 
 @needs_root
 @pytest.mark.parametrize("nodes", [("--nproc-per-node", "8"), ("--local-nodes", "2", "--nproc-per-node", "4")])
-def test_the_report_of_a_run_whose_agents_gave_up_says_that_it_has_ended_and_why_nobody_could_record_it(
+def test_the_report_of_a_run_whose_agents_gave_up_has_the_end_and_why_it_is_not_recorded(
     tmp_path: Path, nodes: tuple[str, ...]
 ) -> None:
     place = tmp_path / "there"
@@ -179,9 +179,9 @@ def test_the_report_of_a_run_whose_agents_gave_up_says_that_it_has_ended_and_why
     )  # fmt: skip
     assert run.wait() == 1, run.err
     assert "the shared directory has failed for 1 s: giving up" in run.err
-    told = " ".join(run.out.split())
-    assert "is still running" not in told
-    assert "the run directory is not writable (No space left on device)" in told, run.out
+    printed = " ".join(run.out.split())
+    assert "is still running" not in printed
+    assert "the run directory is not writable (No space left on device)" in printed, run.out
 
 
 @needs_root
@@ -239,8 +239,8 @@ def test_what_the_system_refuses_is_one_line(start: Start, tmp_path: Path, refus
     run = start("print('ran')", "--health", "off", "--max-restarts", "0", REFUSED=refused, PYTHONPATH=path)
     assert run.wait() == code, run.err
     # A line for each part of the agent that does without: none has a thread.
-    told = [each for each in run.err.splitlines() if line in each]
-    assert len(told) == (2 if refused == "thread" else 1), run.err
+    printed = [each for each in run.err.splitlines() if line in each]
+    assert len(printed) == (2 if refused == "thread" else 1), run.err
     assert "Traceback" not in run.err + run.out and "defect" not in run.err + run.out
 
 
@@ -269,6 +269,6 @@ def test_the_doctor_names_a_proc_that_is_missing_and_finds_nothing_wrong_with_th
     shell = ["unshare", "--mount", "sh", "-ec", f'{command}; exec "$@"', "sh", *doctor]
     done = subprocess.run(shell, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1
-    assert done.stdout.count("WRONG ") == 1 and "there is no /proc" in done.stdout, done.stdout
+    assert done.stdout.count(" FAIL ") == 1 and "there is no /proc" in done.stdout, done.stdout
     assert "mount -t proc proc /proc" in done.stdout and "one winner each" in done.stdout, done.stdout
     assert done.stderr == ""

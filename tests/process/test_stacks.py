@@ -117,7 +117,7 @@ def test_the_file_goes_to_the_report_and_back(ranks: Ranks) -> None:
     assert dict(read.stacks.facts)["State"].startswith("S")
 
 
-def test_a_stopped_rank_is_said_to_be_stopped_and_stays_so(ranks: Ranks) -> None:
+def test_a_stopped_rank_is_reported_as_stopped_and_stays_so(ranks: Ranks) -> None:
     ranks.start(SLEEP)
     ranks.start(SLEEP)
     ranks.wait()
@@ -151,7 +151,8 @@ def test_a_program_without_a_handler_is_not_killed_by_the_question(ranks: Ranks)
 def test_a_shell_script_answers_by_its_python_child(ranks: Ranks) -> None:
     """As a program under `--exec` whose Python opted in: the shell itself has no handler."""
     ranks.place.joinpath("child.py").write_text(
-        "import os\nfrom ftslurm.monitor.dumpsignal import install\ninstall(os.environ['FTSLURM_RECORD_DIR'])\n" + SLEEP
+        "import os\nfrom ftslurm.monitor.dump_signal import install\n"
+        "install(os.environ['FTSLURM_RECORD_DIR'])\n" + SLEEP
     )
     script = ranks.place / "run.sh"
     script.write_text(f"#!/bin/sh\n{sys.executable} child.py\nexit 0\n")
@@ -164,7 +165,7 @@ def test_a_shell_script_answers_by_its_python_child(ranks: Ranks) -> None:
     assert took_s < 1
 
 
-def test_a_rank_that_dies_while_it_is_asked_is_said_to_have_ended(ranks: Ranks) -> None:
+def test_a_rank_that_dies_while_it_is_asked_is_reported_to_have_ended(ranks: Ranks) -> None:
     ranks.start(f"import os, signal, time\nsignal.pthread_sigmask(signal.SIG_BLOCK, [{DUMP_SIGNAL}])\n{SLEEP}")
     ranks.start(SLEEP)
     ranks.wait()
@@ -192,7 +193,7 @@ def test_a_rank_that_the_loop_buries_meanwhile_takes_its_number_with_it(ranks: R
     assert took_s < 0.5
 
 
-def test_what_is_given_up_before_it_is_done_says_so(ranks: Ranks) -> None:
+def test_a_collection_that_is_given_up_is_marked_as_incomplete(ranks: Ranks) -> None:
     ranks.start(f"import signal, time\nsignal.pthread_sigmask(signal.SIG_BLOCK, [{DUMP_SIGNAL}])\n{SLEEP}")
     ranks.wait()
     fds = len(os.listdir("/proc/self/fd"))
@@ -210,8 +211,10 @@ def test_a_rank_that_gives_no_answer_costs_the_time_out_and_no_more(ranks: Ranks
     ranks.start(SLEEP)
     ranks.wait()
     found, took_s = collect(ranks.targets, timeout_s=0.5)
-    assert found[0].problem == ("no answer within 0.5 s: it blocks the signal, or waits where it cannot be interrupted")
-    assert found[1].problem == "no answer within 0.5 s"
+    assert found[0].problem == (
+        "no answer within 500 ms: it blocks the signal, or waits where it cannot be interrupted"
+    )
+    assert found[1].problem == "no answer within 500 ms"
     assert found[2].problem is None
     assert dict(found[0].facts)["syscall"]
     assert 0.5 <= took_s < 1
@@ -232,7 +235,7 @@ waits_for_its_child()
 
 
 @pytest.mark.skipif(os.uname().machine not in ("x86_64", "aarch64"), reason="knows clone's number only there")
-def test_a_rank_in_uninterruptible_sleep_is_said_to_be_so_and_another_thread_tells_where(ranks: Ranks) -> None:
+def test_a_rank_in_uninterruptible_sleep_is_reported_as_such_and_another_thread_shows_where(ranks: Ranks) -> None:
     ranks.start(VFORK.format(thread=""))
     ranks.start(VFORK.format(thread="threading.Thread(target=threading.Event().wait, daemon=True).start()"))
     ranks.wait()
@@ -255,7 +258,7 @@ def test_the_handler_answers_while_native_code_holds_the_gil(ranks: Ranks) -> No
     assert took_s < 1
 
 
-def test_all_threads_are_told_and_a_deep_one_in_part(ranks: Ranks) -> None:
+def test_all_threads_are_shown_and_a_deep_one_in_part(ranks: Ranks) -> None:
     source = (
         "import os, threading, time\n"
         "def deep(n):\n    if n: deep(n - 1)\n    time.sleep(600)\n"
@@ -387,7 +390,7 @@ def test_py_spy_is_asked_for_the_hung_rank_within_its_bounds(
     assert took_s < bound_s
 
 
-def test_without_py_spy_nothing_is_said_of_it(ranks: Ranks) -> None:
+def test_without_py_spy_the_output_does_not_mention_it(ranks: Ranks) -> None:
     ranks.start(SLEEP)
     ranks.wait()
     found, took_s = collect([replace(ranks.targets[0], native=True)], pyspy="no-such-py-spy")

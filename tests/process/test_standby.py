@@ -19,12 +19,13 @@ from worker_process import OURS, environment, plain
 
 from ftslurm.agent.actions import Assignment
 from ftslurm.agent.environment import Program, RunFacts
-from ftslurm.agent.settings import AgentSettings, plan
+from ftslurm.agent.options import parse_run
+from ftslurm.agent.settings import AgentSettings
 from ftslurm.agent.standby import StandbyEvents, Standbys
+from ftslurm.agent.worker_launch import launch_of
 from ftslurm.agent.workers import Worker, Workers
-from ftslurm.monitor.dumpsignal import DUMP_SIGNAL
-from ftslurm.monitor.timeouts import Timeouts
-from ftslurm.rendezvous.state import Master
+from ftslurm.monitor.dump_signal import DUMP_SIGNAL
+from ftslurm.records.state import Master
 
 PART = Assignment(3, "7.0", 1, 2, 4, 2, 8, Master("n0", 20_000), 1, 3)
 
@@ -41,12 +42,16 @@ class Spare:
 
     @property
     def settings(self) -> AgentSettings:
+        options = parse_run(["--spare-imports", ",".join(self.modules), self.name, *self.arguments], {})
         return AgentSettings(
+            options,
             RunFacts("job-7", str(self.directory / "run"), "n1", "default"),
             Program(self.kind, self.name, self.arguments, sys.executable),
-            3, None, str(self.directory / "logs"), str(self.directory), environment(**self.extra),
-            -1, Timeouts(), signal.SIGKILL, 3.0, 60.0, self.modules,
-        )  # fmt: skip
+            str(self.directory / "logs"),
+            str(self.directory),
+            environment(**self.extra),
+            -1,
+        )
 
     @property
     def standbys(self) -> Standbys:
@@ -72,7 +77,7 @@ class Spare:
     def promote(self, **monitor: str) -> Worker:
         logs = self.directory / "logs/rounds/000003/ranks/00005"
         logs.mkdir(parents=True, exist_ok=True)
-        return self.workers.start(plan(self.settings, PART, 1, os.getpid(), monitor).launch)
+        return self.workers.start(launch_of(self.settings, PART, 1, os.getpid(), monitor))
 
     def end(self, worker: Worker) -> subprocess.CompletedProcess[str]:
         """Wait for the worker's end."""
@@ -146,7 +151,7 @@ def test_the_environment_is_the_workers_for_python_and_for_c(spare: Spare) -> No
         assert f"\0{name}={value}\0" in ahead.stdout
 
 
-def test_what_an_import_changes_in_the_environment_stays_unless_the_order_says_otherwise(spare: Spare) -> None:
+def test_what_an_import_changes_in_the_environment_stays_unless_the_order_sets_it(spare: Spare) -> None:
     (spare.directory / "meddler.py").write_text(
         "import os\nos.environ.update(MEDDLED='1', WORLD_SIZE='1', CHANGED='new')\ndel os.environ['GONE']\n"
     )
@@ -157,7 +162,7 @@ def test_what_an_import_changes_in_the_environment_stays_unless_the_order_says_o
     assert seen.stdout == "1 8 new None\n"
 
 
-def test_a_module_beside_the_script_sees_the_scripts_arguments_and_what_it_prints_is_in_the_ranks_log(
+def test_a_module_beside_the_script_has_the_scripts_arguments_and_prints_to_the_ranks_log(
     spare: Spare,
 ) -> None:
     (spare.directory / "sub").mkdir()
@@ -188,7 +193,7 @@ def test_a_module_beside_the_script_sees_the_scripts_arguments_and_what_it_print
         (None, "ModuleNotFoundError: No module named 'odd'"),
     ],
 )
-def test_a_module_that_cannot_be_imported_is_told_and_the_standby_can_be_used_all_the_same(
+def test_a_module_that_cannot_be_imported_is_reported_and_the_standby_can_be_used_all_the_same(
     spare: Spare, source: str | None, told: str
 ) -> None:
     if source is not None:
@@ -250,7 +255,7 @@ def test_one_that_is_not_ready_is_killed_and_the_worker_is_started_anew(spare: S
     assert spare.end(worker).stdout == "anew\n"
 
 
-def test_one_that_has_died_is_told_once_and_the_worker_is_started_anew(spare: Spare) -> None:
+def test_one_that_has_died_is_reported_once_and_the_worker_is_started_anew(spare: Spare) -> None:
     (spare.directory / "script.py").write_text("print('anew')")
     heard = spare.warm()
     os.kill(spare.standbys.all[0].pid, signal.SIGSEGV)
@@ -260,7 +265,7 @@ def test_one_that_has_died_is_told_once_and_the_worker_is_started_anew(spare: Sp
     assert spare.end(spare.promote()).stdout == "anew\n"
 
 
-def test_one_that_dies_before_anybody_looks_is_not_given_the_order(spare: Spare) -> None:
+def test_one_that_dies_unnoticed_is_not_given_the_order(spare: Spare) -> None:
     (spare.directory / "script.py").write_text("print('anew')")
     spare.warm()
     os.kill(spare.standbys.all[0].pid, signal.SIGKILL)
@@ -278,13 +283,13 @@ def test_an_environment_that_does_not_fit_starts_the_worker_anew(spare: Spare, c
     else:
         worker = spare.promote(**changed)
     seen = spare.end(worker)
-    variables = plan(spare.settings, PART, 1, os.getpid(), {} if "PATH" in changed else changed).launch.environment
+    variables = launch_of(spare.settings, PART, 1, os.getpid(), {} if "PATH" in changed else changed).environment
     lengths = [int(word) for word in seen.stdout.split()]
     assert lengths[0] == len(variables["PATH"])
     assert lengths[1] - len(variables) in (0, 1)  # LC_CTYPE, Python's own
 
 
-def test_it_ends_quietly_when_nobody_needs_it(spare: Spare) -> None:
+def test_it_ends_quietly_when_it_is_not_needed(spare: Spare) -> None:
     spare.warm()
     standby = spare.standbys.all[0]
     standby.channel.shutdown(2)
@@ -293,7 +298,7 @@ def test_it_ends_quietly_when_nobody_needs_it(spare: Spare) -> None:
     assert heard.lines == ["spare: a standby worker ended with code 0"]
 
 
-def test_one_whose_module_closes_all_descriptors_ends_and_wakes_nobody_up_any_more(spare: Spare) -> None:
+def test_one_whose_module_closes_all_descriptors_ends_and_wakes_the_agent_no_more(spare: Spare) -> None:
     (spare.directory / "closer.py").write_text("import os; os.closerange(3, 4096)")
     heard = spare.warm("closer", ready=False)
     spare.listen(heard, lambda: bool(heard.ended))
@@ -301,7 +306,7 @@ def test_one_whose_module_closes_all_descriptors_ends_and_wakes_nobody_up_any_mo
 
 
 def test_an_agent_without_the_option_does_not_even_load_this() -> None:
-    code = "import ftslurm.agent.loop, ftslurm.worker, sys; print([n for n in sys.modules if 'standby' in n])"
+    code = "import ftslurm.agent.node_agent, ftslurm.worker, sys; print([n for n in sys.modules if 'standby' in n])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 
@@ -366,7 +371,7 @@ def test_the_standbys_of_a_spare_become_the_workers_when_it_replaces_a_lost_node
     assert waiting(run) == set()
 
 
-def test_a_standby_that_is_killed_comes_back_and_disturbs_nobody(run: Started) -> None:
+def test_a_standby_that_is_killed_comes_back_and_disturbs_no_other(run: Started) -> None:
     run.until(lambda: "its standby workers are ready (2, after" in run.err)
     run.until(lambda: up(run, 1))
     before = waiting(run)

@@ -82,3 +82,50 @@ def test_the_status_of_a_real_run_while_it_runs_and_after(running: tuple[Path, s
     closed = wait_for_status("closed")
     assert (closed["closed"]["outcome"], closed["rounds"][0]["outcome"]) == ("succeeded", "succeeded")
     assert " succeeded: all 4 ranks on 2 nodes succeeded\n" in status(directory)
+
+
+LATE = """
+import os, time, ftslurm
+while not os.path.exists("begin"):
+    time.sleep(0.02)
+ftslurm.progress(41)
+if os.environ["RANK"] == "3":
+    open("stepped", "w").write(str(time.time_ns()))
+while not os.path.exists("enough"):
+    time.sleep(0.05)
+"""
+
+
+def test_the_first_step_is_visible_within_two_seconds(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LATE)
+    options = ["--local-nodes", "2", "--nproc-per-node", "2"]
+    command = [*CLI, "run", *options, "train.py"]
+    with (tmp_path / "out").open("w") as out:
+        process = subprocess.Popen(command, cwd=tmp_path, env=clean(), stdout=out, stderr=out)
+    try:
+
+        def wait_for(steps: int) -> dict[str, Any]:
+            end = time.monotonic() + 60
+            while True:
+                done = subprocess.run(
+                    [*CLI, "status", "--json"], cwd=tmp_path, env=clean(), capture_output=True, text=True, timeout=60
+                )
+                found: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {}
+                if found.get("status") == "running" and found["steps"]["reporting"] == steps:
+                    return found
+                assert time.monotonic() < end, done
+                time.sleep(0.02)
+
+        wait_for(0)
+        (tmp_path / "begin").touch()
+        assert wait_for(4)["steps"]["last"] == 41
+        # By the records, because each status takes a while on a busy machine.
+        (run,) = (tmp_path / "ftslurm-runs").glob("local-*")
+        published = json.loads((run / "nodes" / "local1.json").read_text())["time_ns"]
+        assert published - int((tmp_path / "stepped").read_text()) < 2e9
+        (tmp_path / "enough").touch()
+        assert process.wait(60) == 0
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)

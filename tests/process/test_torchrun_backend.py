@@ -95,7 +95,7 @@ def test_no_token_sets_nothing_where_a_state_exists(backend: SharedFSBackend, di
     assert backend.get_state() == (b"x", token)
 
 
-@pytest.mark.parametrize("wrong", WRONG, ids=repr)
+@pytest.mark.parametrize("wrong", WRONG, ids=[f"{type(one).__name__}-{i}" for i, one in enumerate(WRONG)])
 def test_a_token_of_the_wrong_type_or_from_nowhere_sets_nothing(
     backend: SharedFSBackend, directory: Path, wrong: object
 ) -> None:
@@ -112,7 +112,7 @@ def test_another_nodes_token_is_as_good_as_ones_own(backend: SharedFSBackend, di
     assert open_backend(directory).set_state(b"y", token) == (b"y", token + 1, True)
 
 
-def test_of_many_that_count_together_nobodys_step_is_lost(directory: Path) -> None:
+def test_of_many_that_count_together_no_step_is_lost(directory: Path) -> None:
     open_backend(directory).set_state(b"0")
 
     def count() -> None:
@@ -196,7 +196,7 @@ def test_torch_finds_the_backend_by_its_entry_point(tmp_path: Path) -> None:
     assert handler.shutdown()
 
 
-def test_closing_the_rendezvous_is_seen_by_everybody(tmp_path: Path) -> None:
+def test_closing_the_rendezvous_reaches_all_nodes(tmp_path: Path) -> None:
     first, second = create(tmp_path, protocol="fold"), create(tmp_path, protocol="fold")
     first.set_closed()
     assert first.is_closed()

@@ -87,7 +87,7 @@ class Agents:
     @property
     def state(self) -> dict:
         newest = max((self.directory / "shared" / "job" / "state").glob("0*.json"))
-        return json.loads(newest.read_text().partition("\n")[2])
+        return json.loads(newest.read_text())["value"]
 
     def leftovers(self) -> list[int]:
         mark = f"AGENTS_OF={self.directory}".encode()
@@ -182,7 +182,7 @@ def test_when_an_agent_is_murdered_the_other_goes_on_alone(agents: Agents) -> No
     assert len(agents.state["lost"]) == 1
 
 
-def test_an_agent_that_is_told_to_stop_is_not_waited_for(agents: Agents) -> None:
+def test_an_agent_that_is_requested_to_stop_is_not_waited_for(agents: Agents) -> None:
     agents.two(UNTIL_TOLD, "--nnodes=1:2", conf="keep_alive_interval=1,keep_alive_max_attempt=60")
     agents.until(lambda: len(agents.notes("begun")) == 2)
     agents.processes[0].send_signal(signal.SIGTERM)
@@ -225,14 +225,14 @@ def test_a_spare_takes_the_place_of_a_murdered_node(agents: Agents) -> None:
     assert sorted(agents.codes()) == [-signal.SIGKILL, 0, 0], agents.log()
 
 
-def test_too_few_nodes_are_waited_for_no_longer_than_told(agents: Agents) -> None:
+def test_too_few_nodes_are_waited_for_no_longer_than_the_join_timeout(agents: Agents) -> None:
     agents.start(WORKER, "--nnodes=2", conf=FAST + ",join_timeout=1")
     assert agents.codes(40) == [1]
     assert "RendezvousTimeoutError: rendezvous job: 1 node left, at least 2 needed" in agents.log()
     assert agents.notes("begun") == []
 
 
-def test_a_node_that_asks_for_another_size_is_refused_and_disturbs_nobody(agents: Agents) -> None:
+def test_a_node_that_asks_for_another_size_is_refused_and_disturbs_no_other(agents: Agents) -> None:
     agents.start(UNTIL_TOLD, "--nnodes=1")
     agents.until(lambda: len(agents.notes("begun")) == 1)
     other = agents.start(UNTIL_TOLD, "--nnodes=2")
@@ -275,7 +275,7 @@ def test_torchs_own_protocol_restarts_both_nodes_when_a_worker_fails(agents: Age
     assert len(agents.notes("begun")) == 4
 
 
-def test_agents_of_different_protocols_are_told_so(agents: Agents) -> None:
+def test_agents_of_different_protocols_end_with_an_error_that_names_them(agents: Agents) -> None:
     agents.start(WORKER)
     assert agents.codes() == [0], agents.log()
     agents.start(WORKER, conf="protocol=dynamic")

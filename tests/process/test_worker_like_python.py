@@ -259,7 +259,7 @@ def test_a_missing_or_unreadable_script_is_refused_as_by_python(tmp_path: Path) 
         assert_alike(place, [path], ["--script", path, "--"])
 
 
-def test_the_path_of_the_script_is_seen_as_under_python(tmp_path: Path) -> None:
+def test_the_script_has_the_same_path_as_under_python(tmp_path: Path) -> None:
     (tmp_path / "real" / "deep").mkdir(parents=True)
     (tmp_path / "work").mkdir()
     script = tmp_path / "real" / "deep" / "script.py"

@@ -11,13 +11,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from worker_process import BY_FILE, BY_NAME, WorkerProcess
 
+from ftslurm.dataclasses import replace
 from ftslurm.failures.record import complete, summary
-from ftslurm.monitor import progress
+from ftslurm.monitor.heartbeat_page import read_progress
+from ftslurm.records.error import ErrorRecord, error_file
 
 
 def fail(tmp_path: Path, source: str, **extra: str) -> tuple[WorkerProcess, subprocess.CompletedProcess[str]]:
@@ -28,14 +29,14 @@ def fail(tmp_path: Path, source: str, **extra: str) -> tuple[WorkerProcess, subp
     return worker, worker.run("--script", str(script), "--", "x", cwd=tmp_path, **extra)
 
 
-def completed(worker: WorkerProcess, returncode: int, **extra: Any) -> dict[str, Any]:
+def completed(worker: WorkerProcess, returncode: int, step: int | None = None) -> ErrorRecord:
     """Return the record as the agent publishes it."""
-    facts: dict[str, Any] = {"time_ns": time.time_ns(), "rank": 5, "round": 3, "node": "n1", "local_rank": 1, **extra}
+    observed = ErrorRecord("exit", time.time_ns(), rank=5, round=3, node="n1", local_rank=1, step=step)
     if returncode < 0:
-        facts["signal"] = signal.Signals(-returncode).name
+        observed = replace(observed, signal=signal.Signals(-returncode).name)
     else:
-        facts["exit_code"] = returncode
-    record = complete(worker.records, facts)
+        observed = replace(observed, exit_code=returncode)
+    record = complete(worker.records, observed)
     assert record is not None
     return record
 
@@ -57,8 +58,9 @@ def test_an_exception_is_recorded_with_all_that_is_known(tmp_path: Path) -> None
     exception = ours.pop("exception")
     assert before < ours.pop("time_ns") < time.time_ns()
     assert ours.pop("pid") > 1
-    free, total = ours.pop("shm")
-    assert 0 <= free <= total
+    (shm,) = ours.pop("host_resources")["spaces"]
+    assert shm["path"] == "/dev/shm"
+    assert 0 <= shm["free"] <= shm["total"]
     assert ours == {
         "schema": "ftslurm/error",
         "version": 1,
@@ -71,11 +73,8 @@ def test_an_exception_is_recorded_with_all_that_is_known(tmp_path: Path) -> None
         "rank": 5,
         "local_rank": 1,
         "world_size": 8,
-        "exit_code": None,
-        "signal": None,
         "step": 42,
         "argv": [str(tmp_path / "script.py"), "x"],
-        "stacks": None,
     }
     assert (exception["type"], exception["module"], exception["message"]) == ("ValueError", "builtins", "boom")
     assert [(f["line"], f["function"], f["source"]) for f in exception["frames"]] == [
@@ -184,7 +183,7 @@ def test_nothing_is_recorded_of_a_good_end(tmp_path: Path, source: str) -> None:
     worker, process = fail(tmp_path, source)
     assert process.returncode == 0
     assert worker.record() is None
-    assert complete(worker.records, {"exit_code": 0, "time_ns": 1}) is None
+    assert complete(worker.records, ErrorRecord("exit", 1, exit_code=0)) is None
 
 
 @pytest.mark.parametrize("raised", ["raise ValueError('child')", "import sys; sys.exit(3)", "os._exit(1)"])
@@ -193,7 +192,7 @@ def test_a_forked_child_writes_no_record(tmp_path: Path, raised: str) -> None:
     worker, process = fail(tmp_path, f"{source}    {raised}\nos.wait()")
     assert process.returncode == 0
     assert worker.record() is None
-    mark = progress.read(worker.records)
+    mark = read_progress(worker.records)
     assert mark is not None
     assert mark.last_step == 1
 
@@ -234,14 +233,14 @@ def test_a_fatal_signal_leaves_all_stacks(tmp_path: Path, name: str) -> None:
     assert process.returncode == -getattr(signal, name)
     assert process.stderr == ""
     record = completed(worker, process.returncode)
-    ours = record["ftslurm"]
-    assert (ours["kind"], ours["signal"], ours["exit_code"], ours["exception"]) == ("signal", name, None, None)
-    assert ours["stacks"].startswith("Fatal Python error: ")
-    assert "in waits" in ours["stacks"]
-    assert "in crash" in ours["stacks"]
-    assert "ftslurm" not in ours["stacks"].replace(str(tmp_path), "")
-    assert record["message"]["extraInfo"]["py_callstack"] == ours["stacks"]
-    assert record["message"]["errorCode"] == process.returncode
+    assert (record.kind, record.signal, record.exit_code, record.exception) == ("signal", name, None, None)
+    assert record.stacks is not None
+    assert record.stacks.startswith("Fatal Python error: ")
+    assert "in waits" in record.stacks
+    assert "in crash" in record.stacks
+    assert "ftslurm" not in record.stacks.replace(str(tmp_path), "")
+    assert record.traceback == record.stacks
+    assert error_file(record)["message"]["errorCode"] == process.returncode
     message = summary(record)["message"]
     assert message.startswith(f"{name} (")
     assert " at " in message
@@ -251,11 +250,11 @@ def test_where_the_user_has_enabled_faulthandler_it_stays_the_users(tmp_path: Pa
     crash = "import ctypes; ctypes.string_at(0)"
     worker, process = fail(tmp_path, f"import faulthandler; faulthandler.enable(); {crash}")
     assert "Fatal Python error: Segmentation fault" in process.stderr
-    assert completed(worker, process.returncode)["ftslurm"]["stacks"] is None
+    assert completed(worker, process.returncode).stacks is None
     (tmp_path / "again").mkdir()
     worker, process = fail(tmp_path / "again", crash, PYTHONFAULTHANDLER="1")
     assert "Fatal Python error: Segmentation fault" in process.stderr
-    assert completed(worker, process.returncode)["ftslurm"]["stacks"] is None
+    assert completed(worker, process.returncode).stacks is None
 
 
 def test_a_crash_of_a_forked_child_goes_to_stderr_and_not_to_the_ranks_stacks(tmp_path: Path) -> None:
@@ -285,11 +284,11 @@ def test_an_exception_before_the_crash_stays_the_cause(tmp_path: Path) -> None:
     source = "import atexit, ctypes\natexit.register(ctypes.string_at, 0)\nraise ValueError('first')"
     worker, process = fail(tmp_path, source)
     record = completed(worker, process.returncode)
-    assert record["ftslurm"]["kind"] == "exception"
-    assert record["ftslurm"]["signal"] == "SIGSEGV"
-    assert record["message"]["message"].startswith("ValueError: first; then SIGSEGV (segmentation fault)")
-    assert "ValueError: first" in record["message"]["extraInfo"]["py_callstack"]
-    assert "Segmentation fault" in record["ftslurm"]["stacks"]
+    assert (record.kind, record.signal) == ("exception", "SIGSEGV")
+    assert record.message.startswith("ValueError: first; then SIGSEGV (segmentation fault)")
+    assert "ValueError: first" in record.traceback
+    assert record.stacks is not None
+    assert "Segmentation fault" in record.stacks
 
 
 @pytest.mark.parametrize("source", ["import os; os._exit(3)", "import ctypes; ctypes.CDLL(None).exit(3)"])
@@ -305,7 +304,7 @@ def test_after_a_sigkill_the_progress_can_be_read(tmp_path: Path) -> None:
     source = "import os, ftslurm\nfor step in range(1000): ftslurm.progress(step)\nos.kill(os.getpid(), 9)\n"
     worker, process = fail(tmp_path, source)
     assert process.returncode == -9
-    mark = progress.read(worker.records)
+    mark = read_progress(worker.records)
     assert mark is not None
     assert (mark.first_step, mark.last_step) == (0, 999)
     assert mark.first_ns <= mark.last_ns <= time.time_ns()
@@ -318,7 +317,7 @@ def test_progress_works_under_exec_and_is_ignored_without_an_agent(tmp_path: Pat
     (tmp_path / "script.py").write_text("import ftslurm\nftslurm.progress(7)\n")
     worker = WorkerProcess(tmp_path / "state")
     worker.run("--exec", "sh", "--", "-c", f"{sys.executable} script.py", cwd=tmp_path)
-    mark = progress.read(worker.records)
+    mark = read_progress(worker.records)
     assert mark is not None
     assert mark.last_step == 7
     env = {k: v for k, v in worker.env.items() if k != "FTSLURM_RECORD_DIR"}
@@ -535,7 +534,7 @@ raise error from OSError(5, 'disk')
     assert exception["exceptions"][1]["exceptions"][0]["message"] == "'b'"
     assert exception["notes"] == ["a note"]
     assert exception["cause"]["type"] == "OSError"
-    assert exception["context"] is None
+    assert "context" not in exception
 
 
 TORCH_RECORD = """
@@ -558,7 +557,7 @@ def test_what_torch_wrote_about_the_same_exception_is_replaced_by_a_superset(tmp
     assert "reported_before" not in record["ftslurm"]
 
 
-def test_the_failure_of_a_nested_launch_is_told_by_the_record_that_torch_copied(tmp_path: Path) -> None:
+def test_the_failure_of_a_nested_launch_is_reported_by_the_record_that_torch_copied(tmp_path: Path) -> None:
     source = TORCH_RECORD + (
         "class ChildFailedError(Exception): pass\n"
         "try:\n    raise ValueError('inner')\nexcept Exception as error:\n    torch_like_record(error)\n"
@@ -566,11 +565,12 @@ def test_the_failure_of_a_nested_launch_is_told_by_the_record_that_torch_copied(
     )
     worker, process = fail(tmp_path, source)
     record = completed(worker, process.returncode)
-    assert record["message"]["message"] == "ValueError: inner"
-    callstack = record["message"]["extraInfo"]["py_callstack"]
-    assert callstack.index("ValueError: inner") < callstack.index("many lines")
-    assert record["ftslurm"]["exception"]["type"] == "ChildFailedError"
-    assert record["ftslurm"]["reported_before"]["message"] == "ValueError: inner"
+    assert record.message == "ValueError: inner"
+    assert record.traceback.index("ValueError: inner") < record.traceback.index("many lines")
+    assert record.exception is not None
+    assert record.exception.type == "ChildFailedError"
+    assert record.reported_before is not None
+    assert record.reported_before["message"] == "ValueError: inner"
 
 
 def test_what_the_user_wrote_and_survived_is_left_alone(tmp_path: Path) -> None:
@@ -587,9 +587,8 @@ def test_torchs_record_of_a_program_is_completed(tmp_path: Path) -> None:
     before = time.time_ns()
     process = worker.run("--exec", sys.executable, "--", "script.py", cwd=tmp_path)
     record = completed(worker, process.returncode)
-    assert record["message"]["message"] == "ValueError: x"
-    assert (record["ftslurm"]["kind"], record["ftslurm"]["exit_code"]) == ("exception", 4)
-    assert before - 20_000_000 < record["ftslurm"]["time_ns"] < time.time_ns()
+    assert (record.message, record.kind, record.exit_code) == ("ValueError: x", "exception", 4)
+    assert before - 20_000_000 < record.time_ns < time.time_ns()
 
 
 def test_torch_reads_each_record(tmp_path: Path) -> None:
@@ -601,10 +600,10 @@ def test_torch_reads_each_record(tmp_path: Path) -> None:
         place.mkdir()
         worker, process = fail(place, source)
         record = completed(worker, process.returncode)
-        (worker.records / "error.json").write_text(json.dumps(record))
+        (worker.records / "error.json").write_text(json.dumps(error_file(record)))
         failure = errors.ProcessFailure(0, 1, process.returncode, str(worker.records / "error.json"))
-        assert failure.message["message"] == record["message"]["message"]
-        assert failure.timestamp == record["ftslurm"]["time_ns"] // 10**9
+        assert failure.message["message"] == record.message
+        assert failure.timestamp == record.time_ns // 10**9
         assert shown in errors.ChildFailedError("x", {0: failure}).format_msg()
 
 
@@ -620,8 +619,9 @@ if __name__ == '__main__':
 """
     worker, process = fail(tmp_path, source)
     record = completed(worker, process.returncode)
-    assert record["message"]["message"] == "ValueError: boom"
-    assert record["ftslurm"]["exception"]["frames"][-1]["function"] == "main"
+    assert record.message == "ValueError: boom"
+    assert record.exception is not None
+    assert record.exception.frames[-1].function == "main"
 
 
 def test_data_loaders_with_spawned_workers_work(tmp_path: Path) -> None:

@@ -120,8 +120,8 @@ def generations(directory: str) -> None:
         if name.startswith("."):
             say(name, None, None)
             continue
-        header, _, value = patiently(lambda name=name: fs.read(os.path.join(directory, name), 1 << 16)).partition(b"\n")
-        say(name, json.loads(header), None if name == HINT else json.loads(value))
+        content = json.loads(patiently(lambda name=name: fs.read(os.path.join(directory, name), 1 << 16)))
+        say(name, content, None if name == HINT else content["value"])
 
 
 @dataclass

@@ -17,7 +17,7 @@ SCRIPT = (sys.executable, "-B", str(Path(contended.__file__).resolve()))
 
 
 @pytest.mark.parametrize("lose", [0.0, 0.05], ids=["as-it-is", "with-lost-replies"])
-def test_every_commit_is_won_by_exactly_one_writer_who_is_told(
+def test_every_commit_is_won_by_exactly_one_writer_which_learns_it(
     request: pytest.FixtureRequest,
     clients: list[Client],
     tmp_path: Path,

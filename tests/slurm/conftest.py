@@ -119,6 +119,8 @@ def cluster_of(prefix: str, nodes: int) -> Iterator[Lab]:
     base = Path(tempfile.mkdtemp(prefix="ftslab-", dir="/tmp"))
     path = f"{ROOT / 'scripts'}:{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin:/sbin"
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "FTSLURM"))}
+    # Whether a job starts again is tested in test_requeue.py; the other tests have one start.
+    environment["FTSLURM_REQUEUE"] = "never"
     environment.update(PATH=path, SLURMLAB_DIR=str(base / "lab"), SLURMLAB_PREFIX=prefix, PYTHONUNBUFFERED="1")
     cluster = Lab(environment, prefix, nodes)
     up = cluster.lab("up", str(nodes))
@@ -149,3 +151,24 @@ def work_on(lab: Lab) -> Iterator[Path]:
     yield directory
     lab.command("scancel", "--user=root")
     shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def preempting(lab: Lab) -> Iterator[None]:
+    """Add a partition whose jobs preempt those of the other one."""
+    path = Path(lab.environment["SLURM_CONF"])
+    before = path.read_text()
+    path.write_text(f"{before}PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n")
+    lab.lab("kill-daemon", "slurmctld")
+    lab.lab("start-daemon", "slurmctld")
+    lab.command(
+        "scontrol", "create", "PartitionName=high", "Nodes=ALL", "PriorityTier=10", "PreemptMode=OFF", check=True
+    )
+    yield
+    lab.command("scancel", "--user=root")
+    lab.command("scontrol", "update", "PartitionName=lab", "PreemptMode=REQUEUE", "GraceTime=0")
+    lab.until(lambda: not lab.command("squeue", "-h").stdout.strip(), 60, lambda: lab.command("squeue").stdout)
+    lab.command("scontrol", "delete", "PartitionName=high", check=True)
+    path.write_text(before)
+    lab.lab("kill-daemon", "slurmctld")
+    lab.lab("start-daemon", "slurmctld")

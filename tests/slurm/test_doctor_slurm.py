@@ -17,7 +17,7 @@ def test_srun_on_three_nodes_prints_one_table_with_three_nodes(lab: Lab, work: P
     assert list(work.iterdir()) == []
 
 
-def test_srun_with_several_tasks_on_a_node_looks_once_at_each_node(lab: Lab, work: Path) -> None:
+def test_srun_with_several_tasks_on_a_node_checks_once_each_node(lab: Lab, work: Path) -> None:
     done = lab.command(
         "srun", "-N2", "-n4", "--overcommit", "ftslurm", "doctor", str(work), "--seconds", "1", "--wait", "20"
     )
@@ -25,7 +25,7 @@ def test_srun_with_several_tasks_on_a_node_looks_once_at_each_node(lab: Lab, wor
     assert "(2 nodes, " in done.stdout, done.stdout
 
 
-def test_a_directory_that_is_missing_fails_the_step_and_is_said(lab: Lab, work: Path) -> None:
+def test_a_directory_that_is_missing_fails_the_step_and_is_found(lab: Lab, work: Path) -> None:
     done = lab.command("srun", "-N3", "--ntasks-per-node=1", "ftslurm", "doctor", str(work / "nothere"))
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "does not exist" in done.stdout, done.stdout
+    assert "is not there" in done.stdout, done.stdout

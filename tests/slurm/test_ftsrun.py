@@ -126,7 +126,7 @@ def test_scancel_full_leaves_the_ranks_their_grace(lab: Lab, train: Path) -> Non
     assert f"job-{job.id} was stopped" in job.output, job.output
 
 
-def test_a_heterogeneous_job_uses_its_first_component_and_says_so(lab: Lab, train: Path) -> None:
+def test_a_heterogeneous_job_uses_its_first_component_and_prints_that(lab: Lab, train: Path) -> None:
     (train / "finish").touch()
     (train / "job.sbatch").write_text("#!/bin/bash\nexec ftsrun --health off train.py\n")
     words = ["sbatch", "--parsable", "--output=slurm-%j.out", "--nodes=1", ":", "--nodes=1", "job.sbatch"]
@@ -144,11 +144,14 @@ def test_a_job_that_finds_its_run_held_by_another_one_prints_that_and_not_the_ot
     up(lab, train, holder, 1)
     refused = lab.submit(train, "exec ftsrun --rdzv-id shared --health off train.py", nodes=1)
     assert refused.wait(60) == "FAILED", refused.explain()
-    assert f"job {holder.id} is running in" in refused.output and "choose another --rdzv-id" in refused.output
+    assert (
+        f"is held by job {holder.id}, which runs already" in refused.output
+        and "choose another --rdzv-id" in refused.output
+    )
     assert f"attempt {refused.id}.0 took no part in the run" in refused.output, refused.output
     assert "is still running" not in refused.output, refused.output
-    told = lab.command("ftslurm", "report", refused.id, cwd=train).stdout
-    assert f"job {refused.id} FAILED" in told and "took no part" in " ".join(told.split()), told
+    printed = lab.command("ftslurm", "report", refused.id, cwd=train).stdout
+    assert f"job {refused.id} FAILED" in printed and "took no part" in " ".join(printed.split()), printed
     (train / "finish").touch()
     assert holder.wait(60) == "COMPLETED", holder.explain()
 
@@ -163,12 +166,12 @@ def test_a_killed_srun_leaves_a_report_that_does_not_call_the_run_running(lab: L
     assert job.wait(60) == "FAILED", job.explain()
     assert "its step is over: srun ended with code 137 (SIGKILL)" in " ".join(job.output.split()), job.output
     assert "is still running" not in job.output
-    told = lab.command("ftslurm", "report", job.id, cwd=train).stdout
-    assert "is still running" not in told and "its step is over" in told, told
-    assert "is SILENT" in lab.command("ftslurm", "status", job.id, cwd=train).stdout
+    printed = lab.command("ftslurm", "report", job.id, cwd=train).stdout
+    assert "is still running" not in printed and "its step is over" in printed, printed
+    assert "has ended: its agents" in lab.command("ftslurm", "status", job.id, cwd=train).stdout
 
 
-def test_a_run_directory_that_vanishes_is_no_wrong_usage_and_the_agents_tell_what_they_know(
+def test_a_run_directory_that_vanishes_is_no_wrong_usage_and_the_agents_report_from_their_own_data(
     lab: Lab, work: Path
 ) -> None:
     (work / "train.py").write_text(
@@ -194,13 +197,13 @@ def test_a_run_directory_elsewhere_is_found_by_the_job_id_through_a_link_beside_
     job = lab.submit(train, f"export FTSLURM_SHARED_DIR={train}/far\nexec ftsrun --health off train.py", nodes=1)
     assert job.wait(60) == "COMPLETED", job.explain()
     assert (train / f"slurm-{job.id}.ftslurm").readlink() == train / "far" / f"job-{job.id}"
-    told = lab.command("ftslurm", "report", job.id, cwd=Path("/")).stdout
-    assert f"job-{job.id} succeeded" in told, told
+    printed = lab.command("ftslurm", "report", job.id, cwd=Path("/")).stdout
+    assert f"job-{job.id} succeeded" in printed, printed
 
 
-def test_a_job_that_was_refused_before_its_start_is_told_by_slurm(lab: Lab, work: Path) -> None:
+def test_a_job_that_was_refused_before_its_start_is_reported_by_slurm(lab: Lab, work: Path) -> None:
     job = lab.submit(work, "exec ftsrun nothere.py", nodes=1)
     assert job.wait(60) == "FAILED", job.explain()
-    told = lab.command("ftslurm", "report", job.id, cwd=Path("/")).stdout
+    printed = lab.command("ftslurm", "report", job.id, cwd=Path("/")).stdout
     for words in (f"job {job.id} FAILED", "exit code 2:0", f"slurm-{job.id}.out", "nothere.py: no such script"):
-        assert words in told, told
+        assert words in printed, printed

@@ -43,7 +43,7 @@ for step in range(100000):
 PEER = """
 import torch
 import torch.distributed as dist
-from ftslurm.monitor import peer
+from ftslurm import peer
 dist.init_process_group("gloo")
 stop = peer.start(period=0.3, timeout=1.0)
 if first and rank == 2:
@@ -95,7 +95,7 @@ def test_a_rank_that_sleeps_while_the_others_wait_in_a_collective_is_named_and_t
     assert "all_reduce" in job.output
 
 
-def test_a_stopped_rank_is_said_to_be_stopped_and_the_job_goes_on(lab: Lab, work: Path) -> None:
+def test_a_stopped_rank_is_reported_as_stopped_and_the_job_goes_on(lab: Lab, work: Path) -> None:
     job = submit(lab, work, STOPPED, "--heartbeat-timeout 2")
     assert job.wait(90) == "COMPLETED", job.explain()
     assert sorted(shown(job)) == [0, 1, 2, 3]

@@ -49,7 +49,7 @@ def said(job: Job, node: str) -> dict[str, Any]:
     return found
 
 
-def test_the_right_nodes_are_left_out_the_ranks_stay_put_and_the_report_says_why(lab: Lab, work: Path) -> None:
+def test_unhealthy_nodes_are_left_out_ranks_stay_and_the_report_has_the_reason(lab: Lab, work: Path) -> None:
     (work / "train.py").write_text(TRAIN)
     (work / "sick.h1").write_text("the fan stands still\n")
     options = "--nnodes 2 --node-timeout 4 --heartbeat 1 --health-every 2 --health-command"
@@ -103,7 +103,7 @@ def test_a_node_that_is_mended_is_a_spare_again(lab: Lab, work: Path) -> None:
     assert "h1: health: this node is healthy again" in job.output
 
 
-def test_without_health_checks_nothing_is_looked_at(lab: Lab, work: Path) -> None:
+def test_without_health_checks_nothing_is_checked(lab: Lab, work: Path) -> None:
     (work / "train.py").write_text("import os")
     job = lab.submit(work, "exec ftsrun --health off train.py", nodes=2)
     assert job.wait(60) == "COMPLETED", job.explain()

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ftslurm.slurm.control import Answer, CommandSlurm, run_command
+from ftslurm.slurm.commands import CommandSlurm
 from ftslurm.slurm.errors import SlurmRefused
 from ftslurm.slurm.nodelist import expand
+from ftslurm.slurm.run_command import Answer, run_command
 from tests.slurm.conftest import Job, Lab
 
 FINE = "host-versions"
@@ -62,7 +63,7 @@ def configure(lab: Lab, work: Path) -> Iterator[Callable[..., None]]:
 # One table.
 
 
-def test_srun_on_three_nodes_prints_one_table_and_the_sick_one_is_on_top(lab: Lab, work: Path) -> None:
+def test_srun_on_three_nodes_prints_one_table_and_the_unhealthy_one_is_on_top(lab: Lab, work: Path) -> None:
     own = '[ "$SLURMD_NODENAME" = t2 ] && { echo 1 fan of 6 turns; exit 2; }; echo 6 fans turn'
     words = ("srun", "-N3", "--ntasks-per-node=1", "ftslurm", "health", FINE, "own", "--command", own)
     done = lab.command(*words, cwd=work)
@@ -74,7 +75,7 @@ def test_srun_on_three_nodes_prints_one_table_and_the_sick_one_is_on_top(lab: La
     assert list(work.iterdir()) == []
 
 
-def test_srun_with_several_tasks_on_a_node_looks_once_at_each_node(lab: Lab, work: Path) -> None:
+def test_srun_with_several_tasks_on_a_node_checks_once_each_node(lab: Lab, work: Path) -> None:
     done = lab.command("srun", "-N2", "-n4", "--overcommit", "ftslurm", "health", FINE, "network", cwd=work)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("ftslurm health:") == 1 and "2 nodes: " in done.stdout, done.stdout
@@ -95,7 +96,7 @@ def submitted_around(lab: Lab, work: Path, *options: str) -> str:
     return job.output.strip()
 
 
-def test_a_job_is_submitted_around_the_nodes_set_aside_and_with_none_as_ever(lab: Lab, work: Path) -> None:
+def test_a_job_is_submitted_around_the_nodes_excluded_and_with_none_as_ever(lab: Lab, work: Path) -> None:
     assert submitted_around(lab, work) in lab.nodes, "an empty list"
     aside = ",".join(name for name in lab.nodes if name != "t3")
     lab.command("ftslurm", "nodes", "exclude", aside, "--for", "1h", cwd=work, check=True)
@@ -107,7 +108,7 @@ def test_a_job_is_submitted_around_the_nodes_set_aside_and_with_none_as_ever(lab
     assert submitted_around(lab, work) in lab.nodes
 
 
-def test_a_waiting_job_is_told_and_one_that_could_never_start_is_not(lab: Lab, work: Path) -> None:
+def test_a_waiting_job_is_reported_and_one_that_could_never_start_is_not(lab: Lab, work: Path) -> None:
     others = lab.nodes[2:]
     job = lab.submit(work, "true", "--hold", f"--exclude={','.join(others)}", nodes=1)
     lab.command("ftslurm", "nodes", "exclude", "t2", cwd=work, check=True)
@@ -136,7 +137,7 @@ def test_slurm_takes_the_list_at_a_requeue_and_not_before(
     assert job.facts()["NodeList"] != "t1"
 
 
-def test_ftsrun_keeps_a_requeued_job_away_from_nodes_set_aside_meanwhile(lab: Lab, work: Path) -> None:
+def test_ftsrun_keeps_a_requeued_job_away_from_nodes_excluded_meanwhile(lab: Lab, work: Path) -> None:
     job = lab.submit(work, "exec ftsrun --no-python sleep 300", "--requeue", nodes=1)
     started(lab, job)
     aside = job.facts()["BatchHost"]
@@ -154,7 +155,7 @@ def started(lab: Lab, job: Job) -> None:
     lab.until(lambda: rounds.is_dir() and any(rounds.iterdir()), 60, job.explain)
 
 
-def test_a_cancelled_job_says_nothing_of_nodes_set_aside(lab: Lab, work: Path) -> None:
+def test_a_cancelled_job_does_not_report_excluded_nodes(lab: Lab, work: Path) -> None:
     lab.command("ftslurm", "nodes", "exclude", "t3", cwd=work, check=True)
     job = lab.submit(work, "exec ftsrun --no-python sleep 300", "--requeue", nodes=1)
     started(lab, job)
@@ -168,7 +169,7 @@ def test_a_cancelled_job_says_nothing_of_nodes_set_aside(lab: Lab, work: Path) -
 # Drains.
 
 
-def test_root_drains_a_node_once_and_nobody_elses_reason_is_lost(
+def test_root_drains_a_node_once_and_existing_reasons_stay(
     lab: Lab, work: Path, resumed: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_CONF", lab.environment["SLURM_CONF"])
@@ -183,7 +184,7 @@ def test_root_drains_a_node_once_and_nobody_elses_reason_is_lost(
         slurm.drain("nosuch", "ours")
 
 
-def test_a_user_may_not_drain_and_is_told_who_may(lab: Lab, work: Path) -> None:
+def test_a_user_may_not_drain_and_gets_the_reason(lab: Lab, work: Path) -> None:
     def as_nobody(command: Sequence[str], env: Mapping[str, str], timeout_s: float) -> Answer:
         return run_command([*NOBODY, *command], env, timeout_s)
 
@@ -210,7 +211,7 @@ def hook(work: Path, lab: Lab, mode: str, *options: str) -> Path:
     return script
 
 
-def test_slurms_health_check_drains_the_sick_node_with_the_reason_and_no_other(
+def test_slurms_health_check_drains_the_unhealthy_node_with_the_reason_and_no_other(
     lab: Lab, work: Path, configure: Callable[..., None], resumed: None
 ) -> None:
     program = hook(work, lab, "health-check", "--drain")
@@ -238,7 +239,7 @@ def test_a_health_check_without_drain_changes_nothing(
     assert is_untouched(lab, "t2")
 
 
-def test_a_prolog_that_acts_keeps_a_job_off_the_sick_node_and_gives_the_reason(
+def test_a_prolog_that_acts_keeps_a_job_off_the_unhealthy_node_and_gives_the_reason(
     lab: Lab, work: Path, configure: Callable[..., None], resumed: None
 ) -> None:
     configure(Prolog=hook(work, lab, "prolog", "--act"))

@@ -68,7 +68,7 @@ def ranks(work: Path, round_: int) -> dict[int, str]:
 
 def state(job: Job) -> dict[str, Any]:
     newest = max((job.run_dir / "state").glob("0*.json"))
-    value: dict[str, Any] = json.loads(newest.read_text().partition("\n")[2])
+    value: dict[str, Any] = json.loads(newest.read_text())["value"]
     return value
 
 

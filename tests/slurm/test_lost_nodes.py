@@ -24,7 +24,7 @@ for step in range(2000):
 
 def state(job: Job) -> dict[str, Any]:
     newest = max((job.run_dir / "state").glob("0*.json"))
-    value: dict[str, Any] = json.loads(newest.read_text().partition("\n")[2])
+    value: dict[str, Any] = json.loads(newest.read_text())["value"]
     return value
 
 

@@ -56,7 +56,7 @@ def an_element(source: random.Random) -> str:
     return "".join(parts)
 
 
-def test_generated_lists_mean_what_scontrol_says_they_mean(environment: dict[str, str]) -> None:
+def test_generated_lists_expand_as_by_scontrol(environment: dict[str, str]) -> None:
     source = random.Random(SEED)
     for case in range(CASES):
         separator = source.choice([",", ",", ", ", " "])

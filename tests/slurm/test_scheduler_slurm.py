@@ -19,7 +19,7 @@ for step in range(2000):
 
 LOOK = """\
 import pathlib, sys, time
-from ftslurm.report.command import make_report
+from ftslurm.report.pipeline import make_report
 from ftslurm.report.text import render
 offline = sys.argv[2] == "offline"
 print(render(make_report(pathlib.Path(sys.argv[1]), now_ns=time.time_ns() + 3600 * 10**9, offline=offline)))
@@ -33,7 +33,7 @@ def start(lab: Lab, work: Path, *options: str) -> Job:
     return job
 
 
-def test_a_job_that_was_cancelled_says_so_in_its_own_output(lab: Lab, work: Path) -> None:
+def test_the_output_of_a_cancelled_job_names_the_cancellation(lab: Lab, work: Path) -> None:
     job = start(lab, work)
     lab.command("scancel", job.id, check=True)
     job.until_output(f"job-{job.id} was stopped: cancelled by ")
@@ -60,9 +60,9 @@ def test_a_report_from_a_login_node_explains_a_job_whose_nodes_are_all_gone(lab:
         assert job.wait() == "NODE_FAIL"
         # An hour later, so that the last signs of life are old.
         look = [sys.executable, "-c", LOOK, str(job.run_dir)]
-        told = lab.command(*look, "online").stdout
-        assert f"job-{job.id}: no end was recorded" in told, told
-        assert "  node failed (Slurm: NODE_FAIL)" in told.splitlines(), told
+        printed = lab.command(*look, "online").stdout
+        assert f"job-{job.id}: no end was recorded" in printed, printed
+        assert "  node failed (Slurm: NODE_FAIL)" in printed.splitlines(), printed
         assert "NODE_FAIL" not in lab.command(*look, "offline").stdout
     finally:
         lab.lab("revive-node", "t1")

@@ -88,7 +88,7 @@ def test_a_directory_that_cannot_hold_a_socket_is_refused(lab: Lab, path: str) -
     assert "SLURMLAB_DIR" in refused(lab("up", "1", SLURMLAB_DIR=path))
 
 
-def test_what_needs_a_lab_says_that_none_is_up(lab: Lab) -> None:
+def test_a_command_that_needs_a_lab_names_its_absence(lab: Lab) -> None:
     for verb in ("env", "status"):
         result = lab(verb)
         assert (result.returncode, result.stdout) == (1, "")

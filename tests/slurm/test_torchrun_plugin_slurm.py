@@ -41,8 +41,8 @@ def test_ranks_follow_slurms_order_and_each_step_is_an_attempt(lab: Lab, work: P
     job = lab.submit(work, f"{late}\n{TORCHRUN}")
     assert job.wait(120) == "COMPLETED", job.explain()
     assert workers(job.output) == [f"{rank} 2 t{rank + 1} t1 {step}" for rank in (0, 1) for step in (0, 1)]
-    state = max((work / "shared" / job.id / "state").glob("0*.json")).read_text().partition("\n")[2]
-    assert json.loads(state)["attempts"] == [f"{job.id}.0.0", f"{job.id}.1.0"]
+    state = max((work / "shared" / job.id / "state").glob("0*.json")).read_text()
+    assert json.loads(state)["value"]["attempts"] == [f"{job.id}.0.0", f"{job.id}.1.0"]
 
 
 def test_a_failed_rank_restarts_both_nodes(lab: Lab, work: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ftslurm.failures.abort_message import LIMIT, abort_message
-from ftslurm.report.command import make_report
+from ftslurm.report.pipeline import make_report
 from ftslurm.testing.runs import RunBuilder
 
 THROWN = "terminate called after throwing an instance of"
@@ -37,11 +37,11 @@ THROWN = "terminate called after throwing an instance of"
         ("", ""),
     ],
 )
-def test_a_runtimes_last_words_are_found_at_the_starts_of_lines(tail: str, words: str) -> None:
+def test_a_runtimes_abort_message_is_found_at_the_starts_of_lines(tail: str, words: str) -> None:
     assert abort_message(f"step 1\n{tail}") == words
 
 
-def test_long_words_are_cut_and_long_output_costs_no_time() -> None:
+def test_a_long_message_is_cut_and_long_output_costs_no_time() -> None:
     assert len(abort_message(f"{THROWN} 'E'\n  what():  {'x' * 10_000}\n")) == LIMIT
     assert abort_message(f"{THROWN} 'A'\n" + "noise\n" * 100_000) == ""
     assert abort_message("a: " * 400_000) == ""

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ftslurm.sharedfs.cell import KEPT, FencedCell, Versioned
+from ftslurm.records.codec import BadFile, NewerFormat
+from ftslurm.sharedfs.cell import KEPT, FencedCell, Generation, Versioned, read_generation
 from ftslurm.sharedfs.filesystem import PosixFileSystem
-from ftslurm.sharedfs.publish import BadFile, NewerFormat
 from ftslurm.testing.memoryfs import AFTER, BEFORE, Crash, MemoryFileSystem, Operation
 from ftslurm.testing.simulation.filesystem import CachingClient, ClientCache
 
@@ -123,7 +123,7 @@ def test_a_generation_under_the_wrong_name_is_not_used() -> None:
 
 def test_a_generation_of_a_newer_format_is_reported_as_such() -> None:
     fs = server()
-    put(fs, "000000000001.json", b'{"schema":"ftslurm/cell","version":2,"token":1,"nonce":"a"}\nx')
+    put(fs, "000000000001.json", b'{"schema":"ftslurm/cell","version":2,"token":1,"author":"a"}')
     with pytest.raises(NewerFormat, match="newer ftslurm"):
         FencedCell(fs, STATE).get()
 
@@ -326,8 +326,8 @@ def test_an_old_generation_loses_its_value_but_its_name_stays_the_fence() -> Non
     cell = seen_by_all(fs)
     cell.retire(1)
     cell.retire(3)
-    assert not fs.content(f"{STATE}/000000000001.json").endswith(b"v1")
-    assert fs.content(f"{STATE}/000000000003.json").endswith(b"v3"), "one of the newest keeps its value"
+    assert b"v1" not in fs.content(f"{STATE}/000000000001.json")
+    assert b"v3" in fs.content(f"{STATE}/000000000003.json"), "one of the newest keeps its value"
     newest, won = FencedCell(fs, STATE).set(b"late", None)
     assert (newest.token, won) == (KEPT + 2, False), "a writer that slept since the beginning"
 
@@ -345,6 +345,15 @@ def test_a_reader_that_finds_only_retired_generations_gets_an_error_to_retry() -
 def test_a_retired_generation_still_has_its_authors_nonce() -> None:
     fs = filled(KEPT + 1)
     name = f"{STATE}/000000000001.json"
-    before = json.loads(fs.content(name).partition(b"\n")[0])
+    before = read_generation(fs.content(name), name, 1)
     seen_by_all(fs).retire(1)
-    assert json.loads(fs.content(name)) == {**before, "retired": True}
+    assert read_generation(fs.content(name), name, 1) == Generation(before.nonce, None)
+    assert json.loads(fs.content(name))["retired"] is True
+
+
+def test_a_formatted_copy_of_a_generation_is_read_as_the_original() -> None:
+    fs = server()
+    FencedCell(fs, STATE).set(b'{"a":1}\n', None)
+    name = f"{STATE}/000000000001.json"
+    formatted = json.dumps(json.loads(fs.content(name)), indent=4).encode()
+    assert json.loads(read_generation(formatted, name, 1).value or b"") == {"a": 1}

@@ -41,6 +41,14 @@ def scancelled(*events: tuple[str, str], step: int = 17, others: tuple[Injection
     return replace(history, events=(*history.events, *earlier, *told), report=report, end_ns=at(60))
 
 
+def left(*steps: int) -> History:
+    """The job is asked to stop at second 10.5, when round 2 has been running; its first ranks leave at these steps."""
+    history = ended("stopped", 75, "FAILED", "75:0", injection("stop-requested", 10.5))
+    told = [event(4.7, "counting", 2, rank, 10) for rank in range(8)]
+    told += [event(10.6, "left", 2, rank, step) for rank, step in enumerate(steps)]
+    return replace(history, events=(*(each for each in history.events if each.what != "done"), *told))
+
+
 def exit_of_rank_3(round_: int) -> Injection:
     return Injection("rank-exits", at(9), None, "n2", 3, round_)
 
@@ -74,6 +82,10 @@ BROKEN: dict[str, dict[str, History]] = {
         "the fence refuses the save": scancelled(("refused", "round 2 has ended")),
         "the save fails": scancelled(("not-saved", "Input/output error")),
         "the rank is killed before it has saved": scancelled(),
+    },
+    "together": {
+        "one rank left a step later": left(*[39] * 7, 40),
+        "one rank did not leave": left(*[39] * 7),
     },
     "left nothing": {
         "a process is left when the job is over": replace(good(), running=("n3: 99 S sleep 1000",)),
@@ -126,6 +138,14 @@ BROKEN: dict[str, dict[str, History]] = {
         ),
         "it ends and nothing says how": replace(
             ended("failed", 1, "FAILED", "1:0"), closed=None, report=Report("failed", (failed(3.6),), 1, 6)
+        ),
+    },
+    "came back": {
+        "a run that lost nodes is not requeued": replace(
+            ended("failed", 1, "FAILED", "1:0", injection("node-killed", 5, node="n2")), requeue="node"
+        ),
+        "a run is stopped at its time limit, and not requeued": replace(
+            ended("stopped", 75, "FAILED", "75:0", injection("time-limit", 5, until=100)), requeue="any"
         ),
     },
     "coded": {
@@ -204,7 +224,41 @@ def test_a_broken_promise_is_found_by_its_check_and_by_no_other(check: str, how:
             ),
             id="too few nodes were left",
         ),
+        pytest.param(
+            replace(
+                with_rounds(
+                    replace(failed(5), outcome="stopped", first=None),
+                    succeeded(2),
+                    injections=(injection("node-rebooted-quickly", 4, until=6, node="n2"),),
+                ),
+                requeue="node",
+                output="srun: error: Aborting, io error and missing step on node 1\n",
+            ),
+            id="srun gives up a step, and the job is requeued",
+        ),
+        pytest.param(
+            replace(
+                ended("failed", 1, "FAILED", "0:9", injection("node-frozen", 5, until=30, node="n1")),
+                requeue="any",
+                closed=None,
+            ),
+            id="Slurm ends a job with its batch host",
+        ),
+        pytest.param(
+            replace(ended("stopped", 75, "FAILED", "75:0", injection("stop-requested", 10)), requeue="any"),
+            id="what a user stops is not requeued",
+        ),
         pytest.param(scancelled(("saved", "")), id="what was counted is saved on scancel"),
+        pytest.param(left(*[39] * 8), id="all ranks leave at the same step"),
+        pytest.param(left(), id="no rank calls should_stop"),
+        pytest.param(
+            replace(left(*[39] * 7), injections=(kill(3.5), kill(9, 7, "n4", 2), injection("stop-requested", 10.5))),
+            id="a rank that was killed does not leave",
+        ),
+        pytest.param(
+            replace(left(*[39] * 8), injections=(kill(3.5), injection("agent-terminated", 10.5, node="n3"))),
+            id="a signal to one agent stops ranks that call should_stop",
+        ),
         pytest.param(scancelled(step=15), id="there was nothing to save on scancel"),
         pytest.param(
             scancelled(("not-saved", "full"), others=(injection("directory-full", 45, until=55),)),

@@ -6,7 +6,8 @@ from itertools import pairwise
 
 import pytest
 from chaos_parts.counting import ITEMS, item, part, total
-from chaos_parts.faults import BY_NAME, FAULTS, RANK, STOPPED, THIS_RANK
+from chaos_parts.faults import BY_NAME, FAULTS, STOPPED, THIS_RANK
+from chaos_parts.processes import RANK
 from chaos_parts.schedule import BEFORE, STEP_S, plan
 
 from ftslurm.failures.causes import ROWS
@@ -26,7 +27,7 @@ def test_a_plan_does_not_depend_on_whether_torch_is_there_but_for_the_link() -> 
         assert without.link == "star"
 
 
-def test_every_fault_comes_and_as_often_as_its_weight_says() -> None:
+def test_every_fault_comes_as_often_as_its_weight() -> None:
     blows = [blow for each in PLANS for blow in each.blows]
     times = {fault.name: sum(blow.fault == fault.name for blow in blows) for fault in FAULTS}
     share = len(blows) / sum(fault.weight for fault in FAULTS)
@@ -34,7 +35,7 @@ def test_every_fault_comes_and_as_often_as_its_weight_says() -> None:
         assert 0.5 * share * fault.weight < times[fault.name] < 2 * share * fault.weight + 5, fault.name
 
 
-def test_every_fault_is_in_time_lasts_as_its_row_says_and_some_come_at_the_same_time() -> None:
+def test_every_fault_is_in_time_lasts_as_its_row_states_and_some_come_at_the_same_time() -> None:
     close = 0
     for each in PLANS:
         assert 1 <= len(each.blows) <= 3

@@ -8,10 +8,21 @@ from pathlib import Path
 import pytest
 from chaos_histories import good
 from chaos_parts.collect import commits, events, read_report, read_state
-from chaos_parts.faults import AGENT, BY_NAME, FTSRUN, GUARDIAN, RANK, SRUN, STEPD
+from chaos_parts.faults import BY_NAME
 from chaos_parts.history import Closed, Commit, FirstFailure
 from chaos_parts.judge import Miss
-from chaos_parts.processes import LEFT_BEHIND, Process, left_of_past_rounds, roles
+from chaos_parts.processes import (
+    AGENT,
+    FTSRUN,
+    GUARDIAN,
+    LEFT_BEHIND,
+    RANK,
+    SRUN,
+    STEPD,
+    Process,
+    left_of_past_rounds,
+    roles,
+)
 from chaos_parts.run_job import ALONE_S, END_S, Sight, stuck
 from chaos_parts.strikes import Scene, target_of
 from chaos_parts.table import Verdict, job_lines, summary
@@ -62,7 +73,7 @@ def test_the_batch_script_and_its_srun_are_known_and_its_helpers_are_not_taken_f
     assert pids(roles(batch, "7")) == {FTSRUN: [11], SRUN: [12]}
 
 
-def test_another_jobs_processes_and_the_dead_are_nobody() -> None:
+def test_another_jobs_processes_and_dead_ones_do_not_count() -> None:
     assert pids(roles(a_node(), "8")) == {}
     assert pids(roles([replace(one, state="Z") for one in a_node()], "7")) == {}
 
@@ -164,10 +175,10 @@ def test_the_newest_state_that_can_be_read_counts(tmp_path: Path) -> None:
     assert read_state(tmp_path) is None
     states = tmp_path / "ftslurm-runs" / "job-7" / "state"
     states.mkdir(parents=True)
-    (states / "000000000001.json").write_text('x\n{"attempt": "7.0", "round": 1, "closed": null}')
+    (states / "000000000001.json").write_text('{"value": {"attempt": "7.0", "round": 1, "closed": null}}')
     closed = '{"outcome": "failed", "reason": "why", "exit_code": 1, "time_ns": 5}'
-    (states / "000000000002.json").write_text(f'x\n{{"attempt": "7.0", "round": 2, "closed": {closed}}}')
-    (states / "000000000003.json").write_text("x\n{half a file")
+    (states / "000000000002.json").write_text(f'{{"value": {{"attempt": "7.0", "round": 2, "closed": {closed}}}}}')
+    (states / "000000000003.json").write_text('{"value": {half a file')
     state = read_state(tmp_path)
     assert state is not None
     assert (state.round, state.closed) == (2, Closed("failed", "why", 1, 5))

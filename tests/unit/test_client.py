@@ -91,14 +91,14 @@ def everything() -> None:
     ftslurm.workload_finished()
 
 
-def test_every_word_is_exported() -> None:
+def test_every_function_is_exported() -> None:
     words = "heartbeat section start_section end_section end_all_sections progress workload_finished set_timeouts"
     for name in [*words.split(), "state_dict", "load_state_dict"]:
         assert getattr(ftslurm, name) is getattr(client, name)
 
 
 @pytest.mark.usefixtures("alone")
-def test_outside_an_agent_all_words_do_nothing(tmp_path: Path) -> None:
+def test_outside_an_agent_all_functions_do_nothing(tmp_path: Path) -> None:
     def function() -> int:
         return 3
 
@@ -107,7 +107,7 @@ def test_outside_an_agent_all_words_do_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_record_directory_that_is_gone_is_said_once_and_harms_nothing(
+def test_a_record_directory_that_is_gone_is_logged_once_and_harms_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FTSLURM_RECORD_DIR", str(tmp_path / "gone"))
@@ -252,7 +252,7 @@ def test_misuses_without_end_do_not_fill_the_pipe(agent: Agent) -> None:
     assert agent.mark.misused == 500
 
 
-def test_a_sections_own_timeout_is_told_when_it_changes(agent: Agent) -> None:
+def test_a_sections_own_timeout_is_reported_when_it_changes(agent: Agent) -> None:
     for timeout in (5, 5, 5, 7.5, math.inf):
         with ftslurm.section("data", timeout):
             assert agent.section("data").timeout_s == timeout
@@ -284,7 +284,7 @@ def test_timeouts_of_this_rank_are_set_at_once(agent: Agent) -> None:
     assert agent.heard() == [("timeouts", "", "")]
 
 
-def test_what_did_not_get_into_the_pipe_is_counted_and_told_later(agent: Agent) -> None:
+def test_what_did_not_get_into_the_pipe_is_counted_and_reported_later(agent: Agent) -> None:
     os.unlink(agent.pipe.path)
     with ftslurm.section("data", timeout=5):
         pass
@@ -361,7 +361,7 @@ def test_without_anything_learned_the_state_is_empty(agent: Agent) -> None:
     assert agent.mark.opted_in is False
 
 
-def test_the_state_is_what_the_run_has_learned_and_what_this_rank_has_seen(
+def test_the_state_is_what_the_run_has_learned_and_what_this_rank_has_measured(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learned = Learned(Spans(100, 200, {"data": 300}, 400), 3)
@@ -416,11 +416,11 @@ def test_a_state_passes_unharmed_through_a_run_without_an_agent() -> None:
         {"version": 1, "timeouts": {"sections": {"x" * 50: 3}}},
     ],
 )
-def test_a_wrong_state_is_ignored_and_said(agent: Agent, state: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_state_is_ignored_and_reported(agent: Agent, state: Any, capfd: pytest.CaptureFixture[str]) -> None:
     ftslurm.load_state_dict(state)
-    said = capfd.readouterr().err
-    assert said.startswith("ftslurm: load_state_dict: ignored, the state is not one of ours: ")
-    assert said.count("\n") == 1
+    printed = capfd.readouterr().err
+    assert printed.startswith("ftslurm: load_state_dict: ignored, the state is not one of ours: ")
+    assert printed.count("\n") == 1
     assert agent.heard() == []
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ftslurm.rendezvous.member import Member, Pace, first_record
-from ftslurm.rendezvous.node_record import NodeRecord
+from ftslurm.records.node import NodeRecord, first_record
+from ftslurm.rendezvous.member import Member
 from ftslurm.rendezvous.observation import RunSpec, Timing
+from ftslurm.rendezvous.pace import Pace
 from ftslurm.sharedfs.clock import (
     EVERY_S,
     SAMPLES,
@@ -140,10 +141,10 @@ def test_a_member_publishes_its_clock_in_its_record_and_records_without_one_are_
         return NOW + int(now[0] * 1e9)
 
     clock = ServerClock(lambda: now[0], lambda path: NOW + int((now[0] + 90) * 1e9) + 1)
-    word = first_record("n1", "a", "7.0", 0, 1)
+    record = first_record("n1", "a", "7.0", 0, 1)
     shape = RunSpec("r", "7.0", ("n1",), 1, 1, 3)
     member = Member(
-        fs, RunDirectory("/run"), shape, word, Timing(8, 600, 30), Pace(), lambda: now[0], now_ns, clock=clock
+        fs, RunDirectory("/run"), shape, record, Timing(8, 600, 30), Pace(), lambda: now[0], now_ns, clock=clock
     )
     for _ in range(3):
         member.tick()

@@ -12,8 +12,8 @@ import pytest
 
 from ftslurm.agent.actions import Assignment
 from ftslurm.agent.revocation import OTHERS_S, Revocation
-from ftslurm.rendezvous.state import Master
-from ftslurm.sharedfs.commits import REVOKED, REVOKED_SUFFIX, Commits, PendingCommit, Revoked, temporary_of
+from ftslurm.records.state import Master, PendingCommit
+from ftslurm.sharedfs.commits import REVOKED, REVOKED_SUFFIX, Commits, Revoked, temporary_of
 from ftslurm.sharedfs.filesystem import PosixFileSystem
 from ftslurm.sharedfs.rundir import RunDirectory
 from ftslurm.testing.clock import VirtualClock
@@ -227,7 +227,7 @@ def test_a_node_that_does_not_get_round_to_it_is_not_waited_for_without_end() ->
     assert nodes.clock.now() >= OTHERS_S
 
 
-def test_where_nothing_is_left_nobody_waits() -> None:
+def test_where_nothing_is_left_no_process_waits() -> None:
     nodes = Nodes(Shelf())
     nodes.revoke("n1")
     assert nodes.waits == 0

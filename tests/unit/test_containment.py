@@ -10,7 +10,7 @@ import pytest
 
 from ftslurm.agent import containment
 from ftslurm.agent.containment import HEALTH, MONITOR, Component, Containment, Defect, defect_of
-from ftslurm.sharedfs.publish import BadFile
+from ftslurm.records.codec import BadFile
 
 
 class Helper:
@@ -63,7 +63,7 @@ def test_while_nothing_fails_everything_goes_to_the_part() -> None:
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), MemoryError(), RecursionError(), SystemExit(3), AssertionError()])
-def test_an_exception_disables_the_part_and_is_told_once(error: BaseException) -> None:
+def test_an_exception_disables_the_part_and_is_reported_once(error: BaseException) -> None:
     held = Held()
     assert held.helper.say("x", error) == "x"
     assert held.helper.say("y") == "y"
@@ -114,7 +114,7 @@ def test_an_object_that_has_failed_is_closed_as_far_as_that_is_possible() -> Non
     assert len(held.told) == 1
 
 
-def test_what_fails_before_anybody_listens_is_told_then() -> None:
+def test_a_defect_before_the_listener_is_set_is_reported_to_it_later() -> None:
     contained = Containment()
     contained.fail(HEALTH, KeyError("early"))
     told: list[Defect] = []
@@ -164,7 +164,7 @@ def test_an_errand_of_a_part_leaves_the_filesystems_errors_to_the_courier() -> N
     assert held.parts == [HEALTH]
 
 
-def test_a_defect_says_what_happened_where_and_what_led_to_it() -> None:
+def test_a_defect_has_what_happened_where_and_what_led_to_it() -> None:
     try:
         try:
             Helper(fails=True)

@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from ftslurm.agent.devices import count_gpus, resolve_slots
-from ftslurm.agent.options import UsageError
+from ftslurm.terminal import UsageError
 
 
 def slots(text: str, gpus: int = 4, **environment: str) -> int:
-    return resolve_slots(text, environment, lambda: (gpus, "" if gpus else "no driver"), 16)
+    return resolve_slots(text, environment, lambda: (gpus, "" if gpus else "no driver"), 16).count
 
 
-def test_a_number_is_that_number_and_nobody_is_asked() -> None:
+def test_a_number_is_that_number_and_no_driver_is_queried() -> None:
     def ask() -> tuple[int, str]:
         raise AssertionError("asked")
 
-    assert resolve_slots("8", {}, ask, 16) == 8
-    assert resolve_slots("cpu", {}, ask, 16) == 16
+    assert resolve_slots("8", {}, ask, 16).count == 8
+    assert resolve_slots("cpu", {}, ask, 16).count == 16
 
 
 def test_gpu_and_auto_are_the_gpus_of_the_node() -> None:
@@ -30,6 +30,17 @@ def test_gpu_and_auto_are_the_gpus_of_the_node() -> None:
 def test_auto_without_a_gpu_is_the_processors() -> None:
     assert slots("auto", gpus=0) == 16
     assert slots("auto", CUDA_VISIBLE_DEVICES="") == 16
+
+
+def test_auto_returns_the_reason_of_its_choice() -> None:
+    def choice(gpus: int, **environment: str) -> str | None:
+        return resolve_slots("auto", environment, lambda: (gpus, ""), 2).choice
+
+    assert choice(0) == "no GPU: 2 workers per node"
+    assert choice(8) == "8 GPUs: 8 workers per node"
+    assert choice(4, CUDA_VISIBLE_DEVICES="1") == "4 GPUs, CUDA_VISIBLE_DEVICES allows 1: 1 worker per node"
+    assert choice(4, CUDA_VISIBLE_DEVICES="") == "4 GPUs, CUDA_VISIBLE_DEVICES allows none: 2 workers per node"
+    assert resolve_slots("8", {}, lambda: (4, ""), 2).choice is None
 
 
 @pytest.mark.parametrize(
@@ -58,7 +69,7 @@ def test_what_slurm_or_the_user_hides_is_not_counted(name: str, visible: str, co
         assert slots("gpu", **{name: visible}) == count
 
 
-def test_gpu_without_a_gpu_says_why_there_is_none_and_what_else_could_be_asked_for() -> None:
+def test_gpu_without_a_gpu_is_an_error_with_the_reason_and_the_other_values() -> None:
     with pytest.raises(UsageError, match=r"no GPU found on .* \(no driver\); give a number, or cpu"):
         slots("gpu", gpus=0)
 
@@ -91,7 +102,7 @@ def test_nvml_is_asked_in_a_process_of_its_own(tmp_path: Path) -> None:
         ("kill -SEGV $$", "NVML ended with code -11"),
     ],
 )
-def test_without_an_answer_of_nvml_the_reason_is_told(tmp_path: Path, does: str, why: str) -> None:
+def test_without_an_answer_of_nvml_the_reason_is_reported(tmp_path: Path, does: str, why: str) -> None:
     assert count_gpus(python_that(tmp_path, does), str(tmp_path)) == (0, why)
 
 
@@ -101,7 +112,7 @@ def test_a_driver_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pyte
     assert (count, why[:20]) == (0, "NVML did not respond")
 
 
-def test_a_python_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_python_that_is_not_there_is_reported(tmp_path: Path) -> None:
     count, why = count_gpus(str(tmp_path / "missing"), str(tmp_path))
     assert (count, why) == (0, f"{tmp_path / 'missing'}: {os.strerror(2)}")
 

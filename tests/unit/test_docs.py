@@ -8,19 +8,34 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from documentation import options_table
+from documentation import causes_table, options_table
 
-from ftslurm.agent.option_types import UsageError
 from ftslurm.agent.options import parse_run
+from ftslurm.cli import COMMANDS
 from ftslurm.doctor.command import main as doctor
+from ftslurm.failures.catalogue import ROWS
 from ftslurm.health.command import main as health
+from ftslurm.logs.command import main as logs
 from ftslurm.nodes.command import main as nodes
-from ftslurm.rendezvous.node_record import NodeRecord
-from ftslurm.rendezvous.state import State
+from ftslurm.records.attempt import Attempt, Run, SchedulerView, StepEnd
+from ftslurm.records.defect import DefectRecord
+from ftslurm.records.error import ErrorRecord, ExceptionRecord, Frame, HostResources, OomKills, Space
+from ftslurm.records.event import EventRecord
+from ftslurm.records.health import Health, HealthFinding
+from ftslurm.records.node import NodeRecord
+from ftslurm.records.round import RecordSummary, RoundRecord, WorkerRecord
+from ftslurm.records.state import Failure, Hang, LostNode, PendingCommit, State, StateFile
+from ftslurm.records.submission import Submission
+from ftslurm.rehearse.command import main as rehearse
 from ftslurm.report.analysis import analyse
 from ftslurm.report.command import main as report
 from ftslurm.report.gathering import gather
+from ftslurm.runs.clean_command import main as clean
+from ftslurm.runs.history_command import main as history
+from ftslurm.runs.list_command import main as list_runs
+from ftslurm.runs.restart_command import main as restart
 from ftslurm.status.command import main as status
+from ftslurm.terminal import UsageError
 from ftslurm.testing.runs import RunBuilder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,7 +66,19 @@ def help_of(command: Callable[[Sequence[str]], int], *arguments: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "command"),
-    [("report", report), ("status", status), ("health", health), ("nodes", nodes), ("doctor", doctor)],
+    [
+        ("report", report),
+        ("status", status),
+        ("logs", logs),
+        ("list", list_runs),
+        ("clean", clean),
+        ("restart", restart),
+        ("history", history),
+        ("health", health),
+        ("nodes", nodes),
+        ("doctor", doctor),
+        ("rehearse", rehearse),
+    ],
 )
 def test_each_option_of_a_command_is_documented_and_each_documented_one_exists(
     name: str, command: Callable[[Sequence[str]], int], capsys: pytest.CaptureFixture[str]
@@ -59,12 +86,24 @@ def test_each_option_of_a_command_is_documented_and_each_documented_one_exists(
     for subcommand in SUBCOMMANDS.get(name, ("",)):
         help_of(command, *filter(None, [subcommand]))
     shown = re.findall(r"^  (?:-\w(?: \w+)?, )?(--[a-z-]+)", capsys.readouterr().out, re.M)
-    documented = set(FLAG.findall(in_first_column(section("options.md", f"`ftslurm {name}")))) - {"-o"}
+    documented = set(FLAG.findall(in_first_column(section("options.md", f"`ftslurm {name}")))) - {"-o", "-f", "-n"}
     assert documented == set(shown) - {"--help"}
 
 
 def test_the_table_of_options_is_the_one_that_the_program_uses() -> None:
     assert options_table() in (DOCS / "options.md").read_text(), "run python scripts/documentation.py"
+
+
+def test_the_table_of_causes_is_the_catalogue_and_each_of_nvidias_categories_has_a_row_or_a_reason() -> None:
+    page = (DOCS / "causes.md").read_text()
+    assert causes_table() in page, "run python scripts/documentation.py"
+    rows = re.findall(r"^\| (\d+) \| .+? \| (.+) \|$", page, re.M)
+    assert [int(number) for number, _ in rows] == [*range(1, 39)]
+    causes = {row.name for row in ROWS}
+    for number, text in rows:
+        named = set(re.findall(r"`([a-z-]+)`", text))
+        assert named <= causes, number
+        assert named or text.startswith("none: "), number
 
 
 def test_each_option_of_torchrun_that_is_named_is_taken_or_refused_with_a_reason() -> None:
@@ -87,7 +126,7 @@ def test_each_variable_is_documented_and_each_documented_one_exists() -> None:
     used |= set(re.findall(r"FTSLURM_[A-Z_]+", options_table()))
     documented = {found for page in PAGES for found in name.findall(page.read_text())}
     assert used - set(name.findall((DOCS / "options.md").read_text())) == set()
-    of_tests = {"FTSLURM_TEST_VENV", "FTSLURM_CHROMIUM"}
+    of_tests = {"FTSLURM_TEST_VENV", "FTSLURM_CHROMIUM", "FTSLURM_CORPUS"}
     assert documented - used - of_tests == set()
 
 
@@ -100,7 +139,7 @@ def test_each_link_leads_to_a_file_and_each_page_is_linked_from_the_readme() -> 
 
 
 def test_each_command_in_the_documentation_exists() -> None:
-    known = {"run", "report", "status", "doctor", "health", "nodes", "template", "logs", "DIR"}
+    known = {*COMMANDS, "run", "health", "DIR"}
     for page in PAGES:
         found = set(re.findall(r"(?:^|`|\| |; |srun [^\n`]*)ftslurm ([a-z]+)\b", page.read_text(), re.M))
         prose = {word for word in found if word not in known}
@@ -111,9 +150,39 @@ def test_each_command_in_the_documentation_exists() -> None:
         assert [name for name in scripts if not (ROOT / "scripts" / name).exists()] == [], page.name
 
 
-@pytest.mark.parametrize(("kind", "title"), [(NodeRecord, "**Node record**"), (State, "**State**")])
+@pytest.mark.parametrize(
+    ("kind", "title"),
+    [
+        (Run, "`run.json`"),
+        (Attempt, "`attempt.json`"),
+        (Submission, "`submission.json`"),
+        (StepEnd, "`step.json`"),
+        (SchedulerView, "`scheduler.json`"),
+        (EventRecord, "`events/"),
+        (PendingCommit, "`commits/"),
+        (DefectRecord, "`defects/"),
+        (NodeRecord, "**Node record**"),
+        (StateFile, "**State**"),
+        (Failure, "Inner objects"),
+        (Hang, "Inner objects"),
+        (LostNode, "Inner objects"),
+        (Health, "Inner objects"),
+        (HealthFinding, "Inner objects"),
+        (State, "**State**"),
+        (RoundRecord, "**Round on a node**"),
+        (WorkerRecord, "**Round on a node**"),
+        (RecordSummary, "**Round on a node**"),
+        (ErrorRecord, "**Error record**"),
+        (ExceptionRecord, "An exception"),
+        (Frame, "An exception"),
+        (HostResources, "Host resources"),
+        (OomKills, "Host resources"),
+        (Space, "Host resources"),
+    ],
+)
 def test_each_key_of_a_record_is_documented(kind: type, title: str) -> None:
-    paragraph = next(part for part in section("run-directory.md", "Keys").split("\n\n") if part.startswith(title))
+    parts = section("run-directory.md", "Keys").strip().split("\n\n")
+    paragraph = next(part for part in parts if part.startswith(title))
     assert [name for name in kind.__annotations__ if f"`{name}`" not in paragraph] == []
 
 

@@ -18,7 +18,7 @@ from ftslurm.agent.environment import (
     worker_command,
     worker_environment,
 )
-from ftslurm.rendezvous.state import Master
+from ftslurm.records.state import Master
 
 # Two nodes with 3 and 2 workers; this is the second node, in the third round, after two restarts.
 ASSIGNMENT = Assignment(3, "12.1", 1, 2, 3, 2, 5, Master("n1", 20_123), 2, 4)
@@ -97,7 +97,7 @@ def test_a_standby_has_of_the_workers_environment_what_no_round_can_change() -> 
     assert later == OF_THE_ROUND | ours
 
 
-def test_a_standby_is_told_what_to_import_and_what_it_will_run() -> None:
+def test_a_standbys_environment_has_what_to_import_and_what_it_will_run() -> None:
     program = Program("script", "train.py", ("--standby", "x"), "/venv/python")
     command = worker_command(program, 42, None, None, ("torch", "a.b"))
     assert command[3:] == ["--parent", "42", "--standby", "torch,a.b", "--script", "train.py", "--", "--standby", "x"]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
+from ftslurm.dataclasses import replace
 from ftslurm.failures.exceptions import describe
-from ftslurm.failures.reason import is_bare_exit, links, reason, reason_path
+from ftslurm.failures.reason import is_bare_exit, links, reason
 from ftslurm.failures.record import from_exception
 from ftslurm.failures.retryability import retryability
 from ftslurm.failures.signature import LINES, of_output, signature
+from ftslurm.records.error import ErrorRecord, ExceptionRecord, error_file
 
 
 def raised(function: Callable[[], object]) -> BaseException:
@@ -23,14 +24,14 @@ def raised(function: Callable[[], object]) -> BaseException:
     raise AssertionError("nothing was raised")
 
 
-def recorded(function: Callable[[], object]) -> dict[str, Any]:
+def recorded(function: Callable[[], object]) -> ExceptionRecord:
     error = raised(function)
     return describe(error, error.__traceback__)
 
 
-def record_of(function: Callable[[], object]) -> dict[str, Any]:
+def record_of(function: Callable[[], object]) -> ErrorRecord:
     error = raised(function)
-    return from_exception(error, error.__traceback__, {"time_ns": 5 * 10**9}, None)
+    return from_exception(error, error.__traceback__, ErrorRecord("exception", 5 * 10**9), None)
 
 
 def work(message: str = "boom") -> None:
@@ -81,13 +82,12 @@ def exits_alone() -> None:
 
 @pytest.mark.parametrize("function", [exits_in_handler, exits_from, exits_from_none, exits_twice])
 def test_what_an_exit_hides_is_judged(function: Callable[[], object]) -> None:
-    assert reason(recorded(function))["type"] == "ValueError"
+    assert reason(recorded(function)).type == "ValueError"
 
 
 @pytest.mark.parametrize("function", [exits_alone, exits_further_down, work])
 def test_an_exception_that_hides_none_is_judged_itself(function: Callable[[], object]) -> None:
     exception = recorded(function)
-    assert reason_path(exception) == ()
     assert reason(exception) is exception
 
 
@@ -99,18 +99,18 @@ def test_a_refused_command_line_is_judged_itself() -> None:
         parser.add_argument("--lr", type=float)
         parser.parse_args(["--lr", "high"])
 
-    assert reason(recorded(refuse))["type"] == "SystemExit"
+    assert reason(recorded(refuse)).type == "SystemExit"
 
 
 def test_the_record_of_a_hidden_exception_is_of_kind_exception_and_its_message_begins_with_it() -> None:
     record = record_of(exits_in_handler)
-    assert record["ftslurm"]["kind"] == "exception"
-    assert record["ftslurm"]["exit_code"] == 1
-    assert record["message"]["message"].startswith("ValueError: boom; then SystemExit: 1 (at test_failure_reason.py:")
+    assert record.kind == "exception"
+    assert record.exit_code == error_file(record)["message"]["errorCode"] == 1
+    assert record.message.startswith("ValueError: boom; then SystemExit: 1 (at test_failure_reason.py:")
 
 
 @pytest.mark.parametrize(("code", "bare"), [(1, True), ("", True), ("no data", False), (-9, True)])
-def test_an_exit_that_says_no_more_than_a_number_is_bare(code: object, bare: bool) -> None:
+def test_an_exit_with_only_a_number_is_bare(code: object, bare: bool) -> None:
     assert is_bare_exit(recorded(lambda: sys.exit(code))) is bare  # type: ignore[arg-type]
 
 
@@ -121,13 +121,13 @@ def test_all_links_of_a_chain_are_given() -> None:
         except SystemExit:
             raise KeyError("x")  # noqa: B904
 
-    assert [link["type"] for link in links(recorded(fail))] == ["KeyError", "SystemExit", "ValueError"]
+    assert [link.type for link in links(recorded(fail))] == ["KeyError", "SystemExit", "ValueError"]
 
 
 # The retryability of what is hidden
 
 
-def hiding(error: BaseException, behind: bool = False) -> dict[str, Any]:
+def hiding(error: BaseException, behind: bool = False) -> ErrorRecord:
     """The record of a program that ends itself by code 1 because of an error, or of what it raised from that one."""
 
     def end() -> None:
@@ -141,18 +141,14 @@ def hiding(error: BaseException, behind: bool = False) -> dict[str, Any]:
         except Exception:
             sys.exit(1)
 
-    record = record_of(end)
-    record["ftslurm"].update(signal=None, step=None)
-    return record
+    return record_of(end)
 
 
-def uncaught(error: BaseException) -> dict[str, Any]:
+def uncaught(error: BaseException) -> ErrorRecord:
     def end() -> None:
         raise error
 
-    record = record_of(end)
-    record["ftslurm"].update(exit_code=1, signal=None, step=None)
-    return record
+    return replace(record_of(end), exit_code=1)
 
 
 class DistBackendError(RuntimeError):
@@ -176,7 +172,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: f"{type(error).__name__} {error}"[:40])
-def test_a_hidden_failure_has_the_outlook_that_it_would_have_uncaught(error: BaseException) -> None:
+def test_a_hidden_failure_is_as_retryable_as_it_would_be_uncaught(error: BaseException) -> None:
     hidden, plain = retryability(hiding(error), 3.0), retryability(uncaught(error), 3.0)
     # Where in the code it happened is no part of this comparison.
     assert {**hidden, "signature": None} == {**plain, "signature": None}
@@ -250,5 +246,5 @@ def test_only_the_last_lines_of_the_output_count() -> None:
         LOGGED + "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer\n",
     ],
 )
-def test_output_that_is_empty_or_tells_of_another_rank_proves_nothing(output: str) -> None:
+def test_output_that_is_empty_or_about_another_rank_proves_nothing(output: str) -> None:
     assert of_output(output) is None

@@ -14,10 +14,10 @@ import pytest
 import ftslurm
 import ftslurm.fencing
 import ftslurm.sharedfs.replace
+from ftslurm.records.state import RUNNING, State
 from ftslurm.rendezvous.closing import close
 from ftslurm.rendezvous.fold import begin
 from ftslurm.rendezvous.observation import RunSpec
-from ftslurm.rendezvous.state import RUNNING, State
 from ftslurm.sharedfs.cell import FencedCell
 from ftslurm.sharedfs.commits import Commits
 from ftslurm.sharedfs.filesystem import PosixFileSystem
@@ -120,7 +120,7 @@ def leftovers(directory: Path) -> list[str]:
     return sorted(hidden + [path.name for path in (directory / "commits").iterdir()])
 
 
-def test_a_rank_that_is_frozen_between_its_look_and_its_rename_is_kept_out(
+def test_a_rank_that_is_frozen_between_its_check_and_its_rename_is_fenced_out(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = tmp_path / "last.pt"
@@ -315,7 +315,7 @@ with ftslurm.commit({str(target)!r}) as temporary:
     assert leftovers(tmp_path) == []
 
 
-def test_where_neither_directory_can_be_given_the_name_the_error_says_where_both_lie(
+def test_where_neither_directory_can_be_given_the_name_the_error_names_the_places_of_both(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = tmp_path / "last"

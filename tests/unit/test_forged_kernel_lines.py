@@ -9,7 +9,8 @@ import pytest
 
 from ftslurm.health.check import Context
 from ftslurm.health.checks import host_kernel_log
-from ftslurm.health.verdict import FAIL, Json, Judgement
+from ftslurm.health.verdict import Json, Judgement
+from ftslurm.records.health import FAIL
 from tests.unit.health_trees import Tree
 from tests.unit.test_health_kernel_log import FAULTS
 
@@ -120,7 +121,7 @@ def test_no_part_of_a_drivers_line_is_believed_either(carrier: str) -> None:
 
 
 @pytest.mark.parametrize("carrier", NAMED)
-def test_a_name_in_a_genuine_line_changes_nothing_of_what_it_says(carrier: str) -> None:
+def test_a_name_in_a_genuine_line_does_not_change_its_meaning(carrier: str) -> None:
     expected = [(finding.status, finding.advice) for finding in judge(NAMED[carrier]("python")).findings]
     assert len(expected) == 1
     for line in GENUINE:

@@ -9,7 +9,8 @@ import pytest
 from ftslurm.health.agent_run import facts_to_keep, read_facts, write_facts
 from ftslurm.health.check import SETS, Check
 from ftslurm.health.result import RunResult, decode, encode
-from ftslurm.health.verdict import FAIL, OK, Finding, Json, Judgement, Verdict
+from ftslurm.health.verdict import Finding, Json, Judgement, Verdict
+from ftslurm.records.health import FAIL, OK
 
 
 def check(name: str, lasting: bool = True) -> Check:
@@ -35,7 +36,7 @@ def test_rubbish_is_no_result(data: bytes) -> None:
         decode(data)
 
 
-def test_the_next_look_is_compared_with_this_one() -> None:
+def test_the_next_run_is_compared_with_this_one() -> None:
     looked = RunResult((verdict("a", OK, {"n": 2}), verdict("b", OK, None)), (), 0.0)
     assert facts_to_keep([check("a"), check("b")], {"a": {"n": 1}, "c": {"n": 9}}, looked) == {
         "a": {"n": 2},
@@ -43,7 +44,7 @@ def test_the_next_look_is_compared_with_this_one() -> None:
     }
 
 
-def test_while_a_check_fails_it_is_compared_with_the_last_good_look_unless_it_knows_better() -> None:
+def test_while_a_check_fails_it_is_compared_with_the_last_run_without_a_failure() -> None:
     looked = RunResult(
         (verdict("a", FAIL, {"n": 2}), verdict("b", FAIL, {"n": 2}), verdict("c", FAIL, {"n": 2})), (), 0.0
     )

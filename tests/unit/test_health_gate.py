@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from ftslurm.agent.health_gate import ACT, AGAIN_S, FRESH_S, HOLD_S, OFF, WATCH, XID, HealthGate
+from ftslurm.agent.health_gate import AGAIN_S, FRESH_S, HOLD_S, XID, HealthGate
+from ftslurm.agent.option_groups import ACT, OFF, REPORT, HealthOptions
 from ftslurm.health.check import BACKGROUND, CONFIRM, QUICK, THOROUGH
-from ftslurm.health.node_health import HealthFinding
 from ftslurm.health.result import RunResult
-from ftslurm.health.verdict import FAIL, OK, WARN, Finding, Judgement, verdict
-from ftslurm.rendezvous.state import Failure
+from ftslurm.health.verdict import Finding, Judgement, verdict
+from ftslurm.records.health import FAIL, OK, WARN, HealthFinding
+from ftslurm.records.state import Failure
 
 LOST = Finding(FAIL, "GPU 3", "it does not answer", "Reset it.")
 HOT = Finding(WARN, "GPU 1", "91 C", "Look at its fans.")
@@ -21,17 +22,21 @@ def failure(blame: str | None, message: str = "CUDA error: uncorrectable ECC err
     return Failure(2, "n1", 5, 1, 77, "exception", 1, None, message, 10, blame=blame)
 
 
+def health_gate(mode: str = ACT, every_s: float = 300.0, spread_s: float = 0.0) -> HealthGate:
+    return HealthGate(HealthOptions(mode, every_s, (), None, ()), spread_s)
+
+
 def fit(mode: str = ACT, every_s: float = 300.0) -> HealthGate:
     """A node that was looked at at second 0 and found well."""
-    gate = HealthGate(mode, every_s)
+    gate = health_gate(mode, every_s)
     gate.begin()
     if gate.wanted:
         gate.on_result(gate.take_wanted(), looked(), 0.0, 10**9)
     return gate
 
 
-def test_the_first_look_gates_the_first_round() -> None:
-    gate = HealthGate(ACT, 300)
+def test_the_first_run_gates_the_first_round() -> None:
+    gate = health_gate(ACT, 300)
     gate.begin()
     assert (gate.wanted, gate.health_pending, gate.unhealthy) == (QUICK, True, None)
     assert gate.take_wanted() == QUICK and gate.wanted is None
@@ -40,7 +45,7 @@ def test_the_first_look_gates_the_first_round() -> None:
     assert gate.health is not None and (gate.health.status, gate.health.checked_ns) == ("ok", 5)
 
 
-def test_a_failing_check_makes_the_node_unhealthy_and_it_is_looked_at_again() -> None:
+def test_a_failing_check_makes_the_node_unhealthy_and_it_is_checked_again() -> None:
     gate = fit()
     new = gate.on_result(QUICK, looked(LOST, HOT), 100.0, 5)
     assert [one.text for one in new] == ["it does not answer", "91 C"]
@@ -65,7 +70,7 @@ def test_a_failing_check_is_made_once_more_at_once_and_that_confirms_it() -> Non
     assert gate.wanted is None, "confirmed is confirmed"
 
 
-def test_a_failing_check_that_is_well_alone_and_unhurried_leaves_the_node_fit() -> None:
+def test_a_failing_check_that_succeeds_alone_leaves_the_node_healthy() -> None:
     gate = fit()
     gate.on_result(QUICK, looked(LOST), 1.0, 5)
     assert gate.take_wanted() == CONFIRM
@@ -73,7 +78,7 @@ def test_a_failing_check_that_is_well_alone_and_unhurried_leaves_the_node_fit() 
     assert (gate.unhealthy, gate.unconfirmed, gate.wanted) == (None, (), None)
 
 
-def test_a_second_look_that_came_to_nothing_confirms_nothing() -> None:
+def test_a_second_run_that_fails_confirms_nothing() -> None:
     gate = fit()
     gate.on_result(QUICK, looked(LOST), 1.0, 5)
     gate.on_result(gate.take_wanted(), None, 2.0, 6)
@@ -84,7 +89,7 @@ def test_a_second_look_that_came_to_nothing_confirms_nothing() -> None:
     assert gate.wanted == CONFIRM
 
 
-def test_while_ranks_run_nobody_looks_twice_for_they_would_not_be_alone() -> None:
+def test_while_ranks_run_checks_are_not_confirmed() -> None:
     gate = fit()
     gate.on_round(1.0)
     gate.on_result(BACKGROUND, looked(LOST), 300.0, 5)
@@ -95,7 +100,7 @@ def test_while_ranks_run_nobody_looks_twice_for_they_would_not_be_alone() -> Non
     assert gate.wanted == CONFIRM
 
 
-def test_what_happened_is_not_looked_for_again() -> None:
+def test_events_are_not_checked_for_again() -> None:
     gate = fit()
     gate.on_event(HealthFinding(XID, FAIL, "GPU 2", "Xid 79: fallen off the bus", "Reset.", 44), 5.0, 9)
     gate.on_result(THOROUGH, looked(), 6.0, 10)
@@ -108,20 +113,20 @@ def test_several_failing_checks_are_counted() -> None:
     assert gate.unhealthy == "GPU 3: it does not answer (and 1 more)"
 
 
-def test_a_warning_makes_nobody_unhealthy() -> None:
+def test_a_warning_makes_no_node_unhealthy() -> None:
     gate = fit()
     gate.on_result(QUICK, looked(HOT), 1.0, 5)
     assert gate.unhealthy is None
 
 
-def test_a_restart_soon_after_a_look_waits_for_no_other() -> None:
+def test_a_restart_soon_after_a_run_waits_for_no_other() -> None:
     gate = fit()
     gate.on_round(1.0)
     gate.on_swept(None, FRESH_S - 1, 5)
     assert (gate.wanted, gate.health_pending) == (None, False)
 
 
-def test_a_later_restart_is_gated_by_a_quick_look() -> None:
+def test_a_later_restart_is_gated_by_a_quick_run() -> None:
     gate = fit()
     gate.on_round(1.0)
     gate.on_swept(None, FRESH_S + 1, 5)
@@ -142,7 +147,7 @@ def test_a_programs_own_failure_does_not() -> None:
     assert (gate.wanted, gate.health_pending) == (None, False)
 
 
-def test_what_the_hardware_said_of_itself_keeps_the_node_out_though_it_looks_well_when_idle() -> None:
+def test_an_event_of_the_hardware_keeps_the_node_out_although_it_is_healthy_when_idle() -> None:
     gate = fit()
     gate.on_round(1.0)
     gate.on_swept(failure("node"), 2.0, 5)
@@ -154,8 +159,8 @@ def test_what_the_hardware_said_of_itself_keeps_the_node_out_though_it_looks_wel
     assert gate.unhealthy is None
 
 
-def test_looks_while_ranks_run_come_now_and_then_and_gate_nothing() -> None:
-    gate = HealthGate(ACT, 300.0, spread_s=20.0)
+def test_runs_while_ranks_run_are_periodic_and_gate_nothing() -> None:
+    gate = health_gate(ACT, 300.0, spread_s=20.0)
     gate.begin()
     gate.on_result(gate.take_wanted(), looked(), 0.0, 1)
     gate.on_round(10.0)
@@ -171,7 +176,7 @@ def test_looks_while_ranks_run_come_now_and_then_and_gate_nothing() -> None:
     assert (gate.wanted, gate.health_pending) == (THOROUGH, True)
 
 
-def test_an_event_of_the_driver_is_told_once_and_held() -> None:
+def test_an_event_of_the_driver_is_reported_once_and_held() -> None:
     gate = fit()
     gate.on_round(1.0)
     fallen = HealthFinding(XID, FAIL, "GPU 2", "Xid 79: fallen off the bus", "Reset.", 44)
@@ -195,7 +200,7 @@ def test_the_same_event_of_another_gpu_is_news_and_one_that_comes_again_is_held_
     assert gate.unhealthy == "GPU 5: Xid 79: fallen off the bus"
 
 
-def test_what_happened_is_over_in_time_even_where_no_look_succeeds() -> None:
+def test_held_events_expire_even_if_no_run_succeeds() -> None:
     gate = fit()
     gate.on_event(HealthFinding(XID, FAIL, "GPU 2", "Xid 79: fallen off the bus", "Reset.", 44), 5.0, 9)
     gate.on_result(THOROUGH, None, 6.0, 10)
@@ -204,8 +209,8 @@ def test_what_happened_is_over_in_time_even_where_no_look_succeeds() -> None:
     assert gate.unhealthy is None
 
 
-def test_a_look_that_came_to_nothing_spares_no_restart_the_next_one() -> None:
-    gate = HealthGate(ACT, 300)
+def test_a_failed_run_does_not_count_for_the_next_restart() -> None:
+    gate = health_gate(ACT, 300)
     gate.begin()
     gate.on_result(gate.take_wanted(), None, 1.0, 5)
     gate.on_round(2.0)
@@ -220,16 +225,16 @@ def test_a_smaller_set_keeps_what_only_the_larger_one_sees() -> None:
     assert gate.unhealthy == "GPU 3: it does not answer"
 
 
-def test_a_look_that_came_to_nothing_holds_up_nobody() -> None:
-    gate = HealthGate(ACT, 300)
+def test_a_failed_run_delays_nothing() -> None:
+    gate = health_gate(ACT, 300)
     gate.begin()
     gate.on_result(gate.take_wanted(), None, 1.0, 5)
     assert (gate.health_pending, gate.unhealthy, gate.health) == (False, None, None)
     assert gate.deadline == 301.0
 
 
-def test_who_only_watches_never_holds_a_node_back() -> None:
-    gate = HealthGate(WATCH, 300)
+def test_watch_mode_never_keeps_a_node_out() -> None:
+    gate = health_gate(REPORT, 300)
     gate.begin()
     assert (gate.wanted, gate.health_pending) == (QUICK, False)
     gate.on_result(gate.take_wanted(), looked(LOST), 1.0, 5)
@@ -245,11 +250,11 @@ def test_switched_off_it_does_nothing() -> None:
     assert (gate.wanted, gate.health_pending, gate.unhealthy, gate.deadline) == (None, False, None, None)
 
 
-def test_without_looks_in_between_a_spare_is_left_in_peace() -> None:
+def test_without_periodic_runs_a_spare_is_not_checked() -> None:
     assert fit(every_s=0.0).deadline is None
 
 
-def test_what_a_program_did_to_its_gpu_is_told_once_and_is_nothing_against_the_node() -> None:
+def test_an_error_of_a_program_on_its_gpu_is_reported_once_and_does_not_count() -> None:
     gate = fit()
     gate.on_round(1.0)
     fault = HealthFinding(XID, OK, "GPU 2", "Xid 31: MMU fault of the program", "", 44)

@@ -24,7 +24,8 @@ from ftslurm.health.checks import (
     gpu_rows,
 )
 from ftslurm.health.slurm_steps import of_this_job
-from ftslurm.health.verdict import FAIL, OK, UNKNOWN, WARN, Finding, Json, verdict
+from ftslurm.health.verdict import Finding, Json, verdict
+from ftslurm.records.health import FAIL, OK, UNKNOWN, WARN
 
 BUS = "0000:1b:00.0"
 Facts = dict[str, Any]
@@ -520,7 +521,7 @@ def test_what_is_normal_is_no_finding(check: Check, facts: Facts, before: Facts 
     assert judgement.summary
 
 
-def test_a_gpu_that_cannot_be_told_to_be_ours_is_no_reason_to_fail() -> None:
+def test_a_gpu_that_may_be_another_jobs_does_not_fail() -> None:
     facts = gpus(gpu(0, processes=[], **{**HELD, "used": 0}), gpu(3, processes=[LEFT], **HELD), visible=True)
     assert [one.status for one in judged(gpu_processes.CHECK, facts, environ={"SLURM_GPUS_ON_NODE": "1"})] == [WARN]
 
@@ -539,7 +540,7 @@ HERE = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_RESTART_COUNT": "1"}
         ({}, None),  # it may not be read
     ],
 )
-def test_a_process_is_of_this_job_when_its_environment_says_so(said: dict[str, str], words: str | None) -> None:
+def test_a_process_belongs_to_this_job_by_its_environment(said: dict[str, str], words: str | None) -> None:
     assert of_this_job(said, HERE) == words
     assert of_this_job(said, {}) is None, "no job looks"
 
@@ -556,7 +557,7 @@ def test_what_could_not_be_read_is_unknown() -> None:
     assert (found.status, found.text) == (UNKNOWN, "could not be read: unknown error (0000:1b:00.0, serial 1322)")
 
 
-def test_the_drivers_word_that_a_gpu_may_be_used_makes_its_errors_a_warning() -> None:
+def test_errors_of_a_gpu_that_the_driver_permits_are_a_warning() -> None:
     (found,) = judged(gpu_ecc.CHECK, gpus(gpu(mode=1, pending=1, volatile=1, aggregate=1, recovery=0)))
     assert found.status == WARN
     assert "1 uncorrected ECC error since the last reset; the driver permits its use" in found.text
@@ -651,7 +652,7 @@ AMD_FAULTS = [
 @pytest.mark.parametrize(
     ("name", "text", "before", "status", "words"), [pytest.param(*case[1:], id=case[0]) for case in AMD_FAULTS]
 )
-def test_amds_counters_tell_hardware_errors(
+def test_amds_counters_show_hardware_errors(
     tmp_path: Path, name: str, text: str, before: str | None, status: str, words: str
 ) -> None:
     facts = amd_ras.fetch(context(root=amd_tree(tmp_path / "now", **{name: text})))
@@ -660,7 +661,7 @@ def test_amds_counters_tell_hardware_errors(
     assert [(one.status, one.subject, one.text) for one in found] == [(status, "GPU 1", words)]
 
 
-def test_healthy_amd_gpus_are_quiet(tmp_path: Path) -> None:
+def test_healthy_amd_gpus_have_no_findings(tmp_path: Path) -> None:
     facts = amd_ras.fetch(context(root=amd_tree(tmp_path)))
     judgement = amd_ras.judge(facts, facts, context())
     assert (judgement.summary, judgement.findings) == ("2 AMD GPUs, no uncorrectable errors", ())
@@ -688,21 +689,21 @@ def test_an_amd_gpu_that_slurm_gave_and_that_is_gone_is_named(tmp_path: Path) ->
     assert found.text == "3 of the 4 GPUs that Slurm gave can be used; on the PCI bus, but not usable: 0000:1d:00.0"
 
 
-def test_an_amd_gpu_that_went_away_between_two_looks_is_named(tmp_path: Path) -> None:
+def test_an_amd_gpu_that_went_away_between_two_runs_is_named(tmp_path: Path) -> None:
     before = amd_count.fetch(context(root=kfd(tmp_path / "then", 0, 1, 2, 3)))
     facts = amd_count.fetch(context(root=kfd(tmp_path / "now", 0, 1, 2)))
     (found,) = judged(amd_count.CHECK, facts, before)
     assert (found.status, found.text) == (FAIL, "1 AMD GPU gone since the last check: 0000:1e:00.0")
 
 
-def test_amds_driver_that_is_not_loaded_is_said(tmp_path: Path) -> None:
+def test_amds_driver_that_is_not_loaded_is_found(tmp_path: Path) -> None:
     facts = amd_count.fetch(context(root=kfd(tmp_path, driver=None, topology=False)))
     (found,) = judged(amd_count.CHECK, facts, environ=COUNTED)
     assert (found.status, found.text) == (FAIL, "the driver amdgpu is not loaded, 4 AMD GPUs on the PCI bus")
     assert judged(amd_count.CHECK, facts) == ()
 
 
-def test_an_amd_index_beyond_the_gpus_is_said(tmp_path: Path) -> None:
+def test_an_amd_index_beyond_the_gpus_is_found(tmp_path: Path) -> None:
     facts = amd_count.fetch(context(root=kfd(tmp_path, 0, 1)))
     (found,) = judged(amd_count.CHECK, facts, environ={"ROCR_VISIBLE_DEVICES": "0,5"})
     assert (found.status, found.text) == (WARN, "the job's variables name GPU 5, there are 2")
@@ -715,7 +716,7 @@ def test_what_a_cgroup_leaves_of_the_amd_gpus_is_enough(tmp_path: Path) -> None:
     assert (judgement.summary, judgement.findings) == ("2 AMD GPUs", ())
 
 
-def test_the_pci_bus_tells_gpus_from_other_devices_and_who_drives_them(tmp_path: Path) -> None:
+def test_gpus_are_distinguished_on_the_pci_bus_with_their_drivers(tmp_path: Path) -> None:
     files: dict[str, str] = {}
     links: dict[str, str] = {}
     for bus, vendor, class_, driver in (
@@ -763,7 +764,7 @@ def test_a_gpu_behind_a_cgroup_or_outside_of_a_container_is_not_missing(tmp_path
     ],
     ids=lambda check: check.name,
 )
-def test_a_node_without_gpus_has_nothing_to_look_at(
+def test_a_node_without_gpus_has_nothing_to_check(
     check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nvml, "started", _no_library)
@@ -788,6 +789,6 @@ def test_a_step_without_gpus_in_a_job_with_some_does_not_fail() -> None:
     assert [one.status for one in judged(gpu_count.CHECK, counted(missing=(BUS,)), environ=COUNTED)] == [FAIL]
 
 
-def test_a_verdict_of_a_healthy_look_is_ok() -> None:
+def test_a_verdict_of_a_healthy_run_is_ok() -> None:
     facts = gpus(gpu(mode=1, pending=1, volatile=0, aggregate=0))
     assert verdict("gpu-ecc", gpu_ecc.judge(facts, None, context())).status == OK

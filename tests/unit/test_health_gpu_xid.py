@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ftslurm.health import xid
-from ftslurm.health.verdict import FAIL, OK, WARN
 from ftslurm.health.xid_catalogue import MEANINGS, bus_key, meaning, xid_in
+from ftslurm.records.health import FAIL, OK, WARN
 
 
 @pytest.mark.parametrize("number", [46, 48, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143, 158, 171])
@@ -24,12 +24,12 @@ def test_what_a_program_did_is_not_the_nodes_fault(number: int) -> None:
     assert meaning(number).status == OK
 
 
-def test_an_unknown_number_is_worth_a_look() -> None:
+def test_an_unknown_number_is_a_warning() -> None:
     assert meaning(999).status == WARN
     assert "unknown" in meaning(999).text
 
 
-def test_all_words_fit_into_a_line() -> None:
+def test_all_texts_fit_into_a_line() -> None:
     for known in MEANINGS.values():
         assert known.text == known.text.strip().rstrip(".")
         assert len(known.text) < 90
@@ -45,7 +45,7 @@ def test_all_words_fit_into_a_line() -> None:
         ("", WARN),
     ],
 )
-def test_the_text_tells_whether_a_new_nvlink_error_is_fatal(text: str, status: str) -> None:
+def test_the_text_has_whether_a_new_nvlink_error_is_fatal(text: str, status: str) -> None:
     assert meaning(149, text).status == status
 
 
@@ -60,7 +60,7 @@ def test_the_text_tells_whether_a_new_nvlink_error_is_fatal(text: str, status: s
         ("", WARN),
     ],
 )
-def test_the_text_tells_which_recovery_the_driver_wants(text: str, status: str) -> None:
+def test_the_text_has_the_recovery_that_the_driver_requests(text: str, status: str) -> None:
     assert meaning(154, text).status == status
 
 

@@ -13,7 +13,8 @@ from ftslurm.health import slurm_steps
 from ftslurm.health.check import Absent, Context
 from ftslurm.health.checks import host_clock, host_frequency, host_limits, host_memory, host_processes
 from ftslurm.health.procfs import above, below, processes
-from ftslurm.health.verdict import FAIL, OK, WARN, Json, Judgement, describe, worst
+from ftslurm.health.verdict import Json, Judgement, describe, worst
+from ftslurm.records.health import FAIL, OK, WARN
 from tests.unit.health_trees import Tree
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -282,7 +283,7 @@ FAULTS = [
         "leftover-of-another-job",
         host_processes,
         WARN,
-        "process 4242 (python): left over from job 122, which is over on this node; 2 h old, 3 GiB",
+        "process 4242 (python): left over from job 122, which is over on this node; 2 h 1 min old, 3 GiB",
         context=IN_JOB,
         others=[LEFT],
     ),
@@ -306,7 +307,7 @@ FAULTS = [
         "leftover-of-a-run-without-agent",
         host_processes,
         WARN,
-        "left over from the run local-1, whose agent is gone, rank 3; 2 h old",
+        "left over from the run local-1, whose agent is gone, rank 3; 2 h 1 min old",
         others=[{**LEFT, "job": None, "step": None, "run": "local-1", "rank": "3"}],
     ),
     fault(
@@ -337,7 +338,7 @@ FAULTS = [
         host_processes,
         WARN,
         "process 77 (python): has been killed and cannot end: a thread of"
-        " it hangs in the kernel in uvm_ioctl (state D), for 60 s at least",
+        " it hangs in the kernel in uvm_ioctl (state D), for 1 min at least",
         context=BUSY,
         before={"hanging": [HANGING], "at_s": 4940.0},
         hanging=[{**HANGING, "ended": True, "where": "uvm_ioctl", "held_s": 0.5}],
@@ -370,7 +371,7 @@ FAULTS = [
         "clock-off",
         host_clock,
         WARN,
-        "clock: it is off by 0.4 s by the kernel's estimate, expected less than 0.1 s",
+        "clock: it is off by 400 ms by the kernel's estimate, expected less than 100 ms",
         kernel={"estimated_s": 0.4},
     ),
     fault(
@@ -393,7 +394,7 @@ FAULTS = [
         "clock-set",
         host_clock,
         WARN,
-        "clock: it was set back by 42.0 s in the last 60 s",
+        "clock: it was set back by 42 s in the last 1 min",
         context=BUSY,
         before={"now_s": 1.8e9 - 18.0, "boot_s": 4940.0},
     ),
@@ -436,7 +437,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("module", "facts", "before", "context", "status", "words"), FAULTS)
-def test_what_is_wrong_is_said(
+def test_faults_are_found(
     module: Any, facts: Json, before: Json | None, context: Context, status: str, words: str
 ) -> None:
     judgement: Judgement = module.CHECK.judge(facts, before, context)
@@ -522,7 +523,7 @@ def harmless(name: str, module: Any, context: Context = NODE, before: Json | Non
         ),
     ],
 )
-def test_what_only_looks_bad_is_not_said(module: Any, facts: Json, before: Json | None, context: Context) -> None:
+def test_normal_conditions_are_not_found(module: Any, facts: Json, before: Json | None, context: Context) -> None:
     judgement: Judgement = module.CHECK.judge(facts, before, context)
     assert judgement.findings == () and judgement.summary
 
@@ -538,7 +539,7 @@ def test_summaries_give_the_figures() -> None:
         == "1024 open files, any number of processes, locked memory unlimited, core files of any size"
     )
     assert summary(host_processes) == "300 processes, load 1.0, no leftovers"
-    assert summary(host_clock) == "synchronised, estimated error 0.0001 s"
+    assert summary(host_clock) == "synchronised, estimated error 0.1 ms"
     assert summary(host_frequency) == "intel_pstate powersave"
 
 
@@ -687,7 +688,7 @@ def test_a_rank_is_left_over_only_without_an_agent_above_it(machine: Machine) ->
     machine.process(5000012, parent=1, FTSLURM_RECORD_DIR="/x", FTSLURM_RUN_ID="r", RANK="2")
     found = host_processes.judge(machine.look(), None, NODE).findings
     assert [describe(finding) for finding in found] == [
-        "process 5000012 (python): left over from the run r, whose agent is gone, rank 2; 3 h old, 2 MiB"
+        "process 5000012 (python): left over from the run r, whose agent is gone, rank 2; 2 h 45 min old, 2 MiB"
     ]
 
 
@@ -698,7 +699,7 @@ def test_special_steps_belong_to_their_job(machine: Machine) -> None:
     assert said is not None and said["job"] == "5" and said["step"] is None
 
 
-def test_a_process_that_does_not_move_between_two_looks_hangs(machine: Machine) -> None:
+def test_a_process_that_does_not_move_between_two_runs_hangs(machine: Machine) -> None:
     pauses: list[float] = []
     machine.process(5000010, state="D")
     machine.process(5000011, state="D")
@@ -714,7 +715,7 @@ def test_a_process_that_does_not_move_between_two_looks_hangs(machine: Machine) 
     assert pauses == list(host_processes.PAUSES_S)
 
 
-def test_a_look_that_a_round_waits_for_leaves_it_to_the_next_one(machine: Machine) -> None:
+def test_a_run_that_a_round_waits_for_leaves_it_to_the_next_run(machine: Machine) -> None:
     pauses: list[float] = []
     machine.process(5000010, state="D")
     before = machine.look(sleep=pauses.append, hurry=True)
@@ -730,7 +731,7 @@ def test_nothing_waits_when_nothing_sleeps_without_interruption(machine: Machine
     assert machine.look(sleep=lambda _: pytest.fail("it waited"))["hanging"] == []
 
 
-def test_ranks_that_write_are_not_looked_at_while_they_run(machine: Machine) -> None:
+def test_ranks_that_write_are_not_checked_while_they_run(machine: Machine) -> None:
     machine.process(5000010)
     machine.process(5000011, parent=5000010, state="D")
     assert machine.look(own_pid=5000010, busy=True)["hanging"] == []
@@ -775,7 +776,7 @@ def test_lists_of_cpus_are_read(listed: str, numbers: set[int]) -> None:
     assert host_processes.cpu_numbers(listed) == numbers
 
 
-def test_the_clock_is_asked_for_what_the_kernel_knows(tree: Tree) -> None:
+def test_the_state_of_the_clock_is_read_from_the_kernel(tree: Tree) -> None:
     tree.file("sys/devices/system/clocksource/clocksource0/current_clocksource", "hpet")
     tree.file("proc/cpuinfo", "flags : fpu hypervisor")
     tree.file("run/systemd/timesync/synchronized", "")
@@ -786,7 +787,7 @@ def test_the_clock_is_asked_for_what_the_kernel_knows(tree: Tree) -> None:
     assert facts["kernel"] is None or 0 <= facts["kernel"]["estimated_s"] <= facts["kernel"]["largest_s"] + 16
 
 
-def test_cpus_set_alike_are_one_line(tree: Tree) -> None:
+def test_equal_settings_of_cpus_are_one_line(tree: Tree) -> None:
     cpu = "sys/devices/system/cpu"
     for n in range(8):
         (tree.path / cpu / f"cpu{n}").mkdir(parents=True)

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from ftslurm.health import lookup, tcp_probe
-from ftslurm.health.addresses import is_loopback, is_number
+from ftslurm.health.addresses import is_loopback, is_number, neighbours
 from ftslurm.health.check import Absent, Context, Peer
 from ftslurm.health.checks import host_versions, network_interface, network_names, network_reach
 from ftslurm.health.tcp_probe import ProbeResult
-from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement, describe
+from ftslurm.health.verdict import Finding, Json, Judgement, describe
+from ftslurm.records.health import FAIL, WARN
 from tests.unit.health_trees import Tree
 
 PEERS = (Peer("n2", "10.0.0.2", 29500), Peer("n3", "10.0.0.3", 29500), Peer("n4", "10.0.0.4", 29500))
@@ -35,7 +36,7 @@ def told(judgement: Judgement) -> list[tuple[str, str]]:
 def names(addresses: dict[str, list[str]], **more: Any) -> Json:
     facts: Json = {
         "own": ["n1"],
-        "told": None,
+        "published": None,
         "addresses": {**GOOD, **addresses},
         "unanswered": [],
         "problems": {},
@@ -45,10 +46,10 @@ def names(addresses: dict[str, list[str]], **more: Any) -> Json:
     return {**facts, **more}
 
 
-def test_names_that_mean_what_they_should_are_well() -> None:
+def test_correct_names_are_healthy() -> None:
     judgement = network_names.judge(names({}), None, CONTEXT)
     assert judgement == Judgement("n1 is 10.0.0.1; 4 names looked up")
-    assert network_names.judge(names({}, told="n1"), None, BY_NAME_CONTEXT).findings == ()
+    assert network_names.judge(names({}, published="n1"), None, BY_NAME_CONTEXT).findings == ()
 
 
 @pytest.mark.parametrize("peers", [(), (Peer("n2", "127.0.0.1", 1),), (Peer("n1", "10.0.0.1", 1),)])
@@ -58,7 +59,7 @@ def test_a_node_alone_needs_no_name_that_others_understand(peers: tuple[Peer, ..
         assert network_names.judge(names({"n1": addresses}), None, context).findings == ()
 
 
-def test_addresses_are_told_from_names() -> None:
+def test_addresses_are_distinguished_from_names() -> None:
     assert is_number("10.0.0.1") and is_number("fe80::1") and not is_number("n1") and not is_number("1.2.3")
     assert is_loopback("127.0.1.1") and is_loopback("::1")
     assert not is_loopback("10.0.0.1") and not is_loopback("127.example.org")
@@ -88,7 +89,7 @@ FAULTS: list[tuple[str, Json, Context, str, str]] = [
     ),
     (
         "own-name-is-another-node-and-others-are-told-it",
-        names({"n1": ["10.0.0.9"]}, told="n1"),
+        names({"n1": ["10.0.0.9"]}, published="n1"),
         BY_NAME_CONTEXT,
         FAIL,
         "this node's own name n1 is 10.0.0.9, which is no address of this node",
@@ -142,13 +143,11 @@ FAULTS: list[tuple[str, Json, Context, str, str]] = [
 @pytest.mark.parametrize(
     ("facts", "context", "status", "words"), [fault[1:] for fault in FAULTS], ids=[fault[0] for fault in FAULTS]
 )
-def test_a_name_that_means_something_else_is_found_with_the_right_words(
-    facts: Json, context: Context, status: str, words: str
-) -> None:
+def test_wrong_names_are_found_with_the_right_text(facts: Json, context: Context, status: str, words: str) -> None:
     assert told(network_names.judge(facts, None, context)) == [(status, words)]
 
 
-def test_names_are_looked_up_that_the_job_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_names_that_the_job_needs_are_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def system(name: str) -> list[str]:
@@ -164,10 +163,10 @@ def test_names_are_looked_up_that_the_job_needs(monkeypatch: pytest.MonkeyPatch)
     assert {"n1", "n1-ib", "n2", "n3", "n3-ib"} <= set(asked) and "10.0.0.2" not in asked
     assert facts["addresses"]["n2"] == ["10.0.0.2"] and facts["addresses"]["n3"] == []
     assert facts["problems"] == {"n3": "Name or service not known"}
-    assert facts["here"] == ["127.0.0.1"] and facts["told"] == "n1-ib" and facts["own"][0] == "n1"
+    assert facts["here"] == ["127.0.0.1"] and facts["published"] == "n1-ib" and facts["own"][0] == "n1"
 
 
-def test_a_look_up_that_hangs_holds_up_no_other() -> None:
+def test_a_query_that_hangs_delays_no_other() -> None:
     import threading
 
     gate = threading.Event()
@@ -185,9 +184,9 @@ def test_a_look_up_that_hangs_holds_up_no_other() -> None:
 
 def test_each_node_tries_those_that_follow_it() -> None:
     peers = [Peer(f"n{n}", "") for n in (3, 1, 5, 2, 4)]
-    assert [peer.node for peer in network_reach.neighbours(peers, "n4", 3)] == ["n5", "n1", "n2"]
-    assert [peer.node for peer in network_reach.neighbours(peers, "n0")] == ["n1", "n2", "n3", "n4", "n5"]
-    assert network_reach.neighbours([], "n1") == []
+    assert [peer.node for peer in neighbours(peers, "n4", 3)] == ["n5", "n1", "n2"]
+    assert [peer.node for peer in neighbours(peers, "n0", 9)] == ["n1", "n2", "n3", "n4", "n5"]
+    assert neighbours([], "n1", 9) == []
 
 
 def reached(**ways: ProbeResult) -> Json:
@@ -205,7 +204,7 @@ NO_ROUTE = ProbeResult(tcp_probe.NO_ROUTE, "no route to host")
 UNKNOWN_NAME = ProbeResult(tcp_probe.UNRESOLVED, "its name does not resolve")
 
 
-def test_who_refuses_is_reached() -> None:
+def test_a_node_that_refuses_is_reached() -> None:
     judgement = network_reach.judge(reached(n2=YES, n3=REFUSED), None, CONTEXT)
     assert judgement == Judgement("2 of 2 other nodes reached")
 
@@ -252,7 +251,7 @@ REACH_FAULTS: list[tuple[str, Json, str, str]] = [
 @pytest.mark.parametrize(
     ("facts", "status", "words"), [fault[1:] for fault in REACH_FAULTS], ids=[fault[0] for fault in REACH_FAULTS]
 )
-def test_who_cannot_be_reached_is_told_with_the_right_words(facts: Json, status: str, words: str) -> None:
+def test_unreachable_nodes_are_reported_with_the_right_text(facts: Json, status: str, words: str) -> None:
     assert told(network_reach.judge(facts, None, CONTEXT)) == [(status, words)]
 
 
@@ -306,7 +305,7 @@ def test_an_address_of_ipv6_is_found_too(tree: Tree) -> None:
         interface(tree, "fd00::3")
 
 
-def test_where_nothing_is_to_be_seen_nothing_is_wrong(tree: Tree) -> None:
+def test_without_devices_there_are_no_findings(tree: Tree) -> None:
     with pytest.raises(Absent, match="no interface found"):
         interface(tree)
     with pytest.raises(Absent, match="the loopback's"):
@@ -314,7 +313,7 @@ def test_where_nothing_is_to_be_seen_nothing_is_wrong(tree: Tree) -> None:
 
 
 @pytest.mark.parametrize("state", ["up", "unknown", "dormant"])
-def test_drivers_that_know_no_state_or_speed_are_well(state: str, tree: Tree) -> None:
+def test_drivers_that_know_no_state_or_speed_are_healthy(state: str, tree: Tree) -> None:
     routed(tree)
     tree.interface("eth0", operstate=state, speed=-1)
     assert interface(tree) == Judgement(f"eth0 is {state}")
@@ -386,7 +385,7 @@ INTERFACE_FAULTS: list[tuple[str, Callable[[Tree], Json | None], str, str]] = [
 @pytest.mark.parametrize(
     ("build", "status", "words"), [fault[1:] for fault in INTERFACE_FAULTS], ids=[f[0] for f in INTERFACE_FAULTS]
 )
-def test_a_fault_of_the_interface_is_found_with_the_right_words(
+def test_a_fault_of_the_interface_is_found_with_the_right_text(
     build: Callable[[Tree], Json | None], status: str, words: str, tree: Tree
 ) -> None:
     before = build(tree)
@@ -404,7 +403,7 @@ def test_after_a_restart_of_the_node_the_link_has_not_been_lost(tree: Tree) -> N
     assert interface(tree, "10.0.0.1", before).findings == ()
 
 
-def test_versions_are_read_and_judged_by_nobody(tree: Tree) -> None:
+def test_versions_are_read_and_not_judged(tree: Tree) -> None:
     tree.file("proc/sys/kernel/osrelease", "5.15.0-91-generic")
     tree.file("etc/os-release", 'NAME="Ubuntu"\nPRETTY_NAME="Ubuntu 22.04.3 LTS"')
     tree.file("proc/cpuinfo", "processor\t: 0\nmodel name\t: Xeon 8480C\n\nprocessor\t: 1\nmodel name\t: Xeon 8480C")
@@ -414,7 +413,7 @@ def test_versions_are_read_and_judged_by_nobody(tree: Tree) -> None:
     assert judgement == Judgement("Ubuntu 22.04.3 LTS, Linux 5.15.0-91-generic, Xeon 8480C, mlx5_core 24.01-0.3.3")
 
 
-def test_a_tree_without_versions_is_well(tree: Tree) -> None:
+def test_a_tree_without_versions_is_healthy(tree: Tree) -> None:
     context = Context("n1", root=tree.root)
     assert host_versions.judge(host_versions.fetch(context), None, context) == Judgement("unknown")
 

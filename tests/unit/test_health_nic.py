@@ -11,7 +11,8 @@ import pytest
 
 from ftslurm.health.check import Context
 from ftslurm.health.checks import nic_ports
-from ftslurm.health.verdict import FAIL, OK, UNKNOWN, WARN, Json, Judgement, describe, worst
+from ftslurm.health.verdict import Json, Judgement, describe, worst
+from ftslurm.records.health import FAIL, OK, UNKNOWN, WARN
 from tests.unit.health_trees import Nic, Tree
 
 USED = 1 << 40
@@ -46,12 +47,12 @@ def all_up(tree: Tree) -> list[Nic]:
     return [nic.port(words=USED) for nic in nics(tree)]
 
 
-def test_a_node_without_infiniband_is_well(tree: Tree) -> None:
+def test_a_node_without_infiniband_is_healthy(tree: Tree) -> None:
     judgement = look(tree)
     assert judgement == Judgement("no InfiniBand or RoCE device here")
 
 
-def test_eight_ports_that_are_up_are_well(tree: Tree) -> None:
+def test_eight_ports_that_are_up_are_healthy(tree: Tree) -> None:
     all_up(tree)
     before = ports(tree)
     assert before["rates"] == [400.0] * 8 and before["devices"] == 8
@@ -140,7 +141,7 @@ WELL: list[Callable[[Tree], None]] = [
 
 
 @pytest.mark.parametrize("build", WELL, ids=lambda build: build.__name__)
-def test_a_port_that_is_down_or_slow_by_design_is_well(build: Callable[[Tree], None], tree: Tree) -> None:
+def test_a_port_that_is_down_or_slow_by_design_is_healthy(build: Callable[[Tree], None], tree: Tree) -> None:
     build(tree)
     first = look(tree)
     assert first.findings == ()
@@ -408,7 +409,7 @@ FAULTS: list[Fault] = [
 
 
 @pytest.mark.parametrize(("build", "status", "words"), [fault[1:] for fault in FAULTS], ids=[f[0] for f in FAULTS])
-def test_a_fault_of_a_port_is_found_with_the_right_words(
+def test_a_fault_of_a_port_is_found_with_the_right_text(
     build: Callable[[Tree], Json | None], status: str, words: str, tree: Tree
 ) -> None:
     before = build(tree)
@@ -419,7 +420,7 @@ def test_a_fault_of_a_port_is_found_with_the_right_words(
         assert len(judgement.findings) == 1
 
 
-def test_a_port_that_broke_is_found_in_the_looks_after_too(tree: Tree) -> None:
+def test_a_port_that_broke_is_found_in_the_runs_after_too(tree: Tree) -> None:
     went_down(tree)
     judgement = look(tree, ports(tree))
     assert [finding.status for finding in judgement.findings] == [FAIL]

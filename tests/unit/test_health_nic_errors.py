@@ -9,7 +9,8 @@ import pytest
 
 from ftslurm.health.check import Absent, Context
 from ftslurm.health.checks import nic_errors
-from ftslurm.health.verdict import FAIL, WARN, Json, Judgement, describe
+from ftslurm.health.verdict import Json, Judgement, describe
+from ftslurm.records.health import FAIL, WARN
 from tests.unit.health_trees import Tree
 
 
@@ -50,12 +51,12 @@ def test_counters_are_read_from_all_ports(tree: Tree) -> None:
     }
 
 
-def test_a_node_without_counters_is_well(tree: Tree) -> None:
+def test_a_node_without_counters_is_healthy(tree: Tree) -> None:
     with pytest.raises(Absent, match="no InfiniBand or RoCE port that counts errors here"):
         nic_errors.fetch(Context("n1", root=tree.root))
 
 
-def test_at_the_first_look_no_error_is_old_or_new() -> None:
+def test_at_the_first_run_no_error_is_old_or_new() -> None:
     judgement = nic_errors.judge(counted(link_downed=40), None, Context("n1"))
     assert judgement == Judgement("1 port; growth is known from the next check on")
 
@@ -87,13 +88,13 @@ def test_a_port_that_was_not_there_before_has_not_grown() -> None:
         (60.0, {"local_ack_timeout_err": 100000, "roce_slow_restart": 100000}),
     ],
 )
-def test_growth_that_is_normal_is_well(after_s: float, counters: dict[str, Any]) -> None:
+def test_growth_that_is_normal_is_healthy(after_s: float, counters: dict[str, Any]) -> None:
     assert grown(after_s, **counters).findings == ()
 
 
-def test_the_summary_tells_since_when() -> None:
-    assert grown(60.0).summary == "1 port, no errors beyond the normal in 60 s"
-    assert grown(7300.0, link_downed=1).summary == "1 port, errors grow on some in 2 h"
+def test_the_summary_has_since_when() -> None:
+    assert grown(60.0).summary == "1 port, no errors beyond the normal in 1 min"
+    assert grown(7300.0, link_downed=1).summary == "1 port, errors grow on some in 2 h 1 min"
 
 
 FAULTS: list[tuple[str, Judgement, str, str]] = [
@@ -101,13 +102,13 @@ FAULTS: list[tuple[str, Judgement, str, str]] = [
         "link-lost-once",
         grown(60.0, link_downed=1),
         WARN,
-        "mlx5_0 port 1: 1 loss of the link in 60 s (link_downed)",
+        "mlx5_0 port 1: 1 loss of the link in 1 min (link_downed)",
     ),
     (
         "link-flaps",
         grown(60.0, link_downed=3),
         FAIL,
-        "mlx5_0 port 1: 3 losses of the link in 60 s (link_downed); up to 2 an hour are normal",
+        "mlx5_0 port 1: 3 losses of the link in 1 min (link_downed); up to 2 an hour are normal",
     ),
     (
         "link-lost-now-and-then",
@@ -125,53 +126,53 @@ FAULTS: list[tuple[str, Judgement, str, str]] = [
         "symbol-errors",
         grown(60.0, symbol_error=121),
         WARN,
-        "mlx5_0 port 1: 121 symbol errors in 60 s (symbol_error); up to 120 an hour are normal",
+        "mlx5_0 port 1: 121 symbol errors in 1 min (symbol_error); up to 120 an hour are normal",
     ),
     (
         "broken-packets",
         grown(60.0, port_rcv_errors=601),
         WARN,
-        "mlx5_0 port 1: 601 broken packets in 60 s (port_rcv_errors); up to 10 a second are normal",
+        "mlx5_0 port 1: 601 broken packets in 1 min (port_rcv_errors); up to 10 a second are normal",
     ),
     (
         "bursts",
         grown(60.0, local_link_integrity_errors=1),
         WARN,
-        "mlx5_0 port 1: 1 burst of bit errors in 60 s (local_link_integrity_errors)",
+        "mlx5_0 port 1: 1 burst of bit errors in 1 min (local_link_integrity_errors)",
     ),
     (
         "overruns",
         grown(60.0, excessive_buffer_overrun_errors=2),
         WARN,
-        "mlx5_0 port 1: 2 buffer overruns in 60 s (excessive_buffer_overrun_errors)",
+        "mlx5_0 port 1: 2 buffer overruns in 1 min (excessive_buffer_overrun_errors)",
     ),
     (
         "discards",
         grown(60.0, port_xmit_discards=6001),
         WARN,
-        "mlx5_0 port 1: 6001 discarded packets in 60 s (port_xmit_discards); up to 100 a second are normal",
+        "mlx5_0 port 1: 6001 discarded packets in 1 min (port_xmit_discards); up to 100 a second are normal",
     ),
     (
         "roce-corruption",
         grown(60.0, rx_icrc_encapsulated=1),
         WARN,
-        "mlx5_0 port 1: 1 corrupt RoCE packet in 60 s (rx_icrc_encapsulated)",
+        "mlx5_0 port 1: 1 corrupt RoCE packet in 1 min (rx_icrc_encapsulated)",
     ),
     (
         "late-answers-while-ranks-run",
         grown(60.0, True, local_ack_timeout_err=61),
         WARN,
-        "mlx5_0 port 1: 61 late answers in 60 s (local_ack_timeout_err); up to 1 a second are normal",
+        "mlx5_0 port 1: 61 late answers in 1 min (local_ack_timeout_err); up to 1 a second are normal",
     ),
     (
         "slow-restarts-while-ranks-run",
         grown(60.0, True, roce_slow_restart=601),
         WARN,
-        "mlx5_0 port 1: 601 slow restarts in 60 s (roce_slow_restart); up to 10 a second are normal",
+        "mlx5_0 port 1: 601 slow restarts in 1 min (roce_slow_restart); up to 10 a second are normal",
     ),
 ]
 
 
 @pytest.mark.parametrize(("judgement", "status", "words"), [fault[1:] for fault in FAULTS], ids=[f[0] for f in FAULTS])
-def test_growth_of_errors_is_found_with_the_right_words(judgement: Judgement, status: str, words: str) -> None:
+def test_growth_of_errors_is_found_with_the_right_text(judgement: Judgement, status: str, words: str) -> None:
     assert [(finding.status, describe(finding)) for finding in judgement.findings] == [(status, words)]

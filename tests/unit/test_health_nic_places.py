@@ -11,7 +11,8 @@ import pytest
 from ftslurm.health.check import Absent, Context
 from ftslurm.health.checks import nic_nearest, nic_pcie
 from ftslurm.health.pci import NODE, PHB, PIX, PXB, SYS, Slot, relation, slot_of
-from ftslurm.health.verdict import WARN, Json, Judgement, describe
+from ftslurm.health.verdict import Json, Judgement, describe
+from ftslurm.records.health import WARN
 from tests.unit.health_trees import Nic, Tree
 
 USED = 1 << 40
@@ -66,7 +67,7 @@ def test_a_servers_own_screen_and_a_virtual_function_are_no_gpus(tree: Tree) -> 
     assert nearest(tree) == Judgement("1 GPU; the nearest NIC that is up: PHB of 1")
 
 
-def test_a_card_next_to_a_gpu_that_nobody_uses_says_nothing(tree: Tree) -> None:
+def test_an_unused_card_next_to_a_gpu_is_ignored(tree: Tree) -> None:
     tree.gpu("pci0000:17", "0000:17:01.0", "0000:18:00.0", "0000:19:00.0", "0000:1a:00.0")
     tree.nic("mlx5_0", "pci0000:17", "0000:17:01.0", "0000:18:00.0", "0000:19:01.0", "0000:1b:00.0").port(**DOWN)
     tree.nic("mlx5_1", "pci0000:97", "0000:97:01.0", "0000:98:00.0").port()
@@ -122,7 +123,7 @@ NEAREST_FAULTS: list[Fault] = [
 @pytest.mark.parametrize(
     ("build", "status", "words"), [fault[1:] for fault in NEAREST_FAULTS], ids=[f[0] for f in NEAREST_FAULTS]
 )
-def test_a_gpu_without_its_nic_is_found_with_the_right_words(
+def test_a_gpu_without_its_nic_is_found_with_the_right_text(
     build: Callable[[Tree], Json | None], status: str, words: str, tree: Tree
 ) -> None:
     before = build(tree)
@@ -167,23 +168,23 @@ def linked(tree: Tree, *links: tuple[str, int, str, int]) -> None:
         tree.nic(f"mlx5_{n}", link=link).port()
 
 
-def test_a_full_pcie_link_is_well(tree: Tree) -> None:
+def test_a_full_pcie_link_is_healthy(tree: Tree) -> None:
     linked(tree, GEN5, GEN5)
     assert pcie(tree) == Judgement("2 NICs at 32 GT/s x16")
 
 
-def test_a_slot_that_can_do_no_more_is_well(tree: Tree) -> None:
+def test_a_slot_that_can_do_no_more_is_healthy(tree: Tree) -> None:
     linked(tree, ("16.0 GT/s PCIe", 8, "32.0 GT/s PCIe", 16))
     tree.files("sys/devices/pci0000:17/0000:17:01.0", max_link_speed="16.0 GT/s PCIe", max_link_width=8)
     assert pcie(tree) == Judgement("1 NIC at 16 GT/s x8")
 
 
-def test_links_that_are_all_alike_are_how_the_machine_is_made(tree: Tree) -> None:
+def test_equal_links_are_the_design_of_the_machine(tree: Tree) -> None:
     linked(tree, *[("16.0 GT/s PCIe", 8, "16.0 GT/s PCIe", 16)] * 4)
     assert pcie(tree).findings == ()
 
 
-def test_a_virtual_machine_that_tells_no_link_is_well(tree: Tree) -> None:
+def test_a_virtual_machine_without_link_data_is_healthy(tree: Tree) -> None:
     linked(tree, ("Unknown", 0, "Unknown", 255))
     with pytest.raises(Absent, match="no InfiniBand or RoCE device with a PCIe link here"):
         pcie(tree)
@@ -206,7 +207,7 @@ PCIE_FAULTS: list[tuple[str, list[tuple[str, int, str, int]], str]] = [
 @pytest.mark.parametrize(
     ("links", "words"), [fault[1:] for fault in PCIE_FAULTS], ids=[fault[0] for fault in PCIE_FAULTS]
 )
-def test_a_reduced_pcie_link_is_found_with_the_right_words(
+def test_a_reduced_pcie_link_is_found_with_the_right_text(
     links: list[tuple[str, int, str, int]], words: str, tree: Tree
 ) -> None:
     linked(tree, *links)

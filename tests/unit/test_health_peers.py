@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from ftslurm.health.check import Absent, Context
-from ftslurm.health.cluster_view import NodeFinding
-from ftslurm.health.peers import ROWS, compare, compare_facts, facts_of
-from ftslurm.health.verdict import FAIL, OK, UNKNOWN, WARN, Finding, Json, Verdict, describe
+from ftslurm.health.peers import COMPARED, compare, compare_facts, facts_of
+from ftslurm.health.verdict import Finding, Json, NodeFinding, Verdict, describe
+from ftslurm.records.health import FAIL, OK, UNKNOWN, WARN
 
 GIB = 1 << 30
 
@@ -184,7 +184,7 @@ FAULTS: list[tuple[str, str, Json | None, Json | None, str]] = [
         "host-clock",
         {"source": "tsc", "now_s": 1.7e9},
         {"source": "tsc", "now_s": 1.7e9 + 100},
-        "clock: it is 100 s ahead of those of 7 of 8 nodes",
+        "clock: it is 1 min 40 s ahead of those of 7 of 8 nodes",
     ),
     (
         "other-governor",
@@ -255,9 +255,7 @@ FAULTS: list[tuple[str, str, Json | None, Json | None, str]] = [
 @pytest.mark.parametrize(
     ("check", "usual", "odd", "words"), [fault[1:] for fault in FAULTS], ids=[fault[0] for fault in FAULTS]
 )
-def test_the_odd_one_out_is_found_with_the_right_words(
-    check: str, usual: Json | None, odd: Json | None, words: str
-) -> None:
+def test_outliers_are_found_with_the_right_text(check: str, usual: Json | None, odd: Json | None, words: str) -> None:
     facts = nodes(check, usual, n3=odd)
     assert said(compare_facts(facts)) == [(("n3",), check, words)]
     assert all(one.finding.status == WARN for one in compare_facts(facts))
@@ -326,17 +324,17 @@ def test_nodes_that_are_odd_in_the_same_way_are_one_finding() -> None:
         ("nic-ports", ports(), {"devices": 8, "rates": [400.0] * 8, "firmware": {}}),
     ],
 )
-def test_what_differs_and_does_not_matter_is_well(check: str, usual: Json, odd: Json) -> None:
+def test_irrelevant_differences_are_ignored(check: str, usual: Json, odd: Json) -> None:
     assert compare_facts(nodes(check, usual, n3=odd)) == ()
 
 
-def test_a_node_that_could_not_be_looked_at_is_not_compared() -> None:
+def test_a_node_that_could_not_be_checked_is_not_compared() -> None:
     facts = nodes("gpu-count", gpus(8))
     del facts["n3"]["gpu-count"]
     assert compare_facts(facts) == ()
 
 
-def test_facts_of_verdicts_tell_nothing_there_from_not_known() -> None:
+def test_facts_of_verdicts_distinguish_absent_from_unknown() -> None:
     trouble = (Finding(UNKNOWN, "", "could not be checked", ""),)
     verdicts = [
         Verdict("gpu-count", OK, "no NVIDIA driver here", ()),
@@ -353,7 +351,7 @@ def check_of(name: str) -> Any:
     return import_module(f"ftslurm.health.checks.{name.replace('-', '_')}").CHECK
 
 
-@pytest.mark.parametrize("name", sorted({row.check for row in ROWS}))
+@pytest.mark.parametrize("name", sorted({compared.check for compared in COMPARED}))
 def test_what_is_compared_is_in_the_facts_of_a_check(name: str) -> None:
     assert check_of(name).name == name
     if not name.startswith("host-"):
@@ -362,9 +360,9 @@ def test_what_is_compared_is_in_the_facts_of_a_check(name: str) -> None:
         facts = check_of(name).fetch(Context("n1"))
     except Absent:
         return
-    for row in ROWS:
-        if row.check == name:
-            row.value(facts)
+    for compared in COMPARED:
+        if compared.check == name:
+            compared.value(facts)
 
 
 def test_a_thousand_nodes_are_compared_at_once() -> None:

@@ -11,8 +11,9 @@ from ftslurm.health import catalog, run, slurm_program
 from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Check, Context
 from ftslurm.health.command import main
 from ftslurm.health.result import RunResult
-from ftslurm.health.verdict import FAIL, OK, UNKNOWN, WARN, Finding, Json, Judgement, Verdict
-from ftslurm.nodes import drain as drain_module
+from ftslurm.health.verdict import Finding, Json, Judgement, Verdict
+from ftslurm.records.health import FAIL, OK, UNKNOWN, WARN
+from ftslurm.slurm import bounded as drain_module
 
 
 class World:
@@ -82,7 +83,7 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
         ("epilog", ("--drain", "--act"), WARN, 0, False),
     ],
 )
-def test_only_a_failed_check_and_only_when_asked_to_has_consequences(
+def test_only_a_failed_check_with_act_has_consequences(
     mode: str, extra: tuple[str, ...], status: str, code: int, drained: bool, world: World
 ) -> None:
     world.statuses = dict.fromkeys(world.statuses, status)
@@ -113,14 +114,14 @@ def test_the_sets_fit_the_moment_and_can_be_chosen(world: World) -> None:
         assert world.ran == expected
 
 
-def test_ranks_may_be_running_unless_the_site_says_that_none_are(world: World) -> None:
+def test_ranks_may_be_running_unless_the_site_excludes_that(world: World) -> None:
     main(["--slurm", "prolog"])
     assert world.context is not None and world.context.busy and world.context.node == "n17"
     main(["--slurm", "prolog", "--idle"])
     assert world.context is not None and not world.context.busy
 
 
-def test_what_one_look_saw_is_known_to_the_next(world: World) -> None:
+def test_facts_of_one_run_are_known_to_the_next(world: World) -> None:
     main(["--slurm", "health-check"])
     assert world.before == {}
     main(["--slurm", "prolog"])
@@ -129,7 +130,7 @@ def test_what_one_look_saw_is_known_to_the_next(world: World) -> None:
     assert set(world.before) == {"gpu-a", "gpu-b"}
 
 
-def test_a_drain_that_failed_is_told_and_no_more(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_drain_is_only_reported(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     world.statuses["gpu-b"] = FAIL
     world.problem = "slurmctld does not answer"
     assert main(["--slurm", "health-check", "--drain"]) == 1
@@ -146,7 +147,7 @@ def test_commands_are_found_without_a_path(world: World) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--slurm", "nothing"], "invalid choice"),
+        (["--slurm", "nothing"], "expected one of health-check, prolog, epilog, help, found 'nothing'"),
         (["--drain"], "--drain and --act need --slurm"),
         (["--act"], "--drain and --act need --slurm"),
         (["--slurm", "health-check", "--act"], "--act is for prolog and epilog"),
@@ -155,7 +156,7 @@ def test_commands_are_found_without_a_path(world: World) -> None:
         (["--slurm", "prolog", "--skip", "nosuch"], "nosuch: there is no such check"),
     ],
 )
-def test_wrong_usage_gives_code_2_and_looks_at_nothing(
+def test_wrong_usage_gives_code_2_and_checks_nothing(
     words: list[str], expected: str, world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words) == 2
@@ -167,7 +168,7 @@ def test_a_name_that_slurm_would_not_give_is_refused(world: World, monkeypatch: 
     assert main(["--slurm", "prolog"]) == 2
 
 
-def test_help_tells_how_to_set_slurm_up(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_how_to_set_slurm_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--slurm", "help"]) == 0
     text = capsys.readouterr().out
     for word in ("HealthCheckProgram=", "Prolog=", "--drain", "SLURM_CONF", "nohold_on_prolog_fail"):

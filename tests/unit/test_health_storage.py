@@ -12,8 +12,9 @@ import pytest
 from ftslurm.health import path_judge
 from ftslurm.health.check import Absent, CheckedPath, Context
 from ftslurm.health.checks import storage_lustre, storage_paths, storage_round_trip
-from ftslurm.health.probe import KILLED, Wish, file_name, probe_all
-from ftslurm.health.verdict import FAIL, UNKNOWN, WARN, Finding, Json, Judgement, describe, worst
+from ftslurm.health.probe import KILLED, ProbeSpec, file_name, probe_all
+from ftslurm.health.verdict import Finding, Json, Judgement, describe, worst
+from ftslurm.records.health import FAIL, UNKNOWN, WARN
 from ftslurm.sharedfs.mounts import mount_of
 from tests.unit.health_trees import Tree
 
@@ -206,7 +207,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("place", "changes", "status", "words", "context", "gpus", "before"), FAULTS)
-def test_what_is_wrong_is_said(
+def test_faults_are_found(
     place: CheckedPath, changes: Json, status: str, words: str, context: Context, gpus: bool, before: Json | None
 ) -> None:
     names = {"path": place.path, "what": place.what}
@@ -234,7 +235,7 @@ def test_what_is_wrong_is_said(
         (TMP, {"free": 900 * MIB, "total": 2 * GIB, "inodes": 600, "all_inodes": 1000, "mount": TMPFS}, NODE, True),
     ],
 )
-def test_what_only_looks_bad_is_not_said(place: CheckedPath, changes: Json, context: Context, gpus: bool) -> None:
+def test_normal_conditions_are_not_found(place: CheckedPath, changes: Json, context: Context, gpus: bool) -> None:
     assert path_judge.judge_path(place, {**GOOD, **changes}, None, context.busy, gpus) == []
 
 
@@ -267,7 +268,7 @@ def test_what_fstab_wants_mounted_and_is_not_is_found(fstab: str, path: str, poi
     assert path_judge.unmounted(fstab, MOUNTED, path) == point
 
 
-def test_a_filesystem_that_the_kernel_made_read_only_is_told_from_one_mounted_so() -> None:
+def test_a_filesystem_that_the_kernel_made_read_only_is_distinguished_from_one_mounted_so() -> None:
     line = "29 1 8:1 / /x {own},relatime - ext4 /dev/sda1 {whole},errors=remount-ro"
     made = mount_of(line.format(own="rw", whole="ro"), "/x/y")
     assert made.made_read_only and not made.read_only
@@ -293,9 +294,9 @@ FAULTS_OF_LUSTRE = [
 
 
 @pytest.mark.parametrize(("said", "used", "status", "words"), FAULTS_OF_LUSTRE)
-def test_lustres_word_is_believed(said: str, used: list[str], status: str, words: str) -> None:
+def test_lustres_own_status_is_used(said: str, used: list[str], status: str, words: str) -> None:
     context = Context("n1", paths=(CheckedPath("/scratch", "data"),))
-    (finding,) = storage_lustre.judge({"said": said, "used": used}, None, context).findings
+    (finding,) = storage_lustre.judge({"status_text": said, "used": used}, None, context).findings
     assert describe(finding).startswith(words) and finding.status == status
 
 
@@ -310,15 +311,15 @@ def test_lustres_file_is_read_with_what_of_the_job_is_on_it(tmp_path: Path, plac
         "n1", root=tree.root, paths=(CheckedPath("/lustre/run", "run directory"), CheckedPath("/home", "data"))
     )
     facts = storage_lustre.fetch(context)
-    assert facts == {"said": "healthy", "used": ["/lustre/run"]}
+    assert facts == {"status_text": "healthy", "used": ["/lustre/run"]}
     assert storage_lustre.judge(facts, None, context) == Judgement("healthy")
 
 
 # Probes of real directories
 
 
-def probe(path: Path | str, **wish: Any) -> Json:
-    (facts,) = probe_all([Wish(str(path), ".probe", **wish)], 10.0)
+def probe(path: Path | str, **spec: Any) -> Json:
+    (facts,) = probe_all([ProbeSpec(str(path), ".probe", **spec)], 10.0)
     return facts
 
 
@@ -341,9 +342,9 @@ def test_what_a_killed_probe_left_is_removed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_somebody_put_there_under_that_name_says_nothing_of_the_directory(tmp_path: Path) -> None:
+def test_a_foreign_file_of_that_name_is_no_fault_of_the_directory(tmp_path: Path) -> None:
     (tmp_path / ".probe" / "theirs").mkdir(parents=True)
-    (facts,) = probe_all([Wish(str(tmp_path), ".probe", write=4096, durable=True)], 5.0)
+    (facts,) = probe_all([ProbeSpec(str(tmp_path), ".probe", write=4096, durable=True)], 5.0)
     assert facts["error"] is None and facts["read_s"] is not None
     assert [one.name for one in tmp_path.iterdir()] == [".probe"]
 
@@ -357,8 +358,8 @@ def test_a_link_put_in_the_probes_place_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_many_probes_of_one_directory_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
-    wishes = [Wish(str(tmp_path), f".probe{n}", write=100, durable=True) for n in range(10)]
-    assert [facts["error"] for facts in probe_all(wishes, 20.0)] == [None] * 10
+    specs = [ProbeSpec(str(tmp_path), f".probe{n}", write=100, durable=True) for n in range(10)]
+    assert [facts["error"] for facts in probe_all(specs, 20.0)] == [None] * 10
     assert list(tmp_path.iterdir()) == []
 
 
@@ -375,7 +376,7 @@ def test_a_link_in_a_circle_is_an_error(tmp_path: Path) -> None:
     assert probe(tmp_path / "x")["error"][1] == errno.ELOOP
 
 
-def test_of_a_missing_path_what_is_there_is_told(tmp_path: Path) -> None:
+def test_of_a_missing_path_the_existing_part_is_reported(tmp_path: Path) -> None:
     facts = probe(tmp_path / "no" / "such")
     assert facts["kind"] == "missing" and facts["nearest"] == str(tmp_path.resolve()) and facts["empty"]
     assert facts["real"] == str(tmp_path.resolve() / "no" / "such") and facts["error"] is None
@@ -404,7 +405,7 @@ def test_names_that_are_no_text_are_no_obstacle(tmp_path: Path) -> None:
     judged.summary.encode()
 
 
-def test_a_probes_file_tells_whose_it_is() -> None:
+def test_a_probes_file_is_named_after_its_owner() -> None:
     assert file_name("n/1 x", "look0") == f".ftslurm-health-n_1_x-{os.geteuid()}-look0"
 
 
@@ -471,7 +472,7 @@ def context(tmp_path: Path) -> Context:
     return Context("n1", environ={"TMPDIR": f"{tmp_path}/tmp"}, root=tree.root, paths=paths)
 
 
-def test_each_path_is_looked_at_with_its_mount(context: Context) -> None:
+def test_each_path_is_checked_with_its_mount(context: Context) -> None:
     facts = storage_paths.fetch(context)
     assert [(one["mount"]["type"], one["error"]) for one in facts["places"]] == [
         ("nfs4", None),
@@ -498,10 +499,10 @@ def test_an_unmounted_filesystem_of_fstab_is_found(context: Context, tmp_path: P
     assert found[0].text == f"nothing is mounted at {tmp_path}/tmp, which fstab wants"
 
 
-def test_a_round_trip_tells_its_times(context: Context) -> None:
+def test_a_round_trip_shows_its_times(context: Context) -> None:
     facts = storage_round_trip.fetch(context)
     judgement = storage_round_trip.judge(facts, None, context)
-    assert judgement.findings == () and judgement.summary.count(" s and ") == 3
+    assert judgement.findings == () and judgement.summary.count("s and ") == 3
 
 
 def trip(**changes: Any) -> list[Finding]:
@@ -510,7 +511,7 @@ def trip(**changes: Any) -> list[Finding]:
 
 
 FAULTS_OF_ROUND_TRIPS = [
-    pytest.param({"write_s": 4.25}, WARN, "slow: 4.2 s to write and sync 1 MiB, 0.01 s to read it", id="slow-write"),
+    pytest.param({"write_s": 4.25}, WARN, "slow: 4.25 s to write and sync 1 MiB, 10 ms to read it", id="slow-write"),
     pytest.param(fails("fsync", errno.EIO), FAIL, "input/output error: fsync failed", id="sync-fails"),
     pytest.param(
         fails("close", errno.EDQUOT), WARN, "the disk quota is used up (quota -s): close", id="quota-at-close"
@@ -521,11 +522,11 @@ FAULTS_OF_ROUND_TRIPS = [
 
 
 @pytest.mark.parametrize(("changes", "status", "words"), FAULTS_OF_ROUND_TRIPS)
-def test_what_only_a_round_trip_shows_is_said(changes: Json, status: str, words: str) -> None:
+def test_faults_of_the_round_trip_are_found(changes: Json, status: str, words: str) -> None:
     (finding,) = trip(**({"write_s": None, "read_s": None} | changes if "write_s" not in changes else changes))
     assert finding.status == status and words in finding.text
 
 
-def test_what_the_quick_look_finds_is_not_said_twice() -> None:
+def test_findings_of_the_quick_run_are_not_repeated() -> None:
     assert trip(**missing("/"), write_s=None, read_s=None) == []
     assert trip(**fails("create", errno.EACCES), write_s=None, read_s=None) == []

@@ -6,9 +6,10 @@ import json
 
 import pytest
 
-from ftslurm.health.cluster_view import ClusterView, NodeFinding, lines, of_json, to_json
+from ftslurm.health.cluster_view import ClusterView, lines
 from ftslurm.health.table import ALIKE, brief, counted, listing, render, to_document
-from ftslurm.health.verdict import FAIL, OK, UNKNOWN, WARN, Finding, Verdict
+from ftslurm.health.verdict import Finding, NodeFinding, Verdict, read_verdict, verdict_json
+from ftslurm.records.health import FAIL, OK, UNKNOWN, WARN
 
 
 def fine(check: str, summary: str = "all well") -> Verdict:
@@ -28,7 +29,7 @@ def bad(
 ECC = bad("gpu-ecc", FAIL, "2 uncorrected errors", "GPU 3", "Reset the GPU.", "8 GPUs, 2 uncorrected errors")
 
 
-def test_a_node_alone_is_told_worst_first_with_findings_and_advice_beneath() -> None:
+def test_a_node_alone_is_reported_worst_first_with_findings_and_advice_beneath() -> None:
     found = [
         fine("nic-ports", "8 ports at 400 Gb/s"),
         bad("host-load", WARN, "load 700"),
@@ -37,7 +38,7 @@ def test_a_node_alone_is_told_worst_first_with_findings_and_advice_beneath() -> 
     ]
     text = render(ClusterView(("n17",), {"n17": found}), 0.84)
     assert text.splitlines() == [
-        "ftslurm health: n17: 1 FAIL, 1 warn (4 checks, 0.8 s)",
+        "ftslurm health: n17: 1 FAIL, 1 warn (4 checks, 840 ms)",
         "  FAIL     gpu-ecc    8 GPUs, 2 uncorrected errors",
         "           FAIL: GPU 3: 2 uncorrected errors",
         "           -> Reset the GPU.",
@@ -49,7 +50,7 @@ def test_a_node_alone_is_told_worst_first_with_findings_and_advice_beneath() -> 
     ]
 
 
-def test_a_finding_that_says_what_the_summary_says_is_told_once() -> None:
+def test_a_finding_equal_to_the_summary_is_shown_once() -> None:
     text = render(ClusterView(("n1",), {"n1": [bad("gpu-ecc", UNKNOWN, "no rights", summary="no rights")]}), 0)
     assert text.count("no rights") == 1 and "-> Mend it." in text
 
@@ -72,10 +73,10 @@ def test_of_many_nodes_the_outlier_is_on_top_and_what_all_have_comes_after() -> 
     sight = ClusterView(
         ("n1", "n2", "n3"),
         {n: [ECC if n == "n2" else fine("gpu-ecc", "8 GPUs"), warning] for n in ("n1", "n2", "n3")},
-        odd=(NodeFinding("nic-ports", ("n3",), Finding(WARN, "", "7 NICs, 8 on 2 of 3 nodes", "Look.")),),
+        outliers=(NodeFinding("nic-ports", ("n3",), Finding(WARN, "", "7 NICs, 8 on 2 of 3 nodes", "Look.")),),
     )
     head, *rest = render(sight, 1.25).splitlines()
-    assert head == "ftslurm health: 3 nodes: FAIL on n2; warn on n1, n3 (1.2 s)"
+    assert head == "ftslurm health: 3 nodes: FAIL on n2; warn on n1, n3 (1.25 s)"
     assert rest[0] == "  FAIL     n2: gpu-ecc: GPU 3: 2 uncorrected errors"
     assert rest[2] == "  warn     n3: nic-ports: 7 NICs, 8 on 2 of 3 nodes"
     assert rest[4] == "  warn     all 3 nodes: host-governor: governor powersave"
@@ -86,12 +87,12 @@ def test_of_many_nodes_the_outlier_is_on_top_and_what_all_have_comes_after() -> 
 def test_a_thousand_nodes_that_are_fine_are_a_few_lines() -> None:
     text = render(many(1000), 2.0)
     assert text.splitlines() == [
-        "ftslurm health: 1000 nodes: all fine (2.0 s)",
+        "ftslurm health: 1000 nodes: all fine (2 s)",
         "  ok       gpu-ecc  8 GPUs",
     ]
 
 
-def test_the_same_on_many_nodes_is_told_once_though_each_names_itself() -> None:
+def test_the_same_on_many_nodes_is_reported_once_though_each_names_itself() -> None:
     sight = many(50, **{f"n{i}": [bad("names", WARN, f"own name n{i} does not resolve")] for i in range(1, 50)})
     (finding,) = sight.findings
     assert finding.finding.text == "own name NODE does not resolve" and len(finding.nodes) == 49
@@ -104,14 +105,14 @@ def test_a_name_is_not_cut_out_of_a_longer_one() -> None:
     assert [one.finding.text for one in sight.findings] == ["n1 and n15 and xn1", "n2 and n25 and xn2"]
 
 
-def test_of_many_different_findings_of_one_check_some_are_told_and_the_rest_is_counted() -> None:
+def test_of_many_different_findings_of_one_check_some_are_reported_and_the_rest_is_counted() -> None:
     sight = many(20, **{f"n{i}": [bad("disk", WARN, f"{i} % full")] for i in range(1, 21)})
     text = render(sight, 0)
     assert text.count("% full") == ALIKE
     assert f"and {20 - ALIKE} more of disk on other nodes (--json has them all)" in text
 
 
-def test_a_node_without_a_word_is_a_failure_that_names_it() -> None:
+def test_a_node_without_a_result_is_a_failure_that_names_it() -> None:
     sight = ClusterView(("n1", "n2"), {"n1": [fine("gpu-ecc")]}, {"n2": "did not join in /shared within 30 s"})
     text = render(sight, 30)
     assert sight.status == FAIL
@@ -120,7 +121,7 @@ def test_a_node_without_a_word_is_a_failure_that_names_it() -> None:
     assert "srun -w n2 ftslurm health" in text
 
 
-def test_processes_that_hang_in_the_kernel_are_told_with_their_pids() -> None:
+def test_processes_that_hang_in_the_kernel_are_reported_with_their_pids() -> None:
     text = render(ClusterView(("n1",), {"n1": [fine("gpu-ecc")]}, stuck={"n1": (41, 42)}), 0)
     assert "n1: 2 processes of checks hang in its kernel and cannot be killed: pid 41, 42" in text
 
@@ -145,7 +146,7 @@ def test_json_has_all_facts_and_findings() -> None:
 
 
 def test_a_verdict_comes_back_from_json_as_it_was() -> None:
-    back = of_json(json.loads(json.dumps(to_json(ECC))))
+    back = read_verdict(json.loads(json.dumps(verdict_json(ECC))))
     assert back == ECC and back.facts == ECC.facts
 
 
@@ -162,7 +163,7 @@ def test_a_verdict_comes_back_from_json_as_it_was() -> None:
 )
 def test_what_is_no_verdict_is_refused(change: dict[str, object]) -> None:
     with pytest.raises(ValueError):
-        of_json({**to_json(ECC), **change})
+        read_verdict({**verdict_json(ECC), **change})
 
 
 def test_one_line_has_the_worst_and_the_counts() -> None:
@@ -172,7 +173,7 @@ def test_one_line_has_the_worst_and_the_counts() -> None:
     assert brief([fine("a")]) == "" and counted([fine("a")], (FAIL, WARN)) == ""
 
 
-def test_the_list_of_checks_has_their_sets_and_what_they_look_at() -> None:
+def test_the_list_of_checks_has_their_sets_and_subjects() -> None:
     from ftslurm.health.catalog import builtin
 
     text = listing(builtin())

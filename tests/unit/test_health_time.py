@@ -23,7 +23,8 @@ from ftslurm.health.checks import (
 from ftslurm.health.device_time import Reading, Scheduling, scheduling, waited_s
 from ftslurm.health.pressure import stalled_for, stalled_s
 from ftslurm.health.run import run
-from ftslurm.health.verdict import FAIL, OK, UNKNOWN, Json, Judgement
+from ftslurm.health.verdict import Json, Judgement
+from ftslurm.records.health import FAIL, OK, UNKNOWN
 
 
 def reading(at_s: float, state: str = "S", ran_s: float = 0.1, queued_s: float | None = 0.0) -> Reading:
@@ -50,7 +51,7 @@ def test_what_a_process_waited_for_a_cpu_is_not_the_devices_time(now: Reading, w
     assert waited_s(BEGAN, now) == pytest.approx(waited)
 
 
-def test_this_kernel_tells_how_long_a_process_waited_for_a_cpu() -> None:
+def test_this_kernel_has_how_long_a_process_waited_for_a_cpu() -> None:
     told = scheduling(os.getpid())
     assert told is not None
     assert told.state == "R" and told.ran_s > 0

@@ -17,7 +17,7 @@ from ftslurm.monitor import heartbeat_page
 from ftslurm.monitor.heartbeat_page import EDGES_S, SLOTS, Beats, HeartbeatPage, Progress, SectionSlot
 
 if TYPE_CHECKING:
-    from ftslurm.monitor.heartbeat_page import Words
+    from ftslurm.monitor.mapping import Words
 
 
 def blank() -> tuple[bytearray, Words]:
@@ -32,7 +32,7 @@ def decoded(page: bytearray) -> HeartbeatPage:
     return found
 
 
-def test_a_new_mark_says_nothing() -> None:
+def test_a_new_page_is_empty() -> None:
     page, _ = blank()
     found = decoded(page)
     assert found.progress is None

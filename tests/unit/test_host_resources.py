@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ftslurm.agent.host_resources import WINDOW_S, HostResources, find_counter
+from ftslurm.agent.host_resources import WINDOW_S, ResourceSampler, find_counter
+from ftslurm.records.error import OomKills
 from ftslurm.testing.clock import VirtualClock
 
 V2_PATH = "system.slice/slurmstepd.scope/job_7/step_0/user/task_0"
@@ -50,8 +51,8 @@ class Tree:
         self.put("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n")
         self.put("sys/fs/cgroup/memory/slurm/uid_1000/job_7/memory.limit_in_bytes", f"{64 * MIB}\n")
 
-    def look(self, clock: VirtualClock, **more: Any) -> HostResources:
-        return HostResources(
+    def look(self, clock: VirtualClock, **more: Any) -> ResourceSampler:
+        return ResourceSampler(
             "/tmp/ftslurm-1",
             root=str(self.root),
             monotonic=clock.now,
@@ -59,6 +60,12 @@ class Tree:
             core_limit=0,
             **more,
         )
+
+
+def oom_of(around: ResourceSampler) -> OomKills:
+    oom = around.at_a_failure().oom
+    assert oom is not None
+    return oom
 
 
 @pytest.fixture
@@ -82,16 +89,16 @@ def test_a_kill_in_the_workers_own_cgroup_is_counted_with_limit_and_peak(tree: T
     around.begin()
     clock.advance(2)
     tree.v2(4, hits=130, ooms=1)
-    assert around.at_a_failure()["oom"] == {
-        "recent": 1,
-        "at_limit": True,
-        "in_round": 1,
-        "window_s": 2.0,
-        "source": "memory.events of task_0",
-        "limit": 64 * MIB,
-        "peak": 60 * MIB,
-        "limit_hits": 120,
-    }
+    assert around.at_a_failure().oom == OomKills(
+        recent=1,
+        at_limit=True,
+        in_round=1,
+        window_s=2.0,
+        source="memory.events of task_0",
+        limit=64 * MIB,
+        peak=60 * MIB,
+        limit_hits=120,
+    )
 
 
 def test_version_1_counts_in_memory_oom_control_and_its_largest_number_is_no_limit(
@@ -100,16 +107,16 @@ def test_version_1_counts_in_memory_oom_control_and_its_largest_number_is_no_lim
     tree.v1(0)
     around = tree.look(clock)
     tree.v1(1, hits=7)
-    oom = around.at_a_failure()["oom"]
-    assert (oom["recent"], oom["source"], oom["limit_hits"]) == (1, "memory.oom_control of task_0", 7)
-    assert (oom["limit"], oom["peak"]) == (None, None)
+    oom = oom_of(around)
+    assert (oom.recent, oom.source, oom.limit_hits) == (1, "memory.oom_control of task_0", 7)
+    assert (oom.limit, oom.peak) == (None, None)
     tree.put(f"sys/fs/cgroup/memory/{V1_PATH}/memory.limit_in_bytes", "9223372036854771712\n")
     for part in ("slurm", "slurm/uid_1000", "slurm/uid_1000/job_7/step_0"):
         tree.put(f"sys/fs/cgroup/memory/{part}/memory.limit_in_bytes", "9223372036854771712\n")
-    assert around.at_a_failure()["oom"]["limit"] == 64 * MIB
+    assert oom_of(around).limit == 64 * MIB
 
 
-def test_a_kill_at_the_limit_of_the_job_above_is_told_from_one_for_want_of_the_hosts_memory(
+def test_a_kill_at_the_limit_of_the_job_above_is_distinguished_from_one_for_want_of_the_hosts_memory(
     tree: Tree, clock: VirtualClock
 ) -> None:
     parts = V2_PATH.split("/")
@@ -124,16 +131,16 @@ def test_a_kill_at_the_limit_of_the_job_above_is_told_from_one_for_want_of_the_h
     around = tree.look(clock)
     around.begin()
     tree.v2(1)
-    assert around.at_a_failure()["oom"]["at_limit"] is False
+    assert oom_of(around).at_limit is False
     around.begin()
     tree.v2(2)
     levels(1)
-    assert around.at_a_failure()["oom"]["at_limit"] is True
+    assert oom_of(around).at_limit is True
     clock.advance(WINDOW_S)
     around.sample()
     clock.advance(WINDOW_S)
     tree.v2(3)
-    assert around.at_a_failure()["oom"]["at_limit"] is False, "that was long ago"
+    assert oom_of(around).at_limit is False, "that was long ago"
 
 
 def test_in_version_1_a_limit_that_was_met_explains_a_kill_unless_the_host_had_no_memory_left(
@@ -143,15 +150,16 @@ def test_in_version_1_a_limit_that_was_met_explains_a_kill_unless_the_host_had_n
     tree.v1(0)
     around = tree.look(clock)
     tree.v1(1, hits=7)
-    assert around.at_a_failure()["oom"]["at_limit"] is True
+    assert oom_of(around).at_limit is True
     around.begin()
     tree.available(500)
     around.sample()
     tree.available(40 << 10)
     tree.v1(2, hits=9)
     found = around.at_a_failure()
-    assert found["oom"]["at_limit"] is False
-    assert found["memory"] == [64 << 30, 500 * MIB]
+    assert found.oom is not None
+    assert found.oom.at_limit is False
+    assert (found.memory_total, found.least_available) == (64 << 30, 500 * MIB)
 
 
 def test_where_the_task_has_no_counter_the_nearest_cgroup_above_it_counts(tree: Tree) -> None:
@@ -192,8 +200,8 @@ def test_a_counter_that_cannot_be_read_is_named_and_never_taken_for_zero(
     elif case == "garbage":
         tree.put("proc/self/cgroup", "\x00\nmemory\n:::\n4:memory\n")
     found = tree.look(clock).at_a_failure()
-    assert found["oom"] is None
-    assert "memory cgroup" in found["unread"][0]
+    assert found.oom is None
+    assert "memory cgroup" in found.unread[0]
 
 
 def test_a_kill_long_before_the_end_is_of_the_round_but_not_recent(tree: Tree, clock: VirtualClock) -> None:
@@ -205,12 +213,12 @@ def test_a_kill_long_before_the_end_is_of_the_round_but_not_recent(tree: Tree, c
     for _ in range(10):
         around.sample()
         clock.advance(3)
-    oom = around.at_a_failure()["oom"]
-    assert (oom["recent"], oom["in_round"]) == (0, 2)
-    assert WINDOW_S <= oom["window_s"] < WINDOW_S + 3
+    oom = oom_of(around)
+    assert (oom.recent, oom.in_round) == (0, 2)
+    assert WINDOW_S <= oom.window_s < WINDOW_S + 3
 
 
-def test_a_kill_between_two_looks_counts_even_when_its_victim_took_seconds_to_end(
+def test_a_kill_between_two_samples_counts_even_when_its_victim_took_seconds_to_end(
     tree: Tree, clock: VirtualClock
 ) -> None:
     tree.v2(0)
@@ -222,7 +230,7 @@ def test_a_kill_between_two_looks_counts_even_when_its_victim_took_seconds_to_en
     tree.v2(1)
     around.sample()
     clock.advance(3)
-    assert around.at_a_failure()["oom"]["recent"] == 1
+    assert oom_of(around).recent == 1
 
 
 def test_a_new_round_counts_anew(tree: Tree, clock: VirtualClock) -> None:
@@ -231,7 +239,7 @@ def test_a_new_round_counts_anew(tree: Tree, clock: VirtualClock) -> None:
     around.begin()
     tree.v2(1)
     assert around.begin()["oom_kills"] == 1
-    assert around.at_a_failure()["oom"]["in_round"] == 0
+    assert oom_of(around).in_round == 0
 
 
 def test_the_least_room_of_the_last_seconds_is_kept_for_it_is_free_again_after_the_end(
@@ -245,19 +253,20 @@ def test_the_least_room_of_the_last_seconds_is_kept_for_it_is_free_again_after_t
     around.sample()
     tree.space.f_bavail = 90
     clock.advance(3)
-    shm, tmp = around.at_a_failure()["spaces"]
-    assert (shm["path"], shm["free"], shm["total"], shm["least_free"]) == ("/dev/shm", 90 * MIB, 200 * MIB, 0)
-    assert (tmp["path"], tmp["free_inodes"], tmp["total_inodes"]) == ("/tmp", 5, 10)
+    shm, tmp = around.at_a_failure().spaces
+    assert (shm.path, shm.free, shm.total, shm.least_free) == ("/dev/shm", 90 * MIB, 200 * MIB, 0)
+    assert (tmp.path, tmp.free_inodes, tmp.total_inodes) == ("/tmp", 5, 10)
 
 
-def test_kills_elsewhere_on_the_node_are_told_apart(tree: Tree, clock: VirtualClock) -> None:
+def test_kills_elsewhere_on_the_node_are_counted_separately(tree: Tree, clock: VirtualClock) -> None:
     tree.v2(0)
     around = tree.look(clock)
     around.begin()
     tree.vmstat(3)
     found = around.at_a_failure()
-    assert (found["node_oom_kills"], found["oom"]["recent"]) == (3, 0)
-    assert (found["core_limit"], found["core_pattern"]) == (0, "core.%p")
+    assert found.oom is not None
+    assert (found.node_oom_kills, found.oom.recent) == (3, 0)
+    assert (found.core_limit, found.core_pattern) == (0, "core.%p")
 
 
 def test_a_filesystem_that_is_not_there_is_named(tree: Tree, clock: VirtualClock) -> None:
@@ -265,7 +274,7 @@ def test_a_filesystem_that_is_not_there_is_named(tree: Tree, clock: VirtualClock
         raise FileNotFoundError(2, "No such file or directory")
 
     tree.v2(0)
-    around = HostResources("/tmp/x", root=str(tree.root), monotonic=clock.now, statvfs=gone)
+    around = ResourceSampler("/tmp/x", root=str(tree.root), monotonic=clock.now, statvfs=gone)
     found = around.at_a_failure()
-    assert found["spaces"] == []
-    assert found["unread"] == ["/dev/shm: No such file or directory", "/tmp: No such file or directory"]
+    assert found.spaces == ()
+    assert found.unread == ("/dev/shm: No such file or directory", "/tmp: No such file or directory")

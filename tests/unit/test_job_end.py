@@ -11,19 +11,21 @@ from typing import Any
 import pytest
 
 from ftslurm.job_end.after_run import needs_scheduler_query, save_scheduler_record
-from ftslurm.job_end.attempts import ATTEMPT_SCHEMA, StepEnd, attempt_of_start, publish_end
+from ftslurm.job_end.attempts import attempt_of_start, publish_end
 from ftslurm.job_end.await_end import await_end
 from ftslurm.job_end.batch_host import PATIENCE_S, Survivor, await_loss, end_job, is_lost
 from ftslurm.job_end.departures import Departures
-from ftslurm.job_end.verdict import judge
+from ftslurm.job_end.outcome import outcome_of
+from ftslurm.records.attempt import Attempt, StepEnd
+from ftslurm.records.codec import write_record
+from ftslurm.records.node import first_record
+from ftslurm.records.state import LEFT, RUNNING, LostNode, State
 from ftslurm.rendezvous.closing import close
 from ftslurm.rendezvous.fold import begin
-from ftslurm.rendezvous.member import first_record
 from ftslurm.rendezvous.observation import RunSpec
-from ftslurm.rendezvous.state import LEFT, RUNNING, LostNode, State
 from ftslurm.sharedfs.cell import FencedCell
 from ftslurm.sharedfs.filesystem import PosixFileSystem
-from ftslurm.sharedfs.publish import encode, publish
+from ftslurm.sharedfs.publish import publish
 from ftslurm.sharedfs.rundir import RunDirectory
 from ftslurm.slurm.environment import SlurmJob, from_environ
 from ftslurm.slurm.errors import SlurmRefused, SlurmUnreachable
@@ -145,7 +147,7 @@ def test_slurm_may_take_its_time_to_notice(world: World) -> None:
     assert world.clock.now() < 320.0
 
 
-def test_an_agent_that_publishes_again_is_alive_whatever_slurm_says(world: World) -> None:
+def test_an_agent_that_publishes_again_is_alive_whatever_slurm_shows(world: World) -> None:
     world.say()
     world.slurm.nodes["n1"] = "DOWN"
     for second in range(1, 60):
@@ -244,14 +246,14 @@ def test_a_controller_that_is_down_is_waited_for(world: World) -> None:
     assert world.slurm.jobs["7"].state == "COMPLETED"
 
 
-def test_one_that_stays_down_is_given_up_with_words(world: World) -> None:
+def test_one_that_stays_down_is_given_up_with_a_message(world: World) -> None:
     world.slurm.fail("complete", SlurmUnreachable("down"), times=None)
     (problem,) = finish(world, DONE)
     assert "down; scancel 7" in problem
     assert world.slurm.jobs["7"].state == "RUNNING"
 
 
-def test_an_output_file_that_is_gone_or_a_refusal_of_slurms_is_said_and_does_no_harm(world: World) -> None:
+def test_an_output_file_that_is_gone_or_a_refusal_of_slurms_is_reported_and_does_no_harm(world: World) -> None:
     world.out.unlink()
     world.slurm.fail("complete", SlurmRefused("no libslurm"))
     world.slurm.fail("cancel", SlurmRefused("not allowed"))
@@ -271,8 +273,7 @@ def test_only_one_record_of_an_attempts_end_stands(world: World) -> None:
 def started(world: World, start: str = "s1", attempt: str = "7.0") -> None:
     """Let the agents of a start have written their attempt's record."""
     Path(world.run.attempt(attempt)).mkdir(exist_ok=True)
-    record = {"schema": ATTEMPT_SCHEMA, "version": 1, "attempt": attempt, "start": start}
-    Path(world.run.attempt_file(attempt)).write_bytes(encode(record))
+    Path(world.run.attempt_file(attempt)).write_bytes(write_record(Attempt(attempt, start=start)))
 
 
 def closed(world: World, state: State = DONE) -> None:
@@ -371,14 +372,14 @@ def report(exit_code: int | None, *attempts: str) -> dict[str, Any]:
 def test_an_attempt_is_judged_by_its_own_end(
     found: dict[str, Any] | None, attempt: str | None, step_code: int | None, code: int, reported: bool, text: str
 ) -> None:
-    verdict = judge(found, "/r", attempt, step_code)
-    assert (verdict.exit_code, verdict.reported) == (code, reported)
-    assert text in verdict.problem
-    assert bool(text) == bool(verdict.problem)
+    outcome = outcome_of(found, "/r", attempt, step_code)
+    assert (outcome.exit_code, outcome.reported) == (code, reported)
+    assert text in outcome.problem
+    assert bool(text) == bool(outcome.problem)
 
 
 def test_an_attempt_that_was_stopped_and_did_not_end_in_time_has_the_signals_code() -> None:
-    assert judge(report(None, "7.0"), "/r", "7.0", None, "SIGTERM").exit_code == 143
+    assert outcome_of(report(None, "7.0"), "/r", "7.0", None, "SIGTERM").exit_code == 143
 
 
 # The scheduler query

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ftslurm.rendezvous.liveness import Attention, Liveness
+from ftslurm.observed_time import ObservedTime
+from ftslurm.rendezvous.liveness import Liveness
 from ftslurm.testing.clock import VirtualClock
 
 
@@ -42,7 +43,7 @@ def test_another_sign_of_life_restarts_the_silence() -> None:
 
 def test_a_stall_of_the_observer_is_no_time_of_watching() -> None:
     clock = VirtualClock()
-    attention = Attention(clock.now, prompt_s=2)
+    attention = ObservedTime(clock.now, prompt_s=2)
     clock.advance(300.0)
     assert attention.note() == 0.0
     clock.advance(1.5)
@@ -51,7 +52,7 @@ def test_a_stall_of_the_observer_is_no_time_of_watching() -> None:
 
 def test_a_long_observation_of_many_prompt_calls_counts() -> None:
     clock = VirtualClock()
-    attention = Attention(clock.now, prompt_s=2)
+    attention = ObservedTime(clock.now, prompt_s=2)
     for _ in range(1000):
         clock.advance(0.01)
         attention.note()
@@ -60,5 +61,5 @@ def test_a_long_observation_of_many_prompt_calls_counts() -> None:
 
 def test_a_clock_that_steps_back_takes_nothing_away() -> None:
     times = iter([10.0, 11.0, 5.0, 6.0])
-    attention = Attention(lambda: next(times), prompt_s=2)
+    attention = ObservedTime(lambda: next(times), prompt_s=2)
     assert [attention.note() for _ in range(3)] == [1.0, 1.0, 2.0]

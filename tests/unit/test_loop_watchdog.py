@@ -20,10 +20,10 @@ class Loop:
 
     def look_after(self, seconds: float) -> bool:
         self.clock.advance(seconds)
-        return self.guard.look()
+        return self.guard.check()
 
 
-def test_a_stuck_turn_is_counted_and_told_once() -> None:
+def test_a_stuck_turn_is_counted_and_reported_once() -> None:
     loop = Loop()
     loop.guard.working()
     assert not loop.look_after(9)
@@ -58,12 +58,12 @@ def test_many_short_turns_are_not_a_long_one() -> None:
     assert loop.guard.stuck == 0
 
 
-def test_the_thread_notices_by_itself_tells_the_stack_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_thread_notices_by_itself_writes_the_stack_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
     looked = threading.Event()
 
     class Watched(LoopWatchdog):
-        def look(self) -> bool:
-            stuck = super().look()
+        def check(self) -> bool:
+            stuck = super().check()
             if stuck:
                 looked.set()
             return stuck

@@ -8,34 +8,46 @@ import signal
 from dataclasses import replace
 
 import pytest
+from agent_histories import (
+    CONT,
+    HANG_ELSEWHERE,
+    INT,
+    KILL,
+    TERM,
+    USR1,
+    Agent,
+    closed,
+    history,
+    kinds,
+    running,
+    state,
+)
 
 from ftslurm.agent.actions import (
-    Action,
     CollectStacks,
     Compare,
     Exit,
+    KillLeftovers,
     Log,
-    Moment,
     Prepare,
-    Prepared,
     Publish,
+    RecordFailure,
     RecordRound,
     Signal,
     Spawn,
     StartStandbys,
     WorkerEnd,
 )
-from ftslurm.agent.machine import (
+from ftslurm.agent.spare_slots import STANDBY_DEATHS
+from ftslurm.agent.transitions import (
     FAREWELL_S,
     GONE,
     IDLE,
     PREPARING,
-    STANDBY_DEATHS,
     STOPPING,
     SWEEPING,
-    AgentMachine,
 )
-from ftslurm.rendezvous.state import (
+from ftslurm.records.state import (
     CLOSED,
     FAILED,
     FORMING,
@@ -45,196 +57,59 @@ from ftslurm.rendezvous.state import (
     RUNNING,
     STOPPED,
     SUCCEEDED,
-    Closed,
     Failure,
-    Hang,
     Lease,
-    Master,
     Participant,
-    RoundHistory,
     State,
 )
-
-SECOND = 1_000_000_000
-TERM, KILL, INT, USR1 = signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGUSR1
-CONT = signal.SIGCONT
-HANG_ELSEWHERE = Hang(1, "n1", 0, 0, 5, "no heartbeat for 30.0 s", None)
-
-
-def history(round_: int, outcome: str = RUNNING, reason: str | None = None) -> RoundHistory:
-    return RoundHistory(round_, "12.0", ("n1", "n2"), 4, 0, None, outcome, reason, None)
-
-
-def state(round_: int = 1, phase: str = RUNNING, **changes: object) -> State:
-    parts = (Participant("n1", "i2", 2, 0, 0), Participant("n2", "i1", 2, 2, 1))
-    base = State(
-        "r", "12.0", ("12.0",), ("n1", "n2"), 2, 2, 3, round_ - 1, Lease("n1", "i2", 1), phase, round_,
-        parts, 4, Master("n1", 20_000), (), (history(round_),), None,
-    )  # fmt: skip
-    return replace(base, **changes)  # type: ignore[arg-type]
-
-
-def closed(outcome: str, reason: str, code: int, **changes: object) -> State:
-    return state(phase=CLOSED, closed=Closed(outcome, reason, code, 0), **changes)
-
-
-class Agent:
-    """The agent of n2 with ranks 2 and 3; each method lets something happen and returns what it did then.
-
-    Time goes on by one second with each event. A `Spawn` for which `cannot_start` is set fails at once, inside the
-    list of actions, as it does in the loop.
-    """
-
-    def __init__(self, grace_s: float = 15.0, kill_wait_s: float = 18.0, standby: bool = False) -> None:
-        self.machine = AgentMachine("n2", "i1", "12.0", 2, grace_s, kill_wait_s, standby)
-        self.seconds = 100.0
-        self.cannot_start: int | None = None
-        self.errno: int | None = None
-        self.word = Publish(READY, 0, None, None, None)
-        self.log: list[Action] = []
-
-    def now(self) -> Moment:
-        return Moment(self.seconds, round(self.seconds * SECOND))
-
-    def done(self, actions: list[Action]) -> list[Action]:
-        done: list[Action] = []
-        for action in actions:
-            done.append(action)
-            if isinstance(action, Publish):
-                self.word = action
-            if isinstance(action, Spawn) and self.cannot_start is not None:
-                problem = "cannot start python: No such file"
-                done += self.done(self.machine.on_spawn_failed(self.cannot_start, problem, self.now(), self.errno))
-        self.log += done
-        return done
-
-    def tick(self, seconds: float = 1.0) -> list[Action]:
-        self.seconds += seconds
-        return self.done(self.machine.on_time(self.now()))
-
-    def sees(self, new: State) -> list[Action]:
-        self.seconds += 1
-        return self.done(self.machine.on_state(new, self.now()))
-
-    def prepared(self, round_: int = 1, problem: str | None = None) -> list[Action]:
-        self.seconds += 1
-        return self.done(self.machine.on_prepared(Prepared(round_, problem), self.now()))
-
-    def ends(
-        self,
-        local: int,
-        code: int | None = 0,
-        by: int | None = None,
-        recorded_ago_s: float | None = None,
-        ago_s: float = 0,
-        at_start: bool = False,
-    ) -> list[Action]:
-        self.seconds += 1
-        ended = round((self.seconds - ago_s) * SECOND)
-        recorded = None if recorded_ago_s is None else round((self.seconds - recorded_ago_s) * SECOND)
-        name = signal.Signals(by).name if by else None
-        failure = None
-        if by or code:
-            kind = "signal" if by else "exit"
-            round_ = self.machine._newest_round
-            failure = Failure(
-                round_, "n2", 2 + local, local, ended, kind, None if by else code, name, "boom", 7, at_start
-            )
-        end = WorkerEnd(local, None if by else code, name, ended, recorded, failure)
-        return self.done(self.machine.on_worker_ended(end, self.now()))
-
-    def compared(self, failure: Failure, signature: str | None = "same") -> list[Action]:
-        self.seconds += 1
-        return self.done(self.machine.on_compared(failure, signature, self.now()))
-
-    def hangs(self, local: int, number: int = KILL) -> list[Action]:
-        self.seconds += 1
-        now = self.now()
-        return self.done(self.machine.on_hang(local, "no heartbeat for 30.0 s", number, 7, now, now.s - 30))
-
-    def shown(self) -> list[Action]:
-        self.seconds += 1
-        return self.done(self.machine.on_stacks_collected(self.now()))
-
-    def standby_ends(self, local: int) -> list[Action]:
-        self.seconds += 1
-        return self.done(self.machine.on_standby_ended(local, self.now()))
-
-    def swept(self) -> list[Action]:
-        self.seconds += 1
-        return self.done(self.machine.on_swept(self.now()))
-
-    def signalled(self, number: int) -> list[Action]:
-        self.seconds += 1
-        return self.done(self.machine.on_signal(number, self.now()))
-
-    def lost_ground(self, reason: str) -> list[Action]:
-        self.seconds += 1
-        return self.done(self.machine.on_evicted(reason, 1, self.now()))
-
-    @property
-    def record(self) -> RecordRound:
-        return [action for action in self.log if isinstance(action, RecordRound)][-1]
-
-
-def running(round_: int = 1, **how: float) -> Agent:
-    agent = Agent(**how)
-    agent.sees(state(round_))
-    agent.prepared(round_)
-    agent.log.clear()
-    return agent
-
-
-def kinds(actions: list[Action]) -> list[str]:
-    return [type(action).__name__ for action in actions]
-
+from ftslurm.records.stop import Stop
 
 # Starting
 
 
 def test_an_agent_without_a_part_in_the_round_does_nothing() -> None:
     agent = Agent()
-    assert agent.sees(state(phase=FORMING, round_=0)) == []
-    assert agent.sees(state(participants=state().participants[:1])) == []
+    assert agent.reads(state(phase=FORMING, round_=0)) == []
+    assert agent.reads(state(participants=state().participants[:1])) == []
     assert agent.machine.phase == IDLE
 
 
-def test_a_round_is_prepared_then_its_workers_are_started_and_said_to_run() -> None:
+def test_a_round_is_prepared_then_its_workers_are_started_and_the_node_runs() -> None:
     agent = Agent()
-    (prepare,) = agent.sees(state(3))
+    (prepare,) = agent.reads(state(3))
     assert isinstance(prepare, Prepare)
     part = prepare.assignment
     assert (part.round, part.attempt, part.group_rank, part.group_world_size) == (3, "12.0", 1, 2)
     assert (part.first_rank, part.slots, part.world_size) == (2, 2, 4)
     assert (part.restart_count, part.max_restarts, part.master.port) == (2, 3, 20_000)
     assert kinds(agent.prepared(3)) == ["Publish", "Spawn", "RecordRound"]
-    assert (agent.word.status, agent.word.round) == (RUNNING, 3)
+    assert (agent.published.status, agent.published.round) == (RUNNING, 3)
     assert (agent.record.outcome, agent.record.over) == (RUNNING, False)
 
 
-def test_the_same_state_seen_twice_starts_nothing_twice() -> None:
+def test_the_same_state_read_twice_starts_nothing_twice() -> None:
     agent = running()
-    assert agent.sees(state()) == []
-    assert agent.sees(state(coordinator=Lease("n1", "i2", 2))) == []
+    assert agent.reads(state()) == []
+    assert agent.reads(state(coordinator=Lease("n1", "i2", 2))) == []
 
 
 def test_another_incarnations_part_is_not_taken() -> None:
     part = Participant("n2", "other", 2, 2, 1)
-    assert Agent().sees(state(participants=(state().participants[0], part))) == []
+    assert Agent().reads(state(participants=(state().participants[0], part))) == []
 
 
 def test_directories_that_cannot_be_made_are_a_failure_to_start() -> None:
     agent = Agent()
-    agent.sees(state())
+    agent.reads(state())
     actions = agent.prepared(problem="cannot make the round's directories: disk full")
     assert kinds(actions) == ["Publish", "Log", "KillLeftovers"]
-    assert (agent.word.status, agent.word.failure.kind, agent.word.failure.rank) == (FAILED, "spawn", 2)
-    assert "disk full" in agent.word.failure.message
+    assert (agent.published.status, agent.published.failure.kind, agent.published.failure.rank) == (FAILED, "spawn", 2)
+    assert "disk full" in agent.published.failure.message
 
 
 def test_the_answer_for_another_round_is_not_for_this_one() -> None:
     agent = Agent()
-    agent.sees(state(2))
+    agent.reads(state(2))
     assert agent.prepared(1) == []
     assert agent.machine.phase == PREPARING
 
@@ -245,12 +120,12 @@ def test_when_the_state_moves_on_while_directories_are_made_nothing_is_started(
     newer: State, problem: str | None
 ) -> None:
     agent = Agent()
-    agent.sees(state())
-    assert agent.sees(newer) == []
+    agent.reads(state())
+    assert agent.reads(newer) == []
     assert kinds(agent.prepared(problem=problem)) == ["KillLeftovers"]
     actions = agent.swept()
     assert not any(isinstance(action, Spawn) for action in agent.log)
-    assert agent.word.failure is None
+    assert agent.published.failure is None
     if newer.phase == RUNNING:
         assert actions[-1] == Prepare(replace(actions[-1].assignment, round=2))
 
@@ -258,20 +133,20 @@ def test_when_the_state_moves_on_while_directories_are_made_nothing_is_started(
 def test_a_first_worker_that_cannot_be_started_fails_the_round() -> None:
     agent = Agent()
     agent.cannot_start = 0
-    agent.sees(state())
+    agent.reads(state())
     actions = agent.prepared()
     assert kinds(actions) == ["Publish", "Spawn", "Publish", "Log", "KillLeftovers", "RecordRound"]
-    assert (agent.word.status, agent.word.failure.rank, agent.word.failure.kind) == (FAILED, 2, "spawn")
+    assert (agent.published.status, agent.published.failure.rank, agent.published.failure.kind) == (FAILED, 2, "spawn")
 
 
-def test_when_the_second_worker_cannot_be_started_the_first_is_stopped_and_failure_is_the_last_word() -> None:
+def test_when_the_second_worker_cannot_be_started_the_first_is_stopped_and_the_record_ends_with_the_failure() -> None:
     agent = Agent()
     agent.cannot_start = 1
-    agent.sees(state())
+    agent.reads(state())
     actions = agent.prepared()
     assert Signal((0,), TERM) in actions
-    assert (agent.word.status, agent.word.failure.rank, agent.word.failure.local_rank) == (FAILED, 3, 1)
-    assert kinds(agent.ends(0, by=TERM)) == ["KillLeftovers"]
+    assert (agent.published.status, agent.published.failure.rank, agent.published.failure.local_rank) == (FAILED, 3, 1)
+    assert kinds(agent.ends(0, by=TERM)) == ["RecordFailure", "KillLeftovers"]
     agent.swept()
     assert (agent.record.outcome, agent.record.failed, agent.record.stopped) == (FAILED, {1}, {0})
 
@@ -285,9 +160,9 @@ def test_a_worker_that_cannot_be_started_for_the_users_own_limit_is_no_fault_of_
 ) -> None:
     agent = Agent()
     agent.cannot_start, agent.errno = 0, number
-    agent.sees(state())
+    agent.reads(state())
     agent.prepared()
-    assert agent.word.failure.blame == blame
+    assert agent.published.failure.blame == blame
 
 
 # Ending well
@@ -297,18 +172,18 @@ def test_a_node_has_succeeded_when_its_last_worker_ends_with_0() -> None:
     agent = running()
     assert agent.ends(1) == []
     assert kinds(agent.ends(0)) == ["Publish", "RecordRound"]
-    assert (agent.word.status, agent.record.outcome, agent.record.over) == (SUCCEEDED, SUCCEEDED, True)
+    assert (agent.published.status, agent.record.outcome, agent.record.over) == (SUCCEEDED, SUCCEEDED, True)
 
 
 def test_when_all_have_succeeded_the_agent_sweeps_and_leaves_with_0() -> None:
     agent = running()
     agent.ends(0)
     agent.ends(1)
-    assert kinds(agent.sees(closed(SUCCEEDED, "all 4 ranks succeeded", 0))) == ["KillLeftovers"]
+    assert kinds(agent.reads(closed(SUCCEEDED, "all 4 ranks succeeded", 0))) == ["KillLeftovers"]
     actions = agent.swept()
     assert (agent.record.outcome, agent.record.stop_reason, agent.record.stop_ns) == (SUCCEEDED, None, None)
     assert actions[-1] == Exit(0)
-    assert (agent.word.status, agent.word.reason) == (LEFT, None)
+    assert (agent.published.status, agent.published.reason) == (LEFT, None)
     assert agent.machine.phase == GONE
 
 
@@ -316,9 +191,9 @@ def test_a_node_that_has_succeeded_runs_again_when_another_one_failed() -> None:
     agent = running()
     agent.ends(0)
     agent.ends(1)
-    assert kinds(agent.sees(state(phase=FORMING))) == ["KillLeftovers"]
+    assert kinds(agent.reads(state(phase=FORMING))) == ["KillLeftovers"]
     assert agent.swept()[-1] == Publish(READY, 1, None, None, None, new_port=True)
-    assert isinstance(agent.sees(state(2))[0], Prepare)
+    assert isinstance(agent.reads(state(2))[0], Prepare)
 
 
 # Failing
@@ -327,32 +202,34 @@ def test_a_node_that_has_succeeded_runs_again_when_another_one_failed() -> None:
 def test_a_rank_raises_and_the_others_get_term_then_kill_then_all_is_swept_and_the_next_round_begins() -> None:
     agent = running(grace_s=15)
     actions = agent.ends(1, code=1)
-    assert kinds(actions) == ["Publish", "Log", "Signal"]
-    assert actions[-1] == Signal((0,), TERM)
-    assert (agent.word.status, agent.word.failure.rank) == (FAILED, 3)
+    assert kinds(actions) == ["Publish", "Log", "Signal", "RecordFailure"]
+    assert actions[2:] == [Signal((0,), TERM), RecordFailure(1, stopped=False)]
+    assert (agent.published.status, agent.published.failure.rank) == (FAILED, 3)
     assert actions[1] == Log("round 1: rank 3 failed at step 7: boom")
     assert agent.machine.deadline == agent.seconds + 15
-    assert agent.sees(state(phase=FORMING)) == []
+    assert agent.reads(state(phase=FORMING)) == []
     assert agent.tick(13.9) == []
     assert agent.tick(0.1) == [Signal((0,), KILL)]
     assert agent.machine.deadline is None
-    assert kinds(agent.ends(0, by=KILL)) == ["KillLeftovers"]
+    assert agent.ends(0, by=KILL) == [RecordFailure(0, stopped=True), KillLeftovers()]
     actions = agent.swept()
-    assert kinds(actions) == ["RecordRound", "Publish"]
-    assert actions[1].new_port
-    assert (agent.word.status, agent.word.failure.rank) == (READY, 3), "the failure stands until the next round"
+    assert kinds(actions) == ["RecordRound", "ForgetRound", "Publish"]
+    assert actions[2].new_port
+    assert (agent.published.status, agent.published.failure.rank) == (READY, 3), (
+        "the failure stands until the next round"
+    )
     record = agent.record
     assert (record.outcome, record.stop_reason, record.over) == (FAILED, "rank 3 on n2 failed", True)
     assert (record.failed, record.stopped, record.killed) == ({1}, {0}, {0})
-    assert isinstance(agent.sees(state(2))[0], Prepare)
+    assert isinstance(agent.reads(state(2))[0], Prepare)
     agent.prepared(2)
-    assert (agent.word.status, agent.word.round, agent.word.failure) == (RUNNING, 2, None)
+    assert (agent.published.status, agent.published.round, agent.published.failure) == (RUNNING, 2, None)
 
 
 def test_a_sibling_that_obeys_term_is_stopped_and_not_failed() -> None:
     agent = running()
     agent.ends(0, code=1)
-    assert kinds(agent.ends(1, by=TERM)) == ["KillLeftovers"]
+    assert kinds(agent.ends(1, by=TERM)) == ["RecordFailure", "KillLeftovers"]
     agent.swept()
     assert (agent.record.failed, agent.record.stopped, agent.record.killed) == ({0}, {1}, set())
 
@@ -360,26 +237,26 @@ def test_a_sibling_that_obeys_term_is_stopped_and_not_failed() -> None:
 @pytest.mark.parametrize("end", [{"code": 0}, {"code": 1}, {"code": 143}, {"by": TERM}, {"by": signal.SIGABRT}])
 def test_however_a_stopped_worker_ends_it_is_not_a_failure(end: dict[str, int]) -> None:
     agent = running()
-    agent.sees(state(phase=FORMING, history=(history(1, FAILED, "rank 0 on n1 failed"),)))
+    agent.reads(state(phase=FORMING, history=(history(1, FAILED, "rank 0 on n1 failed"),)))
     agent.ends(0, **end)
     agent.ends(1, **end)
     agent.swept()
     assert (agent.record.outcome, agent.record.failed, agent.record.stopped) == (STOPPED, set(), {0, 1})
     assert agent.record.stop_reason == "rank 0 on n1 failed"
-    assert agent.word.failure is None
+    assert agent.published.failure is None
 
 
 def test_a_rank_that_failed_before_the_stop_but_ended_after_it_has_failed() -> None:
     agent = running()
     agent.ends(0, code=1)
     # Its traceback was recorded 3 seconds ago, before the other one ended; its teardown took until now.
-    assert kinds(agent.ends(1, code=1, recorded_ago_s=3)) == ["KillLeftovers"]
+    assert kinds(agent.ends(1, code=1, recorded_ago_s=3)) == ["RecordFailure", "KillLeftovers"]
     agent.swept()
     assert (agent.record.failed, agent.record.stopped) == ({0, 1}, set())
-    assert agent.word.failure.rank == 2, "the first failure stays the first"
+    assert agent.published.failure.rank == 2, "the first failure stays the first"
 
 
-def test_a_rank_that_the_kernel_ended_before_the_stop_has_failed_although_it_was_noticed_after() -> None:
+def test_a_rank_that_the_kernel_ended_before_the_stop_has_failed_although_the_agent_reaps_it_later() -> None:
     agent = running()
     agent.ends(0, code=1)
     agent.ends(1, by=KILL, ago_s=3)
@@ -387,23 +264,23 @@ def test_a_rank_that_the_kernel_ended_before_the_stop_has_failed_although_it_was
     assert (agent.record.failed, agent.record.stopped) == ({0, 1}, set())
 
 
-def test_a_rank_that_failed_before_a_stop_from_elsewhere_is_told_to_all() -> None:
+def test_a_rank_that_failed_before_a_stop_from_elsewhere_is_published() -> None:
     agent = running()
-    agent.sees(state(phase=FORMING))
+    agent.reads(state(phase=FORMING))
     actions = agent.ends(1, code=1, recorded_ago_s=3)
-    assert kinds(actions) == ["Publish", "Log"]
-    assert (agent.word.status, agent.word.failure.rank) == (FAILED, 3)
+    assert kinds(actions) == ["Publish", "Log", "RecordFailure"]
+    assert (agent.published.status, agent.published.failure.rank) == (FAILED, 3)
 
 
 def test_one_exit_0_and_then_a_failure_is_a_failure() -> None:
     agent = running()
     agent.ends(0)
-    assert kinds(agent.ends(1, code=1)) == ["Publish", "Log", "KillLeftovers"]
+    assert kinds(agent.ends(1, code=1)) == ["Publish", "Log", "KillLeftovers", "RecordFailure"]
     agent.swept()
     assert (agent.record.outcome, agent.record.stop_reason) == (FAILED, None)
 
 
-def test_the_end_of_a_worker_is_heard_once_only() -> None:
+def test_the_end_of_a_worker_counts_once() -> None:
     agent = running()
     agent.ends(0, code=1)
     assert agent.ends(0, code=1) == []
@@ -415,7 +292,7 @@ def test_a_long_message_is_cut_on_the_terminal() -> None:
     log = agent.done(agent.machine.on_worker_ended(WorkerEnd(0, 1, None, 5, 5, long), agent.now()))[1]
     assert isinstance(log, Log)
     assert len(log.text) < 250
-    assert agent.word.failure == long
+    assert agent.published.failure == long
 
 
 # The others
@@ -424,9 +301,9 @@ def test_a_long_message_is_cut_on_the_terminal() -> None:
 def test_a_round_that_ended_elsewhere_is_stopped_here_with_its_reason() -> None:
     agent = running()
     over = state(phase=FORMING, history=(history(1, NODE_LOST, "n1 was lost"),))
-    assert agent.sees(over) == [Signal((0, 1), TERM)]
+    assert agent.reads(over) == [Signal((0, 1), TERM)]
     agent.ends(0, by=TERM)
-    assert kinds(agent.ends(1, by=TERM)) == ["KillLeftovers"]
+    assert kinds(agent.ends(1, by=TERM)) == ["RecordFailure", "KillLeftovers"]
     agent.swept()
     assert (agent.record.outcome, agent.record.stop_reason) == (STOPPED, "n1 was lost")
     assert agent.record.stop_ns is not None
@@ -434,7 +311,7 @@ def test_a_round_that_ended_elsewhere_is_stopped_here_with_its_reason() -> None:
 
 def test_a_run_that_is_closed_while_workers_run_is_stopped_and_left_with_its_code() -> None:
     agent = running()
-    assert agent.sees(closed(FAILED, "all restarts are used up", 1)) == [Signal((0, 1), TERM)]
+    assert agent.reads(closed(FAILED, "all restarts are used up", 1)) == [Signal((0, 1), TERM)]
     agent.ends(0, by=TERM)
     agent.ends(1, by=TERM)
     assert agent.swept()[-1] == Exit(1)
@@ -444,56 +321,56 @@ def test_a_run_that_is_closed_while_workers_run_is_stopped_and_left_with_its_cod
 def test_a_run_that_is_closed_during_a_stop_is_left_after_it() -> None:
     agent = running()
     agent.ends(0, code=78)
-    assert agent.sees(closed(FAILED, "code 78", 78)) == []
+    assert agent.reads(closed(FAILED, "code 78", 78)) == []
     assert agent.machine.phase == STOPPING
     agent.ends(1, by=TERM)
-    assert agent.sees(closed(FAILED, "code 78", 78)) == []
+    assert agent.reads(closed(FAILED, "code 78", 78)) == []
     assert agent.machine.phase == SWEEPING
     assert agent.swept()[-1] == Exit(78)
 
 
 def test_an_idle_agent_leaves_a_closed_run_with_its_code() -> None:
     agent = Agent()
-    actions = agent.sees(closed(FAILED, "no node record of n1", 1, round_=1))
+    actions = agent.reads(closed(FAILED, "no node record of n1", 1, round_=1))
     assert kinds(actions) == ["Publish", "Exit"]
     assert actions[1] == Exit(1)
 
 
 def test_another_attempts_closed_run_is_not_this_ones_end() -> None:
-    assert Agent().sees(replace(closed(SUCCEEDED, "done", 0), attempt="11.0")) == []
+    assert Agent().reads(replace(closed(SUCCEEDED, "done", 0), attempt="11.0")) == []
 
 
-def test_the_rank_that_failed_first_is_the_nodes_word_though_another_ones_process_ended_first() -> None:
+def test_the_rank_that_failed_first_is_published_though_another_ones_process_ended_first() -> None:
     agent = running()
     agent.ends(1, code=1)
-    assert agent.word is not None
-    assert agent.word.failure is not None
-    assert agent.word.failure.rank == 3
+    assert agent.published is not None
+    assert agent.published.failure is not None
+    assert agent.published.failure.rank == 3
     agent.ends(0, code=78, recorded_ago_s=5, ago_s=5)
-    assert agent.word.failure.rank == 2
-    assert agent.word.failure.exit_code == 78
+    assert agent.published.failure.rank == 2
+    assert agent.published.failure.exit_code == 78
     agent.swept()
     assert agent.record.failed == {0, 1}
 
 
-def test_a_next_round_that_is_seen_before_the_end_of_this_one_stops_this_one_first() -> None:
+def test_a_next_round_that_is_read_before_the_end_of_this_one_stops_this_one_first() -> None:
     agent = running()
-    assert agent.sees(state(2)) == [Signal((0, 1), TERM)]
+    assert agent.reads(state(2)) == [Signal((0, 1), TERM)]
     agent.ends(0, by=TERM)
     agent.ends(1, by=TERM)
     actions = agent.swept()
-    assert kinds(actions) == ["RecordRound", "Publish", "Prepare"]
+    assert kinds(actions) == ["RecordRound", "ForgetRound", "Publish", "Prepare"]
     assert actions[-1].assignment.round == 2
 
 
 # From outside
 
 
-def test_sigterm_stops_the_workers_says_so_and_waits_for_the_verdict() -> None:
+def test_sigterm_stops_the_workers_is_published_and_waits_for_the_verdict() -> None:
     agent = running(grace_s=60, kill_wait_s=18)
     actions = agent.signalled(TERM)
-    assert kinds(actions) == ["Publish", "Signal"]
-    assert (agent.word.status, agent.word.reason, agent.word.stop_signal) == (
+    assert kinds(actions) == ["Log", "Publish", "CollectStacks", "Signal"]
+    assert (agent.published.status, agent.published.reason, agent.published.stop_signal) == (
         RUNNING,
         "SIGTERM from outside",
         "SIGTERM",
@@ -502,15 +379,15 @@ def test_sigterm_stops_the_workers_says_so_and_waits_for_the_verdict() -> None:
     agent.ends(0, by=TERM)
     agent.ends(1, code=0)
     agent.swept()
-    assert (agent.word.status, agent.word.stop_signal) == (LEFT, "SIGTERM")
+    assert (agent.published.status, agent.published.stop_signal) == (LEFT, "SIGTERM")
     assert (agent.record.outcome, agent.record.stop_reason) == (STOPPED, "SIGTERM from outside")
-    assert agent.sees(closed(STOPPED, "SIGTERM from outside", 143))[-1] == Exit(143)
+    assert agent.reads(closed(STOPPED, "SIGTERM from outside", 143))[-1] == Exit(143)
 
 
 def test_without_a_verdict_the_agent_leaves_with_the_signals_code() -> None:
     agent = Agent()
-    assert kinds(agent.signalled(INT)) == ["Publish", "Publish"]
-    assert agent.word.status == LEFT
+    assert kinds(agent.signalled(INT)) == ["Log", "Publish", "Publish"]
+    assert agent.published.status == LEFT
     assert agent.tick(FAREWELL_S / 2) == []
     assert agent.tick(FAREWELL_S) == [Exit(130)]
 
@@ -518,7 +395,7 @@ def test_without_a_verdict_the_agent_leaves_with_the_signals_code() -> None:
 def test_an_agent_that_has_left_takes_no_part_any_more() -> None:
     agent = Agent()
     agent.signalled(TERM)
-    assert agent.sees(state()) == []
+    assert agent.reads(state()) == []
     assert agent.machine.phase == GONE
 
 
@@ -533,7 +410,7 @@ def test_slurms_second_sigterm_changes_nothing() -> None:
 def test_a_second_ctrl_c_kills_at_once() -> None:
     agent = running()
     agent.signalled(INT)
-    assert agent.signalled(INT) == [Signal((0, 1), KILL)]
+    assert agent.signalled(INT) == [Log("SIGINT again: the ranks are killed now"), Signal((0, 1), KILL)]
     agent.ends(0, by=KILL)
     agent.ends(1, by=KILL)
     agent.swept()
@@ -547,40 +424,103 @@ def test_sigterm_during_a_stop_shortens_what_is_left_of_the_grace_to_what_slurm_
     agent = running(grace_s=grace_s, kill_wait_s=18)
     agent.ends(0, code=1)
     agent.tick(2)
-    assert kinds(agent.signalled(TERM)) == ["Publish"]
+    assert kinds(agent.signalled(TERM)) == ["Log", "Publish"]
     assert agent.machine.deadline == agent.seconds + left_s
-    assert (agent.word.status, agent.word.failure.rank, agent.word.stop_signal) == (FAILED, 2, "SIGTERM")
+    assert (agent.published.status, agent.published.failure.rank, agent.published.stop_signal) == (FAILED, 2, "SIGTERM")
     agent.ends(1, by=TERM)
     agent.swept()
-    assert (agent.word.status, agent.word.failure.rank) == (LEFT, 2)
+    assert (agent.published.status, agent.published.failure.rank) == (LEFT, 2)
     assert agent.record.stop_reason == "rank 2 on n2 failed"
 
 
 def test_sigterm_while_directories_are_made_starts_nothing() -> None:
     agent = Agent()
-    agent.sees(state())
-    assert kinds(agent.signalled(TERM)) == ["Publish", "KillLeftovers"]
+    agent.reads(state())
+    assert kinds(agent.signalled(TERM)) == ["Log", "Publish", "KillLeftovers"]
     agent.swept()
-    assert (agent.word.status, agent.word.failure) == (LEFT, None)
+    assert (agent.published.status, agent.published.failure) == (LEFT, None)
     assert agent.prepared() == []
+
+
+def test_a_signal_whose_ranks_perhaps_take_notice_waits_a_second_for_the_state() -> None:
+    agent = running()
+    assert agent.signalled(TERM, stoppable=None) == []
+    assert agent.signalled(TERM, stoppable=None) == []
+    assert agent.machine.deadline == agent.seconds
+    assert kinds(agent.tick(0)) == ["Log", "Publish", "CollectStacks", "Signal"]
+    assert agent.published.stop_signal == "SIGTERM"
+
+
+def test_it_waits_no_longer_than_slurm_allows() -> None:
+    agent = running(kill_wait_s=1.2)
+    agent.signalled(TERM, stoppable=None)
+    assert agent.machine.deadline == agent.seconds + 0.3
+
+
+def test_it_lets_the_ranks_save_when_those_of_another_node_take_notice() -> None:
+    agent = running(kill_wait_s=18)
+    agent.signalled(TERM, stoppable=None)
+    received_s = agent.seconds
+    assert kinds(agent.reads(state(polled="12.0"))) == ["Log", "Publish"]
+    assert agent.published.stop_request.signal == "SIGTERM"
+    assert (agent.published.stop_signal, agent.machine.phase) == (None, RUNNING)
+    # Just before the end of the grace, the stacks of ranks that have not left are collected.
+    assert agent.machine.deadline == received_s + 15 - 3
+    assert agent.machine.orderly_stop.kill_at == received_s + 15
+    assert kinds(agent.tick(20)) == ["Publish", "CollectStacks", "Signal", "Signal"]
+
+
+@pytest.mark.parametrize("what", ["failure", "interrupt", "over"])
+def test_it_stops_the_ranks_when_waiting_is_of_no_use(what: str) -> None:
+    agent = running(kill_wait_s=60)
+    agent.signalled(TERM, stoppable=None)
+    if what == "failure":
+        agent.ends(0, by=TERM)
+    elif what == "interrupt":
+        agent.signalled(INT)
+    else:
+        agent.reads(state(2, FORMING, polled="12.0"))
+    assert (agent.published.stop_signal, agent.machine.phase) == ("SIGTERM", STOPPING)
+    assert agent.log.count(Signal((0, 1), TERM)) == 1
+
+
+def test_a_second_sigterm_changes_nothing_while_the_ranks_agree_and_a_second_ctrl_c_stops_them() -> None:
+    agent = running(kill_wait_s=60)
+    assert "once more: without waiting for them" in agent.signalled(INT, stoppable=True)[0].text
+    deadline = agent.machine.deadline
+    assert agent.signalled(TERM, stoppable=True) == []
+    assert agent.machine.deadline == deadline
+    assert kinds(agent.signalled(INT, stoppable=True)) == ["Log", "Publish", "CollectStacks", "Signal"]
+    assert agent.published.stop_signal == "SIGINT"
+    assert agent.signalled(INT, stoppable=True)[-1] == Signal((0, 1), KILL)
+
+
+def test_a_worker_that_fails_after_it_left_for_a_stop_leaves_the_others_their_grace() -> None:
+    agent = running(kill_wait_s=18)
+    agent.signalled(TERM, stoppable=True)
+    agent.reads(state(stop=Stop("signal", "SIGTERM from outside", "n1", 5, 1, "SIGTERM", 15.0, 1, 40, True)))
+    assert kinds(agent.ends(0, code=1, leaving=True)) == ["Publish", "Log", "RecordFailure"]
+    assert (agent.published.status, agent.machine.phase) == (FAILED, RUNNING)
+    assert kinds(agent.ends(1, code=0)) == ["KillLeftovers"]
+    assert agent.published.failure.local_rank == 0
 
 
 def test_what_cannot_be_killed_keeps_an_agent_only_as_long_as_it_has_reason_to_stay() -> None:
     agent = running()
-    agent.sees(state(phase=FORMING))
+    agent.reads(state(phase=FORMING))
     agent.tick(20)
     assert kinds(agent.done(agent.machine.on_unkillable("process 7", agent.now()))) == ["Log"]
     assert agent.machine.phase == STOPPING
     agent.signalled(TERM)
     assert agent.done(agent.machine.on_unkillable("process 7", agent.now()))[-1] == Exit(143)
-    assert agent.word.status == LEFT
+    assert agent.published.status == LEFT
 
 
 def test_sigterm_after_the_last_worker_succeeded_loses_nothing() -> None:
     agent = running()
     agent.ends(0)
     agent.ends(1)
-    assert kinds(agent.signalled(TERM)) == ["Publish", "KillLeftovers"]
+    assert kinds(agent.signalled(TERM)) == ["Log", "Publish", "KillLeftovers"]
     assert agent.log[-2].status == SUCCEEDED
     agent.swept()
     assert agent.record.outcome == SUCCEEDED
@@ -601,19 +541,19 @@ def test_usr1_goes_to_the_workers_that_are_alive() -> None:
 
 def test_a_superseded_agent_stops_everything_and_leaves_with_1() -> None:
     agent = running()
-    actions = agent.lost_ground("attempt 12.1 has taken over this run")
+    actions = agent.evicted("attempt 12.1 has taken over this run")
     assert kinds(actions) == ["Publish", "Signal"]
     agent.ends(0, by=TERM)
     agent.ends(1, by=TERM)
     agent.swept()
-    assert (agent.word.status, agent.word.stop_signal) == (LEFT, None)
+    assert (agent.published.status, agent.published.stop_signal) == (LEFT, None)
     assert agent.record.stop_reason == "attempt 12.1 has taken over this run"
     assert agent.tick(0) == [Exit(1)]
 
 
 def test_a_state_of_the_next_attempt_stops_the_workers() -> None:
     agent = running()
-    assert agent.sees(replace(state(2), attempt="12.1")) == [Signal((0, 1), TERM)]
+    assert agent.reads(replace(state(2), attempt="12.1")) == [Signal((0, 1), TERM)]
     agent.ends(0, by=TERM)
     agent.ends(1, by=TERM)
     agent.swept()
@@ -623,39 +563,39 @@ def test_a_state_of_the_next_attempt_stops_the_workers() -> None:
 
 def test_an_agent_that_is_refused_before_it_began_leaves_at_once() -> None:
     agent = Agent()
-    agent.lost_ground("job 12 is running in /runs/r")
+    agent.evicted("the run /runs/r is held by job 12")
     assert agent.tick(0) == [Exit(1)]
 
 
-def test_losing_ground_while_leaving_changes_nothing() -> None:
+def test_an_eviction_while_leaving_changes_nothing() -> None:
     agent = running()
     agent.signalled(TERM)
-    assert agent.lost_ground("its guardian process was killed") == []
-    assert agent.word.reason == "SIGTERM from outside"
+    assert agent.evicted("its guardian process was killed") == []
+    assert agent.published.reason == "SIGTERM from outside"
 
 
 # A rank hangs
 
 
-def test_a_rank_that_hangs_is_said_and_shown_and_killed_only_when_the_coordinator_has_heard_from_all() -> None:
+def test_a_hang_is_published_and_its_stacks_collected_and_it_is_killed_only_when_the_coordinator_decides() -> None:
     agent = running()
     assert kinds(agent.hangs(1)) == ["Publish", "Log", "CollectStacks"]
-    assert (agent.word.status, agent.word.hang.rank, agent.word.stacks_collected) == (RUNNING, 3, 0)
-    assert agent.sees(state(hang=agent.word.hang)) == []
-    assert kinds(agent.shown()) == ["Publish"]
-    assert (agent.word.status, agent.word.stacks_collected) == (RUNNING, 1)
-    actions = agent.sees(state(phase=FORMING))
+    assert (agent.published.status, agent.published.hang.rank, agent.published.stacks_collected) == (RUNNING, 3, 0)
+    assert agent.reads(state(hang=agent.published.hang)) == []
+    assert kinds(agent.stacks_collected()) == ["Publish"]
+    assert (agent.published.status, agent.published.stacks_collected) == (RUNNING, 1)
+    actions = agent.reads(state(phase=FORMING))
     assert actions[1:] == [Signal((1,), CONT), Signal((1,), KILL), Signal((0,), TERM)]
-    assert (agent.word.status, agent.word.failure.kind, agent.word.failure.rank) == (FAILED, "hang", 3)
+    assert (agent.published.status, agent.published.failure.kind, agent.published.failure.rank) == (FAILED, "hang", 3)
 
 
-def test_a_rank_that_hangs_elsewhere_is_a_reason_to_show_where_ours_are_once() -> None:
+def test_stacks_are_collected_once_when_a_rank_hangs_elsewhere() -> None:
     agent = running()
-    assert agent.sees(state(hang=HANG_ELSEWHERE)) == [CollectStacks((0, 1))]
-    assert agent.sees(state(hang=HANG_ELSEWHERE)) == []
-    agent.shown()
-    assert agent.sees(state(phase=FORMING)) == [Signal((0, 1), TERM)]
-    assert agent.word.failure is None
+    assert agent.reads(state(hang=HANG_ELSEWHERE)) == [CollectStacks((0, 1))]
+    assert agent.reads(state(hang=HANG_ELSEWHERE)) == []
+    agent.stacks_collected()
+    assert agent.reads(state(phase=FORMING)) == [Signal((0, 1), TERM)]
+    assert agent.published.failure is None
 
 
 def test_a_second_hung_rank_is_ended_as_the_first_one_and_reported_once() -> None:
@@ -663,49 +603,49 @@ def test_a_second_hung_rank_is_ended_as_the_first_one_and_reported_once() -> Non
     agent.hangs(1)
     assert agent.hangs(0, TERM) == []
     assert agent.hangs(0) == []
-    actions = agent.sees(state(phase=FORMING))
+    actions = agent.reads(state(phase=FORMING))
     assert actions[1:] == [Signal((0,), CONT), Signal((0,), TERM), Signal((1,), CONT), Signal((1,), KILL)]
 
 
-def test_a_rank_that_fails_while_stacks_are_collected_takes_nobody_along_before_that_is_done() -> None:
+def test_a_rank_that_fails_while_stacks_are_collected_stops_no_other_rank_before_that_is_done() -> None:
     agent = running()
-    agent.sees(state(hang=HANG_ELSEWHERE))
-    assert kinds(agent.ends(1, code=1)) == ["Publish", "Log"]
+    agent.reads(state(hang=HANG_ELSEWHERE))
+    assert kinds(agent.ends(1, code=1)) == ["Publish", "Log", "RecordFailure"]
     assert agent.machine.phase == RUNNING
-    assert agent.shown()[-1] == Signal((0,), TERM)
+    assert agent.stacks_collected()[-1] == Signal((0,), TERM)
 
 
 def test_when_all_fail_while_stacks_are_collected_the_round_is_swept() -> None:
     agent = running()
-    agent.sees(state(hang=HANG_ELSEWHERE))
+    agent.reads(state(hang=HANG_ELSEWHERE))
     agent.ends(1, code=1)
-    assert kinds(agent.ends(0, code=1)) == ["KillLeftovers"]
+    assert kinds(agent.ends(0, code=1)) == ["KillLeftovers", "RecordFailure"]
 
 
-def test_when_nobody_hears_of_the_hang_its_agent_ends_the_round_by_itself() -> None:
+def test_a_hang_without_a_decision_ends_the_round_on_its_node() -> None:
     agent = running()
     agent.hangs(1)
-    agent.shown()
+    agent.stacks_collected()
     assert agent.tick(5) == []
     assert Signal((1,), KILL) in agent.tick(15)
-    assert agent.word.status == FAILED
+    assert agent.published.status == FAILED
 
 
-def test_a_hang_of_a_worker_that_is_being_stopped_is_nothing_new() -> None:
+def test_a_hang_of_a_worker_that_is_being_stopped_changes_nothing() -> None:
     agent = running()
     agent.ends(0, code=1)
     assert agent.hangs(1) == []
 
 
-def test_the_next_round_knows_nothing_of_the_last_ones_hang() -> None:
+def test_the_next_round_has_no_hang_of_the_last_one() -> None:
     agent = running()
     agent.hangs(1)
-    agent.shown()
-    agent.sees(state(phase=FORMING))
+    agent.stacks_collected()
+    agent.reads(state(phase=FORMING))
     agent.ends(0, by=TERM)
     agent.ends(1, by=KILL)
     agent.swept()
-    agent.sees(state(2))
+    agent.reads(state(2))
     assert agent.prepared(2)[0].hang is None
 
 
@@ -717,68 +657,74 @@ def failing() -> tuple[Agent, Failure]:
     agent = running()
     actions = agent.ends(0, code=1, at_start=True)
     (failure,) = [action.failure for action in actions if isinstance(action, Compare)]
-    agent.sees(state(phase=FORMING))
+    agent.reads(state(phase=FORMING))
     agent.ends(1, by=TERM)
     assert agent.swept() == []
     return agent, failure
 
 
-def test_a_node_is_ready_for_the_next_round_when_it_is_known_what_the_failure_is_compared_by() -> None:
+def test_a_node_is_ready_for_the_next_round_when_the_failures_signature_is_known() -> None:
     agent, failure = failing()
-    assert (agent.word.status, agent.machine.phase) == (FAILED, SWEEPING)
+    assert (agent.published.status, agent.machine.phase) == (FAILED, SWEEPING)
     agent.compared(failure, "2b1c")
-    assert (agent.word.status, agent.machine.phase) == (READY, IDLE)
-    assert agent.word.failure == replace(failure, signature="2b1c")
+    assert (agent.published.status, agent.machine.phase) == (READY, IDLE)
+    assert agent.published.failure == replace(failure, signature="2b1c")
 
 
-def test_what_is_found_of_a_failure_while_ranks_are_still_stopping_is_said_at_once() -> None:
+def test_the_rounds_last_record_still_has_its_workers_when_the_signature_comes_late() -> None:
+    agent, failure = failing()
+    assert "ForgetRound" not in kinds(agent.log)
+    assert kinds(agent.compared(failure, "2b1c"))[:2] == ["RecordRound", "ForgetRound"]
+
+
+def test_a_signature_that_is_found_while_ranks_are_being_stopped_is_published_at_once() -> None:
     agent = running()
     agent.ends(0, code=1, at_start=True)
-    failure = agent.word.failure
+    failure = agent.published.failure
     assert failure is not None
     assert kinds(agent.compared(failure, "2b1c")) == ["Publish"]
     agent.ends(1, by=TERM)
     agent.swept()
-    assert agent.word.status == READY
-    assert agent.word.failure == replace(failure, signature="2b1c")
+    assert agent.published.status == READY
+    assert agent.published.failure == replace(failure, signature="2b1c")
 
 
-def test_nothing_to_compare_is_an_answer_too() -> None:
+def test_a_failure_without_a_signature_delays_no_round() -> None:
     agent, failure = failing()
     agent.compared(failure, None)
-    assert (agent.word.status, agent.word.failure) == (READY, failure)
+    assert (agent.published.status, agent.published.failure) == (READY, failure)
 
 
 @pytest.mark.parametrize("code", [None, 1])
-def test_only_a_failure_at_start_that_says_nothing_itself_is_looked_into(code: int | None) -> None:
+def test_only_a_failure_at_start_without_a_signature_is_compared(code: int | None) -> None:
     agent = running()
     actions = agent.ends(0, code=1) if code else agent.ends(0, by=KILL)
     assert "Compare" not in kinds(actions)
     agent.ends(1, by=TERM)
     agent.swept()
-    assert agent.word.status == READY
+    assert agent.published.status == READY
 
 
-def test_the_answer_about_another_failure_than_the_first_one_is_not_taken() -> None:
+def test_the_signature_of_another_failure_than_the_first_one_is_ignored() -> None:
     agent = running()
     agent.ends(1, code=1, at_start=True)
-    late = agent.word.failure
+    late = agent.published.failure
     agent.ends(0, code=2, ago_s=5)
-    first = agent.word.failure
+    first = agent.published.failure
     assert late is not None
     assert agent.compared(late) == []
-    assert agent.word.failure == first != late
+    assert agent.published.failure == first != late
 
 
 @pytest.mark.parametrize("end", ["sigterm", "superseded", "closed"])
 def test_an_agent_that_leaves_does_not_wait_for_a_file_that_hangs(end: str) -> None:
     agent, _ = failing()
     if end == "closed":
-        agent.sees(closed(FAILED, "x", 1))
+        agent.reads(closed(FAILED, "x", 1))
         assert any(isinstance(action, Exit) for action in agent.log)
         return
-    agent.signalled(TERM) if end == "sigterm" else agent.lost_ground("superseded")
-    assert (agent.word.status, agent.machine.phase) == (LEFT, GONE)
+    agent.signalled(TERM) if end == "sigterm" else agent.evicted("superseded")
+    assert (agent.published.status, agent.machine.phase) == (LEFT, GONE)
 
 
 # Anything goes
@@ -796,7 +742,7 @@ def test_whatever_happens_workers_are_started_only_after_a_sweep_and_an_exit_lea
             if roll < 0.25:
                 round_ += rng.random() < 0.4
                 kind = rng.choice([RUNNING, RUNNING, RUNNING, FORMING, FORMING, CLOSED])
-                agent.sees(closed(FAILED, "x", 1, round_=round_) if kind == CLOSED else state(round_, phase=kind))
+                agent.reads(closed(FAILED, "x", 1, round_=round_) if kind == CLOSED else state(round_, phase=kind))
             elif roll < 0.45 and phase == PREPARING:
                 agent.prepared(agent.machine._newest_round, rng.choice([None, None, None, "full"]))
             elif roll < 0.65 and alive:
@@ -811,11 +757,11 @@ def test_whatever_happens_workers_are_started_only_after_a_sweep_and_an_exit_lea
             elif roll < 0.83:
                 agent.signalled(rng.choice([TERM, INT, USR1]))
             elif roll < 0.84:
-                agent.lost_ground("superseded")
+                agent.evicted("superseded")
             elif roll < 0.87:
                 agent.hangs(rng.choice([0, 1]), rng.choice([TERM, KILL]))
             elif roll < 0.9:
-                agent.shown()
+                agent.stacks_collected()
             elif roll < 0.95 and (asked := [action for action in agent.log if isinstance(action, Compare)]):
                 agent.compared(rng.choice(asked).failure, rng.choice([None, "same"]))
             else:
@@ -834,7 +780,7 @@ def test_whatever_happens_workers_are_started_only_after_a_sweep_and_an_exit_lea
                     assert not action.failed & action.stopped, where
                     assert action.killed <= {0, 1}, where
             if agent.machine.phase == STOPPING:
-                assert alive, f"{where}: it waits for nobody"
+                assert alive, f"{where}: it waits without a living worker"
 
 
 # A spare's standby workers
@@ -847,46 +793,46 @@ def elsewhere(round_: int = 1, **changes: object) -> State:
 
 def spare() -> Agent:
     agent = Agent(standby=True)
-    assert agent.sees(elsewhere()) == [StartStandbys((0, 1))]
+    assert agent.reads(elsewhere()) == [StartStandbys((0, 1))]
     agent.log.clear()
     return agent
 
 
-def test_a_spare_warms_its_slots_up_once_when_it_is_told_to() -> None:
+def test_a_spare_with_standby_workers_starts_them_once() -> None:
     agent = spare()
-    assert agent.sees(elsewhere(coordinator=Lease("n1", "i2", 2))) == []
-    assert agent.sees(elsewhere(2)) == []
-    assert Agent(standby=False).sees(elsewhere()) == []
+    assert agent.reads(elsewhere(coordinator=Lease("n1", "i2", 2))) == []
+    assert agent.reads(elsewhere(2)) == []
+    assert Agent(standby=False).reads(elsewhere()) == []
 
 
-def test_who_takes_part_or_may_still_take_part_warms_nothing_up() -> None:
+def test_a_node_that_takes_part_or_may_take_part_starts_no_standbys() -> None:
     agent = Agent(standby=True)
-    assert agent.sees(state(phase=FORMING, round_=0)) == []
-    assert kinds(agent.sees(state())) == ["Prepare"]
-    assert agent.sees(elsewhere(2)) == []
+    assert agent.reads(state(phase=FORMING, round_=0)) == []
+    assert kinds(agent.reads(state())) == ["Prepare"]
+    assert agent.reads(elsewhere(2)) == []
     agent.prepared()
     assert "StartStandbys" not in kinds(agent.log)
 
 
-def test_another_attempts_round_warms_nothing_up() -> None:
-    assert Agent(standby=True).sees(elsewhere(attempt="12.1")) == []
+def test_another_attempts_round_starts_no_standbys() -> None:
+    assert Agent(standby=True).reads(elsewhere(attempt="12.1")) == []
 
 
-def test_who_leaves_or_follows_the_end_warms_nothing_up() -> None:
+def test_an_agent_that_leaves_starts_no_standbys() -> None:
     agent = Agent(standby=True)
     agent.signalled(TERM)
-    agent.sees(elsewhere())
+    agent.reads(elsewhere())
     agent.tick()
     assert "StartStandbys" not in kinds(agent.log)
     agent = spare()
-    agent.sees(closed(SUCCEEDED, "all ranks succeeded", 0))
+    agent.reads(closed(SUCCEEDED, "all ranks succeeded", 0))
     assert agent.standby_ends(0) == []
 
 
 def test_a_promoted_spare_starts_its_workers_as_any_other_node() -> None:
     agent = spare()
-    assert agent.sees(elsewhere(phase=FORMING)) == []
-    assert kinds(agent.sees(state(2))) == ["Prepare"]
+    assert agent.reads(elsewhere(phase=FORMING)) == []
+    assert kinds(agent.reads(state(2))) == ["Prepare"]
     assert kinds(agent.prepared(2)) == ["Publish", "Spawn", "RecordRound"]
     assert agent.standby_ends(0) == []
 
@@ -897,26 +843,26 @@ def test_a_standby_that_dies_is_replaced_so_many_times_and_then_no_more() -> Non
         assert agent.standby_ends(1) == [StartStandbys((1,))]
     assert agent.standby_ends(1) == []
     assert agent.standby_ends(0) == [StartStandbys((0,))]
-    assert agent.sees(elsewhere(2)) == []
+    assert agent.reads(elsewhere(2)) == []
     assert agent.machine.phase == IDLE
 
 
 def test_a_standby_that_dies_while_a_round_forms_is_replaced_when_this_node_is_a_spare_again() -> None:
     agent = spare()
-    agent.sees(elsewhere(phase=FORMING))
+    agent.reads(elsewhere(phase=FORMING))
     assert agent.standby_ends(1) == []
-    assert agent.sees(elsewhere(2)) == [StartStandbys((1,))]
+    assert agent.reads(elsewhere(2)) == [StartStandbys((1,))]
 
 
-def test_a_node_that_becomes_a_spare_again_warms_all_up_again() -> None:
+def test_a_node_that_becomes_a_spare_again_starts_all_standbys_again() -> None:
     agent = spare()
-    agent.sees(state(2))
+    agent.reads(state(2))
     agent.prepared(2)
-    agent.sees(elsewhere(2, phase=FORMING))
+    agent.reads(elsewhere(2, phase=FORMING))
     agent.ends(0, by=TERM)
     agent.ends(1, by=TERM)
     assert agent.machine.phase == SWEEPING
-    agent.sees(elsewhere(3))
+    agent.reads(elsewhere(3))
     assert agent.swept()[-1] == StartStandbys((0, 1))
 
 
@@ -924,7 +870,7 @@ def test_a_slot_whose_standbys_always_die_gets_no_more_of_them_after_a_round() -
     agent = spare()
     for _ in range(STANDBY_DEATHS):
         agent.standby_ends(1)
-    agent.sees(state(2))
+    agent.reads(state(2))
     agent.prepared(2, problem="disk full")
     agent.swept()
-    assert agent.sees(elsewhere(3)) == [StartStandbys((0,))]
+    assert agent.reads(elsewhere(3)) == [StartStandbys((0,))]

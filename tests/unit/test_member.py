@@ -4,127 +4,21 @@ from __future__ import annotations
 
 import errno
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 import pytest
+from member_cluster import PACE, RUN, TIMING, Cluster, side_by_side, three
 
-from ftslurm.rendezvous.member import WAKE_S, FencedOut, Member, NodeRefused, Pace, RunInUse, View, first_record
-from ftslurm.rendezvous.node_record import NodeRecord
-from ftslurm.rendezvous.observation import RunSpec, Timing
-from ftslurm.rendezvous.state import CLOSED, FAILED, FORMING, LEFT, READY, RUNNING, SUCCEEDED, Failure, State
-from ftslurm.sharedfs.cell import FencedCell
-from ftslurm.sharedfs.rundir import RunDirectory
-from ftslurm.testing.clock import VirtualClock
-from ftslurm.testing.memoryfs import AFTER, BEFORE, Hook, MemoryFileSystem, Operation
-
-RUN = RunDirectory("/runs/r")
-TIMING = Timing(node_timeout_s=8, join_timeout_s=600, last_call_s=30)
-PACE = Pace(heartbeat_s=1.0)
-
-
-class Cluster:
-    """Members that each tick when told to; after a tick an obedient agent follows the state."""
-
-    def __init__(self) -> None:
-        self.fs = MemoryFileSystem()
-        for directory in (RUN.state, RUN.nodes):
-            self.fs.makedirs(directory)
-        self.clock = VirtualClock(start_s=1000.0)
-        self.members: dict[str, Member] = {}
-        self.views: dict[str, View] = {}
-        self.count = 0
-        self.rung: set[str] = set()
-
-    def add(
-        self,
-        *names: str,
-        attempt: str = "12.0",
-        low: int | None = None,
-        expected: tuple[str, ...] | None = None,
-        incarnation: str | None = None,
-        hook: Hook | None = None,
-    ) -> Cluster:
-        expected = expected or names
-        for name in names:
-            word = first_record(name, incarnation or f"i-{name}-{attempt}", attempt, expected.index(name), 2)
-            shape = RunSpec("r", attempt, expected, low or len(expected), len(expected), 3)
-            client = self.fs.client(hook)
-            self.members[name] = Member(
-                client, RUN, shape, word, TIMING, PACE, self.clock.now, self.clock.now_ns, self.nonce, self.ring
-            )
-        return self
-
-    def ring(self, words: Iterable[NodeRecord]) -> None:
-        self.rung.update(word.node for word in words)
-
-    def nonce(self) -> str:
-        self.count += 1
-        return f"{self.count:016x}"
-
-    def tick(self, *names: str) -> View:
-        for name in names or tuple(self.members):
-            self.views[name] = self.members[name].tick()
-            self.obey(name)
-        return self.views[(names or tuple(self.members))[-1]]
-
-    def obey(self, name: str) -> None:
-        """Do as the agent of an endless program would."""
-        member, state = self.members[name], self.views[name].state
-        if state is None:
-            return
-        part = state.participant(member.record.node, member.record.incarnation)
-        if state.phase == RUNNING and part is not None and member.record.round < state.round:
-            member.publish(replace(member.record, status=RUNNING, round=state.round, failure=None))
-        elif state.phase == FORMING and member.record.status in (RUNNING, FAILED, SUCCEEDED):
-            member.publish(replace(member.record, status=READY))
-
-    def go(self, seconds: float, *names: str, step: float = 0.5) -> None:
-        for _ in range(round(seconds / step)):
-            self.clock.advance(step)
-            self.tick(*names)
-
-    def until(self, done: Callable[[State], bool], *names: str, seconds: float = 60.0) -> State:
-        for _ in range(round(seconds / 0.1)):
-            state = self.tick(*names).state
-            if state is not None and done(state):
-                return state
-            self.clock.advance(0.1)
-        raise AssertionError(f"it did not come to that within {seconds} s: {self.state()}")
-
-    def running(self, round_: int, *names: str) -> State:
-        state = self.until(lambda state: state.phase == RUNNING and state.round == round_, *names)
-        self.tick(*names)
-        self.tick(*names)
-        return state
-
-    def say(self, name: str, **changes: object) -> None:
-        self.members[name].publish(replace(self.members[name].record, **changes))  # type: ignore[arg-type]
-
-    def state(self) -> State:
-        newest = FencedCell(self.fs.client(), RUN.state).get()
-        assert newest is not None
-        return State.decode(newest.value, "state")
-
-    def word(self, name: str) -> NodeRecord:
-        return NodeRecord.decode(self.fs.files()[RUN.node_file(name)], name)
-
-    def coordinator(self) -> str:
-        return self.state().coordinator.node
-
-
-def side_by_side(intruder: Cluster, cluster: Cluster, *alive: str) -> None:
-    for _ in range(20):
-        intruder.tick()
-        cluster.clock.advance(0.5)
-        cluster.tick(*alive)
-
-
-def three() -> Cluster:
-    cluster = Cluster().add("n1", "n2", "n3", low=2)
-    cluster.running(1)
-    return cluster
+from ftslurm.monitor.timeouts import Longest
+from ftslurm.records.node import RankVitals, Vitals
+from ftslurm.records.state import CLOSED, FAILED, FORMING, LEFT, READY, RUNNING, SUCCEEDED, Failure
+from ftslurm.rendezvous.abandonment import RunInUse
+from ftslurm.rendezvous.member import FencedOut, NodeRefused
+from ftslurm.rendezvous.pace import Pace
+from ftslurm.rendezvous.wake_budget import WAKE_S
+from ftslurm.testing.memoryfs import AFTER, BEFORE, Hook, Operation
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -151,7 +45,7 @@ def test_a_member_that_starts_late_follows_what_is_there() -> None:
 def test_a_round_ends_in_success_and_all_members_read_it() -> None:
     cluster = three()
     for name in cluster.members:
-        cluster.say(name, status=SUCCEEDED)
+        cluster.publish(name, status=SUCCEEDED)
     cluster.until(lambda state: state.phase == CLOSED)
     cluster.tick()
     assert all(view.state.closed.exit_code == 0 for view in cluster.views.values())
@@ -159,7 +53,7 @@ def test_a_round_ends_in_success_and_all_members_read_it() -> None:
 
 def test_a_failure_leads_to_the_next_round_on_all_nodes() -> None:
     cluster = three()
-    cluster.say("n2", status=FAILED, failure=Failure(1, "n2", 2, 0, 5, "exit", 1, None, "exit code 1", None))
+    cluster.publish("n2", status=FAILED, failure=Failure(1, "n2", 2, 0, 5, "exit", 1, None, "exit code 1", None))
     state = cluster.running(2)
     assert (state.restarts_used, state.history[0].failure.rank) == (1, 2)
 
@@ -171,10 +65,10 @@ def test_a_records_counter_grows_with_every_write() -> None:
     for round_ in range(5):
         cluster.members["n1"].publish(replace(base, round=round_))
         cluster.members["n1"].tick()
-        counters.append(cluster.word("n1").counter)
+        counters.append(cluster.record("n1").counter)
         cluster.clock.advance(1.0)
         cluster.members["n1"].tick()
-        counters.append(cluster.word("n1").counter)
+        counters.append(cluster.record("n1").counter)
     assert counters == sorted(set(counters))
 
 
@@ -207,7 +101,7 @@ def test_a_coordinator_that_leaves_hands_over_before_it_goes() -> None:
     cluster = three()
     gone = cluster.coordinator()
     rest = [name for name in cluster.members if name != gone]
-    cluster.say(gone, status=LEFT, reason="SIGTERM from outside")
+    cluster.publish(gone, status=LEFT, reason="SIGTERM from outside")
     cluster.members[gone].tick()
     assert cluster.coordinator() in rest
 
@@ -216,7 +110,7 @@ def test_a_dead_coordinator_that_its_guardian_marks_as_left_is_succeeded_after_o
     cluster = three()
     gone = cluster.coordinator()
     rest = [name for name in cluster.members if name != gone]
-    cluster.say(gone, status=LEFT, reason="its agent was killed by SIGKILL")
+    cluster.publish(gone, status=LEFT, reason="its agent was killed by SIGKILL")
     cluster.members[gone]._publish_record()
     cluster.go(1.1, *rest)
     assert cluster.coordinator() in rest
@@ -228,8 +122,8 @@ def test_a_node_that_asks_for_something_else_than_the_run_is_refused_with_both_v
     cluster.add("n3", expected=("n1", "n2", "n3"))
     with pytest.raises(NodeRefused, match="--nnodes 3:3 here, 2:2 in the run"):
         cluster.members["n3"].tick()
-    assert cluster.word("n3").status == LEFT
-    assert "3:3" in (cluster.word("n3").reason or "")
+    assert cluster.record("n3").status == LEFT
+    assert "3:3" in (cluster.record("n3").reason or "")
 
 
 def test_a_sleeping_coordinator_that_wakes_up_can_change_nothing() -> None:
@@ -261,7 +155,7 @@ def test_a_coordinator_that_sleeps_between_reading_and_writing_loses_to_its_succ
     cluster.running(1)
     assert cluster.coordinator() == "n1"
     asleep.append(partial(cluster.running, 2, "n2", "n3"))
-    cluster.say("n1", status=FAILED, failure=Failure(1, "n1", 0, 0, 5, "exit", 1, None, "exit code 1", None))
+    cluster.publish("n1", status=FAILED, failure=Failure(1, "n1", 0, 0, 5, "exit", 1, None, "exit code 1", None))
     view = cluster.tick("n1")
     assert view.coordinating is False
     assert view.state == cluster.state()
@@ -299,7 +193,7 @@ def test_a_new_holder_of_the_lease_is_not_silent_because_of_its_earlier_silence(
 def test_a_node_that_has_left_takes_no_lease() -> None:
     cluster = Cluster().add("n1", "n2")
     cluster.running(1)
-    cluster.say("n2", status=LEFT, reason="SIGTERM from outside", stop_signal="SIGTERM")
+    cluster.publish("n2", status=LEFT, reason="SIGTERM from outside", stop_signal="SIGTERM")
     cluster.go(20, "n2")
     assert cluster.coordinator() == "n1"
 
@@ -307,13 +201,13 @@ def test_a_node_that_has_left_takes_no_lease() -> None:
 def test_a_node_stopped_long_ago_does_not_shorten_the_wait_for_another() -> None:
     cluster = Cluster().add("n1", "n2", "n3", "n4", low=2)
     cluster.running(1)
-    cluster.say("n4", status=LEFT, reason="SIGTERM from outside", stop_signal="SIGTERM")
+    cluster.publish("n4", status=LEFT, reason="SIGTERM from outside", stop_signal="SIGTERM")
     cluster.running(2, "n1", "n2", "n3")
-    cluster.say("n3", reason="SIGTERM from outside", stop_signal="SIGTERM")
+    cluster.publish("n3", reason="SIGTERM from outside", stop_signal="SIGTERM")
     cluster.go(1.5, "n1", "n2", "n3")
     assert cluster.state().phase == RUNNING, "the others may be told too"
-    cluster.say("n1", reason="SIGTERM from outside", stop_signal="SIGTERM")
-    cluster.say("n2", reason="SIGTERM from outside", stop_signal="SIGTERM")
+    cluster.publish("n1", reason="SIGTERM from outside", stop_signal="SIGTERM")
+    cluster.publish("n2", reason="SIGTERM from outside", stop_signal="SIGTERM")
     cluster.go(1, "n1", "n2", "n3")
     assert cluster.state().closed.outcome == "stopped"
 
@@ -504,7 +398,7 @@ def test_what_a_requeue_left_behind_cannot_take_the_run_back() -> None:
 def test_another_job_may_go_on_with_a_closed_run() -> None:
     cluster = Cluster().add("n1")
     cluster.running(1)
-    cluster.say("n1", status=SUCCEEDED)
+    cluster.publish("n1", status=SUCCEEDED)
     cluster.until(lambda state: state.phase == CLOSED)
     cluster.members = {}
     cluster.add("n1", attempt="13.0")
@@ -517,7 +411,9 @@ def test_a_run_in_which_another_job_is_alive_is_refused_and_left_alone(node: str
     intruder = Cluster()
     intruder.fs, intruder.clock = cluster.fs, cluster.clock
     intruder.add(node, attempt="13.0", incarnation="intruder")
-    with pytest.raises(RunInUse, match="job 12 is running in /runs/r"):
+    with pytest.raises(
+        RunInUse, match="the run /runs/r is held by job 12, which runs already; wait for it, stop it, or"
+    ):
         side_by_side(intruder, cluster)
     with pytest.raises(RunInUse):
         intruder.tick()
@@ -553,7 +449,7 @@ def test_a_run_whose_job_was_killed_is_taken_over_after_the_node_timeout(node: s
 def test_a_run_whose_agents_have_all_left_is_taken_over_at_once() -> None:
     cluster = three()
     for name in cluster.members:
-        cluster.say(name, status=LEFT, reason="its agent was killed by SIGKILL")
+        cluster.publish(name, status=LEFT, reason="its agent was killed by SIGKILL")
         cluster.members[name]._publish_record()
     cluster.members = {}
     cluster.add("n1", attempt="13.0")
@@ -581,7 +477,7 @@ def test_members_tick_fast_while_a_round_forms_and_slowly_while_it_runs() -> Non
     follower = next(name for name in looks if name != cluster.coordinator())
     assert looks[cluster.coordinator()] < 0.2
     assert looks[follower] == PACE.follow_s
-    cluster.say(follower, status=SUCCEEDED)
+    cluster.publish(follower, status=SUCCEEDED)
     assert cluster.members[follower].next_tick_s() < 0.05
 
 
@@ -598,7 +494,7 @@ def test_any_member_can_close_the_run_and_the_coordinator_obeys() -> None:
     assert cluster.state() == state
 
 
-def test_a_run_is_closed_before_anybody_took_part() -> None:
+def test_a_run_is_closed_before_any_node_took_part() -> None:
     cluster = Cluster().add("n1")
     cluster.members["n1"].close(FAILED, "given up", 1)
     assert cluster.state().phase == CLOSED
@@ -645,7 +541,7 @@ def test_followers_read_a_rounds_end_at_their_next_tick() -> None:
     follower = next(name for name in cluster.members if name != cluster.coordinator())
     cluster.clock.advance(0.5)
     cluster.tick(follower)
-    cluster.say(follower, status=READY)
+    cluster.publish(follower, status=READY)
     cluster.tick(follower, cluster.coordinator())
     other = next(name for name in cluster.members if name not in (follower, cluster.coordinator()))
     assert cluster.tick(other).state == cluster.state()
@@ -657,7 +553,7 @@ def test_a_coordinators_last_publication_is_read_when_it_misses_its_heartbeats()
     dead = cluster.coordinator()
     rest = [name for name in cluster.members if name != dead]
     cluster.members[dead]._notify_followers = lambda: None  # type: ignore[method-assign]
-    cluster.say(rest[0], status=READY)
+    cluster.publish(rest[0], status=READY)
     cluster.tick(rest[0], dead)
     assert cluster.state().phase == FORMING
     cluster.go(2 * PACE.heartbeat_s + 1, rest[1])
@@ -669,21 +565,23 @@ def test_a_changed_record_wakes_the_coordinator_which_wakes_all_agents_after_a_n
     cluster.running(1)
     leader = cluster.coordinator()
     follower, other = (name for name in cluster.members if name != leader)
-    cluster.rung.clear()
-    cluster.say(follower, status=FAILED, failure=Failure(1, follower, 2, 0, 5, "exit", 1, None, "exit code 1", None))
+    cluster.woken.clear()
+    cluster.publish(
+        follower, status=FAILED, failure=Failure(1, follower, 2, 0, 5, "exit", 1, None, "exit code 1", None)
+    )
     cluster.tick(follower)
-    assert cluster.rung == {leader}
+    assert cluster.woken == {leader}
     cluster.tick(leader)
-    assert cluster.rung == {leader, follower, other}
+    assert cluster.woken == {leader, follower, other}
 
 
 def test_a_heartbeat_wakes_no_agent() -> None:
     cluster = Cluster().add("n1", "n2", "n3")
     cluster.running(1)
     cluster.go(3)
-    cluster.rung.clear()
+    cluster.woken.clear()
     cluster.go(20)
-    assert not cluster.rung
+    assert not cluster.woken
 
 
 def test_a_woken_follower_bypasses_its_caches_for_a_while_and_then_ticks_slowly_again() -> None:
@@ -717,3 +615,29 @@ def test_permanent_wake_ups_without_a_change_make_a_node_tick_a_few_times_a_seco
     cluster.clock.advance(60.0)
     member.wake()
     assert member.next_tick_s() < PACE.follow_s / 4, "once there was peace it is heard again"
+
+
+def test_a_round_with_an_excluded_node_is_one_line_of_the_coordinator() -> None:
+    cluster = Cluster().add("n1", "n2")
+    cluster.members["n2"].publish(replace(cluster.members["n2"].record, excluded="failed twice in job 7"))
+    notes: list[str] = []
+    for _ in range(8):
+        cluster.tick()
+        notes += [note for view in cluster.views.values() for note in view.notes]
+    assert [note for note in notes if "excluded" in note] == [
+        "round 1: not enough other nodes are ready, so excluded ones take part: n2 (failed twice in job 7)"
+    ]
+
+
+def test_hurried_vitals_are_published_with_the_next_tick_and_wake_no_agent() -> None:
+    cluster = three()
+    vitals = Vitals(1, Longest(), (RankVitals(0, 7, ()),), 0)
+    cluster.clock.advance(0.1)
+    cluster.woken.clear()
+    cluster.members["n2"].update_vitals(vitals)
+    cluster.tick("n2")
+    assert cluster.record("n2").vitals is None
+    cluster.members["n2"].update_vitals(vitals, at_once=True)
+    cluster.tick("n2")
+    assert cluster.record("n2").vitals == vitals
+    assert cluster.woken == set()

@@ -41,7 +41,7 @@ def test_torchs_request_is_a_timer() -> None:
     assert parse(line(expiration_time=0, signal=15, later="field")) == Timer(123, "train.py#12", 0.0, 15)
 
 
-def test_torchs_own_words_are_understood() -> None:
+def test_torchs_own_messages_are_understood() -> None:
     timer = pytest.importorskip("torch.distributed.elastic.timer.file_based_local_timer")
     request = timer.FileTimerRequest(worker_pid=5, scope_id="\udcff/x.py#3", expiration_time=12.5, signal=9)
     assert parse(request.to_json().encode()) == Timer(5, "\udcff/x.py#3", 12.5, 9)
@@ -52,7 +52,7 @@ def test_a_negative_expiration_is_a_release() -> None:
     assert parse(line(expiration_time=-0.5)) == Timer(123, "train.py#12", None, 9)
 
 
-def test_a_signal_below_one_only_tells() -> None:
+def test_a_signal_below_one_only_reports() -> None:
     assert parse(line(signal=-3)) == Timer(123, "train.py#12", 1700000000.25, 0)
 
 
@@ -148,12 +148,12 @@ def test_a_line_behind_the_half_of_another_is_not_lost() -> None:
         ClientMessage("finished", 2, 2**22),
     ],
 )
-def test_our_own_words_survive_the_pipe(word: ClientMessage) -> None:
+def test_our_own_messages_survive_the_pipe(word: ClientMessage) -> None:
     assert encode(word).endswith(b"\n") and encode(word).count(b"\n") == 2
     assert parse(encode(word).strip()) == word
 
 
-def test_our_own_words_are_short_whatever_they_say() -> None:
+def test_our_own_messages_are_short_whatever_they_contain() -> None:
     word = ClientMessage("misuse", 2**20, 2**22, "\U0001f600" * 10000, "\x01" * 10000)
     encoded = encode(word)
     assert len(encoded) <= LIMIT

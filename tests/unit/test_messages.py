@@ -1,11 +1,11 @@
-"""What the coordinator tells the user about a change of the state."""
+"""The coordinator's log lines about a change of the state."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from ftslurm.agent.messages import messages
-from ftslurm.rendezvous.state import (
+from ftslurm.records.state import (
     CLOSED,
     FAILED,
     FORMING,
@@ -33,33 +33,38 @@ END = "round 1 ended: rank 0 on n1 failed: boom; restart 1 of 3"
 SECOND = "round 2: 2 ranks on 1 node, master n1:20000"
 
 
-def test_a_round_is_told_once_when_it_begins() -> None:
+def test_a_round_is_logged_once_when_it_begins() -> None:
     assert messages(None, RUNS) == [FIRST]
     assert messages(RUNS, replace(RUNS, coordinator=Lease("n2", "i", 2))) == []
 
 
-def test_the_end_of_a_round_is_told_with_its_reason_and_the_budget() -> None:
+def test_one_rank_is_no_ranks() -> None:
+    alone = replace(RUNS, participants=(Participant("n1", "i", 1, 0, 0),), world_size=1)
+    assert messages(None, alone) == ["round 1: 1 rank on 1 node, master n1:20000"]
+
+
+def test_the_end_of_a_round_is_logged_with_its_reason_and_the_budget() -> None:
     assert messages(RUNS, FORMS) == [END]
     assert messages(FORMS, AGAIN) == [SECOND]
 
 
-def test_a_round_that_ends_and_another_that_begins_in_one_step_are_both_told() -> None:
+def test_a_round_that_ends_and_another_that_begins_in_one_step_are_both_logged() -> None:
     assert messages(RUNS, AGAIN) == [END, SECOND]
 
 
-def test_the_end_of_the_run_is_told_once() -> None:
+def test_the_end_of_the_run_is_logged_once() -> None:
     assert messages(RUNS, OVER) == ["failed: all is lost"]
     assert messages(None, OVER) == ["failed: all is lost"]
     assert messages(OVER, replace(OVER, coordinator=Lease("n2", "i", 2))) == []
 
 
-def test_a_round_that_waits_for_the_network_is_told_to_be_tried_again() -> None:
+def test_a_round_that_waits_for_the_network_is_logged_as_tried_again() -> None:
     text = "the master of the round (n1:1) cannot be reached from n2"
     cut = replace(ENDED, reason=text, failure=Failure(1, "n2", 2, 0, 5, UNREACHABLE, None, None, text, None))
     forms = replace(FORMS, restarts_used=0, history=(cut,))
-    assert messages(RUNS, forms) == [f"round 1 ended: {text}; trying again in 0.5 s"]
+    assert messages(RUNS, forms) == [f"round 1 ended: {text}; trying again in 500 ms"]
 
 
-def test_an_earlier_attempts_round_is_not_told_again() -> None:
+def test_an_earlier_attempts_round_is_not_logged_again() -> None:
     new = replace(RUNS, attempt="12.1", phase=FORMING, history=(ENDED,))
     assert messages(RUNS, new) == []

@@ -49,12 +49,12 @@ def between(fs: MemoryFileSystem, path: str, meanwhile: Callable[[], object]) ->
     return Exclusions(fs.client(hook), DIRECTORY)
 
 
-def test_where_nothing_was_set_aside_yet_no_directory_is_needed(files: Exclusions, fs: MemoryFileSystem) -> None:
+def test_where_nothing_was_excluded_yet_no_directory_is_needed(files: Exclusions, fs: MemoryFileSystem) -> None:
     assert files.read() == {} and files.of("n1", NOW) is None and files.allow("n1") is False
     assert (files.problems, files.unreadable, fs.files()) == ((), None, {})
 
 
-def test_a_node_is_set_aside_with_reason_author_and_end_and_read_back_so(files: Exclusions) -> None:
+def test_a_node_is_excluded_with_reason_author_and_end_and_read_back_so(files: Exclusions) -> None:
     files.exclude("n17", "2 ECC errors\n on GPU 3", "ada", NOW + DAY, NOW)
     expected = Exclusion("n17", "2 ECC errors on GPU 3", "ada", NOW, NOW + DAY)
     assert files.read() == {"n17": expected}
@@ -93,7 +93,7 @@ def test_a_strike_alone_sets_nothing_aside(files: Exclusions) -> None:
     assert why_repeat_offender(known, NOW) is None
 
 
-def test_the_same_strike_told_twice_counts_once(files: Exclusions) -> None:
+def test_the_same_strike_counts_once(files: Exclusions) -> None:
     files.add_strike("n17", "job-7", "signal 7", NOW)
     assert len(files.add_strike("n17", "job-7", "signal 7", NOW).strikes) == 1
 
@@ -114,14 +114,14 @@ def test_a_strike_does_not_end_or_begin_an_exclusion_of_people(files: Exclusions
     assert files.of("n17", NOW + HOUR) == known
 
 
-def test_a_node_set_aside_while_a_strike_is_noted_keeps_both(fs: MemoryFileSystem, files: Exclusions) -> None:
+def test_a_node_excluded_while_a_strike_is_noted_keeps_both(fs: MemoryFileSystem, files: Exclusions) -> None:
     coordinator = between(fs, "strikes/n17.json", lambda: files.exclude("n17", "smells", "ada", None, NOW))
     coordinator.add_strike("n17", "job-7", "signal 7", NOW)
     known = files.of("n17", NOW)
     assert known is not None and (known.reason, [strike.run for strike in known.strikes]) == ("smells", ["job-7"])
 
 
-def test_a_strike_noted_while_a_node_is_set_aside_or_taken_back_stays(fs: MemoryFileSystem, files: Exclusions) -> None:
+def test_a_strike_noted_while_a_node_is_excluded_or_taken_back_stays(fs: MemoryFileSystem, files: Exclusions) -> None:
     people = between(fs, "n17.json", lambda: files.add_strike("n17", "job-7", "signal 7", NOW))
     people.exclude("n17", "smells", "ada", None, NOW)
     known = files.of("n17", NOW)
@@ -181,14 +181,14 @@ def test_strikes_in_a_file_of_an_earlier_version_count_with_the_new_ones(
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("", "it is empty"),
+        ("", ": empty"),
         (edited(), "expected a JSON object of ftslurm/strikes"),
         (edited(STRIKES_SCHEMA, version=2), "made by a newer ftslurm"),
         (edited(STRIKES_SCHEMA, strikes=7), "its strikes are 7, expected a list of objects"),
         (edited(STRIKES_SCHEMA, strikes=[{"reason": 7}]), "its reason is 7"),
     ],
 )
-def test_broken_strikes_are_told_and_leave_alone_whether_the_node_is_set_aside(
+def test_broken_strikes_are_reported_and_do_not_change_exclusions(
     content: str, said: str, files: Exclusions, fs: MemoryFileSystem
 ) -> None:
     put(fs, "strikes/n17.json", content)
@@ -229,8 +229,8 @@ def test_only_the_newest_strikes_are_kept(files: Exclusions) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("", "it is empty"),
-        ('{"schema": "ftslurm/excluded", "version": 1,', "it is not JSON"),
+        ("", ": empty"),
+        ('{"schema": "ftslurm/excluded", "version": 1,', "torn or not JSON"),
         ("[]", "found 'list'"),
         ("null", "found 'NoneType'"),
         ('{"reason": "no schema"}', "found None"),
@@ -245,10 +245,10 @@ def test_only_the_newest_strikes_are_kept(files: Exclusions) -> None:
         (edited(strikes={}), "its strikes are {}, expected a list of objects"),
         (edited(strikes=[1]), "its strikes are [1]"),
         (edited(strikes=[{"time_ns": "x"}]), "its time_ns is 'x'"),
-        ("[" * 100_000, "it is not JSON"),
+        ("[" * 100_000, "nested too deeply"),
     ],
 )
-def test_a_file_broken_by_hand_is_told_in_one_line_and_its_node_is_allowed(
+def test_a_file_broken_by_hand_is_reported_in_one_line_and_its_node_is_allowed(
     content: str, said: str, files: Exclusions, fs: MemoryFileSystem
 ) -> None:
     put(fs, "n17.json", content)
@@ -266,7 +266,7 @@ def test_what_may_be_left_out_by_hand_is(files: Exclusions, fs: MemoryFileSystem
     assert known == Exclusion("n17", "no reason given", "", 0, None) and files.problems == ()
 
 
-def test_a_file_copied_by_hand_counts_for_the_node_of_its_name_and_says_so(
+def test_a_file_copied_by_hand_counts_for_the_node_of_its_name_with_a_note(
     files: Exclusions, fs: MemoryFileSystem
 ) -> None:
     put(fs, "n18.json", edited(node="n17", reason="same rack"))
@@ -274,14 +274,14 @@ def test_a_file_copied_by_hand_counts_for_the_node_of_its_name_and_says_so(
     assert files.problems == (f"{DIRECTORY}/n18.json: it names node 'n17'; the file's name counts: n18",)
 
 
-def test_what_editors_leave_and_other_files_are_not_looked_at(files: Exclusions, fs: MemoryFileSystem) -> None:
+def test_leftovers_of_editors_and_other_files_are_ignored(files: Exclusions, fs: MemoryFileSystem) -> None:
     for name in (".n17.json.swp", "n17.json~", "notes.txt", ".n17.json.0123.tmp", ".json"):
         put(fs, name, "{")
         put(fs, f"strikes/{name}", "{")
     assert files.read() == {} and files.problems == ()
 
 
-def test_a_file_with_a_name_that_no_node_can_have_is_told(files: Exclusions, fs: MemoryFileSystem) -> None:
+def test_a_file_with_a_name_that_no_node_can_have_is_reported(files: Exclusions, fs: MemoryFileSystem) -> None:
     put(fs, "a b\x1b.json", edited())
     assert files.read() == {}
     (problem,) = files.problems
@@ -300,7 +300,7 @@ def test_no_name_leads_out_of_the_directory(name: str, files: Exclusions, fs: Me
     assert files.of(name, NOW) is None and fs.files() == {}
 
 
-def test_errors_of_the_filesystem_are_told_and_never_raised_to_readers(fs: MemoryFileSystem) -> None:
+def test_errors_of_the_filesystem_are_reported_and_never_raised_to_readers(fs: MemoryFileSystem) -> None:
     Exclusions(fs, DIRECTORY).exclude("n17", "", "ada", None, NOW)
 
     def fail(when: str, operation: Operation) -> None:

@@ -11,11 +11,11 @@ import pytest
 
 from ftslurm.failures.causes import POINTLESS, Evidence, classify
 from ftslurm.failures.retryability import NON_RETRYABLE_S, START_S, retryability
+from ftslurm.records.error import ErrorRecord, ExceptionRecord, Frame, HostResources, OomKills
+from ftslurm.records.node import NodeRecord, first_record
+from ftslurm.records.state import CLOSED, FAILED, FORMING, READY, RUNNING, Failure, State
 from ftslurm.rendezvous.fold import begin, fold
-from ftslurm.rendezvous.member import first_record
-from ftslurm.rendezvous.node_record import NodeRecord
 from ftslurm.rendezvous.observation import Observation, RunSpec, Timing
-from ftslurm.rendezvous.state import CLOSED, FAILED, FORMING, READY, RUNNING, Failure, State
 
 TIMING = Timing(node_timeout_s=8, join_timeout_s=600, last_call_s=30)
 IMPORT = "ModuleNotFoundError at start"
@@ -26,27 +26,27 @@ class Job:
 
     def __init__(self, restarts: int = 3) -> None:
         self.state: State = begin(None, RunSpec("r", "7.0", ("n1", "n2"), 2, 2, restarts), "n1", "i1", 0)
-        self.words: dict[str, NodeRecord] = {}
+        self.records: dict[str, NodeRecord] = {}
         for position, node in enumerate(("n1", "n2")):
-            self.words[node] = first_record(node, f"i{node[1:]}", "7.0", position, 2)
+            self.records[node] = first_record(node, f"i{node[1:]}", "7.0", position, 2)
         self.next_round()
 
-    def look(self, failing_s: float = 0.0) -> State:
-        self.state = fold(self.state, Observation(self.words, {}, 0.0, 5, failing_for_s=failing_s), TIMING)
+    def coordinate(self, failing_s: float = 0.0) -> State:
+        self.state = fold(self.state, Observation(self.records, {}, 0.0, 5, failing_for_s=failing_s), TIMING)
         return self.state
 
     def next_round(self) -> None:
-        for node, word in self.words.items():
-            self.words[node] = replace(word, status=READY)
-        assert self.look().phase == RUNNING
-        for node, word in self.words.items():
-            self.words[node] = replace(word, status=RUNNING, round=self.state.round, failure=None)
+        for node, record in self.records.items():
+            self.records[node] = replace(record, status=READY)
+        assert self.coordinate().phase == RUNNING
+        for node, record in self.records.items():
+            self.records[node] = replace(record, status=RUNNING, round=self.state.round, failure=None)
 
     def fail(self, rank: int, message: str = "ValueError: row 7", **retryability: Any) -> None:
         node = f"n{rank // 2 + 1}"
         known = {"at_start": True, "signature": re.sub(r"\d+", "#", message), **retryability}
         failure = Failure(self.state.round, node, rank, rank % 2, 5, "exception", 1, None, message, None, **known)
-        self.words[node] = replace(self.words[node], status=FAILED, failure=failure)
+        self.records[node] = replace(self.records[node], status=FAILED, failure=failure)
 
 
 def end(job: Job) -> tuple[str, int]:
@@ -57,8 +57,8 @@ def end(job: Job) -> tuple[str, int]:
 
 def test_a_syntax_error_closes_at_once_with_the_code_that_forbids_a_requeue() -> None:
     job = Job()
-    job.fail(2, "SyntaxError: invalid syntax", again="SyntaxError at start", everywhere=True)
-    job.look()
+    job.fail(2, "SyntaxError: invalid syntax", non_retryable="SyntaxError at start", on_any_node=True)
+    job.coordinate()
     assert end(job) == (
         "rank 2 on n2 failed: SyntaxError: invalid syntax; it would fail again: SyntaxError at start",
         78,
@@ -66,46 +66,46 @@ def test_a_syntax_error_closes_at_once_with_the_code_that_forbids_a_requeue() ->
     assert job.state.restarts_used == 0
 
 
-def test_a_rank_that_must_not_be_restarted_is_heard_after_its_peers_too() -> None:
+def test_a_rank_that_must_not_be_restarted_counts_after_its_peers_too() -> None:
     job = Job()
     job.fail(0, "RuntimeError: gloo", at_start=False)
-    assert job.look().phase == FORMING
-    job.fail(2, "SystemExit: 78", at_start=False, again="it ended with code 78", everywhere=True)
-    job.look()
+    assert job.coordinate().phase == FORMING
+    job.fail(2, "SystemExit: 78", at_start=False, non_retryable="it ended with code 78", on_any_node=True)
+    job.coordinate()
     assert end(job) == ("rank 2 on n2 failed: SystemExit: 78; it would fail again: it ended with code 78", 78)
 
 
 def test_a_missing_module_on_all_nodes_forbids_a_requeue() -> None:
     job = Job()
-    job.fail(0, again=IMPORT)
-    assert job.look(failing_s=0.5).phase == RUNNING, "the other node may fail by the same"
-    job.fail(3, again=IMPORT)
-    job.look(failing_s=0.6)
+    job.fail(0, non_retryable=IMPORT)
+    assert job.coordinate(failing_s=0.5).phase == RUNNING, "the other node may fail by the same"
+    job.fail(3, non_retryable=IMPORT)
+    job.coordinate(failing_s=0.6)
     assert end(job)[1] == 78
 
 
 def test_a_missing_module_on_one_node_closes_but_other_nodes_may_do_better() -> None:
     job = Job()
-    job.fail(0, again=IMPORT)
-    job.look(failing_s=TIMING.signature_s)
+    job.fail(0, non_retryable=IMPORT)
+    job.coordinate(failing_s=TIMING.signature_s)
     assert end(job) == (f"rank 0 on n1 failed: ValueError: row 7; it would fail again: {IMPORT}", 1)
 
 
 def test_a_broken_connection_beside_it_ends_the_wait_and_takes_no_blame() -> None:
     job = Job()
     job.fail(0, "RuntimeError: gloo", at_start=False)
-    job.fail(2, again=IMPORT)
-    job.look()
+    job.fail(2, non_retryable=IMPORT)
+    job.coordinate()
     assert end(job)[0].startswith("rank 2 on n2 failed")
 
 
 def test_the_same_failure_at_start_of_the_same_rank_twice_in_a_row_ends_the_job() -> None:
     job = Job()
     job.fail(3, "ValueError: row 7")
-    assert job.look().phase != CLOSED
+    assert job.coordinate().phase != CLOSED
     job.next_round()
     job.fail(3, "ValueError: row 9")
-    job.look()
+    job.coordinate()
     assert end(job) == (
         "rank 3 on n2 failed: ValueError: row 9; it would fail again: the same at start in rounds 1 and 2",
         1,
@@ -116,10 +116,10 @@ def test_of_another_rank_it_takes_three_rounds() -> None:
     job = Job()
     for rank in (3, 0):
         job.fail(rank)
-        assert job.look().phase != CLOSED
+        assert job.coordinate().phase != CLOSED
         job.next_round()
     job.fail(2)
-    job.look()
+    job.coordinate()
     assert end(job)[0].endswith("the same at start in rounds 1, 2 and 3")
 
 
@@ -131,29 +131,29 @@ def test_of_another_rank_it_takes_three_rounds() -> None:
 def test_another_failure_or_one_after_the_start_is_no_pattern(second: dict[str, Any]) -> None:
     job = Job()
     job.fail(3)
-    job.look()
+    job.coordinate()
     job.next_round()
     job.fail(3)
-    word = job.words["n2"]
-    assert word.failure is not None
-    job.words["n2"] = replace(word, failure=replace(word.failure, **second))
-    assert job.look().phase != CLOSED
+    record = job.records["n2"]
+    assert record.failure is not None
+    job.records["n2"] = replace(record, failure=replace(record.failure, **second))
+    assert job.coordinate().phase != CLOSED
 
 
 def test_two_failures_of_which_nothing_but_the_exit_code_is_known_are_not_the_same() -> None:
     job = Job()
     for _ in range(3):
         job.fail(3, "exit code 1", signature=None)
-        assert job.look().phase == FORMING
+        assert job.coordinate().phase == FORMING
         job.next_round()
 
 
 def signed(job: Job, rank: int, signature: str | None) -> None:
     """Let the node say what it found of a failure that it has told before."""
     node = f"n{rank // 2 + 1}"
-    failure = job.words[node].failure
+    failure = job.records[node].failure
     assert failure is not None
-    job.words[node] = replace(job.words[node], failure=replace(failure, signature=signature))
+    job.records[node] = replace(job.records[node], failure=replace(failure, signature=signature))
 
 
 def test_what_is_found_of_a_failure_after_its_round_has_ended_counts_before_the_next_one_forms() -> None:
@@ -161,11 +161,12 @@ def test_what_is_found_of_a_failure_after_its_round_has_ended_counts_before_the_
     for _ in range(2):
         assert job.state.phase == RUNNING
         job.fail(3, "exit code 1", signature=None)
-        assert job.look().phase == FORMING
+        assert job.coordinate().phase == FORMING
         signed(job, 3, "the same")
-        job.words = {node: replace(word, status=READY) for node, word in job.words.items()}
-        job.look()
-        job.words = {node: replace(word, status=RUNNING, round=job.state.round) for node, word in job.words.items()}
+        job.records = {node: replace(record, status=READY) for node, record in job.records.items()}
+        job.coordinate()
+        running = {"status": RUNNING, "round": job.state.round}
+        job.records = {node: replace(record, **running) for node, record in job.records.items()}
     why = "it would fail again: the same at start in rounds 1 and 2"
     assert end(job)[0] == f"rank 3 on n2 failed: exit code 1; {why}"
     assert job.state.restarts_used == 1, "the second restart never was"
@@ -174,41 +175,41 @@ def test_what_is_found_of_a_failure_after_its_round_has_ended_counts_before_the_
 def test_what_is_found_of_a_failure_too_late_for_its_round_changes_nothing() -> None:
     job = Job()
     job.fail(3, "exit code 1", signature=None)
-    job.look()
-    late = job.words["n2"].failure
+    job.coordinate()
+    late = job.records["n2"].failure
     job.next_round()
     assert late is not None
-    job.words["n2"] = replace(job.words["n2"], failure=replace(late, signature="x"))
+    job.records["n2"] = replace(job.records["n2"], failure=replace(late, signature="x"))
     before = job.state
-    assert job.look() is before
+    assert job.coordinate() is before
 
 
 def test_a_round_between_that_ended_otherwise_breaks_the_pattern() -> None:
     job = Job(restarts=5)
     for message in ("ValueError: x", "KeyError: 'y'", "ValueError: x"):
         job.fail(3, message)
-        assert job.look().phase != CLOSED
+        assert job.coordinate().phase != CLOSED
         job.next_round()
 
 
-def test_when_the_budget_is_used_up_that_is_what_is_said() -> None:
+def test_when_the_budget_is_used_up_that_is_what_is_reported() -> None:
     job = Job(restarts=1)
     job.fail(3)
-    job.look()
+    job.coordinate()
     job.next_round()
     job.fail(3)
-    job.look()
+    job.coordinate()
     assert end(job) == ("rank 3 on n2 failed: ValueError: row 7; the only restart is used up", 1)
 
 
 # The retryability of one failure
 
 
-def record(name: str | None, message: str = "", *files: str, **ours: Any) -> dict[str, Any]:
-    frames = [{"file": file, "line": 1, "function": "f", "source": None} for file in files]
-    exception = None if name is None else {"type": name, "module": "builtins", "message": message, "frames": frames}
-    part = {"kind": "exception" if name else "exit", "exit_code": 1, "signal": None, "step": None, **ours}
-    return {"message": {"message": message}, "ftslurm": {**part, "exception": exception}}
+def record(name: str | None, message: str = "", *files: str, **ours: Any) -> ErrorRecord:
+    frames = tuple(Frame(file, 1, "f") for file in files)
+    exception = None if name is None else ExceptionRecord(name, "builtins", message, frames=frames)
+    part: dict[str, Any] = {"kind": "exception" if name else "exit", "exit_code": 1, **ours}
+    return ErrorRecord(**part, time_ns=5, message=message, exception=exception)
 
 
 NON_RETRYABLE = [
@@ -227,9 +228,9 @@ RETRYABLE = [
 ]
 
 
-def test_a_script_that_asked_for_no_restart_is_heard_though_it_was_stopped_on_its_way_out() -> None:
+def test_a_script_that_asked_for_no_restart_gets_none_though_it_was_stopped_on_its_way_out() -> None:
     found = record("SystemExit", "78", exit_code=None, signal="SIGTERM", kind="exit", step=9)
-    expected = {"at_start": False, "again": "it ended with code 78", "everywhere": True, "blame": None}
+    expected = {"at_start": False, "non_retryable": "it ended with code 78", "on_any_node": True, "blame": None}
     assert retryability(found, 5000.0) == {**expected, "signature": None}
 
 
@@ -253,8 +254,8 @@ def test_a_script_that_asked_for_no_restart_is_heard_though_it_was_stopped_on_it
         (record("SystemExit", "1", exit_code=1, kind="exit"), None),
     ],
 )
-def test_a_node_is_blamed_for_what_its_hardware_or_the_kernel_says_and_not_for_the_program(
-    found: dict[str, Any], expected: str | None
+def test_a_node_is_blamed_for_what_its_hardware_or_the_kernel_reports_and_not_for_the_program(
+    found: ErrorRecord, expected: str | None
 ) -> None:
     assert retryability(found, 5000.0)["blame"] == expected
 
@@ -278,32 +279,31 @@ def test_a_node_is_blamed_for_a_kill_for_memory_only_where_its_own_ran_out(
     recent: int, at_limit: bool | None, least_available: int | None, blame: str | None
 ) -> None:
     found = record(None, "killed", signal="SIGKILL", kind="signal")
-    oom = {"recent": recent, "at_limit": at_limit}
-    found["ftslurm"]["host_resources"] = {"oom": oom, "memory": [64 * GIB, least_available]}
-    assert retryability(found, 5000.0)["blame"] == blame
-
-
-def as_evidence(found: dict[str, Any]) -> Evidence:
-    ours, exception = found["ftslurm"], found["ftslurm"]["exception"] or {}
-    text, files = found["message"]["message"], tuple(frame["file"] for frame in exception.get("frames", ()))
-    return Evidence(
-        ours["kind"], exception.get("type"), "builtins", text, files, ours["exit_code"], ours["signal"], ours["step"]
+    resources = HostResources(
+        OomKills(recent, recent, at_limit=at_limit), memory_total=64 * GIB, least_available=least_available
     )
+    assert retryability(replace(found, host_resources=resources), 5000.0)["blame"] == blame
 
 
-@pytest.mark.parametrize(("found", "everywhere"), NON_RETRYABLE)
-def test_what_cannot_start_is_non_retryable_as_in_the_catalogue(found: dict[str, Any], everywhere: bool) -> None:
+def as_evidence(found: ErrorRecord) -> Evidence:
+    name = found.exception.type if found.exception is not None else None
+    files = tuple(frame.file for frame in found.exception.frames) if found.exception is not None else ()
+    return Evidence(found.kind, name, "builtins", found.message, files, found.exit_code, found.signal, found.step)
+
+
+@pytest.mark.parametrize(("found", "on_any_node"), NON_RETRYABLE)
+def test_what_cannot_start_is_non_retryable_as_in_the_catalogue(found: ErrorRecord, on_any_node: bool) -> None:
     assert classify(as_evidence(found)).restart == POINTLESS
     told = retryability(found, 200.0)
-    assert told["again"]
-    assert told["everywhere"] is everywhere
-    assert retryability(found, NON_RETRYABLE_S)["again"] is None, "so late it is no start any more"
+    assert told["non_retryable"]
+    assert told["on_any_node"] is on_any_node
+    assert retryability(found, NON_RETRYABLE_S)["non_retryable"] is None, "so late it is no start any more"
 
 
 @pytest.mark.parametrize("found", RETRYABLE)
-def test_other_failures_are_retryable(found: dict[str, Any]) -> None:
+def test_other_failures_are_retryable(found: ErrorRecord) -> None:
     assert classify(as_evidence(found)).restart != POINTLESS
-    assert retryability(found, 1.0)["again"] is None
+    assert retryability(found, 1.0)["non_retryable"] is None
 
 
 @pytest.mark.parametrize(
@@ -321,19 +321,24 @@ def test_other_failures_are_retryable(found: dict[str, Any]) -> None:
     ],
 )
 def test_a_rank_fails_at_start_when_it_does_so_early_and_by_itself(
-    found: dict[str, Any], life_s: float, at_start: bool
+    found: ErrorRecord, life_s: float, at_start: bool
 ) -> None:
     assert retryability(found, life_s)["at_start"] is at_start
 
 
-def test_a_nodes_word_carries_the_outlook_and_an_older_one_has_none() -> None:
+def test_a_node_record_has_the_retryability_and_an_older_one_has_none() -> None:
     job = Job()
-    job.fail(0, again=IMPORT, everywhere=True)
-    word = job.words["n1"]
-    assert NodeRecord.decode(word.encode(), "x") == word
-    old = json.loads(word.encode())
-    for name in ("at_start", "again", "everywhere", "signature"):
+    job.fail(0, non_retryable=IMPORT, on_any_node=True)
+    record = job.records["n1"]
+    assert NodeRecord.decode(record.encode(), "x") == record
+    old = json.loads(record.encode())
+    for name in ("at_start", "non_retryable", "on_any_node", "signature"):
         del old["failure"][name]
     failure = NodeRecord.decode(json.dumps(old).encode(), "x").failure
     assert failure is not None
-    assert (failure.at_start, failure.again, failure.everywhere, failure.signature) == (False, None, False, None)
+    assert (failure.at_start, failure.non_retryable, failure.on_any_node, failure.signature) == (
+        False,
+        None,
+        False,
+        None,
+    )

@@ -6,18 +6,17 @@ import errno
 from dataclasses import replace
 
 import pytest
+from fold_histories import Job
+from member_cluster import PACE, RUN, TIMING, Cluster
 
-from ftslurm.health.node_health import Health, HealthFinding
-from ftslurm.health.verdict import FAIL
-from ftslurm.rendezvous.liveness import Attention
-from ftslurm.rendezvous.member import RunInUse
-from ftslurm.rendezvous.node_record import NodeRecord
-from ftslurm.rendezvous.state import FAILED, FORMING, LEFT, RUNNING
+from ftslurm.observed_time import ObservedTime
+from ftslurm.records.health import FAIL, Health, HealthFinding
+from ftslurm.records.node import NodeRecord
+from ftslurm.records.state import FAILED, FORMING, LEFT, RUNNING
+from ftslurm.rendezvous.abandonment import RunInUse
 from ftslurm.sharedfs.rundir import RunDirectory
 from ftslurm.testing.clock import VirtualClock
 from ftslurm.testing.memoryfs import BEFORE, Operation
-from tests.unit.test_fold import Story
-from tests.unit.test_member import PACE, RUN, TIMING, Cluster
 
 WRITES = ("create", "link", "rename", "unlink", "makedirs")
 
@@ -96,7 +95,7 @@ def test_a_node_that_dies_is_lost_although_the_directory_fails_now_and_then(dire
 
 def test_an_agent_that_cannot_publish_obeys_what_it_reads(directory: Directory) -> None:
     cluster = three(directory)
-    cluster.say("n1", status=FAILED, failure=None, reason="its script gave up")
+    cluster.publish("n1", status=FAILED, failure=None, reason="its script gave up")
     cluster.tick("n1")
     assert cluster.state().phase == FORMING
     directory.refused = WRITES
@@ -129,7 +128,7 @@ def test_another_job_takes_no_run_over_because_its_agents_could_not_write(direct
 
 def test_another_job_takes_no_run_over_because_a_node_record_cannot_be_read_now(directory: Directory) -> None:
     owner = three(directory)
-    owner.say("n2", status=LEFT, reason="told")
+    owner.publish("n2", status=LEFT, reason="told")
     owner.tick("n2")
     rival = Cluster()
     rival.fs, rival.clock = owner.fs, owner.clock
@@ -144,9 +143,9 @@ def test_another_job_takes_no_run_over_because_a_node_record_cannot_be_read_now(
     assert owner.state().attempt == "12.0"
 
 
-def test_time_before_a_failed_look_counts_only_as_far_as_a_write_proved_it() -> None:
+def test_time_before_a_failed_observation_counts_only_as_far_as_a_write_proved_it() -> None:
     clock = VirtualClock()
-    attention = Attention(clock.now, prompt_s=4)
+    attention = ObservedTime(clock.now, prompt_s=4)
     for wrote in (True, False, False):
         clock.advance(1.0)
         attention.note()
@@ -157,9 +156,9 @@ def test_time_before_a_failed_look_counts_only_as_far_as_a_write_proved_it() -> 
     assert attention.note() == 1.0
 
 
-def test_an_outage_lasts_from_the_first_failed_look_to_the_next_good_one() -> None:
+def test_an_outage_lasts_from_the_first_failed_observation_to_the_next_good_one() -> None:
     clock = VirtualClock()
-    attention = Attention(clock.now, prompt_s=4)
+    attention = ObservedTime(clock.now, prompt_s=4)
     attention.note()
     attention.failed()
     clock.advance(3.0)
@@ -181,16 +180,16 @@ def unhealthy(word: NodeRecord, *failed: tuple[str, str]) -> NodeRecord:
 FULL = ("storage-paths", "/shared (run directory)")
 
 
-def forming(*failed: tuple[tuple[str, str], ...]) -> Story:
-    story = Story(nodes=len(failed), low=2).join()
+def forming(*failed: tuple[tuple[str, str], ...]) -> Job:
+    job = Job(nodes=len(failed), low=2).join()
     for number, checks in enumerate(failed, 1):
         if checks:
-            story.words[f"n{number}"] = unhealthy(story.words[f"n{number}"], *checks)
-    return story
+            job.records[f"n{number}"] = unhealthy(job.records[f"n{number}"], *checks)
+    return job
 
 
 def test_a_storage_check_that_fails_on_all_nodes_keeps_none_out() -> None:
-    assert forming((FULL,), (FULL,), (FULL,)).look().phase == RUNNING
+    assert forming((FULL,), (FULL,), (FULL,)).coordinate().phase == RUNNING
 
 
 @pytest.mark.parametrize(
@@ -204,12 +203,12 @@ def test_a_storage_check_that_fails_on_all_nodes_keeps_none_out() -> None:
     ids=["not on all nodes", "other hardware", "not the same storage", "other hardware too"],
 )
 def test_what_else_fails_keeps_a_node_out(failed: tuple[tuple[tuple[str, str], ...], ...]) -> None:
-    story = forming(*failed)
-    story.state = replace(story.state, min_nodes=len(failed))
-    assert story.look().phase == FORMING
+    job = forming(*failed)
+    job.state = replace(job.state, min_nodes=len(failed))
+    assert job.coordinate().phase == FORMING
 
 
-def test_a_node_on_its_own_cannot_tell_whose_trouble_it_is() -> None:
-    story = Story(nodes=1).join()
-    story.words["n1"] = unhealthy(story.words["n1"], FULL)
-    assert story.look().phase == FORMING
+def test_a_node_on_its_own_cannot_distinguish_its_own_trouble_from_that_of_all() -> None:
+    job = Job(nodes=1).join()
+    job.records["n1"] = unhealthy(job.records["n1"], FULL)
+    assert job.coordinate().phase == FORMING

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from ftslurm.monitor import peer
-from ftslurm.monitor.peerverdict import absent, lost_error, ranks, timeout_of, token_error, wrong_ranks
+from ftslurm import peer
+from ftslurm.peer.verdict import absent, lost_error, ranks, timeout_of, token_error, wrong_ranks
 
 
 @pytest.mark.parametrize(("period", "timeout"), [(60.0, 50.0), (12.0, 2.0), (13.5, 3.5), (1.0, 2.0)])
@@ -27,7 +27,7 @@ def test_the_rank_with_another_token_is_named() -> None:
     assert str(token_error([7, 7, 7, 5, 6], 7, rank=0)).startswith("ranks 3-4 answer the peer")
 
 
-def test_a_rank_whose_token_nobody_shares_blames_itself() -> None:
+def test_a_rank_whose_token_no_other_shares_blames_itself() -> None:
     text = str(token_error([7, 7, 5], 5, rank=2))
     assert text.startswith("rank 2 is out of step: 2 of 3 ranks agree on another heartbeat token; this rank was")
 
@@ -42,7 +42,7 @@ def test_the_ranks_that_did_not_come_are_named() -> None:
     assert text.startswith("ranks 3-5, 9 did not answer the peer heartbeat 3 times in a row (time-out 50 s)")
 
 
-def test_where_all_came_the_last_error_is_told() -> None:
+def test_where_all_came_the_last_error_is_reported() -> None:
     text = str(lost_error([], 3, 2.0, "connection reset"))
     assert text == "the peer heartbeat failed 3 times in a row (time-out 2 s): connection reset"
 
@@ -72,5 +72,5 @@ def test_periods_and_time_outs_that_are_none_are_refused(period: float, timeout:
 
 
 def test_importing_it_does_not_import_torch() -> None:
-    source = "import sys, ftslurm, ftslurm.monitor.peer; sys.exit('torch' in sys.modules)"
+    source = "import sys, ftslurm, ftslurm.peer; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", source], check=False).returncode == 0

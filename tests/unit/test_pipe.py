@@ -178,7 +178,7 @@ def test_in_a_directory_that_others_may_write_to_there_is_no_pipe(tmp_path: Path
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_in_somebody_elses_directory_there_is_no_pipe(tmp_path: Path) -> None:
+def test_in_another_users_directory_there_is_no_pipe(tmp_path: Path) -> None:
     os.chown(tmp_path, 12345, 12345)
     tmp_path.chmod(0o700)
     pipe = Pipe(str(tmp_path))

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from ftslurm.agent.options import RunOptions, UsageError, parse_run
+from ftslurm.agent.option_groups import PlacementOptions
+from ftslurm.agent.options import parse_run
 from ftslurm.agent.placement import LOCAL_ATTEMPT, LOCAL_NODE, Placement, place, shared_directory
+from ftslurm.terminal import UsageError
 
 BATCH = {
     "SLURMD_NODENAME": "c1",
@@ -42,8 +44,8 @@ SALLOC = {
 }
 
 
-def options(*arguments: str) -> RunOptions:
-    return parse_run([*arguments, "train.py"], {})
+def options(*arguments: str) -> PlacementOptions:
+    return parse_run([*arguments, "train.py"], {}).placement
 
 
 def placed(environment: dict[str, str], *arguments: str, batch: bool = False) -> Placement:
@@ -92,7 +94,7 @@ def test_several_nodes_without_srun_are_refused_with_the_cure(environment: dict[
 
 
 @pytest.mark.parametrize(("environment", "node"), [(BATCH, "c1"), (SALLOC, "host")])
-def test_a_look_from_the_batch_script_or_salloc_is_allowed_for_all_nodes(
+def test_a_check_from_the_batch_script_or_salloc_is_allowed_for_all_nodes(
     environment: dict[str, str], node: str
 ) -> None:
     place_ = placed(environment, batch=True)
@@ -128,7 +130,7 @@ def test_a_chosen_run_id_makes_a_run_over_several_jobs() -> None:
     assert (place_.run_id, place_.run_dir, place_.attempt) == ("big-one", "/s/big-one", "12.0")
 
 
-def test_the_name_of_the_set_aside_nodes_directory_is_no_name_for_a_run() -> None:
+def test_the_name_of_the_directory_of_exclusions_is_no_name_for_a_run() -> None:
     assert "that name is reserved for the records of excluded nodes" in refusal(STEP, "--rdzv-id", "excluded-7")
 
 
@@ -137,7 +139,7 @@ def test_a_run_id_that_is_no_safe_name_is_refused(name: str) -> None:
     assert refusal(STEP, "--rdzv-id", name).startswith("--rdzv-id")
 
 
-def test_what_slurm_would_not_say_is_refused_with_the_variables_name() -> None:
+def test_a_value_that_slurm_would_not_set_is_refused_with_the_variables_name() -> None:
     assert "SLURM_NODEID" in refusal(STEP | {"SLURM_NODEID": "x"})
     assert "SLURM_JOB_NODELIST" in refusal(BATCH | {"SLURM_JOB_NODELIST": "c[1-"})
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ftslurm.agent.doorbell import Doorbell
 from ftslurm.agent.ports import HIGHEST, LOWEST, TRIES, ReservedPort, lowest_ephemeral, pick_at_random
 
 
@@ -19,7 +20,7 @@ def taken():
         yield other.getsockname()[1]
 
 
-def test_nobody_else_gets_a_reserved_port_before_it_is_released() -> None:
+def test_no_other_process_gets_a_reserved_port_before_it_is_released() -> None:
     port = ReservedPort(pick_at_random, 32_768)
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -93,3 +94,51 @@ def test_the_kernels_range_is_read_or_linuxs_default_taken(tmp_path: Path, text:
     (tmp_path / "range").write_text(text)
     assert lowest_ephemeral(str(tmp_path / "range")) == expected
     assert lowest_ephemeral(str(tmp_path / "missing")) == 32_768
+
+
+def test_ports_of_the_users_range_are_used_one_after_the_other_and_then_refused() -> None:
+    low = free_pair()
+    pick = pick_at_random
+    ports = [ReservedPort(pick, 32_768, (low, low + 1)) for _ in range(2)]
+    assert {port.number for port in ports} == {low, low + 1}
+    with pytest.raises(OSError, match=f"no port of {low}-{low + 1} is free"):
+        ReservedPort(pick, 32_768, (low, low + 1))
+    ports[0].release()
+    again = ReservedPort(pick, 32_768, (low, low + 1))
+    assert again.number == ports[0].number
+    for port in (ports[1], again):
+        port.release()
+
+
+def test_a_port_of_the_users_range_with_connections_of_the_last_round_is_free() -> None:
+    low = free_pair()
+    with socket.socket() as master, socket.socket() as rank:
+        master.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        master.bind(("", low))
+        master.listen()
+        rank.connect(("127.0.0.1", low))
+        accepted, _ = master.accept()
+        accepted.close()  # The side that closes first keeps the port in TIME_WAIT.
+    port = ReservedPort(pick_at_random, 32_768, (low, low))
+    assert port.number == low
+    port.release()
+
+
+def test_a_doorbell_has_a_port_of_the_users_range_or_none() -> None:
+    low = free_pair()
+    bells = [Doorbell("127.0.0.1", "x", ports=(low, low + 1)) for _ in range(3)]
+    assert sorted(bell.port for bell in bells) == [0, low, low + 1]
+
+
+def free_pair() -> int:
+    """Return a port that is free with its successor."""
+    while True:
+        first = pick_at_random(21_000, 30_000)
+        try:
+            for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+                for number in (first, first + 1):
+                    with socket.socket(socket.AF_INET, kind) as one:
+                        one.bind(("", number))
+        except OSError:
+            continue
+        return first

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ftslurm.sharedfs.filesystem import FileTooLarge, ForeignFile, PosixFileSystem
-from ftslurm.sharedfs.publish import BadFile, NewerFormat, decode, encode, publish, publish_once, read_object
+from ftslurm.records.codec import BadFile, NewerFormat, decode, encode
+from ftslurm.sharedfs.filesystem import FileTooLarge, PosixFileSystem
+from ftslurm.sharedfs.ownership import ForeignFile
+from ftslurm.sharedfs.publish import publish, publish_once, read_object
 from ftslurm.testing.memoryfs import AFTER, BEFORE, Crash, MemoryFileSystem, Operation
 
 FILE = "/d/x.json"
@@ -204,13 +206,13 @@ def test_making_a_directory_where_nothing_can_be_made_ends_with_an_error(monkeyp
 @pytest.mark.parametrize(
     ("data", "what"),
     [
-        (b"", "it is empty"),
-        (b" \n", "it is empty"),
-        (b'{"schema": "s", "ver', "it is not JSON"),
-        (b"\xff\xfe\x00", "it is not JSON"),
-        (b"\x00" * 4096, "it is not JSON"),
-        (b"[" * 100_000, "it is not JSON"),
-        (b"1" * 10_000, "it is not JSON"),
+        (b"", ": empty"),
+        (b" \n", ": empty"),
+        (b'{"schema": "s", "ver', "torn or not JSON"),
+        (b"\xff\xfe\x00", "not text (byte 0 is not UTF-8)"),
+        (b"\x00" * 4096, ": empty"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b"1" * 10_000, "torn or not JSON"),
         (b"[]", "found 'list'"),
         (b"null", "found 'NoneType'"),
         (b"{}", "found None"),

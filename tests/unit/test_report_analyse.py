@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from ftslurm.dataclasses import replace
 from ftslurm.failures.causes import CASCADE, PRIMARY, Evidence, classify, describe
 from ftslurm.report.analysis import analyse
 from ftslurm.report.facts import LostNode, RoundFiles, Snapshot
 from ftslurm.report.gathering import gather
-from ftslurm.report.wording import ranges
 from ftslurm.testing.runs import RunBuilder
+from ftslurm.text import ranges
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:3141"
 
@@ -62,7 +63,7 @@ def test_of_two_primary_failures_the_earlier_one_is_the_cause(tmp_path: Path) ->
     assert result["rounds"][0]["same_time"] == []
 
 
-def test_primary_failures_of_two_nodes_within_100_ms_are_told_as_simultaneous(tmp_path: Path) -> None:
+def test_primary_failures_of_two_nodes_within_100_ms_are_reported_as_simultaneous(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path).round().fail(3, ValueError("a")).fail(0, KeyError("b"), after_s=0.05).stop()
     (other,) = report(run.close("failed", "x"))["rounds"][0]["same_time"]
     assert (other["rank"], other["node"]) == (0, "n1")
@@ -77,8 +78,7 @@ def test_primary_failures_of_one_node_are_put_in_order_by_its_one_clock(tmp_path
 
 def test_a_rank_that_ftslurm_stopped_is_never_a_failure_even_with_an_error_record(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path).round().fail(3, ValueError("boom")).stop(killed=(1,))
-    run.errors[1, 0] = json.loads(json.dumps(run.errors[1, 3]))
-    run.errors[1, 0]["ftslurm"] |= {"rank": 0, "node": "n1", "time_ns": run.now_ns - 10**10}
+    run.errors[1, 0] = replace(run.errors[1, 3], rank=0, node="n1", time_ns=run.now_ns - 10**10)
     entry = report(run.close("failed", "x"))["rounds"][0]
     assert entry["first_failure"]["rank"] == 3
     assert entry["groups"] == []
@@ -113,7 +113,7 @@ def test_a_recovered_failure_costs_the_time_to_the_next_round_and_the_steps_repe
     assert result["last_step"] == 500
 
 
-def test_the_cause_of_the_job_is_the_last_rounds_and_recurring_failures_are_said(tmp_path: Path) -> None:
+def test_the_cause_of_the_job_is_the_last_rounds_and_recurring_failures_are_reported(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path).round().fail(3, ValueError("row 7")).stop().round().fail(0, KeyError("k")).stop()
     run.round().fail(3, ValueError("row 9")).stop().close("failed", "x")
     result = report(run)
@@ -182,7 +182,7 @@ def test_a_killed_agent_is_named_though_the_state_only_saw_its_peers_break(tmp_p
     ],
     ids=["torch's connection", "an own one", "before its guardian told", "follows", "fails before", "is killed before"],
 )
-def test_an_agent_whose_guardian_told_of_its_end_is_blamed_for_what_follows(
+def test_an_agent_whose_guardian_wrote_a_death_notice_is_blamed_for_what_follows(
     tmp_path: Path, error: BaseException | None, after_s: float, blamed: int | None
 ) -> None:
     run = RunBuilder(tmp_path).round().steps(1, 9).wait(10)
@@ -220,7 +220,7 @@ def test_a_rank_is_not_blamed_for_waiting_for_those_of_a_node_that_was_silent_be
 ) -> None:
     run = RunBuilder(tmp_path).round().steps(1, 9, over_s=60).hang(0, places={}, silent_s=30)
     run.round_nodes[1, "n2"]["outcome"] = "gone"
-    run.last_words["n2"] = run.now_ns - int(silent_s * 1e9)
+    run.last_record_ns["n2"] = run.now_ns - int(silent_s * 1e9)
     run.stop().close("failed", "rank 0 on n1 hung")
     run.round_nodes[1, "n2"]["outcome"] = "running"
     cause = report(run)["cause"]
@@ -237,7 +237,7 @@ def test_a_rank_that_hung_while_a_node_was_being_lost_is_not_the_cause(tmp_path:
     assert (report(run)["cause"]["kind"], report(run)["cause"]["node"]) == ("node-lost", "n2")
 
 
-def test_a_node_lost_in_an_earlier_attempt_is_still_told(tmp_path: Path) -> None:
+def test_a_node_lost_in_an_earlier_attempt_is_still_reported(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path).round().lose("n2").attempt().round().succeed().close("succeeded", "all")
     run.lost.clear()
     result = report(run)
@@ -267,11 +267,11 @@ def test_nodes_that_all_left_are_not_taken_for_running(tmp_path: Path) -> None:
 
 def test_a_sign_of_life_far_in_the_future_is_not_believed(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path).round()
-    run.last_words = {"n1": run.now_ns + 10**18, "n2": run.now_ns}
+    run.last_record_ns = {"n1": run.now_ns + 10**18, "n2": run.now_ns}
     assert report(run, later_s=7200)["alive"]["node"] == "n2"
 
 
-def test_ranks_whose_end_nobody_recorded_are_named(tmp_path: Path) -> None:
+def test_ranks_whose_end_is_not_recorded_are_named(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path).round().fail(0, ValueError("boom")).stop()
     del run.round_nodes[1, "n2"]
     entry = report(run.close("failed", "x"))["rounds"][0]
@@ -324,13 +324,13 @@ def test_the_log_shown_beside_a_traceback_leaves_the_traceback_out(tmp_path: Pat
     assert (shown["stream"], shown["lines"]) == ("stderr", ["loading", "at exit"])
 
 
-def test_stdout_is_shown_when_stderr_says_nothing_else(tmp_path: Path) -> None:
+def test_stdout_is_shown_when_stderr_has_nothing_else(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path).round().fail(0, signal="SIGABRT", log="\n \n").log(0, "step 1\n", "stdout").stop()
     shown = report(run.close("failed", "x"))["cause"]["log"]
     assert (shown["stream"], shown["lines"]) == ("stdout", ["step 1"])
 
 
-def test_an_nccl_watchdogs_abort_is_a_cascade_by_its_own_last_words(tmp_path: Path) -> None:
+def test_an_nccl_watchdogs_abort_is_a_cascade_by_its_own_message(tmp_path: Path) -> None:
     words = "[rank0]:[E ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught collective operation timeout\n"
     run = RunBuilder(tmp_path).round().fail(0, signal="SIGABRT", log=words).fail(3, exit_code=7, after_s=1)
     result = report(run.stop().close("failed", "x"))
@@ -353,15 +353,16 @@ Extension modules: numpy
 
 def test_a_crash_is_placed_at_the_innermost_line_of_the_thread_that_crashed(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path).round().fail(0, signal="SIGSEGV").stop().close("failed", "x")
-    run.errors[1, 0]["ftslurm"]["stacks"] = STACKS
-    run.errors[1, 0]["message"]["extraInfo"]["py_callstack"] = STACKS
+    run.errors[1, 0] = replace(run.errors[1, 0], stacks=STACKS, traceback=STACKS)
     cause = report(run)["cause"]
     assert (cause["where"]["line"], cause["where"]["function"]) == (8, "inner")
     assert (cause["traceback"], cause["stacks"]) == (None, STACKS)
 
 
 @pytest.mark.parametrize("signal", ["SIGTERM", "SIGKILL"])
-def test_without_its_agents_word_a_signalled_rank_may_have_been_stopped_by_ftslurm(tmp_path: Path, signal: str) -> None:
+def test_without_its_agents_record_a_signalled_rank_may_have_been_stopped_by_ftslurm(
+    tmp_path: Path, signal: str
+) -> None:
     run = RunBuilder(tmp_path).round().fail(2, signal=signal).fail(0, ValueError("boom"), after_s=1).stop()
     run.history[0]["failure"] = None
     run.status = dict.fromkeys(run.node_names, "running")
@@ -378,7 +379,7 @@ def test_nothing_at_all_is_an_unfinished_run_without_rounds() -> None:
     assert (result["status"], result["rounds"], result["run"]["id"]) == ("unfinished", [], "job-9")
 
 
-def test_rounds_are_told_from_their_files_alone_when_the_state_is_gone(tmp_path: Path) -> None:
+def test_rounds_are_reported_from_their_files_alone_when_the_state_is_gone(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path).round().fail(3, ValueError("boom")).stop().round().succeed()
     path = run.write()
     for file in (path / "state").iterdir():
@@ -432,7 +433,7 @@ def test_a_thousand_rounds_and_ten_thousand_ranks_are_no_trouble() -> None:
         ),
         (
             Evidence("exception", "DistBackendError", "torch.distributed", "NCCL error: remote process exited"),
-            "nccl",
+            "peer-reset",
             CASCADE,
         ),
         (
@@ -468,7 +469,7 @@ def test_a_thousand_rounds_and_ten_thousand_ranks_are_no_trouble() -> None:
     ],
     ids=lambda value: value.message[:30] or value.signal if isinstance(value, Evidence) else str(value),
 )
-def test_each_cause_is_told_by_its_proof_and_not_by_lookalikes(evidence: Evidence, name: str, role: str) -> None:
+def test_each_cause_is_reported_by_its_proof_and_not_by_lookalikes(evidence: Evidence, name: str, role: str) -> None:
     cause = classify(evidence)
     assert (cause.name, cause.role) == (name, role)
     assert describe(evidence, cause)
@@ -482,3 +483,24 @@ def test_connections_that_break_just_before_a_guardian_notices_its_agents_end_ar
     run.fail(0, ConnectionResetError(104, "Connection reset by peer")).wait(before_s).lose("n2", silent_s=0.0)
     cause = report(run.close("failed", "n2 left: its agent was killed by SIGKILL; no restarts allowed"))["cause"]
     assert (cause["kind"] == "node-lost") is lost
+
+
+def test_of_equal_failures_the_one_that_ended_the_round_is_the_first(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path).round()
+    for rank in (3, 0, 2):
+        run.fail(rank, ImportError("no module named x"), after_s=0.002)
+    run.stop()
+    # The coordinator read the record of rank 0's node first, and log and status name that.
+    run.history[0]["failure"] = {**run.history[0]["failure"], "rank": 0, "node": "n1", "local_rank": 0}
+    result = analyse(gather(run.close("failed", "rank 0 on n1 failed").write(), now_ns=run.now_ns))
+    assert (result["cause"]["rank"], bool(result["cause"]["traceback"])) == (0, True)
+
+
+@pytest.mark.parametrize("apart_s", [0.002, 30.0])
+def test_of_different_failures_or_ones_far_apart_the_earliest_is_the_first(tmp_path: Path, apart_s: float) -> None:
+    run = RunBuilder(tmp_path).round().fail(3, ImportError("a"), after_s=1)
+    other = ImportError("a") if apart_s > 1 else ValueError("a")
+    run.fail(0, other, after_s=apart_s).stop()
+    run.history[0]["failure"] = {**run.history[0]["failure"], "rank": 0, "node": "n1", "local_rank": 0}
+    result = analyse(gather(run.close("failed", "rank 0 on n1 failed").write(), now_ns=run.now_ns))
+    assert result["cause"]["rank"] == 3

@@ -11,7 +11,7 @@ import ftslurm.report
 from ftslurm.testing.runs import RunBuilder
 
 
-def test_the_documentations_examples_do_what_they_say() -> None:
+def test_the_documentations_examples_do_what_they_show() -> None:
     found = doctest.testmod(ftslurm.report)
     assert (found.failed, found.attempted > 5) == (0, True)
 

@@ -32,7 +32,7 @@ def text(found: Any) -> str:
     return " ".join(render_text(found).split())
 
 
-def test_a_run_without_any_says_nothing_of_them(tmp_path: Path) -> None:
+def test_the_report_of_a_run_without_any_does_not_mention_them(tmp_path: Path) -> None:
     found = report(tmp_path)
     assert found["defects"] == []
     assert "defects" not in render_text(found)
@@ -77,9 +77,32 @@ def test_what_stands_in_a_record_is_text_and_nothing_else(tmp_path: Path) -> Non
     assert "<script>" not in render_markdown(found).replace("```", "").split("defects of ftslurm")[0]
 
 
-def test_an_agent_that_a_defect_ended_is_a_cause_that_blames_nobody(tmp_path: Path) -> None:
+def test_an_agent_that_a_defect_ended_is_a_cause_that_blames_no_rank(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path).round().lose("n2", silent_s=0.0)
     run.history[-1]["reason"] = f"n2 left: its agent ended by a defect of ftslurm: {ERROR} ({PLACE})"
     cause = make_report(run.close("failed", "too few nodes left").write())["cause"]
     assert (cause["cause"], cause["node"]) == ("agent-defect", "n2")
     assert "Neither your program nor the node is the cause" in cause["advice"]
+
+
+def test_an_agent_that_crashed_is_named_with_its_error_in_the_first_line(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path).round().lose("n2", silent_s=0.0)
+    run.history[-1]["reason"] = f"n2 left: its agent ended by a defect of ftslurm: {ERROR} ({PLACE})"
+    found = make_report(run.close("failed", "too few nodes left").write())
+    expected = "job-123 FAILED: ftslurm's agent crashed on n2: KeyError: 'x': a defect of ftslurm"
+    assert text(found).startswith(expected)
+
+
+def test_agents_that_crashed_before_the_end_was_recorded_were_not_killed_by_anyone(tmp_path: Path) -> None:
+    path = RunBuilder(tmp_path).round().steps(1, 9).wait(500).write()
+    (path / "defects").mkdir()
+    for node in ("n1", "n2"):
+        content = {
+            "schema": "ftslurm/defect", "version": 1, "node": node, "incarnation": "i", "attempt": "123.0", "round": 1,
+            "time_ns": 7, "part": None, "meaning": None, "error": "OSError: [Errno 24] Too many open files",
+            "place": PLACE, "traceback": "Traceback ...",
+        }  # fmt: skip
+        (path / "defects" / f"{node}.1.json").write_text(json.dumps(content))
+    shown = text(make_report(path))
+    assert "ftslurm's agents crashed on n1, n2: OSError: [Errno 24] Too many open files: a defect of ftslurm" in shown
+    assert "killed at once" not in shown

@@ -10,41 +10,41 @@ from typing import Any
 
 import pytest
 
+from ftslurm.dataclasses import replace
 from ftslurm.failures import plugins
 from ftslurm.failures.causes import PRIMARY, ROWS, Cause
+from ftslurm.records.error import HostResources, OomKills, Space
 from ftslurm.report.analysis import analyse
 from ftslurm.report.gathering import gather
-from ftslurm.report.host_resources import cuda_from, host_resources_from, sections_from
 from ftslurm.report.text import render
 from ftslurm.testing.runs import RunBuilder
 
 MIB = 1 << 20
-KILL = {
-    "recent": 1,
-    "in_round": 2,
-    "window_s": 11.5,
-    "source": "memory.events of step_0",
-    "limit": 400 * MIB,
-    "peak": 400 * MIB,
-    "limit_hits": 7,
-    "at_limit": True,
-}
-AROUND: dict[str, Any] = {
-    "oom": KILL,
-    "node_oom_kills": 1,
-    "memory": [64 << 30, 50 << 30],
-    "spaces": [
-        {"path": "/dev/shm", "free": 60 * MIB, "total": 64 * MIB, "free_inodes": 9, "total_inodes": 10, "least_free": 0}
-    ],
-    "core_limit": 0,
-    "core_pattern": "core",
-    "unread": [],
-}
+KILL = OomKills(
+    recent=1,
+    in_round=2,
+    window_s=11.5,
+    source="memory.events of step_0",
+    limit=400 * MIB,
+    peak=400 * MIB,
+    limit_hits=7,
+    at_limit=True,
+)
+AROUND = HostResources(
+    oom=KILL,
+    node_oom_kills=1,
+    memory_total=64 << 30,
+    least_available=50 << 30,
+    spaces=(Space("/dev/shm", 60 * MIB, 64 * MIB, 9, 10, least_free=0),),
+    core_limit=0,
+    core_pattern="core",
+)
 
 
 def seen(run: RunBuilder, rank: int, **facts: Any) -> RunBuilder:
     """Let the error record of that rank hold these facts too."""
-    run.errors[len(run.history), rank]["ftslurm"].update(facts)
+    key = (len(run.history), rank)
+    run.errors[key] = replace(run.errors[key], **facts)
     return run
 
 
@@ -55,7 +55,7 @@ def report(run: RunBuilder, **how: Any) -> dict[str, Any]:
     return result
 
 
-def test_a_kill_that_the_cgroup_counted_is_the_kernels_and_says_by_which_counter(tmp_path: Path) -> None:
+def test_a_kill_that_the_cgroup_counted_is_the_kernels_and_names_the_counter(tmp_path: Path) -> None:
     run = seen(RunBuilder(tmp_path).round().fail(1, signal="SIGKILL"), 1, host_resources=AROUND)
     result = report(run)
     cause = result["cause"]
@@ -79,7 +79,11 @@ def test_without_the_agents_part_the_same_end_stays_unexplained(tmp_path: Path) 
 
 def test_the_worker_saw_dev_shm_full_while_it_still_held_its_part(tmp_path: Path) -> None:
     bus = RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error. ")
-    run = seen(RunBuilder(tmp_path).round().fail(1, bus), 1, shm=[0, 64 * MIB])
+    run = seen(
+        RunBuilder(tmp_path).round().fail(1, bus),
+        1,
+        host_resources=HostResources(spaces=(Space("/dev/shm", 0, 64 * MIB),)),
+    )
     cause = report(run)["cause"]
     assert (cause["cause"], cause["evidence_lines"]) == ("shm-full", ["/dev/shm: 0 bytes of 64 MiB free"])
 
@@ -96,30 +100,27 @@ def test_a_full_disk_behind_the_trainers_exception_is_named_in_the_first_lines(t
 
 def test_notes_and_members_of_groups_are_read(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path).round().fail(1, ValueError("group"))
-    exception = run.errors[1, 1]["ftslurm"]["exception"]
-    member = {**exception, "type": "OSError", "message": "[Errno 122] Disk quota exceeded", "exceptions": []}
-    exception |= {
-        "type": "ExceptionGroup",
-        "message": "shards (2 sub-exceptions)",
-        "exceptions": [member, "junk", None],
-    }
-    exception["notes"] = ["while saving step 7", 5, "\x1b[31mred"]
+    exception = run.errors[1, 1].exception
+    assert exception is not None
+    member = replace(exception, type="OSError", message="[Errno 122] Disk quota exceeded")
+    group = replace(exception, type="ExceptionGroup", message="shards (2 sub-exceptions)", exceptions=(member,))
+    seen(run, 1, exception=replace(group, notes=("while saving step 7", "\x1b[31mred")))
     cause = report(run)["cause"]
     assert cause["cause"] == "quota"
     assert cause["evidence_lines"] == [
-        "in its group OSError: [Errno 122] Disk quota exceeded",
+        "in its group OSError: [Errno 122] Disk quota exceeded at /home/ann/lm/train.py:42 in train_step",
         "note: while saving step 7",
         "note: \x1b[31mred",
     ]
     assert "\x1b" not in render(report(run), zone=time.gmtime)
 
 
-def test_open_sections_and_cudas_memory_are_told(tmp_path: Path) -> None:
+def test_open_sections_and_cudas_memory_are_reported(tmp_path: Path) -> None:
     full = RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
-    facts = {"sections": [["step", 3.25]], "cuda": {"allocated": 70 * MIB, "free on the device": 3}}
+    facts = {"sections": (("step", 3.25),), "cuda": {"allocated": 70 * MIB, "free on the device": 3}}
     cause = report(seen(RunBuilder(tmp_path).round().fail(1, full), 1, **facts))["cause"]
     assert cause["evidence_lines"] == [
-        "open sections: 'step' for 3.2 s",
+        "open sections: 'step' for 3.25 s",
         "CUDA memory when it failed: allocated 70 MiB, free on the device 3 bytes",
     ]
 
@@ -129,7 +130,7 @@ def test_a_late_import_error_is_no_start(tmp_path: Path) -> None:
     assert report(run)["cause"]["cause"] == "exception"
 
 
-def test_each_failure_says_which_restart_makes_sense(tmp_path: Path) -> None:
+def test_each_failure_has_the_restart_that_makes_sense(tmp_path: Path) -> None:
     lost = report(RunBuilder(tmp_path / "a").round().lose("n2"))["cause"]
     assert lost["restart"] == "other-node"
     at_start = report(RunBuilder(tmp_path / "b").round().fail(1, SyntaxError("invalid syntax")))
@@ -176,16 +177,16 @@ def test_whatever_stands_there_is_read_or_left_out(tmp_path: Path) -> None:
             return {name: spoil(each) for name, each in value.items()}
         return [spoil(each) for each in value] if isinstance(value, list) else value
 
-    for _ in range(500):
-        host_resources_from({"host_resources": spoil(AROUND), "shm": spoil([5, 10]), "memory_limit": spoil([5])})
-        sections_from(spoil([["a", 1.0], ["b", 2]]))
-        cuda_from(spoil({"allocated": 5, "reserved": 6}))
-    for junk in JUNK:
-        assert sections_from(junk) == ()
-        assert cuda_from(junk) == ()
-        assert host_resources_from({"host_resources": junk, "shm": junk, "memory_limit": junk}) is None
-    for number in range(20):
+    for number in range(60):
         run = RunBuilder(tmp_path / str(number)).round().fail(1, signal="SIGKILL")
-        result = report(seen(run, 1, host_resources=spoil(AROUND), sections=spoil([["a", 1.0]]), cuda=spoil({"x": 1})))
+        run = seen(run, 1, host_resources=AROUND, sections=(("a", 1.0),), cuda={"x": 1}).stop().close("failed", "x")
+        path = run.write()
+        file = path / "rounds/000001/ranks/00001/error.json"
+        value = json.loads(file.read_text())
+        names = ("host_resources", "sections", "cuda")
+        value["ftslurm"] |= {name: spoil(value["ftslurm"][name]) for name in names}
+        file.write_text(json.dumps(value))
+        result = analyse(gather(path, now_ns=run.now_ns))
         assert result["cause"]["rank"] == 1
+        assert {problem["file"] for problem in result["problems"]} <= {"rounds/000001/ranks/00001/error.json"}
         assert render(result)

@@ -11,8 +11,8 @@ import pytest
 
 from ftslurm.report import gathering
 from ftslurm.report.analysis import analyse
-from ftslurm.report.command import to_json
 from ftslurm.report.gathering import gather
+from ftslurm.report.pipeline import rendered
 from ftslurm.report.text import render
 from ftslurm.testing.runs import RunBuilder
 
@@ -20,14 +20,14 @@ TORCH = "/opt/conda/lib/python3.11/site-packages/torch"
 MAIN = ("/home/ann/lm/train.py", 61, "<module>")
 REDUCE = (MAIN, ("/home/ann/lm/train.py", 88, "step"), (f"{TORCH}/distributed/distributed_c10d.py", 3252, "all_reduce"))
 DATA = (MAIN, (f"{TORCH}/utils/data/dataloader.py", 725, "__next__"), ("/home/ann/lm/data.py", 40, "__getitem__"))
-REASON = "rank 0 on n1 hung at step 120: no heartbeat for 30.0 s (time-out 30.0 s)"
+REASON = "rank 0 on n1 hung at step 120: no heartbeat for 30 s (time-out 30 s)"
 
 
 def told(run: RunBuilder, **kwargs: Any) -> tuple[dict[str, Any], str]:
     """Return the report and its text."""
     path = run.write()
     report = analyse(gather(path, now_ns=run.now_ns, **kwargs), **kwargs)
-    json.loads(to_json(report))
+    json.loads(rendered(report, "json"))
     return report, render(report, zone=time.gmtime).replace(str(path), "/shared/runs/job-123")
 
 
@@ -44,8 +44,8 @@ def test_the_suspect_is_the_headline_and_all_places_and_stacks_follow(tmp_path: 
         """\
 job-123 FAILED: rank 3 on n2: hung in DataLoader at data.py:40, while 3 ranks
   wait in all_reduce at train.py:88
-  step 120, round 1; rank 0 on n1: no heartbeat for 30.0 s (time-out 30.0 s)
-  no restarts allowed (--max-restarts 0); exit code 1
+  step 120, round 1; rank 0 on n1: no heartbeat for 30 s (time-out 30 s)
+  no restarts allowed (--max-restarts 0); job exit code 1
   hint: The others wait for it: its stack below shows its own location.
 
 where the ranks of round 1 were
@@ -70,8 +70,8 @@ the other ranks of round 1
   ranks 0-2  stopped by ftslurm, 1 of them by SIGKILL: rank 0 on n1 hung
 
 rounds (2026-03-01 GMT)
-  round  nodes  ranks  started   took    ended
-  1      2      4      12:00:01  3m 20s  rank 3 on n2: hung in DataLoader at...
+  round  nodes  ranks  started   took        ended
+  1      2      4      12:00:01  3 min 20 s  rank 3 on n2: hung in DataLoader...
 
   files: /shared/runs/job-123
 """
@@ -82,7 +82,7 @@ rounds (2026-03-01 GMT)
     assert cause["hang"] == {
         "rank": 0,
         "node": "n1",
-        "message": "no heartbeat for 30.0 s (time-out 30.0 s)",
+        "message": "no heartbeat for 30 s (time-out 30 s)",
         "since_ns": cause["time_ns"] - 30 * 10**9,
         "verdict": "odd",
     }
@@ -102,15 +102,17 @@ def test_a_rank_in_the_kernel_is_named_with_the_place_there(tmp_path: Path) -> N
     assert "check dmesg there" in " ".join(text.split())
 
 
-def test_where_nobody_stands_out_the_report_says_so_and_tells_whose_time_out_it_was(tmp_path: Path) -> None:
+def test_where_no_rank_stands_out_the_report_names_the_rank_whose_time_out_expired(tmp_path: Path) -> None:
     report, text = told(hung(tmp_path, {3: REDUCE}).close("failed", REASON))
-    assert text.splitlines()[0] == "job-123 FAILED: rank 0 on n1: hung: no heartbeat for 30.0 s (time-out 30.0 s)"
+    lines = text.splitlines()
+    assert lines[0] == "job-123 FAILED: ranks 0-3 on n1, n2: hung in all_reduce at train.py:88"
+    assert lines[1].strip() == "step 120, round 1; rank 0 on n1: no heartbeat for 30 s (time-out 30 s)"
     assert "  none of them is a suspect\n" in text
     assert "check the network" in " ".join(text.split())
     assert report["rounds"][0]["whereabouts"]["verdict"] == "none"
 
 
-def test_ranks_that_wait_for_the_lock_of_a_dead_builder_are_told_what_to_remove(tmp_path: Path) -> None:
+def test_the_report_of_ranks_that_wait_for_the_lock_of_a_dead_builder_names_what_to_remove(tmp_path: Path) -> None:
     wait = (
         MAIN,
         (f"{TORCH}/utils/cpp_extension.py", 2400, "_jit_compile"),

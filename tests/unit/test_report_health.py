@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from ftslurm.report.analysis import analyse
-from ftslurm.report.command import make_report
 from ftslurm.report.gathering import gather
 from ftslurm.report.html import render as render_html
 from ftslurm.report.markdown import render as render_markdown
+from ftslurm.report.pipeline import make_report
 from ftslurm.report.text import render as render_text
 from ftslurm.testing.runs import FRAMES, RunBuilder
 
@@ -55,7 +55,7 @@ def test_a_gpus_failed_check_is_the_reason_and_the_rank_stays_named(tmp_path: Pa
     cause = report["cause"]
     assert (cause["rank"], cause["node"], cause["cause"], cause["role"]) == (7, "n2", "health", "primary")
     assert cause["restart"] == "other-node"
-    proof = f"health: GPU 3: {ECC} (gpu-ecc, first seen 40s before this failure)"
+    proof = f"health: GPU 3: {ECC} (gpu-ecc, first seen 40 s before this failure)"
     assert cause["evidence_lines"][0] == proof
     first = flat("\n".join(text(report).splitlines()[:3]))
     assert first.startswith(
@@ -65,8 +65,8 @@ def test_a_gpus_failed_check_is_the_reason_and_the_rank_stays_named(tmp_path: Pa
     assert "Drain the node, or exclude it" in text(report)
     (finding,) = report["health"]["findings"]
     assert finding["of_failure"]
-    assert finding["relation"] == {"before_s": 40.0, "uncertainty_s": 0.0, "text": "40s before rank 7 failed"}
-    assert f"n2: GPU 3: {ECC} (first seen 03-01 12:01:01, 40s before rank 7 failed)" in flat(text(report))
+    assert finding["relation"] == {"before_s": 40.0, "uncertainty_s": 0.0, "text": "40 s before rank 7 failed"}
+    assert f"n2: GPU 3: {ECC} (first seen 03-01 12:01:01, 40 s before rank 7 failed)" in flat(text(report))
 
 
 EXPLAINED = [
@@ -125,14 +125,14 @@ def test_a_rank_that_has_the_node_to_itself_may_use_any_gpu(tmp_path: Path) -> N
     assert told(run.stop())["cause"]["cause"] == "health"
 
 
-def test_what_is_found_by_the_look_after_the_failure_counts_and_is_said_so(tmp_path: Path) -> None:
+def test_a_finding_of_the_check_after_the_failure_counts_and_is_marked_as_such(tmp_path: Path) -> None:
     run = started(tmp_path).fail(7, LAUNCH).stop()
     run.find("n2", ECC, subject="GPU 3", after_s=3)
     report = told(run)
     assert report["cause"]["cause"] == "health"
-    assert "first seen 3.2s after this failure" in report["cause"]["evidence_lines"][0]
+    assert "first seen 3.2 s after this failure" in report["cause"]["evidence_lines"][0]
     assert report["health"]["findings"][0]["round"] is None, "it stands in the node's own word only"
-    assert "3.2s after rank 7 failed" in flat(text(report))
+    assert "3.2 s after rank 7 failed" in flat(text(report))
 
 
 def test_what_is_found_long_after_is_another_story(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_findings_of_the_first_failures_node_stand_first_then_the_worst(tmp_path
     assert [(each["node"], each["status"]) for each in found] == [("n2", "warn"), ("n1", "fail"), ("n3", "warn")]
 
 
-def test_another_nodes_finding_is_put_in_order_only_as_far_as_the_clocks_tell(tmp_path: Path) -> None:
+def test_another_nodes_finding_is_put_in_order_only_as_far_as_the_clocks_allow(tmp_path: Path) -> None:
     run = started(tmp_path).clock("n1", 0.0, error_s=0.01).clock("n2", 0.0, error_s=0.02)
     run.find("n1", "HCA down", subject="mlx5_0", check="nic-ports").wait(0.02).fail(7, ValueError("boom")).stop()
     relation = told(run)["health"]["findings"][0]["relation"]
@@ -162,7 +162,7 @@ def test_the_times_of_a_node_whose_clock_is_minutes_off_are_corrected(tmp_path: 
     run.find("n2", ECC, subject="GPU 3").wait(40).fail(7, ValueError("boom"), step=120)
     report = told(run.find("n1", "HCA down", check="nic-ports", after_s=2).stop())
     words = {each["node"]: each["relation"]["text"] for each in report["health"]["findings"]}
-    assert words == {"n2": "40s before rank 7 failed", "n1": "2.0s after rank 7 failed"}
+    assert words == {"n2": "40 s before rank 7 failed", "n1": "2 s after rank 7 failed"}
     assert "GPU 3: 2 uncorrected ECC errors (expected none) (first seen 03-01 12:01:01, " in flat(text(report))
 
 
@@ -175,7 +175,7 @@ def test_many_nodes_with_the_same_finding_are_one_line(tmp_path: Path) -> None:
     assert "39 nodes (n1, n10, n11, ...): warning: the limit of locked memory is 64 KiB" in flat(text(report))
 
 
-def test_ranks_that_only_waited_are_told_of_the_node_that_is_not_well(tmp_path: Path) -> None:
+def test_the_report_of_ranks_that_only_waited_names_the_unhealthy_node(tmp_path: Path) -> None:
     run = started(tmp_path).find("n3", "it has fallen off the bus", subject="GPU 1", check="gpu-count").wait(30)
     for rank in range(4):
         run.fail(rank, nccl(rank), module="torch.distributed", frames=(*FRAMES, TORCH), after_s=0.1)
@@ -185,17 +185,17 @@ def test_ranks_that_only_waited_are_told_of_the_node_that_is_not_well(tmp_path: 
     assert "possible reason: n3: GPU 1: it has fallen off the bus (first seen" in lines
 
 
-def test_a_hang_is_told_with_what_was_found_on_its_node(tmp_path: Path) -> None:
+def test_a_hang_is_reported_with_what_was_found_on_its_node(tmp_path: Path) -> None:
     waits = [("/w/train.py", 9, "main"), TORCH[:3]]
     places: dict[int, Any] = {rank: list(waits) for rank in range(12)} | {7: "in uninterruptible sleep (D) in nfs"}
     run = started(tmp_path).find("n2", "no answer within 2 s", subject="/scratch", check="storage-paths").wait(20)
     report = told(run.hang(7, places=places).stop())
     assert report["cause"]["cause"] == "hang"
     assert report["cause"]["evidence_lines"][0].startswith("health: /scratch: no answer within 2 s (storage-paths, ")
-    assert "20s before rank 7 hung" in flat(text(report))
+    assert "20 s before rank 7 hung" in flat(text(report))
 
 
-def test_a_lost_node_is_told_with_what_was_found_on_it(tmp_path: Path) -> None:
+def test_a_lost_node_is_reported_with_what_was_found_on_it(tmp_path: Path) -> None:
     run = started(tmp_path).find("n2", "it has fallen off the bus", subject="GPU 1", check="gpu-count").wait(5)
     report = told(run.lose("n2"))
     assert report["cause"]["cause"] == "node-lost"
@@ -224,7 +224,7 @@ def test_a_node_that_was_left_out_is_named_with_its_reason(tmp_path: Path) -> No
     assert f"n2 was left out of rounds 2-3: GPU 3: {ECC}" in flat(text(report))
 
 
-def test_a_node_that_was_set_aside_before_the_run_is_named(tmp_path: Path) -> None:
+def test_a_node_that_was_excluded_before_the_run_is_named(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path, nodes=3).exclude("n3", excluded="twice in the first failure's place (by ann)")
     run.round(nodes=["n1", "n2"]).wait(3).fail(0, ValueError("x")).stop()
     (out,) = told(run)["health"]["left_out"]
@@ -240,11 +240,14 @@ def test_a_node_that_failed_first_again_and_again_is_named_where_it_was_not_used
     report = make_report(run.succeed().close("succeeded", "x").write(), now_ns=NOW_NS)
     (out,) = report["health"]["left_out"]
     assert out["kind"] == "excluded-in-run"
-    assert out["text"] == "n2 was left out of round 3: excluded: first to fail in 2 rounds, last: rank 7: SIGSEGV"
+    assert (
+        out["text"]
+        == "n2 was left out of round 3: excluded: first to fail in 2 rounds, last: rank 7 on n2 failed: SIGSEGV"
+    )
 
 
 @pytest.mark.parametrize("why", ["switched off", "follows its rank"])
-def test_a_node_that_the_run_did_not_exclude_is_not_said_to_be(tmp_path: Path, why: str) -> None:
+def test_a_node_that_the_run_did_not_exclude_is_not_reported_as_excluded(tmp_path: Path, why: str) -> None:
     run = started(tmp_path)
     if why == "switched off":
         run.attempts[-1]["options"]["exclude_after"] = 0
@@ -260,13 +263,13 @@ def test_a_node_that_the_run_did_not_exclude_is_not_said_to_be(tmp_path: Path, w
     assert report["health"]["left_out"] == []
 
 
-def test_a_node_that_is_there_for_spare_is_not_said_to_be_left_out(tmp_path: Path) -> None:
+def test_a_node_that_is_there_for_spare_is_not_reported_as_left_out(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path, nodes=3).round(nodes=["n1", "n2"]).wait(3).fail(0, ValueError("x")).stop()
     assert told(run)["health"]["left_out"] == []
 
 
 @pytest.mark.parametrize("rounds", [0, 1])
-def test_a_run_that_finds_too_few_fit_nodes_says_which_was_refused(rounds: int, tmp_path: Path) -> None:
+def test_the_report_of_a_run_with_too_few_healthy_nodes_names_the_refused_one(rounds: int, tmp_path: Path) -> None:
     run = (
         RunBuilder(tmp_path, nodes=2).find("n2", ECC, subject="GPU 3") if not rounds else RunBuilder(tmp_path, nodes=2)
     )
@@ -286,7 +289,7 @@ def test_a_run_that_finds_too_few_fit_nodes_says_which_was_refused(rounds: int, 
         assert "was refused by its health check" in form(report, zone=time.gmtime)
 
 
-def test_the_page_and_the_markdown_show_findings_and_who_was_left_out(tmp_path: Path) -> None:
+def test_the_page_and_the_markdown_show_findings_and_the_nodes_left_out(tmp_path: Path) -> None:
     run = started(tmp_path).find("n2", "<b>2</b> `errors`", subject="GPU 3").wait(40).fail(7, LAUNCH).stop()
     run.exclude("n2", unhealthy="GPU 3: <i>bad</i>").round(nodes=["n1", "n3"]).wait(3).fail(0, LAUNCH).stop()
     path = run.close("failed", "x").write()
@@ -295,10 +298,10 @@ def test_the_page_and_the_markdown_show_findings_and_who_was_left_out(tmp_path: 
     assert "Health of the nodes" in page
     assert "GPU 3: &lt;b&gt;2&lt;/b&gt; `errors`" in page
     assert "n2 was left out of round 2: GPU 3: &lt;i&gt;bad&lt;/i&gt;" in page
-    assert "40s before rank 7 failed" in page
+    assert "40 s before rank 7 failed" in page
     markdown = render_markdown(report, zone=time.gmtime)
     assert "health of the nodes:" in markdown
-    assert "- ``n2: GPU 3: <b>2</b> `errors` (first seen 03-01 12:01:01, 40s before rank 7 failed)``" in markdown
+    assert "- ``n2: GPU 3: <b>2</b> `errors` (first seen 03-01 12:01:01, 40 s before rank 7 failed)``" in markdown
 
 
 def test_slow_ranks_stand_on_the_page_and_in_the_markdown_too(tmp_path: Path) -> None:
@@ -324,11 +327,12 @@ def test_slow_ranks_stand_on_the_page_and_in_the_markdown_too(tmp_path: Path) ->
 )
 def test_broken_health_costs_nothing_but_itself(health: Any, tmp_path: Path) -> None:
     run = started(tmp_path).fail(7, LAUNCH).stop()
+    run.damaged = True
     for node in run.round_nodes.values():
         node["health"] = health
     path = run.close("failed", "x").write()
-    word = json.loads((path / "nodes/n2.json").read_text())
-    (path / "nodes/n2.json").write_text(json.dumps(word | {"health": health, "unhealthy": 7, "excluded": []}))
+    record = json.loads((path / "nodes/n2.json").read_text())
+    (path / "nodes/n2.json").write_text(json.dumps(record | {"health": health, "unhealthy": 7, "excluded": []}))
     report = analyse(gather(path, now_ns=NOW_NS))
     assert (report["cause"]["cause"], report["health"]["findings"]) == ("cuda-launch", [])
     assert report["health"]["left_out"] == []

@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 
 from ftslurm.report.analysis import analyse
-from ftslurm.report.command import main, make_report
+from ftslurm.report.command import main
 from ftslurm.report.gathering import gather
 from ftslurm.report.html import render
-from ftslurm.report.markup import esc, link
+from ftslurm.report.html_elements import esc, link
+from ftslurm.report.pipeline import make_report
 from ftslurm.testing.runs import FRAMES, RunBuilder
 
 MAIN = ("/home/ann/lm/train.py", 61, "<module>")
@@ -134,7 +135,7 @@ def test_every_kind_of_run_is_a_sound_page_without_anything_from_outside(tmp_pat
         assert all((a["href"] or "")[1:] in identities for a in parsed.all("a") if (a["href"] or "").startswith("#"))
 
 
-def test_the_browser_is_told_to_refuse_all_but_this_style_sheet(tmp_path: Path) -> None:
+def test_the_page_makes_the_browser_refuse_all_but_this_style_sheet(tmp_path: Path) -> None:
     shown = page(failing(tmp_path))
     css = re.search(r"<style>(.*?)</style>", shown, re.DOTALL)
     assert css is not None
@@ -259,13 +260,13 @@ def test_one_rank_or_all_that_failed_are_shown_too(tmp_path: Path) -> None:
         assert "segmentation fault" in wanted.read_text()
 
 
-def test_failures_that_come_back_and_clocks_that_are_off_are_said(tmp_path: Path) -> None:
+def test_failures_that_come_back_and_clocks_that_are_off_are_reported(tmp_path: Path) -> None:
     report = analyse(gather(failing(tmp_path).write(), now_ns=2 * 10**18))
     report["repeats"] = [{"kind": "node", "text": "n2 in 3 of 4 rounds: suspect <it>"}]
     report["clocks"] = [{"node": "n2", "ahead_s": 125.0}]
     report["missing"] = ["the records of n1"]
     text = Page(render(report)).text
-    for line in ("n2 in 3 of 4 rounds: suspect <it>", "n2 2m 05s ahead", "the records of n1"):
+    for line in ("n2 in 3 of 4 rounds: suspect <it>", "n2 2 min 5 s ahead", "the records of n1"):
         assert line in text
 
 

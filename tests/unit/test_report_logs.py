@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from ftslurm.report import output_text
-from ftslurm.report.command import main, report_of_logs
+from ftslurm.report.command import main
+from ftslurm.report.logs.lines import cleaned, labelled
+from ftslurm.report.logs.tracebacks import Raised, tracebacks
+from ftslurm.report.pipeline import report_of_logs
 from ftslurm.report.text import render
 
 PLAIN = """\
@@ -72,6 +74,8 @@ Root Cause (first observed failure):
 ============================================================
 """  # fmt: skip
 
+BAD_BATCH = "ValueError: bad batch 42 (from KeyError: 'missing')"
+
 
 def of_rank(rank: int, text: str) -> str:
     return "".join(f"[rank{rank}]: {line}\n" if line else "\n" for line in text.rstrip("\n").split("\n"))
@@ -94,37 +98,41 @@ def cause(path: Path, **more: Any) -> dict[str, Any]:
     return found
 
 
+def raised(text: str) -> list[Raised]:
+    return tracebacks(labelled(cleaned(text)))
+
+
 def test_the_chain_of_an_uncaught_exception_is_parsed_from_stderr() -> None:
-    raised = output_text.uncaught("some line\n" + PLAIN + "\n" + WARNING)
-    assert raised is not None
-    assert (raised.headline, raised.exception.explicit) == ("ValueError: bad batch 42", True)
-    assert [(f.file, f.line, f.function) for f in raised.exception.frames] == [("/w/boom.py", 10, "main")]
-    assert raised.exception.frames[0].source == 'raise ValueError("bad batch 42") from e'
-    assert raised.exception.link is not None
-    assert (raised.exception.link.type, raised.exception.link.message) == ("KeyError", "'missing'")
-    assert raised.traceback == PLAIN
+    (found,) = raised("some line\n" + PLAIN + "\n" + WARNING)
+    assert found.headline == "ValueError: bad batch 42"
+    assert [(f.file, f.line, f.function) for f in found.exception.frames] == [("/w/boom.py", 10, "main")]
+    assert found.exception.frames[0].source == 'raise ValueError("bad batch 42") from e'
+    assert found.exception.cause is not None
+    assert (found.exception.cause.type, found.exception.cause.message) == ("KeyError", "'missing'")
+    assert found.traceback == PLAIN
 
 
 @pytest.mark.parametrize("after", ["step 120 loss 3.1\n", "retrying\n", "WARNING: once more\n", "Epoch 3\n" + WARNING])
-def test_a_traceback_in_the_middle_of_the_output_was_caught(after: str) -> None:
-    assert output_text.uncaught(PLAIN + after) is None
+def test_a_traceback_in_the_middle_of_the_output_was_caught(after: str, tmp_path: Path) -> None:
+    (tmp_path / "job.out").write_text("hello\n" + PLAIN + after)
+    report = report_of_logs(tmp_path / "job.out")
+    assert (report["status"], report["cause"]) == ("unfinished", None)
 
 
 @pytest.mark.parametrize("cut", range(0, len(PLAIN), 7))
 def test_a_traceback_that_is_cut_anywhere_is_never_trouble(cut: int) -> None:
-    output_text.uncaught(PLAIN[:cut])
-    output_text.uncaught(PLAIN[cut:])
+    raised(PLAIN[:cut])
+    raised(PLAIN[cut:])
 
 
 def test_a_syntax_error_and_messages_of_many_lines_are_understood() -> None:
     text = 'Traceback (most recent call last):\n  File "/w/a.py", line 1, in <module>\n    import b\n'
     text += '  File "/w/b.py", line 3\n    x = = 1\n        ^\nSyntaxError: invalid syntax\n'
-    raised = output_text.uncaught(text)
-    assert raised is not None
-    assert (raised.headline, raised.exception.frames[-1].line) == ("SyntaxError: invalid syntax", 3)
-    raised = output_text.uncaught(f"{output_text.HEADER}\na.b.Oops: one\ntwo\nthree\n", sure=True)
-    assert raised is not None
-    assert (raised.exception.module, raised.exception.message) == ("a.b", "one\ntwo\nthree")
+    (found,) = raised(text)
+    assert (found.headline, found.exception.frames[-1].line) == ("SyntaxError: invalid syntax", 3)
+    header = '[rank0]: Traceback (most recent call last):\n[rank0]:   File "/w/a.py", line 1, in f\n'
+    (found,) = raised(header + "[rank0]: a.b.Oops: one\n[rank0]: two\n[rank0]: three\n")
+    assert (found.exception.module, found.exception.message) == ("a.b", "one\ntwo\nthree")
 
 
 def test_torchruns_log_directory_names_rank_and_cause_and_takes_the_broken_connections_for_what_they_are(
@@ -132,7 +140,7 @@ def test_torchruns_log_directory_names_rank_and_cause_and_takes_the_broken_conne
 ) -> None:
     logs = torchrun(tmp_path, {0: of_rank(0, GLOO), 1: of_rank(1, PLAIN), 2: of_rank(2, GLOO)})
     found = cause(logs)
-    assert (found["rank"], found["what"], found["where"]["line"]) == (1, "ValueError: bad batch 42", 10)
+    assert (found["rank"], found["what"], found["where"]["line"]) == (1, BAD_BATCH, 10)
     report = report_of_logs(logs)
     (group,) = report["rounds"][0]["groups"]
     assert (group["ranks"], group["role"]) == ("0, 2", "cascade")
@@ -140,7 +148,7 @@ def test_torchruns_log_directory_names_rank_and_cause_and_takes_the_broken_conne
     assert any("times" in line for line in report["missing"])
 
 
-def test_ranks_of_several_agents_are_told_apart_by_torchs_own_prefix(tmp_path: Path) -> None:
+def test_ranks_of_several_agents_are_distinguished_by_torchs_own_prefix(tmp_path: Path) -> None:
     torchrun(tmp_path, {0: of_rank(2, GLOO), 1: of_rank(3, PLAIN)}, run="job_b")
     torchrun(tmp_path, {0: of_rank(0, GLOO), 1: ""}, run="job_a")
     assert (cause(tmp_path)["rank"], cause(tmp_path)["node"]) == (3, "job_b")
@@ -152,7 +160,7 @@ def test_an_older_job_in_the_same_log_directory_is_left_out(tmp_path: Path) -> N
         os.utime(path, (1_000_000, 1_000_000))
     torchrun(tmp_path, {0: of_rank(0, GLOO), 1: CRASH}, run="job_new")
     assert (cause(tmp_path)["node"], cause(tmp_path)["signal"]) == ("job_new", "SIGSEGV")
-    assert cause(tmp_path / "job_old")["what"] == "ValueError: bad batch 42"
+    assert cause(tmp_path / "job_old")["what"] == BAD_BATCH
 
 
 def test_each_attempt_is_a_round(tmp_path: Path) -> None:
@@ -171,7 +179,7 @@ def test_torchs_own_record_is_believed_before_the_output(tmp_path: Path) -> None
     assert (found["rank"], found["where"]["line"], found["time_ns"]) == (1, 10, 1795244110 * 10**9)
 
 
-def test_a_kill_shows_only_in_torchruns_table_and_who_torchrun_stopped_is_not_blamed(tmp_path: Path) -> None:
+def test_a_kill_shows_only_in_torchruns_table_and_a_rank_that_torchrun_stopped_is_not_blamed(tmp_path: Path) -> None:
     torchrun(tmp_path, {0: "", 1: ""})
     (tmp_path / "slurm-77.out").write_text(TABLE)
     found = cause(tmp_path)
@@ -184,21 +192,22 @@ def test_a_jobs_output_with_the_ranks_lines_between_each_other_is_taken_apart(tm
     mixed = [line for pair in zip(one, [*other, *["noise\n"] * 99], strict=False) for line in pair]
     (tmp_path / "slurm-5.out").write_text("start\n" + "".join(mixed) + TABLE)
     found = cause(tmp_path / "slurm-5.out")
-    assert (found["rank"], found["node"], found["what"]) == (1, "node7", "ValueError: bad batch 42")
+    assert (found["rank"], found["node"], found["what"]) == (1, "node7", BAD_BATCH)
 
 
-def test_sruns_labels_tell_ranks_apart_too(tmp_path: Path) -> None:
+def test_sruns_labels_distinguish_ranks_too(tmp_path: Path) -> None:
     lines = [f"{3}: {line}\n" for line in PLAIN.rstrip("\n").split("\n")]
     (tmp_path / "slurm-5.out").write_text("0: hello\n1: hello\n" + "".join(lines))
-    assert (cause(tmp_path)["rank"], cause(tmp_path)["what"]) == (3, "ValueError: bad batch 42")
+    assert (cause(tmp_path)["rank"], cause(tmp_path)["what"]) == (3, BAD_BATCH)
 
 
-def test_a_traceback_without_a_rank_is_told_and_nobody_blamed(tmp_path: Path) -> None:
+def test_a_traceback_without_a_rank_is_the_cause_of_some_rank(tmp_path: Path) -> None:
     (tmp_path / "slurm-5.out").write_text("hello\n" + PLAIN)
     report = report_of_logs(tmp_path / "slurm-5.out")
-    assert (report["status"], report["cause"]) == ("unfinished", None)
-    assert "ValueError: bad batch 42; its rank is unknown" in report["problems"][0]["reason"]
-    assert "no failure found" in render(report)
+    assert (report["status"], report["cause"]["rank"]) == ("failed", None)
+    first = render(report).splitlines()[0]
+    assert first.startswith("slurm-5.out FAILED: some rank: ValueError: bad batch 42")
+    assert "at /w/boom.py:10 in main" in render(report)
 
 
 def test_no_logs_at_all_are_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

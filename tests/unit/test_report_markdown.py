@@ -62,7 +62,7 @@ def test_a_failed_run_is_a_headline_then_evidence_in_fences_then_tables(tmp_path
 **job-123 FAILED**: rank 3 on n2: ValueError: boom
 
 - `at train.py:42 in train_step, step 120, round 1`
-- `no restarts allowed (--max-restarts 0); exit code 1`
+- `no restarts allowed (--max-restarts 0); job exit code 1`
 
 traceback of rank 3 in round 1:
 
@@ -92,7 +92,7 @@ rounds:
 
 | round | attempt | nodes | ranks | started | took | trained | lost | ended |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- |
-| 1 | 123.0 | 2 | 4 | 2026-03-01 12:00:01 | 3m 20s | 3m 20s | 0.0s | rank 3 on n2: ValueError: boom |
+| 1 | 123.0 | 2 | 4 | 2026-03-01 12:00:01 | 3 min 20 s | 3 min 20 s | 0 s | rank 3 on n2: ValueError: boom |
 
 - command: `train.py`
 - files: `/shared/runs/job-123`

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from ftslurm.report.command import main, make_report
-from ftslurm.report.formats import FORMATS, rendered
+from ftslurm.report.command import main
+from ftslurm.report.pipeline import FORMATS, make_report, rendered
 from ftslurm.testing.runs import RunBuilder
 
 SECONDS = float(os.environ.get("FTSLURM_PROPERTY_SECONDS", "3"))  # for each shape
@@ -235,7 +235,7 @@ def told(path: Path, chance: random.Random, case: str) -> None:
     assert "<script>alert" not in texts.get("html", ""), case
 
 
-def test_the_command_ends_with_zero_and_words_on_a_directory_that_holds_nothing_but_rubbish(
+def test_the_command_ends_with_0_and_a_text_on_a_directory_that_holds_nothing_but_rubbish(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = failure(tmp_path)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ftslurm.report.command import main, make_report
-from ftslurm.report.follow import INTERVAL_S, follow
+from ftslurm.report.command import INTERVAL_S, follow, main
+from ftslurm.report.pipeline import make_report
 from ftslurm.report.text import render
 from ftslurm.testing.runs import RunBuilder
 
@@ -29,14 +29,14 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-def test_all_of_a_rank_that_failed_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_of_a_rank_that_failed_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, str(failed_run(tmp_path).write()), "--rank", "3")
     for part in ("rank 3 on n2, round 1", "at train.py:42 in train_step", "pid 1003", "steps 1 to 120", "| step 120"):
         assert part in text
     assert "ValueError: boom" in text.splitlines()[1]
 
 
-def test_a_rank_that_was_stopped_is_told_too_with_both_its_outputs(
+def test_a_rank_that_was_stopped_is_shown_too_with_both_its_outputs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = printed(capsys, str(failed_run(tmp_path).write()), "--rank", "0", "--round", "1")
@@ -44,7 +44,7 @@ def test_a_rank_that_was_stopped_is_told_too_with_both_its_outputs(
         assert part in text
 
 
-def test_a_ranks_stacks_of_a_hang_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_ranks_stacks_of_a_hang_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     places: dict[int, Any] = {0: WAITS, 1: WAITS, 2: [("/w/train.py", 7, "load")], 3: "stopped (SIGSTOP)"}
     path = RunBuilder(tmp_path).round().hang(2, places=places).stop().close("failed", "hang").write()
     assert 'File "/w/train.py", line 7 in load' in printed(capsys, str(path), "--rank", "2")
@@ -101,7 +101,7 @@ def test_an_array_task_and_the_latest_run_are_found(tmp_path: Path, capsys: pyte
         ("rounds/000001/ranks/00003/error.json", "no error record of 1 failed rank (3)"),
     ],
 )
-def test_what_should_be_there_and_is_not_is_said(gone: str, said: str, tmp_path: Path) -> None:
+def test_what_should_be_there_and_is_not_is_reported(gone: str, said: str, tmp_path: Path) -> None:
     path = failed_run(tmp_path).write()
     whole = make_report(path, now_ns=1)
     assert whole["missing"] == []
@@ -135,7 +135,7 @@ class Story:
 
 
 def state(word: str, status: str = "running", **more: object) -> dict[str, Any]:
-    return {"word": word, "status": status, "rounds": [], **more}
+    return {"word": word, "status": status, "rounds": [], "step": None, **more}
 
 
 def test_only_what_has_changed_is_shown_again_and_time_alone_is_no_change() -> None:
@@ -153,13 +153,19 @@ def test_a_run_without_a_sign_of_life_is_followed_on_for_it_may_be_requeued() ->
     assert story.shown == ["a", "gone", "back", "c"]
 
 
+def test_following_ends_where_the_agents_ended_without_closing_the_run() -> None:
+    story = Story(state("a"), state("killed", "unfinished", step={"exit_code": None}), state("c"))
+    story.follow()
+    assert story.shown == ["a", "killed"]
+
+
 def test_a_large_run_is_left_in_peace_most_of_the_time() -> None:
     story = Story(state("a"), state("b", "stopped"), took=5.0)
     story.follow()
     assert story.slept == [pytest.approx(45.0)]
 
 
-def test_following_ends_when_nobody_reads() -> None:
+def test_following_ends_when_the_output_is_closed() -> None:
     story = Story(state("closed pipe"), state("b"))
     story.follow()
     assert story.shown == ["closed pipe"]

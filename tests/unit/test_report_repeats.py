@@ -24,7 +24,7 @@ def told(result: dict[str, Any]) -> list[tuple[str, str]]:
     return [(each["kind"], each["text"]) for each in result["repeats"] if each["kind"] != "signature"]
 
 
-def test_one_failure_accuses_nobody(tmp_path: Path) -> None:
+def test_one_failure_suspects_no_node(tmp_path: Path) -> None:
     assert report(RunBuilder(tmp_path, nodes=8).round().fail(5, signal="SIGSEGV").stop())["repeats"] == []
 
 
@@ -49,7 +49,7 @@ def test_a_rank_that_fails_on_different_nodes_makes_its_data_or_the_code_suspect
     assert text.startswith("rank 5 fails wherever it runs (on n3, n4, n1, in 3 of 3 rounds): suspect its data or the")
 
 
-def test_one_rank_on_one_node_is_told_with_both_explanations(tmp_path: Path) -> None:
+def test_one_rank_on_one_node_is_reported_with_both_explanations(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path, nodes=4)
     for rank in (5, 5, 2, 5):
         run.round().fail(rank, signal="SIGSEGV").stop()
@@ -65,7 +65,7 @@ def test_a_node_that_is_lost_again_and_again_is_suspected_over_attempts_too(tmp_
     assert told(report(run)) == [("node", "n2 was lost in 2 of 2 rounds, over 2 attempts: suspect the node")]
 
 
-def test_the_same_failure_anywhere_is_said_to_be_the_same(tmp_path: Path) -> None:
+def test_the_same_failure_anywhere_is_reported_as_the_same(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path, nodes=4)
     for rank in (0, 3, 5, 6):
         run.round().fail(rank, ValueError(f"loss is nan at row {rank}")).stop()
@@ -76,7 +76,7 @@ def test_the_same_failure_anywhere_is_said_to_be_the_same(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("apart_s", [0.0, 2.0])
-def test_nobody_is_accused_when_all_ranks_fail_alike_in_every_round(tmp_path: Path, apart_s: float) -> None:
+def test_no_rank_is_suspected_when_all_ranks_fail_alike_in_every_round(tmp_path: Path, apart_s: float) -> None:
     run = RunBuilder(tmp_path, nodes=4)
     for _ in range(4):
         run.round()
@@ -86,16 +86,29 @@ def test_nobody_is_accused_when_all_ranks_fail_alike_in_every_round(tmp_path: Pa
     assert told(report(run)) == []
 
 
-def test_nobody_is_accused_when_several_nodes_failed_at_the_same_time(tmp_path: Path) -> None:
+def test_no_rank_is_suspected_when_several_failed_at_the_same_time(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path, nodes=4)
     for _ in range(4):
-        run.round().fail(5, signal="SIGSEGV").fail(0, OSError("x"), after_s=0.01).stop()
+        run.round().fail(5, KeyError("lr")).fail(0, OSError("x"), after_s=0.01).stop()
     assert told(report(run)) == []
 
 
-def test_nobody_is_accused_where_it_may_well_be_chance(tmp_path: Path) -> None:
+def test_no_rank_is_suspected_where_it_may_well_be_chance(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path, nodes=2, nproc=1).round().fail(1, KeyError("lr")).stop()
+    assert told(report(run.round().fail(1, KeyError("step")).stop())) == []
+
+
+def test_a_node_is_suspected_as_soon_as_the_run_excludes_it(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path, nodes=2, nproc=8).round().fail(3, signal="SIGSEGV").stop()
-    assert told(report(run.round().fail(1, signal="SIGBUS").stop())) == []
+    text = "ranks 1, 3 on n1 failed first in 2 of 2 rounds: suspect the node"
+    assert told(report(run.round().fail(1, signal="SIGBUS").stop())) == [("node", text)]
+
+
+def test_a_node_is_not_suspected_for_errors_of_the_program(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path, nodes=4)
+    for rank in (4, 5, 4, 4):
+        run.round().fail(rank, ValueError(f"row {rank}")).stop()
+    assert told(report(run)) == [("place", "rank 4 on n3 failed in 3 of 4 rounds: suspect its data or the code")]
 
 
 def test_a_node_is_not_suspected_for_ranks_that_only_followed(tmp_path: Path) -> None:
@@ -106,11 +119,12 @@ def test_a_node_is_not_suspected_for_ranks_that_only_followed(tmp_path: Path) ->
     assert told(report(run)) == []
 
 
-def test_a_single_node_is_never_suspected(tmp_path: Path) -> None:
+def test_of_a_single_node_the_program_is_suspected_too(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path, nodes=1, nproc=8)
     for rank in (0, 3, 5):
         run.round().fail(rank, signal="SIGSEGV").stop()
-    assert told(report(run)) == []
+    text = "ranks 0, 3, 5 on n1 failed first in 3 of 3 rounds: suspect the program, or the node, the only one"
+    assert told(report(run)) == [("node", text)]
 
 
 def test_names_cannot_act_on_the_terminal(tmp_path: Path) -> None:

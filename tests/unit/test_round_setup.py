@@ -1,9 +1,8 @@
-"""A round's preparation: directories and the way to the master, in any order, and what goes wrong."""
+"""The set-up of a round: directories and the connection to the master, in any order, and their problems."""
 
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,184 +11,171 @@ import pytest
 
 from ftslurm.agent.actions import Assignment, Prepared
 from ftslurm.agent.round_setup import COMMITS, CONNECTION, PATIENCE_S, RoundSetup, StepDone, reach_master
-from ftslurm.rendezvous.state import Master
+from ftslurm.records.state import Master
 
 
 def assignment(round_: int, group_rank: int = 1) -> Assignment:
     return Assignment(round_, "1.0", group_rank, 2, 2, 2, 4, Master("n1", 29400), 0, 3)
 
 
-class Story:
-    def __init__(self) -> None:
+class SetUp:
+    """A round set-up of one node, whose steps are completed by the test."""
+
+    def __init__(self, log: Callable[[str], None] | None = None, connects: bool = True) -> None:
         self.now = 100.0
         self.made: list[int] = []
-        self.go = threading.Event()
-        self.problem: str | None = None
-        self.brought: list[StepDone] = []
+        self.posted: list[StepDone] = []
         self.revoking: list[Callable[[str | None], None]] = []
-        self.came = threading.Event()
-        make = lambda part: self.made.append(part.round)  # noqa: E731
-        self.preparation = RoundSetup(make, self._revoke, self._bring, lambda: self.now, 60.0, self._reach)
+        self.connecting: list[Callable[[str | None], None]] = []
+        self.round = RoundSetup(
+            lambda part: self.made.append(part.round),
+            lambda part, report: self.revoking.append(report),
+            (lambda part, report: self.connecting.append(report)) if connects else None,
+            self.posted.append,
+            lambda: self.now,
+            60.0,
+            log,
+        )
 
-    def _reach(self, master: Master) -> str | None:
-        assert self.go.wait(10)
-        return self.problem
-
-    def _revoke(self, part: Assignment, report: Callable[[str | None], None]) -> None:
-        self.revoking.append(report)
-
-    def _bring(self, news: StepDone) -> None:
-        self.brought.append(news)
-        self.came.set()
-
-    def reached(self) -> Prepared | None:
-        self.go.set()
-        assert self.came.wait(10)
-        return self.preparation.step_done(self.brought[-1])
+    def connected(self, problem: str | None = None) -> Prepared | None:
+        self.connecting[-1](problem)
+        return self.round.step_done(self.posted[-1])
 
 
 def test_the_masters_own_node_needs_directories_alone() -> None:
-    story = Story()
-    story.preparation.begin(assignment(3, group_rank=0))
-    assert story.made == [3] and story.preparation.deadline is None
-    assert story.preparation.made(3, None) == Prepared(3)
+    setup = SetUp()
+    setup.round.begin(assignment(3, group_rank=0))
+    assert setup.made == [3] and setup.round.deadline is None
+    assert setup.round.made(3, None) == Prepared(3)
 
 
 @pytest.mark.parametrize("reached_first", [True, False])
-def test_a_round_is_prepared_when_both_are_done(reached_first: bool) -> None:
-    story = Story()
-    story.preparation.begin(assignment(1))
+def test_a_round_is_set_up_when_both_are_done(reached_first: bool) -> None:
+    setup = SetUp()
+    setup.round.begin(assignment(1))
     if reached_first:
-        assert story.reached() is None
-        assert story.preparation.made(1, None) == Prepared(1)
+        assert setup.connected() is None
+        assert setup.round.made(1, None) == Prepared(1)
     else:
-        assert story.preparation.made(1, None) is None
-        assert story.reached() == Prepared(1)
-    assert story.preparation.deadline is None
+        assert setup.round.made(1, None) is None
+        assert setup.connected() == Prepared(1)
+    assert setup.round.deadline is None
 
 
 def test_a_master_that_cannot_be_reached_is_the_rounds_problem() -> None:
-    story = Story()
-    story.problem = "no route"
-    story.preparation.begin(assignment(1))
-    story.preparation.made(1, None)
-    assert story.reached() == Prepared(1, "no route", unreachable=True)
+    setup = SetUp()
+    setup.round.begin(assignment(1))
+    setup.round.made(1, None)
+    assert setup.connected("no route") == Prepared(1, "no route", unreachable=True)
 
 
-def test_where_nobody_is_to_try_the_directories_are_enough() -> None:
-    made: list[int] = []
-    preparation = RoundSetup(
-        lambda part: made.append(part.round), lambda *_: None, lambda news: None, lambda: 100.0, 60.0, None
-    )
-    preparation.begin(assignment(1))
-    assert made == [1] and preparation.deadline is None
-    assert preparation.made(1, None) == Prepared(1)
+def test_without_a_connection_test_the_directories_are_enough() -> None:
+    setup = SetUp(connects=False)
+    setup.round.begin(assignment(1))
+    assert setup.made == [1] and setup.round.deadline is None
+    assert setup.round.made(1, None) == Prepared(1)
 
 
-def test_where_health_only_tells_the_round_begins_all_the_same() -> None:
-    told: list[str] = []
-    story = Story()
-    story.preparation = RoundSetup(
-        lambda part: None, story._revoke, story._bring, lambda: story.now, 60.0, story._reach, told.append
-    )
-    story.problem = "no route"
-    story.preparation.begin(assignment(1))
-    story.preparation.made(1, None)
-    assert story.reached() == Prepared(1)
-    assert told == ["no route"]
+def test_where_health_only_watches_the_round_begins_although_the_master_cannot_be_reached() -> None:
+    lines: list[str] = []
+    setup = SetUp(lines.append)
+    setup.round.begin(assignment(1))
+    setup.round.made(1, None)
+    assert setup.connected("no route") == Prepared(1)
+    assert lines == ["no route"]
 
 
 FULL = OSError(28, "No space left on device")
 
 
 def test_directories_that_cannot_be_made_are_tried_again() -> None:
-    story = Story()
-    story.preparation.begin(assignment(1, group_rank=0))
+    setup = SetUp()
+    setup.round.begin(assignment(1, group_rank=0))
     for _ in range(20):
-        assert story.preparation.made(1, FULL) is None
-        story.now += 1.0
-        assert story.preparation.on_time() is None
-    assert len(story.made) == 21
-    assert story.preparation.made(1, None) == Prepared(1)
-    assert story.preparation.deadline is None
+        assert setup.round.made(1, FULL) is None
+        setup.now += 1.0
+        assert setup.round.on_time() is None
+    assert len(setup.made) == 21
+    assert setup.round.made(1, None) == Prepared(1)
+    assert setup.round.deadline is None
 
 
 def test_directories_that_cannot_be_made_for_long_are_the_rounds_problem() -> None:
-    story = Story()
-    story.preparation.begin(assignment(1, group_rank=0))
-    story.now += 60.0
+    setup = SetUp()
+    setup.round.begin(assignment(1, group_rank=0))
+    setup.now += 60.0
     problem = "cannot make the round's directories: [Errno 28] No space left on device"
-    assert story.preparation.made(1, FULL) == Prepared(1, problem)
+    assert setup.round.made(1, FULL) == Prepared(1, problem)
 
 
-def with_commits() -> Story:
+def with_commits() -> SetUp:
     """A round on the master's node, while three commits of a past round are registered."""
-    story = Story()
-    story.preparation.begin(assignment(5, group_rank=0))
-    assert story.preparation.made(5, 3) is None
-    return story
+    setup = SetUp()
+    setup.round.begin(assignment(5, group_rank=0))
+    assert setup.round.made(5, 3) is None
+    return setup
 
 
 def test_a_round_begins_only_when_the_commits_of_past_rounds_are_revoked() -> None:
-    story = with_commits()
-    story.revoking[0](None)
-    assert story.brought == [StepDone(5, COMMITS, None)]
-    assert story.preparation.step_done(story.brought[0]) == Prepared(5)
+    setup = with_commits()
+    setup.revoking[0](None)
+    assert setup.posted == [StepDone(5, COMMITS, None)]
+    assert setup.round.step_done(setup.posted[0]) == Prepared(5)
 
 
 def test_commits_that_cannot_be_revoked_are_the_rounds_problem_and_no_unreachable_master() -> None:
-    story = with_commits()
-    story.revoking[0]("cannot revoke: Input/output error")
-    assert story.preparation.step_done(story.brought[0]) == Prepared(5, "cannot revoke: Input/output error")
+    setup = with_commits()
+    setup.revoking[0]("cannot revoke: Input/output error")
+    assert setup.round.step_done(setup.posted[0]) == Prepared(5, "cannot revoke: Input/output error")
 
 
-def test_a_directory_of_checkpoints_that_hangs_is_not_waited_for_without_end() -> None:
-    story = with_commits()
-    story.now += 60.0
-    done = story.preparation.on_time()
-    assert done is not None and "their directory has not responded for 60 s" in str(done.problem)
-    story.revoking[0](None)
-    assert story.preparation.step_done(story.brought[0]) is None
+def test_the_wait_for_a_directory_of_checkpoints_that_hangs_is_bounded() -> None:
+    setup = with_commits()
+    setup.now += 60.0
+    done = setup.round.on_time()
+    assert done is not None and "their directory has not responded for 1 min" in str(done.problem)
+    setup.revoking[0](None)
+    assert setup.round.step_done(setup.posted[0]) is None
 
 
-def test_what_was_dropped_is_not_tried_again() -> None:
-    story = Story()
-    story.preparation.begin(assignment(1, group_rank=0))
-    assert story.preparation.made(1, FULL) is None
-    story.preparation.drop()
-    story.now += 5.0
-    assert story.preparation.deadline is None and story.preparation.on_time() is None
-    assert story.made == [1]
+def test_a_dropped_set_up_is_not_tried_again() -> None:
+    setup = SetUp()
+    setup.round.begin(assignment(1, group_rank=0))
+    assert setup.round.made(1, FULL) is None
+    setup.round.drop()
+    setup.now += 5.0
+    assert setup.round.deadline is None and setup.round.on_time() is None
+    assert setup.made == [1]
 
 
-def test_a_name_server_that_does_not_answer_is_not_waited_for_without_end() -> None:
-    story = Story()
-    story.preparation.begin(assignment(1))
-    story.preparation.made(1, None)
-    story.now += PATIENCE_S - 0.1
-    assert story.preparation.on_time() is None
-    story.now += 0.2
-    done = story.preparation.on_time()
+def test_the_wait_for_a_name_server_that_does_not_answer_is_bounded() -> None:
+    setup = SetUp()
+    setup.round.begin(assignment(1))
+    setup.round.made(1, None)
+    setup.now += PATIENCE_S - 0.1
+    assert setup.round.on_time() is None
+    setup.now += 0.2
+    done = setup.round.on_time()
     assert done is not None and done.unreachable
     assert "no response from the name server within 20 s" in str(done.problem)
 
 
-def test_what_belongs_to_an_earlier_round_counts_for_nothing() -> None:
-    story = Story()
-    story.preparation.begin(assignment(1))
-    story.preparation.begin(assignment(2, group_rank=0))
-    assert story.preparation.made(1, None) is None
-    assert story.preparation.step_done(StepDone(1, CONNECTION, "x")) is None
-    assert story.preparation.made(2, None) == Prepared(2)
+def test_results_for_an_earlier_round_are_ignored() -> None:
+    setup = SetUp()
+    setup.round.begin(assignment(1))
+    setup.round.begin(assignment(2, group_rank=0))
+    assert setup.round.made(1, None) is None
+    assert setup.round.step_done(StepDone(1, CONNECTION, "x")) is None
+    assert setup.round.made(2, None) == Prepared(2)
 
 
-def test_the_patience_with_an_earlier_round_is_not_that_with_this_one() -> None:
-    story = Story()
-    story.preparation.begin(assignment(1))
-    story.preparation.begin(assignment(2, group_rank=0))
-    story.now += PATIENCE_S + 1
-    assert story.preparation.on_time() is None
-    assert story.preparation.made(2, None) == Prepared(2)
+def test_the_time_limit_of_an_earlier_round_does_not_hold_for_this_one() -> None:
+    setup = SetUp()
+    setup.round.begin(assignment(1))
+    setup.round.begin(assignment(2, group_rank=0))
+    setup.now += PATIENCE_S + 1
+    assert setup.round.on_time() is None
+    assert setup.round.made(2, None) == Prepared(2)
 
 
 Answer = list[tuple[Any, ...]]

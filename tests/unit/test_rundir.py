@@ -115,7 +115,7 @@ def test_a_file_in_the_place_of_one_of_its_directories_is_refused(tmp_path: Path
 
 
 @needs_root
-def test_one_that_belongs_to_somebody_else_is_refused(tmp_path: Path) -> None:
+def test_one_that_belongs_to_another_user_is_refused(tmp_path: Path) -> None:
     opened(tmp_path / "r")
     os.chown(tmp_path / "r", 12345, -1)
     text = refusal(tmp_path / "r")
@@ -124,7 +124,7 @@ def test_one_that_belongs_to_somebody_else_is_refused(tmp_path: Path) -> None:
 
 
 @needs_root
-def test_a_run_file_of_somebody_else_is_refused(tmp_path: Path) -> None:
+def test_a_run_file_of_another_user_is_refused(tmp_path: Path) -> None:
     run = opened(tmp_path / "r")
     os.chown(run.run_file, 12345, -1)
     assert "belongs to uid 12345" in refusal(tmp_path / "r")
@@ -148,12 +148,21 @@ def test_a_parent_that_is_not_writable_is_refused(unwritable: Path) -> None:
     assert f"not writable ({unwritable / 'r'}); choose another --shared-dir" in refusal(unwritable / "r")
 
 
-@pytest.mark.parametrize("data", [b"", b'{"schema":"ftslurm/run","ver', b"[]", b"\xff" * 9, b'{"schema":"other"}'])
-def test_a_torn_run_file_is_named_with_a_way_out(tmp_path: Path, data: bytes) -> None:
+@pytest.mark.parametrize(
+    ("data", "wrong"),
+    [
+        (b"", "empty"),
+        (b'{"schema":"ftslurm/run","ver', "torn or not JSON"),
+        (b"[]", "expected a JSON object of ftslurm/run"),
+        (b"\xff" * 9, "not text"),
+        (b'{"schema":"other"}', "expected a JSON object of ftslurm/run"),
+    ],
+)
+def test_a_torn_run_file_is_named_with_a_way_out(tmp_path: Path, data: bytes, wrong: str) -> None:
     run = opened(tmp_path / "r")
     Path(run.run_file).write_bytes(data)
     text = refusal(tmp_path / "r")
-    assert "run.json: expected a JSON object of ftslurm/run" in text
+    assert f"run.json: {wrong}" in text
     assert "choose another --rdzv-id" in text
 
 
@@ -185,7 +194,7 @@ def test_whatever_the_filesystem_refuses_is_one_line(
     assert "--shared-dir" in said
 
 
-def test_a_filesystem_without_hard_links_is_refused_and_told_apart(
+def test_a_filesystem_without_hard_links_is_refused_and_reported_apart(
     tmp_path: Path, broken: Callable[[str, int], None]
 ) -> None:
     broken("link", errno.EPERM)

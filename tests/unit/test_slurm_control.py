@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from ftslurm.slurm import facts as slurm_facts
+from ftslurm.slurm import output as slurm_output
+from ftslurm.slurm.commands import CommandSlurm
 from ftslurm.slurm.complete import libraries, wait_status
-from ftslurm.slurm.control import Answer, CommandSlurm, SlurmControl, failure
+from ftslurm.slurm.control import SlurmControl
 from ftslurm.slurm.errors import (
     SlurmError,
     SlurmOutputError,
@@ -19,17 +21,16 @@ from ftslurm.slurm.errors import (
     SlurmUnknownJob,
     SlurmUnreachable,
 )
-from ftslurm.slurm.facts import (
+from ftslurm.slurm.facts import JobFacts, check_job_id, select_job
+from ftslurm.slurm.output import (
     SACCT_DELIMITER,
-    JobFacts,
-    check_job_id,
     parse_job_records,
     parse_kill_wait_s,
     parse_node_states,
     parse_sacct,
     parse_sacct_fields,
-    select_job,
 )
+from ftslurm.slurm.run_command import Answer, failure
 from ftslurm.testing.slurm import FakeSlurm
 
 OUTPUTS = Path(__file__).parent / "slurm_outputs"
@@ -80,7 +81,7 @@ def test_a_job_is_completed_in_a_process_of_its_own_because_slurms_library_may_e
         CommandSlurm({}, run=refused).complete("7_1", 0)
 
 
-def test_slurms_library_is_looked_for_where_scontrol_has_it_and_below_its_prefix(tmp_path: Path) -> None:
+def test_slurms_library_is_searched_where_scontrol_has_it_and_below_its_prefix(tmp_path: Path) -> None:
     for place in ("bin/scontrol", "lib64/slurm/libslurmfull.so", "lib/x86_64-linux-gnu/libslurm.so.38"):
         path = tmp_path / place
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +104,7 @@ def sacct(text: str) -> list[JobFacts]:
 
 
 @pytest.mark.parametrize(("version", "nodes"), [("22.05", ("c1", "c2")), ("24.11", ("d1", "d2"))])
-def test_a_failed_job_is_read_although_its_name_path_and_comment_look_like_fields(
+def test_a_failed_job_is_read_although_its_name_path_and_comment_resemble_fields(
     version: str, nodes: tuple[str, ...]
 ) -> None:
     (job,) = parse_job_records(captured(f"job-failed-{version}.txt"))
@@ -162,7 +163,7 @@ def test_sacct_has_a_record_for_each_start_of_a_requeued_job() -> None:
     assert second.std_out is None
 
 
-def test_sacct_writes_several_words_for_nothing() -> None:
+def test_sacct_has_several_spellings_of_an_absent_value() -> None:
     completed, failed, running, cancelled = sacct(VARIOUS)
     assert (completed.reason, completed.ended) == (None, True)
     assert failed.exit_code == (9, 0)
@@ -273,7 +274,7 @@ def scripted(*answers: Answer | SlurmError) -> tuple[CommandSlurm, list[str]]:
     return CommandSlurm(env={}, timeout_s=3, run=run), asked
 
 
-def test_a_job_that_slurmctld_knows_is_not_looked_up_in_the_accounting() -> None:
+def test_a_job_that_slurmctld_knows_is_not_searched_in_the_accounting() -> None:
     slurm, asked = scripted(Answer(0, captured("job-array-22.05.txt"), ""))
     job = slurm.job("17_1")
     assert job is not None
@@ -293,7 +294,7 @@ def test_a_job_that_slurmctld_forgot_comes_from_the_accounting_with_its_restarts
     assert len(asked) == 5, "the fields are asked for once"
 
 
-def test_a_newer_sacct_tells_the_restarts_and_the_paths_itself() -> None:
+def test_a_newer_sacct_has_the_restarts_and_the_paths_itself() -> None:
     fields = (*FIELDS, "Restarts", "StdOut")
     row = REQUEUED.splitlines()[1].replace("|", SACCT_DELIMITER) + SACCT_DELIMITER.join(["", "4", "/x/9.out"])
     slurm, asked = scripted(UNKNOWN, Answer(0, " ".join(fields), ""), Answer(0, row, ""))
@@ -350,7 +351,7 @@ def test_a_scontrol_that_its_own_requeue_terminated_has_succeeded(status: int) -
         ("scontrol: fatal: Could not establish a configuration source", SlurmUnreachable),
     ],
 )
-def test_a_requeue_that_slurm_denies_says_why(printed: str, kind: type[SlurmError]) -> None:
+def test_a_requeue_that_slurm_denies_is_an_error_with_the_reason(printed: str, kind: type[SlurmError]) -> None:
     slurm, _ = scripted(Answer(1, "", printed + "\n"))
     with pytest.raises(SlurmError, match="scontrol requeue 12") as caught:
         slurm.requeue("12")
@@ -384,7 +385,7 @@ def test_a_failure_is_one_printable_line_whatever_was_printed() -> None:
     assert "killed by signal 9" in str(failure(("sacct",), Answer(-9, "", "")))
 
 
-def test_the_fake_answers_what_it_was_told_and_remembers_what_it_was_asked() -> None:
+def test_the_fake_gives_its_prepared_answers_and_records_the_calls() -> None:
     fake = FakeSlurm(
         [JobFacts("18", "RUNNING", node_list=("c1",), array_job_id="17", array_task_id="1")], 30, {"c1": "IDLE"}
     )
@@ -404,7 +405,7 @@ def test_the_fake_answers_what_it_was_told_and_remembers_what_it_was_asked() -> 
     ]  # fmt: skip
 
 
-def test_the_fake_fails_as_often_as_it_was_told() -> None:
+def test_the_fake_fails_as_often_as_it_was_set_to() -> None:
     fake = FakeSlurm()
     fake.fail("kill_wait_s", SlurmUnreachable("down"), times=2)
     for _ in range(2):
@@ -421,5 +422,5 @@ def test_the_fake_fails_as_often_as_it_was_told() -> None:
         fake.fail("reboot", SlurmTimeout("late"))
 
 
-def test_every_public_name_of_the_facts_exists() -> None:
-    assert all(hasattr(slurm_facts, name) for name in slurm_facts.__all__)
+def test_every_public_name_of_the_facts_and_their_parsers_exists() -> None:
+    assert all(hasattr(module, name) for module in (slurm_facts, slurm_output) for name in module.__all__)

@@ -101,7 +101,7 @@ def test_the_facts_cannot_be_changed() -> None:
         read(STEP).job_id = "13"  # type: ignore[misc]
 
 
-def test_the_batch_script_is_in_no_step_and_sees_the_jobs_nodes() -> None:
+def test_the_batch_script_is_in_no_step_and_has_the_jobs_nodes() -> None:
     job = read(BATCH)
     assert not job.in_step
     assert (job.node_name, job.node_id, job.node_list) == ("c1", 0, ("c1", "c2"))
@@ -117,14 +117,14 @@ def test_a_salloc_shell_is_on_no_node_of_the_job() -> None:
     assert job.ntasks_per_node is None  # 2,1: not the same everywhere
 
 
-def test_an_interactive_salloc_shell_on_a_node_is_no_srun_task_and_sees_all_nodes() -> None:
+def test_an_interactive_salloc_shell_on_a_node_is_no_srun_task_and_has_all_nodes() -> None:
     step = {"SLURM_STEP_ID": "4294967290", "SLURM_STEP_NODELIST": "c1", "SLURM_STEP_NUM_NODES": "1"}
     job = read(BATCH, **step)
     assert not job.in_step
     assert job.node_list == ("c1", "c2")
 
 
-def test_a_step_on_some_of_the_jobs_nodes_sees_only_these() -> None:
+def test_a_step_on_some_of_the_jobs_nodes_has_only_these() -> None:
     job = read(ONE_NODE_STEP)
     assert job.in_step
     assert (job.node_list, job.num_nodes, job.ntasks_per_node) == (("c2",), 1, 1)

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ftslurm.slurm.control import Answer, CommandSlurm
+from ftslurm.slurm.commands import CommandSlurm
 from ftslurm.slurm.errors import SlurmOutputError, SlurmRefused, SlurmTimeout, SlurmUnreachable
-from ftslurm.slurm.facts import NodeFacts, parse_job_records, parse_node, parse_partition_nodes
+from ftslurm.slurm.facts import NodeFacts
+from ftslurm.slurm.output import parse_job_records, parse_node, parse_partition_nodes
+from ftslurm.slurm.run_command import Answer
 
 # scontrol show node -o, 22.05, shortened in the middle.
 NODE = "NodeName=c3 Arch=x86_64 NodeAddr=127.0.0.1 OS=Linux 6.1 #1 SMP State={} Partitions=lab CurrentWatts=0{}\n"
@@ -82,7 +84,7 @@ def test_a_node_is_dead_that_slurm_has_given_up_or_cannot_reach(state: str, dead
     assert NodeFacts("c3", state, None).is_dead is dead
 
 
-def test_who_may_not_drain_is_told_who_may() -> None:
+def test_the_error_of_a_user_without_permission_to_drain_names_the_permitted_ones() -> None:
     run = Scripted(node("IDLE"), Answer(1, "", "slurm_update error: Invalid user id\n"))
     with pytest.raises(SlurmRefused, match="may not drain c3: expected root, SlurmUser or an operator of Slurm"):
         CommandSlurm({}, run=run).drain("c3", "ours")
@@ -146,7 +148,7 @@ def test_a_running_job_cannot_avoid_nodes() -> None:
         CommandSlurm({}, run=run).exclude_nodes("10", ["n1"])
 
 
-def test_the_nodes_of_a_partition_are_told_with_their_states() -> None:
+def test_the_nodes_of_a_partition_are_reported_with_their_states() -> None:
     run = Scripted(Answer(0, "c1|completing\nc2|idle\nc3|idle*\n", ""))
     assert CommandSlurm({}, run=run).partition_nodes("lab") == {"c1": "completing", "c2": "idle", "c3": "idle*"}
     assert run.commands == [("sinfo", "-h", "-N", "-p", "lab", "-o", "%N|%T")]

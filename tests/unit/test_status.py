@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from ftslurm.agent.options import parse_run
-from ftslurm.health.node_health import Health, HealthFinding
 from ftslurm.health.verdict import worst
 from ftslurm.monitor.timeouts import Learned, Longest, Spans, Timeouts
-from ftslurm.rendezvous.node_record import NodeRecord, RankVitals, Vitals
-from ftslurm.rendezvous.state import (
+from ftslurm.records.health import Health, HealthFinding
+from ftslurm.records.node import NodeRecord, RankVitals, Vitals
+from ftslurm.records.state import (
     Closed,
     Failure,
     Hang,
@@ -25,6 +25,7 @@ from ftslurm.rendezvous.state import (
     RoundHistory,
     State,
 )
+from ftslurm.records.stop import ANY_STEP, JobEnd, Stop
 from ftslurm.status.snapshot import ReceivedRecord, RunTiming, Snapshot
 from ftslurm.status.summary import summarise
 from ftslurm.status.text import render
@@ -85,7 +86,7 @@ def snapshot(nodes: tuple[ReceivedRecord, ...] | None = None, current: State | N
     nodes = tuple(received(record(i)) for i in range(4)) if nodes is None else nodes
     newest = max((each.written_ns for each in nodes), default=NOW)
     usual = Snapshot(
-        "/shared/ftslurm-runs/lm", NOW, 20_000_000, newest, RunTiming(timeouts=Timeouts()), current, 7, 7, nodes, ()
+        "/shared/ftslurm-runs/lm", NOW, 20_000_000, newest, RunTiming(timeouts=Timeouts()), current, 7, 7, nodes
     )
     return replace(usual, **changes)
 
@@ -100,7 +101,10 @@ def text(shot: Snapshot, **options: Any) -> str:
 
 def test_unknown_timing_of_an_attempt_defaults_to_the_options_defaults() -> None:
     options = parse_run(["train.py"], {})
-    assert (RunTiming().heartbeat_s, RunTiming().node_timeout_s) == (options.heartbeat_s, options.node_timeout_s)
+    assert (RunTiming().heartbeat_s, RunTiming().node_timeout_s) == (
+        options.timing.heartbeat_s,
+        options.timing.node_timeout_s,
+    )
 
 
 def test_a_running_run_is_summarised_in_the_first_line_followed_by_its_rounds_nodes_and_ranks() -> None:
@@ -112,17 +116,17 @@ def test_a_running_run_is_summarised_in_the_first_line_followed_by_its_rounds_no
         text(shot)
         == """\
 run lm: round 3 runs on 4 nodes, 32 ranks, step 1200, 2 of 3 restarts used
-  attempt 2 (123.1), formed 33m 10s ago, coordinator node000, term 2
-  time-outs: section step 60 s (set by option); heartbeat 250 s (learned from 3
-    rounds)
-  round  ended     took     why
-  2      11:26:40  33m 20s  rank 5 on node000 failed at step 900: ValueError:...
-  1      10:36:00  1h 06m   SIGTERM
+  attempt 2 (123.1), formed 33 min 10 s ago, coordinator node000, term 2
+  time-outs: section step 1 min (set by option); heartbeat 4 min 10 s (learned
+    from 3 rounds)
+  round  ended     took         why
+  2      11:26:40  33 min 20 s  rank 5 on node000 failed at step 900: ValueEr...
+  1      10:36:00  1 h 6 min    SIGTERM
   node     ranks  step  silent >=  status
-  node000  0-7    1200  0.0s       running
-  node001  8-15   1200  0.0s       running
-  node002  16-23  1200  0.0s       running
-  node003  24-31  1200  0.0s       running
+  node000  0-7    1200  0 s        running
+  node001  8-15   1200  0 s        running
+  node002  16-23  1200  0 s        running
+  node003  24-31  1200  0 s        running
   pace: 940 ms a step; no slow rank (not detectable in synchronous training)
   more: ftslurm report /shared/ftslurm-runs/lm
 """
@@ -141,10 +145,10 @@ def test_a_thousand_nodes_take_a_few_lines_and_with_all_one_line_each() -> None:
     at = next(i for i, line in enumerate(output) if line.startswith("  nodes"))
     assert output[at : at + 5] == [
         "  nodes                   ranks         step  silent >=  status",
-        "  998: node[000-006,0...  0-55,72-7999  1200  0.0s       running",
-        "  node007                 56-63         1200  46s        SILENT, running",
-        "  node008                 64-71         1200  0.0s       running, stuck 2x",
-        "  node1000                                    0.0s       spare",
+        "  998: node[000-006,0...  0-55,72-7999  1200  0 s        running",
+        "  node007                 56-63         1200  46 s       SILENT, running",
+        "  node008                 64-71         1200  0 s        running, stuck 2x",
+        "  node1000                                    0 s        spare",
     ]
     assert len(output) < 20
     assert len(text(shot, everything=True).splitlines()) > 1000
@@ -171,7 +175,7 @@ def test_a_run_without_recent_writes_is_silent_regardless_of_its_state() -> None
     output = text(snapshot(tuple(received(record(i), 7200.0) for i in range(4))))
 
     assert output.startswith(
-        "run lm is SILENT for about 2h 00m: no agent has written since; it was in round\n  3, step 1200\n"
+        "run lm is SILENT for about 2 h: no agent has written since; it was in round 3,\n  step 1200\n"
     )
 
 
@@ -179,16 +183,16 @@ def test_a_short_silence_of_all_nodes_is_printed_but_the_run_is_not_called_silen
     output = text(snapshot(tuple(received(record(i), 40.0) for i in range(4))))
 
     assert "round 3 runs" in output
-    assert "the newest node record is about 40s old, by this machine's clock" in output
+    assert "the newest node record is about 40 s old, by this machine's clock" in output
 
 
 def test_a_clock_that_is_behind_the_file_servers_is_reported() -> None:
-    assert "clock is 60s or more behind the file server's" not in text(snapshot())
-    assert "clock is 1m 00s or more behind" in text(snapshot(server_ns=NOW + 60 * S + 20_000_000))
+    assert "clock is 1 min or more behind the file server's" not in text(snapshot())
+    assert "clock is 1 min or more behind" in text(snapshot(server_ns=NOW + 60 * S + 20_000_000))
 
 
 def test_a_hang_is_printed_with_the_nodes_that_have_collected_stacks() -> None:
-    hang = Hang(3, name(1), 9, 1, NOW, "no heartbeat for 30.0 s (time-out 30.0 s)", 1199)
+    hang = Hang(3, name(1), 9, 1, NOW, "no heartbeat for 30 s (time-out 30 s)", 1199)
     nodes = (
         received(record(0, stacks_collected=3)),
         received(record(1, hang=hang, stacks_collected=3)),
@@ -198,8 +202,8 @@ def test_a_hang_is_printed_with_the_nodes_that_have_collected_stacks() -> None:
     output = text(snapshot(nodes, state(hang=hang)))
 
     assert output.startswith(
-        "run lm: round 3 HANGS: rank 9 on node001: no heartbeat for 30.0 s (time-out 30.0\n  s)\n"
-        "  attempt 2 (123.1), formed 33m 10s ago, coordinator node000, term 2\n"
+        "run lm: round 3 HANGS: rank 9 on node001: no heartbeat for 30 s (time-out 30 s)\n"
+        "  attempt 2 (123.1), formed 33 min 10 s ago, coordinator node000, term 2\n"
         "  2 of 4 nodes have collected their ranks' stacks, its last step is 1199\n"
         "  awaited: node[002-003]\n"
     )
@@ -207,14 +211,14 @@ def test_a_hang_is_printed_with_the_nodes_that_have_collected_stacks() -> None:
 
 
 def test_a_hang_that_the_coordinator_has_not_handled_yet_is_reported() -> None:
-    hang = Hang(3, name(1), 9, 1, NOW, "no heartbeat for 30.0 s", None)
+    hang = Hang(3, name(1), 9, 1, NOW, "no heartbeat for 30 s", None)
     current = summarise(snapshot((received(record(0)), received(record(1, hang=hang)))))
 
     assert (current["status"], current["hang"]["acknowledged"]) == ("hanging", False)
 
 
 def test_the_hang_of_an_earlier_round_is_over() -> None:
-    hang = Hang(2, name(1), 9, 1, NOW, "no heartbeat for 30.0 s", None)
+    hang = Hang(2, name(1), 9, 1, NOW, "no heartbeat for 30 s", None)
 
     assert summarise(snapshot((received(record(0)), received(record(1, hang=hang)))))["status"] == "running"
 
@@ -249,9 +253,9 @@ def test_a_closed_run_has_its_outcome_and_the_command_of_the_report() -> None:
         == """\
 run lm FAILED: rank 5 on node000 failed; all 3 restarts are used up
   exit code 1, ended 2026-03-01 11:59:00, 3 of 3 restarts used
-  round  ended     took     why
-  2      11:26:40  33m 20s  rank 5 on node000 failed at step 900: ValueError:...
-  1      10:36:00  1h 06m   SIGTERM
+  round  ended     took         why
+  2      11:26:40  33 min 20 s  rank 5 on node000 failed at step 900: ValueEr...
+  1      10:36:00  1 h 6 min    SIGTERM
   why and how: ftslurm report /shared/ftslurm-runs/lm
 """
     )
@@ -270,7 +274,7 @@ def test_spares_and_nodes_that_are_gone_are_distinguished() -> None:
 
     assert [(row["role"], row["status"], row["why"]) for row in rows[4:]] == [
         ("spare", "spare", None),
-        ("gone", "lost", "in round 2, silent for 31.5 s then"),
+        ("gone", "lost", "in round 2, silent for 32 s then"),
         ("gone", "left", "bad GPU"),
         ("earlier", "of an earlier attempt", None),
     ]
@@ -320,8 +324,34 @@ def test_ranks_that_report_no_steps_are_not_behind_but_counted() -> None:
 
 def test_a_disabled_time_out_and_defaults_are_printed_as_such() -> None:
     timing = RunTiming(timeouts=Timeouts(heartbeat_s=float("inf"), hang_s=600.0))
-    assert "  time-outs: heartbeat off, hang 600 s (set by option)\n" in text(snapshot(timing=timing))
-    assert "  time-outs: heartbeat 1800 s (default)\n" in text(snapshot())
+    assert "  time-outs: heartbeat off, hang 10 min (set by option)\n" in text(snapshot(timing=timing))
+    assert "  time-outs: heartbeat 30 min (default)\n" in text(snapshot())
+
+
+def without_heartbeats(*silent: int) -> tuple[ReceivedRecord, ...]:
+    longest = [Longest(silent=number) for number in silent]
+    return tuple(received(record(i, vitals=vitals(i, longest=one))) for i, one in enumerate(longest))
+
+
+def test_where_no_rank_has_sent_a_heartbeat_the_status_shows_that_hangs_are_not_detected() -> None:
+    output = " ".join(text(snapshot(without_heartbeats(8, 8, 8, 8))).split())
+    assert "a rank that hangs is not detected: no rank has sent a heartbeat (ftslurm.heartbeat()" in output
+    assert "1800 s" not in output
+    configured = RunTiming(timeouts=Timeouts(heartbeat_s=60.0))
+    output = " ".join(text(snapshot(without_heartbeats(8, 8, 8, 8), timing=configured)).split())
+    assert "time-outs: heartbeat 1 min (set by option); 32 ranks sent no heartbeat so far" in output
+    assert "a rank that hangs is not detected" in output
+
+
+def test_hangs_are_detected_with_one_heartbeat_or_a_time_out_for_all_ranks_or_it_is_not_known_yet() -> None:
+    for_all = RunTiming(timeouts=Timeouts(hang_s=600.0))
+    for shot, detects in (
+        (snapshot(without_heartbeats(8, 7, 8, 8)), True),
+        (snapshot(without_heartbeats(8, 8, 8, 8), timing=for_all), True),
+        (snapshot(tuple(received(record(i, vitals=None)) for i in range(4))), None),
+    ):
+        assert summarise(shot)["timeouts"]["detects_hangs"] is detects
+        assert "not detected" not in text(shot)
 
 
 def test_default_time_outs_are_omitted_if_the_options_are_unknown() -> None:
@@ -409,3 +439,40 @@ def test_an_unhealthy_spare_is_printed_without_control_sequences_of_its_record()
     output = text(snapshot(tuple(records)))
     assert "\x1b" not in output
     assert "unhealthy: GPU 1: gone" in output
+
+
+def stop(**changes: Any) -> Stop:
+    return replace(Stop("signal", "SIGTERM from outside", "node001", NOW - 4 * S, 3, "SIGTERM", 30.0), **changes)
+
+
+@pytest.mark.parametrize(
+    ("pending", "end", "line"),
+    [
+        (stop(), None, "stop requested 4 s ago by node001: SIGTERM from outside; 26 s left"),
+        (stop(proposal=1, step=ANY_STEP, grace_s=None), None, "ago by node001: SIGTERM from outside"),
+        (stop(proposal=1, step=1210), None, "all ranks leave at step 1210 (proposed); 26 s left"),
+        (stop(proposal=1, step=1210, committed=True), None, "all ranks leave at step 1210; 26 s left"),
+        (stop(node=None, grace_s=None), 50, "stop requested 4 s ago: SIGTERM from outside; 50 s left"),
+        (stop(), 10, "SIGTERM from outside; 10 s left"),
+    ],
+)
+def test_a_pending_stop_is_shown_with_its_step_and_the_time_left(pending: Stop, end: int | None, line: str) -> None:
+    job_end = None if end is None else JobEnd(NOW + end * S, False, (), NOW)
+    shown = text(snapshot(current=state(stop=pending, job_end=job_end)))
+    assert line in " ".join(shown.split())
+
+
+def test_the_grace_of_a_preemption_is_the_time_left() -> None:
+    job_end = JobEnd(NOW + 80 * S, True, (), NOW)
+    assert summarise(snapshot(current=state(stop=stop(), job_end=job_end)))["stop"]["left_s"] == 80.0
+
+
+def test_a_run_without_a_pending_stop_has_none() -> None:
+    assert summarise(snapshot())["stop"] is None
+
+
+def test_an_orderly_stop_is_called_an_interruption() -> None:
+    end = Closed("stopped", "interrupted: SIGTERM; saved at step 43 (3 s of 30 s grace)", 75, NOW)
+    shown = text(snapshot(current=state(phase="closed", closed=end, stop=stop())))
+    assert shown.startswith("run lm was interrupted: SIGTERM; saved at step 43 (3 s of 30 s grace)\n")
+    assert "stop requested" not in shown

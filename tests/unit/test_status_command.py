@@ -16,8 +16,11 @@ import pytest
 
 from ftslurm import cli
 from ftslurm.monitor.timeouts import Learned, Longest, Spans
-from ftslurm.rendezvous.node_record import NodeRecord, RankVitals, Vitals
-from ftslurm.rendezvous.state import Closed, Hang, Lease, LostNode, Participant, RoundHistory, State
+from ftslurm.records.attempt import StepEnd
+from ftslurm.records.codec import write_record
+from ftslurm.records.node import NodeRecord, RankVitals, Vitals
+from ftslurm.records.state import Closed, Hang, Lease, LostNode, Participant, RoundHistory, State
+from ftslurm.sharedfs.cell import write_generation
 from ftslurm.status.command import main
 from ftslurm.status.snapshot import read
 from ftslurm.status.summary import summarise
@@ -45,9 +48,8 @@ def state(**changes: Any) -> State:
 
 
 def put_state(run: Path, token: int, status: State) -> Path:
-    header = json.dumps({"schema": "ftslurm/cell", "version": 1, "token": token, "nonce": "00"})
     path = run / "state" / f"{token:012d}.json"
-    path.write_bytes(header.encode() + b"\n" + status.encode())
+    path.write_bytes(write_generation(status.encode(), token, "00"))
     return path
 
 
@@ -59,7 +61,7 @@ def run(tmp_path: Path) -> Path:
         (path / folder).mkdir(parents=True)
     for i, node in enumerate(("n1", "n2")):
         (path / "nodes" / f"{node}.json").write_bytes(record(node, i).encode())
-    timeouts = {"heartbeat_s": 30.0, "hang_s": float("inf"), "sections": {}, "warmup_steps": 0, "warmup_s": 0.0}
+    timeouts = {"heartbeat_s": 30.0, "hang_s": "off", "sections": {}, "warmup_steps": 0, "warmup_s": 0.0}
     attempt = {"schema": "ftslurm/attempt", "version": 1, "attempt": "123.0"}
     options = {"heartbeat_s": 3.0, "node_timeout_s": 30.0, "timeouts": timeouts}
     (path / "attempts/123.0/attempt.json").write_text(json.dumps({**attempt, "options": options}))
@@ -100,7 +102,7 @@ def test_json_is_the_same_dictionary(run: Path, capsys: pytest.CaptureFixture[st
         (["."], "holds none of run.json"),
         (["--latest", "job-1"], "expected --latest or a run"),
         (["--shared-dir", "/nowhere"], "found no run in"),
-        (["--watch", "0"], "expected seconds, 1 or more"),
+        (["--watch", "0"], "expected a time from 1 s to 1d"),
     ],
 )
 def test_bad_input_is_one_clear_line_and_exit_code_2(
@@ -119,7 +121,7 @@ def test_an_unreadable_directory_is_reported_with_its_owner(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # The user that runs the tests may read it: simulate the kernel's answers to another user.
-    monkeypatch.setattr("ftslurm.report.locating._is_run", lambda path: False)
+    monkeypatch.setattr("ftslurm.sharedfs.locate._is_run", lambda path: False)
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert main([str(run)]) == 2
     assert f"belongs to user id {run.stat().st_uid}" in capsys.readouterr().err
@@ -135,7 +137,7 @@ def test_a_damaged_newest_state_is_reported_and_the_previous_one_used(
 
     assert out.startswith("run job-123: round 2 forms")
     assert "this is state 6; the newest, 7, is unusable" in out
-    assert "unusable: state/000000000007.json: expected a JSON object" in out
+    assert "unusable: state/000000000007.json: torn or not JSON" in out
 
 
 def test_without_a_readable_state_the_nodes_are_printed_and_the_exit_code_is_2(
@@ -205,6 +207,22 @@ def test_watch_repeats_until_the_run_has_ended(run: Path, capsys: pytest.Capture
     assert (status, slept) == (["running", "running", "closed"], [2.0, 2.0])
 
 
+def test_watch_ends_where_the_agents_ended_without_closing_the_run(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        assert len(slept) == 1
+        (run / "attempts/123.0/step.json").write_bytes(write_record(StepEnd("123.0", time.time_ns(), None, None)))
+
+    assert main([str(run), "--watch", "2"], sleep=sleep) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "has ended: its agents ended without recording the run's end; it was in round 1, step 12" in printed
+    assert "SILENT" not in printed
+
+
 def test_control_c_ends_the_watching_quietly(run: Path) -> None:
     def sleep(seconds: float) -> None:
         raise KeyboardInterrupt
@@ -243,7 +261,11 @@ def test_damaged_files_do_not_raise(run: Path) -> None:
 def test_it_imports_neither_torch_nor_the_reports_analysis(run: Path) -> None:
     script = "import sys; from ftslurm.cli import main; main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
     done = subprocess.run(
-        [sys.executable, "-c", script, "status", str(run)], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", script, "status", "--offline", str(run)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     loaded = set(done.stderr.split())
     assert "ftslurm.status.summary" in loaded

@@ -105,7 +105,8 @@ def test_everything_survives_the_way_through_json() -> None:
     assert timeouts.read_spans(through(timeouts.spans_json(spans))) == spans
     assert timeouts.read_timeouts(through(timeouts.timeouts_json(asked))) == asked
     assert timeouts.read_learned(through(timeouts.learned_json(learned))) == learned
-    assert timeouts.read_longest(through(timeouts.longest_json(longest))) == longest
+    written = {"completed": timeouts.spans_json(spans), "cut": {"heartbeat_s": 9}, "silent": 2}
+    assert timeouts.read_longest(through(written)) == longest
     assert timeouts.from_env(timeouts.to_env(asked, learned)) == (asked, learned)
     assert timeouts.from_env(timeouts.to_env(Timeouts(), None)) == (Timeouts(), None)
 
@@ -133,7 +134,7 @@ def test_everything_survives_the_way_through_json() -> None:
         {"warmup_s": "x"},
     ],
 )
-def test_wrong_json_gives_one_line_that_says_where(value: object) -> None:
+def test_wrong_json_gives_one_line_with_the_place(value: object) -> None:
     with pytest.raises(ValueError, match=r"^state\.json: .*(expected|is no name)") as caught:
         timeouts.read_timeouts(value, "state.json")
     assert "\n" not in str(caught.value)
@@ -149,9 +150,12 @@ def test_a_wrong_environment_gives_a_value_error(text: str) -> None:
 
 def test_the_command_line_takes_seconds_or_off() -> None:
     assert parse_seconds("--heartbeat-timeout", "1.5") == 1.5
+    assert parse_seconds("--heartbeat-timeout", "1m") == 60
     assert parse_seconds("--heartbeat-timeout", "OFF") == math.inf
-    for text in ("", "0", "-1", "nan", "inf", "1m", "0x1"):
-        with pytest.raises(ValueError, match=r"^--heartbeat-timeout '.*': expected seconds above 0, or off$"):
+    for text in ("", "0", "-1", "nan", "inf", "1 m", "0x1"):
+        with pytest.raises(
+            ValueError, match=r"^--heartbeat-timeout '.*': expected seconds above 0, a time such as 30m or 2h, or off$"
+        ):
             parse_seconds("--heartbeat-timeout", text)
 
 

@@ -81,6 +81,6 @@ def test_a_file_of_the_users_is_not_removed_for_a_pipe(pipe: Path, tmp_path: Pat
     assert (tmp_path / "mine").read_text() == "precious"
 
 
-def test_a_path_that_cannot_be_made_is_said(pipe: Path) -> None:
+def test_a_path_that_cannot_be_made_is_reported(pipe: Path) -> None:
     file = TimerFile({ENABLE: "1", FILE: str(pipe / "below")}, str(pipe))
     assert "Not a directory" in str(file.serve())

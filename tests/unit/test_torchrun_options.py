@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 
+from ftslurm.records.state import SUCCEEDED, State
 from ftslurm.rendezvous.closing import close
 from ftslurm.rendezvous.fold import begin
 from ftslurm.rendezvous.observation import RunSpec
-from ftslurm.rendezvous.state import SUCCEEDED, State
 from ftslurm.slurm.environment import SlurmJob, from_environ
 from ftslurm.torchrun.endpoint import _endpoint, _job, _name, attempt_names, choose_address, choose_attempt
 from ftslurm.torchrun.options import HandlerOptions, WrongOption, read_options
@@ -35,7 +35,7 @@ def job(**changes: str) -> SlurmJob:
     return found
 
 
-def test_without_a_word_the_defaults_are_torchs_but_for_the_keep_alive() -> None:
+def test_without_options_the_defaults_are_torchs_but_for_the_keep_alive() -> None:
     options = read_options({"timeout": 900})
     assert options == HandlerOptions()
     assert (options.join_timeout_s, options.last_call_s, options.node_timeout_s) == (600, 30, 8)

@@ -9,7 +9,7 @@ import pytest
 
 from ftslurm.monitor.faulthandler_text import Frame, Reader
 from ftslurm.monitor.stack_classifier import MAY_WAIT, WAITS, WORKS, classify, telling_thread
-from ftslurm.monitor.stacksfile import LIMIT, RankStacks, Stacks, encode, parse
+from ftslurm.monitor.stacks_file import LIMIT, RankStacks, Stacks, encode, parse
 from ftslurm.monitor.triage import (
     ELSEWHERE,
     MISMATCH,
@@ -19,10 +19,12 @@ from ftslurm.monitor.triage import (
     OVERDUE,
     Triage,
     describe,
-    ranges,
+    finished,
     tree,
     triage,
 )
+from ftslurm.report.rank_stacks import only_call
+from ftslurm.text import ranges
 
 LIB = "/opt/conda/lib/python3.11"
 TORCH = f"{LIB}/site-packages/torch"
@@ -62,7 +64,9 @@ def test_the_rank_that_is_elsewhere_while_the_others_wait_for_it_is_named() -> N
     found = judged(*ranks)
     assert found.verdict == ODD
     assert [group.ranks for group in found.suspects] == [(412,)]
-    assert found.words == ("1,023 ranks in all_reduce at train.py:88; rank 412 (node n51) in DataLoader at data.py:40")
+    assert found.summary == (
+        "1,023 ranks in all_reduce at train.py:88; rank 412 (node n51) in DataLoader at data.py:40"
+    )
     assert ranges(found.groups[0].ranks) == "0-411, 413-1023"
 
 
@@ -74,13 +78,13 @@ def test_the_rank_whose_time_out_expired_first_is_not_blamed_for_that() -> None:
 
 def test_a_rank_that_is_stopped_is_the_suspect_whatever_the_others_do() -> None:
     found = judged(*[rank(n, *ALL_REDUCE) for n in range(3)], rank(3, problem="stopped (SIGSTOP)"))
-    assert (found.verdict, found.words) == (
+    assert (found.verdict, found.summary) == (
         NO_ANSWER,
         "3 ranks in all_reduce at train.py:88; rank 3 (node n0) stopped (SIGSTOP)",
     )
 
 
-def test_a_rank_in_d_state_is_the_suspect_and_its_place_is_told_where_another_thread_wrote_it() -> None:
+def test_a_rank_in_d_state_is_the_suspect_and_its_place_is_reported_where_another_thread_wrote_it() -> None:
     d = "in uninterruptible sleep (D) in rpc_wait_bit_killable"
     found = judged(rank(0, *ALL_REDUCE), rank(1, *ALL_REDUCE), rank(2, *READ, problem=d))
     assert found.verdict == NO_ANSWER
@@ -89,7 +93,7 @@ def test_a_rank_in_d_state_is_the_suspect_and_its_place_is_told_where_another_th
 
 def test_a_rank_that_had_ended_is_what_the_others_wait_for() -> None:
     found = judged(rank(0, *ALL_REDUCE), rank(1, problem="had ended"))
-    assert found.words == "rank 0 (node n0) in all_reduce at train.py:88; rank 1 (node n0) had ended"
+    assert found.summary == "rank 0 (node n0) in all_reduce at train.py:88; rank 1 (node n0) had ended"
 
 
 def test_ranks_that_cannot_answer_at_all_prove_nothing() -> None:
@@ -97,7 +101,7 @@ def test_ranks_that_cannot_answer_at_all_prove_nothing() -> None:
     no = "does not catch the dump signal: it is not a Python script that ftslurm started"
     found = judged(*[rank(n, problem=no) for n in range(4)])
     assert found.verdict == NONE
-    assert found.words == f"4 ranks (0-3) {no}: no rank gave its stacks"
+    assert found.summary == f"4 ranks (0-3) {no}: no rank gave its stacks"
 
 
 def test_one_that_gives_no_answer_is_suspected_if_all_others_wait() -> None:
@@ -107,15 +111,15 @@ def test_one_that_gives_no_answer_is_suspected_if_all_others_wait() -> None:
     assert found.suspects[0].ranks == (1,)
 
 
-def test_different_collectives_are_said_to_be_so() -> None:
+def test_different_collectives_are_reported_as_such() -> None:
     found = judged(*[rank(n, *ALL_REDUCE) for n in range(3)], rank(3, *ALL_GATHER))
     assert (found.verdict, found.suspects[0].ranks) == (MISMATCH, (3,))
-    assert found.words == (
+    assert found.summary == (
         "3 ranks in all_reduce at train.py:88; rank 3 (node n0) in all_gather at eval.py:12: not the same collective"
     )
     even = judged(rank(0, *ALL_REDUCE), rank(1, *ALL_GATHER))
     assert (even.verdict, even.suspects) == (MISMATCH, ())
-    assert "different collectives, none of them the odd one" in even.words
+    assert "different collectives, none of them the odd one" in even.summary
 
 
 def test_the_same_collective_from_two_lines_is_a_mismatch_too() -> None:
@@ -123,19 +127,19 @@ def test_the_same_collective_from_two_lines_is_a_mismatch_too() -> None:
     assert judged(*[rank(n, *ALL_REDUCE) for n in range(3)], rank(3, *other)).verdict == MISMATCH
 
 
-def test_where_all_are_at_one_place_nobody_is_named() -> None:
+def test_where_all_are_at_one_place_no_rank_is_named() -> None:
     found = judged(*[rank(n, *ALL_REDUCE, why="no heartbeat" if n == 2 else None) for n in range(4)])
     assert (found.verdict, found.suspects) == (NONE, ())
-    assert found.words == (
+    assert found.summary == (
         "4 ranks (0-3) in all_reduce at train.py:88: all at the same place, none of them the odd one"
         " (the time-out was that of rank 2)"
     )
 
 
-def test_where_nobody_waits_visibly_the_one_that_is_elsewhere_is_still_named() -> None:
+def test_where_no_rank_waits_visibly_the_one_that_is_elsewhere_is_still_named() -> None:
     """`loss.item()` and `work.wait()` are C: no frame of theirs is seen."""
     found = judged(*[rank(n, MAIN, STEP) for n in range(3)], rank(3, *READ))
-    assert (found.verdict, found.words) == (
+    assert (found.verdict, found.summary) == (
         ELSEWHERE,
         "3 ranks in step at train.py:88; rank 3 (node n0) in DataLoader at data.py:40",
     )
@@ -157,7 +161,7 @@ def test_of_ranks_at_one_place_only_those_whose_time_was_over_are_named_with_the
     found = judged(*ranks, rank(20, *READ), rank(40, *READ, why="no heartbeat"))
     assert (found.verdict, found.suspects[0].ranks, found.suspects[0].nodes) == (OVERDUE, (40,), ("n5",))
     assert sorted(number for group in found.groups for number in group.ranks) == [*range(21), 40]
-    assert found.words.endswith("rank 40 (node n5) in DataLoader at data.py:40")
+    assert found.summary.endswith("rank 40 (node n5) in DataLoader at data.py:40")
 
 
 def test_a_rank_whose_time_was_over_where_most_ranks_are_is_late_because_of_the_one_that_is_elsewhere() -> None:
@@ -165,10 +169,10 @@ def test_a_rank_whose_time_was_over_where_most_ranks_are_is_late_because_of_the_
     assert (found.verdict, [group.ranks for group in found.suspects]) == (ELSEWHERE, [(3,)])
 
 
-def test_two_ranks_at_two_places_without_a_collective_are_only_told() -> None:
+def test_two_ranks_at_two_places_without_a_collective_are_only_listed() -> None:
     found = judged(rank(0, MAIN, STEP, why="x"), rank(1, *READ))
     assert found.verdict == NONE
-    assert found.words.endswith("none of them the odd one (the time-out was that of rank 0)")
+    assert found.summary.endswith("none of them the odd one (the time-out was that of rank 0)")
 
 
 def test_one_that_computes_its_gradients_while_the_others_wait_is_the_odd_one_but_not_the_reverse() -> None:
@@ -176,22 +180,22 @@ def test_one_that_computes_its_gradients_while_the_others_wait_is_the_odd_one_bu
     found = judged(*[rank(n, *ALL_REDUCE) for n in range(3)], rank(3, *backward))
     assert (found.verdict, found.suspects[0].ranks) == (ODD, (3,))
     found = judged(*[rank(n, *backward) for n in range(3)], rank(3, *READ))
-    assert (found.verdict, found.words) == (
+    assert (found.verdict, found.summary) == (
         ODD,
         "3 ranks in backward at train.py:88; rank 3 (node n0) in DataLoader at data.py:40",
     )
 
 
-def test_nothing_collected_is_said_plainly() -> None:
-    assert judged().words == "no stacks were collected"
+def test_that_nothing_was_collected_is_stated_plainly() -> None:
+    assert judged().summary == "no stacks were collected"
 
 
-def test_several_suspects_are_told_smallest_first_and_the_rest_counted() -> None:
+def test_several_suspects_are_listed_smallest_first_and_the_rest_counted() -> None:
     ranks = [rank(n, *ALL_REDUCE) for n in range(20)]
     ranks += [rank(20 + n, MAIN, ("/home/ann/lm/data.py", 40 + n, "load")) for n in range(5)]
     found = judged(*ranks)
     assert [group.ranks for group in found.suspects] == [(n,) for n in range(20, 25)]
-    assert found.words.endswith("; 2 more elsewhere")
+    assert found.summary.endswith("; 2 more elsewhere")
 
 
 def test_the_tree_begins_with_what_all_have_in_common() -> None:
@@ -252,7 +256,7 @@ def test_the_main_thread_is_the_last_one_listed_or_the_one_that_ftslurm_began() 
     assert [t.main for t in found] == [False, True]
 
 
-def test_a_main_thread_that_waits_for_another_one_lets_that_one_tell() -> None:
+def test_of_a_main_thread_that_waits_for_another_one_the_other_ones_place_counts() -> None:
     join = (MAIN, (f"{LIB}/threading.py", 1119, "join"), (f"{LIB}/threading.py", 1139, "_wait_for_tstate_lock"))
     bootstrap = (f"{LIB}/threading.py", 1002, "_bootstrap")
     pin = (bootstrap, (f"{TORCH}/utils/data/_utils/pin_memory.py", 59, "_pin_memory_loop"))
@@ -283,7 +287,7 @@ def test_a_main_thread_that_waits_for_another_one_lets_that_one_tell() -> None:
         ),
         ((MAIN, (f"{TORCH}/serialization.py", 850, "save")), WORKS, "torch.save/load", "train.py"),
         ((MAIN, (f"{LIB}/socket.py", 706, "readinto")), WORKS, "network", "train.py"),
-        ((MAIN, (f"{LIB}/json/decoder.py", 1, "decode")), WORKS, "<module>", "train.py"),
+        ((MAIN, (f"{LIB}/json/decoder.py", 1, "decode")), WORKS, "json.decoder.decode", "train.py"),
         (((f"{LIB}/json/tool.py", 1, "main"),), WORKS, "main", "tool.py"),
         ((), WORKS, "", None),
     ],
@@ -294,7 +298,7 @@ def test_what_a_stack_is_doing(calls: tuple[Call, ...], kind: str, activity: str
     assert (does.place.file.rpartition("/")[2] if does.place else None) == place
 
 
-def test_a_file_says_all_that_it_was_given() -> None:
+def test_a_stacks_file_has_all_that_was_written_to_it() -> None:
     facts = (("State", "D (disk sleep)"), ("stack", "[<0>] a+0x1/0x2\n[<0>] b"))
     stacks = Stacks(4, thread(MAIN), facts, "in uninterruptible sleep (D)", "Thread 1 (idle)\n    read (libc.so)")
     data = encode(stacks, rank=412, node="n17", time_ns=9, why="section 'data' open for 62 s")
@@ -369,3 +373,79 @@ def test_the_work_grows_with_the_number_of_ranks_and_no_faster() -> None:
     few, many = calls(128), calls(1024)
     assert few > 128, "something was counted"
     assert many < 8.5 * few
+
+
+HELPER = ("/home/ann/lm/metric.py", 5, "reduce_metric")
+
+
+def test_ranks_at_one_place_that_came_there_by_other_paths_are_groups_of_their_own() -> None:
+    evaluates = (MAIN, ("/home/ann/lm/train.py", 50, "run"), ("/home/ann/lm/eval.py", 9, "score"), HELPER, REDUCE)
+    trains = (MAIN, ("/home/ann/lm/train.py", 30, "run"), HELPER, REDUCE)
+    found = judged(rank(0, *evaluates), *[rank(n, *trains) for n in range(1, 4)])
+    assert (found.verdict, [group.ranks for group in found.suspects]) == (MISMATCH, [(0,)])
+    assert [describe(group) for group in found.groups] == [
+        "in all_reduce at metric.py:5 (from train.py:30)",
+        "in all_reduce at metric.py:5 (from train.py:50)",
+    ]
+    (root,) = tree(found.groups)
+    assert [branch.ranks for branch in root.children] == [(1, 2, 3), (0,)]
+
+
+def test_stacks_that_differ_within_libraries_are_one_group_and_all_of_them_are_in_the_tree() -> None:
+    other = (*ALL_REDUCE[:-1], (C10D, 3260, "all_reduce"))
+    found = judged(rank(0, *ALL_REDUCE), rank(1, *other))
+    assert [group.ranks for group in found.groups] == [(0, 1)]
+    (root,) = tree(found.groups)
+    assert root.ranks == (0, 1)
+    assert [branch.ranks for branch in root.children] == [(0,), (1,)]
+
+
+def test_a_rank_that_waits_for_the_others_is_not_the_one_they_wait_for() -> None:
+    found = judged(rank(0, *ALL_REDUCE), *[rank(n, *READ) for n in range(1, 4)])
+    assert (found.verdict, found.suspects) == (NONE, ())
+
+
+@pytest.mark.parametrize(("calls", "verdict"), [(ALL_REDUCE, NO_ANSWER), (READ, NONE)])
+def test_a_rank_that_had_finished_is_to_blame_only_if_the_others_wait_for_ranks(
+    calls: tuple[Call, ...], verdict: str
+) -> None:
+    found = judged(rank(0, *calls), finished(1, 1, "n0", 5), rank(2, *calls))
+    assert found.verdict == verdict
+    assert "rank 1 (node n0) had finished with exit code 0 at step 5" in found.summary
+    assert [group.ranks for group in found.suspects] == ([(1,)] if verdict == NO_ANSWER else [])
+
+
+@pytest.mark.parametrize(
+    ("calls", "name"),
+    [
+        ((MAIN, (f"{LIB}/queue.py", 171, "get"), (f"{LIB}/threading.py", 327, "wait")), "queue.get"),
+        ((MAIN, (f"{LIB}/threading.py", 629, "wait"), (f"{LIB}/threading.py", 327, "wait")), "threading.wait"),
+        ((MAIN, (f"{LIB}/subprocess.py", 548, "run"), (f"{LIB}/subprocess.py", 9, "wait")), "subprocess.run"),
+        ((MAIN, (f"{LIB}/multiprocessing/queues.py", 103, "get")), "multiprocessing.queues.get"),
+        ((MAIN, (f"{LIB}/concurrent/futures/_base.py", 4, "result")), "concurrent.futures._base.result"),
+        ((MAIN, STEP), "time.sleep"),
+    ],
+)
+def test_what_is_called_has_its_own_name(calls: tuple[Call, ...], name: str) -> None:
+    does = classify([Frame(*call) for call in calls], {(STEP[0], STEP[1]): "time.sleep"})
+    assert (does.kind, does.activity) == (WORKS, name)
+
+
+def test_a_wait_in_c_for_the_device_is_a_wait() -> None:
+    assert classify([Frame(*MAIN)], {MAIN[:2]: "loss.item"}).kind == MAY_WAIT
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("    time.sleep(3600)  # (for ever)", "time.sleep"),
+        ("    if lock.acquire(timeout=-1):", "lock.acquire"),
+        ("    total += loss.item()", "loss.item"),
+        ("    x = f(g(y))", None),
+        ("    x += 1", None),
+        ("    print('a(b)')", "print"),
+        ("def step(x):", None),
+    ],
+)
+def test_the_only_call_in_a_line_is_named(line: str, name: str | None) -> None:
+    assert only_call(line) == name

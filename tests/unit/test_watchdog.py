@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from ftslurm.monitor import heartbeat_page
-from ftslurm.monitor.expiry import Life, describe, next_expiry, watched_intervals
+from ftslurm.monitor.expiry import Life, describe, intervals, next_expiry
 from ftslurm.monitor.heartbeat_page import HeartbeatPage
 from ftslurm.monitor.message import ClientMessage, encode
 from ftslurm.monitor.section import Book, Section
@@ -131,7 +131,7 @@ def test_a_heartbeat_that_stays_out_expires_to_the_moment_and_once() -> None:
     assert node.pass_time(9.5) == []
     expiry = one(node.pass_time(1000))
     assert expiry == Expiry(
-        0, "no heartbeat for 10.0 s (time-out 10 s)", "heartbeat", None, beaten, 10, int(signal.SIGTERM)
+        0, "no heartbeat for 10 s (time-out 10 s)", "heartbeat", None, beaten, 10, int(signal.SIGTERM)
     )
     node.ranks[0].beat()
     assert node.pass_time(1000) == []
@@ -151,7 +151,7 @@ def test_the_first_heartbeat_is_waited_for_only_if_that_was_asked() -> None:
     began = node.now
     expiry = one(node.pass_time(100))
     assert (expiry.kind, expiry.since_s, expiry.allowed_s) == ("initial", began, 60)
-    assert expiry.what == "no first heartbeat 60.0 s after its start (time-out 60 s)"
+    assert expiry.what == "no first heartbeat 1 min after its start (time-out 1 min)"
 
 
 def test_a_rank_that_died_before_its_first_heartbeat_leaves_no_trace_in_the_next_round() -> None:
@@ -189,10 +189,10 @@ def test_each_open_section_counts_and_the_outer_one_expires() -> None:
         rank.section("data").end()
     expiry = one(node.pass_time(5))
     assert (expiry.kind, expiry.name, expiry.since_s) == ("section", "epoch", opened)
-    assert expiry.what == "section 'epoch' open for 60.0 s (time-out 60 s)"
+    assert expiry.what == "section 'epoch' open for 1 min (time-out 1 min)"
 
 
-def test_a_section_that_was_closed_and_opened_between_two_looks_counts_from_its_new_opening() -> None:
+def test_a_section_that_was_closed_and_opened_between_two_reads_counts_from_its_new_opening() -> None:
     node = Node(Timeouts(sections={"data": 60}))
     node.ranks[0].section("data").start()
     node.pass_time(50)
@@ -223,7 +223,7 @@ def test_out_of_section_counts_only_after_the_first_and_with_none_open() -> None
     rank.section("b").end()
     closed = node.now
     expiry = one(node.pass_time(100))
-    assert (expiry.what, expiry.since_s) == ("out of any section for 30.0 s (time-out 30 s)", closed)
+    assert (expiry.what, expiry.since_s) == ("out of any section for 30 s (time-out 30 s)", closed)
 
 
 def test_a_section_without_a_slot_still_is_one() -> None:
@@ -237,7 +237,7 @@ def test_a_section_without_a_slot_still_is_one() -> None:
     assert one(node.pass_time(100)).kind == "out-of-section"
 
 
-def test_a_section_has_its_own_timeout_from_when_the_agent_hears_of_it() -> None:
+def test_a_section_has_its_own_timeout_from_when_the_agent_reads_it() -> None:
     node = Node(Timeouts(heartbeat_s=1000))
     node.pass_time(10)
     node.ranks[0].own("data", 2)
@@ -283,7 +283,7 @@ def test_a_watch_that_was_switched_on_later_counts_what_runs_already() -> None:
     node.watch.update(Timeouts(sections={"data": 60}))
     expiry = one(node.pass_time(100))
     assert expiry.since_s == opened
-    assert "60.0 s" in expiry.what
+    assert "1 min" in expiry.what
 
 
 def test_warming_up_the_first_steps_get_longer() -> None:
@@ -297,7 +297,7 @@ def test_warming_up_the_first_steps_get_longer() -> None:
     rank.beat()
     last = node.now
     assert one(node.pass_time(100)).since_s == last
-    assert node.watch.longest().seen == Spans(0.0)
+    assert node.watch.longest().completed == Spans(0.0)
 
 
 def test_after_the_warm_up_the_short_timeout_holds_at_once() -> None:
@@ -328,7 +328,7 @@ def test_silence_is_broken_by_any_sign_of_life() -> None:
     assert (expiry.kind, expiry.since_s, expiry.what) == (
         "silence",
         silent,
-        "no sign of life for 60.0 s (time-out 60 s)",
+        "no sign of life for 1 min (time-out 1 min)",
     )
 
 
@@ -372,7 +372,7 @@ def test_a_mark_that_vanishes_ends_no_rank() -> None:
     assert one(node.pass_time(20)).kind in ("heartbeat", "silence")
 
 
-def test_impossible_times_in_a_mark_harm_nobody() -> None:
+def test_impossible_times_in_a_page_have_no_effect() -> None:
     node = Node(Timeouts(heartbeat_s=10, out_of_section_s=10, sections={"data": 10}, hang_s=10))
     rank = node.ranks[0]
     rank.section("data")
@@ -410,9 +410,7 @@ def test_a_timer_expires_with_its_signal_and_ends_all_else() -> None:
     node.ranks[0].beat()
     node.timer(4, sig=15)
     expiry = one(node.pass_time(100))
-    assert expiry == Expiry(
-        0, "timer 'batch' expired, 4.0 s after it was armed", "timer", "batch", START / 512, 4.0, 15
-    )
+    assert expiry == Expiry(0, "timer 'batch' expired, 4 s after it was armed", "timer", "batch", START / 512, 4.0, 15)
     assert node.watch.deadline is None
 
 
@@ -424,7 +422,7 @@ def test_a_released_timer_never_expires() -> None:
     assert node.pass_time(100) == []
 
 
-def test_a_release_that_was_written_in_time_is_heard_before_the_timer_expires() -> None:
+def test_a_release_that_was_written_in_time_counts_before_the_timer_expires() -> None:
     node = Node(Timeouts())
     node.timer(4)
     node.ticks += 10 * 512  # the agent is late, but hears before it asks what is due
@@ -451,7 +449,7 @@ def test_a_timer_that_is_armed_again_counts_anew(again: float, expected: float) 
     assert node.now - START / 512 == expected
 
 
-def test_a_timer_without_a_signal_only_tells_once() -> None:
+def test_a_timer_without_a_signal_only_reports_once() -> None:
     node = Node(Timeouts(heartbeat_s=10))
     node.ranks[0].beat()
     node.timer(4, sig=0)
@@ -482,7 +480,7 @@ def test_a_timer_of_a_process_below_the_worker_is_the_ranks() -> None:
     assert one(node.pass_time(10)).local_rank == 0
 
 
-def test_a_timer_of_a_process_that_is_gone_ends_nobody() -> None:
+def test_a_timer_of_a_process_that_is_gone_ends_no_rank() -> None:
     node = Node(Timeouts())
     node.owners[777] = 0
     node.timer(4, pid=777)
@@ -530,7 +528,7 @@ def test_timers_without_end_do_not_fill_the_memory() -> None:
 # Notes, counts and what is learned
 
 
-def test_garbage_is_counted_and_said_once() -> None:
+def test_garbage_is_counted_and_reported_once() -> None:
     node = Node(Timeouts())
     assert node.hear(b"hello") == Note(
         None, "no message: expected a JSON object, found b'hello'; more such lines are only counted"
@@ -539,7 +537,7 @@ def test_garbage_is_counted_and_said_once() -> None:
     assert node.watch.counts["garbage"] == 2
 
 
-def test_a_misuse_is_said_once_for_each_section_and_round() -> None:
+def test_a_misuse_is_reported_once_for_each_section_and_round() -> None:
     node = Node(Timeouts())
     assert node.tell("misuse", what="opened twice", name="da\nta") == Note(0, "opened twice: 'da\\nta'")
     assert node.tell("misuse", what="opened twice", name="da\nta") is None
@@ -550,7 +548,7 @@ def test_a_misuse_is_said_once_for_each_section_and_round() -> None:
     assert node.tell("misuse", what="too many") is not None
 
 
-def test_dropped_messages_are_seen_in_the_mark() -> None:
+def test_dropped_messages_are_counted_in_the_page() -> None:
     node = Node(Timeouts(heartbeat_s=10))
     node.ranks[0].words[heartbeat_page.DROPPED] = 3
     node.pass_time(15)
@@ -571,10 +569,10 @@ def test_the_longest_intervals_are_those_of_all_ranks_that_ended_or_run() -> Non
         node.pass_time(1)
     node.watch.end(0)
     longest = node.watch.longest()
-    assert longest.seen == Spans(10.0, 20.0, {"data": 7.0}, 3.0)
+    assert longest.completed == Spans(10.0, 20.0, {"data": 7.0}, 3.0)
     assert (longest.cut, longest.silent) == (Spans(), 1)
     node.watch.clear()
-    assert node.watch.longest().seen == Spans()
+    assert node.watch.longest().completed == Spans()
 
 
 def test_an_expired_timeout_is_known_as_cut() -> None:
@@ -582,13 +580,13 @@ def test_an_expired_timeout_is_known_as_cut() -> None:
     node.ranks[0].beat()
     one(node.pass_time(100))
     longest = node.watch.longest()
-    assert (longest.seen, longest.cut) == (Spans(0.0), Spans(heartbeat_s=30))
+    assert (longest.completed, longest.cut) == (Spans(0.0), Spans(heartbeat_s=30))
 
 
-def test_a_rank_without_a_mark_has_nothing_to_look_at() -> None:
+def test_a_rank_without_a_page_has_nothing_to_read() -> None:
     assert next_expiry(None, Timeouts(), Life(0, 0, 0), 5) == (None, None)
     assert next_expiry(None, Timeouts(heartbeat_s=3), Life(0, 0, 0), 5) == (None, 8)
-    idle = next(watched_intervals(None, Timeouts(heartbeat_s=3), Life(0, 0, 0), 5))
+    idle = next(intervals(None, Timeouts(heartbeat_s=3), Life(0, 0, 0), 5))
     with pytest.raises(ValueError, match="idle"):
         describe(idle, 5)
 
@@ -743,7 +741,7 @@ def history(seed: str) -> int:
     return expired
 
 
-def test_random_histories_expire_to_the_tick_as_a_naive_oracle_says() -> None:
+def test_random_histories_expire_to_the_tick_as_by_a_naive_oracle() -> None:
     base = os.environ.get("FTSLURM_WATCH_SEED") or str(random.randrange(10**9))
     print(f"FTSLURM_WATCH_SEED={base}")
     number = int(os.environ.get("FTSLURM_WATCH_HISTORIES", "150"))

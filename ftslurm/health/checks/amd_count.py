@@ -9,7 +9,9 @@ from __future__ import annotations
 from ftslurm.health import nvml, sysfs
 from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Absent, Check, Context
 from ftslurm.health.checks.amd_ras import VENDOR, is_driven
-from ftslurm.health.verdict import FAIL, UNKNOWN, WARN, Finding, Json, Judgement
+from ftslurm.health.verdict import Finding, Json, Judgement
+from ftslurm.records.health import FAIL, UNKNOWN, WARN
+from ftslurm.text import plural
 
 _RESTART = "Have the node drained and restarted; look at the kernel log for amdgpu's lines."
 
@@ -36,30 +38,30 @@ def fetch(context: Context) -> Json:
 
 def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
     """Compare with Slurm's allocation, and with the previous run."""
-    given, count = nvml.given(context.environ), len(facts["buses"])
-    summary = nvml.counted(count, "AMD GPU") + (f" of {given}" if given and given != count else "")
+    given, number = nvml.given(context.environ), len(facts["buses"])
+    summary = plural(number, "AMD GPU") + (f" of {given}" if given and given != number else "")
     lost = sorted(set((before or facts)["buses"]) - set(facts["buses"]))
     if lost:
-        text = f"{nvml.counted(len(lost), 'AMD GPU')} gone since the last check: {', '.join(lost)}"
+        text = f"{plural(len(lost), 'AMD GPU')} gone since the last check: {', '.join(lost)}"
         return Judgement(summary, (Finding(FAIL, "", text, _RESTART),))
     if given and not facts["kfd"]:
         if facts["undriven"] and not facts["pci"]:
-            text = f"the driver amdgpu is not loaded, {nvml.counted(len(facts['undriven']), 'AMD GPU')} on the PCI bus"
+            text = f"the driver amdgpu is not loaded, {plural(len(facts['undriven']), 'AMD GPU')} on the PCI bus"
             return Judgement(summary, (Finding(FAIL, "", text, "Look why: `dmesg`, `modprobe amdgpu`."),))
         text = "AMD's compute driver (kfd) cannot be seen from here"
         return Judgement(summary, (Finding(UNKNOWN, "", text, "In a container, let it have /dev/kfd."),))
-    if given and count < given:
-        text = f"{count} of the {nvml.counted(given, 'GPU')} that Slurm gave can be used"
+    if given and number < given:
+        text = f"{number} of the {plural(given, 'GPU')} that Slurm gave can be used"
         missing = [bus for bus in facts["pci"] if bus not in facts["buses"]]
-        if len(missing) == given - count:
+        if len(missing) == given - number:
             text += f"; on the PCI bus, but not usable: {', '.join(missing)}"
         return Judgement(summary, (Finding(FAIL, "", text, _RESTART),))
     visible = (context.environ.get("ROCR_VISIBLE_DEVICES") or context.environ.get("HIP_VISIBLE_DEVICES") or "").split(
         ","
     )
-    beyond = [name for name in visible if name.strip().isdigit() and int(name) >= count]
-    if beyond and count:
-        text = f"the job's variables name GPU {', '.join(beyond)}, there are {count}"
+    beyond = [name for name in visible if name.strip().isdigit() and int(name) >= number]
+    if beyond and number:
+        text = f"the job's variables name GPU {', '.join(beyond)}, there are {number}"
         advice = "Do not set ROCR_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES by hand under Slurm."
         return Judgement(summary, (Finding(WARN, "", text, advice),))
     return Judgement(summary)

@@ -11,7 +11,9 @@ import os
 
 from ftslurm.health import nvml, sysfs
 from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Absent, Check, Context
-from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
+from ftslurm.health.verdict import Finding, Json, Judgement
+from ftslurm.records.health import FAIL, WARN
+from ftslurm.text import plural
 
 VENDOR = "0x1002"
 CORRECTED = 1000
@@ -63,30 +65,30 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
     """Uncorrectable errors since the driver was loaded require a reset; corrected ones count by their growth."""
     findings = [finding for gpu in facts["gpus"] for finding in _judge(gpu, nvml.earlier(gpu, before))]
     bad = sum(block.get("ue", 0) for gpu in facts["gpus"] for block in gpu["blocks"].values())
-    errors = nvml.counted(bad, "uncorrectable error") if bad else "no uncorrectable errors"
-    return Judgement(f"{nvml.counted(len(facts['gpus']), 'AMD GPU')}, {errors}", tuple(findings))
+    errors = plural(bad, "uncorrectable error") if bad else "no uncorrectable errors"
+    return Judgement(f"{plural(len(facts['gpus']), 'AMD GPU')}, {errors}", tuple(findings))
 
 
 def _judge(gpu: Json, earlier: Json | None) -> list[Finding]:
-    who, at, findings = f"GPU {gpu['gpu']}", f" ({gpu['card']}{', ' + gpu['bus'] if gpu['bus'] else ''})", []
+    subject, at, findings = f"GPU {gpu['gpu']}", f" ({gpu['card']}{', ' + gpu['bus'] if gpu['bus'] else ''})", []
     then = (earlier or {}).get("blocks", {})
     for name, block in gpu["blocks"].items():
         if bad := block.get("ue", 0):
             new = nvml.growth(bad, then.get(name, {}).get("ue"))
-            text = f"{nvml.counted(bad, 'uncorrectable error')} in {_block(name)}"
+            text = f"{plural(bad, 'uncorrectable error')} in {_block(name)}"
             text += f", {new} of them new{at}" if new else at
-            findings.append(Finding(FAIL, who, text, "Reset the GPU, or have the node drained."))
+            findings.append(Finding(FAIL, subject, text, "Reset the GPU, or have the node drained."))
         grown = nvml.growth(block.get("ce"), then.get(name, {}).get("ce"))
         if grown > CORRECTED:
             text = f"{grown} corrected errors in {_block(name)} since the last check{at}"
-            findings.append(Finding(WARN, who, text, "Have the GPU inspected."))
+            findings.append(Finding(WARN, subject, text, "Have the GPU inspected."))
     pages = gpu["pages"]
     if pages["F"]:
-        text = f"{nvml.counted(pages['F'], 'bad memory page')} could not be retired{at}"
-        findings.append(Finding(FAIL, who, text, "Have the GPU replaced."))
+        text = f"{plural(pages['F'], 'bad memory page')} could not be retired{at}"
+        findings.append(Finding(FAIL, subject, text, "Have the GPU replaced."))
     if pages["P"]:
-        text = f"{nvml.counted(pages['P'], 'bad memory page')} to be retired{at}"
-        findings.append(Finding(WARN, who, text, "Reset the GPU when convenient."))
+        text = f"{plural(pages['P'], 'bad memory page')} to be retired{at}"
+        findings.append(Finding(WARN, subject, text, "Reset the GPU when convenient."))
     return findings
 
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from ftslurm.health import nvml
 from ftslurm.health.check import SETS, Context
-from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
+from ftslurm.health.verdict import Finding, Json, Judgement
+from ftslurm.records.health import FAIL, WARN
+from ftslurm.text import plural
 
 IDLE, HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, POWER_BRAKE = 0x1, 0x8, 0x20, 0x40, 0x80
 _SHUTDOWN, _SLOWDOWN = 0, 1  # NVML_TEMPERATURE_THRESHOLD_*
@@ -22,13 +24,13 @@ def fetch(context: Context) -> Json:
 
 def _facts(gpu: nvml.Gpu) -> Json:
     return {
-        "reasons": gpu.ask("clocks", "CurrentClocksEventReasons CurrentClocksThrottleReasons"),
-        "celsius": gpu.ask("temperature", "Temperature", 0),
-        "slowdown_celsius": gpu.ask("thresholds", "TemperatureThreshold", _SLOWDOWN),
-        "shutdown_celsius": gpu.ask("thresholds", "TemperatureThreshold", _SHUTDOWN),
-        "margin_celsius": gpu.ask("margin", "MarginTemperature"),
-        "limit_mw": gpu.ask("power", "PowerManagementLimit"),
-        "default_limit_mw": gpu.ask("power", "PowerManagementDefaultLimit"),
+        "reasons": gpu.query("clocks", "CurrentClocksEventReasons CurrentClocksThrottleReasons"),
+        "celsius": gpu.query("temperature", "Temperature", 0),
+        "slowdown_celsius": gpu.query("thresholds", "TemperatureThreshold", _SLOWDOWN),
+        "shutdown_celsius": gpu.query("thresholds", "TemperatureThreshold", _SHUTDOWN),
+        "margin_celsius": gpu.query("margin", "MarginTemperature"),
+        "limit_mw": gpu.query("power", "PowerManagementLimit"),
+        "default_limit_mw": gpu.query("power", "PowerManagementDefaultLimit"),
     }
 
 
@@ -45,7 +47,7 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
             advice = "Set it as on the others: `nvidia-smi -pl`."
             findings.append(Finding(WARN, nvml.subject(gpu), text, advice))
     celsius = [gpu["celsius"] for gpu in gpus if gpu.get("celsius") is not None]
-    summary = nvml.counted(len(gpus), "GPU") + (f", at most {max(celsius)} °C" if celsius else "")
+    summary = plural(len(gpus), "GPU") + (f", at most {max(celsius)} °C" if celsius else "")
     return Judgement(summary, (*findings, *nvml.unread(facts)))
 
 
@@ -63,7 +65,7 @@ def slowed_by(reasons: int | None) -> str | None:
 
 
 def _judge(gpu: Json, earlier: Json) -> list[Finding]:
-    who, at, findings = nvml.subject(gpu), nvml.where(gpu), []
+    subject, at, findings = nvml.subject(gpu), nvml.where(gpu), []
     celsius, slowdown, margin = gpu.get("celsius"), gpu.get("slowdown_celsius"), gpu.get("margin_celsius")
     degrees = f" at {celsius} °C" if celsius is not None else ""
     cause = slowed_by(gpu.get("reasons"))
@@ -71,16 +73,16 @@ def _judge(gpu: Json, earlier: Json) -> list[Finding]:
         again = slowed_by(earlier.get("reasons")) == cause and "software" not in cause
         text = f"slowed down by {cause}{degrees}{', as at the last check' if again else ''}{at}"
         advice = _POWER if "power" in cause else _COOL
-        findings.append(Finding(FAIL if again else WARN, who, text, advice))
+        findings.append(Finding(FAIL if again else WARN, subject, text, advice))
     if celsius is None:
         return findings
     if (shutdown := gpu.get("shutdown_celsius")) and celsius >= shutdown:
         text = f"{celsius} °C: it switches itself off at {shutdown} °C{at}"
-        findings.append(Finding(FAIL, who, text, _COOL))
+        findings.append(Finding(FAIL, subject, text, _COOL))
     elif slowdown and celsius >= slowdown and margin is None:
-        findings.append(Finding(WARN, who, f"{celsius} °C: it slows down from {slowdown} °C{at}", _COOL))
+        findings.append(Finding(WARN, subject, f"{celsius} °C: it slows down from {slowdown} °C{at}", _COOL))
     elif margin is not None and margin <= 0:
-        findings.append(Finding(WARN, who, f"{celsius} °C: it slows down from {celsius + margin} °C{at}", _COOL))
+        findings.append(Finding(WARN, subject, f"{celsius} °C: it slows down from {celsius + margin} °C{at}", _COOL))
     return findings
 
 

@@ -10,7 +10,9 @@ import os
 
 from ftslurm.health import nvml
 from ftslurm.health.check import SETS, Absent, Context
-from ftslurm.health.verdict import FAIL, UNKNOWN, WARN, Finding, Json, Judgement
+from ftslurm.health.verdict import Finding, Json, Judgement
+from ftslurm.records.health import FAIL, UNKNOWN, WARN
+from ftslurm.text import plural
 
 _RESTART = "Have the node drained and restarted; look for Xid 79 in the kernel log."
 
@@ -18,40 +20,38 @@ _RESTART = "Have the node drained and restarted; look for Xid 79 in the kernel l
 def fetch(context: Context) -> Json:
     """Access every GPU, and search the PCI bus for those that NVML does not list."""
     try:
-        with nvml.started() as pynvml:
-            all_gpus = list(nvml.gpus(pynvml))
-            hidden = [gpu for gpu in all_gpus if gpu.errors.get("handle") in ("NO_PERMISSION", "OPERATING_SYSTEM")]
-            found = [_touch(gpu) for gpu in all_gpus if gpu not in hidden]
+        all_gpus = nvml.started().gpus()
     except nvml.Problem as problem:
         raise Absent(f"NVML does not start ({nvml.WORDS.get(str(problem), str(problem))}): see gpu-driver") from None
     except Absent:
         if not nvml.given(context.environ) or nvml.pci_gpus(context.root, "0x1002"):
             raise
         return {"nvml": False, "gpus": [], "hidden": 0, "missing": []}
+    found = [_touch(gpu) for gpu in all_gpus if gpu.errors.get("handle") not in nvml.HIDDEN]
     known = {gpu["bus"] for gpu in found}
     pci = nvml.pci_gpus(context.root)
     missing = [bus for bus, driver in pci.items() if driver == "nvidia" and bus not in known]
     missing = [bus for bus in missing if _allowed(context.root, bus)] if None not in known else []
-    return {"nvml": True, "gpus": found, "hidden": len(hidden), "missing": missing}
+    return {"nvml": True, "gpus": found, "hidden": len(all_gpus) - len(found), "missing": missing}
 
 
 def _touch(gpu: nvml.Gpu) -> Json:
-    mig = gpu.ask("mig", "MigMode")
+    mig = gpu.query("mig", "MigMode")
     return gpu.facts(
-        uuid=nvml.text(gpu.ask("uuid", "UUID")),
-        name=nvml.text(gpu.ask("name", "Name")),
-        celsius=gpu.ask("temperature", "Temperature", 0),
-        memory=getattr(gpu.ask("memory", "MemoryInfo"), "total", None),
+        uuid=nvml.text(gpu.query("uuid", "UUID")),
+        name=nvml.text(gpu.query("name", "Name")),
+        celsius=gpu.query("temperature", "Temperature", 0),
+        memory=getattr(gpu.query("memory", "MemoryInfo"), "total", None),
         mig=_mig_devices(gpu) if mig and mig[0] else None,
     )
 
 
 def _mig_devices(gpu: nvml.Gpu) -> list[str]:
     found = []
-    for index in range(gpu.ask("mig", "MaxMigDeviceCount") or 0):
-        handle = gpu.ask("mig", "MigDeviceHandleByIndex", index)
+    for index in range(gpu.query("mig", "MaxMigDeviceCount") or 0):
+        handle = gpu.query("mig", "MigDeviceHandleByIndex", index)
         if handle is not None:
-            uuid = nvml.text(nvml.Gpu(gpu.pynvml, index, handle).ask("uuid", "UUID"))
+            uuid = nvml.text(nvml.Gpu(gpu.pynvml, gpu.number, handle).query("uuid", "UUID"))
             found.append(uuid or f"MIG {gpu.number}:{index}")
     return found
 
@@ -75,7 +75,7 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
     """Compare with Slurm's allocation, the job's variables, and the PCI bus."""
     given = nvml.given(context.environ)
     if not facts["nvml"]:
-        text = f"Slurm gave {nvml.counted(given or 0, 'GPU')}, none can be seen from here"
+        text = f"Slurm gave {plural(given or 0, 'GPU')}, none can be seen from here"
         return Judgement(text, (Finding(UNKNOWN, "", text, "In a container, let it have the GPUs and NVML."),))
     gpus = facts["gpus"]
     broken = [gpu for gpu in gpus if nvml.LOST & set(gpu["errors"].values())]
@@ -88,18 +88,18 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
     ]
     if given and not gpus and not facts["missing"]:
         # A step without GPUs (srun --gres=none) inherits the number of its job's.
-        text = f"Slurm gave {nvml.counted(given, 'GPU')} to the job, NVML shows none of them here"
+        text = f"Slurm gave {plural(given, 'GPU')} to the job, NVML shows none of them here"
         findings.append(Finding(UNKNOWN, "", text, "Look at how the step was started: `srun --gpus-per-node=…`."))
     elif given is not None and units < given:
-        text = f"{units} of the {nvml.counted(given, noun)} that Slurm gave can be used"
+        text = f"{units} of the {plural(given, noun)} that Slurm gave can be used"
         findings.append(Finding(FAIL, "", text + _named(facts["missing"]), _RESTART))
     elif facts["missing"] and given is None:
-        text = f"{nvml.counted(units, noun)} can be used, {len(facts['missing'])} more should be there"
+        text = f"{plural(units, noun)} can be used, {len(facts['missing'])} more should be there"
         findings.append(Finding(FAIL, "", text + _named(facts["missing"]), _RESTART))
     findings += _visible(context.environ.get("CUDA_VISIBLE_DEVICES"), facts)
-    summary = nvml.counted(units, noun) + (f" of {given}" if given is not None and given != units else "")
+    summary = plural(units, noun) + (f" of {given}" if given is not None and given != units else "")
     if migs:
-        summary += f" on {nvml.counted(len(gpus), 'GPU')} with MIG"
+        summary += f" on {plural(len(gpus), 'GPU')} with MIG"
     return Judgement(summary, tuple(findings))
 
 
@@ -123,12 +123,12 @@ def _visible(value: str | None, facts: Json) -> list[Finding]:
     uuids = [gpu.get("uuid") for gpu in facts["gpus"]]
     migs = [uuid for gpu in facts["gpus"] for uuid in gpu.get("mig") or ()]
     known = [uuid for uuid in [*uuids, *migs] if uuid]
-    count, findings = len(facts["gpus"]), []
+    number, findings = len(facts["gpus"]), []
     for name in names:
         if name.isdigit():
             # Whether an index counts all GPUs or this job's only depends on the site's cgroups: no ground to fail.
-            if int(name) >= max(count + facts["hidden"], len(migs)):
-                text = f"CUDA_VISIBLE_DEVICES={value} names GPU {name}, NVML shows {nvml.counted(count, 'GPU')}"
+            if int(name) >= max(number + facts["hidden"], len(migs)):
+                text = f"CUDA_VISIBLE_DEVICES={value} names GPU {name}, NVML shows {plural(number, 'GPU')}"
                 findings.append(Finding(WARN, "", text, "Do not set CUDA_VISIBLE_DEVICES by hand under Slurm."))
         elif name.startswith("MIG-GPU-"):
             continue  # the old name of a MIG device, which NVML no longer provides

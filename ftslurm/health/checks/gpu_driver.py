@@ -6,7 +6,9 @@ import os
 
 from ftslurm.health import nvml
 from ftslurm.health.check import QUICK, THOROUGH, Absent, Context
-from ftslurm.health.verdict import FAIL, UNKNOWN, WARN, Finding, Json, Judgement
+from ftslurm.health.verdict import Finding, Json, Judgement
+from ftslurm.records.health import FAIL, UNKNOWN, WARN
+from ftslurm.text import plural
 
 _ADVICE = {
     "LIB_RM_VERSION_MISMATCH": "The driver was updated: reload its kernel modules or restart the node.",
@@ -24,13 +26,9 @@ def fetch(context: Context) -> Json:
         "module": nvml.read_text(f"{root}/sys/module/nvidia/version") or None,
     }
     try:
-        with nvml.started() as pynvml:
-            return {
-                **here,
-                "error": None,
-                "count": pynvml.nvmlDeviceGetCount(),
-                "driver": nvml.text(pynvml.nvmlSystemGetDriverVersion()),
-            }
+        driver = nvml.started()
+        count, version = driver.call("nvmlDeviceGetCount"), nvml.text(driver.call("nvmlSystemGetDriverVersion"))
+        return {**here, "error": None, "count": count, "driver": version}
     except nvml.Problem as problem:
         return {**here, "error": str(problem), "library": _library()}
     except Absent:
@@ -53,7 +51,7 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
     """Is NVML expected to work here, and does it?"""
     error = facts["error"]
     if error is None:
-        return Judgement(f"driver {facts['driver']}, {nvml.counted(facts['count'], 'GPU')}")
+        return Judgement(f"driver {facts['driver']}, {plural(facts['count'], 'GPU')}")
     given, pci = nvml.given(context.environ), facts["pci"]
     if error == "DRIVER_NOT_LOADED" and not given and not facts["device"]:
         # Irrelevant for a CPU job.
@@ -71,7 +69,7 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
         versions = (f"kernel module {facts['module']}", f"library {facts.get('library')}")
         text += f" ({', '.join(version for version in versions if not version.endswith('None'))})"
     elif pci:
-        text += f"; {nvml.counted(len(pci), 'NVIDIA GPU')} on the PCI bus ({pci[0]}{', …' if len(pci) > 1 else ''})"
+        text += f"; {plural(len(pci), 'NVIDIA GPU')} on the PCI bus ({pci[0]}{', …' if len(pci) > 1 else ''})"
     advice = _ADVICE.get(error, nvml.LATE_ADVICE)
     status = FAIL if given else WARN
     return Judgement(text.replace(" ()", ""), (Finding(status, "", text.replace(" ()", ""), advice),))

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from ftslurm.health import nvml
 from ftslurm.health.check import SETS, Context
-from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
+from ftslurm.health.verdict import Finding, Json, Judgement
+from ftslurm.records.health import FAIL, WARN
+from ftslurm.text import plural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,13 +30,13 @@ def fetch(context: Context) -> Json:
 
 
 def _facts(gpu: nvml.Gpu) -> Json:
-    mode = gpu.ask("ecc mode", "EccMode")
+    mode = gpu.query("ecc mode", "EccMode")
     return {
         "mode": mode[0] if mode else None,
         "pending": mode[1] if mode else None,
-        "volatile": gpu.ask("ecc", "TotalEccErrors", _UNCORRECTED, _VOLATILE),
-        "aggregate": gpu.ask("ecc", "TotalEccErrors", _UNCORRECTED, _AGGREGATE),
-        "corrected": gpu.ask("ecc", "TotalEccErrors", _CORRECTED, _VOLATILE),
+        "volatile": gpu.query("ecc", "TotalEccErrors", _UNCORRECTED, _VOLATILE),
+        "aggregate": gpu.query("ecc", "TotalEccErrors", _UNCORRECTED, _AGGREGATE),
+        "corrected": gpu.query("ecc", "TotalEccErrors", _CORRECTED, _VOLATILE),
         "sram_exceeded": _sram_exceeded(gpu),
         "recovery": gpu.fields(_RECOVERY_ACTION)[0],
     }
@@ -47,7 +49,7 @@ def _sram_exceeded(gpu: nvml.Gpu) -> bool | None:
     if make is None:
         return None
     status = make()
-    if gpu.ask("sram", "SramEccErrorStatus", ctypes.byref(status)) is None:
+    if gpu.query("sram", "SramEccErrorStatus", ctypes.byref(status)) is None:
         return None
     return bool(status.bThresholdExceeded)
 
@@ -59,14 +61,14 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
     with_ecc = [gpu for gpu in gpus if gpu.get("mode")]
     for gpu in gpus:
         if gpu.get("mode") == 0 and with_ecc:
-            text = f"ECC is off, on {nvml.counted(len(with_ecc), 'other GPU')} of this node it is on{nvml.where(gpu)}"
+            text = f"ECC is off, on {plural(len(with_ecc), 'other GPU')} of this node it is on{nvml.where(gpu)}"
             findings.append(Finding(WARN, nvml.subject(gpu), text, "Switch ECC on: `nvidia-smi -e 1`, then a reset."))
     bad = sum(gpu.get("volatile") or 0 for gpu in gpus)
     lifetime = sum(gpu.get("aggregate") or 0 for gpu in gpus)
-    errors = nvml.counted(bad, "uncorrected ECC error") if bad else "no uncorrected ECC errors"
-    summary = f"{nvml.counted(len(gpus), 'GPU')}, {errors}"
+    errors = plural(bad, "uncorrected ECC error") if bad else "no uncorrected ECC errors"
+    summary = f"{plural(len(gpus), 'GPU')}, {errors}"
     if not any(gpu.get("volatile") is not None for gpu in gpus):
-        summary = f"{nvml.counted(len(gpus), 'GPU')} without ECC"
+        summary = f"{plural(len(gpus), 'GPU')} without ECC"
     elif lifetime > bad:
         summary += f", {lifetime} over their lives"
     return Judgement(summary, (*findings, *nvml.unread(facts)))
@@ -77,7 +79,7 @@ def _judge(gpu: Json, earlier: Json | None) -> list[Finding]:
     errors = gpu.get("volatile") or 0
     if errors:
         new = nvml.growth(errors, (earlier or {}).get("volatile"))
-        text = f"{nvml.counted(errors, 'uncorrected ECC error')} since the last reset"
+        text = f"{plural(errors, 'uncorrected ECC error')} since the last reset"
         text += f", {new} of them new" if new else ""
         text += f" ({gpu['aggregate']} over its life)" if (gpu.get("aggregate") or 0) > errors else ""
         usable = gpu.get("recovery") == 0

@@ -10,7 +10,9 @@ from collections import Counter
 
 from ftslurm.health import nvml
 from ftslurm.health.check import SETS, Absent, Context
-from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
+from ftslurm.health.verdict import Finding, Json, Judgement
+from ftslurm.records.health import FAIL, WARN
+from ftslurm.text import plural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,17 +37,17 @@ def fetch(context: Context) -> Json:
 
 
 def _facts(gpu: nvml.Gpu) -> Json:
-    mig = gpu.ask("mig", "MigMode")
+    mig = gpu.query("mig", "MigMode")
     if mig and mig[0]:
         return {"links": [], "counters": {}, "fabric": None, "name": None}
     links: list[int] = []
     for link in range(_MOST_LINKS):
-        state = gpu.ask("links", "NvLinkState", link)
+        state = gpu.query("links", "NvLinkState", link)
         if state is None:
             break
         links.append(int(state))
     return {
-        "name": nvml.text(gpu.ask("name", "Name")),
+        "name": nvml.text(gpu.query("name", "Name")),
         "links": links,
         "counters": _counters(gpu, links),
         "fabric": _fabric(gpu),
@@ -75,7 +77,7 @@ def _fabric(gpu: nvml.Gpu) -> Json | None:
     if make is None:
         return None
     information = make()
-    if gpu.ask("fabric", "GpuFabricInfoV", ctypes.byref(information)) is None or information.state == 0:
+    if gpu.query("fabric", "GpuFabricInfoV", ctypes.byref(information)) is None or information.state == 0:
         return None
     return {"state": int(information.state), "status": int(information.status)}
 
@@ -86,34 +88,34 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
     findings = [finding for gpu in gpus for finding in _judge(gpu, nvml.earlier(gpu, before), gpus)]
     up = sorted({sum(gpu["links"]) for gpu in gpus if gpu.get("links")})
     links = f"{' or '.join(str(number) for number in up)} NVLinks up on each" if up else "no NVLinks"
-    return Judgement(f"{nvml.counted(len(gpus), 'GPU')}, {links}", (*findings, *nvml.unread(facts)))
+    return Judgement(f"{plural(len(gpus), 'GPU')}, {links}", (*findings, *nvml.unread(facts)))
 
 
 def _judge(gpu: Json, earlier: Json | None, gpus: list[Json]) -> list[Finding]:
-    who, at, findings = nvml.subject(gpu), nvml.where(gpu), []
+    subject, at, findings = nvml.subject(gpu), nvml.where(gpu), []
     links = gpu.get("links") or []
     was = (earlier or {}).get("links") or []
     down = [link for link, (now, then) in enumerate(zip(links, was, strict=False)) if then and not now]
     if down:
         text = f"NVLink {_numbers(down)} went down since the last check, {sum(links)} of {len(links)} are up{at}"
-        findings.append(Finding(FAIL, who, text, _LOOK))
+        findings.append(Finding(FAIL, subject, text, _LOOK))
     elif finding := _less_than_others(gpu, gpus):
         findings.append(finding)
     counters, then = gpu.get("counters") or {}, (earlier or {}).get("counters") or {}
-    for name, words in _WORDS.items():
+    for name, counted in _WORDS.items():
         grown = nvml.growth(counters.get(name), then.get(name))
         if grown > (0 if name == "recoveries" else ERRORS):
-            text = f"{words}: {grown} since the last check{at}"
-            findings.append(Finding(WARN, who, text, "Look at `nvidia-smi nvlink -e`."))
+            text = f"{counted}: {grown} since the last check{at}"
+            findings.append(Finding(WARN, subject, text, "Look at `nvidia-smi nvlink -e`."))
     if fabric := gpu.get("fabric"):
         if fabric["state"] in _FABRIC:
             text = f"the NVLink fabric is not ready: {_FABRIC[fabric['state']]}{at}"
             findings.append(
-                Finding(WARN, who, text, "Look at the fabric manager: `systemctl status nvidia-fabricmanager`.")
+                Finding(WARN, subject, text, "Look at the fabric manager: `systemctl status nvidia-fabricmanager`.")
             )
         elif fabric["status"]:
             text = f"the NVLink fabric could not be set up (NVML error {fabric['status']}){at}"
-            findings.append(Finding(FAIL, who, text, _LOOK))
+            findings.append(Finding(FAIL, subject, text, _LOOK))
     return findings
 
 

@@ -11,7 +11,9 @@ import time
 
 from ftslurm.health import nvml
 from ftslurm.health.check import SETS, Context
-from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
+from ftslurm.health.verdict import Finding, Json, Judgement
+from ftslurm.records.health import FAIL, WARN
+from ftslurm.text import plural
 
 REPLAYS_PER_MINUTE = 8.0
 """More cause a warning; DCGM's health watch has the same bound."""
@@ -32,14 +34,14 @@ def fetch(context: Context) -> Json:
 
 def _facts(gpu: nvml.Gpu) -> Json:
     return {
-        "width": gpu.ask("width", "CurrPcieLinkWidth"),
-        "max_width": gpu.ask("width", "MaxPcieLinkWidth"),
-        "generation": gpu.ask("generation", "CurrPcieLinkGeneration"),
-        "max_generation": gpu.ask("generation", "MaxPcieLinkGeneration"),
-        "performance": gpu.ask("performance", "PerformanceState PowerState"),
-        "reasons": gpu.ask("clocks", "CurrentClocksEventReasons CurrentClocksThrottleReasons"),
-        "used_percent": getattr(gpu.ask("utilization", "UtilizationRates"), "gpu", None),
-        "replays": gpu.ask("replays", "PcieReplayCounter"),
+        "width": gpu.query("width", "CurrPcieLinkWidth"),
+        "max_width": gpu.query("width", "MaxPcieLinkWidth"),
+        "generation": gpu.query("generation", "CurrPcieLinkGeneration"),
+        "max_generation": gpu.query("generation", "MaxPcieLinkGeneration"),
+        "performance": gpu.query("performance", "PerformanceState PowerState"),
+        "reasons": gpu.query("clocks", "CurrentClocksEventReasons CurrentClocksThrottleReasons"),
+        "used_percent": getattr(gpu.query("utilization", "UtilizationRates"), "gpu", None),
+        "replays": gpu.query("replays", "PcieReplayCounter"),
         "fatal": gpu.fields(_FATAL)[0],
     }
 
@@ -50,24 +52,24 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
     gpus = facts["gpus"]
     findings = [finding for gpu in gpus for finding in _judge(gpu, gpus, nvml.earlier(gpu, before), minutes)]
     widths = sorted({f"x{gpu['width']}" for gpu in gpus if gpu.get("width")})
-    summary = nvml.counted(len(gpus), "GPU") + (f", PCIe {' and '.join(widths)}" if widths else "")
+    summary = plural(len(gpus), "GPU") + (f", PCIe {' and '.join(widths)}" if widths else "")
     return Judgement(summary, (*findings, *nvml.unread(facts)))
 
 
 def _judge(gpu: Json, gpus: list[Json], earlier: Json | None, minutes: float) -> list[Finding]:
-    who, at = nvml.subject(gpu), nvml.where(gpu)
+    subject, at = nvml.subject(gpu), nvml.where(gpu)
     findings = [] if (narrow := _narrow(gpu, gpus)) is None else [narrow]
     generation, newest = gpu.get("generation"), gpu.get("max_generation")
     if generation and newest and generation < newest and _working(gpu):
         text = f"PCIe generation {generation} at work, {newest} is possible{at}"
-        findings.append(Finding(WARN, who, text, _SEAT))
+        findings.append(Finding(WARN, subject, text, _SEAT))
     replays = nvml.growth(gpu.get("replays"), (earlier or {}).get("replays"))
     if replays > REPLAYS_PER_MINUTE * minutes and replays > REPLAYS_PER_MINUTE:
         text = f"{replays} PCIe packets repeated since the last check, {replays / minutes:.0f} a minute{at}"
-        findings.append(Finding(WARN, who, text, _SEAT))
+        findings.append(Finding(WARN, subject, text, _SEAT))
     if fatal := nvml.growth(gpu.get("fatal"), (earlier or {}).get("fatal")):
-        text = f"{nvml.counted(fatal, 'fatal PCIe error')} since the last check{at}"
-        findings.append(Finding(WARN, who, text, _SEAT))
+        text = f"{plural(fatal, 'fatal PCIe error')} since the last check{at}"
+        findings.append(Finding(WARN, subject, text, _SEAT))
     return findings
 
 
@@ -83,16 +85,16 @@ def _narrow(gpu: Json, gpus: list[Json]) -> Finding | None:
     width, widest = gpu.get("width"), gpu.get("max_width")
     if not width or not widest or width >= widest:
         return None
-    who, at = nvml.subject(gpu), nvml.where(gpu)
+    subject, at = nvml.subject(gpu), nvml.where(gpu)
     if _working(gpu):
         text = f"PCIe link x{width} at work, x{widest} is possible{at}"
-        return Finding(FAIL if width * FEW <= widest else WARN, who, text, _SEAT)
+        return Finding(FAIL if width * FEW <= widest else WARN, subject, text, _SEAT)
     same = [one["width"] for one in gpus if one is not gpu and one.get("width") and _as_idle(one, gpu)]
     full = sum(other >= widest for other in same)
     if full * 2 <= len(same):
         return None
     text = f"PCIe link x{width} while idle, x{widest} on {full} of the {len(same)} others just as idle{at}"
-    return Finding(WARN, who, text, _SEAT)
+    return Finding(WARN, subject, text, _SEAT)
 
 
 def _as_idle(one: Json, other: Json) -> bool:

@@ -11,8 +11,10 @@ import os
 
 from ftslurm.health import nvml, procfs
 from ftslurm.health.check import QUICK, THOROUGH, Context
-from ftslurm.health.slurm_steps import of_this_job, said_environ
-from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
+from ftslurm.health.slurm_steps import job_environ, of_this_job
+from ftslurm.health.verdict import Finding, Json, Judgement
+from ftslurm.records.health import FAIL, WARN
+from ftslurm.text import plural
 
 MUCH = 0.1
 """The share of a GPU's memory whose use is reported."""
@@ -35,28 +37,28 @@ def fetch(context: Context) -> Json:
 
 
 def _facts(gpu: nvml.Gpu, context: Context) -> Json:
-    mig = gpu.ask("mig", "MigMode")
-    memory = gpu.ask("memory", "MemoryInfo", getattr(gpu.pynvml, "nvmlMemory_v2", None)) or gpu.ask(
+    mig = gpu.query("mig", "MigMode")
+    memory = gpu.query("memory", "MemoryInfo", getattr(gpu.pynvml, "nvmlMemory_v2", None)) or gpu.query(
         "memory", "MemoryInfo"
     )
-    processes = gpu.ask("processes", "ComputeRunningProcesses ComputeRunningProcesses_v2") or []
+    processes = gpu.query("processes", "ComputeRunningProcesses ComputeRunningProcesses_v2") or []
     return {
-        "uuid": nvml.text(gpu.ask("uuid", "UUID")),
+        "uuid": nvml.text(gpu.query("uuid", "UUID")),
         "mig": bool(mig and mig[0]),
         "total": memory.total if memory else None,
         "used": memory.used if memory else None,
         "processes": [
-            {"pid": int(one.pid), "bytes": one.usedGpuMemory, **_who(context, int(one.pid))} for one in processes
+            {"pid": int(one.pid), "bytes": one.usedGpuMemory, **_owner_of(context, int(one.pid))} for one in processes
         ],
     }
 
 
-def _who(context: Context, pid: int) -> Json:
+def _owner_of(context: Context, pid: int) -> Json:
     process = procfs.process(context.root, pid)
     return {
         "name": process.name if process else None,
         "uid": process.uid if process else None,
-        "step": of_this_job(said_environ(context.root, pid), context.environ),
+        "step": of_this_job(job_environ(context.root, pid), context.environ),
         "own": context.own_pid is not None and _below(context.root, process, context.own_pid),
     }
 
@@ -79,12 +81,12 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
         certain = own is not None and nvml.given(context.environ) is not None
         findings += _judge(gpu, facts["visible"], certain, context)
     number = sum(len(gpu.get("processes") or ()) for gpu in facts["gpus"])
-    programs = nvml.counted(number, "program") if number else "no programs"
-    return Judgement(f"{nvml.counted(len(facts['gpus']), 'GPU')}, {programs}", (*findings, *nvml.unread(facts)))
+    programs = plural(number, "program") if number else "no programs"
+    return Judgement(f"{plural(len(facts['gpus']), 'GPU')}, {programs}", (*findings, *nvml.unread(facts)))
 
 
 def _judge(gpu: Json, visible: bool, certain: bool, context: Context) -> list[Finding]:
-    who, at, total = nvml.subject(gpu), nvml.where(gpu), gpu["total"] or 0
+    subject, at, total = nvml.subject(gpu), nvml.where(gpu), gpu["total"] or 0
     findings = []
     known = visible and (context.own_pid is not None or not context.busy)
     for process in gpu["processes"] if known else ():
@@ -95,11 +97,11 @@ def _judge(gpu: Json, visible: bool, certain: bool, context: Context) -> list[Fi
         much = total and held >= MUCH * total
         others = process["step"] is None
         status = FAIL if much and certain and others and not context.busy else WARN
-        findings.append(Finding(status, who, text, _END if others else _MOVE))
+        findings.append(Finding(status, subject, text, _END if others else _MOVE))
     used = gpu["used"] or 0
     if not context.busy and not gpu["processes"] and used > max(LITTLE_BYTES, MUCH * total):
         text = f"{_size(used, total)} of memory is in use, by no process that can be seen{at}"
-        findings.append(Finding(WARN, who, text, "Look with `nvidia-smi` outside of the container, as root."))
+        findings.append(Finding(WARN, subject, text, "Look with `nvidia-smi` outside of the container, as root."))
     return findings
 
 

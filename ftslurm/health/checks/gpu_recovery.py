@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from ftslurm.health import nvml
 from ftslurm.health.check import SETS, Absent, Context
-from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
+from ftslurm.health.verdict import Finding, Json, Judgement
+from ftslurm.records.health import FAIL, WARN
+from ftslurm.text import plural
 
 _FIELD = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
 _RESET = "End all programs on the GPU and reset it: `nvidia-smi -r`."
@@ -48,7 +50,7 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
             )
             status, text, advice = _ACTIONS.get(action, unknown)
             findings.append(Finding(status, nvml.subject(gpu), text + nvml.where(gpu), advice))
-    summary = f"{nvml.counted(len(facts['gpus']), 'GPU')}, " + (findings[0].text if findings else "nothing to recover")
+    summary = f"{plural(len(facts['gpus']), 'GPU')}, " + (findings[0].text if findings else "nothing to recover")
     return Judgement(summary, (*findings, *nvml.unread(facts)))
 
 

@@ -14,8 +14,9 @@ import time
 from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Check, Context, never
 from ftslurm.health.procfs import recent_processes
 from ftslurm.health.sysfs import text
-from ftslurm.health.units import span
-from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
+from ftslurm.health.verdict import Finding, Json, Judgement
+from ftslurm.records.health import FAIL, WARN
+from ftslurm.text import duration
 
 OLDEST, NEWEST = 1735689600, 4102444800
 """Seconds of 2025-01-01 and 2100-01-01, the plausible range of dates."""
@@ -71,8 +72,8 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
     if before is not None and before["boot"] == facts["boot"]:
         step = (facts["now_s"] - facts["boot_s"]) - (before["now_s"] - before["boot_s"])
         if abs(step) > STEP_S:
-            ago = span(facts["boot_s"] - before["boot_s"])
-            text_ = f"it was set {'forward' if step > 0 else 'back'} by {abs(step):.1f} s in the last {ago}"
+            ago = duration(facts["boot_s"] - before["boot_s"])
+            text_ = f"it was set {'forward' if step > 0 else 'back'} by {duration(abs(step))} in the last {ago}"
             found.append(Finding(WARN, "clock", text_, "Times in logs before and after do not compare; look at NTP."))
     if facts["source"] in SLOW_SOURCES and not facts["virtual"]:
         text_ = f"time is read from {facts['source']}, expected tsc: each reading costs a microsecond or more"
@@ -87,7 +88,8 @@ def _kept(facts: Json) -> list[Finding]:
     if state["synchronised"]:
         if state["estimated_s"] <= ERROR_S:
             return []
-        text_ = f"it is off by {span(state['estimated_s'])} by the kernel's estimate, expected less than {ERROR_S:g} s"
+        off, most = duration(state["estimated_s"]), duration(ERROR_S)
+        text_ = f"it is off by {off} by the kernel's estimate, expected less than {most}"
         return [Finding(WARN, "clock", text_, "Look at NTP there: `chronyc tracking`, `timedatectl`.")]
     # These two always inform the kernel when synchronised.
     silent = "ntpd" in daemons or ("systemd-timesyncd" in daemons and not facts["timesync"])
@@ -102,7 +104,7 @@ def _summary(facts: Json) -> str:
     if state is None:
         return "the kernel may not be asked about its clock here"
     if state["synchronised"]:
-        return f"synchronised, estimated error {span(state['estimated_s'])}"
+        return f"synchronised, estimated error {duration(state['estimated_s'])}"
     daemons = facts["daemons"]
     return f"the kernel does not know whether it is synchronised ({', '.join(daemons) or 'no time daemon'} here)"
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from ftslurm.health.check import QUICK, THOROUGH, Absent, Check, Context
 from ftslurm.health.checks.host_processes import cpu_numbers
 from ftslurm.health.sysfs import names, number, text
-from ftslurm.health.units import count, span
-from ftslurm.health.verdict import WARN, Finding, Json, Judgement
+from ftslurm.health.verdict import Finding, Json, Judgement
+from ftslurm.records.health import WARN
+from ftslurm.text import duration, plural
 
 OWN_GOVERNORS = frozenset(("amd-pstate-epp", "amd_pstate_epp", "intel_pstate"))
 """Drivers whose "powersave" means "as fast as needed"."""
@@ -29,11 +30,11 @@ def fetch(context: Context) -> Json:
     policies: dict[str, Json] = {}
     for name in (name for name in names(f"{directory}/cpufreq") if name.startswith("policy")):
         policy = f"{directory}/cpufreq/{name}"
-        said: Json = {key: text(f"{policy}/{key}") for key in ("scaling_driver", "scaling_governor")}
-        said |= {key: number(f"{policy}/{key}") for key in ("scaling_max_freq", "cpuinfo_max_freq", "bios_limit")}
+        settings: Json = {key: text(f"{policy}/{key}") for key in ("scaling_driver", "scaling_governor")}
+        settings |= {key: number(f"{policy}/{key}") for key in ("scaling_max_freq", "cpuinfo_max_freq", "bios_limit")}
         # Hundreds of CPUs mostly have equal settings.
-        key = repr(said)
-        policies.setdefault(key, {**said, "cpus": 0, "first": name})["cpus"] += 1
+        key = repr(settings)
+        policies.setdefault(key, {**settings, "cpus": 0, "first": name})["cpus"] += 1
     throttle = [f"{directory}/{cpu}/thermal_throttle/package_throttle" for cpu in cpus]
     return {
         "policies": list(policies.values()),
@@ -64,11 +65,11 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
     if before is not None and before["boot"] == facts["boot"]:
         times, ms = (facts[key] - before[key] for key in ("throttled", "throttled_ms"))
         if ms > THROTTLED_MS or (times > 0 and not facts["throttled_ms"]):
-            long = f", {span(ms / 1000)} in all" if ms else ""
+            long = f", {duration(ms / 1000)} in all" if ms else ""
             text_ = f"they were throttled for heat {times} times since the last check{long}"
             found.append(Finding(WARN, "CPUs", text_, "Look at fans, heat sinks and the room's temperature."))
     if facts["off"]:
-        text_ = f"{count(len(facts['off']), 'CPU')} of the node are switched off, the first is CPU {facts['off'][0]}"
+        text_ = f"{plural(len(facts['off']), 'CPU')} of the node are switched off, the first is CPU {facts['off'][0]}"
         found.append(Finding(WARN, "CPUs", text_, "Look for machine checks in the kernel's log."))
     if not facts["policies"]:
         return Judgement("the kernel does not set the frequency here", tuple(found))
@@ -78,19 +79,19 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
 
 def _policy(policy: Json) -> list[Finding]:
     found: list[Finding] = []
-    subject = count(policy["cpus"], "CPU") + f" from {policy['first']} on"
+    subject = plural(policy["cpus"], "CPU") + f" from {policy['first']} on"
     if policy["scaling_governor"] == "powersave" and policy["scaling_driver"] not in OWN_GOVERNORS:
         text_ = f"the governor powersave with {policy['scaling_driver']} holds them at their lowest frequency"
         found.append(Finding(WARN, subject, text_, "Set it: `cpupower frequency-set -g performance`."))
     highest = policy["cpuinfo_max_freq"]
-    for key, who in (("scaling_max_freq", "a setting"), ("bios_limit", "the firmware")):
+    for key, limiter in (("scaling_max_freq", "a setting"), ("bios_limit", "the firmware")):
         if highest and policy[key] is not None and policy[key] < HELD_BACK * highest:
-            text_ = f"{who} allows {policy[key] / 1e6:.1f} GHz, they could run at {highest / 1e6:.1f} GHz"
+            text_ = f"{limiter} allows {policy[key] / 1e6:.1f} GHz, they could run at {highest / 1e6:.1f} GHz"
             advice = {
                 "a setting": "Set it: `cpupower frequency-set -u`.",
                 "the firmware": "Look at power supply, power cap and cooling of the node.",
             }
-            found.append(Finding(WARN, subject, text_, advice[who]))
+            found.append(Finding(WARN, subject, text_, advice[limiter]))
     return found
 
 

@@ -11,8 +11,9 @@ import resource
 from ftslurm.health.check import QUICK, THOROUGH, Check, Context, never
 from ftslurm.health.procfs import cgroups, has_gpus, recent_processes, whole
 from ftslurm.health.sysfs import names, text
-from ftslurm.health.units import size
-from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
+from ftslurm.health.verdict import Finding, Json, Judgement
+from ftslurm.records.health import FAIL, WARN
+from ftslurm.text import size
 
 FILES = 1024
 """Linux' own default of open files; enough for a few ranks."""

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Check, Context, never
 from ftslurm.health.procfs import cgroups, fields, whole
 from ftslurm.health.sysfs import text
-from ftslurm.health.units import size, span
-from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
+from ftslurm.health.verdict import Finding, Json, Judgement
+from ftslurm.records.health import FAIL, WARN
+from ftslurm.text import duration, size
 
 LEAST, LEAST_SHARE = 1 << 30, 0.02
 """With less than both of it available the kernel kills processes at once."""
@@ -143,7 +144,7 @@ def _slow(facts: Json, before: Json | None) -> list[Finding]:
         seconds = facts["at_s"] - before["at_s"]
         read = facts["swapped_in"] - before["swapped_in"]
         if read > SWAPPING * max(seconds, 10.0):
-            text_ = f"{size(read)} were read back from swap in {span(seconds)}, {size(read / seconds)} a second"
+            text_ = f"{size(read)} were read back from swap in {duration(seconds)}, {size(read / seconds)} a second"
             found.append(
                 Finding(WARN, "swap", text_, "More memory is in use than there is; find the processes that use it.")
             )

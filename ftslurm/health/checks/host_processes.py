@@ -14,8 +14,9 @@ from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Check, Context
 from ftslurm.health.procfs import Process, above, below, fields, process, processes, whole
 from ftslurm.health.slurm_steps import belonging, leftover_reason, live_steps
 from ftslurm.health.sysfs import names, text
-from ftslurm.health.units import count, one_line, size, span
-from ftslurm.health.verdict import WARN, Finding, Json, Judgement
+from ftslurm.health.verdict import Finding, Json, Judgement
+from ftslurm.records.health import WARN
+from ftslurm.text import duration, one_line, plural, size
 
 PAUSES_S = (0.05, 0.45, 1.5)
 """Interval between observations of a process that seems to hang; most have continued by the second one."""
@@ -33,9 +34,9 @@ def fetch(context: Context, sleep: Callable[[float], None] = time.sleep) -> Json
     root = context.root
     table = processes(root)
     boot_s = float((text(f"{root}/proc/uptime") or "0").split()[0])
-    look = below(table, os.getppid()) | set(above(table, os.getpid()))
+    checking = below(table, os.getppid()) | set(above(table, os.getpid()))
     own = set() if context.own_pid is None else below(table, context.own_pid)
-    ours = look | own
+    ours = checking | own
     zombies = [one for one in table.values() if one.state == "Z" and one.threads <= 1 and one.pid not in ours]
     load = (text(f"{root}/proc/loadavg") or "").split()
     return {
@@ -60,12 +61,12 @@ def _others(context: Context, table: dict[int, Process], ours: set[int], boot_s:
     for one in table.values():
         if one.pid in ours or one.state == "Z" or one.name == "slurmstepd" or uid not in (0, one.uid):
             continue
-        said = belonging(context.root, one, table)
-        if said is None or len(found) >= _KEPT:
+        owner = belonging(context.root, one, table)
+        if owner is None or len(found) >= _KEPT:
             continue
         memory = fields(f"{context.root}/proc/{one.pid}/status").get("VmRSS", 0) * 1024
         age = max(0.0, boot_s - one.started / _TICKS)
-        found.append({"pid": one.pid, "name": one_line(one.name), "age_s": age, "memory": memory, **said})
+        found.append({"pid": one.pid, "name": one_line(one.name), "age_s": age, "memory": memory, **owner})
     return found
 
 
@@ -154,12 +155,12 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
     """Find leftovers, hanging processes and zombies."""
     left = [(one, why) for one in facts["others"] if (why := _left(one, facts, context)) is not None]
     hanging = [(one, _held_s(one, facts, before)) for one in facts["hanging"]]
-    summary = f"{count(facts['processes'], 'process')}, load {facts['load'][0] if facts['load'] else 'unknown'}"
-    summary += f", {count(len(left), 'leftover')}" if left else ", no leftovers"
+    summary = f"{plural(facts['processes'], 'process')}, load {facts['load'][0] if facts['load'] else 'unknown'}"
+    summary += f", {plural(len(left), 'leftover')}" if left else ", no leftovers"
     if hanging:
         summary += f", {len(hanging)} in uninterruptible sleep"
     if facts["zombies"]:
-        summary += f", {count(facts['zombies'], 'zombie')}"
+        summary += f", {plural(facts['zombies'], 'zombie')}"
     found = [*_leftovers(left), *_hung(hanging), *_zombies(facts), *_load(facts, context)]
     return Judgement(summary, tuple(found))
 
@@ -172,7 +173,7 @@ def _leftovers(left: list[tuple[Json, str]]) -> list[Finding]:
     found: list[Finding] = []
     for one, why in left[:SHOWN]:
         rank = f", rank {one['rank']}" if one["rank"] else ""
-        text_ = f"left over from {why}{rank}; {span(one['age_s'])} old, {size(one['memory'])}"
+        text_ = f"left over from {why}{rank}; {duration(one['age_s'])} old, {size(one['memory'])}"
         advice = f"Look at it there, and end it: `kill -9 {one['pid']}`."
         found.append(Finding(WARN, f"process {one['pid']} ({one['name']})", text_, advice))
     if len(left) > SHOWN:
@@ -193,16 +194,16 @@ def _held_s(one: Json, facts: Json, before: Json | None) -> float:
 
 
 def _hung(hanging: list[tuple[Json, float]]) -> list[Finding]:
-    said = [(one, held) for one, held in hanging if held >= HELD_S]
+    owner = [(one, held) for one, held in hanging if held >= HELD_S]
     found: list[Finding] = []
-    for one, held in said[:SHOWN]:
+    for one, held in owner[:SHOWN]:
         where = f" in {one['where']}" if one["where"] not in ("", "0") else ""
         what = "has been killed and cannot end: a thread of it hangs" if one["ended"] else "hangs"
-        text_ = f"{what} in the kernel{where} (state D), for {span(held)} at least"
+        text_ = f"{what} in the kernel{where} (state D), for {duration(held)} at least"
         advice = "A driver or filesystem does not answer; only its return or a reboot ends that."
         found.append(Finding(WARN, f"process {one['pid']} ({one['name']})", text_, advice))
-    if len(said) > SHOWN:
-        text_ = f"{len(said) - SHOWN} more hang in the kernel (state D)"
+    if len(owner) > SHOWN:
+        text_ = f"{len(owner) - SHOWN} more hang in the kernel (state D)"
         found.append(Finding(WARN, "processes", text_, "Look at the kernel's log: `dmesg`."))
     return found
 

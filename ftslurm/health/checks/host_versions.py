@@ -32,9 +32,9 @@ def _field(text: str | None, name: str, sign: str) -> str | None:
 
 def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
     """Summarise them."""
-    said = [facts["system"], f"Linux {facts['kernel']}" if facts["kernel"] else None, facts["cpu"]]
-    said += [f"{name} {version}" for name, version in facts["modules"].items()]
-    return Judgement(", ".join(one for one in said if one) or "unknown")
+    parts = [facts["system"], f"Linux {facts['kernel']}" if facts["kernel"] else None, facts["cpu"]]
+    parts += [f"{name} {version}" for name, version in facts["modules"].items()]
+    return Judgement(", ".join(one for one in parts if one) or "unknown")
 
 
 CHECK = Check(

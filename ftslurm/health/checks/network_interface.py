@@ -5,7 +5,8 @@ from __future__ import annotations
 from ftslurm.health import sysfs
 from ftslurm.health.addresses import is_loopback, is_number
 from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Absent, Check, Context
-from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
+from ftslurm.health.verdict import Finding, Json, Judgement
+from ftslurm.records.health import FAIL, WARN
 
 _CABLE = "Look at the cable and the switch's port."
 _IFF_UP = 1
@@ -17,6 +18,13 @@ def _on_loopback(context: Context) -> bool:
 
 def fetch(context: Context) -> Json:
     """Find the interface by the routing table, and read its state."""
+    if context.interface is not None:
+        from ftslurm.interfaces import NoSuchInterface, choose, interfaces
+
+        try:
+            choose(context.interface, interfaces())
+        except NoSuchInterface as missing:
+            return {"missing": str(missing)}
     if _on_loopback(context):
         raise Absent("this node's address is the loopback's")
     address = context.address if context.address and is_number(context.address) else None
@@ -77,6 +85,9 @@ def _interface(root: str, address: str | None) -> tuple[str, bool]:
 
 def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
     """Judge the interface by its required state, and by the previous run."""
+    if "missing" in facts:
+        subject = f"--interface {context.interface}"
+        return Judgement("", (Finding(FAIL, subject, facts["missing"], "Compare it with `ip address` there."),))
     name, state = facts["interface"], facts["state"]
     speed = f" at {_speed(facts['mbps'])}" if facts["mbps"] else ""
     found = []
@@ -87,7 +98,7 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
         text = f"{what}, and is {why}"
         # The job's interface is certain only if found by its address.
         found.append(Finding(FAIL if facts["address"] else WARN, name, text, _CABLE))
-    elif before is not None and before["interface"] == name:
+    elif before is not None and before.get("interface") == name:
         found += _changes(facts, before)
     return Judgement(f"{name} is {state}{speed}", tuple(found))
 

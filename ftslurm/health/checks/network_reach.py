@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from ftslurm.health.addresses import is_number
+from ftslurm.health.addresses import is_number, neighbours
 from ftslurm.health.check import THOROUGH, Absent, Check, Context, Peer
-from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
+from ftslurm.health.verdict import Finding, Json, Judgement
+from ftslurm.records.health import FAIL, WARN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,15 +26,8 @@ SURE = 3
 """If this many others, and all of them, cannot be reached, this node is at fault."""
 
 
-def neighbours(peers: Sequence[Peer], node: str, most: int = MOST) -> list[Peer]:
-    """Return a number of the peers, following this node in a ring."""
-    ordered = sorted((peer for peer in peers if peer.node != node), key=lambda peer: peer.node)
-    after = [peer for peer in ordered if peer.node > node]
-    return (after + ordered[: len(ordered) - len(after)])[:most]
-
-
 def _peers(context: Context) -> list[Peer]:
-    return [peer for peer in neighbours(context.peers, context.node) if peer.port]
+    return [peer for peer in neighbours(context.peers, context.node, MOST) if peer.port]
 
 
 def fetch(context: Context) -> Json:

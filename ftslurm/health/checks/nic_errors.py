@@ -21,7 +21,9 @@ from collections.abc import Sequence
 from ftslurm.dataclasses import dataclass
 from ftslurm.health import infiniband, sysfs
 from ftslurm.health.check import SETS, Absent, Context
-from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
+from ftslurm.health.verdict import Finding, Json, Judgement
+from ftslurm.records.health import FAIL, WARN
+from ftslurm.text import duration
 
 _MINUTE_S, _HOUR_S = 60.0, 3600.0
 
@@ -84,16 +86,16 @@ def fetch(context: Context) -> Json:
 def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
     """Judge the counters' growth since the previous run."""
     ports = facts["ports"]
-    said = f"{len(ports)} port{'s' * (len(ports) > 1)}"
+    summary = f"{len(ports)} port{'s' * (len(ports) > 1)}"
     if before is None or before["boot"] != facts["boot"]:
-        return Judgement(f"{said}; growth is known from the next check on")
+        return Judgement(f"{summary}; growth is known from the next check on")
     elapsed_s = facts["time_s"] - before["time_s"]
     found: list[Finding] = []
     for key, port in ports.items():
         grown = _growth(port["counters"], before["ports"].get(key, {}).get("counters", {}))
         found += _judge(port["name"], grown, elapsed_s, context.busy)
     quiet = "errors grow on some" if found else "no errors beyond the normal"
-    return Judgement(f"{said}, {quiet} in {_ago(elapsed_s)}", tuple(found))
+    return Judgement(f"{summary}, {quiet} in {duration(elapsed_s)}", tuple(found))
 
 
 def _growth(now: dict[str, int], was: dict[str, int]) -> dict[str, int]:
@@ -112,19 +114,13 @@ def _judge(name: str, grown: dict[str, int], elapsed_s: float, busy: bool) -> Se
         if count > limit.most * max(1.0, elapsed_s / limit.per_s):
             what = limit.what[count > 1]
             normal = f"; up to {limit.most} {_unit(limit.per_s)} are normal" if limit.most else ""
-            text = f"{count} {what} in {_ago(elapsed_s)} ({limit.counter.rpartition('/')[2]}){normal}"
+            text = f"{count} {what} in {duration(elapsed_s)} ({limit.counter.rpartition('/')[2]}){normal}"
             found[limit.counter] = Finding(limit.status, name, text, limit.advice)
     return list(found.values())
 
 
 def _unit(per_s: float) -> str:
     return {1.0: "a second", _MINUTE_S: "a minute", _HOUR_S: "an hour"}[per_s]
-
-
-def _ago(seconds: float) -> str:
-    if seconds < 2 * _MINUTE_S:
-        return f"{seconds:.0f} s"
-    return f"{seconds / _MINUTE_S:.0f} min" if seconds < 2 * _HOUR_S else f"{seconds / _HOUR_S:.0f} h"
 
 
 CHECK = infiniband.check(

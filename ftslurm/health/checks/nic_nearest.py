@@ -14,7 +14,8 @@ from ftslurm.health.check import QUICK, THOROUGH, Absent, Context
 from ftslurm.health.checks.nic_ports import USED
 from ftslurm.health.infiniband import Port
 from ftslurm.health.pci import NEARNESS, PIX, PXB, Slot
-from ftslurm.health.verdict import WARN, Finding, Json, Judgement
+from ftslurm.health.verdict import Finding, Json, Judgement
+from ftslurm.records.health import WARN
 
 _SWITCH = (PIX, PXB)
 """Nearer than the processor: intended by the machine's design."""
@@ -62,9 +63,9 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
         if meant or was.get(gpu["pci"]) == gpu["how"] or any(nic["used"] for nic in gpu["nics"]):
             found.append(_far(gpu))
     ways = Counter(gpu["up"] or "none" for gpu in gpus)
-    said = ", ".join(f"{way} of {count}" for way, count in ways.items())
+    listed = ", ".join(f"{way} of {count}" for way, count in ways.items())
     plural = "s" * (len(gpus) > 1)
-    return Judgement(f"{len(gpus)} GPU{plural}; the nearest NIC that is up: {said}", tuple(found))
+    return Judgement(f"{len(gpus)} GPU{plural}; the nearest NIC that is up: {listed}", tuple(found))
 
 
 def _far(gpu: Json) -> Finding:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from ftslurm.health import infiniband, sysfs
 from ftslurm.health.check import QUICK, THOROUGH, Absent, Check, Context
-from ftslurm.health.verdict import WARN, Finding, Json, Judgement
+from ftslurm.health.verdict import Finding, Json, Judgement
+from ftslurm.records.health import WARN
 
 
 def fetch(context: Context) -> Json:

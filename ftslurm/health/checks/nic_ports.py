@@ -23,7 +23,8 @@ from collections.abc import Sequence
 from ftslurm.health import infiniband
 from ftslurm.health.check import SETS, Context
 from ftslurm.health.infiniband import INFINIBAND, Port
-from ftslurm.health.verdict import FAIL, UNKNOWN, WARN, Finding, Json, Judgement
+from ftslurm.health.verdict import Finding, Json, Judgement
+from ftslurm.records.health import FAIL, UNKNOWN, WARN
 
 USED = 1 << 30
 """Bytes. A port that carried more was in use; the subnet manager and link tests send far less."""
@@ -63,11 +64,11 @@ def _summary(ports: Sequence[Port]) -> str:
     if not ports:
         return "no InfiniBand or RoCE device here"
     sorts = Counter((port.layer or "other", port.gbps) for port in ports if port.active)
-    said = [
+    states = [
         f"{count} {layer} port{'s' * (count > 1)} ACTIVE at {gbps:g} Gb/s" for (layer, gbps), count in sorts.items()
     ]
     idle = sum(not port.active for port in ports)
-    return ", ".join([*said, f"{idle} not ACTIVE"] if idle else said)
+    return ", ".join([*states, f"{idle} not ACTIVE"] if idle else states)
 
 
 def _judge(port: Port, was: Port | None, ports: Sequence[Port]) -> Finding | None:

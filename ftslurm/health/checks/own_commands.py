@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import time
 from collections.abc import Sequence
 
 from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Absent, Check, Context
-from ftslurm.health.units import count, one_line
-from ftslurm.health.verdict import FAIL, UNKNOWN, WARN, Finding, Json, Judgement
+from ftslurm.health.verdict import Finding, Json, Judgement
+from ftslurm.kernel import become_subreaper, end_descendants, pidfd_open, signal_name
+from ftslurm.records.health import FAIL, UNKNOWN, WARN
+from ftslurm.text import one_line, plural
 
 LIMIT_S = 8.0
 STATUSES = {1: WARN, 2: FAIL}
@@ -28,8 +29,6 @@ def fetch(context: Context) -> Json:
     """Run them all, and finally kill all descendants of this process: it must be the check's own."""
     if not context.commands:
         raise Absent("no commands of your own")
-    from ftslurm.kernel import become_subreaper
-
     # Orphans are reparented to this process, and can be found.
     become_subreaper()
     environ = {**os.environ, **context.environ, "FTSLURM_NODE": context.node}
@@ -41,7 +40,7 @@ def fetch(context: Context) -> Json:
         _wait(running, time.monotonic() + LIMIT_S)
         return {"commands": [one.facts() for one in running]}
     finally:
-        _kill_all()
+        end_descendants(_REAP_S)
 
 
 def _wait(commands: Sequence[_Command], deadline: float) -> None:
@@ -57,20 +56,6 @@ def _wait(commands: Sequence[_Command], deadline: float) -> None:
                 waiting.pop(fd).end()
             elif not outputs[fd].read(fd):
                 poll.unregister(fd)
-
-
-def _kill_all() -> None:
-    """Kill and collect all descendants; unkillable ones are left to the caller's parent."""
-    from ftslurm.kernel import kill_descendants
-
-    deadline = time.monotonic() + _REAP_S
-    while kill_descendants(os.getpid(), signal.SIGKILL) and time.monotonic() < deadline:
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
-            break
-        time.sleep(0.002)
 
 
 class _Command:
@@ -96,8 +81,6 @@ class _Command:
         self._kept = {self._process.stdout.fileno(): b"", self._process.stderr.fileno(): b""}
         for fd in self._kept:
             os.set_blocking(fd, False)
-        from ftslurm.kernel import pidfd_open
-
         self.pidfd = pidfd_open(self._process.pid)
 
     @property
@@ -152,18 +135,11 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
         elif code in STATUSES:
             found.append(Finding(STATUSES[code], subject, line or f"exit code {code}, no output", advice))
         else:
-            how = f"was killed by {_name(-code)}" if code < 0 else f"exit code {code}, expected 0, 1 or 2"
+            how = f"was killed by {signal_name(-code)}" if code < 0 else f"exit code {code}, expected 0, 1 or 2"
             found.append(Finding(UNKNOWN, subject, f"{how}: {line}" if line else how, advice))
     lines = [one["line"] for one in facts["commands"] if one["code"] == 0 and one["line"]]
     how = f"{len(found)} not ok" if found else one_line(lines[0], 80) if lines else "all ok"
-    return Judgement(f"{count(len(facts['commands']), 'command')}, {how}", tuple(found))
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    return Judgement(f"{plural(len(facts['commands']), 'command')}, {how}", tuple(found))
 
 
 CHECK = Check(

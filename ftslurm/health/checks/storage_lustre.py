@@ -10,9 +10,10 @@ import os
 
 from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Absent, Check, Context
 from ftslurm.health.sysfs import text
-from ftslurm.health.units import one_line
-from ftslurm.health.verdict import FAIL, WARN, Finding, Json, Judgement
+from ftslurm.health.verdict import Finding, Json, Judgement
+from ftslurm.records.health import FAIL, WARN
 from ftslurm.sharedfs.mounts import mount_of
+from ftslurm.text import one_line
 
 _FILES = ("/sys/fs/lustre/health_check", "/proc/fs/lustre/health_check", "/sys/kernel/debug/lustre/health_check")
 
@@ -25,17 +26,17 @@ def is_loaded(context: Context) -> bool:
 def fetch(context: Context) -> Json:
     """Read the file, and find the job's paths on Lustre."""
     for file in _FILES:
-        said = text(f"{context.root}{file}")
-        if said is not None:
+        status_text = text(f"{context.root}{file}")
+        if status_text is not None:
             mounts = text(f"{context.root}/proc/self/mountinfo") or ""
             used = [place.path for place in context.paths if mount_of(mounts, place.path).fs_type == "lustre"]
-            return {"said": said[:2000], "used": used}
+            return {"status_text": status_text[:2000], "used": used}
     raise Absent("no Lustre here")
 
 
 def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
     """Judge Lustre's status."""
-    lines = [one_line(line) for line in facts["said"].splitlines() if line.strip()]
+    lines = [one_line(line) for line in facts["status_text"].splitlines() if line.strip()]
     words = " ".join(lines).lower()
     if words == "healthy":
         return Judgement("healthy")

@@ -7,17 +7,18 @@ is written.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Check, CheckedPath, Context
 from ftslurm.health.children import REAP_S, SLACK_S
 from ftslurm.health.path_judge import SHM, TMP, TMPDIR, is_usable, judge_path, only_read, shown, unmounted
-from ftslurm.health.probe import Wish, file_name, probe_all
+from ftslurm.health.probe import ProbeSpec, file_name, probe_all
 from ftslurm.health.procfs import has_gpus
 from ftslurm.health.sysfs import text
-from ftslurm.health.units import size
-from ftslurm.health.verdict import UNKNOWN, Finding, Json, Judgement
+from ftslurm.health.verdict import Finding, Json, Judgement
+from ftslurm.records.health import UNKNOWN
 from ftslurm.sharedfs.mounts import mount_of, points_of
+from ftslurm.text import size
 
 LIMIT_S = 3.0
 SMALL = 4096
@@ -40,12 +41,12 @@ def places(context: Context) -> list[CheckedPath]:
 def fetch(context: Context) -> Json:
     """Probe all paths."""
     write = 0 if context.busy else SMALL
-    return look(
+    return probe_places(
         context,
         LIMIT_S,
-        lambda place, index: Wish(
+        lambda place, index: ProbeSpec(
             real(context, place),
-            file_name(context.node, f"look{index}"),
+            file_name(context.node, f"paths{index}"),
             write=0 if only_read(place) else write,
             read=only_read(place),
         ),
@@ -57,26 +58,35 @@ def real(context: Context, place: CheckedPath) -> str:
     return f"{context.root}{SHM}" if place.path == SHM else os.path.abspath(place.path)
 
 
-def look(context: Context, limit_s: float, wish: Callable[[CheckedPath, int], Wish]) -> Json:
+def probe_places(context: Context, limit_s: float, spec: Callable[[CheckedPath, int], ProbeSpec]) -> Json:
     """Probe all paths; return their facts with their mounts."""
-    all_places = places(context)
-    probed = probe_all([wish(place, index) for index, place in enumerate(all_places)], limit_s)
-    # Read after the probes: an automounter mounts on access. This file never hangs.
-    mountinfo = _whole(f"{context.root}/proc/self/mountinfo")
-    fstab = text(f"{context.root}/etc/fstab") or ""
-    found = []
-    for place, facts in zip(all_places, probed, strict=True):
-        at = (facts["nearest"] or facts["real"]).removeprefix(context.root)
-        mount = mount_of(mountinfo, at)
-        said = {"point": mount.point, "source": mount.source, "type": mount.fs_type}
-        facts["mount"] = {**said, "made_read_only": mount.made_read_only}
-        facts["unmounted"] = unmounted(fstab, points_of(mountinfo), facts["real"])
-        facts.update(path=place.path, what=place.what, uid=os.geteuid(), limit_s=limit_s)
-        found.append(facts)
+    found = probe_paths(places(context), limit_s, spec, context.root)
     # An agent that can work in the user's $TMPDIR does not use /tmp.
     if CheckedPath(TMP, TMP) not in context.paths and any(one["what"] == TMPDIR and is_usable(one) for one in found):
         found = [one for one in found if one["path"] != TMP or one["what"] != TMP]
     return {"places": found, "gpus": has_gpus(context.root)}
+
+
+def probe_paths(
+    paths: Sequence[CheckedPath], limit_s: float, spec: Callable[[CheckedPath, int], ProbeSpec], root: str = ""
+) -> list[Json]:
+    """Probe these paths; return the facts of each with its mount, for `judge_path`."""
+    probed = probe_all([spec(place, index) for index, place in enumerate(paths)], limit_s)
+    # Read after the probes: an automounter mounts on access. This file never hangs.
+    mountinfo = _whole(f"{root}/proc/self/mountinfo")
+    fstab = text(f"{root}/etc/fstab") or ""
+    for place, facts in zip(paths, probed, strict=True):
+        mount = mount_of(mountinfo, (facts["nearest"] or facts["real"]).removeprefix(root))
+        facts["mount"] = {
+            "point": mount.point,
+            "source": mount.source,
+            "type": mount.fs_type,
+            "options": mount.options,
+            "made_read_only": mount.made_read_only,
+        }
+        facts["unmounted"] = unmounted(fstab, points_of(mountinfo), facts["real"])
+        facts.update(path=place.path, what=place.what, uid=os.geteuid(), limit_s=limit_s)
+    return probed
 
 
 def _whole(path: str) -> str:
@@ -94,10 +104,10 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
     summary = []
     for one in facts["places"]:
         place = CheckedPath(one["path"], one["what"])
-        said = judge_path(place, one, then.get(place.path), context.busy, facts["gpus"])
-        found += said
+        faults = judge_path(place, one, then.get(place.path), context.busy, facts["gpus"])
+        found += faults
         free = "" if one["free"] is None else f" {size(one['free'])} free"
-        summary.append(f"{shown(place)}{free}" if not said else f"{shown(place)} {said[0].status}")
+        summary.append(f"{shown(place)}{free}" if not faults else f"{shown(place)} {faults[0].status}")
     return Judgement(", ".join(summary), tuple(found))
 
 

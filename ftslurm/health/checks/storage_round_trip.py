@@ -5,28 +5,29 @@ from __future__ import annotations
 import errno
 
 from ftslurm.health.check import THOROUGH, Absent, Check, CheckedPath, Context
-from ftslurm.health.checks.storage_paths import look, real
+from ftslurm.health.checks.storage_paths import probe_places, real
 from ftslurm.health.children import REAP_S, SLACK_S
 from ftslurm.health.path_judge import judge_path, only_read, shown
-from ftslurm.health.probe import Wish, file_name
-from ftslurm.health.units import size, span
-from ftslurm.health.verdict import UNKNOWN, WARN, Finding, Json, Judgement
+from ftslurm.health.probe import ProbeSpec, file_name
+from ftslurm.health.verdict import Finding, Json, Judgement
+from ftslurm.records.health import UNKNOWN, WARN
+from ftslurm.text import duration, size
 
 LIMIT_S = 8.0
 WRITTEN = 1 << 20
 SLOW_S = 3.0
 """A mebibyte, synced: a disk needs milliseconds, a busy file server a second."""
-_TOLD = (errno.EILSEQ, errno.EIO)
+_IO_ERRORS = (errno.EILSEQ, errno.EIO)
 
 
 def fetch(context: Context) -> Json:
     """Write, sync, read and remove a file in each."""
     if context.busy:
         raise Absent("not while ranks are running")
-    return look(
+    return probe_places(
         context,
         LIMIT_S,
-        lambda place, index: Wish(
+        lambda place, index: ProbeSpec(
             real(context, place),
             file_name(context.node, f"trip{index}"),
             write=0 if only_read(place) else WRITTEN,
@@ -44,12 +45,12 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
         place = CheckedPath(one["path"], one["what"])
         error = one["error"]
         late = one["hung"] in ("write", "fsync", "close", "read", "unlink")
-        if late or (error is not None and (error[0] in ("fsync", "close", "read", "unlink") or error[1] in _TOLD)):
+        if late or (error is not None and (error[0] in ("fsync", "close", "read", "unlink") or error[1] in _IO_ERRORS)):
             found += judge_path(place, one, None, context.busy, facts["gpus"])
         if one["write_s"] is None or one["read_s"] is None:
             continue
-        times = f"{span(one['write_s'])} to write and sync {size(WRITTEN)}, {span(one['read_s'])} to read it"
-        summary.append(f"{shown(place)} {span(one['write_s'])} and {span(one['read_s'])}")
+        times = f"{duration(one['write_s'])} to write and sync {size(WRITTEN)}, {duration(one['read_s'])} to read it"
+        summary.append(f"{shown(place)} {duration(one['write_s'])} and {duration(one['read_s'])}")
         if one["write_s"] > SLOW_S or one["read_s"] > SLOW_S:
             mount = f"{one['mount']['type']} from {one['mount']['source']}"
             found.append(Finding(WARN, shown(place), f"slow: {times} ({mount})", "Look at its server or disk."))

@@ -1,478 +1,131 @@
-"""An agent without a process: the real member and machine, connected as in loop and courier, on virtual time.
+"""An agent without a process: the real loop, machine, courier and member, whose effects are virtual.
 
-Its workers are table entries with an end time. Any filesystem call of the agent may take minutes, or crash it.
+Its workers are table entries with an end time. Any filesystem call of its courier may take minutes, or crash it.
 """
 
 from __future__ import annotations
 
-import random
 import signal
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
-from ftslurm.agent.actions import (
-    Action,
-    Assignment,
-    CollectStacks,
-    Exit,
-    KillLeftovers,
-    Moment,
-    Prepare,
-    Prepared,
-    Publish,
-    Signal,
-    Spawn,
-    WorkerEnd,
-    changed_record,
-)
+from ftslurm.agent.actions import Assignment, SignalReceived, WorkerEnd
+from ftslurm.agent.containment import Containment, Defect
+from ftslurm.agent.effects import Effects, SpawnFailed
+from ftslurm.agent.loop import AgentLoop
 from ftslurm.agent.machine import AgentMachine
-from ftslurm.agent.round_setup import REACH_S, RoundSetup
-from ftslurm.dataclasses import dataclass, replace
-from ftslurm.rendezvous.member import FencedOut, Member, NodeRefused, RunInUse, View
-from ftslurm.rendezvous.node_record import NodeRecord
-from ftslurm.rendezvous.state import EXIT_FAILED, LEFT, Failure, State
-from ftslurm.sharedfs.commits import Commits
-from ftslurm.sharedfs.publish import BadFile
+from ftslurm.agent.rank_monitor import HungRank, StacksCollected, VitalsChanged
+from ftslurm.agent.round_setup import REACH_S
+from ftslurm.agent.stop_pages import StopSignalled
+from ftslurm.dataclasses import replace
+from ftslurm.monitor.timeouts import Longest
+from ftslurm.records.node import NodeRecord, Vitals
+from ftslurm.records.state import LEFT, Failure
+from ftslurm.records.stop import Stop, StopVote
+from ftslurm.rendezvous.member import Member
 from ftslurm.sharedfs.rundir import RunDirectory
-from ftslurm.testing.clock import START_NS
-from ftslurm.testing.memoryfs import Crash, MemoryFileSystem
-from ftslurm.testing.simulation.coroutine import Coroutine, get_coroutine
+from ftslurm.testing.memoryfs import MemoryFileSystem
+from ftslurm.testing.simulation.courier import LATE_S, VirtualCourier
+from ftslurm.testing.simulation.host import NEVER, Host, VirtualWorker
+from ftslurm.testing.simulation.process import VirtualProcess
+from ftslurm.testing.simulation.stopping import VirtualStops
 
 FINISH_S = 10.0
 STORAGE_S = 60.0
-RETRY_S = 0.5
-NEVER = float("inf")
 
 
-@dataclass
-class VirtualWorker:
-    """Planned behaviour of a worker.
-
-    Attributes:
-        ends_at: true time of its own end; NEVER for one that hangs.
-        code, signal: outcome of its own end.
-        term_s: time to end after SIGTERM; NEVER: it ignores it.
-        kill_s: the same after SIGKILL (a process in an uninterruptible call may take a minute).
-        turn: number of changes of the plan; an end scheduled for an earlier plan is ignored.
-    """
-
-    local_rank: int
-    ends_at: float
-    code: int
-    signal: str | None
-    term_s: float
-    kill_s: float
-    turn: int = 0
-
-
-class Host:
-    """Interface of the cluster for an agent; see `cluster.Cluster`."""
-
-    rng: random.Random
-
-    def now(self) -> float:
-        """Return true time, seconds."""
-        raise NotImplementedError
-
-    def after(self, seconds: float, event: Callable[[], None]) -> None:
-        """Call `event` after the given time."""
-        raise NotImplementedError
-
-    def plan_worker(self, agent: VirtualAgent, assignment: Assignment, local_rank: int) -> VirtualWorker:
-        """Return the plan of this worker.
-
-        Raises:
-            OSError: it cannot be started.
-        """
-        raise NotImplementedError
-
-    def reaches_master(self, agent: VirtualAgent, assignment: Assignment) -> bool:
-        """Return whether the agent's node can connect to the round's master now."""
-        raise NotImplementedError
-
-    def commits(self, agent: VirtualAgent) -> Commits:
-        """Return the registrations of commits, through that agent's client."""
-        raise NotImplementedError
-
-    def on_spawned(self, agent: VirtualAgent, assignment: Assignment) -> None:
-        """Note that the agent has started the workers of a round."""
-        raise NotImplementedError
-
-    def on_gone(self, agent: VirtualAgent, code: int | None) -> None:
-        """Note that the agent has ended, with an exit code or (None) by a crash."""
-        raise NotImplementedError
-
-    def may_wait(self, agent: VirtualAgent) -> bool:
-        """Return whether the agent's filesystem calls may block now."""
-        raise NotImplementedError
-
-
-class VirtualAgent:
+class VirtualAgent(VirtualProcess, Effects):
     """One agent process.
 
     Args:
         host: the cluster.
         fs: this process's client.
         run: the run directory.
-        member, machine: the real ones, used by this agent only.
-        offset_s, offset_ns: what the node's clocks add to true time; the latter may be changed at any time.
+        offset_s, offset_ns: see `VirtualProcess`.
+
+    Attributes:
+        workers: the living ones, by local rank.
     """
+
+    machine: AgentMachine
+    loop: AgentLoop
 
     def __init__(
         self, host: Host, node: str, fs: MemoryFileSystem, run: RunDirectory, offset_s: float, offset_ns: int
     ) -> None:
-        self.host = host
+        super().__init__(host, offset_s, offset_ns)
         self.node = node
         self.fs = fs
         self.run = run
-        self.offset_s = offset_s
-        self.offset_ns = offset_ns
-        self.alive = True
-        self.frozen_until = 0.0
         self.exit_code: int | None = None
-        self.refused = False
-        self.eviction: str | None = None
-        self.gave_up = False
         self.stop_signal: str | None = None
         self.workers: dict[int, VirtualWorker] = {}
         self.assignment: Assignment | None = None
-        self.last_state: State | None = None
-        self.coroutine: Coroutine | None = None
-        self._busy = False
-        self._stopping = False
-        self._finished = False
-        self._pending: NodeRecord | None = None
-        self._tasks: deque[tuple[Assignment, Callable[[], None]]] = deque()
-        self._inbox: deque[Callable[[], None]] = deque()
-        self._events: deque[Callable[[], None]] = deque()
-        self._due = 0.0
-        self._last: tuple[int, bool] | None = None
-        self._storage_failing_since: float | None = None
-        self._armed_for: float | None = None
-        # Commits are revoked together with the creation of directories; the host decides if the master is reachable.
-        self._round_setup = RoundSetup(self._send, lambda *_: None, lambda _: None, self.monotonic, STORAGE_S, None)
+        self._woken = False
+        self._health: tuple[bool, str | None] = (False, None)
+        self._signals: deque[SignalReceived] = deque()
+        self._ended: list[VirtualWorker] = []
+        self._rank_events: deque[HungRank | StacksCollected | StopSignalled | VitalsChanged] = deque()
+        self._sweeping = False
+        self._port = 29400
+        self._stops = VirtualStops(host, self._rank_leaves, self._rank_resumes, self._lives)
 
     def start(self, member: Member, machine: AgentMachine) -> None:
         """Begin."""
-        self.member = member
         self.machine = machine
-        self.record = member.record
-        self._port(self.record.port)
-        self._pending = self.record
-        self._due = self.host.now()
-        self._turn_at(self._due)
+        self._courier = VirtualCourier(member, self.monotonic, self._courier_alarm, self._loop_alarm)
+        containment = Containment()
+        containment.connect(self._courier.post)
+        self.loop = AgentLoop(self, machine, self._courier, member.record, containment, STORAGE_S)
+        self.loop.begin(doorbell_port=1)
 
-    # Clocks
+    # Queries
 
-    def monotonic(self) -> float:
-        """Return this node's monotonic clock, seconds."""
-        return self.host.now() + self.offset_s
+    @property
+    def record(self) -> NodeRecord:
+        """Its newest node record."""
+        return self.loop.record
 
-    def now_ns(self) -> int:
-        """Return this node's wall clock, nanoseconds since the epoch."""
-        return START_NS + round(self.host.now() * 1e9) + self.offset_ns
+    @property
+    def leaving(self) -> bool:
+        """Whether it leaves for a reason of its own."""
+        gave_up = self._has_decided_to_leave() and self.record.status != LEFT
+        return self.stop_signal is not None or self.record.reason is not None or gave_up
 
-    def _moment(self) -> Moment:
-        return Moment(self.monotonic(), self.now_ns())
+    @property
+    def departed(self) -> bool:
+        """Whether it has ended, or published that it left."""
+        return not self.alive or self.record.status == LEFT
 
     # Faults
 
-    def freeze(self, seconds: float) -> None:
-        """Stop the process (SIGSTOP) for that time; its workers continue."""
-        until = self.host.now() + seconds
-        if until > self.frozen_until:
-            self.frozen_until = until
-            self.host.after(seconds, self._thaw)
-
     def crash(self) -> None:
         """Kill the process at this point; its workers die with it (the parent-death signal)."""
-        if not self.alive:
-            return
-        self._end(None)
+        if self.alive:
+            self._end(None)
 
     def make_unhealthy(self, check_s: float, seconds: float) -> None:
         """Run health checks for `check_s`, which find the node unhealthy for the following `seconds`."""
-        self._deliver(lambda: self._judge(pending=True, unhealthy=None))
-        self._after(check_s, lambda: self._judge(pending=False, unhealthy="a check failed"))
-        self._after(check_s + seconds, lambda: self._judge(pending=False, unhealthy=None))
+        self._on_health(True, None)
+        self.host.after(check_s, partial(self._on_health, False, "a check failed"))
+        self.host.after(check_s + seconds, partial(self._on_health, False, None))
 
-    def _judge(self, pending: bool, unhealthy: str | None) -> None:
-        if not self._stopping:
-            self.record = replace(self.record, health_pending=pending, unhealthy=unhealthy)
-            self._pending = self.record
-            self._turn_at(self.host.now())
+    def _on_health(self, pending: bool, unhealthy: str | None) -> None:
+        self._health = (pending, unhealthy)
+        self._loop_alarm.set(0.0)
 
-    def signal(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
         """Send it a signal."""
         if self.stop_signal is None:
             self.stop_signal = signal.Signals(number).name
-        self._deliver(lambda: self._do(self.machine.on_signal(number, self._moment())))
+        self._signals.append(SignalReceived(number))
+        self._loop_alarm.set(0.0)
 
     def on_wake(self) -> None:
         """Deliver a datagram to its doorbell."""
-        self._deliver(self._wake)
-
-    def _wake(self) -> None:
-        self.member.wake()
-        self._due = min(self._due, self.host.now() + self.member.next_tick_s())
-        self._turn_at(self._due)
-
-    def _thaw(self) -> None:
-        if not self.alive or self._frozen():
-            return
-        while self._inbox and self.alive:
-            self._inbox.popleft()()
-        self._turn_at(self.host.now())
-
-    def _frozen(self) -> bool:
-        return self.frozen_until > self.host.now()
-
-    def _end(self, code: int | None) -> None:
-        self.alive = False
-        self.exit_code = code
-        self.workers.clear()
-        if self.coroutine is not None and self._busy:
-            parked, self.coroutine = self.coroutine, None
-            parked.kill()
-        self.host.on_gone(self, code)
-
-    # The courier
-
-    def _turn_at(self, when: float) -> None:
-        self.host.after(max(0.0, when - self.host.now()), self._turn)
-
-    def _turn(self) -> None:
-        """Do the courier's next work, unless it is blocked in a call."""
-        if not self.alive or self._busy or self._frozen():
-            return
-        if not (self._pending or self._tasks or self._stopping or self.host.now() >= self._due):
-            return
-        self._busy = True
-        hangs = self.host.may_wait(self)
-        try:
-            if not hangs:
-                self._work()
-                self._worked()
-                return
-            self.coroutine = get_coroutine()
-            self._after_run(self.coroutine.run(self._work))
-        except Crash:
-            self._busy = False
-            self.coroutine = None
-            self.crash()
-
-    def wait_until(self, when: float) -> None:
-        """Block inside a filesystem call until then, and at least until the process is no longer frozen."""
-        assert self.coroutine is not None
-        while (when := max(when, self.frozen_until)) > self.host.now():
-            self.host.after(when - self.host.now(), partial(self._resume, self.coroutine))
-            self.coroutine.park()
-
-    def _resume(self, parked: Coroutine) -> None:
-        if not self.alive or self.coroutine is not parked:
-            return
-        try:
-            self._after_run(parked.resume())
-        except Crash:
-            self._busy = False
-            self.coroutine = None
-            self.crash()
-
-    def _after_run(self, ended: bool) -> None:
-        if ended:
-            self.coroutine = None
-            self._worked()
-        else:
-            self._handle_events()
-
-    def _work(self) -> None:
-        record, self._pending = self._pending, None
-        tasks = list(self._tasks)
-        self._tasks.clear()
-        if record is not None:
-            self.member.publish(record)
-        if record is not None or self._stopping or self.host.now() >= self._due:
-            self._due = self._tick()
-        for assignment, task in tasks:
-            result: object = None
-            try:
-                task()
-            except (OSError, BadFile) as error:
-                result = error
-            self._events.append(partial(self._on_made, assignment, result))
-        if self._stopping and not self._tasks:
-            self._finished = True
-
-    def _tick(self) -> float:
-        now = self.host.now
-        try:
-            view = self.member.tick()
-        except (FencedOut, NodeRefused) as error:
-            self._events.append(partial(self._on_evicted, str(error)))
-            return now() + 3600.0
-        except RunInUse as error:
-            self.refused = True
-            self._events.append(partial(self._on_evicted, str(error)))
-            return now() + 3600.0
-        except (OSError, BadFile):
-            if self._storage_failing_since is None:
-                self._storage_failing_since = now()
-                self.host.after(STORAGE_S + 1.0, lambda: self._deliver(self._give_up))
-            self._on_tick(self.member.view())
-            return now() + RETRY_S
-        self._storage_failing_since = None
-        self._on_tick(view)
-        return now() + self.member.next_tick_s()
-
-    def _on_tick(self, view: View) -> None:
-        if view.state is not None and (view.token, view.coordinating) != self._last:
-            self._last = (view.token, view.coordinating)
-            self._events.append(partial(self._on_view, view))
-
-    def _worked(self) -> None:
-        self._busy = False
-        self._handle_events()
-        if not self.alive:
-            return
-        if self._finished:
-            self._end(self._leave_with)
-            return
-        self._turn_at(self.host.now() if self._pending or self._tasks or self._stopping else self._due)
-
-    def _handle_events(self) -> None:
-        while self._events and self.alive:
-            self._deliver(self._events.popleft())
-
-    def _give_up(self) -> None:
-        if self._storage_failing_since is None or self.workers or self._stopping:
-            return
-        if self.host.now() - self._storage_failing_since >= STORAGE_S:
-            self.gave_up = True
-            self._exit(EXIT_FAILED)
-
-    # The loop
-
-    def _deliver(self, event: Callable[[], None]) -> None:
-        """Deliver an event to the loop, once the process is not frozen."""
-        if not self.alive:
-            return
-        if self._frozen():
-            self._inbox.append(event)
-        else:
-            event()
-
-    def _on_view(self, view: View) -> None:
-        assert view.state is not None
-        self.last_state = view.state
-        self._do(self.machine.on_state(view.state, self._moment()))
-
-    def _on_made(self, assignment: Assignment, result: object) -> None:
-        prepared = self._round_setup.made(assignment.round, result)
-        if prepared is None:
-            if (deadline := self._round_setup.deadline) is not None:
-                self._after(max(0.0, deadline - self.monotonic()) + 0.001, self._retry_prepare)
-        elif prepared.problem is not None or self.host.reaches_master(self, assignment):
-            self._on_prepared(prepared)
-        else:
-            prepared = Prepared(assignment.round, "the master cannot be reached", unreachable=True)
-            self._after(REACH_S, partial(self._on_prepared, prepared))
-
-    def _retry_prepare(self) -> None:
-        prepared = self._round_setup.on_time()
-        assert prepared is None, "no step but the directories has a deadline here"
-
-    def _on_prepared(self, prepared: Prepared) -> None:
-        self._do(self.machine.on_prepared(prepared, self._moment()))
-
-    def _on_evicted(self, reason: str) -> None:
-        self.eviction = reason
-        self._do(self.machine.on_evicted(reason, EXIT_FAILED, self._moment()))
-
-    def _do(self, actions: list[Action]) -> None:
-        for action in actions:
-            if self._stopping:
-                # The loop has ended: ignore further actions.
-                return
-            if isinstance(action, Publish):
-                self._publish(action)
-            elif isinstance(action, Signal):
-                for local_rank in action.local_ranks:
-                    self._signal_worker(local_rank, action.number)
-            elif isinstance(action, Spawn):
-                self._spawn(action.assignment)
-            elif isinstance(action, Prepare):
-                self._round_setup.begin(action.assignment)
-            elif isinstance(action, CollectStacks):
-                self._after(self.host.rng.uniform(0.05, 3.0), self._stacks_collected)
-            elif isinstance(action, KillLeftovers):
-                self._round_setup.drop()
-                self._after(0.05, self._swept)
-            elif isinstance(action, Exit):
-                self._exit(action.code)
-        self._arm_deadline()
-
-    def _publish(self, change: Publish) -> None:
-        if change.new_port:
-            self._port(self.record.port + 1)
-        self.record = changed_record(self.record, change)
-        self._pending = self.record
-        self._turn_at(self.host.now())
-
-    def _port(self, number: int) -> None:
-        self.record = replace(self.record, port=number)
-
-    def _send(self, assignment: Assignment) -> None:
-        def make() -> None:
-            for local_rank in range(assignment.slots):
-                self.fs.makedirs(self.run.rank(assignment.round, assignment.first_rank + local_rank))
-            self.host.commits(self).revoke(assignment.round, lambda node: True)
-
-        self._tasks.append((assignment, make))
-        self._turn_at(self.host.now())
-
-    def _exit(self, code: int) -> None:
-        if self._stopping:
-            return
-        self._stopping = True
-        self._leave_with = code
-        self._turn_at(self.host.now())
-        self.host.after(FINISH_S, self._end_without_publishing)
-
-    def _end_without_publishing(self) -> None:
-        if self.alive and not self._frozen():
-            self._end(self._leave_with)
-        elif self.alive:
-            self._inbox.append(self._end_without_publishing)
-
-    def _arm_deadline(self) -> None:
-        deadline = self.machine.deadline
-        if deadline is None or deadline == self._armed_for:
-            return
-        self._armed_for = deadline
-        self._after(max(0.0, deadline - self.monotonic()) + 0.001, self._on_time)
-
-    def _on_time(self) -> None:
-        self._armed_for = None
-        self._do(self.machine.on_time(self._moment()))
-
-    def _after(self, seconds: float, event: Callable[[], None]) -> None:
-        self.host.after(seconds, lambda: self._deliver(event))
-
-    # The workers
-
-    def _spawn(self, assignment: Assignment) -> None:
-        self.assignment = assignment
-        for local_rank in range(assignment.slots):
-            try:
-                worker = self.host.plan_worker(self, assignment, local_rank)
-            except OSError as error:
-                self._do(self.machine.on_spawn_failed(local_rank, str(error), self._moment()))
-                return
-            self.workers[local_rank] = worker
-            if worker.ends_at < NEVER:
-                self.host.after(worker.ends_at - self.host.now(), partial(self._worker_ends, worker, worker.turn))
-        self.host.on_spawned(self, assignment)
+        self._woken = True
+        self._loop_alarm.set(0.0)
 
     def end_worker(self, worker: VirtualWorker, seconds: float, code: int, name: str | None) -> None:
         """Change a worker's plan: it ends after the given time with this code or signal."""
@@ -480,62 +133,230 @@ class VirtualAgent:
         worker.code, worker.signal = code, name
         self.host.after(seconds, partial(self._worker_ends, worker, worker.turn))
 
-    def _signal_worker(self, local_rank: int, number: int) -> None:
-        worker = self.workers.get(local_rank)
-        if worker is None:
-            return
-        seconds = worker.term_s if number == signal.SIGTERM else worker.kill_s
-        if seconds < NEVER and number in (signal.SIGTERM, signal.SIGKILL):
-            self.end_worker(worker, seconds, -1, signal.Signals(number).name)
-
-    def _worker_ends(self, worker: VirtualWorker, turn: int) -> None:
-        if not self.alive or worker.turn != turn or self.workers.get(worker.local_rank) is not worker:
-            return
-        del self.workers[worker.local_rank]
-        assignment, ended_ns = self.assignment, self.now_ns()
-        assert assignment is not None
-        failure = None
-        if worker.code != 0:
-            failure = Failure(
-                assignment.round,
-                self.node,
-                assignment.first_rank + worker.local_rank,
-                worker.local_rank,
-                ended_ns,
-                "signal" if worker.signal else "exit",
-                None if worker.signal else worker.code,
-                worker.signal,
-                worker.signal or f"exit code {worker.code}",
-                None,
-            )
-        code = None if worker.signal else worker.code
-        end = WorkerEnd(worker.local_rank, code, worker.signal, ended_ns, None, failure)
-        self._deliver(lambda: self._do(self.machine.on_worker_ended(end, self._moment())))
-
     def hang_worker(self, worker: VirtualWorker) -> None:
         """Let a worker hang and its time-out expire; one that is being killed still ends."""
         if worker.signal is not None:
             return
         worker.turn += 1
+        worker.training = None
         what = "no heartbeat for 30.0 s (time-out 30.0 s)"
-        self._deliver(
-            lambda: self._do(self.machine.on_hang(worker.local_rank, what, signal.SIGKILL, None, self._moment()))
-        )
+        self._on_rank_event(HungRank(worker.local_rank, what, signal.SIGKILL, None, self.monotonic()))
 
-    def _stacks_collected(self) -> None:
-        self._do(self.machine.on_stacks_collected(self._moment()))
+    # The process
 
-    def _swept(self) -> None:
-        self._do(self.machine.on_swept(self._moment()))
+    def _has_decided_to_leave(self) -> bool:
+        return self.loop.exit_code is not None
 
-    # Queries
+    def _turn(self) -> None:
+        """Do what `NodeAgent` does when it is woken."""
+        if not self.alive or self._frozen() or self._has_decided_to_leave():
+            return
+        self.loop.turn()
+        if self._has_decided_to_leave():
+            self._courier.stop()
+            self.host.after(FINISH_S, self._end_without_publishing)
+        elif (deadline := self.loop.deadline) is not None:
+            self._loop_alarm.set(deadline - self.offset_s + LATE_S)
+
+    def _end_without_publishing(self) -> None:
+        if self.alive and self._frozen():
+            self.host.after(self.frozen_until - self.host.now(), self._end_without_publishing)
+        elif self.alive:
+            self._leave()
+
+    def _leave(self) -> None:
+        self.loop.on_last_events()
+        self._end(self.loop.exit_code)
+
+    def _end(self, code: int | None) -> None:
+        self.alive = False
+        self.exit_code = code
+        self.workers.clear()
+        self._kill_courier()
+        self.host.on_gone(self, code)
+
+    def _may_wait(self) -> bool:
+        return self.host.may_wait(self)
+
+    # Effects: time and events
 
     @property
-    def leaving(self) -> bool:
-        """Whether it leaves for a reason of its own."""
-        return self.stop_signal is not None or self.eviction is not None or self.gave_up
+    def deadline(self) -> float | None:
+        """See `Effects`: each event sets the alarm."""
+        return None
 
-    @property
-    def departed(self) -> bool:
-        """Whether it has ended, or published that it left."""
-        return not self.alive or self.record.status == LEFT
+    def events(self, record: NodeRecord) -> Iterator[object]:
+        """See `Effects`."""
+        if self._woken:
+            self._woken = False
+            self._courier.wake()
+        while self._signals:
+            yield self._signals.popleft()
+        while self._ended:
+            yield self._worker_end(self._ended.pop(0))
+        while self._rank_events:
+            yield self._rank_events.popleft()
+
+    def signal_rank(self, worker: VirtualWorker) -> None:
+        """Let a signal reach this rank alone, which asks for a stop."""
+        self._on_rank_event(StopSignalled(worker.local_rank, "SIGUSR1"))
+
+    def _on_rank_event(self, event: HungRank | StacksCollected | StopSignalled | VitalsChanged) -> None:
+        self._rank_events.append(event)
+        self._loop_alarm.set(0.0)
+
+    # Effects: the user, the run directory, the node record
+
+    def log(self, text: str) -> None:
+        """See `Effects`."""
+
+    def report_defect(self, defect: Defect, round_: int) -> None:
+        """See `Effects`."""
+        self.host.on_defect(self, defect)
+
+    def publish(self, record: NodeRecord) -> None:
+        """See `Effects`."""
+        self._courier.publish(record)
+
+    def reserve_port(self) -> int:
+        """See `Effects`."""
+        self._port += 1
+        return self._port
+
+    def with_health(self, record: NodeRecord) -> NodeRecord:
+        """See `Effects`."""
+        pending, unhealthy = self._health
+        return replace(record, health_pending=pending, unhealthy=unhealthy)
+
+    # Effects: a round's beginning
+
+    def make_directories(self, assignment: Assignment) -> int:
+        """See `Effects`; revokes the commits of past rounds, too."""
+        for local_rank in range(assignment.slots):
+            self.fs.makedirs(self.run.rank(assignment.round, assignment.first_rank + local_rank))
+        self.host.commits(self).revoke(assignment.round, lambda node: True)
+        return 0
+
+    def revoke_commits(self, assignment: Assignment, report: Callable[[str | None], None]) -> None:
+        """See `Effects`; not called, see `make_directories`."""
+        raise NotImplementedError
+
+    def test_connection(self, assignment: Assignment, report: Callable[[str | None], None]) -> None:
+        """See `Effects`."""
+        if self.host.reaches_master(self, assignment):
+            report(None)
+        else:
+            self.host.after(REACH_S, partial(report, "the master cannot be reached"))
+
+    def spawn(self, assignment: Assignment) -> None:
+        """See `Effects`."""
+        self.assignment = assignment
+        for local_rank in range(assignment.slots):
+            try:
+                worker = self.host.plan_worker(self, assignment, local_rank)
+            except OSError as error:
+                raise SpawnFailed(local_rank, str(error), error.errno) from error
+            self.workers[local_rank] = worker
+            if worker.ends_at < NEVER:
+                self.host.after(worker.ends_at - self.host.now(), partial(self._worker_ends, worker, worker.turn))
+        self._stops.begin(list(self.workers.values()))
+        if (seconds := self._stops.first_call_s()) is not None:
+            self.host.after(seconds, partial(self._on_first_call, assignment))
+        self.host.on_spawned(self, assignment)
+
+    # Effects: its workers and its end
+
+    def running(self) -> set[int]:
+        """See `Effects`."""
+        return {*self.workers, *(worker.local_rank for worker in self._ended)}
+
+    def signal(self, local_ranks: tuple[int, ...], number: int) -> None:
+        """See `Effects`."""
+        for local_rank in local_ranks:
+            worker = self.workers.get(local_rank)
+            if worker is None or number not in (signal.SIGTERM, signal.SIGKILL):
+                continue
+            if number == signal.SIGTERM and _has_left(worker):
+                continue  # See `StopSignals`.
+            seconds = worker.term_s if number == signal.SIGTERM else worker.kill_s
+            if seconds < NEVER:
+                self.end_worker(worker, seconds, -1, signal.Signals(number).name)
+
+    def vitals(self, round_: int) -> Vitals | None:
+        """See `Effects`; only whether the ranks call `should_stop`."""
+        return Vitals(round_, Longest(), (), 0, stoppable=int(self._stops.stoppable())) if self.workers else None
+
+    def _on_first_call(self, assignment: Assignment) -> None:
+        vitals = self.vitals(assignment.round)
+        if self.alive and self.assignment is assignment and vitals is not None:
+            self._on_rank_event(VitalsChanged(vitals, at_once=True))
+
+    def stoppable(self) -> bool:
+        """See `Effects`."""
+        return self._stops.stoppable()
+
+    def follow_stop(self, stop: Stop, kill_at: float | None) -> StopVote:
+        """See `Effects`."""
+        return self._stops.follow(stop, None if kill_at is None else kill_at - self.offset_s)
+
+    def _lives(self, worker: VirtualWorker) -> bool:
+        return self.alive and self.workers.get(worker.local_rank) is worker
+
+    def _rank_resumes(self, worker: VirtualWorker, waited_s: float) -> None:
+        worker.ends_at += waited_s
+        self.end_worker(worker, max(0.0, worker.ends_at - self.host.now()), worker.code, worker.signal)
+
+    def _rank_leaves(self, worker: VirtualWorker, step: int, in_vain: bool) -> None:
+        self.host.on_left(self, worker, step, in_vain)
+        rng = self.host.rng
+        # Some fail to save.
+        self.end_worker(worker, rng.uniform(0.1, 2.0), int(rng.random() < 0.1), None)
+
+    def collect_stacks(self, round_: int, local_ranks: tuple[int, ...], stop: str | None) -> bool:
+        """See `Effects`."""
+        assignment = self.assignment
+
+        def collected() -> None:
+            if self.assignment is assignment:
+                self._on_rank_event(StacksCollected())
+
+        self.host.after(self.host.rng.uniform(0.05, 3.0), collected)
+        return True
+
+    def prepare_sweep(self) -> None:
+        """See `Effects`; the first sweep finds something."""
+        self._sweeping = True
+
+    def sweep(self) -> bool:
+        """See `Effects`."""
+        found, self._sweeping = self._sweeping, False
+        return not found
+
+    def survivors(self) -> str:
+        """See `Effects`."""
+        return f"ranks {sorted(self.workers)}"
+
+    def forget_round(self) -> None:
+        """See `Effects`."""
+        self.assignment = None
+
+    def _worker_ends(self, worker: VirtualWorker, turn: int) -> None:
+        if self.alive and worker.turn == turn and self.workers.get(worker.local_rank) is worker:
+            del self.workers[worker.local_rank]
+            self._ended.append(worker)
+            self._loop_alarm.set(0.0)
+
+    def _worker_end(self, worker: VirtualWorker) -> WorkerEnd:
+        part, ended_ns = self.assignment, self.now_ns()
+        assert part is not None
+        code = None if worker.signal else worker.code
+        failure = None
+        if worker.code != 0:
+            where = (part.round, self.node, part.first_rank + worker.local_rank, worker.local_rank, ended_ns)
+            kind, text = ("signal", worker.signal) if worker.signal else ("exit", f"exit code {code}")
+            failure = Failure(*where, kind, code, worker.signal, text, None, leaving=_has_left(worker))
+        return WorkerEnd(worker.local_rank, code, worker.signal, ended_ns, None, failure)
+
+
+def _has_left(worker: VirtualWorker) -> bool:
+    return worker.training is not None and worker.training.left_step is not None

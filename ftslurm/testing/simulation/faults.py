@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 
 from ftslurm.dataclasses import dataclass
 from ftslurm.testing.memoryfs import AFTER, BEFORE, DURING, Crash, Operation
-from ftslurm.testing.simulation.agent import NEVER, VirtualAgent, VirtualWorker
+from ftslurm.testing.simulation.agent import VirtualAgent
+from ftslurm.testing.simulation.host import NEVER, VirtualWorker
 
 SMALL_S = 2.0
 """Limit of a slow call, in seconds: a longer one may make a node lost."""
@@ -184,6 +185,8 @@ WEIGHTS = {
     "rank cannot be started": 2,
     "agent stopped": 1,
     "job stopped": 0.5,
+    "stop requested": 0.7,
+    "rank asks for a stop": 0.7,
     "requeue": 1.5,
     "another job": 2,
     "other options": 2,

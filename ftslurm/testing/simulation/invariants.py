@@ -8,13 +8,16 @@ from collections.abc import Callable
 
 from ftslurm.agent.actions import Assignment
 from ftslurm.dataclasses import dataclass
-from ftslurm.rendezvous.state import CLOSED, RUNNING, STOPPED, UNREACHABLE, Closed, Lease, LostNode, State
+from ftslurm.records.state import CLOSED, RUNNING, STOPPED, UNREACHABLE, Closed, Lease, LostNode, State
 from ftslurm.sharedfs.cell import KEPT
 from ftslurm.testing.simulation.agent import VirtualAgent
 
 
-class Broken(AssertionError):
-    """An invariant does not hold; the text has the invariant and the facts."""
+class Broken(BaseException):
+    """An invariant does not hold; the text has the invariant and the facts.
+
+    No `Exception`: the code under test, which handles its own defects, must not handle this.
+    """
 
 
 def check(holds: bool, what: str, *facts: object) -> None:
@@ -48,6 +51,7 @@ class Ledger:
         self._worlds: dict[tuple[str, int], State] = {}
         self._runners: dict[tuple[str, int, int], str] = {}
         self._costs: Counter[str] = Counter()
+        self._left: dict[tuple[str, int], int | None] = {}
         self.rounds = 0
         self.committed = 0
 
@@ -69,8 +73,8 @@ class Ledger:
         """Check the replacement (`content`) or removal (None) of a file."""
         if path in self._contents:
             old = path.rpartition("/")[2] <= f"{self.token - KEPT:012d}.json"
-            header = json.loads(self._contents[path].partition(b"\n")[0])
-            retired = content is not None and json.loads(content) == {**header, "retired": True}
+            before = json.loads(self._contents[path])
+            retired = content is not None and json.loads(content) == {**before, "retired": True, "value": None}
             check(old and retired, "a generation was changed after it was published", path)
             self._contents[path] = content or b""
 
@@ -175,6 +179,18 @@ class Ledger:
             check(key not in self._runners, f"{where}: rank {rank} runs twice", self._runners.get(key))
             self._runners[key] = agent.record.incarnation
 
+    def on_left(self, agent: VirtualAgent, assignment: Assignment, local_rank: int, step: int, in_vain: bool) -> None:
+        """Check a rank that has left by an orderly stop: all ranks leave at the same step.
+
+        Not those that waited in vain: the shared directory had failed for as long as a rank waits.
+        """
+        key = (assignment.attempt, assignment.round)
+        if in_vain:
+            self._left[key] = None
+        known = self._left.setdefault(key, step)
+        what = f"round {assignment.round} of attempt {assignment.attempt}: ranks left at different steps"
+        check(known is None or known == step, what, known, step, agent.node, local_rank)
+
     def is_over(self, assignment: Assignment) -> bool:
         """Return whether that round is no longer the current one."""
         state = self.state
@@ -195,7 +211,7 @@ class Ledger:
 
     def on_exit(self, agent: VirtualAgent, attempt: str) -> None:
         """Check the exit code of an agent that has left."""
-        if agent.leaving or agent.refused:
+        if agent.leaving:
             return
         verdict = self.closed.get(attempt)
         if verdict is None:
@@ -204,9 +220,6 @@ class Ledger:
         check(
             codes[0] == codes[1], f"{agent.node} left attempt {attempt} with another exit code than its verdict", codes
         )
-        seen = (
-            agent.last_state.closed.reason
-            if agent.last_state is not None and agent.last_state.closed is not None
-            else None
-        )
-        check(seen == verdict.reason, f"{agent.node} left attempt {attempt} with another reason", seen, verdict.reason)
+        last = agent.loop.state
+        reason = None if last is None or last.closed is None else last.closed.reason
+        check(reason == verdict.reason, f"{agent.node} left attempt {attempt} with another reason", reason, verdict)

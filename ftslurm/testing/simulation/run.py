@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ftslurm.dataclasses import dataclass, field
-from ftslurm.testing.simulation.cluster import Cluster, Plan
+from ftslurm.testing.simulation.cluster import Cluster, ClusterOptions
 from ftslurm.testing.simulation.faults import WEIGHTS
 from ftslurm.testing.simulation.invariants import Broken
 from ftslurm.testing.simulation.scenario import Scenario
@@ -56,28 +56,28 @@ class Failed(AssertionError):
     """A cluster broke an invariant; the text has the seed and the last events."""
 
 
-def simulate(plan: Plan) -> tuple[Scenario, Cluster]:
+def simulate(options: ClusterOptions) -> tuple[Scenario, Cluster]:
     """Run one cluster to its end.
 
     Raises:
         Failed: an invariant does not hold, or the code under test raised an unexpected exception.
     """
-    cluster = Cluster(plan)
+    cluster = Cluster(options)
     scenario = Scenario(cluster)
     try:
         scenario.run()
-    except Exception as error:
-        story = "\n".join(f"  {when:10.3f} s  {text}" for when, text in cluster.events)
+    except (Exception, Broken) as error:
+        history = "\n".join(f"  {when:10.3f} s  {text}" for when, text in cluster.events)
         what = str(error) if isinstance(error, Broken) else f"{type(error).__name__}: {error}"
-        raise Failed(f"seed {plan.seed}: {what}\nat {cluster.now():.3f} s; before it:\n{story}") from error
+        raise Failed(f"seed {options.seed}: {what}\nat {cluster.now():.3f} s; before it:\n{history}") from error
     return scenario, cluster
 
 
-def simulate_many(plans: Sequence[Plan]) -> Tally:
+def simulate_many(clusters: Sequence[ClusterOptions]) -> Tally:
     """Run clusters one after the other; see `simulate`."""
     tally = Tally()
-    for plan in plans:
-        tally.add(*simulate(plan))
+    for options in clusters:
+        tally.add(*simulate(options))
     return tally
 
 
@@ -114,25 +114,25 @@ def main(arguments: Sequence[str]) -> int:
     seeds = range(options.seed, options.seed + options.clusters)
     if options.replay is not None:
         seeds = range(options.replay, options.replay + 1)
-    return _run(
-        [Plan(seed, options.nodes, options.faults_per_cluster, kinds, options.replay is not None) for seed in seeds]
-    )
+    common = (options.nodes, options.faults_per_cluster, kinds, options.replay is not None)
+    return _run([ClusterOptions(seed, *common) for seed in seeds])
 
 
-def _run(plans: list[Plan]) -> int:
-    print(f"seeds {plans[0].seed} to {plans[-1].seed}", flush=True)
+def _run(clusters: list[ClusterOptions]) -> int:
+    print(f"seeds {clusters[0].seed} to {clusters[-1].seed}", flush=True)
     started = time.monotonic()
     tally = Tally()
     try:
-        for plan in plans:
-            tally.add(*simulate(plan))
+        for options in clusters:
+            tally.add(*simulate(options))
             if tally.clusters % 100 == 0:
                 seconds = time.monotonic() - started
                 print(f"{tally.clusters} clusters, {tally.faults.total():,} faults, {seconds:.0f} s", flush=True)
     except Failed as failed:
         print(f"{failed}", file=sys.stderr)
-        low, high = plans[0].nodes
-        again = f"--replay {plans[tally.clusters].seed} --faults-per-cluster {plans[0].faults} --nodes {low}-{high}"
+        failed_one = clusters[tally.clusters]
+        low, high = failed_one.nodes
+        again = f"--replay {failed_one.seed} --faults-per-cluster {failed_one.faults} --nodes {low}-{high}"
         print(f"again: scripts/simulate {again}", file=sys.stderr)
         return 1
     print(describe(tally, time.monotonic() - started, time.process_time()))

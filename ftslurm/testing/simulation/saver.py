@@ -8,11 +8,13 @@ from functools import partial
 
 from ftslurm.agent.actions import Assignment
 from ftslurm.fencing import Fence, RoundIsOver, check
-from ftslurm.sharedfs.commits import Commits, PendingCommit, temporary_of
+from ftslurm.records.state import PendingCommit
+from ftslurm.sharedfs.commits import Commits, temporary_of
 from ftslurm.sharedfs.filesystem import FileSystem
 from ftslurm.sharedfs.publish import remove_temporary
 from ftslurm.sharedfs.rundir import RunDirectory
-from ftslurm.testing.simulation.agent import Host, VirtualAgent, VirtualWorker
+from ftslurm.testing.simulation.agent import VirtualAgent
+from ftslurm.testing.simulation.host import Host, VirtualWorker
 from ftslurm.testing.simulation.invariants import Ledger
 
 TARGET = "/data/last.pt"

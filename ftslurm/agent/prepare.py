@@ -1,0 +1,158 @@
+"""`ftslurm prepare`, which ftsrun calls before srun: the run that its agents will start, checked on the batch host."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+from ftslurm.agent.grace import warn_of_times
+from ftslurm.agent.option_groups import RunOptions
+from ftslurm.agent.options import parse_run
+from ftslurm.agent.placement import Placement
+from ftslurm.agent.plan import plan
+from ftslurm.agent.preflight import (
+    check,
+    open_directories,
+    unique_name,
+    warn_of_exposed,
+    warn_of_misspelt,
+)
+from ftslurm.records.state import EXIT_USAGE
+from ftslurm.sharedfs.rundir import RunDirectory, RunDirectoryError, check_name
+from ftslurm.terminal import UsageError, complain
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ftslurm.slurm.facts import JobFacts
+
+
+def prepare(arguments: Sequence[str]) -> int:
+    """Run `ftslurm prepare`: check everything that can be checked on the batch host.
+
+    Takes the arguments of `ftslurm run`. Prints, each followed by a NUL because a path may hold any other byte: the run
+    directory; a random name for this start; the time, in nanoseconds since the epoch; the batch script's node, empty
+    without one; the node time-out in seconds; the site's KillWait in seconds, empty if unknown; the directory of the
+    records of excluded nodes; the number of nodes that the job still has, empty if unknown; with `--dry-run`, which
+    writes no file, what would be started, else nothing; the job's time limit in seconds, empty without one.
+    """
+    started_ns = time.time_ns()
+    from ftslurm.nodes.exclude import folder
+    from ftslurm.sharedfs.job_runs import run_of_start
+    from ftslurm.sharedfs.ownership import is_foreign
+    from ftslurm.sharedfs.publish import random_nonce
+    from ftslurm.slurm.commands import CommandSlurm
+    from ftslurm.slurm.errors import SlurmError
+
+    slurm = CommandSlurm()
+    kill_wait: int | None = None
+    facts: JobFacts | None = None
+    try:
+        options = parse_run(arguments, os.environ)
+        checked = check(options, unique_name(), batch=True)
+        placement = checked.placement
+        run_dir = placement.run_dir
+        _refuse_step(placement)
+        try:
+            kill_wait = slurm.kill_wait_s()
+            facts = slurm.job(placement.job.job_id) if placement.job else None
+            if facts is not None and options.placement.rdzv_id is None:
+                run_dir = os.path.join(os.path.dirname(run_dir), _run_of(facts) or os.path.basename(run_dir))
+        except SlurmError:
+            # Slurm's controller may be busy: these facts are optional.
+            pass
+        if placement.job is not None and options.placement.rdzv_id is None:
+            wanted = run_dir
+            run_dir = run_of_start(wanted, placement.attempt, _closer_of, is_foreign)
+            if run_dir != wanted and is_foreign(wanted):
+                complain(f"{wanted} is not yours: this run is in {os.path.basename(run_dir)}")
+        nodes = _nodes_left(options, placement, facts)
+        if options.placement.dry_run:
+            show_fields(run_dir, *[""] * 6, nodes, plan(checked, run_dir), None)
+            return 0
+        run, logs = open_directories(options.output, run_dir)
+    except (UsageError, RunDirectoryError) as error:
+        complain(str(error))
+        return EXIT_USAGE
+    warn_of_exposed(run, logs)
+    warn_of_misspelt(os.environ)
+    warn_of_times(options.stop, kill_wait, facts, slurm)
+    if facts is not None:
+        from ftslurm.agent.job_records import note_chain, point_to, record_submission
+
+        point_to(run.root, facts)
+        note_chain(run, facts)
+        record_submission(run, facts.job_id, placement.job)
+    batch_host = facts.batch_host if facts is not None else None
+    exclude_dir = folder(run.root, options.exclusion.directory)
+    node_timeout = f"{options.timing.node_timeout_s:g}"
+    limit_s = facts.time_limit_s if facts is not None else None
+    start = (run.root, random_nonce(), started_ns, batch_host, node_timeout, kill_wait, exclude_dir)
+    show_fields(*start, nodes, "", limit_s)
+    return 0
+
+
+def _nodes_left(options: RunOptions, placement: Placement, facts: JobFacts | None) -> int | None:
+    """Return the number of nodes that the job still has; None: unknown.
+
+    Raises:
+        UsageError: they are fewer than the run needs.
+    """
+    live = facts.node_list if facts is not None else ()
+    if placement.job is not None and live and options.placement.nnodes and options.placement.nnodes[0] > len(live):
+        least = f"--nnodes {options.placement.nnodes[0]}"
+        raise UsageError(f"{least}: job {placement.job.job_id} has only {len(live)} nodes left ({','.join(live)})")
+    return len(live) or None
+
+
+def _run_of(facts: JobFacts) -> str | None:
+    """Return the name of a job's run according to Slurm's data on it; None: as its environment has it."""
+    from ftslurm.slurm.sbatch import run_of_comment
+
+    if continued := run_of_comment(facts.comment):
+        return check_name("the run in the job's comment", continued)
+    # A job submitted inside an array's task inherits SLURM_ARRAY_*: that run is not this job's.
+    return f"job-{facts.job_id}" if facts.array_job_id is None else None
+
+
+def _refuse_step(placement: Placement) -> None:
+    """Refuse a start below srun, whose step holds what the agents' step would wait for.
+
+    Raises:
+        UsageError: with one line.
+    """
+    from ftslurm.slurm.own_step import own_step
+
+    overlaps = "--overlap" in os.environ.get("FTSRUN_SRUN_ARGS", "").split() or "SLURM_OVERLAP" in os.environ
+    job = placement.job
+    if job is None or not job.in_step or overlaps:
+        return
+    step = own_step()
+    if step is not None and step.isdecimal():
+        raise UsageError(
+            f"ftsrun is a task of srun here (step {job.job_id}.{step}), which holds the job's nodes: start it in the "
+            "batch script or in salloc, without srun; in a shell of `srun --pty` set FTSRUN_SRUN_ARGS=--overlap"
+        )
+
+
+def show_fields(*fields: object) -> None:
+    """Print what ftsrun reads, each field followed by a NUL; None is an empty one."""
+    sys.stdout.write("".join(f"{'' if field is None else field}\0" for field in fields))
+
+
+def _closer_of(run_dir: str) -> str | None:
+    """Return the attempt that has closed a run; None for a run that is not closed or not there, or cannot be read."""
+    from ftslurm.records.codec import BadFile
+    from ftslurm.records.state import CLOSED, State
+    from ftslurm.sharedfs.cell import FencedCell
+    from ftslurm.sharedfs.filesystem import PosixFileSystem
+
+    run = RunDirectory(run_dir)
+    try:
+        newest = FencedCell(PosixFileSystem(owner=os.geteuid()), run.state).get()
+        state = State.decode(newest.value, run.state) if newest is not None else None
+    except (OSError, BadFile):
+        # The caller that opens it reports the problem.
+        return None
+    return state.attempt if state is not None and state.phase == CLOSED else None

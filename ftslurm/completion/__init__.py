@@ -1,0 +1,1 @@
+"""Completion of `ftslurm` and `ftsrun` in bash, zsh and fish, generated from the tables and parsers of the options."""

@@ -1,0 +1,109 @@
+"""Causes of torch.distributed and its libraries."""
+
+from __future__ import annotations
+
+from ftslurm.failures.catalogue.cause import CASCADE, GPU, NETWORK, OTHER_NODE, POINTLESS, PRIMARY, Cause
+from ftslurm.failures.predicates import distributed, either, exception, nccl, nccl_stuck, os_error, tail
+from ftslurm.failures.retryability import PERHAPS
+
+_PEERS = "A rank waited for another one in vain: look for a rank that stopped, hung or took another path."
+_TORCH = ("RuntimeError", "ValueError", "DistBackendError", "DistError")
+_WATCHDOG = r"(?m)^(\[rank\d+\]:)?\s*\[[EF][^\]\n]*ProcessGroupNCCL\.cpp:\d+\].*([Ww]atchdog|timeout|aborted)"
+
+
+ROWS: tuple[Cause, ...] = (
+    Cause("port-in-use", "port in use", PRIMARY,
+          either(distributed(r"EADDRINUSE|[Aa]ddress already in use"), os_error(98)),
+          "Another process holds the port. Let ftslurm choose it: do not set MASTER_PORT in the script.",
+          not_for="a refused connection"),
+    Cause("nccl-usage", "NCCL used wrongly", PRIMARY, distributed(r"ncclInvalidUsage|Duplicate GPU detected"),
+          "Usually two ranks on one GPU: set the device from LOCAL_RANK.",
+          not_for="an NCCL error that follows from a dead peer"),
+    Cause("nccl-memory", "NCCL ran out of GPU memory", PRIMARY,
+          nccl(r"[Cc]uda failure.{0,20}out of memory|Failed to CUDA (m|c)alloc"),
+          "NCCL needs some hundred MiB per communicator: leave room for it, or use fewer process groups.",
+          not_for="CUDA out of memory in the model itself"),
+    Cause("nccl-shm", "NCCL has no room in /dev/shm", PRIMARY,
+          nccl(r"/dev/shm|shared memory segment|No space left on device"),
+          "A larger /dev/shm (containers: --shm-size), or remove old nccl-* files in it.",
+          not_for="a full disk", restart=OTHER_NODE),
+    Cause("nccl-interface", "NCCL found no network interface", PRIMARY,
+          nccl(r"[Nn]o socket interface found|No (IP )?interface found|NET/\w+ ?: ?(No|Unable to find)"),
+          "Check NCCL_SOCKET_IFNAME and NCCL_IB_HCA against the interfaces of this node (ip link, ibstat).",
+          not_for="a connection that breaks in use", restart=OTHER_NODE),
+    # The peer's queue pair is gone when its process is: statuses 5 (flushed), 12 and 13 (retries exceeded).
+    Cause("nccl-ib-peer", "an InfiniBand or RoCE peer did not answer", CASCADE,
+          nccl(r"NET/IB ?: ?Got completion.{0,120}status=(\w+\()?(5|12|13)\b|[Rr]etry (count|counter) exceeded"),
+          "If no rank ended before: check device and port (ibstat, cable, switch), and the peer's; NCCL_IB_TIMEOUT for"
+          " a congested fabric.",
+          not_for="a device that reports an error of its own", restart=OTHER_NODE, blame=PERHAPS, symptom_of=NETWORK),
+    Cause("nccl-ib", "an InfiniBand or RoCE operation failed", PRIMARY,
+          nccl(r"NET/IB ?: ?Got (completion|async)|NET/IB.{0,60}(catastrophic|fatal)|IBV_WC_|ibv_\w+ failed"
+               r"|[Pp]ort error"),
+          "Check that device and port (ibstat, cable, switch), and the peer's.",
+          not_for="a peer that no longer answers", restart=OTHER_NODE, blame=PERHAPS, symptom_of=NETWORK),
+    Cause("nccl-truncated", "NCCL received a message of another size", PRIMARY, nccl("Message truncated"),
+          "Ranks disagree about a collective, or two jobs share a port; after a restart it is usually gone.",
+          not_for="a collective of other shapes, which torch's DETAIL mode names"),
+    Cause("nccl-version", "the ranks' NCCL, CUDA or GPUs do not match", PRIMARY,
+          nccl(r"[Mm]is-?match|invalid device function|no kernel image|[Uu]nsupported (GPU|version)"
+               r"|different (NCCL|CUDA)"),
+          "Use one container or environment and one type of GPU on all nodes.",
+          not_for="collectives that do not match", restart=POINTLESS),
+    Cause("nccl-stuck", "NCCL's watchdog got stuck on this rank: a CUDA call or the GIL was blocked", PRIMARY,
+          nccl_stuck,
+          "See where its threads were (py-spy, gdb); a longer wait: TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC.",
+          not_for="a collective that waited for other ranks", blame=PERHAPS, symptom_of=GPU),
+    Cause("model-mismatch", "the ranks' models differ", PRIMARY,
+          exception(*_TORCH, text="DDP expects same model across all ranks|in this process with sizes"
+                    r"|appears not to match (sizes|strides) of the same param"),
+          "Build the same model on all ranks: look for configuration, files or randomness that differ between them.",
+          not_for="a checkpoint of another model", restart=POINTLESS, behind=True),
+    Cause("collective-mismatch", "the ranks called different collectives", PRIMARY,
+          exception(*_TORCH, text=r"mismatch between collectives|[Cc]ollective\w* .{0,60}(mismatch|inconsistent)"),
+          "Compare the ranks' code paths and shapes at this call; TORCH_DISTRIBUTED_DEBUG=DETAIL names both.",
+          not_for="a rank that did not come to the collective", behind=True),
+    Cause("ddp-unused", "DDP: a parameter had no gradient, or two", PRIMARY,
+          exception("RuntimeError", text="Expected to have finished reduction in the prior iteration|Expected to mark a"
+                    " variable ready only once"),
+          "find_unused_parameters=True, or static_graph=True for checkpointed blocks; the message names parameters.",
+          not_for="ranks with different models", restart=POINTLESS),
+    Cause("late-rank", "other ranks did not reach a monitored barrier", CASCADE,
+          distributed("failed to pass monitoredBarrier|timed out in monitoredBarrier|processed in monitoredBarrier"),
+          "The message names the ranks that did not come: look where they were.",
+          not_for="the ranks that the message names", behind=True),
+    Cause("master-name", "the name of the master cannot be resolved", PRIMARY,
+          distributed(r"cannot be retrieved \(gai error|[Nn]ame or service not known|failure in name resolution"),
+          "Check MASTER_ADDR: ftslurm sets it; the script must not replace it. Then name resolution on this node.",
+          not_for="a master that does not answer", restart=OTHER_NODE),
+    Cause("master-unreachable", "the master at MASTER_ADDR does not answer", CASCADE,
+          distributed(r"client socket has (timed out|failed)|No route to host|Network is unreachable"),
+          "Look for the end of rank 0. If it lives, the script may set MASTER_ADDR or MASTER_PORT.",
+          not_for="a connection that worked before", behind=True, symptom_of=NETWORK),
+    Cause("stop-reaction", "the framework's reaction to a stop", CASCADE,
+          exception("SIGTERMException", "SignalException", "TerminatedException"),
+          "It is how the framework ends after SIGTERM: what sent that is the reason.",
+          not_for="a failure of the script"),
+    Cause("nccl-timeout", "NCCL time-out", CASCADE,
+          distributed(r"[Ww]atchdog caught collective operation timeout|NCCL.*[Tt]imed? ?out"), _PEERS,
+          not_for="the rank that the others waited for", behind=True, symptom_of=NETWORK),
+    Cause("peer-reset", "connection to another rank broke", CASCADE,
+          distributed(r"Connection (closed|reset) by (remote )?peer|ncclRemoteError|remote process exited"
+                      r"|Broken pipe|[Ss]ocket closed|Connection refused"
+                      r"|recvValue failed|failed to recv, got 0 bytes|Read (error|timeout)|writev?: "),
+          "The rank at the other end ended first: look for its failure.",
+          not_for="a broken connection to a server of the user's own", behind=True, symptom_of=NETWORK),
+    Cause("collective-timeout", "time-out waiting for other ranks", CASCADE,
+          distributed(r"[Tt]imed out|[Tt]imeout|DistStoreError|wait timeout"), _PEERS,
+          not_for="the rank that the others waited for", behind=True, symptom_of=NETWORK),
+    Cause("peer-lost", "other ranks did not answer the peer heartbeat", CASCADE, exception("PeerLostError"),
+          "Check the ranks that it names.", not_for="a rank that answers with a wrong token"),
+    Cause("round-over", "a rank of a past round resumed", CASCADE, exception("RoundIsOver"),
+          "Look for the end of that round; the fence prevented its data from replacing newer data.",
+          not_for="a rank of the running round"),
+    Cause("nccl", "NCCL error", CASCADE, distributed(r"(?s)\A(?!.*(Cuda failure|ncclUnhandledCudaError)).*(NCCL|nccl)"),
+          "Run with NCCL_DEBUG=WARN for NCCL's own reason if no other rank explains this.",
+          not_for="a warning or a message that only mentions NCCL", behind=True, symptom_of=NETWORK),
+    Cause("nccl-abort", "NCCL's watchdog aborted the process", CASCADE, tail("SIGABRT", _WATCHDOG), _PEERS,
+          not_for="an abort after a line that only mentions the watchdog", symptom_of=NETWORK),
+)  # fmt: skip

@@ -1,0 +1,87 @@
+"""Causes of memory, processes and shared memory."""
+
+from __future__ import annotations
+
+from ftslurm.failures.catalogue.cause import PRIMARY, Cause
+from ftslurm.failures.predicates import at_end, either, ended, exception, loader_gone, os_error, signal, tail
+from ftslurm.failures.retryability import PERHAPS
+from ftslurm.records.error import HOST, LIMIT, UNKNOWN
+
+_KILLED = either(
+    signal("SIGKILL"),
+    ended(137),
+    exception("RuntimeError", text=r"DataLoader worker \(pid.*killed by signal: Killed"),
+    loader_gone,
+)
+
+_NO_THREAD_LINE = (
+    r"OpenBLAS blas_thread_init: pthread_create failed|libgomp: Thread creation failed|OMP: Error #34"
+    r"|.{0,80}: fork: (retry: )?Resource temporarily unavailable"
+)
+_NO_THREAD = rf"(?m)^({_NO_THREAD_LINE})"
+
+_REFUSED = either(
+    exception("MemoryError"),
+    exception(
+        "RuntimeError", text=r"DefaultCPUAllocator: can't alloc|\bbad_alloc\b|unable to mmap .{0,200}allocate memory"
+    ),
+    os_error(12),
+)
+
+
+ROWS: tuple[Cause, ...] = (
+    Cause("memory-limit", "killed by the kernel: its memory limit was reached", PRIMARY, _KILLED,
+          "Request more memory (--mem), use fewer loader workers, or less per rank: the node itself has more.",
+          proof=lambda e: e.killed_for == LIMIT, not_for="a host without free memory"),
+    Cause("host-oom-kill", "killed by the kernel: the host's memory ran out", PRIMARY, _KILLED,
+          "Check the node for other users of memory and for leftovers; fewer loader workers, or less per rank.",
+          proof=lambda e: e.killed_for == HOST, not_for="a kill at the job's or the rank's own limit", blame=PERHAPS),
+    Cause("oom-kill", "killed by the kernel: out of memory", PRIMARY, _KILLED,
+          "More memory for the job (--mem), fewer loader workers, or less per rank.",
+          proof=lambda e: e.killed_for == UNKNOWN,
+          not_for='a SIGKILL without a counted OOM kill, or "OOM" or "Killed" in some output'),
+    Cause("shm-full", "bus error with a full /dev/shm", PRIMARY,
+          either(signal("SIGBUS"), exception("RuntimeError", text=r"DataLoader worker \(pid.*signal: Bus error"),
+                 ended(135)),
+          "A larger /dev/shm (containers: --shm-size), fewer loader workers, or remove old files in it.",
+          proof=lambda e: e.shm_full, not_for="a bus error from a truncated file or a full disk", blame=PERHAPS),
+    Cause("shm-space", "/dev/shm is full", PRIMARY,
+          exception("RuntimeError", "OSError", text=r"(shared memory|</torch_\d|/dev/shm/).{0,200}No space left"
+                    r"|unable to allocate shared memory|insufficient shared memory"),
+          "A larger /dev/shm (containers: --shm-size), fewer loader workers, or remove old files in it.",
+          not_for="a full disk", behind=True),
+    Cause("dataloader-timeout", "the data loader's workers took too long", PRIMARY,
+          exception("RuntimeError", text=r"DataLoader timed out after \d+"),
+          "Slow storage or a stuck worker: see its stack (py-spy), more workers, or a longer timeout of the loader.",
+          not_for="a time-out of a collective"),
+    Cause("pin-memory", "the data loader's pin-memory thread ended", PRIMARY,
+          exception("RuntimeError", text="Pin memory thread exited unexpectedly"),
+          "Its traceback is further up in stderr; often the GPU failed, or a batch cannot be pinned.",
+          not_for="a worker that died"),
+    Cause("dataloader-worker", "a DataLoader worker died", PRIMARY,
+          either(exception("RuntimeError", text=r"DataLoader worker \(pid.*(killed by signal|exited unexpectedly)"),
+                 loader_gone),
+          "Often too little memory or /dev/shm: fewer workers, smaller batches, or more of either.",
+          not_for="an exception of the worker, which is raised again with its own type"),
+    Cause("address-space", "its limit of address space or data was reached", PRIMARY, _REFUSED,
+          "See ulimit -v and -d of the job; the host may have more memory.",
+          proof=lambda e: e.own_limit is not None, not_for="memory that the host does not have", behind=True),
+    Cause("cpu-kill", "killed, probably at its limit of CPU time", PRIMARY,
+          signal("SIGKILL"),
+          "See ulimit -t of the job: the kernel kills a process that has used so many seconds of CPU time.",
+          proof=lambda e: e.cpu_limit_s is not None, not_for="a kill without a limit of CPU time"),
+    Cause("host-memory", "memory could not be allocated", PRIMARY, _REFUSED,
+          "More memory for the job (--mem), or less per rank.",
+          not_for="CUDA out of memory, or a kill by the kernel", behind=True),
+    Cause("process-limit", "no more processes or threads", PRIMARY,
+          either(exception("RuntimeError", text=r"can't start new thread|pthread_create|[Tt]hread creation failed"
+                           r"|\bResource temporarily unavailable"),
+                 tail("SIGSEGV", _NO_THREAD), at_end(_NO_THREAD_LINE), os_error(11)),
+          "Fewer threads (OMP_NUM_THREADS) or loader workers; see ulimit -u and the cgroup's pids.max.",
+          not_for="host memory that ran out"),
+    Cause("open-files", "too many open files", PRIMARY,
+          either(os_error(24, 23),
+                 exception("RuntimeError", "OSError", text=r"received 0 items of ancdata|Too many open files")),
+          "Raise ulimit -n; torch.multiprocessing.set_sharing_strategy('file_system') for loader workers.",
+          not_for="a full disk", behind=True),
+)  # fmt: skip

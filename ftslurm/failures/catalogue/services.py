@@ -1,0 +1,39 @@
+"""Causes outside the cluster: services that the script asks for data, models or storage."""
+
+from __future__ import annotations
+
+from ftslurm.failures.catalogue.cause import POINTLESS, PRIMARY, Cause
+from ftslurm.failures.predicates import client, either, exception
+
+ROWS: tuple[Cause, ...] = (
+    Cause("service-refused", "an external service refused access", PRIMARY,
+          client(r"\b(401|403)\b.{0,40}(Client Error|Unauthorized|Forbidden)|[Gg]ated ?[Rr]epo|AccessDenied"
+                 r"|InvalidAccessKey"
+                 r"|SignatureDoesNotMatch|ExpiredToken|NoCredentials|Invalid username or password|AuthenticationError"),
+          "Check the token or key in the job's environment; a restart does not renew it.",
+          not_for="a service that is busy", restart=POINTLESS, behind=True),
+    Cause("service-busy", "an external service was busy or failed", PRIMARY,
+          client(r"\b(429|50[0234])\b.{0,3}(Client|Server) Error|(status( code)?:? ?|HTTP Error )(429|50[0234])\b"
+                 r"|Too Many Requests|SlowDown|[Rr]educe your request rate|Throttl|RequestTimeout|InternalError"
+                 r"|Service ?Unavailable|Bad Gateway|RESOURCE_EXHAUSTED|UNAVAILABLE"),
+          "Wait and try again; let one rank per node download, or use a local copy.",
+          not_for="a request that is wrong", behind=True),
+    Cause("service-name", "a host name could not be resolved", PRIMARY,
+          either(exception("gaierror", "NameResolutionError"),
+                 client(r"NameResolutionError|[Nn]ame or service not known|failure in name resolution"
+                        r"|getaddrinfo failed")),
+          "Often a compute node without Internet, or an overloaded name server: prepare the data before, or try again.",
+          not_for="the name of a node of the job", behind=True),
+    Cause("service-offline", "a file is not in the local cache, and the hub is not reached", PRIMARY,
+          either(exception("LocalEntryNotFoundError", "OfflineModeIsEnabled"),
+                 exception("OSError", text=r"couldn't connect to 'https://huggingface.co'"
+                                           r"|Can't load .{0,200}'https://huggingface.co")),
+          "Download it on a node with Internet into HF_HOME, then HF_HUB_OFFLINE=1 for the job.",
+          not_for="a wrong path", behind=True),
+    Cause("service-unreachable", "an external service was not reached", PRIMARY,
+          client(r"Connect(ion)?\w*(Error|Timeout)|Read(Timeout|Error)|Timeout|MaxRetryError|URLError|ProxyError"
+                 r"|SSLError|CommError"
+                 r"|ProtocolError|ServerDisconnected|Connection (refused|reset|aborted)"),
+          "Wait and try again; if never reached from compute nodes, set a proxy or work offline (WANDB_MODE=offline).",
+          not_for="a connection between ranks", behind=True),
+)  # fmt: skip

@@ -1,0 +1,47 @@
+"""Causes of the software around the script: libraries, compilers, containers."""
+
+from __future__ import annotations
+
+from ftslurm.failures.catalogue.cause import OTHER_NODE, POINTLESS, PRIMARY, Cause
+from ftslurm.failures.predicates import at_end, by_compiler, either, exception
+
+_LIBRARY = (
+    r"undefined symbol|version `\w+' not found|GLIBC(XX)?_\d|CXXABI_|cannot open shared object file|symbol lookup error"
+    r"|wrong ELF class|\.so\S* ?.{0,20}file too short|incompatib\w+ .{0,40}(cuDNN|NCCL|CUDA|version)"
+    r"|SUBLIBRARY_VERSION_MISMATCH"
+    r"|compiled (against|with|using) .{0,60}(version|CUDA|NumPy|API)"
+)
+_COMPILERS = (
+    "PTXASError", "CompilationError", "CompileTimeAssertionFailure", "InductorError", "LoweringException",
+    "CppCompileError",
+    "CUDACompileError", "OutOfResources", "CompileError", "BackendCompilerFailed", "Unsupported", "TorchRuntimeError",
+)  # fmt: skip
+
+ROWS: tuple[Cause, ...] = (
+    Cause("library-mismatch", "libraries do not fit together", PRIMARY,
+          either(exception("ImportError", "OSError", "RuntimeError", "AttributeError", text=_LIBRARY),
+                 at_end(r".{0,300}(error while loading shared libraries|symbol lookup error|version `\w+' not found)")),
+          "See LD_LIBRARY_PATH and loaded modules on this node: a system library may shadow the environment's.",
+          not_for="a module that is missing", restart=POINTLESS, behind=True),
+    Cause("compile-cache", "a compiler's cache is damaged or not writable", PRIMARY,
+          exception("FileNotFoundError", "JSONDecodeError", "EOFError", "OSError", "KeyError", "UnpicklingError",
+          "PermissionError",
+                    text=r"torchinductor_|/\.triton/|triton/cache|TRITON_CACHE|Unknown key: .{0,3}cubin"
+                         r"|inductor.{0,20}cache"),
+          "Use a node-local cache (TRITON_CACHE_DIR, TORCHINDUCTOR_CACHE_DIR), and remove the old one.",
+          not_for="a file of the script", behind=True),
+    Cause("compiler", "a kernel could not be compiled", PRIMARY,
+          either(by_compiler(*_COMPILERS),
+                 exception("RuntimeError", "CalledProcessError", text=r"ptxas |Internal Triton PTX"
+                                                                      r"|Failed to find C compiler|nvcc|NVRTC"
+                           r"|Error building extension|Ninja is required|Triton (Error|compilation)"),
+                 exception("TypeError", "KeyError", text="Unknown key: .{0,3}cubin")),
+          "It fails the same way every time: compare versions of torch, Triton, CUDA and the compiler on this node.",
+          not_for="a kernel that fails when it runs", restart=POINTLESS, behind=True),
+    Cause("container", "the container could not be started", PRIMARY,
+          at_end(r"(slurmstepd: error: )?(pyxis: |spank: .{0,40}pyxis)|enroot-\w+: |docker: Error response"
+                 r"|\[ERROR\] .{0,200}(squashfs|enroot|\.sqsh|returned error code)|Error: .{0,80}podman"
+                 r"|FATAL: {3}(.{0,60}(container|image|mount|squashfs)|while )"),
+          "Check the image's path and its readability on this node, and free space for its cache.",
+          not_for="a program that fails in its container", restart=OTHER_NODE),
+)  # fmt: skip

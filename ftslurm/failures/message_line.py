@@ -1,0 +1,85 @@
+"""A failure's message as one line that keeps its reason, wherever in the message that is (pure)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ftslurm.records.error import Frame
+from ftslurm.text import cut_middle
+
+LIMIT = 1000  # characters
+_NCCL = re.compile(r"NCCL error in: \S+?:\d+, (?P<what>[^\n]*?), NCCL version (?P<version>\S+)")
+_LAST_ERROR = re.compile(r"Last error: *\n?(?P<text>(?:[^\n]*\S[^\n]*\n?){1,4})")
+# Of subprocess.CalledProcessError.
+_CHILD = re.compile(
+    r"Command '?(?P<command>.*?)'? (?:returned non-zero exit status (?P<status>-?\d+)|"
+    r"died with (?:<Signals\.)?(?P<signal>SIG\w+|unknown signal -?\d+).{0,10}?)\.?",
+    re.DOTALL,
+)
+_COMMAND_LIMIT, _REFUSAL_LIMIT = 60, 300
+_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3|^<frozen")
+
+
+def message_line(message: str) -> str:
+    """Return the line of a message that says what is wrong.
+
+    That is its first line; with the next one where that only introduces it (``Error(s) in loading state_dict for
+    Net:``). For a child process its end comes before its command; for NCCL, the last error behind the error code.
+    """
+    text = message[: 64 * 1024].strip()
+    child = _CHILD.fullmatch(text)
+    if child is not None:
+        end = f"died with {child['signal']}" if child["signal"] else f"exit status {child['status']}"
+        return f"{end} of the command {cut_middle(child['command'], _COMMAND_LIMIT)}"
+    first, newline, rest = text.partition("\n")
+    if not newline:
+        return text
+    last = last_error(text)
+    if last:
+        found = _NCCL.search(text)
+        head = f"NCCL error: {found['what']} (NCCL {found['version']})" if found else first.rstrip(" :")
+        return f"{head}: {last}"[:LIMIT]
+    first = first.rstrip()
+    for line in rest.split("\n"):
+        if not first.endswith((":", "(", "[", "{")) or len(first) > LIMIT:
+            break
+        first = f"{first} {line.strip()}".strip()
+    return first
+
+
+def last_error(message: str) -> str:
+    """Return NCCL's own last error in a message of torch's process group; empty without one."""
+    found = _LAST_ERROR.search(message)
+    if found is None:
+        return ""
+    lines = [line.strip() for line in found["text"].split("\n") if line.strip()]
+    ends = next((i for i, line in enumerate(lines) if line.startswith(("Exception raised from", "frame #"))), None)
+    text = "; ".join(lines[:ends])
+    return "" if text.startswith("Unknown NCCL Error") else text
+
+
+def source_line(frames: Sequence[Frame]) -> str:
+    """Return the line of code that says most about an exception without a message; empty if none is known.
+
+    The innermost one; where that only raises the exception, the innermost line of the user's own code.
+    """
+    known = [frame for frame in frames if frame.source]
+    if not known:
+        return ""
+    own = next((frame for frame in reversed(known) if not _LIBRARY.search(frame.file)), known[-1])
+    chosen = known[-1] if (known[-1].source or "").startswith("assert") else own
+    return (chosen.source or "").strip()
+
+
+__all__ = ["last_error", "message_line", "source_line"]
+
+
+_REFUSAL = re.compile(r"(?:\A|: )[Ee]rror: (\S.*)")
+
+
+def refusal(stderr: str) -> str:
+    """Return why a parser of command lines rejected its arguments, by the end of stderr; empty if that has no line."""
+    lines = [line.strip() for line in stderr.splitlines()[-12:]]
+    found = next((match for match in map(_REFUSAL.search, reversed(lines)) if match), None)
+    return cut_middle(found[1], _REFUSAL_LIMIT) if found is not None else ""

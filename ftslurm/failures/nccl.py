@@ -1,0 +1,42 @@
+"""NCCL's own reason for an error: its last error in torch's message, and its WARN lines in the output (pure).
+
+The error code says little (a lack of memory on one rank surfaces as "internal error", a dead peer as "system error").
+What NCCL wrote decides whether the cause is on this rank or behind a connection.
+"""
+
+from __future__ import annotations
+
+import re
+
+LIMIT = 64 * 1024  # characters of an output's end that are read
+WARNINGS = 20
+_WARN = re.compile(r"\bNCCL WARN ([^\n\r]{1,600})")
+_STUCK = re.compile(r"watchdog got stuck for|Heartbeat monitor timed out")
+_COLLECTIVE = re.compile(r"[Ww]atchdog caught collective operation timeout")
+
+
+def warnings(*texts: str) -> tuple[str, ...]:
+    """Return the texts of the last WARN lines in these ends of output."""
+    found = [line.strip() for text in texts for line in _WARN.findall(text[-LIMIT:])]
+    return tuple(dict.fromkeys(found[-WARNINGS:]))
+
+
+def is_stuck(text: str) -> bool:
+    """Return whether torch's heartbeat monitor found its own watchdog stuck, without a collective's time-out before."""
+    return _STUCK.search(text) is not None and _COLLECTIVE.search(text) is None
+
+
+_LATE = (
+    re.compile(r"[Rr]anks? ([\d][\d, ]{0,2000}) failed to pass monitoredBarrier"),
+    re.compile(r"retrieving ncclUniqueId from \[(\d+)\]"),
+    re.compile(r"[Mm]issing ranks?:? \[?([\d][\d, ]{0,2000})"),
+)
+
+
+def late_ranks(message: str) -> tuple[int, ...]:
+    """Return the ranks that torch names as missing: by a monitored barrier, or in the set-up of NCCL."""
+    found = next((match for match in (pattern.search(message) for pattern in _LATE) if match), None)
+    return tuple(int(number) for number in re.findall(r"\d+", found[1])) if found else ()
+
+
+__all__ = ["is_stuck", "late_ranks", "warnings"]

@@ -1,0 +1,271 @@
+"""The end of a program's stderr as a witness of why it ended: pure, bounded, and linear in the length of the text.
+
+A program that ends by an exit code, ``os._exit``, a signal or a nested launcher often has said why, just before: by a
+traceback, a logger's ERROR line, an assertion, a runtime's last message. It counts only at the end: after it come
+nothing but the lines that interpreters, libraries, launchers and shells print when a program ends. What stands further
+above was survived.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Sequence
+
+from ftslurm.dataclasses import dataclass
+from ftslurm.failures.abort_message import abort_message
+from ftslurm.failures.reason import by_distributed, links
+from ftslurm.failures.traceback_text import LINE_LIMIT, Traceback, exception_in, tracebacks
+from ftslurm.records.error import ExceptionRecord, Frame
+from ftslurm.text import cut_middle
+
+LIMIT = 256 * 1024  # characters of the text's end that are read
+TEXT_LIMIT = 500  # characters of the line
+CLOSING_LINES = 10  # after the reason, of the program's own end
+TRACEBACK, RUNTIME, LOGGED, CHILD = "traceback", "runtime", "logged", "child"
+
+
+@dataclass(frozen=True)
+class Witness:
+    """Why a program ended, by its own output.
+
+    Attributes:
+        kind: TRACEBACK, RUNTIME (a runtime's last message, an assertion), LOGGED (a line of level ERROR) or CHILD (a
+            launcher's table of failed processes).
+        text: one line, for use after "rank 3 on n2: ".
+        exception: the exception that the text names; None: none.
+        frames: where, of a crash.
+        lines: the traceback as in the text; empty: none.
+        thread: the thread that the exception ended; empty: the main thread, or unknown.
+    """
+
+    kind: str
+    text: str
+    exception: ExceptionRecord | None = None
+    frames: tuple[Frame, ...] = ()
+    lines: str = ""
+    thread: str = ""
+
+
+_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[ -/]*[0-~]")
+_RANK_PREFIX = re.compile(r"^(\[rank\d{1,6}\]: ?|\[default\d{1,4}\]: ?|\s{0,6}\d{1,6}: (?=\S))")
+# Lines that follow a program's reason: of interpreter, libraries, launchers, shells and schedulers.
+_AFTERMATH = re.compile(
+    r"\s*$|\s+\S|\[[WIV]\d{0,4}[ \d:.]|[WIV]\d{4} |sys:1: |\S+:\d+: \w*Warning: |Exception ignored |"
+    r"--- Logging error ---|Call stack:|Message: |Arguments: |"
+    r"Error in (sys\.excepthook|atexit)|Original exception was:|srun: |slurmstepd: |slurm_load|"
+    r"CUDA kernel errors might|For debugging consider passing|Compile with `TORCH|Search for `cuda|"
+    r"frame #\d|Exception raised from |Current thread |Thread 0x|Extension modules: |<no Python frame>|"
+    r"wandb: |\S{0,40} ?\d{1,3}%\||.{0,200}\bit/s\]|.{0,200}\bs/it\]|"
+    r"(Killed|Aborted|Terminated|Segmentation fault|Bus error|Trace/breakpoint trap)\b.{0,40}$|"
+    r".{0,200}\(core dumped\)|\S{1,80}: line \d+: +\d+ |make(\[\d+\])?: \*\*\* |Command exited with non-zero|"
+    r"={3,}$|-{3,}$|\*{3,}$|\+-+|(Failures|Root Cause).{0,60}:$|\[\d+\]:$|\S{1,200} FAILED$|<NO_OTHER_FAILURES>|"
+    r"[EWI]?\d{4} .{0,60}torch/distributed/(elastic|run|launch)|.{0,80}exits with return code = |"
+    r".{0,80}Killing subprocess \d+|.{0,80}Sending process \d+ closing signal|"
+    r"(concurrent\.futures\.process\._|multiprocessing\.pool\.)RemoteTraceback:|(\"\"\"|''')$"
+)
+_CLOSING = re.compile(
+    r"(?i)\b(exit(s|ed|ing)?|quit(ting)?|shut(ting)?|clean(ing|ed|up)?|clos(e|es|ing|ed)|finaliz|terminat|stopp?(ed|ing)?"
+    r"|abort|teardown|destroy|giving up|see the|leav(e|ing)|bye|fail(ed|ing|ure)?)"
+)
+_STEP = re.compile(r"(?i)\b(step|epoch|iter(ation)?|loss)\b")
+_LEVEL = re.compile(r"(?:^|[\s\[(|:<>-])(?:ERROR|CRITICAL|FATAL)(?=$|[\s\])|:>,-])[\s\])|:>,-]*(?P<text>.*)")
+_KEYS = re.compile(r"\blevel=(?:error|fatal|critical)\b.*?\bmsg=(?P<text>\"(?:[^\"\\]|\\.){1,1000}\"|\S+)")
+_GLOG = re.compile(r"\[?[EF]\d{4} [\d:.]{8,20} +(?:\d+ )?(?P<place>\S{1,200}:\d+)\] ?(?P<text>.*)")
+_PLAIN = re.compile(r"(?:[\w./-]{1,80}: )?(?:[Ff]atal )?[Ee]rror: (?P<text>\S.*)")
+_NAMED = re.compile(r"(?:[A-Za-z_]\w{0,60}\.){0,6}[A-Z]\w{0,60}(?:Error|Exception): \S")
+_PLACE = re.compile(r"^(?:[\w.-]{1,80}:\w{1,80}:\d{1,6} - |[\w.]{1,80}: ?(?=\S)|rank[= ]\d+\]?:? )")
+_RUNTIME = re.compile(
+    r"terminate called|libc\+\+abi|(free|malloc|realloc|calloc|munmap_chunk|malloc_consolidate)\(\): |double free"
+    r"|corrupted |\*\*\* "
+)
+_FATAL = re.compile(r"Fatal Python error: (.{1,200})$")
+_STACK = re.compile(r'\s+File "([^"\n]{1,4096})", line (\d{1,9}) in (\S{1,200})')
+_TABLE_ROW = re.compile(r"\s+rank +: (\d{1,6}) \(local_rank: \d{1,6}\)")
+_TABLE_CODE = re.compile(r"\s+exitcode +: (-?\d{1,5}) ")
+_OF_CHILD = re.compile(r"returned non-zero exit status|died with <Signals|exits with return code")
+
+
+def witness(text: str, *, apart_from: Collection[str] = (), before: str = "") -> Witness | None:
+    """Return what the end of an output says about the end of the program; None: nothing.
+
+    Args:
+        text: the end of stderr, decoded.
+        apart_from: lines that are known already, and are passed over.
+        before: the type of an exception that is known already: what its traceback follows is wanted.
+    """
+    lines = output_lines(text)
+    found = tracebacks(lines)
+    end = len(lines)
+    if before:
+        own = next((each for each in reversed(found) if any(e.type == before for e in links(each.exception))), None)
+        end = own.first if own is not None else end
+    return _Search(lines, found, frozenset(line.strip() for line in apart_from if line.strip())).from_end(end)
+
+
+def dead_threads(text: str) -> list[Witness]:
+    """Return the threads that an exception ended, in their order: a rank that waits for one hangs."""
+    lines = output_lines(text)
+    return [_of_traceback(lines, each) for each in tracebacks(lines) if each.thread and not each.ignored]
+
+
+def output_lines(text: str) -> list[str]:
+    """Return the lines at the end of an output as a terminal shows them, also the overwritten ones of progress bars."""
+    text = _ESCAPES.sub("", text[-LIMIT:]).replace("\x00", "")
+    return [line.rstrip()[:LINE_LIMIT] for line in re.split(r"\r\n|\n|\r", text)]
+
+
+class _Search:
+    def __init__(self, lines: Sequence[str], found: Sequence[Traceback], known: frozenset[str]) -> None:
+        self.lines, self.found, self.known = lines, found, known
+
+    def from_end(self, end: int) -> Witness | None:
+        logged: Witness | None = None
+        closing, at = 0, end
+        remaining = [each for each in self.found if each.end <= end]
+        while at > 0:
+            if remaining and at <= remaining[-1].end:
+                last = remaining.pop()
+                if last.ignored:
+                    at = last.first
+                    continue
+                return self._by_launcher(last, remaining) if _is_launcher(last.exception) else self._of(last)
+            line = self.lines[at - 1]
+            runtime = None if logged else self._runtime(at)
+            if runtime is not None:
+                return runtime
+            text = logged_error(line)
+            if text is not None and not self._is_aftermath(line, even_if_logged=True):
+                logged = logged or _logged(text)
+            elif not self._is_aftermath(line):
+                closing += 1
+                if logged is not None or closing > CLOSING_LINES or not _CLOSING.search(line) or _STEP.search(line):
+                    return logged
+            at -= 1
+        return logged
+
+    def _is_aftermath(self, line: str, *, even_if_logged: bool = False) -> bool:
+        bare = _RANK_PREFIX.sub("", line)
+        if bare.strip() in self.known:
+            return True
+        if even_if_logged and bare.startswith(" "):
+            return False
+        return _AFTERMATH.match(bare) is not None
+
+    def _of(self, last: Traceback) -> Witness:
+        return _of_traceback(self.lines, last)
+
+    def _runtime(self, at: int) -> Witness | None:
+        """Return a runtime's last message that begins at most three lines above the line before ``at``."""
+        line = self.lines[at - 1]
+        bare = _RANK_PREFIX.sub("", line)
+        fatal = _FATAL.search(bare)
+        if fatal is not None:
+            stack = _STACK.findall("\n".join(self.lines[at : at + 200]).split("\n\nThread 0x", 1)[0])
+            frames = tuple(Frame(file, int(number), function) for file, number, function in reversed(stack))
+            return Witness(RUNTIME, f"Fatal Python error: {fatal[1]}", frames=frames)
+        if not (_RUNTIME.match(bare) or "Assertion `" in bare):
+            return None
+        message = abort_message("\n".join([bare, *self.lines[at : at + 1]]))
+        if message.startswith(("terminate called without", "terminate called recursively")):
+            return None  # a thread that was still running: what ended the program stands above
+        return Witness(RUNTIME, cut_middle(message, TEXT_LIMIT), exception_in(message)) if message else None
+
+    def _by_launcher(self, last: Traceback, earlier: Sequence[Traceback]) -> Witness:
+        """Return the failure of the process that a launcher's own exception reports."""
+        rank, code = _root_row(self.lines[last.first :])
+        own = [each for each in earlier if not each.ignored and not _is_launcher(each.exception)]
+        named = [each for each in own if each.rank is not None and each.rank == rank]
+        primary = [each for each in own if not _follows(each.exception)]
+        for chosen in (named, primary, own):
+            if chosen:
+                return self._of(chosen[-1])
+        before = _Search(self.lines, [], self.known).from_end(last.first)
+        if before is not None:
+            return before
+        if rank is None:
+            return self._of(last)
+        return Witness(CHILD, f"rank {rank} of a nested launcher: {code}")
+
+
+def _of_traceback(lines: Sequence[str], found: Traceback) -> Witness:
+    exception = found.exception
+    first = exception.message.split("\n", 1)[0]
+    text = f"{exception.type}: {first}" if first else exception.type
+    whole = "\n".join(lines[found.first : found.end]).rstrip() + "\n"
+    return Witness(TRACEBACK, cut_middle(text, TEXT_LIMIT), exception, exception.frames, whole, found.thread)
+
+
+def _logged(text: str) -> Witness:
+    return Witness(LOGGED, cut_middle(text, TEXT_LIMIT), exception_in(text))
+
+
+def _is_launcher(exception: ExceptionRecord) -> bool:
+    return exception.type == "ChildFailedError" or _OF_CHILD.search(exception.message) is not None
+
+
+def _follows(exception: ExceptionRecord) -> bool:
+    inner_file = exception.inner_file
+    return by_distributed(exception.type, exception.module, exception.message, inner_file)
+
+
+def _root_row(lines: Sequence[str]) -> tuple[int | None, str]:
+    """Return rank and end of the first failure in a launcher's table."""
+    begin = next((i for i, line in enumerate(lines) if line.strip().startswith("Root Cause")), None)
+    rank, end = None, "failed"
+    for line in lines[begin:] if begin is not None else ():
+        row, code = _TABLE_ROW.match(line), _TABLE_CODE.match(line)
+        if row is not None and rank is None:
+            rank = int(row[1])
+        if code is not None:
+            number = int(code[1])
+            return rank, f"exit code {number}" if number >= 0 else f"signal {-number}"
+    return rank, end
+
+
+def logged_error(line: str) -> str | None:
+    """Return the text of a line of level ERROR or higher, or that is an error by its form; None: it is none."""
+    bare = _RANK_PREFIX.sub("", line[:LINE_LIMIT]).strip()
+    if not bare:
+        return None
+    if bare.startswith("{"):
+        return _json_error(bare)
+    found = _GLOG.match(bare) or _PLAIN.match(bare) or _KEYS.search(bare[:1000])
+    if found is None and _NAMED.match(bare):
+        return bare
+    if found is None:
+        level = _LEVEL.search(bare[:200])
+        if level is None:
+            return None
+        text = bare[level.start("text") :]
+    else:
+        text = found["text"].strip('"')
+    text = _PLACE.sub("", text.strip()).strip() if not _NAMED.match(text) else text.strip()
+    return text or None
+
+
+def _json_error(line: str) -> str | None:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict):
+        return None
+    level = next((value[key] for key in ("level", "levelname", "severity") if key in value), "")
+    if str(level).upper() not in ("ERROR", "CRITICAL", "FATAL"):
+        return None
+    text = next((value[key] for key in ("message", "msg", "event") if isinstance(value.get(key), str)), "")
+    return text.strip() or None
+
+
+__all__ = [
+    "CHILD",
+    "LOGGED",
+    "RUNTIME",
+    "TRACEBACK",
+    "Witness",
+    "dead_threads",
+    "logged_error",
+    "output_lines",
+    "witness",
+]

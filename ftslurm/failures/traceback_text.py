@@ -1,0 +1,331 @@
+"""Tracebacks in text: as Python prints them, behind loggers' prefixes, or inside another exception's message (pure).
+
+One parser for all of them: a worker's exception that another process raises again has its traceback in the message
+(DataLoader, torch.multiprocessing, concurrent.futures); a program that logs its exception has it in its output. The
+time is linear in the length of the text; no input makes it raise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ftslurm.dataclasses import dataclass, replace
+from ftslurm.records.error import ExceptionRecord, Frame
+
+HEADER = "Traceback (most recent call last)"
+LINE_LIMIT = 4000
+FRAMES_LIMIT = 100
+MESSAGE_LINES = 60
+LINKS, MEMBERS = 40, 64
+_CAUSE = "The above exception was the direct cause of the following exception"
+_CONTEXT = "During handling of the above exception, another exception occurred"
+_FRAME = re.compile(r'File "([^"\n]{1,4096})", line (\d{1,9})(?:, in ([^\n]{1,300}))?')
+# The boxes of rich, which typer and many trainers print.
+_BOXED_FRAME = re.compile(r"\u2502 (\S[^\u2502\n]{0,400}?):(\d{1,9}) in (\S{1,200})")
+_BOXED_SOURCE = re.compile(r"\u2502 +\u2771 +\d+ +(?:\u2502 *)?([^\u2502\s][^\u2502\n]{0,400})")
+_BOX = ("\u2502", "\u256d", "\u2570", "\u251c")
+_TYPE = re.compile(r"([A-Za-z_][\w.]{0,200})(?:: ?(.*))?", re.DOTALL)
+_ENDINGS = re.compile(
+    r"(Error|Exception|Exit|Interrupt|Warning|Failed|Failure|Fault|Timeout|Expired|Refused|Stop|Group|NotFound|_Error)$"
+)
+_LEVELS = frozenset(("DEBUG", "INFO", "WARN", "WARNING", "ERROR", "CRITICAL", "FATAL", "NOTE", "NOTICE", "TRACE"))
+_THREAD = re.compile(r"Exception in thread (.{1,200}?):?\s*$")
+_RANK = re.compile(r"\[rank(\d{1,6})\]: ?$")
+_GROUP = re.compile(r"\(\d+ sub-exceptions?\)")
+_DIGITS = re.compile(r"\d")
+# The line before a traceback that belongs to the message of the exception above it.
+_INTRODUCES = re.compile(
+    r"(with the following error|Original [Tt]raceback|\"\"\"|'''|[Rr]emote [Tt]raceback)[^\n]{0,20}$"
+)
+# A first line of a message whose reason is in its further lines.
+_SEVERAL = re.compile(
+    r":\s*$|NCCL error|CUDA error|HIP error|DataLoader|pin memory thread|raised:|Error\(s\) in loading|\[enforce fail|"
+    r"ranks:dict_keys|ncclResult|following"
+)
+_ALSO = re.compile(
+    r"\s+\S|nccl\w+Error:|Last error|CUDA kernel errors|For debugging consider|Compile with|Search for `cuda|"
+    r"Exception raised from|frame #\d|Device-side assert|Set TORCH|You can suppress|Expected|Got|-- Process |"
+    r"\[rank\d+\]|(socket|bootstrap|Net|Call to|Connection|Cuda failure|Error)\b"
+)
+_SKIPPED = 3
+_BEFORE_FRAMES = 5
+
+
+@dataclass(frozen=True)
+class Traceback:
+    """A traceback in a text, with those of the exceptions behind it.
+
+    Attributes:
+        exception: the exception that was raised, with its causes, contexts and members.
+        first, end: its lines, as a range.
+        thread: the name of the thread that it ended; empty: not known to have ended one.
+        rank: the rank in the prefix that torch's hook for uncaught exceptions puts before each line.
+        ignored: Python or a library printed it and went on ("Exception ignored in", logging's own errors).
+    """
+
+    exception: ExceptionRecord
+    first: int
+    end: int
+    thread: str = ""
+    rank: int | None = None
+    ignored: bool = False
+
+
+@dataclass(frozen=True)
+class _Block:
+    """One exception of a chain: ``depth`` is the length of its prefix within an exception group."""
+
+    exception: ExceptionRecord
+    first: int
+    end: int
+    depth: int
+    prefix: str
+
+
+class _Chain:
+    """The blocks of one chain, oldest first, each with its relation to the one before it; of long ones both ends."""
+
+    def __init__(self, before: str, links: list[tuple[str, _Block]], members: list[_Block]) -> None:
+        self.before, self.links, self.members = before, links, members
+
+    @property
+    def end(self) -> int:
+        return (self.members or [self.links[-1][1]])[-1].end
+
+    def traceback(self) -> Traceback:
+        exception = self.links[0][1].exception
+        for relation, block in self.links[1:]:
+            if relation == "cause":
+                exception = replace(block.exception, cause=exception)
+            else:
+                exception = replace(block.exception, context=exception)
+        if self.members:
+            exception = replace(exception, exceptions=tuple(block.exception for block in self.members[:MEMBERS]))
+        thread, rank = _THREAD.search(self.before), _RANK.search(self.links[-1][1].prefix)
+        return Traceback(
+            exception,
+            self.links[0][1].first,
+            self.end,
+            thread=thread[1] if thread else "",
+            rank=int(rank[1]) if rank else None,
+            ignored="Exception ignored " in self.before or "--- Logging error ---" in self.before,
+        )
+
+
+def tracebacks(lines: Sequence[str], *, whole: bool = False) -> list[Traceback]:
+    """Return the tracebacks in these lines, in their order; chained ones as one.
+
+    Args:
+        lines: of the text, without line ends.
+        whole: that the text is a message, whose further lines belong to the exceptions in it.
+    """
+    found: list[_Chain] = []
+    at = 0
+    while at < len(lines):
+        block = _block(lines, at, whole=whole) if HEADER in lines[at] else None
+        if block is None:
+            at += 1
+            continue
+        at = block.end
+        if not (found and _joins(lines, found[-1], block)):
+            found.append(_Chain(lines[block.first - 1] if block.first else "", [("", block)], []))
+    return [chain.traceback() for chain in found]
+
+
+def embedded(message: str) -> ExceptionRecord | None:
+    """Return the exception whose traceback, or type and text, another exception's message contains; None: none.
+
+    That is how an exception passes the border of a process, a compiler or a launcher.
+    """
+    if "\n" not in message:
+        return None
+    lines = [line[:LINE_LIMIT] for line in message.split("\n")]
+    found = tracebacks(lines, whole=True)
+    if found:
+        return found[0].exception
+    return _without_header(lines) or _introduced(lines)
+
+
+def exception_in(line: str) -> ExceptionRecord | None:
+    """Return the exception that a line names by type and text (``OSError: [Errno 28] ...``) anywhere in it, or None."""
+    found = re.search(r"(?:^|[\s\"'(\[])((?:[A-Za-z_]\w{0,60}\.){0,6}[A-Z]\w{2,80}): (\S.*)", line[:LINE_LIMIT])
+    if found is None or _ENDINGS.search(found[1]) is None:
+        return None
+    module, _, name = found[1].rpartition(".")
+    return ExceptionRecord(name, module, found[2].strip())
+
+
+def _joins(lines: Sequence[str], chain: _Chain, block: _Block) -> bool:
+    """Add a block to the chain before it, as its next link or a group's member; return whether it belongs there."""
+    last = chain.links[-1][1]
+    if block.depth > last.depth and _GROUP.search(last.exception.message):
+        chain.members.append(block)
+        return True
+    relation = _relation(lines[chain.end : block.first])
+    if relation is None or block.depth != last.depth or chain.members:
+        return False
+    chain.links.append((relation, block))
+    if len(chain.links) > LINKS:
+        del chain.links[LINKS // 2]
+    return True
+
+
+def _relation(between: Sequence[str]) -> str | None:
+    """Return how the exception above these lines relates to the one below: "cause" or "context"; None: not at all."""
+    if not 1 <= len(between) <= 6:
+        return None
+    text = "\n".join(between)
+    return "cause" if _CAUSE in text else "context" if _CONTEXT in text else None
+
+
+def _block(lines: Sequence[str], first: int, *, whole: bool) -> _Block | None:
+    """Return the exception whose traceback's header is in line ``first``; None: it is cut off."""
+    head = lines[first][: lines[first].index(HEADER)]
+    head = head.removesuffix("Original ").removesuffix("Exception Group ")
+    prefix: str | None = None
+    frames: list[Frame] = []
+    skipped = 0
+    at = first + 1
+    while at < len(lines):
+        line = lines[at][:LINE_LIMIT]
+        found = _FRAME.search(line)
+        if found is not None and (prefix is None or _own(line, prefix) is not None):
+            if prefix is None:
+                prefix = line[: found.start()].removesuffix("  ")
+            frames.append(Frame(found[1], int(found[2]), (found[3] or "<module>").strip()))
+            at += 1
+            continue
+        if line.lstrip().startswith(_BOX):
+            _boxed(line, frames)
+            at += 1
+            continue
+        own = _own(line, _framed(head) if prefix is None else prefix)
+        if own is not None and frames and own.startswith("    ") and frames[-1].source is None and own.strip():
+            frames[-1] = replace(frames[-1], source=own.strip())
+        elif own is None or not own.strip() or own.startswith("  "):
+            if not frames and at - first > _BEFORE_FRAMES:
+                return None
+        else:
+            record = _typed(own)
+            if record is not None and (skipped == 0 or _ENDINGS.search(record.type)):
+                end, text = _message(lines, at, prefix or "", record.message, whole=whole)
+                kept = [*frames[:20], *frames[20 - FRAMES_LIMIT :]] if len(frames) > FRAMES_LIMIT else frames
+                record = replace(record, message=text, frames=tuple(kept))
+                return _Block(record, first, end, _depth(prefix or ""), prefix or "")
+            skipped += 1
+            if skipped > _SKIPPED:
+                return None
+        if HEADER in line:
+            return None
+        at += 1
+    return None
+
+
+def _boxed(line: str, frames: list[Frame]) -> None:
+    """Add what a line of a box says: a frame, or the source of the last one."""
+    frame, source = _BOXED_FRAME.search(line), _BOXED_SOURCE.search(line)
+    if frame is not None:
+        frames.append(Frame(frame[1], int(frame[2]), frame[3]))
+    elif source is not None and frames:
+        frames[-1] = replace(frames[-1], source=source[1].strip())
+
+
+def _framed(head: str) -> str:
+    """Return the prefix of a traceback's lines that the one of its header implies, for a traceback without frames."""
+    return head if _RANK.search(head) else ""
+
+
+def _own(line: str, prefix: str) -> str | None:
+    """Return a line without the prefix of its traceback; None: it belongs to something else.
+
+    Digits may differ: loggers put the time into the prefix.
+    """
+    if not prefix:
+        return line
+    start = line[: len(prefix)]
+    if start == prefix or _DIGITS.sub("0", start) == _DIGITS.sub("0", prefix):
+        return line[len(prefix) :]
+    return "" if line.rstrip() == prefix.rstrip() else None
+
+
+def _depth(prefix: str) -> int:
+    return len(prefix) if prefix.rstrip().endswith("|") else 0
+
+
+def _typed(text: str) -> ExceptionRecord | None:
+    """Return the exception of a traceback's last line, without frames; None: the line is something else."""
+    found = _TYPE.fullmatch(text.rstrip())
+    if found is None or found[1] in _LEVELS:
+        return None
+    module, _, name = found[1].rpartition(".")
+    if not module and not (name[:1].isupper() or name.startswith("_")):
+        return None
+    return ExceptionRecord(name, module, (found[2] or "").strip())
+
+
+def _message(lines: Sequence[str], at: int, prefix: str, first: str, *, whole: bool) -> tuple[int, str]:
+    """Return the line after an exception's message, and the message.
+
+    Args:
+        at: the line of its type.
+        first: its first line.
+    """
+    kept = [first]
+    at += 1
+    nested = False
+    while at < len(lines) and len(kept) < MESSAGE_LINES:
+        own = _own(lines[at][:LINE_LIMIT], prefix)
+        if own is None or _CAUSE in own or _CONTEXT in own or (prefix and own.startswith(("+-", "+ "))):
+            break
+        if HEADER in own:
+            if not ("Original " in own or _INTRODUCES.search(kept[-1].rstrip() or " ") or "(RANK " in own):
+                break
+            nested = True
+        elif not (whole or nested or prefix):
+            if not own.strip():
+                further = lines[at + 1][:LINE_LIMIT] if at + 1 < len(lines) else ""
+                if not (_INTRODUCES.search(further) or (_SEVERAL.search(first) and _ALSO.match(further))):
+                    break
+            elif not _continues(own, first):
+                break
+        elif nested and not whole and not own.strip() and len(kept) > 1 and not kept[-1].startswith(" "):
+            break
+        kept.append(own.rstrip())
+        at += 1
+    while len(kept) > 1 and kept[-1].strip() in ("", '"""', "'''"):
+        kept.pop()
+    return at, "\n".join(kept).strip()
+
+
+def _continues(line: str, first: str) -> bool:
+    """Return whether a line that follows a message in a program's output belongs to it."""
+    if line.startswith((" ", "\t")) or (not first and _INTRODUCES.search(line)):
+        return True
+    return bool(_SEVERAL.search(first) and _ALSO.match(line))
+
+
+def _without_header(lines: Sequence[str]) -> ExceptionRecord | None:
+    """Return the exception below frames that have no header, as some runtimes write it (Ray)."""
+    first = next((i for i, line in enumerate(lines) if _FRAME.match(line.strip())), None)
+    if first is None:
+        return None
+    with_header = [*lines[:first], HEADER + ":", *lines[first:]]
+    found = tracebacks(with_header, whole=True)
+    return found[0].exception if found else None
+
+
+def _introduced(lines: Sequence[str]) -> ExceptionRecord | None:
+    """Return the exception in the line after ``... raised:``, which has no traceback of its own."""
+    for at in range(2, len(lines) + 1):
+        before, line = lines[at - 2], lines[at - 1]
+        if not re.search(r"(raised|rror|xception|failed|reason|aused by)[^:]{0,40}:$", before.rstrip()):
+            continue
+        record = _typed(line.strip())
+        if record is not None and _ENDINGS.search(record.type):
+            end = next((i for i, further in enumerate(lines[at:], at) if not further.strip()), len(lines))
+            return replace(record, message="\n".join([record.message, *lines[at:end]]).strip())
+    return None
+
+
+__all__ = ["HEADER", "Traceback", "embedded", "exception_in", "tracebacks"]

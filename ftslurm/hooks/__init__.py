@@ -1,0 +1,1 @@
+"""Commands that users have run at events of a run (`--on-event`)."""

@@ -1,0 +1,1 @@
+"""`ftslurm logs`: a rank's output, and where it is."""

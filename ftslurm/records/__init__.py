@@ -1,0 +1,1 @@
+"""The files of a run directory: for each a frozen data class and, by its annotations, one codec."""

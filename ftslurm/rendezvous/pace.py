@@ -1,0 +1,34 @@
+"""How often an agent reads and writes the shared directory."""
+
+from __future__ import annotations
+
+from ftslurm.dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Intervals of the membership, in seconds; those of coordinators and transitions grow with the number of nodes.
+
+    Attributes:
+        heartbeat_s: longest interval between two writes of the node record, and two reads of the coordinator's.
+        follow_s: interval at which a follower reads the state while its workers run.
+        thorough_s: interval at which that read bypasses the hint and all caches.
+        coordinate_s: interval at which the coordinator reads the node records.
+        transition_s: interval of every agent while a round forms or ends.
+    """
+
+    heartbeat_s: float = 3.0
+    follow_s: float = 1.0
+    thorough_s: float = 10.0
+    coordinate_s: float = 0.1
+    transition_s: float = 0.02
+
+
+LARGE_RUN_NODES = 64
+"""Number of nodes at which the intervals of coordinators and transitions double, so that the filesystem's load is about
+the same for any size."""
+
+
+def interval_factor(nodes: int) -> float:
+    """Return by how much these intervals are longer in a run of so many nodes."""
+    return 1.0 + nodes / LARGE_RUN_NODES

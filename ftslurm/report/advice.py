@@ -1,0 +1,121 @@
+"""Advice on a failed worker that agrees with the evidence beside it, where that of its cause's row may not (pure).
+
+A row knows the kind of failure. What an agent observed (no out-of-memory kill, no stacks, an empty stderr) can exclude
+the usual reason that the row advises to look for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ftslurm.failures.message_line import refusal
+from ftslurm.failures.reason import is_code
+from ftslurm.report.alike import ALL, EVERY_NODE, Alike
+from ftslurm.report.facts import Attempt, LogTail
+from ftslurm.report.failed_worker import FailedWorker
+from ftslurm.text import safe, size
+
+_LOADER_CRASH = re.compile(
+    r"killed by signal: (?!Killed|Bus error)|Unexpected (segmentation fault|floating-point exception|illegal instr)"
+)
+_NO_STACKS = "Native code crashed, and there are no stacks: start the script with PYTHONFAULTHANDLER=1, or keep a core."
+_CRASHED = ("segfault", "arithmetic-error")
+_LARGE = 0.5
+"""Part of the host's memory that was available when it refused an allocation: the request was too large by itself."""
+_FLAG = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
+
+
+def advice_on(
+    worker: FailedWorker, tails: Sequence[LogTail], same: Alike | None, attempt: Attempt | None
+) -> str | None:
+    """Return the advice, empty if none is needed; None: that of the cause's row is right.
+
+    Args:
+        worker: the first failure, judged.
+        tails: the ends of its output.
+        same: the ranks that failed alike.
+        attempt: the attempt that started it, if ftslurm did.
+    """
+    name, stderr = worker.cause.name, next((tail.text for tail in tails if tail.stream == "stderr"), "")
+    if name == "dataloader-worker":
+        return _loader(worker, stderr)
+    if name == "sigkill" and _no_oom_kill(worker):
+        return "The kernel counted no out-of-memory kill here: look for users or tools that send SIGKILL."
+    if name == "abort" and not stderr.strip():
+        stacks = "its stacks show where" if worker.stacks else "PYTHONFAULTHANDLER=1 or a core file shows where"
+        return f"Native code, or the script itself (os.abort), aborted without a message: {stacks}."
+    if name in _CRASHED and not worker.stacks and "(most recent call first)" not in stderr:
+        return _NO_STACKS
+    if name == "system-exit" and worker.exception is not None and not is_code(worker.exception.message):
+        return ""  # its message is the reason
+    if name in ("system-exit", "exit") and not any(tail.text.strip() for tail in tails):
+        if attempt is None and not tails:
+            return None
+        if worker.frames:
+            return "It printed nothing: see the condition at that line."
+        return "It printed nothing, and no exception ended it: look for os._exit in the script and its libraries."
+    if name == "host-memory":
+        return _refused_memory(worker)
+    if name == "import-error":
+        return _import(worker, same, attempt)
+    if name == "wrong-usage":
+        return _arguments(stderr, attempt)
+    if name == "missing-file" and same is not None and same.scope in (ALL, EVERY_NODE) and len(same.nodes) > 1:
+        return "It is missing on all nodes: check the path, and whether it is mounted there (or in the container)."
+    return None
+
+
+def _no_oom_kill(worker: FailedWorker) -> bool:
+    resources = worker.host_resources
+    if resources is None or resources.oom is None:
+        return False
+    return not resources.oom.recent and not resources.node_oom_kills and worker.scheduler != "OUT_OF_MEMORY"
+
+
+def _loader(worker: FailedWorker, stderr: str) -> str | None:
+    message = worker.exception.message if worker.exception is not None else ""
+    if _LOADER_CRASH.search(message) or _LOADER_CRASH.search(stderr):
+        return "The loader's process crashed in native code: num_workers=0 shows the Python line that called it."
+    resources = worker.host_resources
+    if not _no_oom_kill(worker) or resources is None or resources.shm_full:
+        return None
+    if "killed by signal: Killed" in message:
+        return "The kernel counted no out-of-memory kill here: look for users or tools that send SIGKILL."
+    return "Memory and /dev/shm were not short: see the end of its stderr; num_workers=0 shows the worker's own error."
+
+
+def _refused_memory(worker: FailedWorker) -> str | None:
+    resources = worker.host_resources
+    total = resources.memory_total if resources is not None else None
+    least = resources.least_available if resources is not None else None
+    if not total or least is None or least < _LARGE * total:
+        return None
+    return f"{size(least)} of memory were available: one allocation asked for more, or a limit (ulimit -v) is lower."
+
+
+def _import(worker: FailedWorker, same: Alike | None, attempt: Attempt | None) -> str | None:
+    if attempt is None or attempt.python is None or worker.exception is None:
+        return None
+    python = safe(attempt.python)
+    if worker.exception.type != "ModuleNotFoundError":
+        return f"Check the environment of {python}, which ran the script."
+    if same is not None and same.scope in (ALL, EVERY_NODE):
+        return (
+            f"The script was run by {python}: if that is not the intended environment, activate it before submitting."
+        )
+    return f"Check that the module is installed for {python} on this node too."
+
+
+def _arguments(stderr: str, attempt: Attempt | None) -> str | None:
+    if attempt is None:
+        return None
+    from ftslurm.agent.option_table import OPTIONS
+
+    ours = {flag for option in OPTIONS for flag in option.flags}
+    line = refusal(stderr)
+    given = {word.partition("=")[0] for word in attempt.command}
+    wrong = [flag for flag in _FLAG.findall(line) if flag in ours and flag in given]
+    if wrong and ("unrecognized" in line or "No such option" in line or "nknown" in line):
+        return f"{wrong[0]} is an option of ftslurm: put it before the program (ftslurm run {wrong[0]} ... PROGRAM)."
+    return "Correct the program's own arguments: the same ones fail the same way every time." if line else None

@@ -1,0 +1,146 @@
+"""The ranks that failed as the first one did: all of them, all of one node, or most (pure).
+
+Where all ranks fail in the same way, the one that was noticed first is arbitrary. ftslurm stops the others as soon as
+it notices one, so that some ranks may not have come to the failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ftslurm.dataclasses import dataclass
+from ftslurm.report.facts import RoundFiles, Worker
+from ftslurm.report.failed_worker import FailedWorker
+from ftslurm.report.first_failure import signature
+from ftslurm.text import names, ranges
+
+ALL, NODES, EVERY_NODE, MOST = "all", "nodes", "every-node", "most"
+ANY_NODE = ("syntax-error", "import-error", "wrong-usage", "missing-script", "missing-program")
+"""Causes at start: that they did not occur on other nodes proves nothing if the ranks there were stopped."""
+_PASSED_S = 1.0
+"""A rank that ran longer than a failed one by this had passed the place of the failure."""
+
+
+@dataclass(frozen=True)
+class Alike:
+    """The ranks with the same failure.
+
+    Attributes:
+        scope: ALL ranks; all of some NODES; some of EVERY_NODE, while the others were stopped; MOST ranks.
+        ranks: these.
+        world: the number of all ranks.
+        nodes: where they ran, in order.
+        only: of NODES: whether the ranks of the other nodes are known not to fail so.
+        differ: whether their messages differ in numbers.
+    """
+
+    scope: str
+    ranks: tuple[int, ...]
+    world: int
+    nodes: tuple[str, ...]
+    only: bool = True
+    differ: bool = False
+
+    @property
+    def subject(self) -> str:
+        """``all 4 ranks``, ``all ranks of n2, and only these``, ``2 of 4 ranks, on both nodes``."""
+        some = f"{len(self.ranks)} of {self.world} ranks"
+        if self.scope == ALL:
+            return "both ranks" if self.world == 2 else f"all {self.world} ranks"
+        if self.scope == NODES:
+            return f"all ranks of {names(self.nodes)}{', and only these' if self.only else ''}"
+        every = "both" if len(self.nodes) == 2 else f"all {len(self.nodes)}"
+        return f"{some}, on {every} nodes" if self.scope == EVERY_NODE else some
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the report's ``alike``."""
+        return {
+            "scope": self.scope,
+            "ranks": ranges(self.ranks),
+            "count": len(self.ranks),
+            "nodes": list(self.nodes[:8]),
+            "subject": self.subject,
+            "text": self.text,
+        }
+
+    @property
+    def text(self) -> str:
+        """What the subject does not say; empty: nothing."""
+        left = self.world - len(self.ranks)
+        parts = ["their messages differ in numbers"] if self.differ else []
+        if self.scope == EVERY_NODE:
+            other, it = ("the other one", "it") if left == 1 else (f"the other {left}", "them")
+            parts.append(f"{other} had not failed so when ftslurm stopped {it}")
+        if self.scope == NODES and not self.only:
+            parts.append("whether the other nodes' ranks would have failed so is not known")
+        return "; ".join(parts)
+
+
+def alike(
+    files: RoundFiles, first: FailedWorker, others: Sequence[FailedWorker], followers: Sequence[int], world: int | None
+) -> Alike | None:
+    """Return the ranks that failed as the first one; None: it failed alone, or as a few of many.
+
+    Args:
+        files: the round.
+        first: the first failure.
+        others: further failures of the round.
+        followers: ranks of which only the summaries of equal failures were read.
+        world: the number of ranks, if known.
+    """
+    same = [first, *(each for each in others if is_same(first, each))]
+    ranks = {each.rank for each in same} | set(followers)
+    if world is None or len(ranks) < 2 or min(ranks) < 0 or len(ranks) > world:
+        return None
+    on = {worker.rank: node.node for node in files.nodes for worker in node.workers}
+    on |= {each.rank: each.node for each in same}
+    nodes = tuple(dict.fromkeys(on[rank] for rank in sorted(ranks) if rank in on))
+    differ = len({each.what.split("\n", 1)[0] for each in same}) > 1 and not first.cause.cascade
+    if len(ranks) == world:
+        return Alike(ALL, tuple(sorted(ranks)), world, nodes, differ=differ)
+    workers = [worker for node in files.nodes for worker in node.workers]
+    rest = [worker for worker in workers if worker.rank not in ranks]
+    stopped = bool(rest) and all(worker.stopped_by_ftslurm for worker in rest)
+    every = {node.node for node in files.nodes}
+    whole = all({w.rank for w in node.workers} <= ranks for node in files.nodes if node.node in nodes)
+    if whole and len(ranks) >= 2 * len(nodes) and set(nodes) < every:
+        only = len(ranks) + len(rest) == world and _is_only(first, rest)
+        return Alike(NODES, tuple(sorted(ranks)), world, nodes, only, differ)
+    if stopped and len(nodes) > 1 and set(nodes) == every and not first.cause.cascade:
+        return Alike(EVERY_NODE, tuple(sorted(ranks)), world, nodes, differ=differ)
+    return Alike(MOST, tuple(sorted(ranks)), world, nodes, differ=differ) if len(ranks) * 2 > world else None
+
+
+def is_same(first: FailedWorker, other: FailedWorker) -> bool:
+    """Return whether two failures are equal but for numbers in their messages."""
+    if signature(first) != signature(other) or _end(first) != _end(other):
+        return False
+    return first.cause.cascade or _place(first) == _place(other)
+
+
+def _end(worker: FailedWorker) -> tuple[object, ...]:
+    """Return how it ended: after an exception, its process may have been stopped while it ended."""
+    if worker.exception is not None:
+        return (worker.exception.type,)
+    return worker.kind, worker.exit_code, worker.signal
+
+
+def _place(worker: FailedWorker) -> tuple[str, int] | None:
+    return (worker.frames[-1].file, worker.frames[-1].line) if worker.frames else None
+
+
+def _is_only(first: FailedWorker, rest: Sequence[Worker]) -> bool:
+    """Whether the other ranks are known to have passed the place of the failure, or it is not one of the start."""
+    if any(worker.ended_ns is None for worker in rest):
+        return False
+    if first.cause.name not in ANY_NODE:
+        return True
+    if first.life_s is None:
+        return False
+    return all(_life_s(worker) > first.life_s + _PASSED_S for worker in rest)
+
+
+def _life_s(worker: Worker) -> float:
+    if worker.started_ns is None or worker.ended_ns is None:
+        return 0.0
+    return (worker.ended_ns - worker.started_ns) / 1e9

@@ -1,0 +1,218 @@
+"""What a failure with broken connections follows from: by the records of the other ranks, not by its message (pure).
+
+A message ("timed out", "Connection closed by peer") shows only that another rank was awaited. It is a consequence if
+the records have an event that it can follow from: another rank's earlier end, or a rank that did not fail while the
+others lost their connection to it. Without one it is a failure with a reason of its own. Lost nodes and hangs are
+judged before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from ftslurm.dataclasses import dataclass
+from ftslurm.failures.nccl import late_ranks
+from ftslurm.failures.record_summary import is_library
+from ftslurm.report.facts import Clocks, RoundFiles, Worker
+from ftslurm.report.failed_worker import FailedWorker
+from ftslurm.report.root_cause import Follower
+from ftslurm.text import clip, cut_middle, ranges
+
+BY_ITSELF = ("stop-reaction", "round-over")
+"""Causes whose exception is by itself the proof of what it follows from: a signal, or a newer round."""
+FINISHED, ABSENT = "finished", "absent"
+SHOWN, RANKS_SHOWN, LINE_LIMIT = 20, 2, 160
+_BROKEN = ("peer-reset", "nccl", "nccl-abort")
+_SOCKETS = ("ConnectionResetError", "ConnectionAbortedError", "ConnectionRefusedError", "BrokenPipeError", "EOFError")
+"""What the program's own connections raise when the process at the other end has gone."""
+_SOON_NS = 2 * 10**9
+"""Time between a time-out and the connections that break because of it, until these are caught."""
+
+_ADVICE = {
+    "peer-reset": "No end of another rank was recorded before it: check the network between the nodes, and whether a"
+    " rank leaves its process group early.",
+    "nccl": "No failure of another rank was recorded before it: NCCL_DEBUG=WARN shows NCCL's own reason.",
+}
+_WAITED = "No rank had failed or ended before it: compare where the ranks wait (TORCH_DISTRIBUTED_DEBUG=DETAIL)."
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a failure follows from.
+
+    Attributes:
+        kind: FINISHED: ranks had ended with success; ABSENT: ranks did not fail, nor come to where the others waited.
+        ranks: these.
+        named: whether a message of the runtime names them.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    named: bool = False
+
+    @property
+    def name(self) -> str:
+        """``rank 2``."""
+        return f"{'rank' if len(self.ranks) == 1 else 'ranks'} {clip(ranges(self.ranks), SHOWN)}"
+
+    @property
+    def short(self) -> str:
+        """``rank 2 did not fail``."""
+        return f"{self.name} {'had finished' if self.kind == FINISHED else 'did not fail'}"
+
+    @property
+    def text(self) -> str:
+        """The same as a sentence."""
+        if self.kind == FINISHED:
+            return f"this follows from another rank's end: {self.short} with exit code 0"
+        it = "it" if len(self.ranks) == 1 else "them"
+        return f"{self.short}: the others {'waited' if self.named else 'may have waited'} for {it}"
+
+
+def origin(
+    files: RoundFiles,
+    clocks: Clocks,
+    failed: Sequence[FailedWorker],
+    following: Mapping[str, Sequence[Follower]],
+) -> Origin | None:
+    """Return what the first of failures, all with broken connections, follows from; None: of nothing that is recorded.
+
+    Args:
+        files: the round.
+        clocks: the nodes' clocks.
+        failed: the judged failures, first one first.
+        following: further ranks that failed so.
+    """
+    first = failed[0]
+    finished = [worker.rank for node, worker in _finished(files) if _before(clocks, files, node, worker, first)]
+    if finished:
+        return Origin(FINISHED, tuple(finished))
+    ranks = {each.rank for each in failed} | {each.rank for group in following.values() for each in group}
+    messages = (each.exception.message for each in failed if each.exception is not None)
+    named = {rank for text in messages for rank in late_ranks(text)} - ranks
+    if named:
+        return Origin(ABSENT, tuple(sorted(named)), named=True)
+    absent = bystanders(files, ranks)
+    return Origin(ABSENT, tuple(absent)) if absent else None
+
+
+def whereabouts(files: RoundFiles, found: Origin) -> list[str]:
+    """Return where the ranks were that did not fail, and what they printed last, as far as recorded."""
+    lines: list[str] = []
+    for rank in found.ranks[:RANKS_SHOWN] if found.kind == ABSENT else ():
+        where = _stack_place(files, rank)
+        lines += [f"rank {rank} was {where}"] if where else []
+        text = next((tail.text for tail in files.tails.get(rank, ()) if tail.stream == "stderr"), "")
+        # A line that is indented continues a warning.
+        ends = (line.rstrip() for line in reversed(text.splitlines()) if line.strip() and not line[0].isspace())
+        last = next((line for line in ends if "Warning: " not in line), "")
+        lines += [f'the stderr of rank {rank} ends with "{cut_middle(last, LINE_LIMIT)}"'] if last else []
+    return lines
+
+
+def _stack_place(files: RoundFiles, rank: int) -> str:
+    if rank not in files.stacks:
+        return ""
+    from ftslurm.monitor.triage import describe, triage
+
+    groups = triage(files.stacks.values()).groups
+    return next((describe(group) for group in groups if rank in group.ranks), "")
+
+
+def bystanders(files: RoundFiles, failed: Collection[int]) -> list[int]:
+    """Return the few ranks that ran until ftslurm stopped them while most others failed; empty if there are many."""
+    workers = [worker for node in files.nodes for worker in node.workers]
+    running = [worker.rank for worker in workers if worker.rank not in failed and worker.ended_ns is None]
+    stopped = [worker.rank for worker in workers if worker.rank not in failed and worker.stopped_by_ftslurm]
+    return [] if running or len(stopped) * 2 > len(failed) else sorted(stopped)
+
+
+def _finished(files: RoundFiles) -> Iterable[tuple[str, Worker]]:
+    for node in files.nodes:
+        for worker in node.workers:
+            if worker.ended_ns is not None and not worker.failed and not worker.stopped_by_ftslurm:
+                yield node.node, worker
+
+
+def _before(clocks: Clocks, files: RoundFiles, node: str, worker: Worker, first: FailedWorker) -> bool:
+    """Whether a rank's end may have preceded a failure."""
+    if worker.ended_ns is None or first.time_ns is None:
+        return True
+    doubt = clocks.between(files.number, (node, worker.ended_ns), (first.node, first.time_ns))
+    ended_ns = clocks.comparable_ns(files.number, node, worker.ended_ns)
+    # The agent notices an end later than its peers do.
+    return ended_ns <= clocks.comparable_ns(files.number, first.node, first.time_ns) + doubt.ns + _SOON_NS
+
+
+def most_telling_first(clocks: Clocks, number: int, ordered: Sequence[FailedWorker]) -> list[FailedWorker]:
+    """Return the failures of a round so that the first one is none that a time-out of another rank explains.
+
+    A rank that gives up closes its connections: its peers' connections break, torch's and those of the program itself.
+    Where all have broken connections, its peers may catch that before its own exception is recorded.
+
+    Args:
+        clocks: the nodes' clocks.
+        number: the round.
+        ordered: the failures, primary ones first.
+    """
+    if not ordered:
+        return []
+    first = ordered[0]
+    gave_up = [each for each in ordered[1:] if each.cause.cascade and each.cause.name not in _BROKEN]
+    if not first.cause.cascade:
+        by_peer = first.exception is not None and first.exception.type in _SOCKETS
+        better = next((each for each in gave_up if by_peer and _certainly_before(clocks, number, each, first)), None)
+    elif first.cause.name in _BROKEN:
+        better = next((each for each in gave_up if _within(clocks, number, first, each)), None)
+    else:
+        better = None
+    return list(ordered) if better is None else [better, *(each for each in ordered if each is not better)]
+
+
+def _certainly_before(clocks: Clocks, number: int, one: FailedWorker, other: FailedWorker) -> bool:
+    if one.time_ns is None or other.time_ns is None:
+        return False
+    doubt = clocks.between(number, (one.node, one.time_ns), (other.node, other.time_ns))
+    times = [clocks.comparable_ns(number, each.node, each.time_ns or 0) for each in (one, other)]
+    return times[1] - times[0] > doubt.ns
+
+
+def _within(clocks: Clocks, number: int, one: FailedWorker, other: FailedWorker) -> bool:
+    if one.time_ns is None or other.time_ns is None:
+        return one.time_ns is other.time_ns
+    doubt = clocks.between(number, (one.node, one.time_ns), (other.node, other.time_ns))
+    times = [clocks.comparable_ns(number, each.node, each.time_ns or 0) for each in (one, other)]
+    return times[1] - times[0] <= doubt.ns + _SOON_NS
+
+
+def is_own_statement(failed: FailedWorker) -> bool:
+    """Whether the program itself raised the exception, so that the words in its message are its own."""
+    if failed.exception is None or not failed.exception.frames:
+        return False
+    frame = failed.exception.frames[-1]
+    return not is_library(frame.file) and (frame.source or "").lstrip().startswith("raise")
+
+
+def advice(worker: FailedWorker, found: Origin | None, world: int, *, recorded: bool) -> str | None:
+    """Return advice on a broken connection that agrees with what it follows from; None: that of its cause is right.
+
+    Args:
+        worker: the first failure.
+        found: what it follows from.
+        world: the number of ranks; a single one has no peers.
+        recorded: whether the ends of the other ranks are recorded, as they are not in logs.
+    """
+    if found is not None:
+        it = "it" if len(found.ranks) == 1 else "they"
+        if found.kind == FINISHED:
+            return "Ranks must take part in equally many collectives: see why some had no more work."
+        return f"Look at what {found.name} did while the others waited, and whether {it} took another path."
+    if not recorded or worker.cause.name in ("master-unreachable", "late-rank", "peer-lost"):
+        return None
+    if worker.exception is not None and worker.exception.type == "DistStoreError":
+        if "clients joined" in worker.exception.message:
+            return "Fewer processes joined than the script's world_size: see which did not come, and where to."
+        return "No rank had set these keys of the store in time: see which one should have."
+    if world == 1:
+        return "It is the only rank: nothing else could come to where it waited."
+    return _ADVICE.get(worker.cause.name, _WAITED)

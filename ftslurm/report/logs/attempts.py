@@ -1,0 +1,108 @@
+"""Several attempts in one log: a requeued job that appends to its output, restarts by torchrun, loops of srun (pure).
+
+A process that ends twice has been started twice. Slurm's lines, and the log's first lines when they appear again,
+show where the next attempt begins.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from ftslurm.report.logs.ends import End, Ends
+from ftslurm.report.logs.lines import GAP, Line
+from ftslurm.report.logs.noise import is_aftermath
+
+HEAD = 6
+LIMIT = 64
+MOVED_ON = 30
+"""Lines of output after Slurm's line by which the job has begun again; a job that is being stopped prints fewer."""
+_DIGITS = re.compile(r"\d+")
+
+
+def split(lines: Sequence[Line], ends: Ends) -> list[Sequence[Line]]:
+    """Return the lines of each attempt, oldest first."""
+    borders = sorted({*_repeated(ends.processes), *_requeued(lines, ends), *_begins(lines)})
+    evidence = sorted([*(end.number for end in ends.processes if not end.stopped), *(e.number for e in ends.job)])
+    kept: list[int] = []
+    previous = -1
+    for border in borders:
+        # An attempt ends with something; else the first lines appear again for another reason.
+        if any(previous < number < border for number in evidence):
+            kept.append(border)
+            previous = border - 1
+    parts: list[Sequence[Line]] = []
+    at = 0
+    for border in kept[-LIMIT:]:
+        end = next((i for i in range(at, len(lines)) if lines[i].number >= border), len(lines))
+        parts.append(lines[at:end])
+        at = end
+    parts.append(lines[at:])
+    return [part for part in parts if any(line.text.strip() for line in part)] or [lines]
+
+
+def _repeated(ends: Iterable[End]) -> Iterable[int]:
+    """The lines at which a new attempt has begun at the latest, because a process ends for the second time."""
+    known: dict[tuple[object, ...], int] = {}
+    last = -1
+    for end in sorted(ends, key=lambda end: end.number):
+        for name in _names(end):
+            before = known.get(name, -1)
+            if before >= 0 and end.number > before + 1:
+                yield last + 1
+                known.clear()
+        for name in _names(end):
+            known[name] = end.number
+        last = end.number
+
+
+def _names(end: End) -> list[tuple[object, ...]]:
+    if end.by == "torchrun":
+        return [("agent", end.agent, end.local)] if end.agent else []
+    if end.by == "table":
+        return [("row", end.rank)] if end.root else []
+    if end.by == "srun":
+        return [("task", end.node, task) for task in end.tasks]
+    return [(end.by, end.rank, end.local)] if end.rank is not None or end.local is not None else []
+
+
+def _requeued(lines: Sequence[Line], ends: Ends) -> Iterable[int]:
+    """The lines after Slurm's statements that the job was requeued, if it began again."""
+    masked = [_mask(line.text) for line in lines]
+    for i, end in enumerate(ends.job):
+        after = ends.job[i + 1].number if i + 1 < len(ends.job) else None
+        if not end.whole or (after is not None and after - end.number <= 8):
+            continue
+        rest = [line for line in lines if line.number > end.number and (after is None or line.number < after)]
+        ordinary = sum(1 for line in rest[:2000] if line.text != GAP and not is_aftermath(line.text))
+        enough = 1 if end.state == "REQUEUED" else MOVED_ON if end.state in ("PREEMPTED", "NODE_FAIL") else None
+        if (enough is not None and ordinary >= enough) or _known_begin(rest, masked, len(ends.job)):
+            yield end.number + 1
+
+
+def _known_begin(rest: Sequence[Line], masked: Sequence[str], most: int) -> bool:
+    """Whether lines begin as few places before them: as the attempts of a job, not as its steps."""
+    first = [_mask(line.text) for line in rest if line.text.strip() and not is_aftermath(line.text)][:3]
+    if len(set(first)) < len(first) or len(first) < 2:
+        return False
+    places = [i for i, text in enumerate(masked) if text == first[0] and list(masked[i : i + len(first)]) == first]
+    return 1 < len(places) <= most + 2
+
+
+def _begins(lines: Sequence[Line]) -> Iterable[int]:
+    """The lines at which the log's first lines appear again."""
+    head = [_mask(line.text) for line in lines[:40] if line.text.strip()][:HEAD]
+    if len(set(head)) < 3:
+        return
+    first, rest = head[0], head[1:3]
+    masked = [(line.number, _mask(line.text)) for line in lines if line.text.strip()]
+    for i in range(1, len(masked) - 2):
+        if masked[i][1] == first and [text for _, text in masked[i + 1 : i + 3]] == rest:
+            yield masked[i][0]
+
+
+def _mask(text: str) -> str:
+    return _DIGITS.sub("#", text[:200])
+
+
+__all__ = ["split"]

@@ -1,0 +1,196 @@
+"""The logs of a job that ftslurm did not run, read into a `Snapshot` as far as possible.
+
+Either torchrun's ``--log-dir`` (`ftslurm.report.logs.torchrun`), or a job's output: a file, a pipe, or the newest job's
+files in a directory. Each attempt of the job is a round; the last one counts.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ftslurm.dataclasses import replace
+from ftslurm.failures import plugins
+from ftslurm.failures.causes import Cause
+from ftslurm.records.attempt import SchedulerView
+from ftslurm.report.facts import UNNAMED, Attempt, LogTail, Problem, RoundFiles, RoundNode, Run, Snapshot, Worker
+from ftslurm.report.logs import attempts, torchrun
+from ftslurm.report.logs.ends import ends_of
+from ftslurm.report.logs.files import Output, outputs, owners_of, read_outputs
+from ftslurm.report.logs.judging import Judged, judge
+from ftslurm.report.logs.lines import GAP, Line, lines_of
+from ftslurm.report.logs.reading import Excerpt, is_stream, read_stream, stdin_excerpt
+from ftslurm.report.logs.tracebacks import ends_within
+from ftslurm.sharedfs.locate import NotFound
+
+SOURCE = "logs of another launcher"
+STDIN = Path("-")
+LAST_WORDS = 120
+
+
+def gather_logs(path: Path, *, now_ns: int | None = None, causes: Sequence[Cause] | None = None) -> Snapshot:
+    """Read torchrun's logs or a job's output.
+
+    Args:
+        path: torchrun's log directory, a directory in it, one that holds output files, an output file, a pipe; "-":
+            standard input.
+        now_ns: the time of reading, nanoseconds since the epoch; None: now.
+        causes: the catalogue's rows; None: ftslurm's, and those of entry points.
+
+    Returns:
+        A round for each attempt. No file's content raises.
+
+    Raises:
+        NotFound: it contains no such logs.
+        OSError: the path cannot be read.
+    """
+    if path == STDIN:
+        return of_excerpts("stdin", [(path, stdin_excerpt())], now_ns=now_ns, causes=causes)
+    if is_stream(path):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return of_excerpts(str(path), [(path, read_stream(fd))], now_ns=now_ns, causes=causes)
+        finally:
+            os.close(fd)
+    # A link that the user names is followed; links in a directory are not.
+    real = path.resolve()
+    if not real.is_dir():
+        return gather_files(str(path), [real], now_ns=now_ns, causes=causes)
+    owners, problems = owners_of([real]), list[Problem]()
+    runs = torchrun.runs_in(real)
+    if not runs:
+        return gather_files(str(path), outputs(real), now_ns=now_ns, causes=causes)
+    lines, _ = read_outputs(torchrun.outputs_beside(real, runs), owners, problems)
+    rounds = torchrun.rounds_of(runs, owners, ends_of(lines), problems)
+    if not rounds:
+        raise _nothing(path)
+    judged = judge(lines) if lines else Judged({}, {}, {})
+    return _snapshot(
+        str(path), rounds, [Judged({}, {}, {})] * (len(rounds) - 1) + [judged], problems, (), now_ns, causes
+    )
+
+
+def gather_files(
+    name: str, paths: Sequence[Path | Output], *, now_ns: int | None = None, causes: Sequence[Cause] | None = None
+) -> Snapshot:
+    """Read the output files of one job; see `gather_logs`."""
+    those = [each if isinstance(each, Output) else Output(each, None) for each in paths]
+    problems: list[Problem] = []
+    lines, read = read_outputs(those, owners_of([each.path for each in those]) if those else frozenset(), problems)
+    if not read and not problems:
+        raise _nothing(Path(name))
+    return _of_lines(name, lines, read, problems, now_ns, causes)
+
+
+def of_excerpts(
+    name: str,
+    read: Sequence[tuple[Path, Excerpt]],
+    *,
+    now_ns: int | None = None,
+    causes: Sequence[Cause] | None = None,
+) -> Snapshot:
+    """Return the snapshot of logs that were read."""
+    problems = [Problem(str(path), excerpt.problem) for path, excerpt in read if excerpt.problem]
+    lines: list[Line] = []
+    for _, excerpt in read:
+        lines += [line._replace(number=len(lines) + i) for i, line in enumerate(lines_of(excerpt))]
+    return _of_lines(name, lines, read, problems, now_ns, causes)
+
+
+def _nothing(path: Path) -> NotFound:
+    return NotFound(f"expected torchrun's logs (attempt_0/0/stderr.log) or a job's output, found neither in {path}")
+
+
+def _of_lines(
+    name: str,
+    lines: list[Line],
+    read: Sequence[tuple[Path, Excerpt]],
+    problems: list[Problem],
+    now_ns: int | None,
+    causes: Sequence[Cause] | None,
+) -> Snapshot:
+    parts = attempts.split(lines, ends_of(lines))
+    judged = [judge(part) for part in parts]
+    paths = ", ".join(str(path) for path, _ in read[:3])
+    size = sum(excerpt.size for _, excerpt in read)
+    rounds = [_round(i + 1, each, paths, size) for i, each in enumerate(judged)]
+    notes = list(judged[-1].notes)
+    if not judged[-1].errors and judged[-1].state is None:
+        notes += _last_words(parts[-1], any(excerpt.open_end for _, excerpt in read))
+    return _snapshot(name, rounds, judged, problems, notes, now_ns, causes)
+
+
+def _last_words(lines: Sequence[Line], open_end: bool) -> list[str]:
+    """Describe the end of a log without a failure: it may be of a job that runs, or that was killed."""
+    last = next((line for line in reversed(lines) if line.text.strip() and line.text != GAP), None)
+    if last is None:
+        return ["it is empty"]
+    if ends_within([line for line in lines if line.key == last.key]):
+        return [f"it ends in the middle of a traceback: {last.text.strip()[:LAST_WORDS]}"]
+    how = "it ends in the middle of a line" if open_end else "its last line"
+    return [f"{how}: {last.text.strip()[:LAST_WORDS]}"]
+
+
+def _round(number: int, judged: Judged, path: str, size: int) -> RoundFiles:
+    by_node: dict[str, list[Worker]] = {}
+    for rank, error in sorted(judged.errors.items()):
+        by_node.setdefault(error.node or UNNAMED, []).append(torchrun.worker_of(rank, error.local_rank, error))
+    tails = {
+        rank: (LogTail("stderr", path, text, max(size, len(text))),) for rank, text in judged.tails.items() if text
+    }
+    nodes = [node_of(number, name, judged, workers) for name, workers in (by_node or {UNNAMED: []}).items()]
+    return RoundFiles(number, tuple(nodes), judged.errors, tails)
+
+
+def node_of(number: int, name: str, judged: Judged, workers: Sequence[Worker]) -> RoundNode:
+    """Return the record of a node in an attempt."""
+    return replace(torchrun.round_node(number, name, workers), attempt=_attempt(number, judged))
+
+
+def _attempt(number: int, judged: Judged) -> str:
+    return f"{judged.job_id or 'log'}.{number - 1}"
+
+
+def _snapshot(
+    name: str,
+    rounds: Sequence[RoundFiles],
+    judged: Sequence[Judged],
+    problems: list[Problem],
+    notes: Sequence[str],
+    now_ns: int | None,
+    causes: Sequence[Cause] | None,
+) -> Snapshot:
+    if causes is None:
+        causes, broken = plugins.load()
+        problems = [*problems, *(Problem(*each) for each in broken)]
+    views, records = [], []
+    for i, (files, each) in enumerate(zip(rounds, judged, strict=True)):
+        attempt = files.nodes[0].attempt if files.nodes else _attempt(files.number, each)
+        assert attempt is not None
+        records.append(Attempt(attempt, i + 1, job_id=each.job_id))
+        if each.state is not None:
+            views.append(_view(attempt, each))
+    return Snapshot(
+        directory=name,
+        now_ns=time.time_ns() if now_ns is None else now_ns,
+        run=Run(name.rstrip("/").rsplit("/", 1)[-1] or name),
+        attempts=tuple(records),
+        rounds=tuple(rounds),
+        problems=tuple(problems),
+        causes=tuple(causes),
+        scheduler=tuple(views),
+        source=SOURCE,
+        notes=tuple(notes),
+    )
+
+
+def _view(attempt: str, judged: Judged) -> SchedulerView:
+    """Return what a log's lines state as Slurm's view; "REQUEUED" is a cancellation of that attempt."""
+    state = "CANCELLED" if judged.state == "REQUEUED" else judged.state
+    view = SchedulerView(attempt, None, judged.job_id, state=state, failed_node=judged.failed_node, source="log")
+    return replace(view, reason="Requeued") if judged.state == "REQUEUED" else view
+
+
+__all__ = ["SOURCE", "gather_files", "gather_logs", "of_excerpts"]

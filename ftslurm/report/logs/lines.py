@@ -1,0 +1,141 @@
+"""The lines of a log without what terminals and launchers put into them, each with its label (pure).
+
+Labels: srun's (``3: ``, with --label), torch's (``[rank3]:``), torchrun's (``[default3]:``: a local rank), mpirun's
+(``[1,3]<stderr>:``), pdsh's (``n4: ``) and Ray's (``(f pid=7, ip=10.0.0.2)``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from ftslurm.report.logs.reading import Excerpt
+
+GAP = "\0 left out"
+"""The text of a line in the place of a part that was not kept."""
+LONG = 8192
+LABELLED = 0.7
+"""Share of lines that must begin with a label for it to be one: a program may print such text by itself."""
+
+_ESCAPE = re.compile(r"\x1b(?:\[[0-9;?:]*[ -/]*[@-~]|\][^\x07\x1b]{0,2000}(?:\x07|\x1b\\)?|[()][A-Z0-9]|.)?")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x85\u2028\u2029]+")
+_TASK = re.compile(r" {0,6}(\d{1,6}): ?")
+_HOST = re.compile(r"([A-Za-z][\w-]{0,60}\d[\w-]{0,20}(?:\.[\w.-]{1,80})?): ")
+_OWN = re.compile(
+    r"\[rank(?P<rank>\d{1,6})\]: ?"
+    r"|\[(?P<role>[a-z][a-z_]{0,20}?)(?P<local>\d{1,4})\]:"
+    r"|\[(?:\w[\w.-]{0,80}@)?1,(?P<mpi>\d{1,6})\](?:<\w{1,8}>)?:"
+    r"|\((?P<actor>[\w.:()-]{1,80}) pid=(?P<pid>\d{1,9})(?:, ip=(?P<ip>[\d.]{7,15}))?\) "
+)
+# A progress bar has no line end; what another rank prints follows in its line.
+_BEHIND = re.compile(r"(?<=[^\n])(\[rank\d{1,6}\]: ?Traceback \(most recent)")
+_BY_SLURM = re.compile(r"(srun|slurmstepd|sbatch|slurmd|salloc|slurm_script)\b")
+
+
+class Line(NamedTuple):
+    """A line of a log: its text without its label.
+
+    ``number`` orders all lines of a job; ``task``: srun's label, a rank's or an agent's; ``local``: the local rank.
+    """
+
+    text: str
+    number: int
+    rank: int | None = None
+    task: int | None = None
+    local: int | None = None
+    node: str | None = None
+
+    @property
+    def key(self) -> tuple[int | str | None, ...]:
+        """Equal for lines of one stream."""
+        return self.rank, self.task, self.local, self.node
+
+
+def lines_of(excerpt: Excerpt) -> list[Line]:
+    """Return the labelled lines of a log."""
+    plain: list[str] = []
+    for part in excerpt.parts:
+        if part.gap:
+            plain.append(GAP)
+        plain += cleaned(part.text)
+    return labelled(plain)
+
+
+def cleaned(text: str) -> list[str]:
+    """Return the lines of a text as a terminal would show them, but with all that a carriage return overwrites."""
+    text = text.replace("\r\n", "\n")
+    if "\r" in text:
+        text = text.replace("\r", "\n")
+    if "\x1b" in text:
+        text = _ESCAPE.sub("", text)
+    text = _CONTROL.sub("", text)
+    if "]: Traceback" in text:
+        text = _BEHIND.sub(r"\n\1", text)
+    lines = text.split("\n")
+    if lines and not lines[-1]:
+        lines.pop()
+    return [line if len(line) <= LONG else f"{line[: LONG // 2]} ... {line[-LONG // 2 :]}" for line in lines]
+
+
+def labelled(texts: Sequence[str]) -> list[Line]:
+    """Return the lines with their labels; a label of srun or pdsh must be at nearly all lines of an attempt."""
+    borders = [i + 1 for i, text in enumerate(texts) if "error: *** " in text and " CANCELLED AT " in text]
+    lines: list[Line] = []
+    for begin, end in zip([0, *borders], [*borders, len(texts)], strict=True):
+        part = texts[begin:end]
+        full = [text for text in part if text.strip() and text != GAP and _BY_SLURM.match(text) is None]
+        tasks = _usual(full, _TASK, limit=65536)
+        hosts = not tasks and _usual(full, _HOST, limit=4096)
+        lines += [_line(text, begin + i, tasks=tasks, hosts=hosts) for i, text in enumerate(part)]
+    return lines
+
+
+def _usual(texts: Sequence[str], label: re.Pattern[str], limit: int) -> bool:
+    found = Counter(match[1] for text in texts if (match := label.match(text)))
+    number = found.total()
+    if number < 3 or number < LABELLED * len(texts) or len(found) > limit:
+        return False
+    # Counted lines ("1: ", "2: ", ...) are no labels: each label has several lines.
+    return len(found) == 1 or number >= 2 * len(found)
+
+
+def _line(text: str, number: int, *, tasks: bool, hosts: bool) -> Line:
+    if not text or text == GAP:
+        return Line(text, number)
+    rank = task = local = None
+    node = None
+    if tasks and (found := _TASK.match(text)):
+        task, text = int(found[1]), text[found.end() :]
+    elif hosts and (found := _HOST.match(text)) and _BY_SLURM.match(text) is None:
+        node, text = found[1], text[found.end() :]
+    while text[:1] in ("[", "(") and (found := _OWN.match(text)):
+        if found["rank"]:
+            rank = int(found["rank"])
+        elif found["mpi"]:
+            task = int(found["mpi"])
+        elif found["local"]:
+            if found["role"] in ("w", "e", "i", "f"):
+                break
+            local = int(found["local"])
+        else:
+            node = node or (f"{found['ip']} pid {found['pid']}" if found["ip"] else f"pid {found['pid']}")
+        text = text[found.end() :]
+    return Line(text, number, rank, task, local, node)
+
+
+def streams(lines: Iterable[Line]) -> dict[tuple[int | str | None, ...], list[Line]]:
+    """Return the lines by their label."""
+    found: dict[tuple[int | str | None, ...], list[Line]] = {}
+    for line in lines:
+        if line.text == GAP:
+            # In each stream something may have been left out.
+            for own in found.values():
+                own.append(line)
+            continue
+        found.setdefault(line.key, []).append(line)
+    return found
+
+
+__all__ = ["GAP", "Line", "cleaned", "labelled", "lines_of", "streams"]

@@ -1,0 +1,32 @@
+"""Lines that libraries, interpreters and launchers print at a program's end, or that mean nothing for it (pure)."""
+
+from __future__ import annotations
+
+import re
+
+_AFTERMATH = re.compile(
+    r"\s*$|\s+\S|[-=*_~]{3,}|\[[WEFI]\d{0,4}[ \d:.]|[WEFI]\d{4} |\S+:\d+: \w*Warning: |Exception ignored "
+    r"|terminate called|Aborted|Segmentation fault|Error in sys\.excepthook|Error in atexit|srun: |slurmstepd|sbatch: "
+    r"|wandb: "
+    r"|CUDA kernel errors might|For debugging consider passing|Compile with `TORCH|Search for `cuda|what\(\): "
+    r"|Exception raised from|frame #\d|Exception in thread|Fatal Python error|Extension modules:"
+    r"|Thread 0x|Current thread"
+    r"|\[?\S* ?\S*\]? ?\[(INFO|ERROR|WARNING)\] \[launch\.py:|Sending process \d+ closing|[\w./-]+: line \d+: +\d+ "
+    r"|/.{0,200}multiprocessing/resource_tracker\.py|.*destroy_process_group\(\)|During handling of the above"
+    r"|The above exception was the direct|Root Cause|Failures?:|Other Failures:|\[\d+\]:$|<NO_OTHER_FAILURES>"
+    r"|make: \*\*\*|\S+ FAILED$|.{0,100}NCCL INFO|.{0,100}NCCL WARN|-- Process \d+ terminated|Original Traceback"
+    r"|.{0,60}\b(?:exit(?:ed|ing|s)?(?: with)?|finished with|returned)\b.{0,20}\b(?:code|status)\b"
+    r"|(?i:job|script|run|training)? ?(?i:ended|finished|failed|end) at |\w+ \w+ +\d+ \d+:\d+:\d+ .{0,12}\d{4}$"
+    r"|Set the environment variable HYDRA_FULL_ERROR|Error executing job with overrides|real\t|user\t|sys\t|\+ "
+    r"|(?:Array )?Job ID: |Cluster: |User/Group: |State: |Nodes: |Cores(?: per node)?: |CPU (?:Utilized|Efficiency): "
+    r"|Job Wall-clock time: |Memory (?:Utilized|Efficiency): |.{0,80}\bleaked semaphore|Killed$|Terminated$"
+    r"|E0000 |INFO: +(?:Cleaning|Terminating|gocryptfs)|\[rank: \d+\] Child process with PID"
+)
+
+
+def is_aftermath(text: str) -> bool:
+    """Whether such a line may follow the traceback of an exception that nothing caught."""
+    return _AFTERMATH.match(text) is not None
+
+
+__all__ = ["is_aftermath"]

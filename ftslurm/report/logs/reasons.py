@@ -1,0 +1,138 @@
+"""Reasons for an end that are no traceback: what shells, interpreters, loaders, containers and Slurm print (pure)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ftslurm.dataclasses import dataclass
+from ftslurm.report.logs.lines import GAP, Line
+from ftslurm.report.logs.noise import is_aftermath
+
+STRONG, WEAK = "strong", "weak"
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A reason in a line; ``kind`` and ``code`` as of a worker's end.
+
+    Attributes:
+        number: of the line.
+        message: for the report.
+        strength: STRONG: the process cannot have gone on; WEAK: it may have.
+        final: whether only aftermath follows in its stream.
+    """
+
+    number: int
+    kind: str
+    code: int | None
+    signal: str | None
+    message: str
+    strength: str
+    line: Line
+    final: bool = False
+
+
+_ABORT = re.compile(
+    r"terminate called (?:after throwing|without an active|recursively)|libc\+\+abi.{0,20}: terminating"
+    r"|[^\n:]{1,200}: [^\n]{1,300}: Assertion `[^\n]{1,300}' failed\.|double free or corruption"
+    r"|(?:free|malloc|realloc|munmap_chunk|malloc_consolidate)\(\): [a-z]|corrupted (?:size vs|double-linked)"
+    r"|\*\*\* (?:stack smashing|buffer overflow) detected \*\*\*"
+)
+_CONTAINER = re.compile(
+    r"(?:error: )?pyxis: (?P<pyxis>(?!import|creating|starting|removing|skipping|printing|if the image|container "
+    r"start failed).{3,400})"
+    r"|(?:error: )?(?P<start>pyxis: container start failed.{0,100})"
+    r"|^(?P<enroot>enroot-\w+: .{3,300}|\[ERROR\] .{0,40}(?:enroot|image|/hooks\.d/).{0,300})"
+    r"|^FATAL: +(?P<fatal>.{3,400})"
+    r"|^docker: (?P<docker>Error response from daemon.{0,300})"
+    r"|error: (?P<spank>spank: required plugin .{0,200})"
+)
+_RULES: tuple[tuple[re.Pattern[str], str, int | None, str, str], ...] = (
+    (re.compile(r"(?:error: |^)execve\(\): (?P<m>.{1,400})"), "spawn", None, "could not be started: {m}", STRONG),
+    (re.compile(r"srun: error: (?P<m>(?:task .{0,40}launch failed|Task launch for .{0,60} failed).{0,200})"),
+     "spawn", None, "{m}", STRONG),
+    (re.compile(r"srun: error: (?P<m>Unable to (?:create step|confirm allocation|allocate).{0,300})"),
+     "spawn", None, "srun: {m}", WEAK),
+    (re.compile(r"^\S*python[\d.]*: (?P<m>can't (?:open file|find '__main__' module in) .{1,400})"),
+     "exit", 2, "{m}", STRONG),
+    (re.compile(r"^\S*python[\d.]*: (?P<m>No module named \S{1,200})$"), "exit", 1, "{m}", STRONG),
+    (re.compile(r"(?P<m>\S{1,200}: error while loading shared libraries: .{1,300})"), "exit", 127, "cannot start {m}",
+     STRONG),
+    (re.compile(r"(?P<m>\S{1,200}: symbol lookup error: .{1,300})"), "exit", 127, "cannot start {m}", STRONG),
+    (re.compile(r"^\S{1,300}: line \d+: (?P<m>.{1,300}: command not found)$"), "exit", 127, "cannot start {m}", WEAK),
+    (re.compile(r"^\S{1,300}: line \d+: (?P<m>.{1,300}: (?:No such file or directory|Permission denied))$"),
+     "exit", 126, "cannot start {m}", WEAK),
+    (re.compile(r"^\S{1,300}: line \d+: (?P<m>\S{1,200}: unbound variable)$"), "exit", 1, "{m} in the batch script",
+     STRONG),
+    (re.compile(r"^(?:slurm_script|bash|\S*/slurm_script): (?P<m>.{1,300}: command not found)$"), "exit", 127,
+     "cannot start {m}", WEAK),
+)  # fmt: skip
+# Nearly all lines are none: one search for each.
+_MAYBE = re.compile(
+    r"rror|sage: |pyxis|enroot-|execve|FATAL|failed|terminat|free\(\)|alloc|corrupt|\*\*\* |Unable to|can't |No module"
+    r"|No such|not found|denied|unbound|docker: "
+)
+_USAGE = re.compile(r"^(?P<m>[\w./-]{1,200}: error: .{1,600})$")
+
+
+def reasons_of(lines: Sequence[Line]) -> list[Reason]:
+    """Return the reasons in the lines of one stream, in order."""
+    found: list[Reason] = []
+    usage = -1000
+    for i, line in enumerate(lines):
+        text = line.text
+        if text == GAP or _MAYBE.search(text) is None:
+            continue
+        if text.startswith(("usage: ", "Usage: ")):
+            usage = i
+            continue
+        if _ABORT.match(text):
+            found.append(Reason(line.number, "signal", None, "SIGABRT", text[:300], STRONG, line))
+            continue
+        if (match := _CONTAINER.search(text)) is not None:
+            detail = next(each for each in match.groups() if each)
+            message = f"the container could not be started: {_tidy(detail)}"
+            found.append(Reason(line.number, "spawn", None, None, message, STRONG, line))
+            continue
+        if i - usage <= 60 and (match := _USAGE.match(text)) is not None:
+            found.append(Reason(line.number, "exit", 2, None, match["m"], STRONG, line, final=_final(lines, i)))
+            continue
+        for pattern, kind, code, form, strength in _RULES:
+            match = pattern.search(text)
+            if match is not None:
+                message = form.format(m=match["m"])
+                found.append(Reason(line.number, kind, code, None, message, strength, line, final=_final(lines, i)))
+                break
+    return _without_repeats(found)
+
+
+def _tidy(text: str) -> str:
+    return " ".join(text.split())[:300]
+
+
+def _final(lines: Sequence[Line], i: int) -> bool:
+    return all(line.text != GAP and is_aftermath(line.text) for line in lines[i + 1 : i + 200])
+
+
+def _without_repeats(found: list[Reason]) -> list[Reason]:
+    """One reason for each of the lines of one container's failure: the line with the detail."""
+    kept: list[Reason] = []
+    for each in found:
+        both = kept and each.kind == kept[-1].kind == "spawn" and each.message.startswith("the container")
+        if both and each.number - kept[-1].number <= 12 and kept[-1].message.startswith("the container"):
+            if _detail(each.message) > _detail(kept[-1].message):
+                kept[-1] = each
+            continue
+        kept.append(each)
+    return kept
+
+
+def _detail(message: str) -> int:
+    """How much a line about a container says: a tool's own error more than that there was one."""
+    if "spank:" in message or "start failed with" in message or "couldn't start container" in message:
+        return 0
+    return 1 if "couldn't" in message or "failed to" not in message else 2
+
+
+__all__ = ["STRONG", "WEAK", "Reason", "reasons_of"]

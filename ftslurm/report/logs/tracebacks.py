@@ -1,0 +1,157 @@
+"""Tracebacks and faulthandler's dumps in the lines of one stream (pure).
+
+`ftslurm.failures.traceback_text` parses the tracebacks; here they are sorted out of the lines of several ranks before,
+and get what a log shows beside them: label, rank, logger.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ftslurm.dataclasses import dataclass
+from ftslurm.failures import traceback_text
+from ftslurm.records.error import ExceptionRecord
+from ftslurm.report.logs.lines import GAP, Line
+from ftslurm.report.logs.untangle import HEADER, untangled
+
+STACKS_LIMIT, STACKS_LINES = 65536, 400
+_DIGITS = re.compile(r"\d+")
+_RANK = re.compile(r"(?i)\brank[\"' ]{0,2}[ =:#]{0,2}(\d{1,6})\b")
+_SPAWNED = re.compile(r"-- Process (\d{1,6}) terminated with the following error:")
+_LOGGED = re.compile(r"\b(?:ERROR|CRITICAL|WARNING|WARN|FATAL|EXCEPTION|error|warning)\b")
+_C10D = re.compile(r"\[[WEFI]\d{0,4}[ \d:.]")
+_FATAL = re.compile(r"Fatal Python error: (.{1,100})$")
+SIGNALS = {
+    "Segmentation fault": "SIGSEGV",
+    "Aborted": "SIGABRT",
+    "Bus error": "SIGBUS",
+    "Illegal instruction": "SIGILL",
+    "Floating point exception": "SIGFPE",
+}
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An exception with its traceback in a log.
+
+    Attributes:
+        exception: with those behind it.
+        traceback: as text.
+        begin, end: the numbers of its first and last line.
+        numbers: of all its lines.
+        line: its first line, with the label.
+        rank: in the text before it, or in its message; None: unknown.
+        logged: whether a logger printed it, so that it had been caught.
+        spawned: whether that rank is the number of a process of torch.multiprocessing.spawn.
+        ignored: whether Python printed it and went on.
+    """
+
+    exception: ExceptionRecord
+    traceback: str
+    begin: int
+    end: int
+    numbers: frozenset[int]
+    line: Line
+    rank: int | None = None
+    logged: bool = False
+    spawned: bool = False
+    ignored: bool = False
+
+    @property
+    def headline(self) -> str:
+        """``ValueError: boom``."""
+        name = self.exception.type
+        return f"{name}: {self.exception.message}" if self.exception.message else name
+
+
+@dataclass(frozen=True)
+class Crash:
+    """A fatal signal in faulthandler's report."""
+
+    signal: str
+    stacks: str
+    begin: int
+    end: int
+    line: Line
+
+
+def tracebacks(lines: Sequence[Line]) -> list[Raised]:
+    """Return the exceptions in the lines of a stream, in the order of their ends; chained ones as one."""
+    if not any(HEADER in line.text for line in lines):
+        return []
+    # torch's hook prints uncaught exceptions only: what follows a type with that label is its message.
+    by_hook = lines[0].rank is not None
+    sorted_out = [line for line in lines if not _C10D.match(line.text)] if by_hook else untangled(lines)
+    texts = [line.text for line in sorted_out]
+    return [_raised(sorted_out, found) for found in traceback_text.tracebacks(texts, whole=by_hook)]
+
+
+def _raised(lines: Sequence[Line], found: traceback_text.Traceback) -> Raised:
+    own = lines[found.first : found.end]
+    prefix = own[0].text[: max(0, own[0].text.find(HEADER))]
+    before = lines[found.first - 1].text if found.first else ""
+    logged = bool(_LOGGED.search(prefix[:200])) or (not prefix.strip() and _is_logged(before))
+    spawned = _SPAWNED.search("\n".join(line.text for line in own))
+    named = _RANK.search(prefix[-200:]) or (_RANK.search(before[-200:]) if logged else None)
+    rank = int(spawned[1]) if spawned is not None else int(named[1]) if named is not None else found.rank
+    numbers = frozenset(line.number for line in own)
+    text = "\n".join(_without(line.text, prefix) for line in own) + "\n"
+    return Raised(
+        found.exception,
+        text,
+        min(numbers),
+        max(numbers),
+        numbers,
+        own[0],
+        rank,
+        logged,
+        spawned=spawned is not None,
+        ignored=found.ignored,
+    )
+
+
+def _without(text: str, prefix: str) -> str:
+    """A line without the prefix of its traceback, in which numbers change."""
+    if not prefix or "Exception Group" in prefix:
+        return text
+    pattern = r"\d+".join(map(re.escape, _DIGITS.split(prefix)))
+    found = re.match(pattern, text)
+    return text[found.end() :] if found else text
+
+
+def _is_logged(before: str) -> bool:
+    """Whether the line before a traceback is a logger's."""
+    return bool(_LOGGED.search(before[:120])) and not before.startswith(("srun:", "slurmstepd"))
+
+
+def ends_within(lines: Sequence[Line]) -> bool:
+    """Whether the last lines of a stream are a traceback without an end."""
+    begins = [i for i, line in enumerate(lines) if HEADER in line.text]
+    if not begins:
+        return False
+    rest = [line.text for line in lines[begins[-1] + 1 :] if line.text.strip()]
+    return all(text[:1].isspace() for text in rest)
+
+
+def crashes(lines: Sequence[Line]) -> list[Crash]:
+    """Return the fatal signals in faulthandler's reports in a stream."""
+    found = []
+    for i, line in enumerate(lines):
+        match = _FATAL.search(line.text) if "Fatal Python error: " in line.text else None
+        if match is None or match[1].strip() not in SIGNALS:
+            continue
+        j = i + 1
+        while j < len(lines) and j - i < STACKS_LINES and _of_stacks(lines[j].text):
+            j += 1
+        stacks = "\n".join([line.text[match.start() :], *(each.text for each in lines[i + 1 : j])])[:STACKS_LIMIT]
+        found.append(Crash(SIGNALS[match[1].strip()], stacks, line.number, lines[j - 1].number, line))
+    return found
+
+
+def _of_stacks(text: str) -> bool:
+    begins = ("  ", "Current thread", "Thread 0x", "Extension modules", "Python runtime")
+    return text != GAP and (not text.strip() or text.startswith(begins))
+
+
+__all__ = ["HEADER", "SIGNALS", "Crash", "Raised", "crashes", "ends_within", "tracebacks"]

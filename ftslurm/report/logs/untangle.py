@@ -1,0 +1,155 @@
+"""Tracebacks of several ranks between each other, line by line, sorted out so that each is in one piece (pure).
+
+Ranks that share an output write single lines of their tracebacks. Which line is whose shows by what a traceback must
+have next: a frame, its source line, the exception's type. A rank writes in bursts, so that the newest traceback is
+preferred; the same line twice is of two ranks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ftslurm.dataclasses import dataclass, field
+from ftslurm.report.logs.lines import GAP, Line
+
+HEADER = "Traceback (most recent call last):"
+PATIENCE = 200
+"""Lines of others after which an unfinished traceback counts as cut off."""
+_FRAME = re.compile(r'  File "[^"\n]{1,4096}", line \d{1,9}')
+# Python writes the type, ": " and the message of an exception one after another.
+_TORN = re.compile(r"(?P<type>(?:\w+\.)*[A-Z]\w{2,60}?)(?P=type)+(?:: )+(?P<message>.*?)(?:: ?)?")
+_CARETS = re.compile(r" +[~^][ ~^]*")
+_DIGITS = re.compile(r"\d+")
+_LAST = re.compile(r"([A-Za-z_][\w.<>]{0,200})(?:: ?(.*))?", re.DOTALL)
+_EXCEPTION = re.compile(
+    r"(?:\w+\.)*(?:_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Iteration|Group|Warning|Timeout|Failure|Fault|Refused"
+    r"|Closed|Lost|Invalid|Abort|Aborted|Died|OutOfMemory|Full|Empty|Errors|Failed|Cancelled|NotFound|Exceeded|Event)"
+    r"|BdbQuit|error|timeout|gaierror|herror)"
+)
+_CAMEL = re.compile(r"(?:\w+\.)+\w+|[A-Z]\w*[a-z]\w*")
+
+
+@dataclass
+class _Open:
+    """A traceback whose end was not read yet."""
+
+    header: Line
+    prefix: str
+    lines: list[Line] = field(default_factory=list)
+    frames: int = 0
+    touched: int = 0
+    wants_source: bool = False
+    last: str = ""
+
+    def body(self, text: str) -> str:
+        """A line without the prefix that the header had; times and counters in it change."""
+        if not self.prefix or text.startswith("  "):
+            return text
+        pattern = r"\d+".join(map(re.escape, _DIGITS.split(self.prefix)))
+        found = re.match(pattern, text)
+        return text[found.end() :] if found else text
+
+    def add(self, i: int, line: Line, text: str) -> None:
+        self.lines.append(line)
+        self.touched = i
+        self.last = text
+
+
+def untangled(lines: Sequence[Line]) -> list[Line]:
+    """Return the lines of a stream with each traceback in one piece, and lines of others after it."""
+    if sum(HEADER in line.text for line in lines) == 0:
+        return list(lines)
+    sorter = _Sorter(lines)
+    for i, line in enumerate(lines):
+        sorter.add(i, untorn(line) if sorter.open else line)
+    sorter.close(sorter.open)
+    return sorter.done
+
+
+def untorn(line: Line) -> Line:
+    """Return a line in which two ranks wrote the parts of their last lines in turn, as one rank's."""
+    found = _TORN.fullmatch(line.text)
+    return line if found is None else line._replace(text=f"{found['type']}: {found['message']}")
+
+
+class _Sorter:
+    def __init__(self, lines: Sequence[Line]) -> None:
+        self.lines = lines
+        self.open: list[_Open] = []
+        self.done: list[Line] = []
+        self.others: list[Line] = []  # lines of others while a traceback is open
+
+    def add(self, i: int, line: Line) -> None:
+        """Read the next line."""
+        if line.text == GAP:
+            self.close(self.open)
+        self.close([each for each in self.open if i - each.touched > PATIENCE])
+        at = line.text.find(HEADER)
+        # The bars of a group are of one process.
+        if at >= 0 and "Exception Group" not in line.text and "|" not in line.text[:at].strip()[:1]:
+            opened = _Open(line, line.text[:at], touched=i)
+            opened.lines.append(line)
+            self.open.append(opened)
+        elif not self.open:
+            self.done.append(line)
+        else:
+            self.part(i, line)
+
+    def part(self, i: int, line: Line) -> None:
+        """Give a line to the traceback that it belongs to."""
+        for each in self.candidates(line.text):
+            text = each.body(line.text)
+            if _FRAME.match(text):
+                each.frames += 1
+                each.wants_source = True
+            elif text[:1].isspace() or not text.strip():
+                each.wants_source = False
+            elif self.is_last(each, i, text):
+                each.add(i, line, text)
+                self.close([each])
+                return
+            else:
+                continue
+            each.add(i, line, text)
+            return
+        self.others.append(line)
+
+    def candidates(self, text: str) -> list[_Open]:
+        """Return the open tracebacks in the order in which a line may belong to them."""
+        newest = max(self.open, key=lambda each: each.touched)
+        others = [each for each in self.open if each is not newest]
+        if not others or _CARETS.fullmatch(text):
+            return [newest]
+        if _FRAME.match(newest.body(text)):
+            # Two frames in a row: two ranks in step with each other, unless the source is not known.
+            step = newest.wants_source and (newest.last == text or any(not each.wants_source for each in others))
+            waiting = sorted((each for each in others if not each.wants_source), key=lambda each: each.frames)
+            return [*waiting, newest, *others] if step else [newest, *others]
+        if text.startswith("    "):
+            return [*(each for each in [newest, *others] if each.wants_source), newest, *others]
+        complete = [each for each in [newest, *others] if each.frames and not each.wants_source]
+        return [*complete, *(each for each in [newest, *others] if each not in complete)]
+
+    def is_last(self, each: _Open, i: int, text: str) -> bool:
+        """Whether a line has the type of an exception; one of an unusual name must follow at once, and be the last."""
+        found = _LAST.fullmatch(text.rstrip())
+        if found is None:
+            return False
+        if _EXCEPTION.fullmatch(found[1]):
+            return True
+        follows = each.touched == i - 1 and each.frames > 0 and _CAMEL.fullmatch(found[1]) is not None
+        return follows and not any(_FRAME.match(each.body(line.text)) for line in self.lines[i + 1 : i + 4])
+
+    def close(self, those: Sequence[_Open]) -> None:
+        """Put out the lines of these tracebacks, and those of others when none is open."""
+        for each in list(those):
+            self.open = [other for other in self.open if other is not each]
+            self.done += each.lines
+        if not self.open and self.others:
+            # A traceback is in one piece only if nothing of others follows within its message.
+            self.done += self.others
+            self.others = []
+
+
+__all__ = ["HEADER", "untangled"]

@@ -1,0 +1,67 @@
+"""What the triage of a round's stacks needs beside them: ranks that had finished, and calls of functions in C."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Iterable, Mapping
+
+from ftslurm.monitor.stack_classifier import is_library
+from ftslurm.monitor.stacks_file import RankStacks
+from ftslurm.monitor.triage import finished
+from ftslurm.report.facts import RoundFiles
+from ftslurm.sharedfs.bounded_read import Malformed, read_file
+
+PLACES_READ = 64
+SCRIPT_LIMIT = 4 * 1024 * 1024
+_INNERMOST = re.compile(r'\(most recent call first\):\n  File "(/.*)", line (\d{1,9}) in ')
+_CALL = re.compile(r"([A-Za-z_][\w.]*)\s*\(")
+_LITERAL = re.compile(r"#.*|(['\"]).*?\1")
+
+
+def of_all_ranks(files: RoundFiles) -> list[RankStacks]:
+    """Return the stacks of a round's ranks, with those that had ended with success before; empty if there are none."""
+    found = dict(files.stacks)
+    for node in files.nodes if found else ():
+        for worker in node.workers:
+            ended = worker.ended_ns is not None and worker.exit_code == 0 and not worker.stopped_by_ftslurm
+            known = found.get(worker.rank)
+            if ended and (known is None or known.stacks.problem == "had ended"):
+                step = worker.progress.last_step if worker.progress is not None else None
+                found[worker.rank] = finished(worker.rank, worker.local_rank or 0, node.node, step)
+    return [found[rank] for rank in sorted(found)]
+
+
+def calls_of(stacks: Iterable[RankStacks], owners: frozenset[int]) -> Mapping[tuple[str, int], str]:
+    """Return the only call in each line of the user's code in which a thread is, by file and line.
+
+    Python's stacks do not show functions in C: `time.sleep`, `lock.acquire`, `loss.item`. Files are read as they are
+    now; one that cannot be read, or is another user's, gives no name.
+    """
+    places: dict[str, set[int]] = {}
+    for each in stacks:
+        for file, line in _INNERMOST.findall(each.stacks.text):
+            if not is_library(file) and (file in places or len(places) < PLACES_READ):
+                places.setdefault(file, set()).add(int(line))
+    found: dict[tuple[str, int], str] = {}
+    for file, lines in places.items():
+        source = _lines(file, owners)
+        for line in lines:
+            name = only_call(source[line - 1]) if 0 < line <= len(source) else None
+            if name is not None:
+                found[file, line] = name
+    return found
+
+
+def only_call(line: str) -> str | None:
+    """Return the name of the only call in a line of Python; None: there is none, or are several."""
+    names = [name for name in _CALL.findall(_LITERAL.sub("''", line)) if not keyword.iskeyword(name)]
+    return names[0] if len(names) == 1 and not line.lstrip().startswith(("def ", "class ", "@")) else None
+
+
+def _lines(file: str, owners: frozenset[int]) -> list[str]:
+    try:
+        data = read_file(file, SCRIPT_LIMIT, owners)
+    except Malformed:
+        return []
+    return data.decode("utf-8", "replace").splitlines() if data is not None else []

@@ -1,0 +1,167 @@
+"""Which error records, outputs and stacks of a round are opened, by the records that were read before (pure).
+
+When one rank of 16,384 fails, the others write 16,383 nearly equal error records. The nodes' files of the round have a
+summary of each with a signature of the rest, so that of equal records only the first ones are read. No cause is judged
+here: of each kind of failure, enough is selected for any of them to be the first failure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from heapq import nsmallest
+
+from ftslurm.dataclasses import dataclass
+from ftslurm.failures.record_summary import SIMILAR
+from ftslurm.report.consequence import bystanders
+from ftslurm.report.facts import Clocks, Failure, RankError, RecordSummary, RoundFiles, RoundNode, Snapshot, Worker
+from ftslurm.report.root_cause import (
+    OwnFailure,
+    hang_of,
+    order_unjudged,
+    own_failures,
+    recorded_failures,
+    recorded_rank,
+)
+
+SIMILAR_READ = 3
+"""Records read of ranks whose connections broke: one may be the first failure, one a hang, the next is shown."""
+STACKS_ROUNDS = 8
+OUTPUTS_PER_ROUND = 32
+FIRST_OUTPUTS = 8
+"""Kinds of failures of each of which the first rank's whole output is read."""
+BYSTANDERS_READ = 2
+_NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class Output:
+    """The streams of a rank of which the ends are read: "stderr", "stdout" and "stacks"."""
+
+    rank: int
+    streams: tuple[str, ...]
+
+
+def final(node: RoundNode, worker: Worker) -> bool:
+    """Whether the node's file has the complete summary of the worker's record, or shows that there is none.
+
+    That of an agent that died before its last write does not. Agents write a record for each failed worker: one without
+    a summary is damage, or its record could not be published.
+    """
+    ended = worker.ended_ns is not None and node.ended_ns is not None
+    return ended and (worker.error is not None or not worker.failed)
+
+
+def needs_folders(nodes: Sequence[RoundNode]) -> bool:
+    """Whether ranks are unknown of which only the folders can show whether they wrote an error record."""
+    known = sum(final(node, worker) for node in nodes for worker in node.workers)
+    return len({node.world_size for node in nodes}) != 1 or known != nodes[0].world_size
+
+
+def error_records(
+    files: RoundFiles, clocks: Clocks, folders: Collection[int], *, whole: bool, ranks: Collection[int | None]
+) -> list[int]:
+    """Return the ranks of a round whose error records are read.
+
+    Args:
+        files: the round, without error records.
+        clocks: the nodes' clocks.
+        folders: the ranks that have a folder, if `needs_folders`.
+        whole: whether all records are read: rows of plugins may depend on anything in one.
+        ranks: those whose records are read in any case.
+    """
+    recorded = {worker.rank for node in files.nodes for worker in node.workers if final(node, worker)}
+    ended = (worker for node in files.nodes for worker in node.workers if worker.ended_ns is not None)
+    # A rank that succeeded, by its agent's record, has no error record worth an open.
+    done = {worker.rank for worker in ended if not worker.failed and not worker.stopped_by_ftslurm}
+    if not whole:
+        done |= recorded - {*ranks, *_first_of_each_kind(files, clocks)}
+    return sorted({*recorded, *folders} - done)
+
+
+def _first_of_each_kind(files: RoundFiles, clocks: Clocks) -> Iterable[int]:
+    kinds: dict[tuple[object, ...], list[tuple[bool, int, int]]] = {}
+    for own in own_failures(files, {}):
+        if isinstance(own.record, RecordSummary):
+            kinds.setdefault(_kind(own), []).append(order_unjudged(clocks, files.number, own))
+    for kind, orders in kinds.items():
+        several = str(kind[0]).startswith(SIMILAR)
+        yield from (order[-1] for order in nsmallest(SIMILAR_READ if several else 1, orders))
+
+
+def rounds_with_stacks(snapshot: Snapshot, chosen: int | None) -> set[int]:
+    """Return the rounds whose stacks are read: the newest ones that a hang ended, the requested one, the last stopped.
+
+    Before a job is stopped from outside, the stacks of all ranks are collected, too.
+    """
+    hung = [files.number for files in snapshot.rounds if hang_of(snapshot, files.number) is not None]
+    found = {number for number in hung if number in hung[-STACKS_ROUNDS:] or number == chosen}
+    closed = snapshot.state.closed if snapshot.state is not None else None
+    if snapshot.rounds and closed is not None and closed.outcome == "stopped":
+        found.add(snapshot.rounds[-1].number)
+    return found
+
+
+def outputs(snapshot: Snapshot, clocks: Clocks, files: RoundFiles, *, every: bool, rank: int | None) -> list[Output]:
+    """Return the ranks of a round of whose output the end is read, the most important ones first.
+
+    The output of a worker without an exception can change or explain the verdict; the first failure's is shown.
+
+    Args:
+        snapshot: the run directory.
+        clocks: the nodes' clocks.
+        files: the round, with its error records and stacks.
+        every: whether all failed ranks are requested in full.
+        rank: a requested rank.
+    """
+    found = own_failures(files, recorded_failures(snapshot, files.number))
+    ended_by = recorded_rank(snapshot, files.number)
+    found = sorted(found, key=lambda own: (own.rank != ended_by, *order_unjudged(clocks, files.number, own)))
+    firsts: dict[tuple[object, ...], OwnFailure] = {}
+    for own in found:
+        firsts.setdefault(_kind(own), own)
+    # A broken connection is rarely the first failure.
+    ordered = sorted(firsts.items(), key=lambda kind: str(kind[0][0]).startswith(SIMILAR))
+    first = [own for _, own in ordered[:FIRST_OUTPUTS]]
+    rest = [own for own in found if own not in first and (every or not own.raised)]
+    chosen = [Output(own.rank, _streams(own)) for own in first] + [Output(own.rank, ("stderr",)) for own in rest]
+    chosen = chosen if every else chosen[:OUTPUTS_PER_ROUND]
+    hang = hang_of(snapshot, files.number)
+    if hang is not None or files.stacks:
+        chosen = [Output(each, ("stderr", "stdout")) for each in _suspects(files, hang)] + chosen
+    elif firsts and all(str(kind[0]).startswith(SIMILAR) for kind in firsts):
+        # Of the ranks that the others waited for, the end of stderr may show why.
+        failed = {own.rank for own in found}
+        chosen = [Output(each, ("stderr",)) for each in bystanders(files, failed)[:BYSTANDERS_READ]] + chosen
+    if rank is not None:
+        chosen.insert(0, Output(rank, ("stderr", "stdout", "stacks")))
+    by_rank: dict[int, Output] = {}
+    for output in chosen:
+        by_rank.setdefault(output.rank, output)
+    return list(by_rank.values())
+
+
+def _suspects(files: RoundFiles, hang: Failure | None) -> list[int]:
+    """Return the ranks whose output may explain a hang: the suspect's, or the one whose time-out expired."""
+    from ftslurm.monitor.triage import triage
+    from ftslurm.report.rank_stacks import of_all_ranks
+
+    suspects = triage(of_all_ranks(files), files.calls).suspects
+    return [group.ranks[0] for group in suspects[:1]] or ([hang.rank] if hang is not None else [])
+
+
+def _kind(own: OwnFailure) -> tuple[object, ...]:
+    """Return a key that is equal for failures of the same kind; begins with SIMILAR if a connection broke."""
+    if own.worker is not None and own.worker.error is not None:
+        return own.worker.error.signature, *own.end
+    record = own.record if isinstance(own.record, RankError) else None
+    exception = record.exception if record is not None else None
+    if exception is None:
+        return "", own.failure.kind if own.failure is not None else None, *own.end
+    return "", exception.type, _NUMBER.sub("#", exception.message[:300]), *own.end
+
+
+def _streams(own: OwnFailure) -> tuple[str, ...]:
+    record = own.record if isinstance(own.record, RankError) else None
+    crashed = not own.raised and (record is None or record.stacks is None)
+    return ("stderr", "stdout", "stacks") if crashed else ("stderr", "stdout")

@@ -1,0 +1,121 @@
+"""What the end of a failed worker's own output adds to its verdict, where its end says nothing of the reason (pure)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ftslurm.dataclasses import dataclass
+from ftslurm.failures.causes import Cause
+from ftslurm.failures.message_line import message_line
+from ftslurm.failures.reason import EXIT, handled, is_code, reason
+from ftslurm.records.error import ExceptionRecord
+from ftslurm.text import cut_middle
+
+if TYPE_CHECKING:
+    from ftslurm.failures.stderr_witness import Witness
+
+_OF_CHILD = re.compile(r"returned non-zero exit status|died with <Signals|exits with return code")
+_CHILD_LIMIT = 200  # characters of a child's last line
+_TYPES = re.compile(r"^(?:\w+::)*\w+: ")
+
+
+@dataclass(frozen=True)
+class OutputEvidence:
+    """What an output says.
+
+    Attributes:
+        found: as parsed.
+        source: "its stderr", for use after "from ".
+        exception: to judge; None: there is only text.
+        certain: whether the exception's type is in the output too; else only its text was found.
+        of_child: whether it is a child process's failure, which the worker's own exception reports.
+    """
+
+    found: Witness
+    source: str
+    exception: ExceptionRecord | None
+    certain: bool = True
+    of_child: bool = False
+
+
+def output_evidence(
+    cause: Cause, exception: ExceptionRecord | None, signal: str | None, texts: Mapping[str, str]
+) -> OutputEvidence | None:
+    """Return what the output says about a worker's end; None: the end has its own reason, or the output has none.
+
+    Args:
+        cause: of the end by itself.
+        exception: of the end, if there was one.
+        signal: that ended it.
+        texts: the ends of its output by stream.
+    """
+    child = None if exception is None else _child_error(exception)
+    if child is not None:
+        return _of_child(child, texts.get("stderr", ""))
+    if not cause.silent:
+        return None
+    # Most failures have a reason of their own: a fast report does not load this.
+    from ftslurm.failures.stderr_witness import witness
+
+    known = exception.message if exception is not None else ""
+    for stream in ("stderr", "stdout"):
+        found = witness(texts.get(stream, ""), apart_from=known.split("\n"))
+        if found is not None:
+            return _accepted(found, f"its {stream}", exception, signal)
+        if texts.get(stream, "").strip():
+            return None
+    return None
+
+
+def _accepted(found: Witness, source: str, exited: ExceptionRecord | None, signal: str | None) -> OutputEvidence | None:
+    from ftslurm.failures.stderr_witness import LOGGED, RUNTIME, TRACEBACK
+
+    if found.kind == LOGGED and signal not in (None, "SIGABRT"):
+        return None  # what sent the signal did not write the line
+    if found.kind != TRACEBACK and exited is not None and not is_code(exited.message):
+        return None  # the program's own last words are known
+    if found.exception is not None:
+        return OutputEvidence(found, source, _with_context(found.exception, exited))
+    caught = exited.context if exited is not None and exited.type == EXIT else None
+    if caught is not None and caught.message and message_line(caught.message) in found.text:
+        return OutputEvidence(found, source, reason(caught))
+    text = _TYPES.sub("", found.text) if found.kind == RUNTIME else found.text
+    return OutputEvidence(found, source, ExceptionRecord("RuntimeError", "", text, frames=found.frames), certain=False)
+
+
+def _with_context(named: ExceptionRecord, exited: ExceptionRecord | None) -> ExceptionRecord:
+    """Return the exception that the output names; as recorded, if it was being handled when the program exited."""
+    caught = exited.context if exited is not None and exited.type == EXIT else None
+    if caught is None or _headline(caught) != _headline(named):
+        return reason(named)
+    return reason(caught)
+
+
+def _headline(exception: ExceptionRecord) -> tuple[str, str]:
+    return exception.type, message_line(exception.message)
+
+
+def _child_error(exception: ExceptionRecord) -> ExceptionRecord | None:
+    """Return what reports a child process's end: the exception, or one that it was raised from or has as a member."""
+    if _OF_CHILD.search(exception.message):
+        return exception
+    behind = (exception.cause, handled(exception), *exception.exceptions)
+    return next((found for each in behind if each is not None and (found := _child_error(each)) is not None), None)
+
+
+def _of_child(exception: ExceptionRecord, stderr: str) -> OutputEvidence | None:
+    """Return why a child process failed: from what the exception has of its output, else from the rank's own."""
+    from ftslurm.failures.stderr_witness import LOGGED, Witness, output_lines, witness
+
+    found = witness(exception.output) if exception.output else None
+    if found is None and exception.output:
+        line = next((line for line in reversed(output_lines(exception.output)) if line.strip()), "")
+        found = Witness(LOGGED, cut_middle(line.strip(), _CHILD_LIMIT)) if line else None
+    if found is None:
+        found = witness(stderr, before=exception.type)
+    if found is None:
+        return None
+    inner = None if found.exception is None else reason(found.exception)
+    return OutputEvidence(found, "its child's stderr", inner, of_child=True)

@@ -1,0 +1,340 @@
+"""The verdict on each round, reached once: its outcome, its first failure, and the consequences (pure).
+
+All parts of the report, and all its formats, are made of these verdicts; nothing else judges a round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ftslurm.dataclasses import dataclass, field, replace
+from ftslurm.records.state import UNREACHABLE
+from ftslurm.report import consequence, health, root_cause, scheduler
+from ftslurm.report.advice import advice_on
+from ftslurm.report.alike import Alike, alike, is_same
+from ftslurm.report.facts import UNNAMED, Clocks, Doubt, History, RoundFiles, Snapshot
+from ftslurm.report.failed_worker import FailedWorker, judge
+from ftslurm.report.first_failure import FirstFailure, worker_failure
+from ftslurm.report.lost_nodes import (
+    WORLD_LIMIT,
+    is_unreachable,
+    lost_failure,
+    lost_first,
+    overshadowing,
+    silent_nodes,
+    unreachable_failure,
+)
+from ftslurm.report.root_cause import Follower, attempts_of, hang_of, history_of, round_files
+
+if TYPE_CHECKING:
+    from ftslurm.monitor.triage import Triage
+    from ftslurm.report.standstill import Standstill
+
+EARLIER_KEPT = 20
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of an ended round: time until the next one began, steps that it repeated, None if unknown."""
+
+    until_next_round_s: float | None
+    steps_repeated: int | None
+    requeued: bool
+
+
+@dataclass(frozen=True)
+class RoundVerdict:
+    """All that is known and concluded about a round.
+
+    Attributes:
+        number: its number.
+        files: its records, with times of clocks that are far off corrected.
+        attempt: the attempt that formed it.
+        nodes: its nodes.
+        world_size: its number of ranks.
+        started_ns, ended_ns: its begin and end.
+        outcome: as recorded, else according to all files; "running" or "unknown" without an end.
+        over: whether it ended, and not with success, so that each rank's end should be recorded.
+        reason: the recorded one.
+        first_step, last_step: the lowest and highest training step of its ranks.
+        first: the first failure.
+        same_time: primary failures that the clocks do not prove to be later, with their uncertainty.
+        failed: all judged workers that failed by themselves, root cause first.
+        others: those of them that are not the first failure.
+        following: further ranks with cascades, by cause, see `ftslurm.report.root_cause.Failures`.
+        triage: of the ranks' stacks, if there are any, and a rank hung.
+        standstill: that no rank had moved before the round was stopped from outside.
+        cwd: the working directory of its attempt.
+        scheduler: Slurm's action that ended it, as text.
+        recovered: whether the job went on after a failure.
+        cost: None if no further round followed, or it succeeded.
+    """
+
+    number: int
+    files: RoundFiles
+    attempt: str | None
+    nodes: tuple[str, ...]
+    world_size: int | None
+    started_ns: int | None
+    ended_ns: int | None
+    outcome: str
+    over: bool
+    reason: str | None
+    first_step: int | None
+    last_step: int | None
+    cwd: str | None = None
+    first: FirstFailure | None = None
+    same_time: Sequence[tuple[FailedWorker, Doubt]] = ()
+    failed: Sequence[FailedWorker] = ()
+    others: Sequence[FailedWorker] = ()
+    following: Mapping[str, Sequence[Follower]] = field(default_factory=dict)
+    triage: Triage | None = None
+    standstill: Standstill | None = None
+    scheduler: str | None = None
+    recovered: bool = False
+    cost: Cost | None = None
+
+    @property
+    def failed_ranks(self) -> set[int]:
+        """The ranks that failed by themselves."""
+        return {s.rank for s in self.failed} | {each.rank for group in self.following.values() for each in group}
+
+
+def judge_rounds(snapshot: Snapshot, clocks: Clocks) -> list[RoundVerdict]:
+    """Return the verdict on each round of the run, oldest first.
+
+    Args:
+        snapshot: the run directory, `aligned`.
+        clocks: the nodes' clocks.
+    """
+    numbers = {h.round for h in snapshot.state.history} if snapshot.state else set()
+    ordered = sorted(numbers | {files.number for files in snapshot.rounds})
+    rounds = [_judge_round(snapshot, clocks, number, newest=number == ordered[-1]) for number in ordered]
+    if snapshot.source != "ftslurm":
+        # The end of a round cannot be concluded from output alone.
+        rounds = [replace(this, outcome="unknown") if this.outcome == "running" else this for this in rounds]
+        rounds = [replace(this, over=False) for this in rounds]
+    return list(_linked(list(_explained(snapshot, rounds))))
+
+
+def _judge_round(snapshot: Snapshot, clocks: Clocks, number: int, *, newest: bool) -> RoundVerdict:
+    files, entry = round_files(snapshot, number), history_of(snapshot, number)
+    failures = root_cause.judge_failures(snapshot, clocks, files)
+    judged = consequence.most_telling_first(clocks, number, failures.judged)
+    outcome = _outcome(snapshot, files, entry, judged, newest=newest)
+    still = _standstill(files) if outcome == "stopped" else None
+    progress = [w.progress for n in files.nodes for w in n.workers if w.progress is not None]
+    plain = RoundVerdict(
+        number=number,
+        files=files,
+        attempt=_attempt_name(files, entry),
+        nodes=_node_names(files, entry),
+        world_size=_world_size(files, entry),
+        started_ns=_started_ns(files, entry),
+        ended_ns=_ended_ns(files, entry, outcome),
+        outcome=outcome,
+        over=outcome not in ("running", "succeeded"),
+        reason=entry.reason if entry else None,
+        first_step=min((p.first_step for p in progress), default=None),
+        last_step=max((p.last_step for p in progress), default=None),
+        cwd=next((a.cwd for a in attempts_of(snapshot, files)), None),
+        failed=judged,
+        others=judged,
+        following=failures.following,
+        triage=still.triage if still is not None else _triage(files),
+        standstill=still,
+    )
+    return _with_first(snapshot, clocks, entry, plain)
+
+
+def _with_first(snapshot: Snapshot, clocks: Clocks, entry: History | None, this: RoundVerdict) -> RoundVerdict:
+    """Return the verdict with the round's first failure, if it had one."""
+    if this.outcome in ("stopped", "succeeded", "running"):
+        return this
+    first, others = _first(snapshot, clocks, entry, this)
+    if first is not None and first.node is not None and first.time_ns is not None:
+        first = replace(first, doubt=clocks.error_ns(this.number, first.node, first.time_ns))
+    by_worker = first is not None and first.rank is not None and first.hang is None
+    same = root_cause.at_the_same_time(clocks, this.number, this.failed) if by_worker else []
+    if first is not None and first.alike is not None:
+        same = [(other, doubt) for other, doubt in same if not is_same(this.failed[0], other)]
+    return replace(this, first=first, others=others, same_time=same)
+
+
+def _first(
+    snapshot: Snapshot, clocks: Clocks, entry: History | None, this: RoundVerdict
+) -> tuple[FirstFailure | None, Sequence[FailedWorker]]:
+    """Choose the first failure of a round; return it with the other failed workers."""
+    files, found = this.files, list(this.failed)
+    if entry is not None and entry.failure is not None and is_unreachable(entry):
+        return unreachable_failure(entry, entry.failure), [s for s in found if s.kind != UNREACHABLE]
+    hang = hang_of(snapshot, this.number)
+    lost = silent_nodes(snapshot, files, entry, hang) if hang is not None else []
+    if hang is not None:
+        from ftslurm.report.hang import hang_failure, is_first, without_hung
+
+        found = without_hung(hang, found)
+        if not lost and is_first(hang, found):
+            verdict = this.triage if this.triage is not None else _triage_of(files)
+            return health.with_proofs(snapshot, hang_failure(files, hang, verdict, this.last_step, this.cwd)), found
+    nodes = lost or lost_first(snapshot, files, entry, found)
+    if nodes is not None:
+        return health.with_proofs(snapshot, lost_failure(snapshot, files, entry, nodes, this.last_step)), found
+    if not found:
+        return None, []
+    first = _of_worker(snapshot, clocks, replace(this, failed=found))
+    return replace(first, overshadowed=overshadowing(snapshot, files, entry, found[0])), found[1:]
+
+
+def _of_worker(snapshot: Snapshot, clocks: Clocks, this: RoundVerdict) -> FirstFailure:
+    """Describe the first of the failed workers, with what it follows from and the ranks that failed alike."""
+    files, worker = this.files, this.failed[0]
+    tails = files.tails.get(worker.rank, ())
+    proved, source, recorded = True, None, snapshot.source == "ftslurm"
+    advice = None
+    if worker.cause.cascade and worker.cause.name not in consequence.BY_ITSELF:
+        source = consequence.origin(files, clocks, this.failed, this.following)
+        proved = source is not None or health.has_sick_device(snapshot, this.number)
+        if not proved and consequence.is_own_statement(worker):
+            rows = [row for row in snapshot.causes if not row.cascade]
+            worker = judge(worker, tails, rows)
+        elif not proved or source is not None:
+            advice = consequence.advice(worker, source, this.world_size or 0, recorded=recorded)
+    first = worker_failure(this.number, health.explained(snapshot, files, worker), tails, this.cwd)
+    recent = next(iter(attempts_of(snapshot, files)), None) if recorded else None
+    followers = this.following.get(worker.cause.name, ()) if worker.cause.cascade else ()
+    same = alike(files, worker, this.failed[1:], [each.rank for each in followers], this.world_size)
+    advice = advice or first.advice or advice_on(worker, tails, same, recent)
+    return replace(
+        first,
+        advice=advice,
+        proved=proved,
+        follows=None if source is None else source.short,
+        alike=None if same is None else same.as_dict(),
+        remarks=_remarks(files, source, same),
+    )
+
+
+def _remarks(files: RoundFiles, source: consequence.Origin | None, same: Alike | None) -> tuple[str, ...]:
+    found = [] if source is None else [source.text]
+    if source is not None:
+        found += consequence.whereabouts(files, source)
+    return (*found, same.text) if same is not None and same.text else tuple(found)
+
+
+def _explained(snapshot: Snapshot, rounds: Sequence[RoundVerdict]) -> Iterator[RoundVerdict]:
+    """Add Slurm's action to each attempt's last round, and Slurm's node states to a lost node."""
+    for i, this in enumerate(rounds):
+        last = i + 1 == len(rounds) or rounds[i + 1].attempt != this.attempt
+        view = scheduler.of_attempt(snapshot, this.attempt) if last else None
+        if view is None:
+            yield this
+            continue
+        first = this.first
+        if first is not None and first.kind == "node-lost":
+            first = scheduler.with_node_states(view, first)
+        yield replace(this, scheduler=scheduler.explain_round(view, this.outcome), first=first)
+
+
+def _linked(rounds: Sequence[RoundVerdict]) -> Iterator[RoundVerdict]:
+    """Add what follows from the other rounds: recovery, its cost, the same failure in earlier rounds."""
+    by_signature: dict[str, list[int]] = {}
+    for i, this in enumerate(rounds):
+        first = this.first
+        if first is not None:
+            earlier = by_signature.setdefault(first.signature, [])
+            first = replace(first, same_as_rounds=tuple(earlier[-EARLIER_KEPT:]))
+            earlier.append(this.number)
+        over = i + 1 < len(rounds) and this.outcome != "succeeded"
+        cost = _cost(this, rounds[i + 1]) if over else None
+        yield replace(this, first=first, recovered=over and first is not None, cost=cost)
+
+
+def _cost(this: RoundVerdict, after: RoundVerdict) -> Cost:
+    first = this.first
+    failed_ns = first.time_ns if first is not None and first.time_ns is not None else this.ended_ns
+    step = first.step if first is not None and first.step is not None else this.last_step
+    gap_ns = None if failed_ns is None or after.started_ns is None else max(0, after.started_ns - failed_ns)
+    return Cost(
+        None if gap_ns is None else gap_ns / 1e9,
+        None if step is None or after.first_step is None else max(0, step - after.first_step),
+        requeued=this.attempt != after.attempt,
+    )
+
+
+def _triage(files: RoundFiles) -> Triage | None:
+    return _triage_of(files) if any(one.stop is None for one in files.stacks.values()) else None
+
+
+def _standstill(files: RoundFiles) -> Standstill | None:
+    if not files.stacks:
+        return None
+    from ftslurm.report.hang import dead_threads, finished_ranks
+    from ftslurm.report.standstill import standstill
+
+    found = _triage_of(files)
+    more = (dead_threads(files, found), finished_ranks(found))
+    return standstill(files.stacks, found, "; ".join(part for part in more if part))
+
+
+def _triage_of(files: RoundFiles) -> Triage:
+    from ftslurm.monitor.triage import triage
+    from ftslurm.report.rank_stacks import of_all_ranks
+
+    return triage(of_all_ranks(files), files.calls)
+
+
+def _outcome(
+    snapshot: Snapshot, files: RoundFiles, entry: History | None, found: Sequence[FailedWorker], *, newest: bool
+) -> str:
+    """The recorded outcome; where none was recorded, the outcome according to all files."""
+    if entry is not None and entry.outcome not in ("running", "unknown"):
+        return entry.outcome
+    closed = snapshot.state.closed if snapshot.state else None
+    if newest and closed is not None and closed.outcome == "stopped":
+        return "stopped"
+    if found:
+        return "failed"
+    outcomes = {n.outcome for n in files.nodes}
+    if outcomes == {"succeeded"} and _all_there(files, entry):
+        return "succeeded"
+    if newest and closed is None:
+        return "stopped" if outcomes == {"stopped"} else "running"
+    return closed.outcome if newest and closed is not None else "unknown"
+
+
+def _all_there(files: RoundFiles, entry: History | None) -> bool:
+    world = _world_size(files, entry)
+    return world is None or world == len({w.rank for n in files.nodes for w in n.workers})
+
+
+def _attempt_name(files: RoundFiles, entry: History | None) -> str | None:
+    if entry is not None and entry.attempt:
+        return entry.attempt
+    return next((n.attempt for n in files.nodes if n.attempt), None)
+
+
+def _node_names(files: RoundFiles, entry: History | None) -> tuple[str, ...]:
+    if entry is not None and entry.nodes:
+        return entry.nodes
+    return tuple(n.node for n in files.nodes if n.node != UNNAMED)
+
+
+def _world_size(files: RoundFiles, entry: History | None) -> int | None:
+    sizes = [entry.world_size if entry else None] + [n.world_size for n in files.nodes]
+    return next((s for s in sizes if s is not None and 0 < s <= WORLD_LIMIT), None)
+
+
+def _started_ns(files: RoundFiles, entry: History | None) -> int | None:
+    if entry is not None and entry.formed_ns is not None:
+        return entry.formed_ns
+    return min((n.started_ns for n in files.nodes if n.started_ns is not None), default=None)
+
+
+def _ended_ns(files: RoundFiles, entry: History | None, outcome: str) -> int | None:
+    if entry is not None and entry.ended_ns is not None:
+        return entry.ended_ns
+    if outcome == "running":
+        return None
+    return max((n.ended_ns for n in files.nodes if n.ended_ns is not None), default=None)

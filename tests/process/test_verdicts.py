@@ -1,0 +1,98 @@
+"""Real ranks fail together, one after another or not at all, and the report's first lines say which, and why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_run import Started
+
+NODES = ("--local-nodes", "2", "--nproc-per-node", "2", "--max-restarts", "0", "--grace", "5")
+BEGIN = "import os, sys, time\nRANK = int(os.environ['RANK'])\nNODE = RANK // 2\n"
+LATER = "sys.excepthook = lambda *e, hook=sys.excepthook: (hook(*e), time.sleep(2))\n"
+"""All ranks have raised before the first process ends, for which the others are stopped."""
+TOGETHER = """
+from datetime import timedelta
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+dist.all_reduce(torch.ones(1))
+"""
+
+
+def told(directory: Path, program: str, *arguments: str) -> tuple[dict[str, Any], str]:
+    (directory / "train.py").write_text(BEGIN + program)
+    run = Started(directory, *NODES, "train.py", *arguments)
+    assert run.wait(90) != 0, run.err
+    report = json.loads((run.run_dir / "report.json").read_text())
+    return report["cause"], " ".join((run.run_dir / "report.txt").read_text().split())
+
+
+def test_words_of_the_program_do_not_make_a_victim(tmp_path: Path) -> None:
+    program = "if RANK == 2:\n    raise RuntimeError('cache of the ProcessGroup timed out')\ntime.sleep(60)\n"
+    cause, text = told(tmp_path, program)
+    assert (cause["rank"], cause["role"], cause["cause"]) == (2, "primary", "exception")
+    assert "follows from" not in text
+
+
+def test_the_rank_that_left_while_the_others_lost_their_connection_to_it_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed: pip install ftslurm[torch]")
+    program = f"""{LATER}{TOGETHER}
+if RANK == 2:
+    dist.destroy_process_group()
+    print("uploading", file=sys.stderr, flush=True)
+    time.sleep(60)
+dist.all_reduce(torch.ones(1))
+dist.all_reduce(torch.ones(1))
+"""
+    cause, text = told(tmp_path, program)
+    assert (cause["role"], cause["follows"]) == ("cascade", "rank 2 did not fail")
+    assert 'the stderr of rank 2 ends with "uploading"' in text
+
+
+def test_a_wait_for_a_key_that_no_rank_sets_is_no_consequence_of_another_ranks_end(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed: pip install ftslurm[torch]")
+    program = f"""{TOGETHER}
+if RANK == 1:
+    dist.distributed_c10d._get_default_store().wait(["shards"], timedelta(seconds=1))
+time.sleep(60)
+"""
+    cause, text = told(tmp_path, program)
+    assert (cause["rank"], cause["role"]) == (1, "primary")
+    assert "DistStoreError: wait timeout" in text
+    assert "No rank had set these keys" in text
+
+
+def test_a_failure_of_all_ranks_is_one_of_all_ranks(tmp_path: Path) -> None:
+    program = f"{LATER}import flash_attention_9\n"
+    cause, text = told(tmp_path, program)
+    assert (cause["alike"]["subject"], cause["alike"]["ranks"]) == ("all 4 ranks", "0-3")
+    assert "FAILED: all 4 ranks: ModuleNotFoundError: No module named 'flash_attention_9'" in text
+    assert "The script was run by" in text
+
+
+def test_a_failure_of_all_ranks_of_one_node_is_one_of_that_node(tmp_path: Path) -> None:
+    program = f"""{LATER}
+if NODE == 1:
+    open("/scratch/of/this/node")
+time.sleep(60)
+"""
+    cause, text = told(tmp_path, program)
+    assert (cause["alike"]["scope"], cause["alike"]["ranks"], cause["node"]) == ("nodes", "2-3", "local1")
+    assert "all ranks of local1, and only these: FileNotFoundError" in text
+
+
+def test_an_option_of_ftslurm_behind_the_program_is_sent_before_it(tmp_path: Path) -> None:
+    program = "import argparse\nargparse.ArgumentParser().parse_args()\n"
+    text = told(tmp_path, program, "--max-restarts", "3")[1]
+    assert "unrecognized arguments: --max-restarts 3" in text
+    assert "--max-restarts is an option of ftslurm: put it before the program" in text
+
+
+def test_an_abort_without_a_message_has_no_hint_to_read_one(tmp_path: Path) -> None:
+    program = "import faulthandler\nfaulthandler.disable()\nif RANK == 1:\n    os.abort()\ntime.sleep(60)\n"
+    cause, text = told(tmp_path, program)
+    assert (cause["rank"], cause["cause"]) == (1, "abort")
+    assert "aborted without a message" in text
+    assert "last lines of stderr" not in text

@@ -1,0 +1,385 @@
+"""The deepest true reason: of other processes, behind cleanups, at the root of a chain, without a message."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import process as process_pool
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from ftslurm.failures.causes import describe, find
+from ftslurm.failures.evidence import Evidence, with_exception
+from ftslurm.failures.exceptions import describe as recorded_as
+from ftslurm.failures.message_line import message_line
+from ftslurm.failures.proof_lines import lines
+from ftslurm.failures.reason import judged, reason
+from ftslurm.failures.retryability import retryability
+from ftslurm.failures.traceback_text import embedded, exception_in, tracebacks
+from ftslurm.records.codec import to_json
+from ftslurm.records.error import ErrorRecord, ExceptionRecord, error_file, error_record_in
+
+
+def label() -> None:
+    {"row": 1}["label"]
+
+
+def disk() -> None:
+    raise OSError(28, "No space left on device", "/ckpt/7.pt")
+
+
+def caught(function: Callable[[], object]) -> BaseException:
+    try:
+        function()
+    except BaseException as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def record(function: Callable[[], object]) -> ExceptionRecord:
+    error = caught(function)
+    return recorded_as(error, error.__traceback__)
+
+
+def said(exception: ExceptionRecord) -> tuple[str, str, str]:
+    """Return cause, description and innermost function of a failure by this exception."""
+    evidence = with_exception(Evidence("exception"), reason(exception))
+    cause, found = find(evidence)
+    return cause.name, describe(evidence, cause, found), reason(exception).frames[-1].function
+
+
+# Exceptions of other processes
+
+
+def of_a_loader(function: Callable[[], object]) -> Callable[[], object]:
+    torch_utils = pytest.importorskip("torch._utils")
+
+    def raise_again() -> None:
+        try:
+            function()
+        except Exception:
+            wrapped = torch_utils.ExceptionWrapper(sys.exc_info(), where="in DataLoader worker process 1")
+        wrapped.reraise()
+
+    return raise_again
+
+
+def of_a_pool(function: Callable[[], object]) -> Callable[[], object]:
+    def raise_again() -> None:
+        error = caught(function)
+        kept: Any = process_pool._ExceptionWithTraceback(error, error.__traceback__)
+        rebuild, arguments = kept.__reduce__()
+        raise rebuild(*arguments)
+
+    return raise_again
+
+
+def of_spawn(function: Callable[[], object]) -> Callable[[], object]:
+    import traceback
+
+    spawn = pytest.importorskip("torch.multiprocessing.spawn")
+
+    def raise_again() -> None:
+        try:
+            function()
+        except Exception:
+            text = traceback.format_exc()
+        raise spawn.ProcessRaisedException(f"\n\n-- Process 2 terminated with the following error:\n{text}", 2, 99)
+
+    return raise_again
+
+
+def of_a_checkpoint(function: Callable[[], object]) -> Callable[[], object]:
+    api = pytest.importorskip("torch.distributed.checkpoint.api")
+
+    def raise_again() -> None:
+        try:
+            function()
+        except Exception as error:
+            wrapped = api._wrap_exception(error)
+        raise api.CheckpointException("save", {3: wrapped})
+
+    return raise_again
+
+
+BORDERS = (of_a_loader, of_a_pool, of_spawn, of_a_checkpoint)
+
+
+@pytest.mark.parametrize("border", BORDERS, ids=lambda each: each.__name__)
+def test_the_exception_of_another_process_is_judged_with_its_own_place(border: Any) -> None:
+    cause, text, function = said(record(border(label)))
+    assert (cause, function) == ("exception", "label")
+    assert text.startswith("KeyError: 'label'")
+    assert said(record(border(disk)))[0] == "disk-full"
+
+
+@pytest.mark.parametrize("outer", BORDERS, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("inner", BORDERS, ids=lambda each: each.__name__)
+def test_borders_within_borders_are_passed_too(outer: Any, inner: Any) -> None:
+    if (outer, inner) == (of_a_checkpoint, of_a_pool):
+        pytest.skip("torch's checkpoints pass on no cause, and so not the pool's remote traceback")
+    cause, text, function = said(record(outer(inner(label))))
+    assert (cause, function) == ("exception", "label")
+    assert text.startswith("KeyError: 'label'")
+
+
+def test_the_exception_that_passed_it_on_is_named() -> None:
+    assert (
+        said(record(of_a_loader(label)))[1]
+        == "KeyError: 'label' (KeyError: Caught KeyError in DataLoader worker process 1.)"
+    )
+    assert "Process 2 terminated with the following error" in said(record(of_spawn(label)))[1]
+
+
+def test_an_agent_judges_the_same_exception() -> None:
+    error = ErrorRecord("exception", 5, "x", exception=record(of_spawn(disk)))
+    assert retryability(error, 10.0)["blame"] == "perhaps"
+
+
+@pytest.mark.parametrize(
+    ("message", "wanted"),
+    [
+        (
+            "backend='inductor' raised:\nRuntimeError: Failed to find C compiler.\n\nSet TORCHDYNAMO_VERBOSE=1",
+            "RuntimeError: Failed to find C compiler.",
+        ),
+        (
+            "\x1b[36mray::Actor.step()\x1b[39m (pid=77, ip=10.0.0.3)\n"
+            '  File "/home/ann/model.py", line 7, in forward\n    x = y[k]\nIndexError: list index out of range',
+            "IndexError: list index out of range",
+        ),
+    ],
+)
+def test_an_exception_without_a_traceback_of_its_own_is_found_in_the_message(message: str, wanted: str) -> None:
+    inner = embedded(message)
+    assert inner is not None
+    assert f"{inner.type}: {inner.message}" == wanted
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "boom",
+        "two lines:\nof a message",
+        "expected one of:\n  ValueError\n  KeyError",
+        "it failed:\nsee the log: there",
+    ],
+)
+def test_a_message_of_several_lines_is_no_other_exception(message: str) -> None:
+    assert embedded(message) is None
+
+
+def test_torchs_own_record_is_judged_by_its_traceback() -> None:
+    text = (
+        "Traceback (most recent call last):\n"
+        '  File "/x/record.py", line 5, in wrapper\n    return f()\n'
+        '  File "/home/ann/train.py", line 9, in main\n    load()\n'
+        "OSError: [Errno 116] Stale file handle\n"
+    )
+    exception = judged(ErrorRecord("exception", 5, "OSError: [Errno 116] Stale file handle", text))
+    assert exception is not None
+    assert (exception.type, exception.frames[-1].line) == ("OSError", 9)
+
+
+# Chains
+
+
+def chain(length: int) -> ExceptionRecord:
+    def raise_them() -> None:
+        error: BaseException = KeyError("root")
+        for number in range(length - 1):
+            outer = ValueError(f"link {number}")
+            outer.__cause__ = error
+            error = outer
+        raise error
+
+    return record(raise_them)
+
+
+@pytest.mark.parametrize("length", [2, 8, 9, 10, 50, 400])
+def test_of_a_chain_of_any_length_the_raised_exception_and_the_root_are_named(length: int) -> None:
+    exception = chain(length)
+    whole = error_record_in(error_file(ErrorRecord("exception", 5, "x", exception=exception)), "it")[0]
+    assert whole.exception == exception
+    assert said(exception)[1] == f"ValueError: link {length - 2} (from KeyError: 'root')"
+    evidence = with_exception(Evidence("exception"), exception)
+    shown = "\n".join(lines(evidence, *find(evidence)))
+    assert length == 2 or f"{length} exceptions in all" in shown
+
+
+# Cleanups
+
+
+def masks_in_finally() -> None:
+    try:
+        label()
+    finally:
+        disk()
+
+
+class Cleanup:
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        raise RuntimeError("cannot close")
+
+
+def masks_in_exit() -> None:
+    with Cleanup():
+        label()
+
+
+@contextmanager
+def _cleanup() -> Iterator[None]:
+    try:
+        yield
+    finally:
+        raise RuntimeError("cannot close")
+
+
+def masks_in_a_generator() -> None:
+    with _cleanup():
+        label()
+
+
+@pytest.mark.parametrize("function", [masks_in_finally, masks_in_exit, masks_in_a_generator])
+def test_what_a_cleanup_masks_is_judged_and_both_are_named(function: Callable[[], object]) -> None:
+    cause, text, place = said(record(function))
+    assert (cause, place) == ("exception", "label")
+    assert text.startswith("KeyError: 'label' (its cleanup raised ")
+    assert ("cannot close" in text) or ("No space left" in text)
+
+
+def raises_in_handler() -> None:
+    try:
+        label()
+    except KeyError:
+        raise TypeError("unsupported label") from None
+
+
+def raises_in_handler_plainly() -> None:
+    try:
+        label()
+    except KeyError:
+        raise TypeError("unsupported label")  # noqa: B904
+
+
+def raises_after_the_cleanup() -> None:
+    try:
+        try:
+            label()
+        finally:
+            ""
+    except KeyError:
+        raise TypeError("unsupported label")  # noqa: B904
+
+
+def test_an_exception_that_a_handler_hides_by_from_none_is_not_named() -> None:
+    assert said(record(raises_in_handler)) == ("exception", "TypeError: unsupported label", "raises_in_handler")
+
+
+@pytest.mark.parametrize("function", [raises_in_handler_plainly, raises_after_the_cleanup])
+def test_what_a_handler_raises_is_judged_and_what_it_handled_is_named(function: Callable[[], object]) -> None:
+    text = "TypeError: unsupported label (after KeyError: 'label')"
+    assert said(record(function)) == ("exception", text, function.__name__)
+
+
+def trains_without_labels() -> None:
+    raise RuntimeError("loss is 0")
+
+
+def continues_without() -> None:
+    try:
+        label()
+    except KeyError:
+        trains_without_labels()
+
+
+def test_what_fails_in_a_function_that_a_handler_calls_is_another_failure() -> None:
+    assert said(record(continues_without))[1] == "RuntimeError: loss is 0"
+
+
+# Messages that say nothing, or say it late
+
+
+def asserts() -> None:
+    shape = (8, 512)
+    assert shape == (8, 513)
+
+
+def test_an_exception_without_a_message_is_described_by_its_line() -> None:
+    exception = record(lambda: exec(compile("raise EOFError", "<x>", "exec")))
+    assert said(exception)[1].startswith("EOFError in ")
+    plain = ExceptionRecord("AssertionError", "builtins", frames=record(asserts).frames)
+    assert said(plain)[1] == 'AssertionError in "assert shape == (8, 513)"'
+
+
+def test_a_child_process_that_failed_leaves_its_output_in_the_record() -> None:
+    def run() -> None:
+        raise subprocess.CalledProcessError(1, ["convert"], b"out", b"row 7\nValueError: no label\n")
+
+    assert record(run).output == "row 7\nValueError: no label\n"
+
+
+@pytest.mark.parametrize(
+    ("message", "wanted"),
+    [
+        ("boom", "boom"),
+        (
+            "\n\nError(s) in loading state_dict for Net:\n\tMissing key(s): a",
+            "Error(s) in loading state_dict for Net: Missing key(s): a",
+        ),
+        (
+            "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:268, remote process exited or there was a "
+            "network error, NCCL version 2.21.5\nncclRemoteError: A call failed possibly due to a network error or a "
+            "remote process exiting prematurely.\nLast error:\nsocketProgressOpt: Call to recv from 10.0.0.2<33759> "
+            "failed : Connection reset by peer",
+            "NCCL error: remote process exited or there was a network error (NCCL 2.21.5): socketProgressOpt: Call to "
+            "recv from 10.0.0.2<33759> failed : Connection reset by peer",
+        ),
+    ],
+)
+def test_a_message_in_one_line_keeps_its_reason(message: str, wanted: str) -> None:
+    assert message_line(message) == wanted
+
+
+# Anything
+
+
+def test_any_text_is_parsed_without_an_error_in_linear_time() -> None:
+    pick = random.Random(3)
+    parts = [
+        "Traceback (most recent call last):\n", '  File "x.py", line 3, in f\n', "    x = 1\n", "ValueError: x\n",
+        "KeyError\n", "\n", "[rank3]: ", "  | ", "  + Exception Group ", "Original ", "\x00\xff\ud800", "a: b\n",
+        "The above exception was the direct cause of the following exception:\n", "x" * 300, "\t",
+        "(2 sub-exceptions)\n",
+        "During handling of the above exception, another exception occurred:\n", "raised:\n", '"""\n', "NCCL error\n",
+    ]  # fmt: skip
+    for _ in range(3000):
+        text = "".join(pick.choices(parts, k=pick.randrange(40)))
+        found = tracebacks(text.split("\n"), whole=pick.random() < 0.5)
+        assert [each.first for each in found] == sorted({each.first for each in found})
+        inner = embedded(text)
+        assert inner is None or to_json(ErrorRecord("exception", 1, exception=reason(inner)))
+        exception_in(text)
+
+    def seconds(text: str) -> float:
+        begin = time.process_time()  # of a busy machine the time of others does not count
+        tracebacks(text.split("\n"))
+        embedded(text)
+        return time.process_time() - begin
+
+    for unit in (
+        parts[0],
+        "".join(parts[:4]),
+        "".join([*parts[:4], parts[12]]),
+        "".join(parts[:3]),
+        parts[8] + parts[0],
+    ):
+        assert seconds(unit * 4000) < 30 * seconds(unit * 400) + 0.5

@@ -1,0 +1,192 @@
+"""Logs of any size, coding and shape: what is read of them, and how their lines are labelled."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ftslurm.report.command import main
+from ftslurm.report.logs.files import outputs
+from ftslurm.report.logs.lines import GAP, Line, cleaned, labelled, lines_of, streams
+from ftslurm.report.logs.reading import BLOCK, CHUNK, Excerpt, read_chunks
+from ftslurm.report.logs.tracebacks import tracebacks
+from ftslurm.report.logs.untangle import untangled
+from ftslurm.report.pipeline import report_of_logs
+
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "/w/train.py", line 8, in <module>
+    main()
+  File "/w/model.py", line 41, in main
+    raise ValueError("bad batch")
+ValueError: bad batch
+"""
+STEP = b"rank 3 step 1200 loss 2.7182 tokens/s 123456\n"
+
+
+def chunked(data: bytes, size: int = CHUNK) -> Iterator[bytes]:
+    stream = io.BytesIO(data)
+    return iter(lambda: stream.read(size), b"")
+
+
+def text_of(excerpt: Excerpt) -> str:
+    return "".join(part.text for part in excerpt.parts)
+
+
+@pytest.mark.parametrize("size", [CHUNK, BLOCK - 1, 1000])
+def test_of_a_large_log_both_ends_and_the_interesting_lines_are_kept_in_bounded_memory(size: int) -> None:
+    steps = STEP * (8_000_000 // len(STEP))
+    data = b"the first line\n" + steps + b"[rank5]: " + TRACEBACK.encode() + steps + b"the last line\n"
+    excerpt = read_chunks(chunked(data, size))
+    text = text_of(excerpt)
+    assert excerpt.size == len(data)
+    assert text.startswith("the first line\n")
+    assert text.endswith("the last line\n")
+    assert TRACEBACK in text
+    assert len(text) < 2_000_000
+    assert [part.gap > 0 for part in excerpt.parts] == [False, True, True]
+    # Each part has whole lines only.
+    assert all(line.startswith(("rank 3", "the ", "[rank5]", " ", "Tra", "Val")) for line in text.splitlines())
+
+
+def test_a_log_full_of_interesting_lines_keeps_the_first_and_the_last_ones() -> None:
+    data = b"".join(b"srun: error: number %d\n" % i + STEP * 400 for i in range(2000))
+    text = text_of(read_chunks(chunked(data)))
+    assert "number 5\n" in text
+    assert "number 1999\n" in text
+    assert len(text) < 4_000_000
+
+
+@pytest.mark.parametrize("coding", ["utf-8", "utf-16", "utf-16-le", "latin-1"])
+@pytest.mark.parametrize("ends", ["\n", "\r\n"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_coding_of_a_log_does_not_matter(coding: str, ends: str, packed: bool) -> None:
+    data = ("hello\n" * 40 + TRACEBACK).replace("\n", ends).encode(coding)
+    data = gzip.compress(data[:500]) + gzip.compress(data[500:]) if packed else data
+    (found,) = tracebacks(lines_of(read_chunks(chunked(data, 777))))
+    assert (found.headline, found.traceback) == ("ValueError: bad batch", TRACEBACK)
+
+
+def test_a_damaged_archive_is_read_up_to_the_damage(tmp_path: Path) -> None:
+    path = tmp_path / "slurm-7.out.gz"
+    whole = gzip.compress(STEP * 3000 + os.urandom(60_000).hex().encode() + b"\n" + STEP)
+    path.write_bytes(whole[: len(whole) // 2])
+    report = report_of_logs(path)
+    assert report["cause"] is None
+    assert "ends early or is damaged" in report["problems"][0]["reason"]
+
+
+def test_what_a_terminal_needs_is_taken_out_and_what_a_progress_bar_hides_is_kept() -> None:
+    text = "\x1b[31mred\x1b[0m\x1b]0;title\x07 one\r 50%|##  |\rtwo\x00\x01\n99%|###|"
+    text += "[rank3]: Traceback (most recent call last):\n"
+    expected = ["red one", " 50%|##  |", "two", "99%|###|", "[rank3]: Traceback (most recent call last):"]
+    assert cleaned(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("texts", "labels"),
+    [
+        (["0: a", "1: b", "0: c", "1: d"], [Line("a", 0, task=0), Line("b", 1, task=1)]),
+        (["12: a"] * 4, [Line("a", 0, task=12)]),
+        (["1: counted", "2: counted", "3: counted", "4: counted"], [Line("1: counted", 0)]),
+        (["[rank3]: a", "x", "y"], [Line("a", 0, rank=3), Line("x", 1)]),
+        (["[default3]:  a", "x"], [Line("  a", 0, local=3), Line("x", 1)]),
+        (["[1,3]<stderr>:a"], [Line("a", 0, task=3)]),
+        (["gpu7: a", "gpu8: b", "gpu7: c", "gpu8: d"], [Line("a", 0, node="gpu7"), Line("b", 1, node="gpu8")]),
+        (["Epoch: 1", "Epoch: 2", "Epoch: 3"], [Line("Epoch: 1", 0)]),
+        (["(train pid=71, ip=10.0.0.2) a"], [Line("a", 0, node="10.0.0.2 pid 71")]),
+    ],
+)
+def test_labels_are_taken_from_the_lines(texts: list[str], labels: list[Line]) -> None:
+    assert labelled(texts)[: len(labels)] == labels
+
+
+def test_the_labels_of_a_later_attempt_are_its_own() -> None:
+    texts = ["plain"] * 50 + [
+        "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T10:00:00 DUE TO JOB REQUEUE ***"
+    ]
+    lines = labelled([*texts, "0: a", "1: b", "0: c", "1: d"])
+    assert [line.task for line in lines[-4:]] == [0, 1, 0, 1]
+
+
+def test_a_part_that_was_left_out_is_a_line_in_every_stream() -> None:
+    lines = labelled(["[rank0]: a", "[rank1]: b", GAP, "[rank0]: c"])
+    assert [[line.text for line in own] for own in streams(lines).values()] == [["a", GAP, "c"], ["b", GAP]]
+
+
+@pytest.mark.parametrize("order", ["0" * 6 + "1" * 6, "01" * 6, "001101100110", "010011100101"])
+def test_tracebacks_between_each_other_are_sorted_out(order: str) -> None:
+    other = TRACEBACK.replace("model.py", "data.py").replace("bad batch", "bad shard")
+    sources = {"0": TRACEBACK.splitlines(), "1": other.splitlines()}
+    mixed = labelled([sources[each].pop(0) for each in order])
+    found = tracebacks(mixed)
+    assert sorted(each.headline for each in found) == ["ValueError: bad batch", "ValueError: bad shard"]
+    assert len(untangled(mixed)) == len(mixed)
+
+
+def test_lines_of_others_within_a_traceback_do_not_end_it() -> None:
+    lines = TRACEBACK.splitlines()
+    mixed = [lines[0], "step 1 loss 3", lines[1], lines[2], "Epoch: 3", *lines[3:5], "step 2 loss 3", lines[5]]
+    (found,) = tracebacks(labelled(mixed))
+    assert (found.headline, found.exception.frames[-1].line) == ("ValueError: bad batch", 41)
+
+
+def test_lines_that_two_ranks_wrote_in_parts_are_understood() -> None:
+    lines = [line for line in TRACEBACK.splitlines()[:-1] for _ in range(2)]
+    torn = [*lines, "ValueErrorValueError: bad batch: ", "bad batch"]
+    (found,) = tracebacks(labelled(torn))
+    assert (found.headline, found.exception.frames[-1].line) == ("ValueError: bad batch", 41)
+
+
+def test_of_a_directory_the_newest_jobs_files_are_read(tmp_path: Path) -> None:
+    for i, name in enumerate(["slurm-7.out", "slurm-8.out", "slurm-8.err", "notes.txt"]):
+        (tmp_path / name).write_text("x\n")
+        os.utime(tmp_path / name, (1000 + i, 1000 + i))
+    os.utime(tmp_path / "notes.txt", (1, 1))
+    assert [each.path.name for each in outputs(tmp_path)] == ["slurm-8.out", "slurm-8.err"]
+
+
+def test_files_of_single_ranks_are_known_by_their_names_but_array_tasks_are_jobs(tmp_path: Path) -> None:
+    for folder, names in (
+        ("a", ["9_0_log.err", "9_1_log.err", "9_0_log.out"]),
+        ("b", ["slurm-9_0.out", "slurm-9_1.out"]),
+    ):
+        (tmp_path / folder).mkdir()
+        for i, name in enumerate(names):
+            (tmp_path / folder / name).write_text("x\n")
+            os.utime(tmp_path / folder / name, (1000 + i, 1000 + i))
+    ranks = [(each.path.name, each.rank) for each in outputs(tmp_path / "a")]
+    assert ranks == [("9_0_log.out", 0), ("9_0_log.err", 0), ("9_1_log.err", 1)]
+    assert [(each.path.name, each.rank) for each in outputs(tmp_path / "b")] == [("slurm-9_1.out", None)]
+
+
+def test_a_pipe_is_read_and_the_exit_code_tells_whether_there_was_a_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, bad = tmp_path / "good.out", tmp_path / "bad.out"
+    good.write_text("step 1\ndone\n")
+    bad.write_text("step 1\n" + TRACEBACK)
+    assert main(["--logs", str(good), "--exit-code"]) == 0
+    assert main(["--logs", str(bad), "--exit-code"]) == 1
+    assert main(["--logs", str(bad)]) == 0
+    assert main(["--logs", str(tmp_path / "none.out"), "--exit-code"]) == 2
+    capsys.readouterr()
+    read, write = os.pipe()
+    writer = threading.Thread(target=lambda: (os.write(write, bad.read_bytes()), os.close(write)))
+    writer.start()
+    monkeypatch.setattr("sys.stdin", os.fdopen(read))
+    assert main(["--logs", "-", "--exit-code"]) == 1
+    writer.join()
+    assert capsys.readouterr().out.startswith("stdin FAILED: some rank: ValueError: bad batch\n")
+
+
+def test_a_link_that_the_user_names_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "slurm-7.out").write_text(TRACEBACK)
+    (tmp_path / "latest").symlink_to("slurm-7.out")
+    assert report_of_logs(tmp_path / "latest")["cause"]["what"] == "ValueError: bad batch"

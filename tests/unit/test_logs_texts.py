@@ -1,0 +1,369 @@
+"""Realistic outputs of jobs of several launchers, each with what the report says of it in its first lines."""
+
+# ruff: noqa: E501, W291, B905 - logs are as wide as they are.
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from ftslurm.report.pipeline import FORMATS, rendered, report_of_logs
+from ftslurm.report.text import render
+
+TB = """Traceback (most recent call last):
+  File "/home/ann/train.py", line 130, in main
+    loss = model(batch)
+  File "/home/ann/model.py", line 88, in forward
+    raise ValueError("bad batch 42")
+ValueError: bad batch 42
+"""
+GLOO = """Traceback (most recent call last):
+  File "/home/ann/train.py", line 131, in main
+    dist.all_reduce(t)
+  File "/opt/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 3252, in all_reduce
+    work.wait()
+RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:23961
+"""
+
+
+def steps(n: int, ranks: int = 4, fmt: str = "rank {r} step {s} loss 2.31\n") -> str:
+    return "".join(fmt.format(r=r, s=s) for s in range(n) for r in range(ranks))
+
+
+def label(text: str, r: int, fmt: str = "{r}: ") -> str:
+    return "".join((fmt.format(r=r) + line) for line in text.splitlines(True))
+
+
+TEXTS: dict[str, tuple[str, str]] = {}
+TEXTS["srun plain one rank"] = (
+    steps(30)
+    + TB
+    + "srun: error: n4: task 3: Exited with exit code 1\n"
+    + "srun: Terminating StepId=4711.0\nslurmstepd: error: *** STEP 4711.0 ON n1 CANCELLED AT 2026-11-21T10:00:00 ***\nsrun: error: n1: tasks 0-1: Terminated\nsrun: error: n4: task 2: Killed\n",
+    "rank 3 on n4: ValueError: bad batch 42",
+)
+TEXTS["srun label"] = (
+    "".join(label(f"step {s} loss 2\n", r) for s in range(9) for r in range(4))
+    + label(TB, 2)
+    + label(GLOO, 0)
+    + "srun: error: n2: task 2: Exited with exit code 1\nsrun: error: n1: task 0: Exited with exit code 1\n",
+    "rank 2 on n2: ValueError: bad batch 42",
+)
+TEXTS["no end, unlabelled"] = (steps(30) + TB, "some rank: ValueError: bad batch 42")
+TEXTS["caught then goes on"] = (steps(3) + TB + steps(5), "no failure")
+TEXTS["segv"] = (
+    steps(3) + "srun: error: n4: task 4: Segmentation fault (core dumped)\nsrun: Terminating StepId=1.0\n",
+    "rank 4 on n4: segmentation fault (SIGSEGV)",
+)
+TEXTS["oom"] = (
+    steps(3)
+    + "slurmstepd: error: Detected 1 oom_kill event in StepId=4711.0. Some of the step tasks have been OOM Killed.\nsrun: error: n4: task 4: Out Of Memory\nsrun: Terminating StepId=4711.0\nslurmstepd: error: *** STEP 4711.0 ON n1 CANCELLED AT 2026-11-21T10:00:00 ***\nsrun: error: n1: tasks 0-3: Terminated\n",
+    "rank 4 on n4: killed by the kernel: out of memory",
+)
+TEXTS["time"] = (
+    steps(30)
+    + 'slurmstepd: error: *** STEP 4711.0 ON n1 CANCELLED AT 2026-11-21T10:00:00 DUE TO TIME LIMIT ***\nslurmstepd: error: *** JOB 4711 ON n1 CANCELLED AT 2026-11-21T10:00:00 DUE TO TIME LIMIT ***\nTraceback (most recent call last):\n  File "/h/t.py", line 3, in f\nKeyboardInterrupt\n',
+    "stopped: time limit",
+)
+TEXTS["preempt"] = (
+    steps(30) + "slurmstepd: error: *** JOB 4711 ON n1 CANCELLED AT 2026-11-21T10:00:00 DUE TO PREEMPTION ***\n",
+    "stopped: preempted",
+)
+TEXTS["scancel"] = (
+    steps(30)
+    + "slurmstepd: error: *** JOB 4711 ON n1 CANCELLED AT 2026-11-21T10:00:00 ***\nsrun: Job step aborted: Waiting up to 32 seconds for job step to finish.\nsrun: error: n1: tasks 0-3: Terminated\n",
+    "stopped: cancelled",
+)
+TEXTS["nodefail"] = (
+    steps(30)
+    + GLOO
+    + GLOO
+    + "srun: error: Node failure on n7\nslurmstepd: error: *** STEP 4711.0 ON n1 CANCELLED AT 2026-11-21T10:00:00 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***\nslurmstepd: error: *** JOB 4711 ON n1 CANCELLED AT 2026-11-21T10:00:00 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***\n",
+    "node failed n7",
+)
+TEXTS["fail then time limit"] = (
+    steps(30) + TB + "slurmstepd: error: *** JOB 4711 ON n1 CANCELLED AT 2026-11-21T10:00:00 DUE TO TIME LIMIT ***\n",
+    "some rank: ValueError: bad batch 42",
+)
+TEXTS["requeue"] = (
+    "Job 4711 starts on n1\nhost n1\nmodule cuda loaded\n"
+    + steps(30)
+    + "slurmstepd: error: *** JOB 4711 ON n1 CANCELLED AT 2026-11-21T10:00:00 DUE TO PREEMPTION ***\nJob 4711 starts on n2\nhost n2\nmodule cuda loaded\n"
+    + steps(4)
+    + TB
+    + "srun: error: n2: task 1: Exited with exit code 1\n",
+    "rank 1 on n2: ValueError: bad batch 42",
+)
+TEXTS["execve"] = (
+    "slurmstepd: error: execve(): python3.9: No such file or directory\nsrun: error: n1: task 0: Exited with exit code 2\n",
+    "rank 0 on n1: could not be started: python3.9: No such file",
+)
+TEXTS["pyxis"] = (
+    "pyxis: importing docker image ...\nslurmstepd: error: pyxis: container start failed with error code: 1\nslurmstepd: error: pyxis: printing contents of log file ...\nslurmstepd: error: pyxis:     enroot-switchroot: failed to execute: /bin/bash: No such file or directory\nslurmstepd: error: pyxis: couldn't start container\nslurmstepd: error: pyxis: if the image has an unusual entrypoint, try using --no-container-entrypoint\nslurmstepd: error: spank: required plugin spank_pyxis.so: task_init() failed with rc=-1\nslurmstepd: error: Failed to invoke spank plugin stack\nsrun: error: n2: task 1: Exited with exit code 1\n",
+    "the container could not be started: enroot-switchroot: failed to execute: /bin/bash",
+)
+TEXTS["apptainer"] = (
+    "INFO:    Environment variable SINGULARITY_BINDPATH is set, but APPTAINER_BINDPATH is preferred\nFATAL:   container creation failed: mount hook function failure: mount /proc/self/fd/3->/var/lib/apptainer/mnt/session/rootfs error: while mounting image /proc/self/fd/3: kernel reported a bad superblock for squashfs image partition\nsrun: error: n1: tasks 0-3: Exited with exit code 255\n",
+    "the container could not be started: container",
+)
+TEXTS["deepspeed"] = (
+    "".join(
+        f"n{h}: [2026-11-21 10:00:0{s},857] [INFO] [logging.py:128:log_dist] [Rank 0] step={s}, skipped=0\n"
+        for s in range(9)
+        for h in (1, 2)
+    )
+    + label(TB, 2, "n{r}: ")
+    + "n2: [2026-11-21 10:00:10,859] [INFO] [launch.py:315:sigkill_handler] Killing subprocess 94984\nn2: [2026-11-21 10:00:10,860] [ERROR] [launch.py:321:sigkill_handler] ['/usr/bin/python3', '-u', 'train.py', '--local_rank=1', '--deepspeed'] exits with return code = 1\npdsh@n1: n2: ssh exited with exit code 1\n",
+    "some rank on n2: ValueError: bad batch 42",
+)
+TEXTS["lightning"] = (
+    "[rank: 1] Seed set to 42\nEpoch 0:   0%|  | 0/100\rEpoch 0:  50%|#####     | 50/100 [00:01<00:01, 40.1it/s]"
+    + TB
+    + "[rank: 1] Child process with PID 1234 terminated with code 1. Forcefully terminating all other processes to avoid zombies 🧟\n",
+    "rank 1: ValueError: bad batch 42",
+)
+TEXTS["hook labels"] = (
+    "".join(
+        a + b
+        for a, b in zip(
+            label(TB, 1, "[rank{r}]: ").splitlines(True), label(GLOO, 0, "[rank{r}]: ").splitlines(True) + [""] * 9
+        )
+    )
+    + "[rank0]:[W1121 06:55:20.03 ProcessGroupNCCL.cpp:1250] Warning: destroy_process_group() was not called\n",
+    "rank 1: ValueError: bad batch 42",
+)
+TEXTS["megatron prefix"] = (
+    steps(3)
+    + "ERROR rank=9 2026-11-21 10:00:01,123 | "
+    + TB.replace("\n", "\nERROR rank=9 2026-11-21 10:00:01,124 | ").rsplit("ERROR", 1)[0],
+    "rank 9: ValueError: bad batch 42",
+)
+TEXTS["two interleaved, diff"] = (
+    steps(3)
+    + "".join(a + b for a, b in zip(TB.splitlines(True), GLOO.splitlines(True)))
+    + "srun: error: n1: tasks 0-1: Exited with exit code 1\n",
+    "some rank on n1: ValueError: bad batch 42",
+)
+TEXTS["dataloader"] = (
+    steps(3)
+    + """Traceback (most recent call last):
+  File "/home/ann/train.py", line 12, in <module>
+    for b in loader:
+  File "/v/site-packages/torch/utils/data/dataloader.py", line 630, in __next__
+    data = self._next_data()
+  File "/v/site-packages/torch/_utils.py", line 722, in reraise
+    raise exception
+KeyError: Caught KeyError in DataLoader worker process 0.
+Original Traceback (most recent call last):
+  File "/v/site-packages/torch/utils/data/_utils/worker.py", line 308, in _worker_loop
+    data = fetcher.fetch(index)
+  File "/home/ann/data.py", line 44, in __getitem__
+    return self.items[i]
+KeyError: 17
+
+srun: error: n1: task 0: Exited with exit code 1
+""",
+    "rank 0 on n1: KeyError: ",
+)
+TEXTS["spawn"] = (
+    """W1122 18:06:35.459000 17314 torch/multiprocessing/spawn.py:169] Terminating process 17337 via signal SIGTERM
+Traceback (most recent call last):
+  File "/home/ann/t.py", line 30, in <module>
+    mp.spawn(main, nprocs=4)
+  File "/v/site-packages/torch/multiprocessing/spawn.py", line 340, in spawn
+    return start_processes(fn, args, nprocs, join, daemon, start_method="spawn")
+  File "/v/site-packages/torch/multiprocessing/spawn.py", line 215, in join
+    raise ProcessRaisedException(msg, error_index, failed_process.pid)
+torch.multiprocessing.spawn.ProcessRaisedException: 
+
+-- Process 2 terminated with the following error:
+Traceback (most recent call last):
+  File "/v/site-packages/torch/multiprocessing/spawn.py", line 90, in _wrap
+    fn(i, *args)
+  File "/home/ann/t.py", line 12, in main
+    raise ValueError("bad batch 42")
+ValueError: bad batch 42
+
+""",
+    "rank 2: ",
+)
+TEXTS["slurm_script killed"] = (
+    "Epoch: [0][511/1736]\t Loss 0.5104\n/var/spool/slurmd/job00191/slurm_script: line 28:  8156 Killed                  python3 main.py --prop hform\nslurmstepd: error: Detected 1 oom-kill event(s) in StepId=191.batch cgroup. Some of your processes may have been killed by the cgroup out-of-memory handler.\n",
+    "some rank: killed by the kernel: out of memory",
+)
+TEXTS["cant open"] = (
+    "python: can't open file '/home/ann/trian.py': [Errno 2] No such file or directory\nsrun: error: n1: tasks 0-3: Exited with exit code 2\n",
+    "can't open file",
+)
+TEXTS["cmd not found"] = (
+    "/var/spool/slurmd/job4711/slurm_script: line 12: pyhton: command not found\n",
+    "pyhton: command not found",
+)
+TEXTS["module noise ok"] = (
+    "/var/spool/slurmd/job4711/slurm_script: line 3: module: command not found\nLmod has detected the following error: The following module(s) are unknown: cuda/99\n"
+    + steps(40)
+    + "Training finished\n",
+    "no failure",
+)
+TEXTS["nccl watchdog"] = (
+    steps(3)
+    + """[rank3]:[E1121 06:55:20.031 ProcessGroupNCCL.cpp:632] [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=41, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600026 milliseconds before timing out.
+[rank3]:[E1121 06:55:20.041 ProcessGroupNCCL.cpp:684] [Rank 3] To avoid data inconsistency, we are taking the entire process down.
+terminate called after throwing an instance of 'c10::DistBackendError'
+  what():  [PG 0 Rank 3] Process group watchdog thread terminated with exception: [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=41, OpType=ALLREDUCE)
+srun: error: n2: task 3: Aborted (core dumped)
+""",
+    "rank 3 on n2: ",
+)
+TEXTS["running, truncated"] = (steps(30) + "rank 2 step 31 lo", "no failure")
+TEXTS["ends mid traceback"] = (steps(30) + TB[:120], "no failure")
+TEXTS["success"] = (steps(30) + "done\n", "no failure")
+TEXTS["all alike unlabelled"] = (
+    TB * 4 + "srun: error: n1: tasks 0-3: Exited with exit code 1\n",
+    "rank 0 on n1: ValueError: bad batch 42",
+)
+TEXTS["argparse"] = (
+    "usage: train.py [-h] [--lr LR]\ntrain.py: error: unrecognized arguments: --foo\nsrun: error: n1: task 0: Exited with exit code 2\n",
+    "unrecognized arguments: --foo",
+)
+TEXTS["kernel oom"] = (
+    steps(3)
+    + "[123.4] Memory cgroup out of memory: Killed process 1234 (python3) total-vm:1kB\nsrun: error: n1: task 0: Killed\n",
+    "killed by the kernel: its memory limit was reached",
+)
+TEXTS["cpp"] = (
+    steps(3)
+    + "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\nsrun: error: n1: task 2: Aborted\n",
+    "rank 2 on n1: std::bad_alloc (from its stderr); then SIGABRT",
+)
+TEXTS["faulthandler"] = (
+    steps(3)
+    + 'Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007fb40f7dcb80 (most recent call first):\n  File "/w/seg.py", line 5 in <module>\nsrun: error: n1: task 2: Segmentation fault\n',
+    "rank 2 on n1: segmentation fault",
+)
+TEXTS["user exit code only"] = (
+    steps(3) + "srun: error: n1: task 2: Exited with exit code 3\n",
+    "rank 2 on n1: exit code 3",
+)
+TEXTS["rich"] = (
+    steps(3)
+    + """╭─────────────────────────────── Traceback (most recent call last) ────────────────────────────────╮
+│ /home/ann/train.py:130 in main                                                                   │
+│                                                                                                  │
+│   129     batch = next(it)                                                                       │
+│ ❱ 130     loss = model(batch)                                                                    │
+│                                                                                                  │
+│ /home/ann/model.py:88 in forward                                                                 │
+│                                                                                                  │
+│ ❱ 88     raise ValueError("bad batch 42")                                                        │
+╰──────────────────────────────────────────────────────────────────────────────────────────────────╯
+ValueError: bad batch 42
+srun: error: n1: task 0: Exited with exit code 1
+""",
+    "rank 0 on n1: ValueError: bad batch 42 at /home/ann/model.py:88 in forward",
+)
+TEXTS["hydra"] = (
+    steps(3)
+    + "Error executing job with overrides: ['a=1']\n"
+    + TB
+    + "\nSet the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.\n",
+    "some rank: ValueError: bad batch 42",
+)
+TEXTS["seff"] = (
+    steps(3) + TB + "cleaning up scratch\nJob ID: 4711\nCluster: x\nState: FAILED (exit code 1)\nCores: 1\n",
+    "some rank: ValueError: bad batch 42",
+)
+TEXTS["ts prefix"] = (
+    "".join(f"2026-11-21T10:00:{i % 60:02d}.123Z {line}" for i, line in enumerate((steps(3) + TB).splitlines(True))),
+    "some rank: ValueError: bad batch 42 at /home/ann/model.py:88",
+)
+TEXTS["doubt"] = (steps(3) + TB + "retrying\n", "not known to have ended a rank, because 1 line")
+TEXTS["script says"] = (steps(9) + "Training failed with exit code 3\n", "exit code 3")
+TEXTS["thread"] = (
+    steps(9)
+    + "Exception in thread Thread-3 (prefetch):\n"
+    + TB
+    + "slurmstepd: error: *** JOB 4711 ON n1 CANCELLED AT 2026-11-21T10:00:00 DUE TO TIME LIMIT ***\n",
+    "some rank: ValueError: bad batch 42",
+)
+TEXTS["ignored"] = (steps(9) + "Exception ignored in: <function A.__del__ at 0x7f>\n" + TB, "no failure")
+TEXTS["sigterm reaction"] = (
+    steps(9)
+    + "slurmstepd: error: *** JOB 4711 ON n1 CANCELLED AT 2026-11-21T10:00:00 DUE TO TIME LIMIT ***\n"
+    + TB.replace("ValueError: bad batch 42", "lightning.pytorch.utilities.exceptions.SIGTERMException"),
+    "stopped: time limit",
+)
+TEXTS["signal exc torchrun"] = (
+    steps(9)
+    + 'W1121 10:07:00.337000 700 torch/distributed/elastic/agent/server/api.py:719] Received 15 death signal, shutting down workers\nW1121 10:07:00.337000 700 torch/distributed/elastic/multiprocessing/api.py:1010] Sending process 801 closing signal SIGTERM\nTraceback (most recent call last):\n  File "/v/torchrun", line 8, in <module>\n    sys.exit(main())\n  File "/v/site-packages/torch/distributed/elastic/multiprocessing/api.py", line 76, in _terminate\n    raise SignalException()\ntorch.distributed.elastic.multiprocessing.api.SignalException: Process 700 got signal: 15\n',
+    "no failure",
+)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_an_output_is_reported_by_what_it_contains(tmp_path: Path, name: str) -> None:
+    text, says = TEXTS[name]
+    path = tmp_path / "slurm-4711.out"
+    path.write_text(text)
+    shown = " ".join(render(report_of_logs(path)).split())
+    assert says.replace("stopped: ", "was stopped: ").replace("no failure", "no failure found") in shown
+    if not says.startswith("no failure"):
+        return
+    report = report_of_logs(path)
+    assert (report["status"], report["cause"]) == ("unfinished", None)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8, 0.97])
+def test_a_log_that_is_cut_off_anywhere_names_no_other_culprit(tmp_path: Path, name: str, share: float) -> None:
+    text, _ = TEXTS[name]
+    whole, part = tmp_path / "slurm-4711.out", tmp_path / "part" / "slurm-4711.out"
+    part.parent.mkdir()
+    whole.write_text(text)
+    part.write_text(text[: int(len(text) * share)])
+    known = report_of_logs(whole)["cause"]
+    found = report_of_logs(part)["cause"]
+    if found is not None and found["rank"] is not None and known is not None and known["rank"] is not None:
+        assert found["rank"] == known["rank"] or found["role"] == "cascade"
+    assert found is None or found["cause"] != "node-lost"
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_form_of_the_report_can_show_an_unknown_rank(tmp_path: Path, form: str) -> None:
+    path = tmp_path / "slurm-4711.out"
+    path.write_text(TEXTS["no end, unlabelled"][0])
+    shown = rendered(report_of_logs(path), form)
+    assert "bad batch 42" in shown
+    assert form == "json" or "some rank" in shown
+    assert "rank None" not in shown
+    assert "rank -1" not in shown
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_log_however_damaged_raises_or_takes_long(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    data = bytearray("".join(rng.choice(list(TEXTS.values()))[0] for _ in range(12)).encode())
+    for _ in range(rng.randrange(60)):
+        begin = rng.randrange(len(data))
+        end = min(len(data), begin + rng.randrange(400))
+        piece = bytes(data[begin:end])
+        at = rng.randrange(len(data))
+        what = rng.choice(["cut", "copy", "noise", "joined", "labels"])
+        if what == "cut":
+            del data[begin:end]
+        elif what == "copy":
+            data[at:at] = piece
+        elif what == "noise":
+            data[at:at] = rng.randbytes(40)
+        elif what == "joined":
+            data[begin:end] = piece.replace(b"\n", b"")
+        else:
+            data[begin:end] = piece.replace(b"\n", b"\n[rank%d]: " % rng.randrange(4))
+    path = tmp_path / "slurm-4711.out"
+    path.write_bytes(data)
+    began = time.process_time()
+    assert render(report_of_logs(path))
+    assert time.process_time() - began < 5

@@ -1,0 +1,101 @@
+"""A hint does not contradict the evidence beside it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftslurm.dataclasses import replace
+from ftslurm.records.error import HostResources, OomKills
+from ftslurm.report.pipeline import make_report
+from ftslurm.report.text import render
+from ftslurm.testing.runs import RunBuilder
+
+LOADER = "DataLoader worker (pid 4711) is killed by signal: "
+NO_KILL = HostResources(oom=OomKills(0, 0), node_oom_kills=0, memory_total=100, least_available=90)
+REFUSED = "usage: train.py [--lr LR]\ntrain.py: error: unrecognized arguments: "
+PARSER = (("/w/train.py", 9, "<module>"), ("/usr/lib/python3.11/argparse.py", 2617, "exit"))
+
+
+def told(run: RunBuilder) -> tuple[dict[str, Any], str]:
+    report = make_report(run.stop().close("failed", "no restarts").write(), now_ns=run.now_ns + 10**9)
+    return report["cause"], " ".join(render(report, zone=time.gmtime).split())
+
+
+def observed(run: RunBuilder, rank: int) -> RunBuilder:
+    """Let the rank's agent have observed that memory was not short."""
+    run.errors[1, rank] = replace(run.errors[1, rank], host_resources=NO_KILL)
+    return run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunBuilder:
+    return RunBuilder(tmp_path).round()
+
+
+def test_no_memory_is_suspected_where_a_loaders_process_crashed(run: RunBuilder) -> None:
+    cause = told(observed(run.fail(2, RuntimeError(f"{LOADER}Segmentation fault. ")), 2))[0]
+    assert cause["cause"] == "dataloader-worker"
+    assert "crashed in native code" in cause["advice"]
+    assert "memory" not in cause["advice"]
+
+
+def test_no_out_of_memory_kill_is_to_be_looked_for_where_none_was_counted(run: RunBuilder) -> None:
+    cause = told(observed(run.fail(2, signal="SIGKILL"), 2))[0]
+    assert cause["advice"].startswith("The kernel counted no out-of-memory kill here")
+
+
+def test_without_a_counter_the_out_of_memory_killer_stays_a_possibility(run: RunBuilder) -> None:
+    assert "OOM killer" in told(run.fail(2, signal="SIGKILL"))[0]["advice"]
+
+
+def test_an_empty_stderr_is_not_where_the_reason_of_an_abort_is(run: RunBuilder) -> None:
+    assert "without a message" in told(run.fail(2, signal="SIGABRT"))[0]["advice"]
+
+
+def test_refused_arguments_are_quoted_and_an_option_of_ftslurm_is_sent_before_the_program(run: RunBuilder) -> None:
+    log = f"{REFUSED}--max-restarts 3\n"
+    run.attempts[0]["command"] = ["python", "train.py", "--max-restarts", "3"]
+    cause, text = told(run.fail(2, SystemExit(2), frames=PARSER, exit_code=2, log=log))
+    assert "the script refused its arguments: unrecognized arguments: --max-restarts 3 (exit code 2)" in text
+    assert "--max-restarts is an option of ftslurm: put it before the program" in cause["advice"]
+
+
+def test_an_option_of_the_program_is_not_taken_for_one_of_ftslurm(run: RunBuilder) -> None:
+    cause = told(run.fail(2, SystemExit(2), frames=PARSER, exit_code=2, log=f"{REFUSED}--optimiser sgd\n"))[0]
+    assert "option of ftslurm" not in cause["advice"]
+
+
+def test_a_missing_module_on_all_ranks_names_the_interpreter(run: RunBuilder) -> None:
+    run.attempts[0]["python"] = "/opt/conda/bin/python"
+    for rank in range(4):
+        run.fail(rank, ModuleNotFoundError("No module named 'flash'"), after_s=0.001)
+    assert "The script was run by /opt/conda/bin/python" in told(run)[0]["advice"]
+
+
+def test_a_frame_of_a_library_carries_its_package(run: RunBuilder) -> None:
+    frames = (("/w/train.py", 9, "main"), ("/x/lib/python3.11/site-packages/torch/_utils.py", 794, "reraise"))
+    cause, text = told(run.fail(2, ValueError("bad row"), frames=frames))
+    assert cause["raised_in"]["shown"] == "torch/_utils.py"
+    assert "(raised in torch/_utils.py:794)" in text
+
+
+def test_the_traceback_of_a_syntax_error_is_printed_once(run: RunBuilder) -> None:
+    block = '  File "/w/train.py", line 2\n    def f(:\n          ^\nSyntaxError: invalid syntax\n'
+    run.fail(2, SyntaxError("invalid syntax"), log=f"first line\n{block}")
+    run.errors[1, 2] = replace(run.errors[1, 2], traceback=block)
+    assert told(run)[1].count("def f(:") == 1
+
+
+def test_a_script_that_ended_itself_with_a_reason_needs_no_hint_where_to_find_it(run: RunBuilder) -> None:
+    assert told(run.fail(2, SystemExit("validation failed"), log="validation failed\n"))[0]["advice"] == ""
+
+
+def test_of_a_script_that_ended_itself_without_output_the_place_is_all_there_is(run: RunBuilder) -> None:
+    assert (
+        told(run.fail(2, SystemExit(7), exit_code=7))[0]["advice"]
+        == "It printed nothing: see the condition at that line."
+    )

@@ -1,0 +1,116 @@
+"""A failure is a consequence only of what the records have: the words of its message are no proof."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from ftslurm.report.pipeline import make_report
+from ftslurm.report.text import render
+from ftslurm.testing.runs import RunBuilder
+
+CLOSED = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:3141"
+BARRIER = "[Rank 0]: Rank 3 failed to pass monitoredBarrier in 2000 ms"
+TORCH = (("/w/train.py", 42, "main"), ("/lib/site-packages/torch/distributed/distributed_c10d.py", 9, "wait"))
+OWN = "feature service: the ProcessGroup cache timed out"
+
+
+def told(run: RunBuilder) -> tuple[dict[str, Any], str]:
+    report = make_report(run.close("failed", "no restarts").write(), now_ns=run.now_ns + 10**9)
+    return report["cause"], " ".join(render(report, zone=time.gmtime).split())
+
+
+def test_a_broken_connection_without_any_other_end_is_a_failure_with_a_reason_of_its_own(tmp_path: Path) -> None:
+    cause, text = told(RunBuilder(tmp_path, nodes=4).round().fail(5, RuntimeError(CLOSED)).stop())
+    assert (cause["rank"], cause["role"], cause["follows"]) == (5, "primary", None)
+    assert "follows from" not in text
+    assert "check the network between the nodes" in text
+    assert "ended first" not in text
+
+
+def test_words_that_the_program_itself_raised_are_its_own_reason(tmp_path: Path) -> None:
+    frames = (("/w/train.py", 42, "fetch", f'raise RuntimeError("{OWN}")'),)
+    cause, text = told(RunBuilder(tmp_path, nodes=4).round().fail(2, RuntimeError(OWN), frames=frames).stop())
+    assert (cause["cause"], cause["role"]) == ("exception", "primary")
+    assert f"rank 2 on n2: RuntimeError: {OWN}" in text
+    assert "waited" not in text
+
+
+def test_a_rank_that_a_barrier_names_and_that_did_not_fail_is_what_the_others_waited_for(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path, nodes=2).round()
+    run.fail(1, RuntimeError(f"Rank 1 reached monitoredBarrier, but received errors: {CLOSED}"))
+    run.fail(0, RuntimeError(BARRIER), frames=TORCH, after_s=0.05)
+    cause, text = told(run.stop())
+    # The rank that gave up names the culprit; the other one's connection broke because of that.
+    assert (cause["rank"], cause["role"], cause["follows"]) == (0, "cascade", "rank 3 did not fail")
+    assert "rank 3 did not fail: the others waited for it" in text
+
+
+def test_a_rank_that_ended_later_than_the_failure_is_not_what_it_follows_from(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path, nodes=4).round().fail(5, RuntimeError(CLOSED)).wait(30).finish(1)
+    assert told(run.stop())[0]["role"] == "primary"
+    run = RunBuilder(tmp_path, nodes=4, run_id="b").round().finish(1).wait(30).fail(5, RuntimeError(CLOSED))
+    cause, text = told(run.stop())
+    assert (cause["role"], cause["follows"]) == ("cascade", "rank 1 had finished")
+    assert "rank 1 had finished with exit code 0" in text
+
+
+def test_what_all_ranks_have_in_common_is_not_told_of_an_arbitrary_one(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path, nodes=2).round()
+    for rank in (2, 0, 3, 1):
+        run.fail(rank, ImportError("No module named 'flash'"), after_s=0.01)
+    cause, text = told(run.stop())
+    assert (cause["alike"]["scope"], cause["alike"]["ranks"]) == ("all", "0-3")
+    assert "FAILED: all 4 ranks: ImportError: No module named 'flash'" in text
+    assert "at the same time" not in text
+
+
+def test_all_ranks_of_a_node_and_only_these(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path, nodes=3).round()
+    run.fail(3, FileNotFoundError(2, "No such file or directory"), after_s=0.1)
+    cause, text = told(run.fail(2, FileNotFoundError(2, "No such file or directory"), after_s=0.01).stop())
+    assert (cause["alike"]["scope"], cause["node"]) == ("nodes", "n2")
+    assert "all ranks of n2, and only these: FileNotFoundError" in text
+
+
+def test_ranks_of_all_nodes_while_the_others_were_stopped(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path, nodes=2).round().fail(0, KeyError("lr")).fail(3, KeyError("lr"), after_s=0.01)
+    text = told(run.stop())[1]
+    assert "2 of 4 ranks, on both nodes: KeyError: 'lr'" in text
+    assert "the other 2 had not failed so when ftslurm stopped them" in text
+
+
+def test_failures_of_different_places_or_codes_are_not_alike(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path, nodes=1).round().fail(0, exit_code=3).fail(1, exit_code=4, after_s=0.01)
+    assert told(run.stop())[0]["alike"] is None
+    places = [(("/w/train.py", line, "main"),) for line in (4, 9)]
+    run = RunBuilder(tmp_path, nodes=1, run_id="b").round().fail(0, KeyError("lr"), frames=places[0])
+    assert told(run.fail(1, KeyError("lr"), frames=places[1], after_s=0.01).stop())[0]["alike"] is None
+
+
+def test_messages_that_differ_in_numbers_only_are_alike_and_said_to_differ(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path, nodes=1).round().fail(0, ValueError("shard 0 has 3 columns"))
+    text = told(run.fail(1, ValueError("shard 17 has 4 columns"), after_s=0.01).stop())[1]
+    assert "both ranks: ValueError: shard 0 has 3 columns" in text
+    assert "their messages differ in numbers" in text
+
+
+def test_a_broken_socket_of_the_program_after_a_time_out_of_another_rank_is_not_the_first_failure(
+    tmp_path: Path,
+) -> None:
+    late = RuntimeError(
+        "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1800000ms"
+    )
+    for name, after_s, rank in (("a", 0.5, 0), ("b", -0.5, 3)):
+        run = RunBuilder(tmp_path, nodes=4, run_id=name).round().wait(5).fail(0, late)
+        run.fail(3, ConnectionResetError(104, "Connection reset by peer"), after_s=after_s)
+        assert told(run.stop())[0]["rank"] == rank
+
+
+def test_a_programs_own_error_after_a_time_out_of_another_rank_may_be_what_that_waited_for(tmp_path: Path) -> None:
+    late = RuntimeError(
+        "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1800000ms"
+    )
+    run = RunBuilder(tmp_path, nodes=4).round().fail(0, late).fail(3, ValueError("row 7"), after_s=0.5)
+    assert told(run.stop())[0]["rank"] == 3

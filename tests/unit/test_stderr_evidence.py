@@ -1,0 +1,75 @@
+"""When the end of a rank's output decides about the reason of its end, and when the end by itself does."""
+
+from __future__ import annotations
+
+import pytest
+
+from ftslurm.failures.causes import ROWS, Cause
+from ftslurm.records.error import ExceptionRecord, Frame
+from ftslurm.report.stderr_evidence import OutputEvidence, output_evidence
+
+TRACEBACK = """Traceback (most recent call last):
+  File "/home/ann/train.py", line 7, in step
+ValueError: row 4711 has no label
+"""
+HANDLED = ExceptionRecord(
+    "ValueError", "builtins", "row 4711 has no label", frames=(Frame("/home/ann/train.py", 7, "step"),)
+)
+EXITS = ExceptionRecord("SystemExit", "builtins", "1", frames=(Frame("/home/ann/log.py", 3, "die"),), context=HANDLED)
+
+
+def row(name: str) -> Cause:
+    return next(each for each in ROWS if each.name == name)
+
+
+def said(cause: str, stderr: str, stdout: str = "", **more: object) -> OutputEvidence | None:
+    exception, signal = more.get("exception"), more.get("signal")
+    assert exception is None or isinstance(exception, ExceptionRecord)
+    assert signal is None or isinstance(signal, str)
+    return output_evidence(row(cause), exception, signal, {"stderr": stderr, "stdout": stdout})
+
+
+def test_a_helper_that_logs_and_exits_is_judged_by_the_exception_that_was_handled() -> None:
+    found = said("system-exit", "step 3\nERROR:root:training failed: row 4711 has no label\n", exception=EXITS)
+    assert found is not None
+    assert found.exception == HANDLED
+    assert found.certain
+
+
+@pytest.mark.parametrize("stderr", ["", "step 3\n", "ERROR:root:no such shard\n"])
+def test_an_exception_that_the_output_does_not_name_was_dealt_with(stderr: str) -> None:
+    found = said("system-exit", stderr, exception=EXITS)
+    assert found is None or found.exception is None or found.exception.type != "ValueError"
+
+
+def test_a_crash_has_its_own_reason_whatever_was_printed_before() -> None:
+    assert said("segfault", TRACEBACK, signal="SIGSEGV") is None
+    assert said("memory-limit", TRACEBACK, signal="SIGKILL") is None
+
+
+def test_a_kill_is_explained_by_a_traceback_but_not_by_a_logged_line() -> None:
+    assert said("sigkill", TRACEBACK, signal="SIGKILL") is not None
+    assert said("sigkill", "ERROR: no label\n", signal="SIGKILL") is None
+
+
+def test_stdout_counts_where_stderr_is_empty() -> None:
+    found = said("exit", "\n", TRACEBACK)
+    assert found is not None
+    assert found.source == "its stdout"
+    assert said("exit", "all is well\n", TRACEBACK) is None
+
+
+def test_a_programs_own_last_words_are_kept() -> None:
+    exits = ExceptionRecord("SystemExit", "builtins", "giving up: see the log")
+    found = said("system-exit", f"{TRACEBACK}giving up: see the log\n", exception=exits)
+    assert found is not None
+    assert found.exception is not None
+    assert said("system-exit", "ERROR: no label\ngiving up: see the log\n", exception=exits) is None
+
+
+def test_a_child_process_is_explained_by_what_the_exception_has_of_its_output_first() -> None:
+    message = "Command '['convert']' returned non-zero exit status 1."
+    failed = ExceptionRecord("CalledProcessError", "subprocess", message, output="row 7\nno such shard\n")
+    found = said("exception", TRACEBACK, exception=failed)
+    assert found is not None
+    assert (found.found.text, found.of_child, found.exception) == ("no such shard", True, None)

@@ -1,0 +1,278 @@
+"""The end of stderr as a witness: what is a program's reason there, behind which prefixes, and what is not."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+
+from ftslurm.failures.stderr_witness import dead_threads, logged_error, witness
+
+TRACEBACK = """Traceback (most recent call last):
+  File "/home/ann/train.py", line 7, in step
+    load(row)
+ValueError: row 4711 has no label
+"""
+LINES = TRACEBACK.splitlines()
+BAR = "\r 45%|####      | 45/100 [00:01<00:01, 33.1it/s]"
+TABLE = """Traceback (most recent call last):
+  File "/usr/bin/torchrun", line 8, in <module>
+    sys.exit(main())
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError: 
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Failures:
+  <NO_OTHER_FAILURES>
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-22_12:00:00
+  host      : n1
+  rank      : 1 (local_rank: 1)
+  exitcode  : -9 (pid: 123)
+  error_file: <N/A>
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+============================================================
+"""  # noqa: W291
+CALLED = """Traceback (most recent call last):
+  File "launch.py", line 3, in <module>
+    subprocess.run(["python", "train.py"], check=True)
+subprocess.CalledProcessError: Command '['python', 'train.py']' returned non-zero exit status 1.
+"""
+IGNORED = """Exception ignored in: <function Loader.__del__ at 0x7f12>
+Traceback (most recent call last):
+  File "loader.py", line 3, in __del__
+TypeError: 'NoneType' object is not callable
+"""
+LOGGING = """--- Logging error ---
+Traceback (most recent call last):
+  File "logging/__init__.py", line 1160, in emit
+ValueError: I/O operation on closed file.
+"""
+
+
+def prefixed(*prefixes: str) -> str:
+    return "".join(f"{prefixes[i % len(prefixes)]}{line}\n" for i, line in enumerate(LINES))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TRACEBACK,
+        TRACEBACK.rstrip("\n"),
+        TRACEBACK.replace("\n", "\r\n"),
+        f"step 4\nstep 5\n{TRACEBACK}",
+        BAR * 50 + TRACEBACK,
+        TRACEBACK + BAR,
+        "\x00\x01\ufffd\x1b[2J" * 400 + TRACEBACK,
+        f"\x1b[31mERROR\x1b[0m step failed\n{TRACEBACK}",
+        f"ERROR rank=9 step failed {TRACEBACK}",
+        prefixed("[rank2]: "),
+        prefixed("3: "),
+        prefixed("2026-01-01 10:00:00,123 ERROR rank=9 ", "2026-01-01 10:00:01,456 ERROR rank=9 "),
+        prefixed("[default3]:"),
+        TRACEBACK + IGNORED,
+        TRACEBACK + LOGGING,
+        TRACEBACK + "ERROR: exiting with code 3\n",
+        TRACEBACK + "INFO cleaning up 8 loader workers\nclosing the log\n",
+        TRACEBACK + "ERROR conda.cli.main_run:execute(49): `conda run python train.py` failed. (See above for error)\n",
+        TRACEBACK
+        + "/x/resource_tracker.py:224: UserWarning: there appear to be 3 leaked semaphores\n  warnings.warn(\n",
+        TRACEBACK + "[W1122 ProcessGroupNCCL.cpp:1168] Warning: process group has NOT been destroyed\n",
+        TRACEBACK + "train.sh: line 3:    77 Aborted                 (core dumped) python train.py\n",
+        TRACEBACK + "srun: error: n1: task 0: Exited with exit code 3\nslurmstepd: error: *** STEP 1.0 CANCELLED ***\n",
+        TRACEBACK + "terminate called without an active exception\n",
+        TRACEBACK + TABLE,
+        TRACEBACK + CALLED,
+        prefixed("[rank1]: ") + prefixed("[rank0]: ").replace("ValueError: row", "RuntimeError: gloo/x") + TABLE,
+    ],
+    ids=lambda text: repr(text[:20] + "..." + text[-20:]),
+)
+def test_a_traceback_at_the_end_is_the_reason(text: str) -> None:
+    found = witness(text)
+    assert found is not None
+    assert (found.kind, found.text) == ("traceback", "ValueError: row 4711 has no label")
+    assert found.frames[-1].place == "/home/ann/train.py:7 in step"
+    assert "row 4711 has no label" in found.lines
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "\n\n",
+        "hello\n",
+        TRACEBACK + "step 6 loss 2.5\n",
+        TRACEBACK + "INFO falling back to the slow path\n",
+        TRACEBACK + "retrying in 5 s\n" * 3,
+        TRACEBACK + "".join(f"closing shard {i}\n" for i in range(20)),
+        IGNORED,
+        LOGGING,
+        "Killed\nslurmstepd: error: Detected 1 oom_kill event in StepId=1.0.\n",
+        "[W] ProcessGroupNCCL: Watchdog caught collective operation timeout\n",
+        "Traceback (most recent call last):\n",
+        "Traceback (most recent call last):\n  File \"x.py\", line 3, in f\n    x\n",
+        "errors so far: 0\n",
+        "INFO ERROR_RATE is 3\n",
+    ],
+)  # fmt: skip
+def test_what_was_survived_or_says_nothing_is_no_reason(text: str) -> None:
+    assert witness(text) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("ERROR:root:no label in row 4711", "no label in row 4711"),
+        ("CRITICAL trainer: no label", "no label"),
+        ("2024-01-01 12:00:00,123 - trainer - ERROR - no label", "no label"),
+        ("[2024-01-01 12:00:00][ERROR] no label", "no label"),
+        ("2024-05-01 12:00:00.123 | ERROR    | train:main:12 - no label", "no label"),
+        ("E0101 12:00:00.000000 123 model.cc:12] no label", "no label"),
+        ("[rank3]:[E1122 12:00:00.123456789 model.cpp:12] no label", "no label"),
+        ('{"time": 3, "level": "error", "msg": "no label"}', "no label"),
+        ('time=3 level=error msg="no label"', "no label"),
+        ("train.py: error: no label", "no label"),
+        ("FATAL:   no label", "no label"),
+        ("OSError: [Errno 28] No space left on device", "OSError: [Errno 28] No space left on device"),
+        ("INFO:root:no label", None),
+        ("WARNING ERROR_RATE high", None),
+        ("[1, 2, 3]", None),
+        ("{broken", None),
+    ],
+)
+def test_a_line_of_level_error_is_known_in_the_usual_formats(line: str, text: str | None) -> None:
+    assert logged_error(line) == text
+
+
+def test_a_logged_error_at_the_end_is_the_reason_and_may_name_an_exception() -> None:
+    found = witness("step 4\nERROR:root:OSError: [Errno 28] No space left on device: '/ckpt'\n")
+    assert found is not None
+    assert found.kind == "logged"
+    assert found.exception is not None
+    assert found.exception.type == "OSError"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            "terminate called after throwing an instance of 'std::runtime_error'\n  what():  bad image\nAborted\n",
+            "std::runtime_error: bad image",
+        ),
+        (
+            "python: a.cc:12: void f(int): Assertion `x > 0' failed.\n",
+            "python: a.cc:12: void f(int): Assertion `x > 0' failed.",
+        ),
+        ("malloc(): unaligned tcache chunk detected\n", "malloc(): unaligned tcache chunk detected"),
+        (
+            "Fatal Python error: Segmentation fault\n\nCurrent thread 0x7f (most recent call first):\n"
+            '  File "a.py", line 3 in f\n',
+            "Fatal Python error: Segmentation fault",
+        ),
+    ],
+)  # fmt: skip
+def test_a_runtimes_last_message_is_the_reason(text: str, reason: str) -> None:
+    found = witness(f"step 4\n{text}")
+    assert found is not None
+    assert (found.kind, found.text) == ("runtime", reason)
+
+
+BOX = """╭──── Traceback (most recent call last) ────╮
+│ /home/ann/train.py:12 in main             │
+│                                           │
+│    11 def main():                         │
+│ ❱  12 │   step()                          │
+│                                           │
+│ /home/ann/train.py:7 in step              │
+│                                           │
+│ ❱   7 │   load(row)                       │
+╰───────────────────────╯
+ValueError: row 4711 has no label
+"""
+
+
+def test_a_traceback_in_a_box_is_read_too() -> None:
+    found = witness(f"step 4\n{BOX}")
+    assert found is not None
+    assert (found.kind, found.text) == ("traceback", "ValueError: row 4711 has no label")
+    assert (found.frames[-1].place, found.frames[-1].source) == ("/home/ann/train.py:7 in step", "load(row)")
+
+
+def test_a_nested_launchers_table_names_the_rank_where_nothing_else_does() -> None:
+    found = witness(TABLE)
+    assert found is not None
+    assert (found.kind, found.text) == ("child", "rank 1 of a nested launcher: signal 9")
+
+
+def test_what_precedes_a_known_exceptions_traceback_can_be_asked_for() -> None:
+    found = witness(f"ERROR: child: no label\n{CALLED}", before="CalledProcessError")
+    assert found is not None
+    assert found.text == "no label" or "no label" in found.text
+    assert witness(f"step 3\n{CALLED}", before="CalledProcessError") is None
+
+
+def test_known_lines_are_passed_over() -> None:
+    text = f"{TRACEBACK}giving up: see row\n"
+    found = witness(text, apart_from=["giving up: see row"])
+    assert found is not None
+    assert found.exception is not None
+
+
+def test_threads_that_an_exception_ended_are_found_anywhere() -> None:
+    text = f"step 1\nException in thread Thread-3 (loader):\n{TRACEBACK}step 2\nstep 3\n{TRACEBACK}step 4\n"
+    (thread,) = dead_threads(text)
+    assert (thread.thread, thread.text) == ("Thread-3 (loader)", "ValueError: row 4711 has no label")
+    assert dead_threads(TRACEBACK + IGNORED) == []
+
+
+def test_any_bytes_are_read_without_an_error() -> None:
+    pick = random.Random(7)
+    parts = [
+        *(line + "\n" for line in (TRACEBACK + TABLE + CALLED + IGNORED + LOGGING).splitlines()),
+        BAR,
+        "\x1b[",
+        "\x00",
+    ]
+    parts += [
+        "[rank3]: ",
+        "ERROR",
+        "level=error msg=",
+        "{",
+        '{"level": "error"',
+        "Exception in thread x:\n",
+        "terminate called",
+    ]
+    for _ in range(1500):
+        noise = bytes(pick.randrange(256) for _ in range(pick.randrange(200))).decode("utf-8", "replace")
+        text = "".join([*pick.choices(parts, k=pick.randrange(30)), noise, *pick.choices(parts, k=pick.randrange(10))])
+        for found in (witness(text), *dead_threads(text)):
+            assert found is None or found.text
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "x",
+        " ",
+        "\n",
+        "\r",
+        "\x1b[",
+        "[",
+        "a:",
+        "ERROR ",
+        "level=error ",
+        "closing\n",
+        "{",
+        "A.",
+        "E1111 ",
+        "'",
+        "Traceback ",
+    ],
+)
+def test_the_time_is_bounded_and_linear(unit: str) -> None:
+    begin = time.process_time()
+    witness(unit * (4 << 20))
+    assert time.process_time() - begin < 3.0
