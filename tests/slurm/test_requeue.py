@@ -125,7 +125,8 @@ def test_the_batch_host_may_be_the_lost_node(lab: Lab, work: Path) -> None:
 def test_a_step_that_srun_gives_up_since_a_node_is_dead_at_the_launch_is_requeued(lab: Lab, work: Path) -> None:
     # Slurm does not know it yet: the job gets that node, too.
     with dead(lab, lab.nodes[1]):
-        job = submit(lab, work, "--requeue", nodes=len(lab.nodes))
+        # The agents wait for the node for longer than srun does.
+        job = submit(lab, work, "--requeue", more="--join-timeout 120", nodes=len(lab.nodes))
         lab.until(lambda: job.facts().get("Restarts") == "1", 90, job.explain)
     assert "requeued: its step was lost (srun ended with code " in job.output, job.output
     trained(lab, job, 5)
