@@ -282,10 +282,10 @@ def test_an_agent_that_is_killed_while_the_ranks_agree_ends_the_run(start: Start
     reason = str(closed(run)["reason"])
     assert reason.startswith("SIGTERM from outside; ")
     assert "round 1 had ended: local1 left: its agent was killed by SIGKILL" in reason
-    # The ranks may have agreed in the moment before the kill: then those of the other node leave and save.
-    agreed = bool(json.loads(newest_state(run))["value"]["stop"]["committed"])
-    assert ("ranks 0-1 left at step " in reason) == agreed
-    assert ("saved" in reason) == agreed
+    # Ranks that had agreed in the moment before the kill may leave and save; no others do.
+    if not json.loads(newest_state(run))["value"]["stop"]["committed"]:
+        assert "left at step" not in reason
+        assert "saved" not in reason
 
 
 FAILS_WHILE_OTHERS_SAVE = """
