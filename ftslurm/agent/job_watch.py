@@ -89,6 +89,7 @@ class JobWatch:
         self._coordinating = False
         self._stopping = False
         self._reading = False
+        self._was_missing = False
         self._events: list[JobEnd | StopRequest] = []
 
     @property
@@ -188,7 +189,10 @@ class JobWatch:
     def _on_file(self, content: object) -> None:
         self._reading = False
         if isinstance(content, bytes):
-            self._on_notice(f"{self._settings.file} exists", content)
+            left_over = "" if self._was_missing else ", since before this start: if nothing else removes it, remove it"
+            self._on_notice(f"{self._settings.file} exists{left_over}", content)
+        elif content is None:
+            self._was_missing = True
         elif isinstance(content, OSError):
             self._name("file", f"cannot be examined: {content.strerror}; it gives no notice before that is mended")
 

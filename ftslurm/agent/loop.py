@@ -215,7 +215,10 @@ class AgentLoop:
 
     def _on_signal(self, received: SignalReceived) -> None:
         notice = takes_notice(self._effects.stoppable(), self.state) if received.number in STOPPING else False
-        self._do(self._machine.on_signal(received.number, self._moment(), notice))
+        actions = self._machine.on_signal(received.number, self._moment(), notice)
+        if actions:
+            self._stop.on_signal()
+        self._do(actions)
 
     def _on_stop_signalled(self, one: StopSignalled) -> None:
         now = self._moment()

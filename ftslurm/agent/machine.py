@@ -189,7 +189,7 @@ class AgentMachine(Transitions):
                 return []
             killed = f"killed in {duration(min(self._grace_s, self._kill_wait_s))}, or by a third"
             log = act.Log(f"SIGINT again: no save is waited for; the ranks get SIGTERM, and are {killed}")
-            return [log, *self._leave_by(number, now)]
+            return [log, *self._leave_by(number, now, ", twice: no save was waited for")]
         if stoppable is None and self.phase == RUNNING:
             self.orderly_stop.wait(number, now)
             return []
@@ -197,9 +197,9 @@ class AgentMachine(Transitions):
             return self.on_stop_request(self.orderly_stop.begin(signal.Signals(number).name, now))
         return [act.Log(f"{signal.Signals(number).name} from outside: stopping"), *self._leave_by(number, now)]
 
-    def _leave_by(self, number: int, now: Moment) -> list[Action]:
+    def _leave_by(self, number: int, now: Moment, more: str = "") -> list[Action]:
         name = signal.Signals(number).name
-        return self._leave(f"{name} from outside", name, 128 + number, now)
+        return self._leave(f"{name} from outside{more}", name, 128 + number, now)
 
     def _decide(self, now: Moment, at_once: bool = False) -> list[Action]:
         """Decide about a signal that is in doubt, if that is possible now."""

@@ -101,8 +101,8 @@ def _worker(
 def _progress(page: HeartbeatPage | None, stop: StopPage | None) -> Progress | None:
     steps = page.progress if page is not None else None
     if steps is not None:
-        return Progress(steps.first_step, steps.first_ns, steps.last_step, steps.last_ns)
+        return Progress(steps.first_step, steps.first_ns, steps.last_step, steps.last_ns, steps.marks)
     # A script that calls `should_stop(step)` need not call `progress(step)`, too.
     if stop is not None and stop.step is not None and stop.first_step is not None:
-        return Progress(stop.first_step, None, stop.step, None)
+        return Progress(stop.first_step, None, stop.step, None, stop.calls)
     return None

@@ -26,7 +26,7 @@ class StopFollower:
         self._stop: Stop | None = None
         self._kill_at: float | None = None
         self._announced_end: float | None = None
-        self._late: str | None = None
+        self._late: StopVote | None = None
         self.vote: StopVote | None = None
 
     def follow(self, state: State | None) -> None:
@@ -51,14 +51,21 @@ class StopFollower:
         """Renew the answer: the record of how the workers have ended has where they left."""
         if self._stop is not None:
             vote = self._effects.follow_stop(self._stop, self._kill_at)
-            self.vote = replace(vote, late=self._late)
+            late = self._late
+            self.vote = replace(vote, late=late.late if late else None, saving=late is not None and late.saving)
+
+    def on_signal(self) -> None:
+        """Renew the answer before a further signal reaches the ranks: it has where they are now."""
+        if self._stop is not None:
+            self.vote = self._effects.follow_stop(self._stop, self._kill_at)
+            self._late = self.vote
 
     def on_time(self, now_s: float) -> None:
         """Renew the answer when the grace is over: it has where the ranks are that are killed then."""
         kill_at = self._machine.orderly_stop.kill_at
         if self._stop is not None and kill_at is not None and kill_at <= now_s:
             self.vote = self._effects.follow_stop(self._stop, kill_at)
-            self._late = self.vote.late
+            self._late = self.vote
 
     def forget_round(self) -> None:
         """Forget the round's workers; the answer stays."""

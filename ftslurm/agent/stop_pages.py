@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from mmap import mmap
 
 from ftslurm.agent.workers import Worker, Workers
-from ftslurm.dataclasses import dataclass
+from ftslurm.dataclasses import dataclass, replace
 from ftslurm.monitor import heartbeat_page, stop_page
 from ftslurm.monitor.stop_page import AgentSide, StopPage
 from ftslurm.records.state import EXIT_INTERRUPTED
@@ -119,7 +119,8 @@ class StopPages:
         saved = tuple(worker.rank for worker, _ in known if self._has_saved(worker))
         ranks = {worker.rank: (page, worker.ended_ns is None) for worker, page in known}
         now_ns = int(self._monotonic() * 1e9)
-        self._answer = stop_page.vote(stop, ranks, now_ns, self._answer, saved, self._late(known))
+        late, saving = self._late(known)
+        self._answer = replace(stop_page.vote(stop, ranks, now_ns, self._answer, saved), late=late, saving=saving)
         return self._answer
 
     def _has_saved(self, worker: Worker) -> bool:
@@ -129,23 +130,35 @@ class StopPages:
         opens, is_open = _checkpoints(worker)
         return opens > self._opens.get(worker.local_rank, 0) and not is_open
 
-    def _late(self, pages: Sequence[tuple[Worker, StopPage]]) -> str | None:
-        """Describe the rank that holds up the stop: one that has not called `should_stop` since, the lowest by step."""
+    def _late(self, pages: Sequence[tuple[Worker, StopPage]]) -> tuple[str | None, bool]:
+        """Describe the rank that holds up the stop: one that has not called `should_stop` since, the lowest by step.
+
+        Returns:
+            None: there is none; and whether it saves.
+        """
         waiting = [
             (page.left, page.calls > self._calls.get(worker.local_rank, 0), page.step or 0, worker.rank, worker, page)
             for worker, page in pages
             if worker.ended_ns is None
         ]
         if not waiting or self._requested_at is None:
-            return None
+            return None, False
         left, called, _, _, worker, last = min(waiting, key=lambda one: one[:4])
         since_s = self._monotonic() - self._requested_at
         page = heartbeat_page.read(worker.record_dir)
         open_sections = [one for one in page.sections if one.opened_ns] if page is not None else []
         newest = max(open_sections, key=lambda one: one.opened_ns, default=None)
+        saves = newest is not None and newest.name == CHECKPOINT
         where = f" was in section {newest.name}" if newest is not None else " had not ended"
-        polled = "" if left or called else ", not polled since" if last.calls else ", should_stop never called"
-        return f"stop requested {duration(since_s)} ago{polled}: rank {worker.rank}{where}"
+        if last.trains_on:
+            where = f" trained on to step {last.step}, although should_stop had returned True at step {last.left_step}"
+        if saves:
+            polled = ", its save not finished"
+        elif left or called:
+            polled = ""
+        else:
+            polled = ", not polled since" if last.calls else ", should_stop never called"
+        return f"stop requested {duration(since_s)} ago{polled}: rank {worker.rank}{where}", saves
 
     def saving(self) -> set[int]:
         """Return the local ranks that are in the section "checkpoint", or have left by `should_stop`."""

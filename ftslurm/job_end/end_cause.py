@@ -22,7 +22,9 @@ from ftslurm.report import scheduler
 from ftslurm.text import names, one_line
 
 NEAR_END_S = 600.0
-"""A signal that comes at most so long before the end of the job's time is that of `sbatch --signal`, in seconds."""
+NEAR_END_PART, EARLY_S = 0.5, 60.0
+"""A signal that comes at most so long before the end of the job's time, in seconds, and in that part of its time, is
+that of `sbatch --signal`, which may come a minute early (sbatch(1))."""
 
 _KINDS = {
     scheduler.TIME_LIMIT: TIME_LIMIT,
@@ -51,11 +53,20 @@ def cause_of_end(state: State, view: SchedulerView | None, now_ns: int) -> tuple
     if view.state == "RUNNING":
         if view.preempted_ns is not None:
             return PREEMPTED, "preempted"
-        if view.end_ns is not None and view.end_ns - now_ns <= NEAR_END_S * 1e9:
+        if _is_near_end(view, now_ns):
             return TIME_LIMIT, "the job's time is nearly over"
         return INTERRUPTED, _text(state)
     found = scheduler.verdict(view)
     return (INTERRUPTED, _text(state)) if found is None else (_KINDS[found[0]], found[1])
+
+
+def _is_near_end(view: SchedulerView, now_ns: int) -> bool:
+    if view.end_ns is None:
+        return False
+    near_s = NEAR_END_S
+    if view.start_ns is not None:
+        near_s = min(near_s, NEAR_END_PART * (view.end_ns - view.start_ns) / 1e9 + EARLY_S)
+    return (view.end_ns - now_ns) / 1e9 <= near_s
 
 
 def with_lost_step(state: State, step_code: int, now_ns: int) -> State:

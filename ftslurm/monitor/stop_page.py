@@ -34,7 +34,7 @@ SETTLE_S = 0.002
 
 # Written by the rank.
 PID, CALLS, STEP, STEPPED, FIRST_NS = 1, 2, 3, 4, 6
-SIGNAL, WAITS, LEFT, LEFT_STEP, CATCHES_TERM, FIRST_STEP = 7, 8, 9, 10, 11, 12
+SIGNAL, WAITS, LEFT, LEFT_STEP, CATCHES_TERM, FIRST_STEP, LEFT_NS, LAST_NS = 7, 8, 9, 10, 11, 12, 13, 14
 # Written by the agent.
 REQUESTED, PROPOSAL, PROPOSED_STEP, COMMITTED, KILL_NS, JOB_END_NS = 16, 17, 18, 19, 20, 21
 
@@ -45,6 +45,10 @@ WAIT_S, PAUSE_S = 600.0, 0.001
 It never takes more than half of the time until the rank is killed. When it is over, the shared directory has failed for
 long: the rank leaves at the proposed step, as do the others that wait there."""
 
+ON_STEPS, ON_PACE = 2, 0.5
+"""A rank trains on, although `should_stop` has returned True, if it called it again with steps so much higher, and took
+for them at least that part of the time that it took before. Loops that are nested leave one after the other: they call
+it again, too, but without delay, or with the same step."""
 
 NOT_GROWING = (
     "should_stop: the step must grow from call to call, over epochs, too; ranks may not leave at a common step"
@@ -65,6 +69,7 @@ class StopPage:
         left_step: with this step; None: it left without one.
         catches_term: SIGTERM only makes `should_stop` true.
         first_step: of the first call with a step; None: there was none.
+        left_ns, last_ns: when `should_stop` returned True with a step for the first and the last time, CLOCK_MONOTONIC.
     """
 
     calls: int
@@ -76,6 +81,18 @@ class StopPage:
     left_step: int | None
     catches_term: bool
     first_step: int | None = None
+    left_ns: int = 0
+    last_ns: int = 0
+
+    @property
+    def trains_on(self) -> bool:
+        """Whether it takes further steps, although `should_stop` has returned True."""
+        if self.left_step is None or self.step is None or self.first_step is None:
+            return False
+        before, after = self.left_step - self.first_step, self.step - self.left_step
+        if before < 1 or after < ON_STEPS:
+            return False
+        return self.last_ns - self.left_ns >= ON_PACE * after * (self.left_ns - self.first_ns) / before
 
     def step_s(self, now_ns: int) -> float | None:
         """Return the mean time between its calls with a step, seconds; None: unknown."""
@@ -129,6 +146,8 @@ def decode(data: bytes) -> StopPage | None:
         left_step=word[LEFT_STEP] if word[LEFT] > 1 else None,
         catches_term=word[CATCHES_TERM] != 0,
         first_step=word[FIRST_STEP] if stepped > 0 else None,
+        left_ns=word[LEFT_NS],
+        last_ns=word[LAST_NS],
     )
 
 
@@ -194,11 +213,13 @@ class RankSide:
             until = until or now + self._longest_wait_ns(now)
             if words[COMMITTED] == proposal or now >= until:
                 words[LEFT_STEP] = step
+                words[LEFT_NS] = now
                 words[LEFT] = 2
                 break
             words[WAITS] = proposal
             self._waiting(1.0)
             self._sleep(PAUSE_S)
+        words[LAST_NS] = self._clock()
         return True
 
     def _longest_wait_ns(self, now: int) -> int:
@@ -261,7 +282,6 @@ def vote(
     now_ns: int,
     before: StopVote | None = None,
     saved: tuple[int, ...] = (),
-    late: str | None = None,
 ) -> StopVote:
     """Return a node's answer to the newest proposal.
 
@@ -269,7 +289,7 @@ def vote(
         ranks: by rank, its page, and whether it is alive.
         now_ns: CLOCK_MONOTONIC.
         before: its last answer. A rank that has passed a proposed step may wait at a later one: it has passed it still.
-        saved, late: see `StopVote`.
+        saved: see `StopVote`.
     """
     alive = [page for page, is_alive in ranks.values() if is_alive]
     steps = [page.step for page in alive if page.step is not None]
@@ -285,8 +305,8 @@ def vote(
         step=max(left_steps or steps, default=None),
         step_s=min((seconds for page in alive if (seconds := page.step_s(now_ns))), default=None),
         passed=bool(stop.proposal) and passed,
-        left=tuple(rank for rank, (page, _) in ranks.items() if page.left),
+        left=tuple(rank for rank, (page, _) in ranks.items() if page.left and not page.trains_on),
+        trained_on=tuple(rank for rank, (page, _) in ranks.items() if page.trains_on),
         saved=saved,
         unasked=tuple(rank for rank, (page, _) in ranks.items() if page.calls == 0),
-        late=late,
     )

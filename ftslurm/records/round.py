@@ -13,12 +13,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Progress:
-    """First and last training step that a worker reported in a round, and their times."""
+    """First and last training step that a worker reported in a round, their times, and how many steps it reported."""
 
     first_step: int
     first_ns: int | None
     last_step: int
     last_ns: int | None
+    marks: int = 0
 
 
 @dataclass(frozen=True)

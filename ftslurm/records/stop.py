@@ -44,9 +44,11 @@ class StopVote:
         step_s: seconds between two calls of its fastest rank; None: unknown.
         passed: a rank has passed the proposed step, so that the ranks cannot all leave there.
         left: its ranks that have left by `should_stop`.
+        trained_on: its ranks that took further steps, although `should_stop` had returned True.
         saved: its ranks that have completed a checkpoint (section "checkpoint") since the request, and have not failed.
         unasked: its ranks that have never called `should_stop`.
         late: which ranks have not left, and where they are, as text; None: none.
+        saving: the rank that `late` names is in the section "checkpoint".
     """
 
     round: int
@@ -58,7 +60,9 @@ class StopVote:
     left: tuple[int, ...] = ()
     saved: tuple[int, ...] = ()
     unasked: tuple[int, ...] = ()
+    trained_on: tuple[int, ...] = ()
     late: str | None = None
+    saving: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,7 @@ class Stop:
         orderly: the run is closed, and all ranks have ended with success, at least one of them by `should_stop`: a
             script may have one rank ask, and the others follow it.
         result: what became of the ranks, as text; None: the run is not closed, or it is unknown.
+        save_cut: the grace ended before a save did.
     """
 
     cause: str
@@ -90,6 +95,7 @@ class Stop:
     committed: bool = False
     orderly: bool = False
     result: str | None = None
+    save_cut: bool = False
 
     CHOICES = (("cause", STOP_CAUSES),)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from ftslurm.dataclasses import dataclass
@@ -9,10 +10,11 @@ from ftslurm.records.round import RoundRecord, WorkerRecord
 from ftslurm.records.state import EXIT_INTERRUPTED, FAILED, NODE_LOST, RUNNING, RoundHistory, State
 from ftslurm.records.stop import ANY_STEP, StopVote
 from ftslurm.rehearse.events import HANG, NODE_LOSS, Event
-from ftslurm.rendezvous.leaving import departure, unasked_ranks
+from ftslurm.rendezvous.leaving import departure, place, training_on, unasked_ranks
 from ftslurm.text import duration, one_line, plural, ranges
 
 POLL = "add to the training loop: if ftslurm.should_stop(step): save a checkpoint, and leave"
+LEAVE = "leave the training loop, and end, when ftslurm.should_stop(step) is true"
 REPORT_STEPS = "add to the training loop: ftslurm.progress(step)"
 LOAD = "have the script load its newest checkpoint when it starts"
 
@@ -61,6 +63,15 @@ class Records:
         if not found:
             return None
         return min(one.first_step for one in found), max(one.last_step for one in found)
+
+    def interval(self, number: int) -> int | None:
+        """Return the steps between two reports of a rank in a round; None: unknown."""
+        spans = [
+            (one.last_step - one.first_step) / (one.marks - 1)
+            for worker in self._workers(number)
+            if (one := worker.progress) is not None and one.marks > 1
+        ]
+        return math.ceil(max(spans)) if spans else None
 
     def killed(self, number: int) -> tuple[int, ...]:
         """Return the ranks that their agents have killed in that round, because they did not leave."""
@@ -146,6 +157,10 @@ def _judge_stop(
         problems.append(f"{problem} within {grace}{where}" if has_polled else f"{problem}{where} after {grace}")
         missing.append("save faster, or let the job have more time (#SBATCH --signal, --warn-before-end)")
     elif has_polled and (closed is None or closed.exit_code != EXIT_INTERRUPTED):
+        if going_on := training_on(records.votes):
+            problems.append(f"{going_on}{place(records.votes)}")
+            missing.append(LEAVE)
+            return
         problems.append(f"the ranks did not leave in order: {one_line(closed.reason if closed is not None else '?')}")
         missing.append("let all ranks call ftslurm.should_stop(step) with the same steps, and leave when it is true")
 
@@ -189,7 +204,12 @@ def _judge_resumption(
     repeated = max(0, reached - resumed)
     began = before[0] if before is not None else None
     text = f"resumed at {resumed}"
-    if repeated and injection.event.stops_run and not _has_polled(records):
+    interval = records.interval(injection.round)
+    skipped = resumed - reached - interval if interval is not None else 0
+    if skipped > 0:
+        problems.append(f"{text}, {plural(skipped, 'step')} skipped: step {reached} was the last one before the event")
+        missing.append("save the step with the checkpoint, and go on with the next one")
+    elif repeated and injection.event.stops_run and not _has_polled(records):
         problems.append(f"no rank calls ftslurm.should_stop; {text}: {plural(repeated, 'step')} repeated")
     elif repeated and began is not None and resumed <= began:
         problems.append(f"{text}: {plural(repeated, 'step')} repeated: the script did not load its checkpoint")
@@ -220,4 +240,5 @@ def _reached(injection: Injection, records: Records) -> int | None:
     entry = records.last.past(injection.round)
     if entry is not None and entry.failure is not None:
         found.append(entry.failure.step)
+    found += [vote.step for vote in records.votes]
     return max((step for step in found if step is not None), default=None)

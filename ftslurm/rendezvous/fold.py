@@ -147,10 +147,12 @@ def _stop(state: State, observation: Observation, timing: Timing, stop_requested
     first = stop_requested[0]
     reason = first.reason or "stopped"
     votes = [record.stop_vote for record in stop_requested if record.stop_vote is not None]
-    late = next((vote.late for vote in votes if vote.late), None)
-    if state.stop is not None and late is not None:
-        reason = f"{reason}; {late}"
-        state = replace(state, stop=replace(state.stop, result=late))
+    late = next((vote for vote in votes if vote.late), None)
+    if (stop := state.stop) is not None and late is not None:
+        reason = f"{reason}; {late.late}"
+        # A second Ctrl-C does not wait for the save.
+        over = stop.grace_s is not None and observation.now_ns - stop.requested_ns >= stop.grace_s * 1e9
+        state = replace(state, stop=replace(stop, result=late.late, save_cut=late.saving and over))
     last = state.past(state.round)
     if state.phase == RUNNING or (last is not None and _ended_by_stop(state, observation, timing, last)):
         state = end_round(state, observation, STOPPED, reason, None)

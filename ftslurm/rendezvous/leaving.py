@@ -16,18 +16,26 @@ def departure(votes: Sequence[StopVote], world_size: int) -> str:
         world_size: number of the round's ranks.
 
     Returns:
-        Empty if no rank has left.
+        Empty if no rank has left, nor trained on.
     """
     left = sorted(rank for vote in votes for rank in vote.left)
     if not left:
-        return ""
+        return training_on(votes)
     complete = len(left) == world_size
     text = f"{'all ' if complete else ''}{plural(world_size, 'rank') if complete else _ranks(left)} left{place(votes)}"
     saved = sorted(rank for vote in votes for rank in vote.saved)
     if saved:
         text += f", saved by {_ranks(saved)}"
+    if going_on := training_on(votes):
+        text += f"; {going_on}"
     unasked = unasked_ranks(votes)
     return f"{text}; {_ranks(unasked)} never called should_stop" if unasked else text
+
+
+def training_on(votes: Sequence[StopVote]) -> str:
+    """``ranks 0-3 trained on after should_stop had returned True``; empty if none did."""
+    ranks = sorted(rank for vote in votes for rank in vote.trained_on)
+    return f"{_ranks(ranks)} trained on after should_stop had returned True" if ranks else ""
 
 
 def have_all_left(votes: Sequence[StopVote], world_size: int) -> bool:
@@ -42,7 +50,7 @@ def unasked_ranks(votes: Sequence[StopVote]) -> list[int]:
 
 def place(votes: Sequence[StopVote]) -> str:
     """`` at step 43``, `` between steps 43 and 50``; empty without steps."""
-    steps = sorted({vote.step for vote in votes if vote.left and vote.step is not None})
+    steps = sorted({vote.step for vote in votes if (vote.left or vote.trained_on) and vote.step is not None})
     if len(steps) > 1:
         return f" between steps {steps[0]} and {steps[-1]}"
     return f" at step {steps[0]}" if steps else ""

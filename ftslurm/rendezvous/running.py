@@ -161,6 +161,8 @@ def succeed(state: State, observation: Observation) -> State:
     state = end_round(state, observation, SUCCEEDED, None, None)
     ranks = f"{'all ' if state.world_size != 1 else ''}{plural(state.world_size, 'rank')}"
     reason = f"{ranks} on {plural(len(state.participants), 'node')} succeeded"
+    if state.stop is not None and state.stop.committed:
+        reason += f", although a stop was requested ({state.stop.reason})"
     return close(state, SUCCEEDED, reason, EXIT_SUCCESS, observation.now_ns, cause.SUCCEEDED)
 
 

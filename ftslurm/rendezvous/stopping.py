@@ -248,7 +248,9 @@ def close_orderly(state: State, observation: Observation) -> State:
     assert stop is not None
     last = _last_votes(state, observation)
     took_s = (observation.now_ns - stop.requested_ns) / 1e9
-    within = f" of {duration(stop.grace_s)} grace" if stop.grace_s is not None else ""
+    # It includes what the agents need after the ranks have ended.
+    grace_s = stop.grace_s if stop.grace_s is not None and took_s <= stop.grace_s else None
+    within = f" of {duration(grace_s)} grace" if grace_s is not None else ""
     # Which ranks have to save is the script's choice: it is called saved when each has left, and one has saved.
     complete = have_all_left(last, state.world_size) and any(vote.saved for vote in last)
     done = f"saved{place(last)}" if complete else departure(last, state.world_size)

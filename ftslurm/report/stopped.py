@@ -25,12 +25,29 @@ def stop_report(state: State | None) -> dict[str, Any] | None:
         "grace_s": stop.grace_s,
         "orderly": stop.orderly if state.phase == CLOSED else None,
         "result": stop.result,
+        "save_cut": stop.save_cut,
     }
 
 
 def is_interrupted(report: Json) -> bool:
     """Return whether all ranks left because they were to stop: the run was interrupted, and may go on later."""
     return report["stop"] is not None and report["stop"]["orderly"] is True
+
+
+SAVE_CUT = (
+    "hint: what is saved after the grace is lost: save faster, or have Slurm announce the end earlier "
+    "(#SBATCH --signal=TERM@SECONDS, --warn-before-end)"
+)
+
+
+def stop_hint(report: Json) -> str:
+    """Return what to do about a save that the end of the grace has cut short; empty if none was."""
+    return SAVE_CUT if report["stop"] is not None and report["stop"]["save_cut"] else ""
+
+
+def blames_a_rank(report: Json) -> bool:
+    """Return whether the first line names the rank that did not leave in time."""
+    return report["stop"] is not None and report["stop"]["orderly"] is False and bool(report["stop"]["result"])
 
 
 def stop_result(report: Json) -> str:

@@ -25,7 +25,7 @@ from ftslurm.report.sections import (
     timeline,
     traceback,
 )
-from ftslurm.report.stopped import is_interrupted
+from ftslurm.report.stopped import blames_a_rank, is_interrupted, stop_hint
 from ftslurm.report.wording import (
     WIDTH,
     WORKER_KINDS,
@@ -207,9 +207,10 @@ def _stopped(report: Json, style: Style) -> list[str]:
     lines = style.title(title, f": {reason}", "yellow", most=3)
     code = _exit(report) if report["source"] == SOURCE or report["exit_code"] is not None else ""
     still = standstill_of(report)
-    blame = "" if still is not None else "no rank is to blame"
+    blame = "" if still is not None or blames_a_rank(report) else "no rank is to blame"
     lines += style.wrapped("; ".join(p for p in (where, code, blame) if p))
     lines += [line for text in still_lines(still) for line in style.wrapped(text)]
+    lines += style.wrapped(stop_hint(report)) if stop_hint(report) and still is None else []
     # More time would not help ranks that do not move.
     lines += _hints(report["cause"], style) if report["cause"] is not None and still is None else []
     return lines + _slurm(report, style) + _survived(report, style)

@@ -216,6 +216,26 @@ def command(run: Started, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+TRAINS_ON = TRAINS.replace("while not ftslurm.should_stop(step):", "while step < 400:\n    ftslurm.should_stop(step)")
+
+
+def test_ranks_that_finish_their_work_after_a_stop_request_succeed(start: Start) -> None:
+    run = start(TRAINS_ON, *TWO_NODES)
+    up(run)
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait() == 0, run.err
+    assert "succeeded, although a stop was requested (SIGTERM from outside)" in str(closed(run)["reason"])
+
+
+def test_ranks_that_train_on_until_the_grace_ends_are_named(start: Start) -> None:
+    run = start(TRAINS_ON.replace("400", "40000"), *TWO_NODES, "--grace", "3")
+    up(run)
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait() == 143, run.err
+    expected = r"rank \d trained on to step \d+, although should_stop had returned True at step \d+"
+    assert re.search(expected, str(closed(run)["reason"]))
+
+
 SAVES_SLOWLY = TRAINS.replace('    open(f"saved', '    time.sleep(float(os.environ["SAVE_S"]))\n    open(f"saved')
 
 
@@ -233,7 +253,25 @@ def test_a_save_that_exceeds_the_grace_is_reported_as_unfinished(start: Start) -
     run.process.send_signal(signal.SIGTERM)
     assert run.wait() == 143, run.err
     assert steps(run) == []
+    assert "its save not finished: rank" in str(closed(run)["reason"])
     assert "in section checkpoint" in str(closed(run)["reason"])
+    report = command(run, "report").stdout
+    assert "hint: what is saved after the grace is lost: save faster" in report
+    assert "no rank is to blame" not in report
+
+
+def test_a_second_ctrl_c_during_a_save_is_reported_as_that(start: Start) -> None:
+    run = start(SAVES_SLOWLY, *TWO_NODES, "--grace", "50", SAVE_S="60")
+    up(run)
+    run.process.send_signal(signal.SIGINT)
+    run.until(lambda: '"committed":true' in newest_state(run))
+    time.sleep(2)
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait() == 130, run.err
+    reason = str(closed(run)["reason"])
+    assert reason.startswith("SIGINT from outside, twice: no save was waited for; stop requested ")
+    assert re.search(r" [2-9](\.\d+)? s ago, its save not finished: rank \d was in section checkpoint", reason), reason
+    assert "hint:" not in command(run, "report").stdout
 
 
 HANGS = TRAINS.replace(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ftslurm.agent.job_watch import NOTICE_EVERY_S, NOTICE_S, JobWatch, JobWatchSettings
+from ftslurm.records.stop import StopRequest
 from tests.process.test_run import Start, start
 
 __all__ = ["start"]
@@ -106,3 +107,15 @@ def test_a_run_with_a_command_that_is_missing_goes_on_and_names_it_on_each_node(
     named = [line for line in run.err.splitlines() if "no-such-program" in line]
     assert sorted(line.split(": --stop-when")[0] for line in named) == ["ftslurm: local0", "ftslurm: local1"]
     assert "not found" in named[0]
+
+
+def test_a_file_that_an_earlier_start_has_left_is_named_as_left_over(tmp_path: Path) -> None:
+    file = tmp_path / "notice"
+    fresh = Watched(file=str(file))
+    assert fresh.attempt() == []
+    file.touch()
+    (notice,) = fresh.attempt()
+    (again,) = Watched(file=str(file)).attempt()
+    assert isinstance(notice, StopRequest) and isinstance(again, StopRequest)
+    assert notice.reason == f"{file} exists"
+    assert again.reason == f"{file} exists, since before this start: if nothing else removes it, remove it"

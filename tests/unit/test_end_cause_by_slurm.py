@@ -43,6 +43,11 @@ def interrupted(view: SchedulerView | None) -> tuple[str, str]:
             replace(VIEW, state="RUNNING", end_ns=10 * HOUR + HOUR // 12),
             (cause.TIME_LIMIT, "the job's time is nearly over"),
         ),
+        # The same signal by hand, just after the start of a short job.
+        (
+            replace(VIEW, state="RUNNING", start_ns=10 * HOUR - HOUR // 200, end_ns=10 * HOUR + HOUR // 8),
+            (cause.INTERRUPTED, "SIGTERM from outside"),
+        ),
         # scancel --signal=TERM, hours before the end
         (replace(VIEW, state="RUNNING", end_ns=13 * HOUR), (cause.INTERRUPTED, "SIGTERM from outside")),
         (replace(VIEW, reason="NodeDown", exit_code=1), (cause.NODE, "node failed (Slurm: COMPLETING)")),

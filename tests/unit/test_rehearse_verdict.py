@@ -32,9 +32,14 @@ def state(
 
 
 def ranks(
-    number: int, first: int | None, last: int | None, ended_s: float | None = 3.1, signal: str | None = None
+    number: int,
+    first: int | None,
+    last: int | None,
+    ended_s: float | None = 3.1,
+    signal: str | None = None,
+    interval: int = 1,
 ) -> RoundRecord:
-    steps = None if first is None or last is None else Progress(first, None, last, None)
+    steps = None if first is None or last is None else Progress(first, None, last, None, (last - first) // interval + 1)
     ended_ns = None if ended_s is None else AT + int(ended_s * S)
     workers = tuple(WorkerRecord(rank, ended_ns=ended_ns, stop_signal=signal, progress=steps) for rank in (0, 1))
     return RoundRecord(number, "a.0", "n1", "i", "n1", 1, 0, 2, None, 0, ended_ns, STOPPED, None, None, workers)
@@ -59,13 +64,14 @@ def stopped(
     signal: str | None = None,
     is_requeued: bool = True,
     again: RoundHistory | None = AGAIN,
+    interval: int = 1,
 ) -> Verdict:
     closed = Closed(STOPPED, "interrupted: SIGTERM", code, AT + 4 * S)
     one = entry(1, STOPPED, 3.2)
     ended = state(one, closed=closed, stop=stop, polled=polled)
     last = state(one, *([again] if again else []))
     steps = None if first is None else first + 10
-    rounds = (ranks(1, began, STEP, took_s, signal), ranks(2, first, steps, 20.0))
+    rounds = (ranks(1, began, STEP, took_s, signal, interval), ranks(2, first, steps, 20.0))
     injection = Injection(event, "the run", 1, AT, 115, 30.0, is_requeued)
     return judge(injection, Records(ended, (vote,), last, rounds))
 
@@ -78,6 +84,24 @@ def test_a_script_that_saves_at_the_stop_and_resumes_there_is_ready() -> None:
 
 def test_a_script_that_resumes_beyond_the_step_repeats_none() -> None:
     assert stopped(first=121).text.endswith("resumed at 121, 0 steps repeated")
+
+
+def test_a_script_that_skips_steps_is_not_ready() -> None:
+    verdict = stopped(first=131)
+    assert not verdict.is_ready
+    assert "resumed at 131, 10 steps skipped: step 120 was the last one before the event" in verdict.text
+    assert verdict.missing == ("save the step with the checkpoint, and go on with the next one",)
+
+
+def test_steps_that_are_reported_at_intervals_are_not_skipped() -> None:
+    assert stopped(first=130, interval=10).is_ready
+
+
+def test_a_script_that_trains_on_after_the_stop_is_not_ready() -> None:
+    verdict = stopped(vote=replace(SAVED, left=(), trained_on=(0, 1)), code=0)
+    assert not verdict.is_ready
+    assert "ranks 0-1 trained on after should_stop had returned True at step 120" in verdict.text
+    assert verdict.missing[0] == "leave the training loop, and end, when ftslurm.should_stop(step) is true"
 
 
 def test_ranks_that_leave_without_a_step_need_none_in_the_verdict() -> None:

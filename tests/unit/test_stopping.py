@@ -479,3 +479,42 @@ def page_of(words: list[int]) -> stop_page.StopPage:
     page = stop_page.decode(data)
     assert page is not None
     return page
+
+
+@pytest.mark.parametrize(
+    ("steps_after", "seconds_after", "trains_on"),
+    [
+        ((21, 22, 23), 0.1, True),
+        # The loops around the training loop leave one after the other: they ask again.
+        ((20, 20, 20), 0.1, False),
+        ((21,), 0.1, False),
+        ((21, 22, 23), 0.0001, False),
+    ],
+)
+def test_a_rank_that_takes_further_steps_although_it_was_to_stop_trains_on(
+    steps_after: tuple[int, ...], seconds_after: float, trains_on: bool
+) -> None:
+    words, now = [0] * stop_page.WORDS, [0]
+    side = RankSide(words, clock=lambda: now[0])
+    for step in range(20):
+        now[0] += SECOND // 10
+        assert not side.call(step)
+    agent = AgentSide(words)
+    agent.propose(1, 20)
+    agent.commit(1)
+    for step in (20, *steps_after):
+        assert side.call(step)
+        now[0] += int(seconds_after * SECOND)
+    vote = stop_page.vote(agreed().state.stop, {0: (page_of(words), False)}, now[0])
+    assert (vote.left, vote.trained_on) == (((), (0,)) if trains_on else ((0,), ()))
+
+
+def test_a_run_whose_ranks_trained_on_to_their_end_has_succeeded() -> None:
+    job = agreed()
+    for number, ranks in ((1, (0, 1)), (2, (2, 3))):
+        vote(job, number, 105, trained_on=ranks).publish(number, status=SUCCEEDED)
+    state = job.coordinate()
+    assert job.closed == (SUCCEEDED, 0)
+    assert state.closed.reason == (
+        "all 4 ranks on 2 nodes succeeded, although a stop was requested (SIGTERM from outside)"
+    )
