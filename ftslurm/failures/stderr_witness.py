@@ -22,6 +22,8 @@ from ftslurm.text import cut_middle
 LIMIT = 256 * 1024  # characters of the text's end that are read
 TEXT_LIMIT = 500  # characters of the line
 CLOSING_LINES = 10  # after the reason, of the program's own end
+FEW_LINES = 4
+MESSAGE_LINES = 40  # of an exception's text, which need not be indented
 TRACEBACK, RUNTIME, LOGGED, CHILD = "traceback", "runtime", "logged", "child"
 
 
@@ -69,6 +71,12 @@ _CLOSING = re.compile(
     r"|abort|teardown|destroy|giving up|see the|leav(e|ing)|bye|fail(ed|ing|ure)?)"
 )
 _STEP = re.compile(r"(?i)\b(step|epoch|iter(ation)?|loss)\b")
+# Lines that an exception's text does not have: of a log, of training, of a program that goes on.
+_WENT_ON = re.compile(
+    r"(?i)\W{0,3}(\d{4}-\d\d|\d\d:\d\d|\d{1,9}[/%]|(debug|info|warn|warning|error|critical)\b"
+    r"|(skipp|retry|retri|continu|ignor|resum|recover|fall(ing)? ?back|restor|re-?start))"
+)
+_DIGITS = re.compile(r"\d+")
 _LEVEL = re.compile(r"(?:^|[\s\[(|:<>-])(?:ERROR|CRITICAL|FATAL)(?=$|[\s\])|:>,-])[\s\])|:>,-]*(?P<text>.*)")
 _KEYS = re.compile(r"\blevel=(?:error|fatal|critical)\b.*?\bmsg=(?P<text>\"(?:[^\"\\]|\\.){1,1000}\"|\S+)")
 _GLOG = re.compile(r"\[?[EF]\d{4} [\d:.]{8,20} +(?:\d+ )?(?P<place>\S{1,200}:\d+)\] ?(?P<text>.*)")
@@ -140,9 +148,22 @@ class _Search:
             elif not self._is_aftermath(line):
                 closing += 1
                 if logged is not None or closing > CLOSING_LINES or not _CLOSING.search(line) or _STEP.search(line):
-                    return logged
+                    return logged or self._long_message(at, remaining)
             at -= 1
         return logged
+
+    def _long_message(self, end: int, earlier: Sequence[Traceback]) -> Witness | None:
+        """Return the traceback above the line ``end`` if all lines between them may be its exception's text."""
+        last = next((each for each in reversed(earlier) if each.end <= end), None)
+        if last is None or last.ignored or end - last.end > MESSAGE_LINES or _is_launcher(last.exception):
+            return None
+        between = [_RANK_PREFIX.sub("", line) for line in self.lines[last.end : end] if line.strip()]
+        shapes = {_DIGITS.sub("0", line) for line in between}
+        if len(between) >= FEW_LINES and len(shapes) <= len(between) / 2:
+            return None  # work that goes on, item by item
+        if any(_STEP.search(line) or _WENT_ON.match(line) for line in between):
+            return None
+        return self._of(last)
 
     def _is_aftermath(self, line: str, *, even_if_logged: bool = False) -> bool:
         bare = _RANK_PREFIX.sub("", line)

@@ -98,6 +98,45 @@ def test_a_traceback_at_the_end_is_the_reason(text: str) -> None:
     assert "row 4711 has no label" in found.lines
 
 
+WEIGHTS = """\
+Traceback (most recent call last):
+  File "/home/ann/train.py", line 7, in load
+    torch.load(path)
+_pickle.UnpicklingError: Weights only load failed. This file can still be loaded, to do so you have two options:
+\t(1) In PyTorch 2.6, we changed the default value of the `weights_only` argument in `torch.load`.
+\tWeightsUnpickler error: Unsupported global: GLOBAL argparse.Namespace was not an allowed global by default.
+
+Check the documentation of torch.load to learn more about types accepted by default with weights_only.
+"""
+GATED = """\
+Traceback (most recent call last):
+  File "/home/ann/train.py", line 7, in load
+    load(name)
+OSError: You are trying to access a gated repo.
+Make sure to have access to it at https://example.org/model.
+401 Client Error. (Request ID: Root=1-66)
+
+Cannot access gated repo for url https://example.org/model/resolve/main/config.json.
+Access to model ann/model is restricted. You must have access to it and be authenticated.
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (WEIGHTS, "UnpicklingError: Weights only load failed."),
+        (GATED, "OSError: You are trying to access a gated repo."),
+        (
+            GATED + "srun: error: n1: task 0: Exited with exit code 1\n",
+            "OSError: You are trying to access a gated repo.",
+        ),
+    ],
+)
+def test_the_text_of_an_exception_may_have_many_lines(text: str, expected: str) -> None:
+    found = witness(text)
+    assert found is not None and found.text.startswith(expected)
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -107,6 +146,9 @@ def test_a_traceback_at_the_end_is_the_reason(text: str) -> None:
         TRACEBACK + "step 6 loss 2.5\n",
         TRACEBACK + "INFO falling back to the slow path\n",
         TRACEBACK + "retrying in 5 s\n" * 3,
+        WEIGHTS + "skipping this file\n",
+        WEIGHTS + "2026-03-01 12:00:00 resumed at step 6\n",
+        GATED + "step 7: loss 2.5\n",
         TRACEBACK + "".join(f"closing shard {i}\n" for i in range(20)),
         IGNORED,
         LOGGING,
