@@ -39,8 +39,11 @@ class AgentMachine(Transitions):
         current = self._round
         assert current is not None
         if not current.is_current(state):
-            outside = state.closed is not None and state.closed.outcome == STOPPED
-            return self._stop(end_reason(state, current.assignment.round, self._attempt), now, outside)
+            past = state.past(current.assignment.round)
+            # A rank that others have lost did perhaps not fail: its stack shows what kept it.
+            by_peers = past is not None and past.failure is not None and past.failure.by_peers
+            stacks = by_peers or (state.closed is not None and state.closed.outcome == STOPPED)
+            return self._stop(end_reason(state, current.assignment.round, self._attempt), now, stacks)
         return self._collect_stacks() if state.hang is not None else self._advance(now)
 
     def on_prepared(self, prepared: act.Prepared, now: Moment) -> list[Action]:
@@ -84,7 +87,7 @@ class AgentMachine(Transitions):
         elif end.failure is not None:
             actions += self._note_failure(current, end.failure)
             if self.phase == RUNNING and not (current.must_wait_for_stacks or self._others_may_save(end.failure)):
-                actions += self._stop(stop_reason(end.failure), now)
+                actions += self._stop(stop_reason(end.failure), now, stacks=end.failure.by_peers)
         if end.failure is not None:
             actions.append(act.RecordFailure(end.local_rank, end.local_rank in current.stopped))
         if self.phase == STOPPING and not current.alive:

@@ -149,13 +149,17 @@ class Transitions:
         actions = self._note_failure(current, failure)
         return actions + self._stop(stop_reason(failure), now)
 
-    def _stop(self, reason: str, now: Moment, outside: bool = False) -> list[Action]:
-        """Stop the workers. ``outside``: not for a failure, so that only their stacks show whether they hang."""
+    def _stop(self, reason: str, now: Moment, stacks: bool = False) -> list[Action]:
+        """Stop the workers.
+
+        Args:
+            stacks: collect their stacks before: no failure of their own or of another rank shows where they are.
+        """
         current = self._round
         assert current is not None
         if not current.alive:
             return self._sweep()
-        stacks = self._collect_stacks(reason) if outside else []
+        collection = self._collect_stacks(reason) if stacks else []
         signals = current.stop(reason, now.ns)
         if current.hang is not None:
             self._failure = current.first
@@ -166,7 +170,7 @@ class Transitions:
             # Ranks that have left for the stop keep its grace when the round ends for another reason.
             self._deadline = min(self._deadline, kill_at) if self._leaving is not None else kill_at
         actions = self._publish(FAILED) if current.hang is not None else []
-        return [*actions, *stacks, *signals]
+        return [*actions, *collection, *signals]
 
     def _end_grace(self, now: Moment) -> list[Action]:
         """The grace of an orderly stop is over: kill the ranks that have not left, and leave."""
@@ -195,7 +199,7 @@ class Transitions:
         self._leaving = (reason, name, code)
         actions = self._publish(self._status)
         if self.phase == RUNNING:
-            return [*actions, *self._stop(reason, now, outside=name is not None)]
+            return [*actions, *self._stop(reason, now, stacks=name is not None)]
         if self.phase == STOPPING and self._deadline is not None:
             # A stop is in progress, perhaps with a longer grace period than Slurm allows.
             self._deadline = min(self._deadline, now.s + self._kill_wait_s)

@@ -68,9 +68,15 @@ def retryability(record: ErrorRecord, life_s: float) -> dict[str, Any]:
         "at_start": it failed at start, by itself. "non_retryable": why it would fail again, as text, or None.
         "on_any_node": on any node, because the script or its arguments are wrong, not something missing on a node.
         "blame": BY_NODE: its message names the node's hardware; PERHAPS: the node may be the cause; None: hardly.
+        "by_peers": it lost a connection to other ranks, or waited for them.
         "signature": for comparison with other rounds' failures, see `ftslurm.failures.signature`; or None.
     """
-    return {**_prospect(record, life_s), "blame": blame(record), "signature": signature(record)}
+    return {
+        **_prospect(record, life_s),
+        "blame": blame(record),
+        "by_peers": any(map(_by_peers, _chain(record))),
+        "signature": signature(record),
+    }
 
 
 def blame(record: ErrorRecord) -> str | None:

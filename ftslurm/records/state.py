@@ -53,6 +53,7 @@ class Failure:
         since_ns: for a hang, time of the rank's last heartbeat, by its node's clock.
         signature: compared with another round's failure, see `ftslurm.failures.signature`; None: not comparable.
         leaving: it had left by `should_stop` before: perhaps its save has failed, and the others still save.
+        by_peers: it lost a connection to other ranks, or waited for them: the cause may be with one of them.
     """
 
     round: int
@@ -72,6 +73,7 @@ class Failure:
     since_ns: int | None = None
     signature: str | None = None
     leaving: bool = False
+    by_peers: bool = False
 
 
 @dataclass(frozen=True)

@@ -92,14 +92,22 @@ def _first_of_each_kind(files: RoundFiles, clocks: Clocks) -> Iterable[int]:
 def rounds_with_stacks(snapshot: Snapshot, chosen: int | None) -> set[int]:
     """Return the rounds whose stacks are read: the newest ones that a hang ended, the requested one, the last stopped.
 
-    Before a job is stopped from outside, the stacks of all ranks are collected, too.
+    Before a job is stopped from outside, the stacks of all ranks are collected, too; and, when ranks have lost a
+    connection, those of the others.
     """
-    hung = [files.number for files in snapshot.rounds if hang_of(snapshot, files.number) is not None]
+    numbers = [files.number for files in snapshot.rounds]
+    hung = [number for number in numbers if hang_of(snapshot, number) is not None or _lost_peers(snapshot, number)]
     found = {number for number in hung if number in hung[-STACKS_ROUNDS:] or number == chosen}
     closed = snapshot.state.closed if snapshot.state is not None else None
     if snapshot.rounds and closed is not None and closed.outcome == "stopped":
         found.add(snapshot.rounds[-1].number)
     return found
+
+
+def _lost_peers(snapshot: Snapshot, number: int) -> bool:
+    """Return whether a rank that lost a connection to others, or waited for them, ended the round."""
+    past = snapshot.state.past(number) if snapshot.state is not None else None
+    return past is not None and past.failure is not None and past.failure.by_peers
 
 
 def outputs(snapshot: Snapshot, clocks: Clocks, files: RoundFiles, *, every: bool, rank: int | None) -> list[Output]:
@@ -127,7 +135,7 @@ def outputs(snapshot: Snapshot, clocks: Clocks, files: RoundFiles, *, every: boo
     chosen = [Output(own.rank, _streams(own)) for own in first] + [Output(own.rank, ("stderr",)) for own in rest]
     chosen = chosen if every else chosen[:OUTPUTS_PER_ROUND]
     hang = hang_of(snapshot, files.number)
-    if hang is not None or files.stacks:
+    if hang is not None or (files.stacks and not _lost_peers(snapshot, files.number)):
         chosen = [Output(each, ("stderr", "stdout")) for each in _suspects(files, hang)] + chosen
     elif firsts and all(str(kind[0]).startswith(SIMILAR) for kind in firsts):
         # Of the ranks that the others waited for, the end of stderr may show why.

@@ -39,16 +39,20 @@ def test_words_of_the_program_do_not_make_a_victim(tmp_path: Path) -> None:
 def test_the_rank_that_left_while_the_others_lost_their_connection_to_it_is_named(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed: pip install ftslurm[torch]")
     program = f"""{LATER}{TOGETHER}
-if RANK == 2:
-    dist.destroy_process_group()
+def upload():
     print("uploading", file=sys.stderr, flush=True)
     time.sleep(60)
+
+if RANK == 2:
+    dist.destroy_process_group()
+    upload()
 dist.all_reduce(torch.ones(1))
 dist.all_reduce(torch.ones(1))
 """
     cause, text = told(tmp_path, program)
     assert (cause["role"], cause["follows"]) == ("cascade", "rank 2 did not fail")
     assert 'the stderr of rank 2 ends with "uploading"' in text
+    assert "rank 2 was in upload at train.py:" in text
 
 
 def test_a_wait_for_a_key_that_no_rank_sets_is_no_consequence_of_another_ranks_end(tmp_path: Path) -> None:

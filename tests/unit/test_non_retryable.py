@@ -231,7 +231,7 @@ RETRYABLE = [
 def test_a_script_that_asked_for_no_restart_gets_none_though_it_was_stopped_on_its_way_out() -> None:
     found = record("SystemExit", "78", exit_code=None, signal="SIGTERM", kind="exit", step=9)
     expected = {"at_start": False, "non_retryable": "it ended with code 78", "on_any_node": True, "blame": None}
-    assert retryability(found, 5000.0) == {**expected, "signature": None}
+    assert retryability(found, 5000.0) == {**expected, "by_peers": False, "signature": None}
 
 
 @pytest.mark.parametrize(
@@ -342,3 +342,16 @@ def test_a_node_record_has_the_retryability_and_an_older_one_has_none() -> None:
         False,
         None,
     )
+
+
+@pytest.mark.parametrize(
+    ("found", "by_peers"),
+    [
+        (record("ValueError", "boom"), False),
+        (record("DistBackendError", "NCCL error in: NCCLUtils.hpp"), True),
+        (record("RuntimeError", "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed"), True),
+        (record("ConnectionRefusedError", "[Errno 111] Connection refused"), False),
+    ],
+)
+def test_a_broken_connection_between_ranks_is_perhaps_another_ones_failure(found: ErrorRecord, by_peers: bool) -> None:
+    assert retryability(found, 5000.0)["by_peers"] is by_peers
