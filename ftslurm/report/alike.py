@@ -15,8 +15,6 @@ from ftslurm.report.first_failure import signature
 from ftslurm.text import names, ranges
 
 ALL, NODES, EVERY_NODE, MOST = "all", "nodes", "every-node", "most"
-ANY_NODE = ("syntax-error", "import-error", "wrong-usage", "missing-script", "missing-program")
-"""Causes at start: that they did not occur on other nodes proves nothing if the ranks there were stopped."""
 _PASSED_S = 1.0
 """A rank that ran longer than a failed one by this had passed the place of the failure."""
 
@@ -130,14 +128,18 @@ def _place(worker: FailedWorker) -> tuple[str, int] | None:
 
 
 def _is_only(first: FailedWorker, rest: Sequence[Worker]) -> bool:
-    """Whether the other ranks are known to have passed the place of the failure, or it is not one of the start."""
-    if any(worker.ended_ns is None for worker in rest):
+    """Whether the other ranks are known to have passed the place of the failure: ftslurm stops them soon after it."""
+    return all(_has_passed(first, worker) for worker in rest)
+
+
+def _has_passed(first: FailedWorker, worker: Worker) -> bool:
+    if worker.ended_ns is None:
         return False
-    if first.cause.name not in ANY_NODE:
+    if not worker.stopped_by_ftslurm:
         return True
-    if first.life_s is None:
-        return False
-    return all(_life_s(worker) > first.life_s + _PASSED_S for worker in rest)
+    if first.step is not None and worker.progress is not None and worker.progress.last_step > first.step:
+        return True
+    return first.life_s is not None and _life_s(worker) > first.life_s + _PASSED_S
 
 
 def _life_s(worker: Worker) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ftslurm.dataclasses import dataclass
 from ftslurm.failures.nccl import late_ranks
-from ftslurm.failures.record_summary import is_library
+from ftslurm.failures.record_summary import is_library, own_frame
 from ftslurm.report.facts import Clocks, RoundFiles, Worker
 from ftslurm.report.failed_worker import FailedWorker
 from ftslurm.report.root_cause import Follower
@@ -33,6 +33,10 @@ _ADVICE = {
     " rank leaves its process group early.",
     "nccl": "No failure of another rank was recorded before it: NCCL_DEBUG=WARN shows NCCL's own reason.",
 }
+_PARTED = (
+    "All ranks of a group must call the same collectives in the same order: see what led these to different places."
+)
+PLACES_SHOWN = 3
 _WAITED = "No rank had failed or ended before it: compare where the ranks wait (TORCH_DISTRIBUTED_DEBUG=DETAIL)."
 
 
@@ -119,6 +123,38 @@ def _stack_place(files: RoundFiles, rank: int) -> str:
     return next((describe(group) for group in groups if rank in group.ranks), "")
 
 
+def waiting_places(
+    failed: Sequence[FailedWorker], following: Mapping[str, Sequence[Follower]]
+) -> list[tuple[str, tuple[int, ...]]]:
+    """Return where ranks waited for each other until their time was over, and which ones; the most ranks come first.
+
+    Empty if no rank's time was over, or a rank did not wait.
+
+    Args:
+        failed, following: see `origin`.
+    """
+    timed_out = any(each.cause.cascade and each.cause.name not in _BROKEN for each in failed)
+    if not timed_out or not all(each.cause.cascade for each in failed):
+        return []
+    places: dict[str, set[int]] = {}
+    for each in failed:
+        places.setdefault(own_frame(each.frames).place if each.frames else "", set()).add(each.rank)
+    for follower in (each for group in following.values() for each in group):
+        places.setdefault(follower.where or "", set()).add(follower.rank)
+    places.pop("", None)
+    return sorted(((place, tuple(sorted(ranks))) for place, ranks in places.items()), key=lambda one: -len(one[1]))
+
+
+def parted(places: Sequence[tuple[str, tuple[int, ...]]]) -> str:
+    """``the ranks waited at different places: ranks 1-3 at train.py:15 in step, rank 0 at train.py:21 in evaluate``."""
+    shown = [
+        f"{'rank' if len(ranks) == 1 else 'ranks'} {clip(ranges(ranks), SHOWN)} at {place.rpartition('/')[2]}"
+        for place, ranks in places[:PLACES_SHOWN]
+    ]
+    more = f", and {len(places) - PLACES_SHOWN} more" if len(places) > PLACES_SHOWN else ""
+    return f"the ranks waited at different places: {', '.join(shown)}{more}"
+
+
 def bystanders(files: RoundFiles, failed: Collection[int]) -> list[int]:
     """Return the few ranks that ran until ftslurm stopped them while most others failed; empty if there are many."""
     workers = [worker for node in files.nodes for worker in node.workers]
@@ -193,7 +229,7 @@ def is_own_statement(failed: FailedWorker) -> bool:
     return not is_library(frame.file) and (frame.source or "").lstrip().startswith("raise")
 
 
-def advice(worker: FailedWorker, found: Origin | None, world: int, *, recorded: bool) -> str | None:
+def advice(worker: FailedWorker, found: Origin | None, world: int, *, recorded: bool, places: int = 1) -> str | None:
     """Return advice on a broken connection that agrees with what it follows from; None: that of its cause is right.
 
     Args:
@@ -201,6 +237,7 @@ def advice(worker: FailedWorker, found: Origin | None, world: int, *, recorded: 
         found: what it follows from.
         world: the number of ranks; a single one has no peers.
         recorded: whether the ends of the other ranks are recorded, as they are not in logs.
+        places: the number of places at which the ranks waited.
     """
     if found is not None:
         it = "it" if len(found.ranks) == 1 else "they"
@@ -213,6 +250,8 @@ def advice(worker: FailedWorker, found: Origin | None, world: int, *, recorded: 
         if "clients joined" in worker.exception.message:
             return "Fewer processes joined than the script's world_size: see which did not come, and where to."
         return "No rank had set these keys of the store in time: see which one should have."
+    if places > 1:
+        return _PARTED
     if world == 1:
         return "It is the only rank: nothing else could come to where it waited."
     return _ADVICE.get(worker.cause.name, _WAITED)

@@ -229,13 +229,22 @@ def _innermost(where: str | None) -> tuple[Frame, ...]:
     return (Frame(file, int(line), function or "?"),)
 
 
-def judge(worker: FailedWorker, tails: Sequence[LogTail], rows: Sequence[Cause]) -> FailedWorker:
-    """Return the failed worker with the cause of its failure, a description, and the evidence."""
+def judge(
+    worker: FailedWorker, tails: Sequence[LogTail], rows: Sequence[Cause], healthy: Sequence[str] = ()
+) -> FailedWorker:
+    """Return the failed worker with the cause of its failure, a description, and the evidence.
+
+    Args:
+        worker: as recorded.
+        tails: the ends of its output.
+        rows: the catalogue of causes.
+        healthy: the ends of the stderr of ranks that did not fail.
+    """
     by_stream = {t.stream: t.text for t in tails}
     stderr = by_stream.get("stderr", "")
     worker = replace(worker, nccl_warnings=warnings(*by_stream.values()))
     plain = _judged(worker, stderr, rows)
-    said = output_evidence(plain.cause, worker.exception, worker.signal, by_stream)
+    said = output_evidence(plain.cause, worker.exception, worker.signal, by_stream, healthy)
     judged = plain if said is None else _with_output(plain, said, stderr, rows)
     return replace(judged, stacks=judged.stacks or by_stream.get("stacks"))
 

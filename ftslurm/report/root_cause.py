@@ -60,13 +60,17 @@ class OwnFailure(NamedTuple):
 
 
 class Follower(NamedTuple):
-    """A rank whose failure is a cascade, known by its record summary; compared by the order of the failures."""
+    """A rank whose failure is a cascade, known by its record summary; compared by the order of the failures.
+
+    `where`: "file:line in function" of the innermost frame of the user's code; None: unknown.
+    """
 
     untimed: bool
     at_ns: int
     rank: int
     node: str
     time_ns: int | None
+    where: str | None = None
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,9 @@ def judge_failures(snapshot: Snapshot, clocks: Clocks, files: RoundFiles) -> Fai
     judged: dict[int, FailedWorker] = {}
     following: dict[str, list[Follower]] = {}
     groups: dict[tuple[object, ...], list[Follower] | None] = {}
-    for own in own_failures(files, recorded_failures(snapshot, files.number)):
+    failures = own_failures(files, recorded_failures(snapshot, files.number))
+    healthy = _healthy(files, {own.rank for own in failures})
+    for own in failures:
         record = own.record
         if isinstance(record, RecordSummary) and own.node is not None:
             kind = (record.signature, *own.end)
@@ -132,15 +138,27 @@ def judge_failures(snapshot: Snapshot, clocks: Clocks, files: RoundFiles) -> Fai
             group = groups[kind]
             if group is not None:
                 at_ns = clocks.comparable_ns(files.number, own.node.node, record.time_ns or 0)
-                group.append(Follower(record.time_ns is None, at_ns, own.rank, own.node.node, record.time_ns))
+                found = (record.time_ns is None, at_ns, own.rank, own.node.node, record.time_ns, record.where)
+                group.append(Follower(*found))
                 continue
-        judged[own.rank] = _judge(snapshot, files, state, own, examples)
+        judged[own.rank] = _judge(snapshot, files, state, own, examples, healthy)
     ordered = sorted(judged.values(), key=lambda failed: _order(clocks, files.number, failed))
     return Failures(_recorded_first(snapshot, clocks, files.number, ordered), following)
 
 
+def _healthy(files: RoundFiles, failed: set[int]) -> list[str]:
+    """Return the ends of stderr, as far as read, of ranks that did not fail; of logs without records it is unknown."""
+    known = {worker.rank for node in files.nodes for worker in node.workers} - failed
+    return [tail.text for rank in known for tail in files.tails.get(rank, ()) if tail.stream == "stderr"]
+
+
 def _judge(
-    snapshot: Snapshot, files: RoundFiles, state: str, own: OwnFailure, examples: Mapping[str, RankError]
+    snapshot: Snapshot,
+    files: RoundFiles,
+    state: str,
+    own: OwnFailure,
+    examples: Mapping[str, RankError],
+    healthy: Sequence[str],
 ) -> FailedWorker:
     record, observed = own.record, None
     if own.node is not None and own.worker is not None:
@@ -149,7 +167,7 @@ def _judge(
             record = from_summary(own.node, own.worker, record, examples.get(record.signature))
     error = None if isinstance(record, RecordSummary) else record
     worker = failed_worker_of(own.rank, observed, error, own.failure, state)
-    return judge(worker, files.tails.get(own.rank, ()), snapshot.causes)
+    return judge(worker, files.tails.get(own.rank, ()), snapshot.causes, healthy)
 
 
 def _cascade(

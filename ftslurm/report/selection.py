@@ -141,6 +141,12 @@ def outputs(snapshot: Snapshot, clocks: Clocks, files: RoundFiles, *, every: boo
         # Of the ranks that the others waited for, the end of stderr may show why.
         failed = {own.rank for own in found}
         chosen = [Output(each, ("stderr",)) for each in bystanders(files, failed)[:BYSTANDERS_READ]] + chosen
+    if any(not own.raised for own in found):
+        # What a rank that did not fail has printed, too, is no reason.
+        failed = {own.rank for own in found}
+        workers = (worker for node in files.nodes for worker in node.workers)
+        healthy = next((worker.rank for worker in workers if worker.rank not in failed), None)
+        chosen += [] if healthy is None else [Output(healthy, ("stderr",))]
     if rank is not None:
         chosen.insert(0, Output(rank, ("stderr", "stdout", "stacks")))
     by_rank: dict[int, Output] = {}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ftslurm.dataclasses import dataclass
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from ftslurm.failures.stderr_witness import Witness
 
 _OF_CHILD = re.compile(r"returned non-zero exit status|died with <Signals|exits with return code")
+_NUMBER = re.compile(r"\d+")
 _CHILD_LIMIT = 200  # characters of a child's last line
 _TYPES = re.compile(r"^(?:\w+::)*\w+: ")
 
@@ -41,7 +43,11 @@ class OutputEvidence:
 
 
 def output_evidence(
-    cause: Cause, exception: ExceptionRecord | None, signal: str | None, texts: Mapping[str, str]
+    cause: Cause,
+    exception: ExceptionRecord | None,
+    signal: str | None,
+    texts: Mapping[str, str],
+    healthy: Sequence[str] = (),
 ) -> OutputEvidence | None:
     """Return what the output says about a worker's end; None: the end has its own reason, or the output has none.
 
@@ -50,6 +56,7 @@ def output_evidence(
         exception: of the end, if there was one.
         signal: that ended it.
         texts: the ends of its output by stream.
+        healthy: the ends of the stderr of ranks that did not fail: what they printed, too, was survived.
     """
     child = None if exception is None else _child_error(exception)
     if child is not None:
@@ -62,11 +69,19 @@ def output_evidence(
     known = exception.message if exception is not None else ""
     for stream in ("stderr", "stdout"):
         found = witness(texts.get(stream, ""), apart_from=known.split("\n"))
+        if found is not None and any(map(partial(_is_in, found), healthy)):
+            return None
         if found is not None:
             return _accepted(found, f"its {stream}", exception, signal)
         if texts.get(stream, "").strip():
             return None
     return None
+
+
+def _is_in(found: Witness, text: str) -> bool:
+    """Return whether an output has the same line, but for numbers."""
+    line = _NUMBER.sub("#", found.text)
+    return any(line in _NUMBER.sub("#", other) for other in text.splitlines())
 
 
 def _accepted(found: Witness, source: str, exited: ExceptionRecord | None, signal: str | None) -> OutputEvidence | None:

@@ -12,7 +12,7 @@ from ftslurm.dataclasses import dataclass, field, replace
 from ftslurm.records.state import UNREACHABLE
 from ftslurm.report import consequence, health, root_cause, scheduler
 from ftslurm.report.advice import advice_on
-from ftslurm.report.alike import Alike, alike, is_same
+from ftslurm.report.alike import MOST, Alike, alike, is_same
 from ftslurm.report.facts import UNNAMED, Clocks, Doubt, History, RoundFiles, Snapshot
 from ftslurm.report.failed_worker import FailedWorker, judge
 from ftslurm.report.first_failure import FirstFailure, worker_failure
@@ -193,6 +193,7 @@ def _of_worker(snapshot: Snapshot, clocks: Clocks, this: RoundVerdict) -> FirstF
     tails = files.tails.get(worker.rank, ())
     proved, source, recorded = True, None, snapshot.source == "ftslurm"
     advice = None
+    places: list[tuple[str, tuple[int, ...]]] = []
     if worker.cause.cascade and worker.cause.name not in consequence.BY_ITSELF:
         source = consequence.origin(files, clocks, this.failed, this.following)
         proved = source is not None or health.has_sick_device(snapshot, this.number)
@@ -200,11 +201,20 @@ def _of_worker(snapshot: Snapshot, clocks: Clocks, this: RoundVerdict) -> FirstF
             rows = [row for row in snapshot.causes if not row.cascade]
             worker = judge(worker, tails, rows)
         elif not proved or source is not None:
-            advice = consequence.advice(worker, source, this.world_size or 0, recorded=recorded)
+            places = consequence.waiting_places(this.failed, this.following) if source is None else []
+            world, number = this.world_size or 0, len(places)
+            advice = consequence.advice(worker, source, world, recorded=recorded, places=number)
     first = worker_failure(this.number, health.explained(snapshot, files, worker), tails, this.cwd)
     recent = next(iter(attempts_of(snapshot, files)), None) if recorded else None
     followers = this.following.get(worker.cause.name, ()) if worker.cause.cascade else ()
-    same = alike(files, worker, this.failed[1:], [each.rank for each in followers], this.world_size)
+    others, following = this.failed[1:], [each.rank for each in followers]
+    if len(places) > 1:
+        here = next(ranks for _, ranks in places if worker.rank in ranks)
+        others = [each for each in others if each.rank in here]
+        following = [rank for rank in following if rank in here]
+    same = alike(files, worker, others, following, this.world_size)
+    if same is not None and len(places) > 1:
+        same = replace(same, scope=MOST)
     advice = advice or first.advice or advice_on(worker, tails, same, recent)
     return replace(
         first,
@@ -212,7 +222,7 @@ def _of_worker(snapshot: Snapshot, clocks: Clocks, this: RoundVerdict) -> FirstF
         proved=proved,
         follows=None if source is None else source.short,
         alike=None if same is None else same.as_dict(),
-        remarks=_remarks(files, source, same),
+        remarks=(*_remarks(files, source, same), *([consequence.parted(places)] if len(places) > 1 else [])),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,46 @@ time.sleep(60)
 """
     cause, text = told(tmp_path, program)
     assert (cause["alike"]["scope"], cause["alike"]["ranks"], cause["node"]) == ("nodes", "2-3", "local1")
+    assert "all ranks of local1: FileNotFoundError" in text
+    assert "whether the other nodes' ranks would have failed so is not known" in text
+
+
+def test_a_failure_of_one_nodes_ranks_at_a_step_that_the_others_have_passed_is_only_theirs(tmp_path: Path) -> None:
+    program = f"""{LATER}
+import ftslurm
+for step in range(1, 40):
+    ftslurm.progress(step)
+    time.sleep(0.05)
+    if NODE == 1 and step == 2:
+        time.sleep(0.5)
+        open("/scratch/of/this/node")
+time.sleep(60)
+"""
+    cause, text = told(tmp_path, program)
+    assert (cause["alike"]["scope"], cause["alike"]["ranks"], cause["node"]) == ("nodes", "2-3", "local1")
     assert "all ranks of local1, and only these: FileNotFoundError" in text
+
+
+def test_ranks_that_wait_for_each_other_at_different_places_are_two_parties(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed: pip install ftslurm[torch]")
+    program = f"""{LATER}{TOGETHER.replace("seconds=60", "seconds=5")}
+def evaluate():
+    dist.barrier()
+
+def sync():
+    dist.all_reduce(torch.ones(1))
+
+sync()
+if RANK == 0:
+    evaluate()
+sync()
+sync()
+"""
+    text = told(tmp_path, program)[1]
+    assert "all 4 ranks" not in text
+    parties = r"ranks 1-3 at train.py:\d+ in sync, rank 0 at train.py:\d+ in evaluate"
+    assert re.search(f"the ranks waited at different places: {parties}", text), text
+    assert "see what led these to different places" in text
 
 
 def test_an_option_of_ftslurm_behind_the_program_is_sent_before_it(tmp_path: Path) -> None:

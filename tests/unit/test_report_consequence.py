@@ -69,9 +69,17 @@ def test_what_all_ranks_have_in_common_is_not_told_of_an_arbitrary_one(tmp_path:
 def test_all_ranks_of_a_node_and_only_these(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path, nodes=3).round()
     run.fail(3, FileNotFoundError(2, "No such file or directory"), after_s=0.1)
-    cause, text = told(run.fail(2, FileNotFoundError(2, "No such file or directory"), after_s=0.01).stop())
+    run.fail(2, FileNotFoundError(2, "No such file or directory"), after_s=0.01)
+    cause, text = told(run.stop(after_s=2.0))
     assert (cause["alike"]["scope"], cause["node"]) == ("nodes", "n2")
     assert "all ranks of n2, and only these: FileNotFoundError" in text
+
+
+def test_all_ranks_of_a_node_while_the_others_were_stopped(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path, nodes=3).round().fail(3, KeyError("lr")).fail(2, KeyError("lr"), after_s=0.01)
+    text = told(run.stop())[1]
+    assert "all ranks of n2: KeyError: 'lr'" in text
+    assert "whether the other nodes' ranks would have failed so is not known" in text
 
 
 def test_ranks_of_all_nodes_while_the_others_were_stopped(tmp_path: Path) -> None:
