@@ -88,6 +88,7 @@ def main(argv: Sequence[str], *, ask: Callable[[str], JobFacts | None] | None = 
 
 
 def _report(options: argparse.Namespace, ask: Callable[[str], JobFacts | None]) -> int:
+    from ftslurm.runs.array_tasks import shown_task
     from ftslurm.sharedfs.answer_limit import AnswerLimit
     from ftslurm.sharedfs.locate import NotFound, locate, place_of
 
@@ -113,6 +114,7 @@ def _report(options: argparse.Namespace, ask: Callable[[str], JobFacts | None]) 
         try:
             with AnswerLimit("report", place_of(options.run, **where)) as limit:
                 directory = locate(options.run, job_facts=None if options.offline else limit.paused(ask), **where)
+                directory = shown_task("report", options.run, directory)
                 _list_runs(options.run, directory)
         except NotFound as error:
             return _of_job(options, ask, f"it has no run directory in {error.looked}", error)
