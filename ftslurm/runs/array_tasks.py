@@ -40,9 +40,13 @@ def tasks_of(argument: str | None, found: Path) -> list[ArrayTask]:
         argument: what the user gave; a job id without a task may be an array's.
         found: the run that it was resolved to.
     """
+    from ftslurm.sharedfs.job_runs import first_run
     from ftslurm.sharedfs.locate import array_tasks, is_job_id
 
     if argument is None or not is_job_id(argument) or "_" in argument:
+        return []
+    if first_run(found.name) == f"job-{argument}":
+        # The run of a job that is no array; its directory may hold 100,000 others.
         return []
     runs: Mapping[int, Path] = array_tasks(found, argument)
     if len(runs) < 2:
