@@ -199,6 +199,9 @@ def _with_output(facts: JobFacts, note: str) -> dict[str, Any] | None:
     """Return the report on a job's output if that contains a failure; None: Slurm's data are all there is."""
     from ftslurm.sharedfs.locate import NotFound
 
+    if facts.state == "PENDING":
+        # What is in its output is of an earlier job of the same run, which it will continue.
+        return None
     try:
         report = report_of_output(facts, note)
     except (NotFound, OSError):

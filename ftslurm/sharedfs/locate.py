@@ -86,6 +86,8 @@ def locate(
             found = found or _pointed_to(Path(facts.std_out).parent, argument)
         if found is not None:
             return found
+        if facts is not None and facts.state == "PENDING":
+            raise _pending(argument, facts, _nothing(argument, cwd, parents).looked)
     raise _nothing(argument, cwd, parents)
 
 
@@ -286,6 +288,18 @@ def _not_a_run(path: Path) -> str:
         return f"expected a run directory, but {path} is not a directory"
     found = "is not there" if not path.exists() else "holds none of " + ", ".join(_MARKERS)
     return f"expected a run directory, but {path} {found}; give the directory named in the job's output"
+
+
+def _pending(argument: str, facts: JobFacts, looked: str) -> NotFound:
+    """Return what to say of a job that has not started; one that `ftslurm restart` has submitted names its run."""
+    from ftslurm.slurm.sbatch import run_of_comment
+
+    run = run_of_comment(facts.comment)
+    if run is not None:
+        return NotFound(
+            f"job {argument} is pending; it will go on with the run {run}, which has that name here", looked
+        )
+    return NotFound(f"job {argument} is pending and has no run yet in {looked}", looked)
 
 
 def _nothing(argument: str | None, cwd: Path, parents: list[Path]) -> NotFound:
