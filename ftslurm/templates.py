@@ -22,7 +22,10 @@ _NUMBER = re.compile(r"[1-9][0-9]{0,5}")
 _EXPECTED = {
     "nodes": (_NUMBER, "a number of nodes from 1 on"),
     "cpus-per-task": (_NUMBER, "a number of cores from 1 on"),
-    "gpus-per-node": (re.compile(r"(?:[A-Za-z][A-Za-z0-9_.+-]*:)?[0-9]{1,4}"), "a number of GPUs, such as 8 or h100:8"),
+    "gpus-per-node": (
+        re.compile(r"0|(?:[A-Za-z][A-Za-z0-9_.+-]*:)?[1-9][0-9]{0,3}"),
+        "a number of GPUs, such as 8 or h100:8, or 0 for a cluster without",
+    ),
     "time": (
         # "0" would be no limit at all for sbatch.
         re.compile(
@@ -34,6 +37,8 @@ _EXPECTED = {
 }
 """Forms of sbatch's values, where a wrong one is worth a line before the job is submitted."""
 _PROGRAM = 'exec ftsrun "${options[@]}" '
+_WITHOUT_GPUS = "# without GPUs: this line (one # less) instead of the one above"
+_CORES = "# if the job needs fewer cores than a node has: this line (one # less)"
 _ENVIRONMENT = "# source ~/venv/bin/activate "
 
 
@@ -91,7 +96,7 @@ def _parse(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def _checked(name: str, value: str) -> str:
-    form, expected = _EXPECTED.get(name, (_VALUE, "a value of sbatch"))
+    form, expected = _EXPECTED.get(name, (_VALUE, "a value of sbatch without spaces and quotes"))
     if not form.fullmatch(value) or value.startswith("-"):
         raise UsageError(f"--{name}: expected {expected}, found {value!r}")
     return value
@@ -113,7 +118,7 @@ def filled(
     for name, value in values.items():
         text = _directive(text, name, _checked(name, value))
     if values.get("gpus-per-node") == "0":
-        text = text.replace("apptainer exec --nv ", "apptainer exec ")
+        text = text.replace("apptainer exec --nv ", "apptainer exec ").replace(_WITHOUT_GPUS, _CORES)
     if "nodes" in values:
         text = _nodes(text, template, values["nodes"])
     if program:
@@ -137,6 +142,8 @@ def _directive(text: str, name: str, value: str) -> str:
 def _nodes(text: str, template: str, value: str) -> str:
     """Let ftsrun's number of nodes follow the job's."""
     nodes, spares = int(value), template == "spares"
+    if nodes > 1 and template == "single_node":
+        raise UsageError(f"--nodes {nodes}: the template single_node is for one node; take multi_node")
     if spares and nodes < 2:
         raise UsageError("--nodes 1: the template spares needs at least two, one of them the spare")
     wanted = f"{max(1, nodes // 2)}:{nodes}" if template == "elastic" else f"{nodes - 1 if spares else nodes}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from ftslurm.records.chain import Chain
@@ -44,12 +45,19 @@ def note_chain(run: RunDirectory, facts: JobFacts) -> None:
         complain(f"{run.chain_file}: {error.strerror}; the rest of the chain will not be cancelled")
 
 
+def _export(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return sbatch's --export, which Slurm prints of no job, but leaves in its environment."""
+    value = environ.get("SLURM_EXPORT_ENV")
+    return (f"--export={value}",) if value else ()
+
+
 def record_submission(run: RunDirectory, job_id: str, job: SlurmJob | None) -> None:
     """Record the job's batch script for `ftslurm restart`; a job without one, as salloc's, has none to record."""
     try:
         script = Resubmission(os.environ).script_of(job_id, first_run(os.path.basename(run.root)))
         cwd = job.submit_dir if job is not None else None
-        record = Submission(job_id, time.time_ns(), script.text, script.options, script.arguments, cwd)
+        options = (*script.options, *_export(os.environ))
+        record = Submission(job_id, time.time_ns(), script.text, options, script.arguments, cwd)
         publish(PosixFileSystem(owner=os.geteuid()), run.submission_file, write_record(record))
     except (SlurmError, OSError):
         # The run can do without.

@@ -91,7 +91,9 @@ class Decision:
     budget: int | None = None
 
 
-def decide(policy: str, end: AttemptEnd, lineage: Sequence[AttemptVerdict], chained: bool = False) -> Decision:
+def decide(
+    policy: str, end: AttemptEnd, lineage: Sequence[AttemptVerdict], chained: bool = False, has_script: bool = True
+) -> Decision:
     """Return what follows from the end of an attempt.
 
     Args:
@@ -99,6 +101,7 @@ def decide(policy: str, end: AttemptEnd, lineage: Sequence[AttemptVerdict], chai
         end: of this attempt.
         lineage: the verdicts of the run's earlier attempts, oldest first.
         chained: the job belongs to a chain, whose next job goes on after the time limit.
+        has_script: it has a batch script that Slurm can start again; False for a job of salloc.
     """
     if end.cause == REQUEUED:
         return Decision(BY_SLURM, f"requeued by Slurm: {end.what}", end.exit_code)
@@ -107,6 +110,8 @@ def decide(policy: str, end: AttemptEnd, lineage: Sequence[AttemptVerdict], chai
     if end.cause not in _CAUSES[policy]:
         wanted = next(name for name in REQUEUE_POLICIES if end.cause in _CAUSES[name])
         return Decision(END, f"not requeued: {end.what} (--requeue {policy}; see --requeue {wanted})", end.exit_code)
+    if not has_script:
+        return Decision(END, f"not requeued: {end.what}, and the job has no batch script (salloc)", end.exit_code)
     if chained and end.cause == TIME_LIMIT and end.gained is not False:
         return Decision(END, f"left to the next job of the chain, if there is one: {end.what}", end.exit_code)
     if end.cause == TIME_LIMIT and end.gained is None:

@@ -40,7 +40,8 @@ def settle(
     cause, what = cause_of_end(state, view, now_ns)
     end = AttemptEnd(cause, what, state.closed.exit_code, state.gained, state.reached)
     chained = chain_of(fs, run) is not None
-    found = decide(_policy(fs, run, state.attempt), end, lineage_of(fs, run, state), chained)
+    has_script = view is None or view.batch is not False
+    found = decide(_policy(fs, run, state.attempt), end, lineage_of(fs, run, state), chained, has_script)
     verdict = AttemptVerdict(
         state.attempt,
         now_ns,

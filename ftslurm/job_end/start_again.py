@@ -124,7 +124,7 @@ def _request(access: JobAccess, restarts: int, done: Requeued) -> Requeued:
         return replace(done, outcome=FAILED, problem=f"Slurm has no record of job {job_id}")
     if (facts.restarts or 0) > restarts or facts.state == "PENDING":
         return replace(done, outcome=BY_SLURM)
-    if facts.state == "RUNNING" and facts.batch_host is None:
+    if facts.batch is False:
         return replace(done, outcome=FAILED, problem="it has no batch script (salloc)")
     try:
         if facts.requeue is False:

@@ -58,6 +58,7 @@ def main(
     """
     from pathlib import Path
 
+    from ftslurm.runs.array_tasks import shown_task
     from ftslurm.sharedfs.answer_limit import AnswerLimit
     from ftslurm.sharedfs.locate import NotFound, place_of
     from ftslurm.slurm.bounded import job_facts
@@ -71,7 +72,7 @@ def main(
         if options.rank is not None and options.node is not None:
             raise UsageError("--rank and --node: only one of them makes sense")
         with AnswerLimit("logs", place_of(options.run, os.environ, Path.cwd(), options.shared_dir)) as limit:
-            directory = locate_run(options, limit.paused(ask or job_facts))
+            directory = shown_task("logs", options.run, locate_run(options, limit.paused(ask or job_facts)))
         with AnswerLimit("logs", directory) as limit:
             view = _View(directory, options, limit.paused(sleep), clock, limit.paused(_write))
             view.print()

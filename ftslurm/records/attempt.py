@@ -113,6 +113,7 @@ class SchedulerView:
         nodes: states of lost nodes by name; while the job runs, of nodes that are drained, down or failing.
         held: it is not started again before it is released.
         limit_was_s: the time limit when the attempt began, if it has been changed since; seconds.
+        batch: whether the job has a batch script; salloc's has none, and cannot be requeued.
     """
 
     attempt: str
@@ -134,5 +135,6 @@ class SchedulerView:
     nodes: dict[str, str] = field(default_factory=dict)
     held: bool = False
     limit_was_s: int | None = None
+    batch: bool | None = None
 
     SCHEMA, VERSION = "ftslurm/scheduler", 1

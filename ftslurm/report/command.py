@@ -88,6 +88,7 @@ def main(argv: Sequence[str], *, ask: Callable[[str], JobFacts | None] | None = 
 
 
 def _report(options: argparse.Namespace, ask: Callable[[str], JobFacts | None]) -> int:
+    from ftslurm.runs.array_tasks import shown_task
     from ftslurm.sharedfs.answer_limit import AnswerLimit
     from ftslurm.sharedfs.locate import NotFound, locate, place_of
 
@@ -113,6 +114,7 @@ def _report(options: argparse.Namespace, ask: Callable[[str], JobFacts | None]) 
         try:
             with AnswerLimit("report", place_of(options.run, **where)) as limit:
                 directory = locate(options.run, job_facts=None if options.offline else limit.paused(ask), **where)
+                directory = shown_task("report", options.run, directory)
                 _list_runs(options.run, directory)
         except NotFound as error:
             return _of_job(options, ask, f"it has no run directory in {error.looked}", error)
@@ -197,6 +199,9 @@ def _with_output(facts: JobFacts, note: str) -> dict[str, Any] | None:
     """Return the report on a job's output if that contains a failure; None: Slurm's data are all there is."""
     from ftslurm.sharedfs.locate import NotFound
 
+    if facts.state == "PENDING":
+        # What is in its output is of an earlier job of the same run, which it will continue.
+        return None
     try:
         report = report_of_output(facts, note)
     except (NotFound, OSError):

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ftslurm.records.verdict import END, FAILED, RESUBMITTED, AttemptVerdict, Requeued
+from ftslurm.records.cause import PREEMPTED, TIME_LIMIT
+from ftslurm.records.verdict import END, FAILED, REQUEUE, RESUBMITTED, AttemptVerdict, Requeued
 from ftslurm.report.facts import Snapshot
+from ftslurm.report.scheduler import ENDED, of_a_later_start, of_attempt
+from ftslurm.slurm.environment import job_of
 from ftslurm.text import one_line, safe
 
 Dict = dict[str, Any]
+
+UNDONE_NS = 1_200 * 10**9
+"""After that time nobody carries out a verdict any more: ftsrun has at most KillWait, an agent in its place 900 s."""
 
 
 def lineage_report(snapshot: Snapshot) -> list[Dict]:
@@ -17,7 +23,33 @@ def lineage_report(snapshot: Snapshot) -> list[Dict]:
     verdicts = {verdict.attempt: verdict for verdict in snapshot.verdicts}
     outcomes = {requeued.attempt: requeued for requeued in snapshot.requeued}
     order = list(snapshot.state.attempts) if snapshot.state else sorted(verdicts)
-    return [_entry(verdicts[name], outcomes.get(name)) for name in order if name in verdicts]
+    found = [_entry(verdicts[name], outcomes.get(name)) for name in order if name in verdicts]
+    newest = verdicts.get(order[-1]) if order else None
+    if newest is not None and newest.attempt not in outcomes and _is_undone(newest, snapshot):
+        found[-1]["line"] = _undone(newest)
+    return found
+
+
+def _is_undone(verdict: AttemptVerdict, snapshot: Snapshot) -> bool:
+    """Return whether the job was to start again, and ftsrun was killed before it had asked Slurm for that.
+
+    Slurm signals the batch shell alone: a ftsrun that was started without exec ends with it. It would have recorded
+    the end of the agents first, and the requeue before it requests it.
+    """
+    if verdict.action != REQUEUE or any(end.attempt == verdict.attempt for end in snapshot.steps):
+        return False
+    view = of_attempt(snapshot, verdict.attempt)
+    if view is not None and of_a_later_start(view):
+        return False
+    return (view is not None and view.state in ENDED) or snapshot.now_ns - verdict.time_ns > UNDONE_NS
+
+
+def _undone(verdict: AttemptVerdict) -> str:
+    why = safe(verdict.text).removeprefix("requeued: ")
+    job = job_of(verdict.attempt)
+    again = f"; start it again: ftslurm restart {job}" if job is not None else ""
+    how = " (start it with exec, or after trap : TERM)" if verdict.cause in (TIME_LIMIT, PREEMPTED) else ""
+    return f"not requeued: {why}, but ftsrun was killed before it asked for that{how}{again}"
 
 
 def _entry(verdict: AttemptVerdict, requeued: Requeued | None) -> Dict:

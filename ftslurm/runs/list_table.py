@@ -12,7 +12,7 @@ from ftslurm.text import clip, duration, one_line, plural, safe
 
 SCHEMA, VERSION = "ftslurm/list", 1
 HEAD = ("run", "state", "nodes", "round", "step", "restarts", "began", "time left", "last failure")
-NAME_WIDTH, STATE_WIDTH, FAILURE_WIDTH = 40, 30, 100
+NAME_WIDTH, STATE_WIDTH, FAILURE_WIDTH = 40, 40, 100
 
 
 def render(runs: Sequence[Overview], directory: str, omitted: int, notes: Sequence[str], now_ns: int) -> str:

@@ -11,16 +11,17 @@ from ftslurm.dataclasses import dataclass, replace
 from ftslurm.records.state import FAILED, NODE_LOST, STOPPED, SUCCEEDED, RoundHistory, State
 from ftslurm.sharedfs.job_runs import first_run
 from ftslurm.slurm.environment import job_of
-from ftslurm.slurm.queue import PENDING, QueuedJob
+from ftslurm.slurm.queue import PENDING, RUNNING, QueuedJob
 from ftslurm.slurm.sbatch import run_of_comment
 from ftslurm.status.snapshot import Snapshot, read
+from ftslurm.status.stopping import INTERRUPTED, outcome
 from ftslurm.status.summary import summarise
 from ftslurm.text import duration
 
 STARTING, UNSTARTED, STARTING_S = "starting", "unstarted", 3600.0
 """States of a run without a state, by the seconds since something in its directory changed: agents that live write each
 few seconds, and a job whose nodes are awaited is in Slurm's queue."""
-OUTCOMES = (SUCCEEDED, FAILED, STOPPED)
+OUTCOMES = (SUCCEEDED, FAILED, STOPPED, INTERRUPTED)
 SUSPENDED = ("SUSPENDED", "STOPPED", "REQUEUE_HOLD", "REQUEUED", "SPECIAL_EXIT")
 
 
@@ -31,9 +32,11 @@ class Overview:
     Attributes:
         run: its name.
         state: "running", "forming", "hanging", "ending", "silent", "ended" or "unknown" as in `ftslurm status`; of a
-            closed run its outcome ("succeeded", "failed", "stopped"); of one without a state "starting" or "unstarted";
-            of a run whose job waits in Slurm's queue "pending", or "suspended".
-        why: of a pending job Slurm's reason; of an unknown run the file that cannot be used.
+            closed run its outcome ("succeeded", "failed", "interrupted": all ranks left because they were to stop,
+            "stopped": they were ended); of one without a state "starting" or "unstarted"; of a run whose job waits in
+            Slurm's queue "pending", or "suspended".
+        why: of a pending job Slurm's reason; of a run that was stopped what was saved; of an unknown run the file
+            that cannot be used.
         round: the newest formed round; 0 for none.
         step: the last training step that is recorded.
         nodes, ranks: of that round.
@@ -99,12 +102,14 @@ def of_snapshot(snapshot: Snapshot) -> Overview:
         why = f"{problem.file}: {problem.reason}" if problem else "no usable state"
         return Overview(name, snapshot.directory, "unknown", why)
     status = summarise(snapshot)
+    ended, saved = outcome(state) if state.closed else (None, None)
     last = _last_failure(state)
     step = status["steps"]["last"]
     return Overview(
         run=name,
         directory=snapshot.directory,
-        state=state.closed.outcome if state.closed else status["status"],
+        state=ended or status["status"],
+        why=saved,
         round=state.round,
         step=step if step is not None else _last_step(state),
         nodes=len(state.participants),
@@ -136,7 +141,7 @@ def in_queue(run: Overview, queue: Mapping[str, QueuedJob]) -> Overview:
         return replace(run, state="pending", why=job.reason)
     if job.state in SUSPENDED:
         return replace(run, state="suspended", why=job.reason, left_s=job.left_s)
-    return replace(run, left_s=job.left_s)
+    return replace(run, left_s=job.left_s) if job.state == RUNNING else run
 
 
 def job_in_queue(run: Overview, queue: Mapping[str, QueuedJob]) -> QueuedJob | None:

@@ -10,11 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ftslurm.runs.overview import Overview
-from ftslurm.slurm.queue import PENDING, QueuedJob
+from ftslurm.runs.overview import OUTCOMES, Overview
+from ftslurm.slurm.queue import PENDING, RUNNING, QueuedJob
 from ftslurm.text import safe
 
 GOES_ON = ("running", "forming", "hanging", "ending")
+COMPLETING = "COMPLETING"
+
+
+def may_start_again(run: Overview) -> bool:
+    """Return whether a run has work left and does not go on, as far as its own records say."""
+    return run.state not in ("succeeded", "unknown", *GOES_ON)
+
+
+def is_just_ending(run: Overview, job: QueuedJob) -> bool:
+    """Return whether a run has ended, and its job is about to: ftsrun prints the report, Slurm ends the processes."""
+    return run.state in (*OUTCOMES, "ended") and job.state in (RUNNING, COMPLETING)
 
 
 def refusal(run: Overview, job: QueuedJob | None) -> str | None:
@@ -25,8 +36,12 @@ def refusal(run: Overview, job: QueuedJob | None) -> str | None:
         held = f"; release it: scontrol release {job.job_id}" if job.reason and "held" in job.reason.lower() else ""
         return f"{name} starts again anyway: its job {job.job_id} is pending{why}{held}"
     if job is not None:
-        ending = job.state == "COMPLETING"
-        advice = "try again when it has ended" if ending else f"stop it first: ftslurm stop {name}"
+        if job.state == COMPLETING:
+            advice = "try again when it has ended"
+        elif is_just_ending(run, job):
+            advice = f"the run has ended, the batch script goes on: wait for its end, or scancel {job.job_id}"
+        else:
+            advice = f"stop it first: ftslurm stop {name}"
         return f"{name} has a job: {job.job_id} is {safe(job.state.lower())}; {advice}"
     if run.state == "unknown":
         return f"{name} cannot be judged: {safe(run.why or 'it has no state')}"
@@ -48,4 +63,4 @@ def exclude_option(options: Iterable[str], nodes: Iterable[str]) -> tuple[str, .
     return (f"--exclude={','.join(wanted)}",) if nodes else ()
 
 
-__all__ = ["exclude_option", "refusal"]
+__all__ = ["exclude_option", "is_just_ending", "may_start_again", "refusal"]

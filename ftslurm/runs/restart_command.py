@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from ftslurm.runs.list_command import queue_of_slurm
 from ftslurm.slurm.errors import SlurmCommandMissing, SlurmError, SlurmUnreachable, in_short
 from ftslurm.terminal import UsageError, print_error, show
-from ftslurm.text import safe
+from ftslurm.text import one_line, safe
 
 if TYPE_CHECKING:
     import argparse
@@ -21,9 +22,13 @@ if TYPE_CHECKING:
     from ftslurm.slurm.resubmission import BatchScript
 
 DONE, FAILED, USAGE, REFUSED, INTERRUPTED = 0, 1, 2, 3, 130
+WAIT_S, POLL_S = 60.0, 1.0
+"""How long the end of the old job is awaited, whose run has ended: ftsrun reports, Slurm ends the job; seconds."""
+EXPORT_WIDTH = 60
 EPILOG = """\
-The new job has the options of the old one, continues its rounds, and writes to the same output file. Nodes that are
-excluded for your runs (ftslurm nodes list) are passed on by ftsrun as usual.
+The new job has the options of the old one (--export, too), continues its rounds, and writes to the same output file.
+Other variables are those of your shell now. Nodes that are excluded for your runs (ftslurm nodes list) are passed on by
+ftsrun as usual. A job that is just ending is awaited for up to 60 s.
 
 Exit codes: 0 submitted, 1 Slurm refused, 2 wrong usage, 3 the run goes on, or cannot be started again.
 """
@@ -44,6 +49,8 @@ def main(
     *,
     queue: Callable[[], Mapping[str, QueuedJob]] | None = None,
     submits: Callable[[Mapping[str, str]], Submitter] | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+    monotonic: Callable[[], float] = time.monotonic,
 ) -> int:
     """Run the command; return its exit code.
 
@@ -51,11 +58,13 @@ def main(
         argv: the arguments after `restart`.
         queue: returns the user's jobs in Slurm's queue by their ids; default: queries Slurm.
         submits: makes what submits a script, of an environment; default: Slurm's commands.
+        sleep, monotonic: wait, and the clock of that, in seconds.
     """
     from pathlib import Path
 
+    from ftslurm.runs.array_tasks import only_task
     from ftslurm.runs.overview import job_in_queue, overview
-    from ftslurm.runs.restart import refusal
+    from ftslurm.runs.restart import may_start_again, refusal
     from ftslurm.sharedfs.answer_limit import AnswerLimit
     from ftslurm.sharedfs.locate import NotFound, place_of
     from ftslurm.sharedfs.ownership import is_foreign
@@ -69,11 +78,13 @@ def main(
     try:
         nodes = _nodes(options.exclude)
         with AnswerLimit("restart", place_of(options.run, os.environ, Path.cwd(), options.shared_dir)) as limit:
-            directory = locate_run(options, limit.paused(job_facts))
+            located = locate_run(options, limit.paused(job_facts))
+            none = "none of them has failed or was stopped"
+            directory = only_task("restart", options.run, located, may_start_again, none)
             if is_foreign(str(directory)):
                 raise UsageError(f"{directory} is another user's, or a link")
             run, recorded = overview(str(directory)), _recorded(directory)
-        queued, problem = _asked(queue or _queue)
+        queued, problem = _asked_at_the_end(run, queue or _queue, sleep, monotonic)
         refused = refusal(run, job_in_queue(run, queued))
         if refused is not None:
             return _error(refused, REFUSED)
@@ -88,6 +99,29 @@ def main(
         return _error(str(error), FAILED)
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _asked_at_the_end(
+    run: Overview,
+    queue: Callable[[], Mapping[str, QueuedJob]],
+    sleep: Callable[[float], None],
+    monotonic: Callable[[], float],
+) -> tuple[Mapping[str, QueuedJob], str | None]:
+    """Return the user's jobs in the queue, once the job of a run that has ended has left it or `WAIT_S` are over."""
+    from ftslurm.runs.overview import job_in_queue
+    from ftslurm.runs.restart import is_just_ending
+
+    until, told = monotonic() + WAIT_S, False
+    while True:
+        queued, problem = _asked(queue)
+        job = job_in_queue(run, queued)
+        if job is None or not is_just_ending(run, job) or monotonic() >= until:
+            return queued, problem
+        if not told:
+            state = safe(job.state.lower())
+            print_error(f"ftslurm restart: job {job.job_id} is still {state}: waiting up to {WAIT_S:.0f} s for its end")
+            told = True
+        sleep(POLL_S)
 
 
 def _asked(queue: Callable[[], Mapping[str, QueuedJob]]) -> tuple[Mapping[str, QueuedJob], str | None]:
@@ -123,7 +157,15 @@ def _restart(
     without = f", without {', '.join(nodes)}" if nodes else ""
     goes_on = f"it goes on with round {(run.round or 0) + 1}"
     show(f"{safe(run.run)}: submitted as job {job}{without}; {goes_on}, see ftslurm status {job}\n")
+    show(f"  {_environment(script)}\n")
     return DONE
+
+
+def _environment(script: BatchScript) -> str:
+    """Return what the new job has for an environment, which Slurm keeps of no job."""
+    exports = [option for option in script.options if option.startswith("--export=")]
+    kept, else_ = (f"{one_line(exports[-1], EXPORT_WIDTH)} as before, otherwise ", " else") if exports else ("", "")
+    return f"environment: {kept}this shell's; what{else_} was set when the old job was submitted is not known"
 
 
 def _script(run: Overview, recorded: Submission | None, slurm: Submitter) -> BatchScript:

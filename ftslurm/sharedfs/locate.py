@@ -86,6 +86,8 @@ def locate(
             found = found or _pointed_to(Path(facts.std_out).parent, argument)
         if found is not None:
             return found
+        if facts is not None and facts.state == "PENDING":
+            raise _pending(argument, facts, _nothing(argument, cwd, parents).looked)
     raise _nothing(argument, cwd, parents)
 
 
@@ -117,6 +119,49 @@ def runs_of_job(run: Path) -> list[Path]:
     return [path for path in beside if path == run or _is_run(path)]
 
 
+def array_tasks(run: Path, job: str) -> dict[int, Path]:
+    """Return the runs of a job array's tasks, by their task ids in order; empty if `job` is not an array's id.
+
+    Args:
+        run: the run that `locate` found for the id.
+        job: a job id without a task.
+    """
+    return _named_tasks(run.parent, job) or (_recorded_tasks(run.parent, job) if _task_of(run, job) else {})
+
+
+def _named_tasks(parent: Path, job: str) -> dict[int, Path]:
+    """Return the tasks' runs by the runs' names: `job-22_1`."""
+    of_job = re.compile(rf"job-{job}_([0-9]{{1,20}})(?:-[0-9]+)?")
+    runs: dict[int, list[Path]] = {}
+    for name, _ in _scan(parent):
+        found = of_job.fullmatch(name)
+        # In a shared directory anybody can take a name.
+        if found and _is_run(parent / name) and not is_foreign(str(parent / name)):
+            runs.setdefault(int(found[1]), []).append(parent / name)
+    newest = {task: _newest(same) for task, same in sorted(runs.items())[:MOST_RUNS]}
+    return {task: run for task, run in newest.items() if run is not None}
+
+
+def _recorded_tasks(parent: Path, job: str) -> dict[int, Path]:
+    """Return the tasks' runs by the records of their attempts, for runs of other names."""
+    runs: dict[int, list[Path]] = {}
+    for run in _runs(parent):
+        task = _task_of(run, job)
+        if task is not None:
+            runs.setdefault(task, []).append(run)
+    newest = {task: _newest(same) for task, same in sorted(runs.items())}
+    return {task: run for task, run in newest.items() if run is not None}
+
+
+def _task_of(run: Path, job: str) -> int | None:
+    """Return the task of that array that took part in a run; None: none did."""
+    for name in _folders(run / "attempts"):
+        array, task = _array_of(run / "attempts" / name / "attempt.json")
+        if array == job and task is not None and task.isdecimal():
+            return int(task)
+    return None
+
+
 def is_job_id(argument: str) -> bool:
     """Return whether this may be a Slurm job: `123`, or `123_4` for a task of an array."""
     return _JOB_ID.fullmatch(argument) is not None
@@ -136,6 +181,8 @@ def _in_parent(parent: Path, argument: str | None, job: re.Match[str] | None) ->
     if job and (runs := [run for run in runs_of_job(parent / f"job-{argument}") if _is_run(run)]):
         # In a shared directory anybody can take a name.
         return _newest([run for run in runs if not is_foreign(str(run))] or runs)
+    if job and job[2] is None and (tasks := _named_tasks(parent, job[1])):
+        return _newest(tasks.values())
     if _is_run(parent / argument):
         return parent / argument
     return _newest(_with_job(parent, job[1], job[2])) if job else None
@@ -148,18 +195,23 @@ def _with_job(parent: Path, job: str, task: str | None) -> Iterable[Path]:
         if task is None:
             if any(name.split(".")[0] == job for name in attempts):
                 yield run
-        elif any(_is_task(run / "attempts" / name / "attempt.json", job, task) for name in attempts):
+        elif any(_array_of(run / "attempts" / name / "attempt.json") == (job, task) for name in attempts):
             yield run
 
 
-def _is_task(path: Path, job: str, task: str) -> bool:
-    # The attempt's name contains the array task's own job id; only the file contains the array's.
+def _array_of(path: Path) -> tuple[str | None, str | None]:
+    """Return the array's job id and the task's id by the record of an attempt; None: it was no task of an array.
+
+    The attempt's name contains the task's own job id; only the file contains the array's.
+    """
     try:
         data = read_file(path, 1 << 20, frozenset((path.parent.stat().st_uid, 0)))
         value = parse_json(data or b"")
     except (Malformed, OSError):
-        return False
-    return isinstance(value, dict) and (value.get("array_job_id"), value.get("array_task_id")) == (job, task)
+        return None, None
+    found = (value.get(key) for key in ("array_job_id", "array_task_id")) if isinstance(value, dict) else (None, None)
+    array, task = (text if isinstance(text, str) else None for text in found)
+    return array, task
 
 
 def _runs(parent: Path) -> list[Path]:
@@ -236,6 +288,18 @@ def _not_a_run(path: Path) -> str:
         return f"expected a run directory, but {path} is not a directory"
     found = "is not there" if not path.exists() else "holds none of " + ", ".join(_MARKERS)
     return f"expected a run directory, but {path} {found}; give the directory named in the job's output"
+
+
+def _pending(argument: str, facts: JobFacts, looked: str) -> NotFound:
+    """Return what to say of a job that has not started; one that `ftslurm restart` has submitted names its run."""
+    from ftslurm.slurm.sbatch import run_of_comment
+
+    run = run_of_comment(facts.comment)
+    if run is not None:
+        return NotFound(
+            f"job {argument} is pending; it will go on with the run {run}, which has that name here", looked
+        )
+    return NotFound(f"job {argument} is pending and has no run yet in {looked}", looked)
 
 
 def _nothing(argument: str | None, cwd: Path, parents: list[Path]) -> NotFound:

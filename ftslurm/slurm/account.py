@@ -76,6 +76,7 @@ def view_of(facts: JobFacts, attempt: str, job_id: str, now_ns: int) -> Schedule
         cancelled_by=facts.cancelled_by,
         preempted_ns=facts.preempted_ns,
         source=facts.source,
+        batch=facts.batch,
     )
 
 

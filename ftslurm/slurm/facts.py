@@ -61,6 +61,8 @@ class JobFacts:
     """Minimal number of nodes (only from scontrol)."""
     batch_host: str | None = None
     """The node of the batch script, once it runs; None for a job without one, as salloc's (only from scontrol)."""
+    batch: bool | None = None
+    """Whether it has a batch script: False for salloc's (only from scontrol)."""
     excluded: tuple[str, ...] = ()
     """ExcNodeList: excluded nodes (only from scontrol)."""
     priority: int | None = None

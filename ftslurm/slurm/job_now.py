@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from ftslurm.dataclasses import dataclass, field
+from ftslurm.slurm.facts import ENDED
 from ftslurm.text import clip, duration, names, safe
 
 TYPE_CHECKING = False
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 LIMIT_S = 2.0
 """Time-out of all of Slurm's commands together, in seconds."""
-PENDING, SUSPENDED = "PENDING", "SUSPENDED"
+PENDING, SUSPENDED, COMPLETING = "PENDING", "SUSPENDED", "COMPLETING"
 NO_CLUSTER = "establish a configuration source"
 REASON_WIDTH = 80
 
@@ -53,8 +54,9 @@ class JobNow:
     @property
     def left_s(self) -> float | None:
         """Seconds until the end of its time limit."""
-        running = self.end_ns is not None and self.state not in (None, PENDING)
-        return max(0.0, (self.end_ns - self.asked_ns) / 1e9) if running and self.end_ns is not None else None
+        if self.end_ns is None or self.state is None or self.state in (PENDING, COMPLETING, *ENDED):
+            return None
+        return max(0.0, (self.end_ns - self.asked_ns) / 1e9)
 
 
 def ask(

@@ -81,6 +81,7 @@ def _job_record(lines: Mapping[str, str]) -> JobFacts:
         partition=_value(lines.get("Partition", ""), "Partition"),
         num_nodes=_num_nodes(lines),
         batch_host=_batch_host(lines),
+        batch={"0": False, "1": True}.get(_value(requeue, "BatchFlag") or ""),
         excluded=_nodes(_value(lines.get("ReqNodeList", ""), "ExcNodeList")),
         priority=_int(_value(lines.get("Priority", ""), "Priority")),
         comment=(_rest(lines, "Comment") or "").strip() or None,

@@ -11,7 +11,7 @@ from ftslurm.slurm.run_command import Runner, failure, run_command
 
 LIMIT_S = 2.0
 """Time-out of squeue, in seconds: the commands that print it work without."""
-PENDING = "PENDING"
+PENDING, RUNNING = "PENDING", "RUNNING"
 _FORMAT = "%A|%F|%K|%T|%L|%r|%k"
 _LEFT = re.compile(r"(?:(?:([0-9]{1,6})-)?([0-9]{1,2}):)?([0-9]{1,3}):([0-9]{2})")
 _NO_REASON = ("", "None", "(null)")
@@ -102,4 +102,4 @@ def _seconds(text: str) -> int | None:
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
-__all__ = ["PENDING", "QueuedJob", "by_name", "parse_queue", "user_jobs"]
+__all__ = ["PENDING", "RUNNING", "QueuedJob", "by_name", "parse_queue", "user_jobs"]

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Mapping
 
 from ftslurm.dataclasses import dataclass
+from ftslurm.slurm.errors import SlurmRefused
 from ftslurm.slurm.facts import check_job_id
 from ftslurm.slurm.run_command import TIMEOUT_S, Runner, failure, run_command
 from ftslurm.slurm.sbatch import comment_of_run, is_chained, requeue_option, submit, submit_environment
@@ -133,6 +134,9 @@ class Resubmission:
         """
         fields = fields_of(self._succeed("scontrol", "show", "job", check_job_id(job_id)))
         script = self._succeed("scontrol", "write", "batch_script", job_id, "-")
+        if not script.strip():
+            # Slurm does not refuse to write it.
+            raise SlurmRefused(f"job {job_id} has no batch script (salloc)")
         arguments = tuple(fields.get("Command", "").split()[1:])
         chained = is_chained(fields.get("Comment"))
         return BatchScript(script, tuple(options_of(fields, run_id, nodes)), arguments, chained)

@@ -48,6 +48,7 @@ def main(
     Returns:
         0; 2 for wrong usage, a run that does not exist, and a run without a readable state.
     """
+    from ftslurm.runs.array_tasks import shown_task
     from ftslurm.sharedfs.answer_limit import AnswerLimit
     from ftslurm.sharedfs.locate import NotFound, place_of
     from ftslurm.status.slurm_job import JobInquiry
@@ -62,7 +63,7 @@ def main(
         gc.disable()
     try:
         with AnswerLimit("status", place_of(options.run, os.environ, Path.cwd(), options.shared_dir)) as limit:
-            directory = locate_run(options, limit.paused(ask or job_facts))
+            directory = shown_task("status", options.run, locate_run(options, limit.paused(ask or job_facts)))
             slurm = None if options.offline else JobInquiry(job_now)
             status = make_status(directory, slurm, everything=options.all)
         while _put(status, options) and options.watch is not None and not _is_over(directory, status):

@@ -8,20 +8,26 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from ftslurm.records.attempt import Attempt
 from ftslurm.records.codec import BadFile
 from ftslurm.records.state import CLOSED, State
 from ftslurm.records.stop import StopFile
+from ftslurm.runs.array_tasks import only_task
+from ftslurm.runs.restart import GOES_ON
 from ftslurm.sharedfs.cell import FencedCell
 from ftslurm.sharedfs.filesystem import PosixFileSystem
-from ftslurm.sharedfs.locate import NotFound
+from ftslurm.sharedfs.job_runs import first_run
+from ftslurm.sharedfs.locate import NotFound, is_job_id
 from ftslurm.sharedfs.ownership import user_name
-from ftslurm.sharedfs.publish import publish
+from ftslurm.sharedfs.publish import publish, read_published
 from ftslurm.sharedfs.rundir import RunDirectory
+from ftslurm.slurm.environment import job_of
 from ftslurm.status.command import locate_run
-from ftslurm.terminal import print_error, show
+from ftslurm.terminal import UsageError, print_error, show
 from ftslurm.text import duration_s, one_line
 
 if TYPE_CHECKING:
+    from ftslurm.runs.overview import Overview
     from ftslurm.slurm.facts import JobFacts
 
 EXIT_FAILED, EXIT_USAGE, EXIT_ENDED = 1, 2, 3
@@ -42,9 +48,9 @@ def main(
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else EXIT_USAGE
     try:
-        run = RunDirectory(str(locate_run(options, ask)))
-        return _stop(run, options, sleep, monotonic)
-    except (NotFound, BadFile) as error:
+        found = only_task("stop", options.run, locate_run(options, ask), _runs, "none of them runs")
+        return _stop(RunDirectory(str(found)), options, sleep, monotonic)
+    except (NotFound, BadFile, UsageError) as error:
         return _error(str(error), EXIT_USAGE)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
@@ -62,6 +68,12 @@ def _stop(
     if state is None or state.closed is not None:
         why = "it has not begun" if state is None or state.closed is None else f"it has ended: {state.closed.reason}"
         return _error(f"{name} does not run: {one_line(why)}", EXIT_ENDED)
+    other = _other_job(fs, run, options.run, state.attempt)
+    if other is not None:
+        return _error(
+            f"job {options.run} does not run {name} now: job {other} does; to stop that: ftslurm stop {other}",
+            EXIT_ENDED,
+        )
     reason = one_line(options.reason or f"ftslurm stop by {user_name()}")
     request = StopFile(state.attempt, reason, time.time_ns())
     publish(fs, run.stop_file, request.encode())
@@ -76,6 +88,31 @@ def _stop(
     closed = one_line(state.closed.reason) if state.closed is not None else "a new attempt has begun"
     show(f"{name}: {closed}\n")
     return 0
+
+
+def _runs(run: Overview) -> bool:
+    return run.state in GOES_ON
+
+
+def _other_job(fs: PosixFileSystem, run: RunDirectory, argument: str | None, attempt: str) -> str | None:
+    """Return the job that runs a run now, if the user gave another job's id.
+
+    A run may be shared by jobs (--rdzv-id, a chain): who stops one of them must not stop another one. The id in the
+    run's name means the run, whichever job continues it.
+    """
+    if argument is None or not is_job_id(argument):
+        return None
+    if first_run(os.path.basename(run.root)) in (f"job-{argument}", argument):
+        return None
+    running = job_of(attempt)
+    try:
+        record = read_published(fs, run.attempt_file(attempt), Attempt)
+        task = f"{record.array_job_id}_{record.array_task_id}" if record.array_task_id is not None else None
+    except (OSError, BadFile):
+        task = None
+    # An array's own id was resolved to the one task that runs.
+    same = (running, task, None if task is None else task.partition("_")[0])
+    return None if running is None or argument in same else task or running
 
 
 def _read(fs: PosixFileSystem, run: RunDirectory) -> State | None:

@@ -1,16 +1,22 @@
-"""A pending stop in the status: why, at which step all ranks leave, and the time left (pure)."""
+"""A stop in the status: a pending one, and whether the ranks of a run that was stopped have saved (pure)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from ftslurm.records.state import CLOSED, State
+from ftslurm.records.state import CLOSED, STOPPED, State
 from ftslurm.records.stop import ANY_STEP
 from ftslurm.status.nodes import span_s
 from ftslurm.text import duration, first_line, safe
 
 Json = Mapping[str, Any]
+INTERRUPTED = "interrupted"
+"""What the report calls a run whose ranks all left because they were to stop; others were "stopped"."""
+_INTERRUPTED_BY = f"{INTERRUPTED}: "
+"""The reason of such an end begins with it."""
+NO_SAVE = "no save recorded"
+"""A script may have saved in a handler of its own."""
 
 
 def pending_stop(state: State | None, now_ns: int) -> dict[str, Any] | None:
@@ -47,3 +53,19 @@ def stop_line(stop: Json) -> str:
     if stop["step"] is not None:
         text += f"; all ranks leave at step {stop['step']}{'' if stop['agreed'] else ' (proposed)'}"
     return text if stop["left_s"] is None else f"{text}; {duration(stop['left_s'])} left"
+
+
+def outcome(state: State) -> tuple[str, str | None]:
+    """Return the outcome of a closed state in the report's terms; for a stop also what was saved.
+
+    ``("interrupted", "saved at step 43")``, ``("stopped", "no save recorded")``, ``("failed", None)``.
+    """
+    closed = state.closed
+    assert closed is not None
+    if closed.outcome != STOPPED:
+        return closed.outcome, None
+    result = (state.stop.result if state.stop is not None else None) or ""
+    interrupted = closed.reason.startswith(_INTERRUPTED_BY)
+    # "saved at step 43 (3 s of 30 s grace)", "all 4 ranks left at step 43", "rank 0 left at step 43, saved by rank 0".
+    tells = result and (interrupted or "saved by" in result)
+    return INTERRUPTED if interrupted else STOPPED, result.partition(" (")[0] if tells else NO_SAVE

@@ -23,7 +23,8 @@ formed_ns       when the round formed, by the coordinator's clock; ``formed_s``:
 restarts        {used, allowed}
 steps           {first, last, reporting, of, step_s, compared}: lowest and highest last training step of the ranks,
                 number of ranks that report steps, of all, usual time of a step, number of ranks with compared paces
-closed          {outcome, reason, exit_code, time_ns} when it is closed
+closed          {outcome, reason, exit_code, time_ns, saved} when it is closed; `saved`: of a run that was stopped, at
+                which step its ranks left and saved, or that no save is recorded
 stop            {cause, reason, node, since_s, step, agreed, left_s}: a pending orderly stop: why, the node where the
                 request arose, for how long it is requested, the step at which all ranks leave, whether that is agreed
                 or proposed, and the time until the ranks are killed or the job ends
@@ -82,7 +83,7 @@ from ftslurm.records.state import (
 from ftslurm.status.nodes import Nodes, clean_s, span_s
 from ftslurm.status.ranks import behind, slow, steps
 from ftslurm.status.snapshot import Snapshot
-from ftslurm.status.stopping import pending_stop
+from ftslurm.status.stopping import outcome, pending_stop
 
 Dict = dict[str, Any]
 
@@ -179,7 +180,13 @@ def _closed(state: State | None) -> Dict | None:
     if state is None or state.phase != CLOSED or state.closed is None:
         return None
     end = state.closed
-    return {"outcome": end.outcome, "reason": end.reason, "exit_code": end.exit_code, "time_ns": end.time_ns}
+    return {
+        "outcome": end.outcome,
+        "reason": end.reason,
+        "exit_code": end.exit_code,
+        "time_ns": end.time_ns,
+        "saved": outcome(state)[1],
+    }
 
 
 def _hang(state: State | None, nodes: Nodes) -> Dict | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ftslurm.report.wording import WIDTH, Json, Style
 from ftslurm.slurm.nodelist import NodeListError, compress
-from ftslurm.status.stopping import stop_line
+from ftslurm.status.stopping import NO_SAVE, stop_line
 from ftslurm.status.table import columns, table
 from ftslurm.text import clip, duration, first_line, names, plural, safe
 
@@ -102,6 +102,8 @@ def _closed(status: Json) -> tuple[str, str, str]:
     reason = first_line(closed["reason"])
     if closed["outcome"] == "stopped" and reason.startswith(INTERRUPTED):
         return " was interrupted", f": {reason.removeprefix(INTERRUPTED)}", "yellow"
+    if closed["saved"] == NO_SAVE:
+        reason += f"; {NO_SAVE}"
     start, tint = outcomes.get(closed["outcome"], (f" is closed, {first_line(closed['outcome'])}", "yellow"))
     return start, f": {reason}", tint
 

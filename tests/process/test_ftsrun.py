@@ -353,3 +353,17 @@ def test_a_name_that_another_user_has_taken_in_a_shared_directory_stops_no_job(j
         report, cwd=job.directory, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
     )
     assert done.stdout.startswith("job-7-2 succeeded"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("begin", "start", "warned"),
+    [("", "", True), ("trap : TERM;", "", False), ("trap '' TERM;", "", False), ("", "exec ", False)],
+)
+def test_a_batch_shell_that_takes_ftsrun_along_when_slurm_ends_the_job_is_named(
+    job: Job, begin: str, start: str, warned: bool
+) -> None:
+    ftsrun, job.script = job.script, job.bin / "batch"
+    job.command("batch", f'#!/bin/bash\nexport SLURM_TASK_PID=$$\n{begin} {start}{ftsrun} "$@"\nexit $?\n')
+    code, output = job.run()
+    assert code == 0 and "rank 0 ran" in output, output
+    assert ("or put this line before it: trap : TERM" in output) == warned, output

@@ -70,6 +70,12 @@ def test_each_task_of_an_array_is_a_run_of_its_own_and_one_may_fail(lab: Lab, sh
     runs = {path.name: (path / "report.txt").read_text() for path in (show / "ftslurm-runs").glob("job-*")}
     assert sorted(runs) == [f"job-{job.id}_{task}" for task in (1, 2, 3)]
     assert ["FAILED" in text for _, text in sorted(runs.items())] == [False, True, False]
+    # The last task has the array's own number, which stands for all of them.
+    shown = lab.command("ftslurm", "report", job.id, cwd=show)
+    assert f"job-{job.id}_2 FAILED" in shown.stdout
+    assert f"job {job.id} is an array: task 2 failed; tasks 1, 3 succeeded; task 2 is shown" in shown.stderr
+    again = lab.command("ftslurm", "restart", job.id, cwd=show)
+    assert again.returncode == 0 and f"job-{job.id}_2: submitted as job " in again.stdout, again.stderr
 
 
 def test_a_cancelled_task_of_an_array_stops_no_other_one(lab: Lab, show: Path) -> None:
@@ -90,6 +96,19 @@ def test_salloc_runs_on_all_its_nodes_whatever_its_tasks(lab: Lab, show: Path) -
     done = lab.command("salloc", "--nodes=2", "--ntasks=4", "ftsrun", "--health", "off", "show.py", cwd=show)
     assert done.returncode == 0, done.stderr
     assert "[rank 0] rank 0 of 2 " in done.stdout
+
+
+def test_an_allocation_of_salloc_that_reaches_its_time_limit_says_so_and_is_not_requeued(lab: Lab, show: Path) -> None:
+    steps = "import time, ftslurm\nfor step in range(10_000):\n    ftslurm.progress(step)\n    time.sleep(0.1)\n"
+    (show / "steps.py").write_text(steps)
+    command = ("salloc", "--nodes=1", "--time=1", "ftsrun", "--health", "off", "--requeue", "node", "steps.py")
+    done = lab.command(*command, cwd=show)
+    why = "time limit of 0:01:00 reached"
+    assert done.returncode == 143, done.stdout + done.stderr
+    assert f"was stopped: {why}" in done.stdout
+    assert f"not requeued: {why}, and the job has no batch script (salloc)" in " ".join(done.stdout.split())
+    assert "requeued" not in done.stderr, done.stderr
+    assert lab.command("squeue", "-h").stdout == ""
 
 
 def test_a_further_start_after_a_node_was_lost_uses_the_nodes_that_are_left(lab: Lab, show: Path) -> None:

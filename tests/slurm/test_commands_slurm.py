@@ -15,6 +15,7 @@ from pathlib import Path
 here = Path(os.environ["SLURM_SUBMIT_DIR"])
 first = int(os.environ["FTSLURM_ROUND"])
 print("round", first, "arguments", *sys.argv[1:], flush=True)
+print("round", first, "LR", os.environ.get("LR"), flush=True)
 for step in range(100 * first, 10_000):
     ftslurm.progress(step)
     if (here / "enough").exists():
@@ -129,6 +130,23 @@ def test_a_failed_run_goes_on_as_a_new_job_without_a_node(lab: Lab, work: Path) 
     # One run over both jobs, and one output file.
     assert [path.name for path in (work / "ftslurm-runs").glob("job-*")] == [f"job-{job.id}"]
     lab.until(lambda: "round 2 arguments --epochs 3" in job.output, 20, job.explain)
+
+
+def test_a_run_is_started_again_right_after_its_stop_and_with_the_variables_of_its_submission(
+    lab: Lab, work: Path
+) -> None:
+    job = submit(lab, work, "--export=ALL,LR=0.125", nodes=1)
+    until_it_trains(lab, work, job)
+    ftslurm(lab, work, "stop", job.id, "--wait", "60")
+    done = lab.command("ftslurm", "restart", job.id, cwd=work)
+    assert done.returncode == 0, done.stderr
+    assert f"job {job.id} is still " in done.stderr
+    assert "environment: --export=ALL,LR=0.125 as before, otherwise this shell's" in done.stdout
+    new = Job(lab, done.stdout.partition("submitted as job ")[2].split(";")[0], work)
+    lab.until(lambda: status(lab, work, job)["round"] == 2, 60, new.explain)
+    lab.until(lambda: "round 2 LR 0.125" in job.output, 20, job.explain)
+    (work / "enough").touch()
+    assert new.wait() == "COMPLETED", new.explain()
 
 
 def test_a_cancelled_run_is_started_again_when_slurm_has_forgotten_its_job(lab: Lab, work: Path) -> None:

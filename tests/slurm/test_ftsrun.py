@@ -103,6 +103,23 @@ def salloc(lab: Lab, train: Path) -> Iterator[Terminal]:
     terminal.close()
 
 
+@pytest.mark.parametrize("traps", [False, True])
+def test_scancel_of_a_script_without_exec(lab: Lab, train: Path, traps: bool) -> None:
+    """Slurm signals the batch shell alone, which ends, and ftsrun is killed with it, unless the shell traps SIGTERM."""
+    begin = "trap : TERM\n" if traps else ""
+    job = lab.submit(train, f"{begin}ftsrun --health off train.py\necho after $?")
+    up(lab, train, job)
+    lab.command("scancel", job.id, check=True)
+    assert job.wait() == "CANCELLED", job.explain()
+    said = "was stopped: cancelled by a user"
+    assert (said in job.output, "after 143" in job.output) == (traps, traps), job.explain()
+    assert ("put this line before it: trap : TERM" in job.output) != traps
+    report = lab.command("ftslurm", "report", job.id, cwd=train)
+    assert said in report.stdout and "job exit code 143; no rank is to blame" in " ".join(report.stdout.split())
+    shown = lab.command("ftslurm", "status", job.id, cwd=train).stdout
+    assert "no save recorded" in " ".join(shown.split()) and f"job {job.id} is CANCELLED" in shown
+
+
 def test_ctrl_c_in_salloc_ends_with_code_130_and_the_second_one_without_a_traceback(
     lab: Lab, train: Path, salloc: Terminal
 ) -> None:

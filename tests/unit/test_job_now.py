@@ -150,3 +150,11 @@ def test_a_watch_asks_again_only_after_some_seconds() -> None:
     assert job.answer("123") is not None
     assert len(slurm.commands) == 4
     assert job.answer(None) is None
+
+
+@pytest.mark.parametrize("state", ["CANCELLED", "COMPLETED", "TIMEOUT", "COMPLETING"])
+def test_a_job_that_has_ended_has_no_time_left(state: str) -> None:
+    # Slurm's EndTime is then the time of the end.
+    now = Slurm(state, end=NOW_NS // 10**9 - 5).now()
+    assert now.left_s is None
+    assert lines(now, None)[0] == f"Slurm: job 123 is {state}"

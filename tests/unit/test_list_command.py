@@ -15,6 +15,7 @@ from ftslurm.runs.list_command import main
 from ftslurm.slurm.errors import SlurmOutputError, SlurmTimeout
 from ftslurm.slurm.queue import QueuedJob, by_name, parse_queue, user_jobs
 from ftslurm.slurm.run_command import Answer
+from ftslurm.status.command import main as status
 from ftslurm.testing.runs import RunBuilder
 
 
@@ -82,6 +83,53 @@ def test_time_left_and_a_pending_job_come_from_slurms_queue(runs: Path, capsys: 
     assert (found["job-3"]["state"], found["job-3"]["left_s"]) == ("running", 3600)
     assert (found["job-2"]["state"], found["job-2"]["why"]) == ("pending", "JobHeldUser")
     assert found["job-1"]["state"] == "succeeded"
+
+
+def test_a_job_that_is_ending_has_no_time_left(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = listed(capsys, queue=by_name([job("3", "COMPLETING", None, 0)]))
+    assert (found["job-3"]["state"], found["job-3"]["left_s"]) == ("running", None)
+
+
+@pytest.mark.parametrize(
+    ("reason", "result", "shown"),
+    [
+        (
+            "interrupted: SIGTERM from outside; saved at step 120 (3.1 s of 30 s grace)",
+            "saved at step 120 (3.1 s of 30 s grace)",
+            ("interrupted", "saved at step 120"),
+        ),
+        (
+            "interrupted: ftslurm stop by ann; all 4 ranks left at step 7 (1 s)",
+            "all 4 ranks left at step 7 (1 s)",
+            ("interrupted", "all 4 ranks left at step 7"),
+        ),
+        ("SIGTERM from outside", None, ("stopped", "no save recorded")),
+        ("saved at step 9", None, ("stopped", "no save recorded")),  # a reason is the user's text
+        (
+            "SIGTERM from outside; rank 0 left at step 43, saved by rank 0",
+            "rank 0 left at step 43, saved by rank 0",
+            ("stopped", "rank 0 left at step 43, saved by rank 0"),
+        ),
+    ],
+)
+def test_a_run_that_saved_is_called_interrupted_and_one_that_was_ended_stopped(
+    reason: str, result: str | None, shown: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    story = RunBuilder(tmp_path, run_id="job-4", job_id="4").round().stop(reason=reason, outcome="stopped")
+    path = story.close("stopped", reason).write()
+    (newest,) = path.glob("state/*.json")
+    content = json.loads(newest.read_text())
+    content["value"]["stop"] = {
+        "cause": "signal", "reason": "SIGTERM from outside", "node": "n1", "requested_ns": 1, "round": 1,
+        "signal": "SIGTERM", "grace_s": 30.0, "proposal": 1, "step": 43, "committed": True, "result": result,
+        "orderly": reason.startswith("interrupted"),
+    }  # fmt: skip
+    newest.write_text(json.dumps(content))
+    (run,) = listed(capsys, str(tmp_path)).values()
+    assert (run["state"], run["why"]) == shown
+    assert status([str(path), "--offline"]) == 0
+    first = " ".join(capsys.readouterr().out.split("exit code")[0].split())
+    assert f" was {shown[0]}: " in first and shown[1] in first
 
 
 def test_a_slurm_without_an_answer_costs_only_what_it_would_add(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

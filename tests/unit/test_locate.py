@@ -84,6 +84,14 @@ def test_slurm_is_asked_for_the_jobs_directory_only_when_nothing_else_fits(tmp_p
     assert asked == ["123"]
 
 
+def test_a_job_that_waits_in_the_queue_has_no_run_yet(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="^job 123 is pending and has no run yet in .*ftslurm-runs"):
+        locate("123", environ={}, cwd=tmp_path, job_facts=lambda job: JobFacts(job, "PENDING", work_dir="/nowhere"))
+    facts = JobFacts("123", "PENDING", comment="mine ftslurm-run=llm")
+    with pytest.raises(NotFound, match="^job 123 is pending; it will go on with the run llm"):
+        locate("123", environ={}, cwd=tmp_path, job_facts=lambda job: facts)
+
+
 @pytest.mark.parametrize("place", ["cwd", "work", "logs"])
 def test_a_link_that_ftsrun_left_beside_the_output_leads_to_a_run_that_is_elsewhere(tmp_path: Path, place: str) -> None:
     run = RunBuilder(tmp_path / "scratch", run_id="exp1").write()

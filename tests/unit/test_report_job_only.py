@@ -43,6 +43,16 @@ def test_a_job_that_never_started_is_reported_with_the_reason(capsys: pytest.Cap
     assert "job 123 PENDING, reason Resources" in capsys.readouterr().out
 
 
+def test_a_waiting_job_is_not_blamed_for_the_output_of_the_one_that_it_continues(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "slurm-122.out"
+    out.write_text("srun: error: c1: task 0: Exited with exit code 75\n")
+    assert main(["123"], ask=known(state="PENDING", reason="Resources", exit_code=None, std_out=str(out))) == 0
+    printed = capsys.readouterr().out
+    assert "FAILED" not in printed and "job 123 PENDING, reason Resources" in printed
+
+
 @pytest.mark.parametrize(
     ("state", "exit_code", "code"),
     [("FAILED", (2, 0), 2), ("FAILED", (0, 9), 137), ("COMPLETED", (0, 0), 0), ("CANCELLED", (0, 0), 1),

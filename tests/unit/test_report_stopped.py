@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from ftslurm.records.attempt import SchedulerView
+from ftslurm.records.attempt import SchedulerView, StepEnd
+from ftslurm.records.cause import TIME_LIMIT
 from ftslurm.records.codec import write_record
+from ftslurm.records.verdict import REQUEUE, AttemptVerdict, Requeued
 from ftslurm.report import html, markdown
 from ftslurm.report.analysis import analyse
 from ftslurm.report.gathering import gather
@@ -74,3 +76,47 @@ def test_a_rank_that_did_not_leave_in_time_is_named(tmp_path: Path, slurm: dict[
 def test_a_hostile_result_reaches_no_terminal(tmp_path: Path) -> None:
     found = report(tmp_path, orderly=True, result="saved \x1b[31m at\nstep 1")
     assert "\x1b" not in render(found, zone=time.gmtime)
+
+
+WAS_TO_BE = "requeued: time limit of 0:01:00 reached"
+NOT_DONE = (
+    "not requeued: time limit of 0:01:00 reached, but ftsrun was killed before it asked for that "
+    "(start it with exec, or after trap : TERM); start it again: ftslurm restart 123"
+)
+
+
+def killed(
+    parent: Path, *, state: str | None, age_s: float = 60, record: object | None = None, restarts: int = 0
+) -> str:
+    """Return the line on the requeue of a job that reached its time limit, as the report has it later."""
+    run = RunBuilder(parent).round().steps(1, 42).stop(reason="SIGTERM from outside", outcome="stopped")
+    path = run.close("stopped", "SIGTERM from outside", 143).write()
+    attempt = path / "attempts" / "123.0"
+    verdict = AttemptVerdict("123.0", run.now_ns, "n1", REQUEUE, TIME_LIMIT, WAS_TO_BE, 143, 42, True)
+    (attempt / "verdict.json").write_bytes(write_record(verdict))
+    if state is not None:
+        view = SchedulerView("123.0", run.now_ns, "123", state=state, restarts=restarts, source="scontrol")
+        (attempt / "scheduler.json").write_bytes(write_record(view))
+    if isinstance(record, StepEnd):
+        (attempt / "step.json").write_bytes(write_record(record))
+    if isinstance(record, Requeued):
+        (attempt / "requeue.json").write_bytes(write_record(record))
+    (entry,) = analyse(gather(path, now_ns=run.now_ns + int(age_s * 1e9)))["lineage"]
+    return str(entry["line"])
+
+
+def test_a_requeue_that_nobody_asked_for_is_not_called_done(tmp_path: Path) -> None:
+    assert killed(tmp_path / "1", state="TIMEOUT") == NOT_DONE
+    # Slurm has forgotten the job.
+    assert killed(tmp_path / "2", state="COMPLETING", age_s=3600) == NOT_DONE
+    assert killed(tmp_path / "3", state=None, age_s=3600) == NOT_DONE
+
+
+def test_a_requeue_that_was_asked_for_or_still_may_be_is_called_so(tmp_path: Path) -> None:
+    assert killed(tmp_path / "1", state="COMPLETING") == WAS_TO_BE
+    assert killed(tmp_path / "2", state=None) == WAS_TO_BE
+    # ftsrun prints its report between these two records.
+    assert killed(tmp_path / "3", state="TIMEOUT", record=StepEnd("123.0", 1, 143, None)) == WAS_TO_BE
+    assert killed(tmp_path / "4", state="TIMEOUT", record=Requeued("123.0", 1, "requeued", "123")) == WAS_TO_BE
+    # Slurm has requeued it by itself meanwhile.
+    assert killed(tmp_path / "5", state="TIMEOUT", restarts=1) == WAS_TO_BE

@@ -67,6 +67,13 @@ def test_the_decision_is_one_line_for_the_user() -> None:
     assert Run().end(cause.SUCCEEDED).text == ""
 
 
+def test_a_job_without_a_batch_script_does_not_start_again() -> None:
+    for policy in POLICIES:
+        for by in (cause.PREEMPTED, cause.TIME_LIMIT, cause.NODE, cause.FAILURE):
+            found = decide(policy, AttemptEnd(by, LOST, 1, True, 40), [], has_script=False)
+            assert (found.action, found.exit_code) == (END, 1) and found.text.startswith(f"not requeued: {LOST}")
+
+
 def test_a_job_that_slurm_requeues_is_left_to_it() -> None:
     assert [Run(policy).end(cause.REQUEUED).action for policy in POLICIES] == [BY_SLURM] * 4
 

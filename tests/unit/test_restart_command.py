@@ -80,8 +80,6 @@ def test_excluded_nodes_are_added_to_those_of_the_job(run: Path) -> None:
 @pytest.mark.parametrize(
     ("job", "words"),
     [
-        (QueuedJob("12", None, None, "RUNNING", None, 60), "12 is running; stop it first"),
-        (QueuedJob("12", None, None, "COMPLETING", None, 60), "12 is completing; try again when it has ended"),
         (QueuedJob("12", None, None, "PENDING", "BeginTime", None), "its job 12 is pending (BeginTime)"),
         (QueuedJob("12", None, None, "PENDING", "JobHeldUser", None), "release it: scontrol release 12"),
         (
@@ -99,6 +97,70 @@ def test_a_run_with_a_job_in_the_queue_is_not_submitted_twice(
     assert words in err
     assert err.count("\n") == 1
     assert sbatch.submitted == []
+
+
+class Time:
+    """A clock that waiting advances."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "COMPLETING"])
+def test_the_end_of_a_job_whose_run_has_just_ended_is_awaited(
+    state: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    time, sbatch = Time(), Sbatch()
+    job = by_name([QueuedJob("12", None, None, state, None, 60)])
+    arguments = {"submits": sbatch, "sleep": time.sleep, "monotonic": time.monotonic}
+    assert main(["job-12"], queue=lambda: job if time.now_s < 7 else {}, **arguments) == 0
+    out, err = capsys.readouterr()
+    assert "submitted as job 57" in out and time.now_s == 7
+    assert err == f"ftslurm restart: job 12 is still {state.lower()}: waiting up to 60 s for its end\n"
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ("RUNNING", "12 is running; the run has ended, the batch script goes on: wait for its end, or scancel 12"),
+        ("COMPLETING", "12 is completing; try again when it has ended"),
+    ],
+)
+def test_but_not_for_long(state: str, words: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    time, sbatch = Time(), Sbatch()
+    job = by_name([QueuedJob("12", None, None, state, None, 60)])
+    arguments = {"submits": sbatch, "sleep": time.sleep, "monotonic": time.monotonic}
+    assert main(["job-12"], queue=lambda: job, **arguments) == 3
+    assert words in capsys.readouterr().err.splitlines()[-1]
+    assert sbatch.submitted == [] and time.now_s == 60
+
+
+def test_a_run_that_goes_on_is_not_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = RunBuilder(tmp_path, run_id="job-12", job_id="12").round().write()
+    job = by_name([QueuedJob("12", None, None, "RUNNING", None, 60)])
+    assert main([str(path)], queue=lambda: job, submits=Sbatch(), sleep=pytest.fail) == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("12 is running; stop it first: ftslurm stop job-12")
+
+
+def test_what_becomes_of_the_environment_is_said(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sbatch = Sbatch()
+    assert main(["job-12"], queue=dict, submits=sbatch) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "  environment: this shell's; what was set when the old job was submitted is not known"
+    ]
+    record = Submission("12", 0, SCRIPT, ("--export=ALL,LR=0.1",), (), None)
+    (run / "submission.json").write_bytes(write_record(record))
+    assert main(["job-12"], queue=dict, submits=sbatch) == 0
+    line = capsys.readouterr().out.splitlines()[1]
+    assert line.startswith("  environment: --export=ALL,LR=0.1 as before, otherwise this shell's; what else was set")
+    assert sbatch.submitted[-1][0].options == ("--export=ALL,LR=0.1",)
 
 
 def test_a_run_whose_agents_live_is_not_started_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -105,12 +105,13 @@ class Slurm:
         self.submitted: list[str] = []
         self.env: dict[str, str] = {}
         self.script = ""
+        self.stored = "#!/bin/bash\nexec ftsrun train.py\n"
 
     def run(self, command: Sequence[str], env: Mapping[str, str], timeout_s: float) -> Answer:
         if command[:3] == ("scontrol", "show", "job"):
             return Answer(0, RECORD, "")
         if command[:3] == ("scontrol", "write", "batch_script"):
-            return Answer(0, "#!/bin/bash\nexec ftsrun train.py\n", "")
+            return Answer(0, self.stored, "")
         if command == ("sbatch", "--help"):
             return Answer(0, self.usage, "")
         self.submitted, self.env = list(command), dict(env)
@@ -124,6 +125,14 @@ def test_the_stored_script_starts_after_the_end_of_the_old_job() -> None:
     assert slurm.script == "#!/bin/bash\nexec ftsrun train.py\n"
     assert "--dependency=afterany:25" in slurm.submitted
     assert slurm.submitted[-2:] == ["a", "b"]
+
+
+def test_a_job_without_a_script_is_not_submitted_as_an_empty_one() -> None:
+    slurm = Slurm()
+    slurm.stored = ""
+    with pytest.raises(SlurmRefused, match=r"job 25 has no batch script \(salloc\)"):
+        Resubmission({}, run=slurm.run).submit("25", "job-25", 4)
+    assert slurm.submitted == []
 
 
 def test_the_new_job_has_the_users_locale() -> None:

@@ -10,7 +10,7 @@ import pytest
 from ftslurm.job_end.settle import settle
 from ftslurm.job_end.start_again import PATIENCE_S, JobAccess, start_again
 from ftslurm.records import cause
-from ftslurm.records.attempt import Attempt
+from ftslurm.records.attempt import Attempt, SchedulerView
 from ftslurm.records.codec import write_record
 from ftslurm.records.state import LostNode
 from ftslurm.records.verdict import END, REQUEUE, AttemptVerdict, Requeued
@@ -172,9 +172,19 @@ def test_that_neither_is_possible_is_recorded_with_both_reasons(world: World) ->
 
 
 def test_an_interactive_job_has_no_script_to_start_again(world: World) -> None:
-    world.slurm.put(replace(RUNNING, batch_host=None))
-    assert outcome(world.start_again()) == "failed"
-    assert world.requests() == []
+    # Also while Slurm ends it at its time limit.
+    for state in ("RUNNING", "COMPLETING", "TIMEOUT"):
+        (Path(world.run.root) / "attempts" / "7.0" / "claim.json").unlink(missing_ok=True)
+        world.slurm.put(replace(RUNNING, state=state, batch_host=None, batch=False))
+        assert outcome(world.start_again()) == "failed"
+        assert world.requests() == [] and world.resubmissions.runs == []
+
+
+def test_the_verdict_on_an_interactive_job_says_that_it_cannot_start_again(world: World) -> None:
+    view = SchedulerView("7.0", 2, "7", state="NODE_FAIL", batch=False)
+    found = settle(world.fs, world.run, closed(), view, "n1", 3)
+    assert (found.action, found.exit_code) == (END, 1)
+    assert found.text == "not requeued: node n2 was lost, and the job has no batch script (salloc)"
 
 
 def test_a_controller_that_is_down_is_waited_for(world: World) -> None:

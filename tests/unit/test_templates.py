@@ -46,7 +46,7 @@ def test_each_template_has_the_lines_that_a_user_may_need(name: str) -> None:
 def test_hostile_arguments_reach_the_program_as_they_are(name: str, tmp_path: Path) -> None:
     (tmp_path / "ftsrun").write_text(SHOW)
     (tmp_path / "ftsrun").chmod(0o755)
-    text = filled(TEMPLATES[name], name, {"nodes": "4"}, HOSTILE, {})
+    text = filled(TEMPLATES[name], name, {"nodes": "1" if name == "single_node" else "4"}, HOSTILE, {})
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_NAME": "chain", "SLURM_ARRAY_TASK_ID": "3"}
     done = subprocess.run(["bash", "-c", text], env=environment, cwd=tmp_path, capture_output=True, check=True)
     words = done.stdout.decode().split("\0")[:-1]
@@ -80,6 +80,12 @@ def test_each_form_of_a_time_that_sbatch_reads_is_taken(time: str, capsys: pytes
     assert f"#SBATCH --time={time}\n" in out and "#SBATCH --gpus-per-node=h100:8\n" in out
 
 
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_script_for_a_cluster_without_gpus_speaks_of_none(name: str) -> None:
+    text = filled(TEMPLATES[name], name, {"gpus-per-node": "0"}, (), {})
+    assert "--gpus" not in text and "without GPUs: this line" not in text
+
+
 def test_a_cluster_without_gpus_needs_no_line_for_them() -> None:
     text = filled(TEMPLATES["apptainer"], "apptainer", {"gpus-per-node": "0"}, (), {})
     assert "gpus-per-node" not in directives(text)
@@ -99,10 +105,16 @@ def test_the_users_environment_is_activated() -> None:
     [
         (("nothing",), "expected one of apptainer, array, "),
         (("spares", "--nodes", "1"), "needs at least two"),
+        (("single_node", "--nodes", "4"), "the template single_node is for one node; take multi_node"),
+        (("elastic", "--job-name", "a b"), "expected a value of sbatch without spaces and quotes, found 'a b'"),
+        (("elastic", "--gpus-per-node", "h100:0"), "expected a number of GPUs, such as 8 or h100:8, or 0 for"),
         (("elastic", "--nodes=0"), "expected a number of nodes"),
         (("elastic", "--nodes"), "expected a number of nodes"),
         (("elastic", "--nodes", "-1"), "expected a number of nodes from 1 on, found '-1'"),
-        (("elastic", "--gpus-per-node", "-1"), "expected a number of GPUs, such as 8 or h100:8, found '-1'"),
+        (
+            ("elastic", "--gpus-per-node", "-1"),
+            "expected a number of GPUs, such as 8 or h100:8, or 0 for a cluster without, found '-1'",
+        ),
         (("elastic", "--gpus-per-node", "many"), "expected a number of GPUs"),
         (("elastic", "--cpus-per-task=0"), "expected a number of cores from 1 on"),
         (("elastic", "--time", "0"), "expected a time such as 12:00:00"),
