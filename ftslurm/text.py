@@ -154,9 +154,10 @@ def safe_lines(text: str) -> list[str]:
 
 def first_line(text: str) -> str:
     """Return the first line that is not blank, made safe."""
-    for line in text[:8192].split("\n"):
+    for line in text[: 64 * 1024].split("\n"):
         if line.strip():
-            return safe(line).strip()
+            # Of a line without end neither the subject nor the reason is lost.
+            return safe(line if len(line) <= 8192 else cut_middle(line, 999)).strip()
     return ""
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 
+from ftslurm.text import cut_middle
+
 LIMIT = 200
 _TAIL = 16 * 1024
 _THROWN = (
@@ -39,7 +41,7 @@ def abort_message(tail: str) -> str:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= LIMIT else f"{text[: LIMIT - 3]}..."
+    return cut_middle(text, LIMIT)
 
 
 __all__ = ["abort_message"]

@@ -22,7 +22,7 @@ from ftslurm.failures.catalogue import (
     Cause,
 )
 from ftslurm.failures.evidence import CONTEXT, HANDLED, MEMBER, Evidence
-from ftslurm.failures.message_line import message_line, refusal, source_line
+from ftslurm.failures.message_line import message_line, refusal, source_line, whole_line
 from ftslurm.failures.reason import is_code
 from ftslurm.records.error import HostResources, OomKills, Space
 from ftslurm.text import cut_middle
@@ -148,12 +148,12 @@ def _first_line(text: str) -> str:
 
 def _exception(evidence: Evidence, message: str) -> str:
     """Describe an exception; one without a message by the line of code that raised it."""
-    line = message_line(message)
+    line = whole_line(message) or message_line(message)
     if not line:
         source = source_line(evidence.frames)
         line = f'in "{cut_middle(source, _INNER_LIMIT)}"' if source else ""
         text = f"{evidence.exception} {line}" if line else str(evidence.exception)
-    elif message.startswith(line):
+    elif message.split("\n", 1)[0].rstrip() == line:
         text = f"{evidence.exception}: {message}"
     else:
         text = f"{evidence.exception}: {line}"
@@ -178,6 +178,7 @@ def _describe(evidence: Evidence, cause: Cause) -> str:
         message = _with_port(evidence.message) if cause.name == "port-in-use" else evidence.message
         text = _exception(evidence, message)
         silent = (not evidence.message and not cause.vague and not cause.cascade) or cause.name == "address-space"
+        silent = silent or (cause.name == "checkpoint-damaged" and message.startswith("[Errno 22]"))
         silent = silent or cause.name == "no-stdin" or (cause.name == "dataloader-worker" and "DataLoader" not in text)
         return f"{cause.title} ({text})" if silent else text
     if evidence.kind == "signal":

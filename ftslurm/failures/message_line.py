@@ -11,6 +11,7 @@ from ftslurm.text import cut_middle
 LIMIT = 1000  # characters
 _NCCL = re.compile(r"NCCL error in: \S+?:\d+, (?P<what>[^\n]*?), NCCL version (?P<version>\S+)")
 _LAST_ERROR = re.compile(r"Last error: *\n?(?P<text>(?:[^\n]*\S[^\n]*\n?){1,4})")
+_BOILERPLATE = re.compile(r" Details are lost due to multiprocessing\. Rerunning with .{0,60} error trace\.")
 # Of subprocess.CalledProcessError.
 _CHILD = re.compile(
     r"Command '?(?P<command>.*?)'? (?:returned non-zero exit status (?P<status>-?\d+)|"
@@ -18,6 +19,13 @@ _CHILD = re.compile(
     re.DOTALL,
 )
 _COMMAND_LIMIT, _REFUSAL_LIMIT = 60, 300
+_INTRODUCES = (":", "(", "[", "{")
+_WHOLE_LIMIT, _WHOLE_LINES = 600, 10
+_NO_TEXT = re.compile(r"Traceback \(most recent|File \"|Exception raised from|frame #\d|Last error")
+_NOTE = re.compile(
+    r"For further information|For debugging consider|CUDA kernel errors might|Compile with `TORCH|Search for `cuda"
+    r"|Set TORCH|You can suppress|Device-side assert|\^+$"
+)
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3|^<frozen")
 
 
@@ -32,6 +40,7 @@ def message_line(message: str) -> str:
     if child is not None:
         end = f"died with {child['signal']}" if child["signal"] else f"exit status {child['status']}"
         return f"{end} of the command {cut_middle(child['command'], _COMMAND_LIMIT)}"
+    text = _BOILERPLATE.sub("", text)
     first, newline, rest = text.partition("\n")
     if not newline:
         return text
@@ -42,10 +51,29 @@ def message_line(message: str) -> str:
         return f"{head}: {last}"[:LIMIT]
     first = first.rstrip()
     for line in rest.split("\n"):
-        if not first.endswith((":", "(", "[", "{")) or len(first) > LIMIT:
+        if not first.endswith(_INTRODUCES) or len(first) > LIMIT:
             break
         first = f"{first} {line.strip()}".strip()
     return first
+
+
+def whole_line(message: str) -> str:
+    """Return a message of a few short lines as one line; empty if it has only one, or is longer.
+
+    Parsers and validators put the subject first, and what is wrong with it below.
+    """
+    if "\n" not in message or len(message) > _WHOLE_LIMIT:
+        return ""
+    lines = [line.strip() for line in message.strip().split("\n")]
+    if any(_NO_TEXT.match(line) for line in lines):
+        return ""
+    kept = [line for line in lines if line and not _NOTE.match(line)]
+    if not 2 <= len(kept) <= _WHOLE_LINES or kept[0].endswith(_INTRODUCES):
+        return ""
+    text = kept[0]
+    for line in kept[1:]:
+        text += f"{' ' if text.endswith((',', '.', '!', '*')) else '; '}{line}"
+    return text
 
 
 def last_error(message: str) -> str:
@@ -72,7 +100,7 @@ def source_line(frames: Sequence[Frame]) -> str:
     return (chosen.source or "").strip()
 
 
-__all__ = ["last_error", "message_line", "source_line"]
+__all__ = ["last_error", "message_line", "source_line", "whole_line"]
 
 
 _REFUSAL = re.compile(r"(?:\A|: )[Ee]rror: (\S.*)")

@@ -95,6 +95,15 @@ def distributed(text: str) -> Match:
     return lambda e: e.by_distributed and re.search(text, e.message) is not None
 
 
+UNRESOLVED = r"cannot be retrieved \(gai error|[Nn]ame or service not known|failure in name resolution"
+
+
+def unresolved(e: Evidence) -> bool:
+    """Match a master that was not reached because its name has no address, by torch's warnings before."""
+    of_client = e.by_distributed and "client socket" in e.message
+    return of_client and re.search(UNRESOLVED, e.tail) is not None
+
+
 def nccl(text: str) -> Match:
     """Match an error of NCCL by a pattern in its last error or its WARN lines."""
     return lambda e: bool(e.nccl) and re.search(text, e.nccl) is not None
@@ -207,7 +216,9 @@ def damaged(e: Evidence) -> bool:
         between = any("/multiprocessing/" in file for file in e.files)
         return not between and (re.search(_DAMAGED, e.message) is not None or (of_torch and not e.message))
     if re.search(_DAMAGED, e.message) is None:
-        return False
+        # A position before the beginning of a file that is cut off.
+        by_reader = any(frame.function == "load" and "/torch/serialization.py" in frame.file for frame in e.frames)
+        return by_reader and e.exception == "OSError" and e.message == "[Errno 22] Invalid argument"
     by_loader = any(part in file for file in e.files for part in _LOADERS)
     return e.exception in _FORMAT_ERRORS or (by_loader and e.exception.endswith("Error"))
 

@@ -70,7 +70,17 @@ def _masked(exception: ExceptionRecord) -> ExceptionRecord | None:
         return None
     if not masked.type.endswith(("Error", "Exception", "Interrupt", "Exit")) and not masked.message:
         return None  # a StopIteration and the like, which only ends a loop
-    return replace(masked, raised_again=f"its cleanup raised {_one_line(exception)}")
+    called = _with_callers(masked, exception)
+    return replace(called, raised_again=f"its cleanup raised {_one_line(exception)}")
+
+
+def _with_callers(inner: ExceptionRecord, outer: ExceptionRecord) -> ExceptionRecord:
+    """Return an exception with all its frames: the traceback of a caught one begins where it was caught."""
+    if not inner.frames:
+        return inner
+    catcher = (inner.frames[0].file, inner.frames[0].function)
+    at = next((i for i, frame in enumerate(outer.frames) if (frame.file, frame.function) == catcher), 0)
+    return replace(inner, frames=(*outer.frames[:at], *inner.frames))
 
 
 def _again(outer: ExceptionRecord, inner: ExceptionRecord) -> str:

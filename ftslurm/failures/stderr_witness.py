@@ -64,6 +64,7 @@ _AFTERMATH = re.compile(
     r"={3,}$|-{3,}$|\*{3,}$|\+-+|(Failures|Root Cause).{0,60}:$|\[\d+\]:$|\S{1,200} FAILED$|<NO_OTHER_FAILURES>|"
     r"[EWI]?\d{4} .{0,60}torch/distributed/(elastic|run|launch)|.{0,80}exits with return code = |"
     r".{0,80}Killing subprocess \d+|.{0,80}Sending process \d+ closing signal|"
+    r"note: run with `RUST_BACKTRACE|stack backtrace:$|"
     r"(concurrent\.futures\.process\._|multiprocessing\.pool\.)RemoteTraceback:|(\"\"\"|''')$"
 )
 _CLOSING = re.compile(
@@ -87,6 +88,11 @@ _RUNTIME = re.compile(
     r"terminate called|libc\+\+abi|(free|malloc|realloc|calloc|munmap_chunk|malloc_consolidate)\(\): |double free"
     r"|corrupted |\*\*\* "
 )
+_TIME_OVER = re.compile(r"Timeout \(\d+:\d\d:\d\d(\.\d+)?\)!$")
+# Of Rust and Java: the reason, and where it is in the lines below.
+_PANIC = re.compile(r"thread '[^'\n]{0,100}' (?:\(\d+\) )?panicked at (?P<place>\S{1,300}?):?$")
+_JAVA = re.compile(r'Exception in thread "[^"\n]{1,100}" (?P<text>[\w.$]{1,200}(?:: .{1,1000})?)$')
+_HEADED_LINES = 3
 _FATAL = re.compile(r"Fatal Python error: (.{1,200})$")
 _STACK = re.compile(r'\s+File "([^"\n]{1,4096})", line (\d{1,9}) in (\S{1,200})')
 _TABLE_ROW = re.compile(r"\s+rank +: (\d{1,6}) \(local_rank: \d{1,6}\)")
@@ -109,6 +115,11 @@ def witness(text: str, *, apart_from: Collection[str] = (), before: str = "") ->
         own = next((each for each in reversed(found) if any(e.type == before for e in links(each.exception))), None)
         end = own.first if own is not None else end
     return _Search(lines, found, frozenset(line.strip() for line in apart_from if line.strip())).from_end(end)
+
+
+def is_aftermath(text: str) -> bool:
+    """Return whether an output has nothing but warnings and lines that are printed when a program ends."""
+    return all(_AFTERMATH.match(_RANK_PREFIX.sub("", line)) for line in output_lines(text))
 
 
 def dead_threads(text: str) -> list[Witness]:
@@ -148,9 +159,18 @@ class _Search:
             elif not self._is_aftermath(line):
                 closing += 1
                 if logged is not None or closing > CLOSING_LINES or not _CLOSING.search(line) or _STEP.search(line):
-                    return logged or self._long_message(at, remaining)
+                    return logged or self._panic(at) or self._long_message(at, remaining)
             at -= 1
         return logged
+
+    def _panic(self, end: int) -> Witness | None:
+        """Return a panic of Rust, whose reason is in the few lines below its place."""
+        for at in range(end, max(0, end - _HEADED_LINES), -1):
+            found = _PANIC.match(_RANK_PREFIX.sub("", self.lines[at - 1]))
+            if found is not None:
+                text = " ".join(line.strip() for line in self.lines[at:end])
+                return Witness(RUNTIME, cut_middle(f"panicked at {found['place']}: {text}", TEXT_LIMIT))
+        return None
 
     def _long_message(self, end: int, earlier: Sequence[Traceback]) -> Witness | None:
         """Return the traceback above the line ``end`` if all lines between them may be its exception's text."""
@@ -185,6 +205,13 @@ class _Search:
             stack = _STACK.findall("\n".join(self.lines[at : at + 200]).split("\n\nThread 0x", 1)[0])
             frames = tuple(Frame(file, int(number), function) for file, number, function in reversed(stack))
             return Witness(RUNTIME, f"Fatal Python error: {fatal[1]}", frames=frames)
+        if _TIME_OVER.match(bare):
+            stack = _STACK.findall("\n".join(self.lines[at : at + 200]))
+            frames = tuple(Frame(file, int(number), function) for file, number, function in reversed(stack))
+            return Witness(RUNTIME, f"faulthandler's time-out: {bare}", frames=frames)
+        java = _JAVA.match(bare)
+        if java is not None:
+            return Witness(RUNTIME, cut_middle(java["text"], TEXT_LIMIT))
         if not (_RUNTIME.match(bare) or "Assertion `" in bare):
             return None
         message = abort_message("\n".join([bare, *self.lines[at : at + 1]]))
@@ -286,6 +313,7 @@ __all__ = [
     "TRACEBACK",
     "Witness",
     "dead_threads",
+    "is_aftermath",
     "logged_error",
     "output_lines",
     "witness",

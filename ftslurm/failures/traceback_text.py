@@ -192,7 +192,8 @@ def _block(lines: Sequence[str], first: int, *, whole: bool) -> _Block | None:
         found = _FRAME.search(line)
         if found is not None and (prefix is None or _own(line, prefix) is not None):
             if prefix is None:
-                prefix = line[: found.start()].removesuffix("  ")
+                # loguru marks the frame that caught the exception.
+                prefix = line[: found.start()].removesuffix("> ").removesuffix("  ")
             frames.append(Frame(found[1], int(found[2]), (found[3] or "<module>").strip()))
             at += 1
             continue

@@ -6,6 +6,7 @@ it notices one, so that some ranks may not have come to the failure.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from ftslurm.dataclasses import dataclass
@@ -15,6 +16,7 @@ from ftslurm.report.first_failure import signature
 from ftslurm.text import names, ranges
 
 ALL, NODES, EVERY_NODE, MOST = "all", "nodes", "every-node", "most"
+_NUMBER = re.compile(r"\d+")
 _PASSED_S = 1.0
 """A rank that ran longer than a failed one by this had passed the place of the failure."""
 
@@ -93,7 +95,10 @@ def alike(
     on = {worker.rank: node.node for node in files.nodes for worker in node.workers}
     on |= {each.rank: each.node for each in same}
     nodes = tuple(dict.fromkeys(on[rank] for rank in sorted(ranks) if rank in on))
-    differ = len({each.what.split("\n", 1)[0] for each in same}) > 1 and not first.cause.cascade
+    # How a process was ended after its exception is not its message.
+    lines = {each.what.split("\n", 1)[0].partition("; then ")[0] for each in same}
+    shapes = {_NUMBER.sub("#", line) for line in lines}
+    differ = len(lines) > len(shapes) and not first.cause.cascade
     if len(ranks) == world:
         return Alike(ALL, tuple(sorted(ranks)), world, nodes, differ=differ)
     workers = [worker for node in files.nodes for worker in node.workers]

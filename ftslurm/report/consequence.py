@@ -37,6 +37,8 @@ _PARTED = (
     "All ranks of a group must call the same collectives in the same order: see what led these to different places."
 )
 PLACES_SHOWN = 3
+Places = Sequence[tuple[str, tuple[int, ...]]]
+"""Where ranks waited, as "file:line in function", and which."""
 _WAITED = "No rank had failed or ended before it: compare where the ranks wait (TORCH_DISTRIBUTED_DEBUG=DETAIL)."
 
 
@@ -123,9 +125,7 @@ def _stack_place(files: RoundFiles, rank: int) -> str:
     return next((describe(group) for group in groups if rank in group.ranks), "")
 
 
-def waiting_places(
-    failed: Sequence[FailedWorker], following: Mapping[str, Sequence[Follower]]
-) -> list[tuple[str, tuple[int, ...]]]:
+def waiting_places(failed: Sequence[FailedWorker], following: Mapping[str, Sequence[Follower]]) -> Places:
     """Return where ranks waited for each other until their time was over, and which ones; the most ranks come first.
 
     Empty if no rank's time was over, or a rank did not wait.
@@ -145,7 +145,7 @@ def waiting_places(
     return sorted(((place, tuple(sorted(ranks))) for place, ranks in places.items()), key=lambda one: -len(one[1]))
 
 
-def parted(places: Sequence[tuple[str, tuple[int, ...]]]) -> str:
+def parted(places: Places) -> str:
     """``the ranks waited at different places: ranks 1-3 at train.py:15 in step, rank 0 at train.py:21 in evaluate``."""
     shown = [
         f"{'rank' if len(ranks) == 1 else 'ranks'} {clip(ranges(ranks), SHOWN)} at {place.rpartition('/')[2]}"

@@ -162,7 +162,12 @@ def _frames(exception: ExceptionRecord | None, traceback: str | None, stacks: st
     if stacks:
         # faulthandler: innermost first, and the thread that crashed is the "current" one.
         _, _, current = stacks.rpartition("Current thread ")
-        return tuple(reversed(_frames_in(current[:65536].split("\n\n", 1)[0])[:100]))
+        frames = _frames_in(current[:65536].split("\n\n", 1)[0])
+        if not frames:
+            # A thread of a library; the main thread is printed last, and has perhaps called it.
+            found = (_frames_in(block) for block in reversed(stacks[-65536:].split("\n\n")))
+            frames = next((each for each in found if each), [])
+        return tuple(reversed(frames[:100]))
     return ()
 
 
@@ -246,7 +251,8 @@ def judge(
     plain = _judged(worker, stderr, rows)
     said = output_evidence(plain.cause, worker.exception, worker.signal, by_stream, healthy)
     judged = plain if said is None else _with_output(plain, said, stderr, rows)
-    return replace(judged, stacks=judged.stacks or by_stream.get("stacks"))
+    stacks = judged.stacks or by_stream.get("stacks")
+    return replace(judged, stacks=stacks, frames=judged.frames or _frames(None, None, stacks))
 
 
 def _judged(worker: FailedWorker, stderr: str, rows: Sequence[Cause]) -> FailedWorker:

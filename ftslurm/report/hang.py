@@ -28,7 +28,7 @@ from ftslurm.monitor.triage import (
     tree,
 )
 from ftslurm.records.error import Frame as ExceptionFrame
-from ftslurm.report.facts import Failure, RoundFiles, Worker
+from ftslurm.report.facts import Failure, LogTail, RoundFiles, Worker
 from ftslurm.report.failed_worker import FailedWorker
 from ftslurm.report.first_failure import VARIABLE, FirstFailure, location_of, log_end
 from ftslurm.report.root_cause import HANG
@@ -150,12 +150,20 @@ def dead_threads(files: RoundFiles, verdict: Triage) -> str:
     """Return which thread of a suspect an exception had ended, by its stderr; empty: none."""
     for rank in dict.fromkeys([*(rank for group in verdict.suspects for rank in group.ranks), *files.tails]):
         for tail in files.tails.get(rank, ()):
-            if tail.stream == "stderr" and "Exception in thread" in tail.text:
-                from ftslurm.failures import stderr_witness
+            if text := dead_thread(rank, tail):
+                return text
+    return ""
 
-                for dead in stderr_witness.dead_threads(tail.text)[-1:]:
-                    place = f" at {_place_of(dead.frames[-1])}" if dead.frames else ""
-                    return f"thread {dead.thread} of rank {rank} died{place}: {dead.text}"
+
+def dead_thread(rank: int, tail: LogTail) -> str:
+    """Return which thread of a rank an exception had ended, by the end of its stderr; empty: none."""
+    if tail.stream != "stderr" or "Exception in thread" not in tail.text:
+        return ""
+    from ftslurm.failures import stderr_witness
+
+    for dead in stderr_witness.dead_threads(tail.text)[-1:]:
+        place = f" at {_place_of(dead.frames[-1])}" if dead.frames else ""
+        return f"thread {dead.thread} of rank {rank} died{place}: {dead.text}"
     return ""
 
 

@@ -17,7 +17,10 @@ from ftslurm.text import cut_middle
 if TYPE_CHECKING:
     from ftslurm.failures.stderr_witness import Witness
 
-_OF_CHILD = re.compile(r"returned non-zero exit status|died with <Signals|exits with return code")
+_OF_CHILD = re.compile(
+    r"returned non-zero exit status|died with <Signals|exits with return code|was terminated abruptly"
+    r"|DataLoader worker .{0,60}(exited unexpectedly|is killed by signal)"
+)
 _NUMBER = re.compile(r"\d+")
 _CHILD_LIMIT = 200  # characters of a child's last line
 _TYPES = re.compile(r"^(?:\w+::)*\w+: ")
@@ -64,16 +67,16 @@ def output_evidence(
     if not cause.silent:
         return None
     # Most failures have a reason of their own: a fast report does not load this.
-    from ftslurm.failures.stderr_witness import witness
+    from ftslurm.failures.stderr_witness import LOGGED, TRACEBACK, is_aftermath, witness
 
     known = exception.message if exception is not None else ""
     for stream in ("stderr", "stdout"):
         found = witness(texts.get(stream, ""), apart_from=known.split("\n"))
-        if found is not None and any(map(partial(_is_in, found), healthy)):
+        if found is not None and found.kind in (TRACEBACK, LOGGED) and any(map(partial(_is_in, found), healthy)):
             return None
         if found is not None:
             return _accepted(found, f"its {stream}", exception, signal)
-        if texts.get(stream, "").strip():
+        if not is_aftermath(texts.get(stream, "")):
             return None
     return None
 

@@ -13,7 +13,7 @@ from ftslurm.records.state import UNREACHABLE
 from ftslurm.report import consequence, health, root_cause, scheduler
 from ftslurm.report.advice import advice_on
 from ftslurm.report.alike import MOST, Alike, alike, is_same
-from ftslurm.report.facts import UNNAMED, Clocks, Doubt, History, RoundFiles, Snapshot
+from ftslurm.report.facts import UNNAMED, Clocks, Doubt, History, LogTail, RoundFiles, Snapshot
 from ftslurm.report.failed_worker import FailedWorker, judge
 from ftslurm.report.first_failure import FirstFailure, worker_failure
 from ftslurm.report.lost_nodes import (
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from ftslurm.report.standstill import Standstill
 
 EARLIER_KEPT = 20
+
+WAITS = ("Empty", "Full", "TimeoutError", "Timeout", "BrokenBarrierError", "CancelledError")
+"""Types of exceptions of a wait in vain, perhaps for another thread."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +196,7 @@ def _of_worker(snapshot: Snapshot, clocks: Clocks, this: RoundVerdict) -> FirstF
     tails = files.tails.get(worker.rank, ())
     proved, source, recorded = True, None, snapshot.source == "ftslurm"
     advice = None
-    places: list[tuple[str, tuple[int, ...]]] = []
+    places: consequence.Places = []
     if worker.cause.cascade and worker.cause.name not in consequence.BY_ITSELF:
         source = consequence.origin(files, clocks, this.failed, this.following)
         proved = source is not None or health.has_sick_device(snapshot, this.number)
@@ -209,7 +212,7 @@ def _of_worker(snapshot: Snapshot, clocks: Clocks, this: RoundVerdict) -> FirstF
     followers = this.following.get(worker.cause.name, ()) if worker.cause.cascade else ()
     others, following = this.failed[1:], [each.rank for each in followers]
     if len(places) > 1:
-        here = next(ranks for _, ranks in places if worker.rank in ranks)
+        here = next((ranks for _, ranks in places if worker.rank in ranks), ())
         others = [each for each in others if each.rank in here]
         following = [rank for rank in following if rank in here]
     same = alike(files, worker, others, following, this.world_size)
@@ -222,15 +225,28 @@ def _of_worker(snapshot: Snapshot, clocks: Clocks, this: RoundVerdict) -> FirstF
         proved=proved,
         follows=None if source is None else source.short,
         alike=None if same is None else same.as_dict(),
-        remarks=(*_remarks(files, source, same), *([consequence.parted(places)] if len(places) > 1 else [])),
+        remarks=(*_remarks(files, source, same, places), *_dead_thread(worker, tails)),
     )
 
 
-def _remarks(files: RoundFiles, source: consequence.Origin | None, same: Alike | None) -> tuple[str, ...]:
+def _dead_thread(worker: FailedWorker, tails: Sequence[LogTail]) -> list[str]:
+    """Return which thread of a rank an exception had ended, if the rank then waited in vain."""
+    if worker.exception is None or worker.exception.type not in WAITS:
+        return []
+    from ftslurm.report.hang import dead_thread
+
+    found = (dead_thread(worker.rank, tail) for tail in tails)
+    return [text for text in found if text][:1]
+
+
+def _remarks(
+    files: RoundFiles, source: consequence.Origin | None, same: Alike | None, places: consequence.Places
+) -> tuple[str, ...]:
     found = [] if source is None else [source.text]
     if source is not None:
         found += consequence.whereabouts(files, source)
-    return (*found, same.text) if same is not None and same.text else tuple(found)
+    found += [same.text] if same is not None and same.text else []
+    return (*found, consequence.parted(places)) if len(places) > 1 else tuple(found)
 
 
 def _explained(snapshot: Snapshot, rounds: Sequence[RoundVerdict]) -> Iterator[RoundVerdict]:

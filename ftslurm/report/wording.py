@@ -38,7 +38,7 @@ _NATIVE_PLACE = re.compile(r"\[[^\]\s]{1,300}\.(?:cc|cpp|cu|h|hpp):\d+\] ?")
 
 def brief(text: str) -> str:
     """Return a message's first line without source locations of the runtime."""
-    return first_line(_NATIVE_PLACE.sub("", text[:8192]))
+    return first_line(_NATIVE_PLACE.sub("", text[: 64 * 1024]))
 
 
 def cost_of(cost: Json) -> str:

@@ -140,3 +140,21 @@ def test_an_abort_without_a_message_has_no_hint_to_read_one(tmp_path: Path) -> N
     assert (cause["rank"], cause["cause"]) == (1, "abort")
     assert "aborted without a message" in text
     assert "last lines of stderr" not in text
+
+
+def test_the_thread_for_which_a_rank_waited_in_vain_is_named(tmp_path: Path) -> None:
+    program = """
+import queue, threading
+batches = queue.Queue()
+
+def produce():
+    raise PermissionError(13, "Permission denied", "/data/shard5")
+
+if RANK == 1:
+    threading.Thread(target=produce, name="loader").start()
+    batches.get(timeout=1)
+time.sleep(60)
+"""
+    cause, text = told(tmp_path, program)
+    assert (cause["rank"], cause["where"]["line"]) == (1, 13)
+    assert "thread loader of rank 1 died at train.py:9: PermissionError: [Errno 13] Permission denied" in text

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ftslurm.failures.evidence import Evidence
+from ftslurm.records.error import Frame
 
 TORCH = "torch.distributed"
 SAVED = ("/home/ann/train.py", "/venv/lib/python3.11/site-packages/torch/serialization.py")
@@ -69,6 +70,15 @@ PRIMARIES = [
         "collective-mismatch",
         raised("RuntimeError", "Detected mismatch between collectives on ranks. Rank 0 is running ..."),
     ),
+    (
+        "collective-mismatch",
+        signal(
+            "SIGABRT",
+            tail="terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  [enforce fail at "
+            "gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes. 752 vs 500. Received data size doesn't "
+            "match expected size. Is there a distributed collective mismatch in your code?\n",
+        ),
+    ),
     ("model-mismatch", raised("RuntimeError", "DDP expects same model across all ranks, but Rank 1 has 4 params")),
     (
         "model-mismatch",
@@ -89,6 +99,16 @@ PRIMARIES = [
             "The IPv6 network addresses of (nx, 29500) cannot be retrieved (gai error: "
             "-2 - Name or service not known).",
             TORCH,
+        ),
+    ),
+    (
+        "master-name",
+        raised(
+            "DistNetworkError",
+            "The client socket has timed out after 10000ms while trying to connect to (nx, 29500).",
+            TORCH,
+            tail="[W1123 03:25:13.780 socket.cpp:764] [c10d] The IPv6 network addresses of (nx, 29500) cannot be "
+            "retrieved (gai error: -2 - Name or service not known).\n",
         ),
     ),
     (
@@ -201,6 +221,10 @@ PRIMARIES = [
     ("checkpoint-damaged", raised("UnpicklingError", "pickle data was truncated", "_pickle", files=SAVED)),
     ("checkpoint-damaged", raised("EOFError", "Ran out of input", files=SAVED)),
     ("checkpoint-damaged", raised("EOFError", files=SAVED)),
+    (
+        "checkpoint-damaged",
+        raised("OSError", "[Errno 22] Invalid argument", frames=(Frame(SAVED[1], 1484, "load"),), files=SAVED),
+    ),
     (
         "checkpoint-damaged",
         raised("SafetensorError", "Error while deserializing header: MetadataIncompleteBuffer", "safetensors_rust"),

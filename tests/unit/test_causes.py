@@ -160,6 +160,7 @@ POSITIVE = [
         "write-failed",
         raised("RuntimeError", "[enforce fail] PytorchStreamWriter failed writing file data/0: file write failed"),
     ),
+    ("write-failed", raised("RuntimeError", "basic_ios::clear: iostream error")),
     ("read-only", raised("OSError", "[Errno 30] Read-only file system: '/x'")),
     ("filesystem", raised("OSError", "[Errno 116] Stale file handle")),
     ("filesystem", raised("OSError", "[Errno 5] Input/output error")),

@@ -248,3 +248,28 @@ def test_only_the_last_lines_of_the_output_count() -> None:
 )
 def test_output_that_is_empty_or_about_another_rank_proves_nothing(output: str) -> None:
     assert of_output(output) is None
+
+
+class Archive:
+    """A file whose end fails, too, as that of torch.save on a full disk."""
+
+    def __enter__(self) -> Archive:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        raise RuntimeError("unexpected pos 832 vs 726")
+
+
+def save() -> None:
+    with Archive():
+        raise OSError(28, "No space left on device")
+
+
+def checkpoint() -> None:
+    save()
+
+
+def test_a_failure_that_a_cleanup_hides_has_the_places_of_its_callers() -> None:
+    found = reason(recorded(checkpoint))
+    assert found.message == "[Errno 28] No space left on device"
+    assert [frame.function for frame in found.frames][-2:] == ["checkpoint", "save"]

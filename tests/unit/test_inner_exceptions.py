@@ -16,13 +16,14 @@ import pytest
 from ftslurm.failures.causes import describe, find
 from ftslurm.failures.evidence import Evidence, with_exception
 from ftslurm.failures.exceptions import describe as recorded_as
-from ftslurm.failures.message_line import message_line
+from ftslurm.failures.message_line import message_line, whole_line
 from ftslurm.failures.proof_lines import lines
 from ftslurm.failures.reason import judged, reason
 from ftslurm.failures.retryability import retryability
 from ftslurm.failures.traceback_text import embedded, exception_in, tracebacks
 from ftslurm.records.codec import to_json
 from ftslurm.records.error import ErrorRecord, ExceptionRecord, error_file, error_record_in
+from ftslurm.text import first_line
 
 
 def label() -> None:
@@ -383,3 +384,37 @@ def test_any_text_is_parsed_without_an_error_in_linear_time() -> None:
         parts[8] + parts[0],
     ):
         assert seconds(unit * 4000) < 30 * seconds(unit * 400) + 0.5
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (
+            'while parsing a block mapping\n  in "a.yaml", line 5, column 1\nexpected <block end>\n  line 7, column 2',
+            'while parsing a block mapping; in "a.yaml", line 5, column 1; expected <block end>; line 7, column 2',
+        ),
+        (
+            "1 validation error for Config\nlr\n  Input should be a number\n    For further information visit https://x",
+            "1 validation error for Config; lr; Input should be a number",
+        ),
+        (
+            "\n*** Configuration error ***\n\nbetas must have two entries\n",
+            "*** Configuration error *** betas must have two entries",
+        ),
+        (
+            "CUDA error: out of memory\nCUDA kernel errors might be reported later\nCompile with `TORCH_USE_CUDA_DSA`",
+            "",
+        ),
+        ("one line", ""),
+        ("first\n" + "long " * 200, ""),
+        ("Caught KeyError\nTraceback (most recent call last):\nKeyError: 1", ""),
+    ],
+)
+def test_a_message_of_a_few_short_lines_is_one_line(message: str, expected: str) -> None:
+    assert whole_line(message) == expected
+
+
+def test_the_end_of_a_long_first_line_is_kept() -> None:
+    text = first_line("values: " + "0.1, " * 5000 + "first bad index 19731\nmore")
+    assert text.startswith("values: 0.1, ") and text.endswith("first bad index 19731")
+    assert len(text) < 1100

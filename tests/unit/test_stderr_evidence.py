@@ -22,11 +22,13 @@ def row(name: str) -> Cause:
     return next(each for each in ROWS if each.name == name)
 
 
-def said(cause: str, stderr: str, stdout: str = "", **more: object) -> OutputEvidence | None:
+def said(
+    cause: str, stderr: str, stdout: str = "", healthy: tuple[str, ...] = (), **more: object
+) -> OutputEvidence | None:
     exception, signal = more.get("exception"), more.get("signal")
     assert exception is None or isinstance(exception, ExceptionRecord)
     assert signal is None or isinstance(signal, str)
-    return output_evidence(row(cause), exception, signal, {"stderr": stderr, "stdout": stdout})
+    return output_evidence(row(cause), exception, signal, {"stderr": stderr, "stdout": stdout}, healthy)
 
 
 def test_a_helper_that_logs_and_exits_is_judged_by_the_exception_that_was_handled() -> None:
@@ -57,6 +59,44 @@ def test_stdout_counts_where_stderr_is_empty() -> None:
     assert found is not None
     assert found.source == "its stdout"
     assert said("exit", "all is well\n", TRACEBACK) is None
+
+
+def test_stdout_counts_where_stderr_has_only_warnings() -> None:
+    found = said("exit", "/venv/torch/cuda.py:7: UserWarning: no GPU\n  return n\n", "ERROR: no shard matches\n")
+    assert found is not None
+    assert (found.found.text, found.source) == ("no shard matches", "its stdout")
+
+
+@pytest.mark.parametrize("healthy", [TRACEBACK, TRACEBACK.replace("4711", "12") + "step 7\n"])
+def test_what_a_rank_that_did_not_fail_has_printed_too_is_no_reason(healthy: str) -> None:
+    assert said("sigkill", TRACEBACK, healthy=(healthy,), signal="SIGKILL") is None
+    assert said("exit", TRACEBACK, healthy=(healthy,)) is None
+    assert said("exit", TRACEBACK, healthy=("step 7\n", "")) is not None
+
+
+@pytest.mark.parametrize(
+    ("exception", "stderr", "expected"),
+    [
+        (
+            ExceptionRecord("BrokenProcessPool", message="A process in the process pool was terminated abruptly while"),
+            "Fatal Python error: Segmentation fault\n\nCurrent thread 0x7f (most recent call first):\n"
+            '  File "/home/ann/data.py", line 25 in work\n\n[rank2]: '
+            + TRACEBACK.replace("ValueError", "BrokenProcessPool"),
+            "Fatal Python error: Segmentation fault",
+        ),
+        (
+            ExceptionRecord("RuntimeError", message="DataLoader worker (pid 7) exited unexpectedly with exit code 4."),
+            "libdecoder: FATAL: unsupported codec 'av1'\n" + TRACEBACK.replace("ValueError", "RuntimeError"),
+            "unsupported codec 'av1'",
+        ),
+    ],
+)
+def test_a_worker_process_that_ended_is_explained_by_what_stands_before(
+    exception: ExceptionRecord, stderr: str, expected: str
+) -> None:
+    found = said("exception", stderr, exception=exception)
+    assert found is not None and found.of_child
+    assert found.found.text == expected
 
 
 def test_a_programs_own_last_words_are_kept() -> None:

@@ -98,6 +98,66 @@ def test_a_traceback_at_the_end_is_the_reason(text: str) -> None:
     assert "row 4711 has no label" in found.lines
 
 
+RUST = """\
+thread '<unnamed>' panicked at tokenizers-lib/src/models/bpe/trainer.rs:517:66:
+called `Option::unwrap()` on a `None` value
+note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace
+"""
+JAVA = """\
+Exception in thread "main" java.lang.OutOfMemoryError: Java heap space
+\tat org.apache.arrow.Foo.bar(Foo.java:12)
+"""
+TIME_OVER = """\
+Timeout (0:00:06)!
+Thread 0x00007f4c918b9b80 (most recent call first):
+  File "/home/ann/train.py", line 26 in wait_for_cache
+  File "/home/ann/train.py", line 31 in <module>
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            RUST,
+            "panicked at tokenizers-lib/src/models/bpe/trainer.rs:517:66: called `Option::unwrap()` on a `None` value",
+        ),
+        (JAVA, "java.lang.OutOfMemoryError: Java heap space"),
+        (TIME_OVER, "faulthandler's time-out: Timeout (0:00:06)!"),
+    ],
+)
+def test_the_last_message_of_other_runtimes_is_a_reason(text: str, expected: str) -> None:
+    found = witness(text)
+    assert found is not None
+    assert (found.kind, found.text) == ("runtime", expected)
+
+
+def test_the_time_out_of_faulthandler_has_its_place() -> None:
+    found = witness(TIME_OVER)
+    assert found is not None
+    assert found.frames[-1].place == "/home/ann/train.py:26 in wait_for_cache"
+
+
+def test_a_traceback_of_loguru_has_its_place() -> None:
+    text = """\
+2026-11-23 03:00:01.112 | ERROR    | __main__:<module>:41 - An error has been caught in function '<module>':
+Traceback (most recent call last):
+
+> File "/home/ann/train.py", line 41, in <module>
+    main()
+    \u2514 <function main at 0x7f0a>
+
+  File "/home/ann/train.py", line 33, in main
+    scale = batch["scale"]
+            \u2514 {'x': 1}
+
+KeyError: 'scale'
+"""
+    found = witness(text)
+    assert found is not None
+    assert found.frames[-1].place == "/home/ann/train.py:33 in main"
+
+
 WEIGHTS = """\
 Traceback (most recent call last):
   File "/home/ann/train.py", line 7, in load

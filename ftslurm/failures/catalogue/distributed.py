@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from ftslurm.failures.catalogue.cause import CASCADE, GPU, NETWORK, OTHER_NODE, POINTLESS, PRIMARY, Cause
-from ftslurm.failures.predicates import distributed, either, exception, nccl, nccl_stuck, os_error, tail
+from ftslurm.failures.predicates import (
+    UNRESOLVED,
+    distributed,
+    either,
+    exception,
+    nccl,
+    nccl_stuck,
+    os_error,
+    tail,
+    unresolved,
+)
 from ftslurm.failures.retryability import PERHAPS
 
 _PEERS = "A rank waited for another one in vain: look for a rank that stopped, hung or took another path."
@@ -14,7 +24,8 @@ _WATCHDOG = r"(?m)^(\[rank\d+\]:)?\s*\[[EF][^\]\n]*ProcessGroupNCCL\.cpp:\d+\].*
 ROWS: tuple[Cause, ...] = (
     Cause("port-in-use", "port in use", PRIMARY,
           either(distributed(r"EADDRINUSE|[Aa]ddress already in use"), os_error(98)),
-          "Another process holds the port. Let ftslurm choose it: do not set MASTER_PORT in the script.",
+          "Another process holds the port. MASTER_PORT: let ftslurm choose it; a server of the program's own: each rank"
+          " of a node needs another port.",
           not_for="a refused connection"),
     Cause("nccl-usage", "NCCL used wrongly", PRIMARY, distributed(r"ncclInvalidUsage|Duplicate GPU detected"),
           "Usually two ranks on one GPU: set the device from LOCAL_RANK.",
@@ -60,7 +71,9 @@ ROWS: tuple[Cause, ...] = (
           "Build the same model on all ranks: look for configuration, files or randomness that differ between them.",
           not_for="a checkpoint of another model", restart=POINTLESS, behind=True),
     Cause("collective-mismatch", "the ranks called different collectives", PRIMARY,
-          exception(*_TORCH, text=r"mismatch between collectives|[Cc]ollective\w* .{0,60}(mismatch|inconsistent)"),
+          either(exception(*_TORCH, text=r"mismatch between collectives"
+                           r"|[Cc]ollective\w* .{0,60}(mismatch|inconsistent)"),
+                 tail("SIGABRT", "gloo::EnforceNotMet'.*\n.*distributed collective mismatch")),
           "Compare the ranks' code paths and shapes at this call; TORCH_DISTRIBUTED_DEBUG=DETAIL names both.",
           not_for="a rank that did not come to the collective", behind=True),
     Cause("ddp-unused", "DDP: a parameter had no gradient, or two", PRIMARY,
@@ -73,7 +86,7 @@ ROWS: tuple[Cause, ...] = (
           "The message names the ranks that did not come: look where they were.",
           not_for="the ranks that the message names", behind=True),
     Cause("master-name", "the name of the master cannot be resolved", PRIMARY,
-          distributed(r"cannot be retrieved \(gai error|[Nn]ame or service not known|failure in name resolution"),
+          either(distributed(UNRESOLVED), unresolved),
           "Check MASTER_ADDR: ftslurm sets it; the script must not replace it. Then name resolution on this node.",
           not_for="a master that does not answer", restart=OTHER_NODE),
     Cause("master-unreachable", "the master at MASTER_ADDR does not answer", CASCADE,

@@ -39,7 +39,8 @@ ROWS: tuple[Cause, ...] = (
     Cause("file-size", "file size limit", PRIMARY, either(os_error(27), signal("SIGXFSZ")),
           "See ulimit -f of the job.", not_for="a full disk", restart=POINTLESS),
     Cause("write-failed", "a file could not be written", PRIMARY,
-          exception("RuntimeError", text="PytorchStreamWriter failed writing|unexpected pos [0-9]+ vs"),
+          exception("RuntimeError", text="PytorchStreamWriter failed writing|unexpected pos [0-9]+ vs"
+                    "|basic_ios::clear: iostream error"),
           "torch gives no reason; check the target filesystem for a full disk or an exceeded quota.",
           not_for="a disk that is provably full", behind=True),
     Cause("read-only", "read-only filesystem", PRIMARY, os_error(30),
