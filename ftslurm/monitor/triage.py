@@ -215,6 +215,10 @@ def _suspects(groups: Sequence[Group]) -> tuple[str, tuple[Group, ...]]:
     kinds = {group.activity.kind for group in groups if group.activity is not None}
     if done and not suspects and kinds and WORKS not in kinds:
         return NO_ANSWER, done
+    # Ranks that still work when most are done keep the job, as a thread that is no daemon does.
+    left = sum(len(group.ranks) for group in groups)
+    if done and not suspects and kinds == {WORKS} and left < sum(len(group.ranks) for group in done):
+        return ELSEWHERE, tuple(sorted(groups, key=lambda group: (len(group.ranks), group.ranks)))
     return verdict, suspects
 
 

@@ -415,6 +415,11 @@ def test_a_rank_that_had_finished_is_to_blame_only_if_the_others_wait_for_ranks(
     assert [group.ranks for group in found.suspects] == ([(1,)] if verdict == NO_ANSWER else [])
 
 
+def test_the_rank_that_still_works_when_most_had_finished_keeps_the_job() -> None:
+    found = judged(finished(0, 0, "n0", 5), rank(1, *READ), finished(2, 2, "n1", 5))
+    assert [group.ranks for group in found.suspects] == [(1,)]
+
+
 @pytest.mark.parametrize(
     ("calls", "name"),
     [
