@@ -112,3 +112,30 @@ def test_a_rank_that_answers_no_peer_is_named_by_those_of_the_other_node_and_the
     job = submit(lab, work, PEER, "")
     assert job.wait(120) == "COMPLETED", job.explain()
     assert "rank 2 did not answer the peer heartbeat" in job.output
+
+
+UNWATCHED = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+for step in range(8):
+    if rank == 2 and step == 3:
+        fetch()
+    dist.all_reduce(torch.ones(8))
+"""
+
+
+@pytest.mark.parametrize("ended_by", ["scancel", "time limit"])
+def test_a_hang_that_nothing_watched_for_is_one_when_the_job_ends(lab: Lab, work: Path, ended_by: str) -> None:
+    (work / "train.py").write_text(HANGING + UNWATCHED)
+    job = lab.submit(work, "exec ftsrun --nproc-per-node 2 train.py", "--time=1")
+    if ended_by == "scancel":
+        lab.until(lambda: "round 1: 4 ranks" in job.output, 30, job.explain)
+        # Ranks that stand still for so long do not only compute.
+        lab.until(lambda: "00:00:4" in job.facts().get("RunTime", ""), 60, job.explain)
+        lab.command("scancel", job.id, check=True)
+    assert job.wait(180) in ("CANCELLED", "TIMEOUT", "FAILED"), job.explain()
+    text = " ".join(job.output.split())
+    assert "no rank had moved for" in text, job.output
+    assert "rank 2 on" in text and "in time.sleep at train.py:5" in text, job.output
+    assert "no rank is to blame" not in text
