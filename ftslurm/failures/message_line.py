@@ -64,11 +64,15 @@ def whole_line(message: str) -> str:
     """
     if "\n" not in message or len(message) > _WHOLE_LIMIT:
         return ""
-    lines = [line.strip() for line in message.strip().split("\n")]
-    if any(_NO_TEXT.match(line) for line in lines):
+    lines = message.strip().split("\n")
+    if any(_NO_TEXT.match(line.strip()) for line in lines):
         return ""
-    kept = [line for line in lines if line and not _NOTE.match(line)]
+    known = [line for line in lines if line.strip() and not _NOTE.match(line.strip())]
+    kept = [line.strip() for line in known]
     if not 2 <= len(kept) <= _WHOLE_LINES or kept[0].endswith(_INTRODUCES):
+        return ""
+    # Lines that are all indented have details of a first line that is complete.
+    if all(line[0].isspace() for line in known[1:]):
         return ""
     text = kept[0]
     for line in kept[1:]:

@@ -405,6 +405,7 @@ def test_any_text_is_parsed_without_an_error_in_linear_time() -> None:
             "CUDA error: out of memory\nCUDA kernel errors might be reported later\nCompile with `TORCH_USE_CUDA_DSA`",
             "",
         ),
+        ("Key 'lr' is not in struct\n    full_key: optim.lr\n    object_type=dict", ""),
         ("one line", ""),
         ("first\n" + "long " * 200, ""),
         ("Caught KeyError\nTraceback (most recent call last):\nKeyError: 1", ""),
