@@ -20,6 +20,8 @@ PARSERS = re.compile(r"/(argparse|optparse)\.py$|/(click|typer|absl)/")
 """Modules that end a program by exit code 2 because they reject its command line."""
 _STEPS = 16  # exits, processes and cleanups that are passed
 _AGAIN_LIMIT = 200  # characters
+_CLEANUP = re.compile(r"__a?exit__|_*(close|clean_?up|shut_?down|tear_?down|finalize|release|destroy_process_group)")
+"""Functions that a ``finally`` or a handler calls to clean up."""
 _CODE = re.compile(r"-?\d*")
 _RUNTIME_WORDS = re.compile(r"gloo[/:]|TCPStore|ProcessGroup|c10d::|\bNCCL (error|version|WARN)|c10::")
 
@@ -97,13 +99,13 @@ def _one_line(exception: ExceptionRecord) -> str:
 
 
 def _in_exit(exception: ExceptionRecord, masked: ExceptionRecord) -> bool:
-    """Return whether it was raised in the ``__exit__`` that its context passed through, by their frames."""
+    """Return whether it was raised in the cleanup that its context passed through, by their frames."""
     if not masked.frames:
         return False
     passed = masked.frames[0]
     for frame, inner in zip(exception.frames, exception.frames[1:], strict=False):
         if (frame.file, frame.function) == (passed.file, passed.function):
-            return inner.function in ("__exit__", "__aexit__")
+            return _CLEANUP.fullmatch(inner.function) is not None
     return False
 
 

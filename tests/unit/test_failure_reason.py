@@ -13,6 +13,7 @@ from ftslurm.failures.reason import is_bare_exit, links, reason
 from ftslurm.failures.record import from_exception
 from ftslurm.failures.retryability import retryability
 from ftslurm.failures.signature import LINES, of_output, signature
+from ftslurm.failures.traceback_text import tracebacks
 from ftslurm.records.error import ErrorRecord, ExceptionRecord, error_file
 
 
@@ -273,3 +274,25 @@ def test_a_failure_that_a_cleanup_hides_has_the_places_of_its_callers() -> None:
     found = reason(recorded(checkpoint))
     assert found.message == "[Errno 28] No space left on device"
     assert [frame.function for frame in found.frames][-2:] == ["checkpoint", "save"]
+
+
+def test_a_cleanup_that_a_traceback_in_a_text_names_hides_the_failure_before_it() -> None:
+    text = """\
+Traceback (most recent call last):
+  File "/home/ann/train.py", line 31, in harm
+    write(batch)
+  File "/home/ann/train.py", line 12, in write
+    raise ValueError("no label")
+ValueError: no label
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/home/ann/train.py", line 33, in harm
+    file.close()
+  File "/home/ann/train.py", line 18, in close
+    raise OSError("cannot close")
+OSError: cannot close
+"""
+    (found,) = tracebacks(text.split("\n"))
+    assert (reason(found.exception).type, reason(found.exception).message) == ("ValueError", "no label")
