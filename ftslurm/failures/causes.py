@@ -133,8 +133,12 @@ def _with_found(evidence: Evidence, cause: Cause, found: Evidence | None) -> str
 
 
 def _of_handled(handled: Evidence, cause: Cause) -> str:
-    """Describe an exception that was being handled by the root of its own chain."""
-    return _first_line(_describe(handled.root, cause))
+    """Describe an exception that was being handled by the root of its own chain, a group by its first member."""
+    root = handled.root
+    member = next((inner for how, inner in root.inner if how == MEMBER), None)
+    if member is None:
+        return _first_line(_describe(root, cause))
+    return f"{_first_line(_describe(member.root, cause))}, in {root.exception}"
 
 
 def _from(text: str, inner: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ftslurm.failures.causes import Cause, Evidence, HostResources, OomKills, Space
-from ftslurm.failures.evidence import CAUSE, CONTEXT, HANDLED
+from ftslurm.failures.evidence import CAUSE, CONTEXT, HANDLED, MEMBER
 from ftslurm.failures.message_line import message_line
 from ftslurm.failures.reason import EXIT
 from ftslurm.failures.record_summary import own_frame
@@ -74,7 +74,9 @@ def _count(evidence: Evidence) -> int:
 def _link(how: str, inner: Evidence) -> str:
     text = cut_middle(message_line(inner.message), _NOTE_LIMIT)
     place = f" at {own_frame(inner.frames).place}" if inner.frames else ""
-    return f"{how} {inner.exception}{f': {text}' if text else ''}{place}"
+    member = next((member for relation, member in inner.inner if relation == MEMBER), None)
+    more = f", with {_link('', member).strip()}" if member is not None and member.exception is not None else ""
+    return f"{how} {inner.exception}{f': {text}' if text else ''}{place}{more}"
 
 
 def _resource_lines(evidence: Evidence, cause: Cause, resources: HostResources) -> list[str]:

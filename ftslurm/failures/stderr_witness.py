@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Collection, Sequence
 
-from ftslurm.dataclasses import dataclass
+from ftslurm.dataclasses import dataclass, replace
 from ftslurm.failures.abort_message import abort_message
 from ftslurm.failures.reason import by_distributed, links
 from ftslurm.failures.traceback_text import LINE_LIMIT, Traceback, exception_in, tracebacks
@@ -227,13 +227,20 @@ class _Search:
         primary = [each for each in own if not _follows(each.exception)]
         for chosen in (named, primary, own):
             if chosen:
-                return self._of(chosen[-1])
+                return _called_at(self._of(chosen[-1]), last.exception.frames)
         before = _Search(self.lines, [], self.known).from_end(last.first)
         if before is not None:
             return before
         if rank is None:
             return self._of(last)
         return Witness(CHILD, f"rank {rank} of a nested launcher: {code}")
+
+
+def _called_at(inner: Witness, frames: tuple[Frame, ...]) -> Witness:
+    """Return the failure of a child process; where that has no file (``python -c``), at the place of its start."""
+    if inner.exception is None or any(not frame.file.startswith("<") for frame in inner.frames):
+        return inner
+    return replace(inner, exception=replace(inner.exception, frames=frames), frames=frames)
 
 
 def _of_traceback(lines: Sequence[str], found: Traceback) -> Witness:
