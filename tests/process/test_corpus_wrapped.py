@@ -100,6 +100,7 @@ def test_the_wrapping_changes_neither_rank_nor_place_nor_cause_of(case: Case, wr
         assert any(place in text for place in places[: 1 + case.name.startswith(CHAINS)]), text
     if case.name not in SIGNALS + EXITS:
         words = {case.words[0], *REASONS.get(case.name, ())} if case.words else {""}
+        words |= {"memory could not be allocated"} if "host-memory" in causes else set()
         assert any(each in " ".join(text.split()) for each in words), text
     _check_logs(run, tmp_path, text, never)
 
