@@ -114,6 +114,10 @@ def clip(text: str, width: int) -> str:
     return text if len(text) <= width else text[: max(0, width - 3)].rstrip() + "..."
 
 
+WORD = 48
+"""Longest word at a cut that is left out whole, in characters."""
+
+
 def cut_middle(text: str, limit: int) -> str:
     """Cut to about ``limit`` characters in the middle: messages begin with a subject and often end with the reason."""
     if len(text) <= limit:
@@ -127,9 +131,9 @@ def cut_middle(text: str, limit: int) -> str:
     # Not within a word, if one ends near by.
     first, last = text[:head], text[len(text) - (limit - 5 - head) :]
     begin, _, end = first.rpartition(" ")
-    first = begin if 0 < len(end) < min(16, head // 2) else first
+    first = begin if 0 < len(end) < min(WORD, head // 2) else first
     begin, _, end = last.partition(" ")
-    last = end if end and len(begin) < min(16, head // 2) else last
+    last = end if end and len(begin) < min(WORD, head // 2) else last
     return f"{first.rstrip()} ... {last.lstrip()}"
 
 

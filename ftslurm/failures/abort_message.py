@@ -11,6 +11,7 @@ from ftslurm.text import cut_middle
 
 LIMIT = 200
 _TAIL = 16 * 1024
+_NATIVE = re.compile(r"\[enforce fail at [^\]\n]{1,300}\] | Is there a distributed collective mismatch in your code\?")
 _THROWN = (
     r"^terminate called after throwing an instance of '(?P<type>[^'\n]{1,200})'(?:\n *what\(\): +(?P<what>[^\n]*))?"
     r"|^(?:libc\+\+abi(?:\.dylib)?: )terminating (?:due to|with) uncaught exception of type (?P<clang>[^\n]{1,300})"
@@ -35,7 +36,7 @@ def abort_message(tail: str) -> str:
     if found["type"]:
         # Without the inline namespace, a detail of the library.
         name = found["type"].replace("std::__cxx11::", "std::")
-        what = (found["what"] or "").strip()
+        what = _NATIVE.sub("", (found["what"] or "").strip())
         return _cut(name if what in ("", name) else f"{name}: {what}")  # std::bad_alloc is its own message
     return _cut(next(text for text in (found["clang"], found["plain"], found["assertion"], found["libc"]) if text))
 

@@ -56,8 +56,9 @@ def is_library(file: str) -> bool:
 
 
 def own_frame(frames: Sequence[Frame]) -> Frame:
-    """Return the innermost frame of the user's own code; without one, the innermost."""
-    return next((frame for frame in reversed(frames) if not is_library(frame.file)), frames[-1])
+    """Return the innermost frame of the user's own files, else of other code of the user's; else the innermost."""
+    own = [frame for frame in reversed(frames) if not is_library(frame.file)]
+    return next((frame for frame in own if not frame.file.startswith("<")), own[0] if own else frames[-1])
 
 
 def _where(exception: ExceptionRecord | None) -> str | None:

@@ -97,6 +97,8 @@ def _refused_memory(worker: FailedWorker) -> str | None:
 def _import(worker: FailedWorker, same: Alike | None, attempt: Attempt | None) -> str | None:
     if attempt is None or attempt.python is None or worker.exception is None:
         return None
+    if "circular import" in worker.exception.message or "partially initialized module" in worker.exception.message:
+        return "Modules import each other: move one of the imports into a function, or what both need into a third."
     python = safe(attempt.python)
     if worker.exception.type != "ModuleNotFoundError":
         return f"Check the environment of {python}, which ran the script."

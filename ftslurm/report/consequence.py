@@ -25,6 +25,8 @@ SHOWN, RANKS_SHOWN, LINE_LIMIT = 20, 2, 160
 _BROKEN = ("peer-reset", "nccl", "nccl-abort")
 _SOCKETS = ("ConnectionResetError", "ConnectionAbortedError", "ConnectionRefusedError", "BrokenPipeError", "EOFError")
 """What the program's own connections raise when the process at the other end has gone."""
+_ENDING_NS = 30 * 10**9
+"""Time from the moment at which a rank closes its connections until its process has ended."""
 _SOON_NS = 2 * 10**9
 """Time between a time-out and the connections that break because of it, until these are caught."""
 
@@ -176,8 +178,8 @@ def _before(clocks: Clocks, files: RoundFiles, node: str, worker: Worker, first:
         return True
     doubt = clocks.between(files.number, (node, worker.ended_ns), (first.node, first.time_ns))
     ended_ns = clocks.comparable_ns(files.number, node, worker.ended_ns)
-    # The agent notices an end later than its peers do.
-    return ended_ns <= clocks.comparable_ns(files.number, first.node, first.time_ns) + doubt.ns + _SOON_NS
+    # A rank closes its connections before its process ends, which may take long; and ftslurm had not stopped it.
+    return ended_ns <= clocks.comparable_ns(files.number, first.node, first.time_ns) + doubt.ns + _ENDING_NS
 
 
 def most_telling_first(clocks: Clocks, number: int, ordered: Sequence[FailedWorker]) -> list[FailedWorker]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _OF_CHILD = re.compile(
     r"returned non-zero exit status|died with <Signals|exits with return code|was terminated abruptly"
     r"|DataLoader worker .{0,60}(exited unexpectedly|is killed by signal)"
+    r"|\b(fail|exit|end|di)ed\b.{0,20} (exit ?)?(code|status) \(?-?[1-9]"
 )
 _NUMBER = re.compile(r"\d+")
 _CHILD_LIMIT = 200  # characters of a child's last line

@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 
 EARLIER_KEPT = 20
 
-WAITS = ("Empty", "Full", "TimeoutError", "Timeout", "BrokenBarrierError", "CancelledError")
-"""Types of exceptions of a wait in vain, perhaps for another thread."""
-
 
 @dataclass(frozen=True)
 class Cost:
@@ -230,8 +227,8 @@ def _of_worker(snapshot: Snapshot, clocks: Clocks, this: RoundVerdict) -> FirstF
 
 
 def _dead_thread(worker: FailedWorker, tails: Sequence[LogTail]) -> list[str]:
-    """Return which thread of a rank an exception had ended, if the rank then waited in vain."""
-    if worker.exception is None or worker.exception.type not in WAITS:
+    """Return which thread of a rank an exception had ended before: the rank may have waited for it, or its result."""
+    if worker.exception is None or worker.cause.cascade:
         return []
     from ftslurm.report.hang import dead_thread
 

@@ -70,7 +70,7 @@ ROWS: tuple[Cause, ...] = (
                     r"|appears not to match (sizes|strides) of the same param"),
           "Build the same model on all ranks: look for configuration, files or randomness that differ between them.",
           not_for="a checkpoint of another model", restart=POINTLESS, behind=True),
-    Cause("collective-mismatch", "the ranks called different collectives", PRIMARY,
+    Cause("collective-mismatch", "the ranks' collectives do not match", PRIMARY,
           either(exception(*_TORCH, text=r"mismatch between collectives"
                            r"|[Cc]ollective\w* .{0,60}(mismatch|inconsistent)"),
                  tail("SIGABRT", "gloo::EnforceNotMet'.*\n.*distributed collective mismatch")),

@@ -23,7 +23,8 @@ _NO_THREAD = rf"(?m)^({_NO_THREAD_LINE})"
 _REFUSED = either(
     exception("MemoryError"),
     exception(
-        "RuntimeError", text=r"DefaultCPUAllocator: can't alloc|\bbad_alloc\b|unable to mmap .{0,200}allocate memory"
+        "RuntimeError",
+        text=r"can't start new thread|DefaultCPUAllocator: can't alloc|\bbad_alloc\b|unable to mmap .{0,200}allocate memory",
     ),
     os_error(12),
 )

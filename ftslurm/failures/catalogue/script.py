@@ -49,8 +49,9 @@ ROWS: tuple[Cause, ...] = (
           not_for="a checksum of a downloaded file", restart=OLDER_CHECKPOINT, blame=PERHAPS),
     Cause("system-exit", "the script ended itself", PRIMARY, exception("SystemExit"),
           "Its reason is usually in the last lines of its output.", not_for="wrong usage", vague=True, silent=True),
-    Cause("interrupt", "interrupted", PRIMARY, exception("KeyboardInterrupt"),
-          not_for="a stop by ftslurm or Slurm", restart=POINTLESS),
+    Cause("interrupt", "interrupted by SIGINT", PRIMARY, exception("KeyboardInterrupt"),
+          "ftslurm did not send it: look for users or tools that send SIGINT to this rank.",
+          not_for="a stop by ftslurm or Slurm"),
     Cause("exception", "Python exception", PRIMARY, lambda e: e.exception is not None or e.kind == "exception",
           not_for="an exception that was caught", vague=True),
 )  # fmt: skip
