@@ -190,3 +190,33 @@ def test_a_link_that_the_user_names_is_followed(tmp_path: Path) -> None:
     (tmp_path / "slurm-7.out").write_text(TRACEBACK)
     (tmp_path / "latest").symlink_to("slurm-7.out")
     assert report_of_logs(tmp_path / "latest")["cause"]["what"] == "ValueError: bad batch"
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "label"),
+    [
+        ("{t}: ", "[rank{r}]: ", {"task": 2, "rank": 2}),
+        ("n{t}: ", "[rank{r}]: ", {"node": "n2", "rank": 2}),
+        ("n{t}: {t}: ", "[rank{r}]: ", {"node": "n2", "task": 2, "rank": 2}),
+        ("[default{t}]:", "[rank{r}]: ", {"local": 2, "rank": 2}),
+        ("{t}: [default{t}]: ", "[rank{r}]: ", {"task": 2, "local": 2, "rank": 2}),
+        ("2026-11-21T10:00:00.123Z {t}: ", "[rank{r}]: ", {"task": 2, "rank": 2}),
+        ("2026-11-21 10:00:00,123 ", "[rank{r}]: ", {"rank": 2}),
+    ],
+)
+def test_labels_nest(outer: str, inner: str, label: dict[str, object]) -> None:
+    both = outer + inner
+    text = "".join(f"{both.format(t=t, r=t)}step {i}\n" for i in range(3) for t in (0, 2))
+    text += "".join(f"{both.format(t=2, r=2)}{line}" for line in TRACEBACK.splitlines(True))
+    lines = labelled(cleaned(text))
+    own = next(each for each in streams(lines).values() if each[0].rank == 2)
+    assert {name: getattr(own[0], name) for name in label} == label
+    (found,) = tracebacks(own)
+    assert (found.headline, found.traceback) == ("ValueError: bad batch", TRACEBACK)
+
+
+def test_a_few_lines_have_labels_if_srun_proves_it() -> None:
+    ends = "srun: error: n3: task 6: Aborted"
+    assert labelled(["6: Memory access fault by GPU node-6", ends])[0].task == 6
+    assert labelled(["6: Memory", "0: slurmstepd: error: *** STEP 4.0 ON n0 ENDED ***"])[0].task == 6
+    assert labelled(["7: Memory access fault by GPU node-6", ends])[0].task is None

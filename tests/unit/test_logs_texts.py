@@ -244,6 +244,26 @@ TEXTS["faulthandler"] = (
     + 'Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007fb40f7dcb80 (most recent call first):\n  File "/w/seg.py", line 5 in <module>\nsrun: error: n1: task 2: Segmentation fault\n',
     "rank 2 on n1: segmentation fault",
 )
+TEXTS["labels of srun, torchrun and torch"] = (
+    " 0: [default0]:[rank0]: step 1\n"
+    + label(TB, 51, "12: [default3]:[rank{r}]: ")
+    + "srun: error: n2: task 12: Exited with exit code 1\n",
+    "rank 51 on n2: ValueError: bad batch 42 at /home/ann/model.py:88",
+)
+TEXTS["a local rank is no rank"] = (
+    "[default0]:[rank8]: step 5\n"
+    + label(TB, 11, "[default3]:[rank{r}]: ")
+    + "E1121 09:00:00.101000 991 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: 1) local_rank: 3 (pid: 994) of binary: /v/bin/python\nsrun: error: n2: task 1: Exited with exit code 1\n",
+    "rank 11: ValueError: bad batch 42",
+)
+TEXTS["a launcher as srun's task"] = (
+    "[rank20]:[W1121 09:00:04.100 TCPStore.cpp:125] [c10d] recvValue failed\nW1121 09:00:03.100000 881 torch/distributed/elastic/rendezvous/dynamic_rendezvous.py:1292] The node has failed to send a keep-alive heartbeat\nslurmstepd: error: Detected 1 oom_kill event in StepId=4711.0. Some of the step tasks have been OOM Killed.\nsrun: error: n1: task 0: Out Of Memory\n",
+    "some rank on n1: killed by the kernel: out of memory",
+)
+TEXTS["ranks that srun does not know"] = (
+    label(TB, 11) + label(GLOO, 4) + "srun: error: node-02: task 1: Exited with exit code 1\n",
+    "rank 11: ValueError: bad batch 42",
+)
 TEXTS["user exit code only"] = (
     steps(3) + "srun: error: n1: task 2: Exited with exit code 3\n",
     "rank 2 on n1: exit code 3",

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 
 from ftslurm.dataclasses import dataclass, replace
-from ftslurm.report.logs.lines import GAP, Line
+from ftslurm.report.logs.lines import GAP, Line, numbers
 from ftslurm.report.logs.noise import is_aftermath
 from ftslurm.report.logs.tracebacks import HEADER, Raised, tracebacks
 from ftslurm.slurm.nodelist import expand
@@ -294,7 +294,7 @@ def with_code(end: End, code: int) -> End:
 
 
 def _of_srun(line: Line, found: re.Match[str], aborted: bool) -> End:
-    end = End(line.number, "srun", line.text, node=found["node"], tasks=tuple(_numbers(found["tasks"])))
+    end = End(line.number, "srun", line.text, node=found["node"], tasks=tuple(numbers(found["tasks"])))
     if found["oom"]:
         return replace(end, signal="SIGKILL", oom=True)
     if found["code"]:
@@ -302,15 +302,6 @@ def _of_srun(line: Line, found: re.Match[str], aborted: bool) -> End:
     name = _SIGNALS[found["signal"]]
     # After srun began to end the step, it ends the other tasks by these signals.
     return replace(end, signal=name, stopped=aborted and name in ("SIGTERM", "SIGKILL", "SIGINT"))
-
-
-def _numbers(text: str) -> list[int]:
-    found: list[int] = []
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        if first.isdigit():
-            found += range(int(first), min(int(last or first), int(first) + 65536) + 1)
-    return found
 
 
 def _job_end(line: Line) -> JobEnd | None:

@@ -24,7 +24,7 @@ from ftslurm.report.logs.ends import End, Ends, JobEnd, ends_of, nodes_of
 from ftslurm.report.logs.lines import GAP, Line, streams
 from ftslurm.report.logs.noise import is_aftermath
 from ftslurm.report.logs.reasons import STRONG, Reason, reasons_of
-from ftslurm.report.logs.tracebacks import Crash, Raised, crashes, tracebacks
+from ftslurm.report.logs.tracebacks import HEADER, Crash, Raised, crashes, tracebacks
 from ftslurm.text import plural
 
 UNKNOWN = -1
@@ -39,6 +39,10 @@ BEFORE_OTHERS = 40
 TOGETHER_LINES = 3
 """Lines between two tracebacks of ranks that fail together; with more between, the first one was caught."""
 _DEATH_SIGNAL = re.compile(r"Received \S{1,10} death signal|SignalException: Process \d+ got signal")
+_OF_LAUNCHER = re.compile(
+    r"torch/distributed/(?:elastic/(?!multiprocessing/errors/__init__)|run\.py|launch)|torch\.distributed\.(?:run|launch|elastic)\b"
+    r"|File \"\S{1,400}/(?:torchrun|deepspeed|accelerate)\"|/deepspeed/launcher/|\[launch\.py:\d+:"
+)
 _LAUNCHERS = frozenset(("ChildFailedError", "SignalException", "ProcessExitedException"))
 _LAUNCHER_FILES = (
     "/accelerate/commands/", "/deepspeed/launcher/", "/torch/distributed/launch.py", "/torch/distributed/run.py",
@@ -90,15 +94,49 @@ def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = 
     return _Judge(lines, rank, node).result()
 
 
+class _Labels:
+    """What the labels of all lines say about the numbers of ranks, local ranks and tasks."""
+
+    def __init__(self, lines: Sequence[Line]) -> None:
+        self.ranks = {line.rank for line in lines if line.rank is not None}
+        self.by_local: dict[tuple[int | str | None, ...], set[int]] = {}
+        self.launched = any(line.local is not None for line in lines)
+        for line in lines:
+            if line.rank is None:
+                self.launched = self.launched or _OF_LAUNCHER.search(line.text) is not None
+                continue
+            if line.task is not None and line.task != line.rank:
+                self.launched = True
+            if line.local is not None:
+                for place in ((line.task, line.node, line.local), (None, None, line.local)):
+                    self.by_local.setdefault(place, set()).add(line.rank)
+
+    def rank_of(self, line: Line) -> int | None:
+        """Return the only rank that has this task, node and local rank in other lines."""
+        found = self.by_local.get((line.task, line.node, line.local), set())
+        return next(iter(found)) if len(found) == 1 else None
+
+    def excludes(self, local: int) -> bool:
+        """Whether a local rank cannot be the rank, because this is not the log of the first node."""
+        return bool(self.ranks) and min(self.ranks) > local
+
+
 class _Judge:
     def __init__(self, lines: Sequence[Line], rank: int | None, node: str | None) -> None:
         self.lines, self.rank, self.node = lines, rank, node
         self.ends: Ends = ends_of(lines)
         self.streams = {key: unboxed(own) for key, own in streams(lines).items()}
+        self.labels = _Labels(lines)
         self.launched = any(end.by in ("torchrun", "table", "deepspeed", "spawn") for end in self.ends.processes)
-        self.launched = self.launched or any(line.local is not None for line in lines)
+        self.launched = self.launched or self.labels.launched or self.unnamed_by_srun(lines)
         self.locals = {
             end.rank: end.local for end in self.ends.processes if end.rank is not None and end.local is not None
+        }
+        self.task_nodes: dict[int | None, str] = {
+            task: nodes_of(end.node)[0]
+            for end in self.ends.processes
+            for task in end.tasks
+            if len(nodes_of(end.node)) == 1
         }
         self.covered: set[int] = set()  # lines of tracebacks
         self.doubtful: list[Raised] = []  # exceptions that were perhaps caught
@@ -160,6 +198,12 @@ class _Judge:
         by_launcher = any(end.by in ("torchrun", "table", "deepspeed", "mpirun") for end in self.ends.processes)
         return several or by_launcher or any(line.task is not None or line.local is not None for line in self.lines)
 
+    def unnamed_by_srun(self, lines: Sequence[Line]) -> bool:
+        """Whether ranks failed whose numbers srun does not have: its tasks are launchers."""
+        tasks = {task for end in self.ends.processes for task in end.tasks if end.by == "srun"}
+        failed = {line.rank for line in lines if line.rank is not None and line.text.startswith(HEADER)}
+        return bool(tasks and failed) and not failed & tasks
+
     def rank_of(self, line: Line) -> int | None:
         """Return the rank of a line's stream."""
         if self.rank is not None:
@@ -170,6 +214,9 @@ class _Judge:
             return line.task
         if line.local is None:
             return None
+        named = self.labels.rank_of(line)
+        if named is not None or self.labels.excludes(line.local):
+            return named
         rows = {end.rank for end in self.ends.processes if end.by == "table" and end.local == line.local}
         if len(rows) == 1:
             return rows.pop()
@@ -448,7 +495,8 @@ class _Judge:
         else:
             error = _rank_error(rank, thing.kind, thing.message, thing.number)
             error = replace(error, exit_code=thing.code, signal=thing.signal)
-        return replace(error, node=node or thing.line.node or self.node, local_rank=thing.line.local)
+        node = node or thing.line.node or self.node or self.task_nodes.get(thing.line.task)
+        return replace(error, node=node, local_rank=thing.line.local)
 
     def sole_node(self, end: End | None) -> str | None:
         """The node of the only task that ended."""
