@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from ftslurm.report.command import main
-from ftslurm.report.logs.files import outputs
+from ftslurm.report.logs.files import Output, outputs
 from ftslurm.report.logs.lines import GAP, Line, cleaned, labelled, lines_of, streams
 from ftslurm.report.logs.reading import BLOCK, CHUNK, Excerpt, read_chunks
 from ftslurm.report.logs.tracebacks import tracebacks
 from ftslurm.report.logs.untangle import untangled
 from ftslurm.report.pipeline import report_of_logs
+from ftslurm.report.text import render
 
 TRACEBACK = """\
 Traceback (most recent call last):
@@ -152,18 +153,78 @@ def test_of_a_directory_the_newest_jobs_files_are_read(tmp_path: Path) -> None:
     assert [each.path.name for each in outputs(tmp_path)] == ["slurm-8.out", "slurm-8.err"]
 
 
-def test_files_of_single_ranks_are_known_by_their_names_but_array_tasks_are_jobs(tmp_path: Path) -> None:
-    for folder, names in (
-        ("a", ["9_0_log.err", "9_1_log.err", "9_0_log.out"]),
-        ("b", ["slurm-9_0.out", "slurm-9_1.out"]),
-    ):
-        (tmp_path / folder).mkdir()
-        for i, name in enumerate(names):
-            (tmp_path / folder / name).write_text("x\n")
-            os.utime(tmp_path / folder / name, (1000 + i, 1000 + i))
-    ranks = [(each.path.name, each.rank) for each in outputs(tmp_path / "a")]
-    assert ranks == [("9_0_log.out", 0), ("9_0_log.err", 0), ("9_1_log.err", 1)]
-    assert [(each.path.name, each.rank) for each in outputs(tmp_path / "b")] == [("slurm-9_1.out", None)]
+FAMILIES = {
+    "submitit": ("9_0_log.out 9_0_log.err 9_1_log.err", "0 0 1"),
+    "tasks or an array": ("slurm-9_0.out slurm-9_1.out", "- -"),
+    "tasks of a job": ("job-771_0.out job-771_1.out job-771_2.out", "0 1 2"),
+    "streams": ("train_9771_n1_0.out train_9771_n1_0.err train_9771_n1_1.err", "n1/0 n1/0 n1/1"),
+    "local ranks of nodes": ("t-771-n1-0.err t-771-n1-1.err t-771-n2-0.err", "n1/l0 n1/l1 n2/l0"),
+    "only numbers": ("log.0 log.1 log.2", "0 1 2"),
+    "plain texts": ("out_0.txt out_1.txt", "0 1"),
+    "nodes": ("node0.log node1.log", "node0 node1"),
+    "nodes that do not count": ("771-nid003.out 771-nid117.out", "nid003 nid117"),
+    "hosts of different names": ("771.cn-a-04.err 771.gpu-07.err", "- -"),
+    "the job and its tasks": ("slurm-771.out 771_0.err 771_1.err", "0 1 -"),
+    "folders": ("771/rank0/stderr 771/rank1/stderr 771/rank1/stdout", "0 1 1"),
+    "local ranks": ("local_rank0.log local_rank1.log", "l0 l1"),
+}
+OTHERS = {
+    "older jobs": ("slurm-7.out slurm-8.out", "slurm-8.out"),
+    "numbered runs": ("run1.log run2.log", "run2.log"),
+    "tasks of an older job": ("job-771_0.out job-771_1.out job-772_0.out job-772_1.out", "job-772_0.out job-772_1.out"),
+    "other programs": ("eval.log train.log", "train.log"),
+    "rotated": ("train.log.2 train.log.1 train.log", "train.log"),
+}
+
+
+def written(folder: Path, names: str, text: str = "x\n") -> None:
+    for i, name in enumerate(names.split()):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+        os.utime(folder / name, (1000 + i, 1000 + i))
+
+
+def shown(each: Output) -> str:
+    number = f"l{each.local}" if each.local is not None else str(each.task) if each.task is not None else ""
+    return "/".join(part for part in (each.node or "", number) if part) or "-"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_files_of_all_ranks_of_a_job_are_read_and_known_by_their_names(tmp_path: Path, name: str) -> None:
+    names, labels = FAMILIES[name]
+    written(tmp_path, names)
+    found = outputs(tmp_path)
+    assert sorted(str(each.path.relative_to(tmp_path)) for each in found) == sorted(names.split())
+    assert [shown(each) for each in found] == labels.split()
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_files_of_other_jobs_are_not_read(tmp_path: Path, name: str) -> None:
+    names, read = OTHERS[name]
+    written(tmp_path, names)
+    assert [each.path.name for each in outputs(tmp_path)] == read.split()
+    text = " ".join(render(report_of_logs(tmp_path)).split())
+    assert "not read, as of other jobs: " in text
+
+
+def test_one_file_of_many_names_its_siblings(tmp_path: Path) -> None:
+    written(tmp_path, "job-771_0.out job-771_1.out job-771_2.out job-772_0.out", "step 1\n")
+    (tmp_path / "job-771_2.out").write_text(TRACEBACK)
+    text = " ".join(render(report_of_logs(tmp_path / "job-771_0.out")).split())
+    expected = "2 files beside it belong to the same job (job-771_1.out, job-771_2.out): name the directory instead"
+    assert expected in text
+    for name in ("job-772_0.out",):
+        (tmp_path / name).unlink()
+    assert report_of_logs(tmp_path)["cause"]["rank"] == 2
+
+
+def test_files_that_begin_alike_are_no_attempts(tmp_path: Path) -> None:
+    head = "Loading modules\nPython 3.11\nhost ready\n"
+    (tmp_path / "node0.log").write_text(f"{head}step 1\n{TRACEBACK}")
+    (tmp_path / "node1.log").write_text(f"{head}step 1\nsrun: error: n2: task 1: Exited with exit code 1\n")
+    report = report_of_logs(tmp_path)
+    assert len(report["rounds"]) == 1
+    assert report["cause"]["what"] == "ValueError: bad batch"
 
 
 def test_a_pipe_is_read_and_the_exit_code_tells_whether_there_was_a_failure(

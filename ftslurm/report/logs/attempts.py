@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from ftslurm.report.logs.ends import End, Ends
+from ftslurm.report.logs.ends import End, Ends, ends_of
 from ftslurm.report.logs.lines import GAP, Line
 from ftslurm.report.logs.noise import is_aftermath
 
@@ -18,6 +18,17 @@ LIMIT = 64
 MOVED_ON = 30
 """Lines of output after Slurm's line by which the job has begun again; a job that is being stopped prints fewer."""
 _DIGITS = re.compile(r"\d+")
+
+
+def split_parts(lines: Sequence[Line]) -> list[Sequence[Line]]:
+    """Return the lines of each attempt, oldest first; of several files, the last attempts of all are the same one."""
+    parts: dict[int, list[Line]] = {}
+    for line in lines:
+        parts.setdefault(line.part, []).append(line)
+    each = [split(own, ends_of(own)) for own in parts.values()]
+    count = max(map(len, each), default=1)
+    of_attempt = [[own[i - count] for own in each if len(own) >= count - i] for i in range(count)]
+    return [[line for own in those for line in own] for those in of_attempt]
 
 
 def split(lines: Sequence[Line], ends: Ends) -> list[Sequence[Line]]:
@@ -105,4 +116,4 @@ def _mask(text: str) -> str:
     return _DIGITS.sub("#", text[:200])
 
 
-__all__ = ["split"]
+__all__ = ["split", "split_parts"]

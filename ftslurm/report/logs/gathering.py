@@ -18,7 +18,7 @@ from ftslurm.records.attempt import SchedulerView
 from ftslurm.report.facts import UNNAMED, Attempt, LogTail, Problem, RoundFiles, RoundNode, Run, Snapshot, Worker
 from ftslurm.report.logs import attempts, torchrun
 from ftslurm.report.logs.ends import ends_of
-from ftslurm.report.logs.files import Output, outputs, owners_of, read_outputs
+from ftslurm.report.logs.files import Output, beside, outputs, owners_of, read_outputs, unread
 from ftslurm.report.logs.judging import Judged, judge
 from ftslurm.report.logs.lines import GAP, Line, lines_of
 from ftslurm.report.logs.reading import Excerpt, is_stream, read_stream, stdin_excerpt
@@ -57,11 +57,12 @@ def gather_logs(path: Path, *, now_ns: int | None = None, causes: Sequence[Cause
     # A link that the user names is followed; links in a directory are not.
     real = path.resolve()
     if not real.is_dir():
-        return gather_files(str(path), [real], now_ns=now_ns, causes=causes)
+        return gather_files(str(path), [real], now_ns=now_ns, causes=causes, notes=beside(real))
     owners, problems = owners_of([real]), list[Problem]()
     runs = torchrun.runs_in(real)
     if not runs:
-        return gather_files(str(path), outputs(real), now_ns=now_ns, causes=causes)
+        those = outputs(real)
+        return gather_files(str(path), those, now_ns=now_ns, causes=causes, notes=unread(real, those))
     lines, _ = read_outputs(torchrun.outputs_beside(real, runs), owners, problems)
     rounds = torchrun.rounds_of(runs, owners, ends_of(lines), problems)
     if not rounds:
@@ -73,15 +74,20 @@ def gather_logs(path: Path, *, now_ns: int | None = None, causes: Sequence[Cause
 
 
 def gather_files(
-    name: str, paths: Sequence[Path | Output], *, now_ns: int | None = None, causes: Sequence[Cause] | None = None
+    name: str,
+    paths: Sequence[Path | Output],
+    *,
+    now_ns: int | None = None,
+    causes: Sequence[Cause] | None = None,
+    notes: Sequence[str] = (),
 ) -> Snapshot:
-    """Read the output files of one job; see `gather_logs`."""
-    those = [each if isinstance(each, Output) else Output(each, None) for each in paths]
+    """Read the output files of one job; see `gather_logs`; ``notes``: on the choice of files, for the reader."""
+    those = [each if isinstance(each, Output) else Output(each) for each in paths]
     problems: list[Problem] = []
     lines, read = read_outputs(those, owners_of([each.path for each in those]) if those else frozenset(), problems)
     if not read and not problems:
         raise _nothing(Path(name))
-    return _of_lines(name, lines, read, problems, now_ns, causes)
+    return _of_lines(name, lines, read, problems, now_ns, causes, notes)
 
 
 def of_excerpts(
@@ -110,8 +116,9 @@ def _of_lines(
     problems: list[Problem],
     now_ns: int | None,
     causes: Sequence[Cause] | None,
+    remarks: Sequence[str] = (),
 ) -> Snapshot:
-    parts = attempts.split(lines, ends_of(lines))
+    parts = attempts.split_parts(lines)
     judged = [judge(part) for part in parts]
     paths = ", ".join(str(path) for path, _ in read[:3])
     size = sum(excerpt.size for _, excerpt in read)
@@ -119,7 +126,7 @@ def _of_lines(
     notes = list(judged[-1].notes)
     if not judged[-1].errors and judged[-1].state is None:
         notes += _last_words(parts[-1], any(excerpt.open_end for _, excerpt in read))
-    return _snapshot(name, rounds, judged, problems, notes, now_ns, causes)
+    return _snapshot(name, rounds, judged, problems, [*notes, *remarks], now_ns, causes)
 
 
 def _last_words(lines: Sequence[Line], open_end: bool) -> list[str]:

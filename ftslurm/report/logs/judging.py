@@ -223,7 +223,8 @@ class _Judge:
         agents = {end.agent for end in self.ends.processes if end.by == "torchrun"}
         hosts = {end.node for end in self.ends.processes if end.by == "table"}
         tasks = {each.task for each in self.lines if each.task is not None}
-        if max(len(agents), len(hosts), len(tasks)) == 1 and not rows:
+        nodes = {each.node for each in self.lines if each.node is not None}
+        if max(len(agents), len(hosts), len(tasks), len(nodes)) == 1 and not rows:
             return line.local
         return None
 

@@ -35,7 +35,8 @@ _BEHIND = re.compile(r"(?m)^(?P<before>[^\n]{1,8192}?)(?P<traceback>\[rank\d{1,6
 _BY_SLURM = re.compile(r"(srun|slurmstepd|sbatch|slurmd|salloc|slurm_script)\b")
 _STAMP = re.compile(r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?:? (?=\S)")
 _LABELS = re.compile(
-    rf"(?:{_STAMP.pattern})?(?:{_TASK.pattern}|{_HOST.pattern}|\[[a-z][a-z_]{{0,20}}?\d{{1,4}}\]: ?|\[1,\d+\][^:]{{0,9}}:)*"
+    rf"(?:{_STAMP.pattern})?"
+    rf"(?:{_TASK.pattern}|{_HOST.pattern}|\[[a-z][a-z_]{{0,20}}?\d{{1,4}}\]: ?|\[1,\d+\][^:]{{0,9}}:)*"
 )
 _OF_STEP = re.compile(r" {0,6}\d{1,6}: (?:slurmstepd|srun): ")
 _TASKS_ENDED = re.compile(r"srun: error: \S{1,300}: tasks? ([\d,-]{1,300}): ")
@@ -44,7 +45,8 @@ _TASKS_ENDED = re.compile(r"srun: error: \S{1,300}: tasks? ([\d,-]{1,300}): ")
 class Line(NamedTuple):
     """A line of a log: its text without its label.
 
-    ``number`` orders all lines of a job; ``task``: srun's label, a rank's or an agent's; ``local``: the local rank.
+    ``number`` orders all lines of a job; ``task``: srun's label, a rank's or an agent's; ``local``: the local rank;
+    ``part``: differs between files of different processes.
     """
 
     text: str
@@ -53,11 +55,12 @@ class Line(NamedTuple):
     task: int | None = None
     local: int | None = None
     node: str | None = None
+    part: int = 0
 
     @property
     def key(self) -> tuple[int | str | None, ...]:
         """Equal for lines of one stream."""
-        return self.rank, self.task, self.local, self.node
+        return self.rank, self.task, self.local, self.node, self.part
 
 
 def lines_of(excerpt: Excerpt) -> list[Line]:
@@ -199,8 +202,9 @@ def streams(lines: Iterable[Line]) -> dict[tuple[int | str | None, ...], list[Li
     for line in lines:
         if line.text == GAP:
             # In each stream something may have been left out.
-            for own in found.values():
-                own.append(line)
+            for key, own in found.items():
+                if key[-1] == line.part:
+                    own.append(line)
             continue
         found.setdefault(line.key, []).append(line)
     return found

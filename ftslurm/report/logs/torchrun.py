@@ -22,7 +22,8 @@ from ftslurm.sharedfs.bounded_read import Malformed, list_directory, parse_json,
 
 TAIL_LIMIT = 256 * 1024
 RECORD_LIMIT = 1 << 20
-SLACK_NS = 2 * 10**9  # files of two nodes have times of two clocks
+TEMPFILE_LETTERS = 8
+SLACK_NS = 10 * 10**9  # files of two nodes have times of two clocks
 BESIDE_NS = 120 * 10**9
 """Time after the last line of the ranks in which the launcher writes its table."""
 MAX_RUNS, MAX_ATTEMPTS = 4096, 64
@@ -86,8 +87,13 @@ def _together(runs: list[Path]) -> list[Path]:
         return runs
     newest = max(runs, key=lambda run: spans[run][1])
     begin, end = spans[newest][0] - SLACK_NS, spans[newest][1]
-    name = newest.name.rpartition("_")[0]
-    return [r for r in runs if r.name.rpartition("_")[0] == name and spans[r][0] <= end and spans[r][1] >= begin]
+    name = _run_id(newest)
+    return [r for r in runs if _run_id(r) == name and spans[r][0] <= end and spans[r][1] >= begin]
+
+
+def _run_id(run: Path) -> str:
+    """The part of a folder's name before the eight letters that tempfile adds, which may contain "_"."""
+    return run.name[: -len("_") - TEMPFILE_LETTERS]
 
 
 def _span(run: Path) -> tuple[int, int]:
