@@ -15,6 +15,7 @@ from ftslurm.report.command import main
 from ftslurm.report.logs.files import Output, outputs
 from ftslurm.report.logs.lines import GAP, Line, cleaned, labelled, lines_of, streams
 from ftslurm.report.logs.reading import BLOCK, CHUNK, Excerpt, read_chunks
+from ftslurm.report.logs.success import says_completed
 from ftslurm.report.logs.tracebacks import tracebacks
 from ftslurm.report.logs.untangle import untangled
 from ftslurm.report.pipeline import report_of_logs
@@ -193,7 +194,7 @@ def shown(each: Output) -> str:
 def test_the_files_of_all_ranks_of_a_job_are_read_and_known_by_their_names(tmp_path: Path, name: str) -> None:
     names, labels = FAMILIES[name]
     written(tmp_path, names)
-    found = outputs(tmp_path)
+    found = outputs(tmp_path, depth=2)
     assert sorted(str(each.path.relative_to(tmp_path)) for each in found) == sorted(names.split())
     assert [shown(each) for each in found] == labels.split()
 
@@ -281,3 +282,30 @@ def test_a_few_lines_have_labels_if_srun_proves_it() -> None:
     assert labelled(["6: Memory access fault by GPU node-6", ends])[0].task == 6
     assert labelled(["6: Memory", "0: slurmstepd: error: *** STEP 4.0 ON n0 ENDED ***"])[0].task == 6
     assert labelled(["7: Memory access fault by GPU node-6", ends])[0].task is None
+
+
+@pytest.mark.parametrize(
+    ("text", "completed"),
+    [
+        ("Training complete. Saved final model to /ckpt/final", True),
+        ("[2026-11-20 10:00:00] INFO train.py:88: training finished in 3:00:11", True),
+        ("=> All done", True),
+        ("finished", True),
+        ("Epoch 3 finished", False),
+        ("finished loading the dataset", False),
+        ("done with errors", False),
+        ("Job finished with exit code 1", False),
+        ("Training failed", False),
+        ("not done", False),
+    ],
+)
+def test_a_program_says_that_it_has_done_its_work(text: str, completed: bool) -> None:
+    assert says_completed(text) is completed
+
+
+def test_an_exception_in_stderr_was_caught_if_stdout_ends_with_success(tmp_path: Path) -> None:
+    (tmp_path / "train-7.err").write_text(TRACEBACK)
+    (tmp_path / "train-7.out").write_text("step 1\nTraining finished\n")
+    assert report_of_logs(tmp_path)["cause"] is None
+    (tmp_path / "train-7.out").write_text("step 1\nstep 2\n")
+    assert report_of_logs(tmp_path)["cause"]["what"] == "ValueError: bad batch"

@@ -264,6 +264,45 @@ TEXTS["ranks that srun does not know"] = (
     label(TB, 11) + label(GLOO, 4) + "srun: error: node-02: task 1: Exited with exit code 1\n",
     "rank 11: ValueError: bad batch 42",
 )
+AT = "slurmstepd: error: *** JOB 4711 ON n1 CANCELLED AT 2026-11-20T10:01:46 DUE TO "
+TEXTS["preempted, then done"] = (
+    steps(3) + AT + "PREEMPTION ***\nresuming from step 3\nstep 4 loss 2\nTraining complete. Saved to /ckpt\n",
+    "no failure",
+)
+TEXTS["node failure, then done"] = (
+    "[2026-11-20 09:00:00] Modules\n" + steps(3) + AT + "NODE FAILURE ***\n[2026-11-20 10:14:00] Modules\n" + steps(3),
+    "no failure",
+)
+TEXTS["preempted while it ends"] = (
+    steps(3) + AT + "PREEMPTION ***\n[2026-11-20 10:01:47] saving\nstep 4 loss 2\nsaved, exiting\n",
+    "stopped: preempted",
+)
+TORCHRUN = (
+    "E1121 09:00:0{n}.1 991 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: 1) local_rank: {n}"
+    " (pid: 99{n}) of binary: /v/bin/python\n"
+)
+TEXTS["torchrun's restarts end well"] = (
+    label(TB, 0, "[rank{r}]: ") + TORCHRUN.format(n=0) + label(TB, 1, "[rank{r}]: ") + TORCHRUN.format(n=1) + steps(3),
+    "no failure",
+)
+TEXTS["torchrun's last restart fails"] = (
+    label(GLOO, 0, "[rank{r}]: ")
+    + TORCHRUN.format(n=0)
+    + steps(3)
+    + label(TB, 1, "[rank{r}]: ")
+    + TORCHRUN.format(n=1)
+    + 'Traceback (most recent call last):\n  File "/v/bin/torchrun", line 8, in <module>\n    sys.exit(main())\ntorch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n',
+    "rank 1: ValueError: bad batch 42 at /home/ann/model.py:88 in forward, attempt 2",
+)
+TEXTS["a step fails, the next one ends well"] = (
+    steps(3) + TB + "srun: error: n1: task 0: Exited with exit code 1\n" + steps(5) + "Training finished\n",
+    "no failure",
+)
+TEXTS["a step fails, the script goes on"] = (
+    steps(3) + TB + "srun: error: n1: task 0: Exited with exit code 1\ncopying logs\nJob finished at Fri Nov 21\n",
+    "rank 0 on n1: ValueError: bad batch 42",
+)
+TEXTS["atexit"] = (steps(3) + "Training complete\nError in atexit._run_exitfuncs:\n" + TB, "no failure")
 TEXTS["user exit code only"] = (
     steps(3) + "srun: error: n1: task 2: Exited with exit code 3\n",
     "rank 2 on n1: exit code 3",

@@ -163,6 +163,16 @@ def test_an_older_job_in_the_same_log_directory_is_left_out(tmp_path: Path) -> N
     assert cause(tmp_path / "job_old")["what"] == BAD_BATCH
 
 
+def test_a_traceback_was_caught_if_the_worker_says_then_that_it_has_done_its_work(tmp_path: Path) -> None:
+    torchrun(tmp_path, {0: PLAIN, 1: PLAIN})
+    for rank in (0, 1):
+        (next(tmp_path.rglob(f"attempt_0/{rank}")) / "stdout.log").write_text("step 1\nfinished\n")
+    assert report_of_logs(tmp_path)["cause"] is None
+    torchrun(tmp_path, {0: of_rank(0, PLAIN), 1: ""}, attempt=1)
+    (next(tmp_path.rglob("attempt_1/0")) / "stdout.log").write_text("step 1\nfinished\n")
+    assert cause(tmp_path)["rank"] == 0
+
+
 def test_each_attempt_is_a_round(tmp_path: Path) -> None:
     torchrun(tmp_path, {0: PLAIN})
     torchrun(tmp_path, {0: CRASH}, attempt=1)

@@ -71,10 +71,7 @@ def family(of: str, times: Mapping[str, int]) -> list[Output]:
         found = [each._replace(task=None, local=each.task) if each.node else each for each in found]
     found += [Output(name) for name in more]
     keys: dict[object, int] = {}
-    numbered = [
-        each._replace(part=keys.setdefault(_process(each.path), len(keys))) for each in sorted(found, key=_order)
-    ]
-    return numbered
+    return [each._replace(part=keys.setdefault(_process(each.path), len(keys))) for each in sorted(found, key=_order)]
 
 
 def _places(of: str, shapes: Sequence[str], times: Mapping[str, int]) -> tuple[list[int], list[int]]:

@@ -10,6 +10,7 @@ from ftslurm.report.facts import Problem
 from ftslurm.report.logs.families import family, is_output
 from ftslurm.report.logs.lines import Line, lines_of
 from ftslurm.report.logs.reading import Excerpt, read_path
+from ftslurm.report.logs.success import ends_well
 from ftslurm.sharedfs.bounded_read import Malformed, list_directory
 from ftslurm.text import names as listed
 from ftslurm.text import plural
@@ -30,9 +31,15 @@ class Output(NamedTuple):
     part: int = 0
 
 
-def outputs(folder: Path, job: str | None = None) -> list[Output]:
-    """Return the output files of a job in a directory, in the order of parts and streams; None: of the newest one."""
-    times = _times(folder)
+def outputs(folder: Path, job: str | None = None, *, depth: int = 0) -> list[Output]:
+    """Return the output files of a job in a directory, in the order of parts and streams; None: of the newest one.
+
+    Args:
+        folder: the directory.
+        job: the job.
+        depth: levels of folders that are searched if the directory itself has no output file.
+    """
+    times = _times(folder, depth)
     if job is not None:
         times = {name: time for name, time in times.items() if job in _jobs(name)}
     if not times:
@@ -52,7 +59,7 @@ def siblings(path: Path) -> list[Path]:
 def unread(folder: Path, those: Sequence[Output]) -> list[str]:
     """Return a note on the output files of a directory that were not read, and on what was; empty: there is none."""
     read = {each.path for each in those}
-    left = [name for name in _times(folder) if folder / name not in read]
+    left = [name for name in _times(folder, DEPTH) if folder / name not in read]
     notes = []
     if len({each.part for each in those}) > 1:
         shown = listed([str(each.path.relative_to(folder)) for each in those])
@@ -76,10 +83,10 @@ def _of_family(folder: Path, name: str, times: dict[str, int]) -> list[Output]:
     return [Output(folder / each.path, *each[1:]) for each in family(name, times)]
 
 
-def _times(folder: Path) -> dict[str, int]:
-    """Return the times of the output files in a directory; of one without, those in its folders."""
+def _times(folder: Path, depth: int) -> dict[str, int]:
+    """Return the times of the output files in a directory; of one without, of those in its folders."""
     level = [""]
-    for _ in range(DEPTH + 1):
+    for _ in range(depth + 1):
         found = {name: time for each in level for name, time in _times_in(folder, each).items() if is_output(name)}
         if found:
             return dict(list(found.items())[:MAX_FILES])
@@ -104,14 +111,18 @@ def read_outputs(
     those: Sequence[Output], owners: frozenset[int], problems: list[Problem]
 ) -> tuple[list[Line], list[tuple[Path, Excerpt]]]:
     """Return the lines of these files, one after another, and what was read."""
-    lines: list[Line] = []
+    parts: dict[int, list[tuple[Output, list[Line]]]] = {}
     read: list[tuple[Path, Excerpt]] = []
     for output in those:
         excerpt = excerpt_of(output.path, owners, problems)
-        if excerpt is None:
-            continue
-        read.append((output.path, excerpt))
-        lines += [_named(line, len(lines) + i, output) for i, line in enumerate(lines_of(excerpt))]
+        if excerpt is not None:
+            read.append((output.path, excerpt))
+            parts.setdefault(output.part, []).append((output, lines_of(excerpt)))
+    lines: list[Line] = []
+    for part in parts.values():
+        # Which of a process's streams was written last cannot be seen: its words on its own success are the last ones.
+        for output, own in sorted(part, key=lambda each: ends_well(each[1])):
+            lines += [_named(line, len(lines) + i, output) for i, line in enumerate(own)]
     return lines, read
 
 
@@ -155,5 +166,16 @@ def owners_of(paths: Iterable[Path]) -> frozenset[int]:
     return frozenset({path.stat().st_uid for path in paths} | {0})
 
 
-__all__ = ["Output", "beside", "excerpt_of", "folders", "is_output", "mtime_ns", "outputs", "owners_of", "read_outputs"]
+__all__ = [
+    "DEPTH",
+    "Output",
+    "beside",
+    "excerpt_of",
+    "folders",
+    "is_output",
+    "mtime_ns",
+    "outputs",
+    "owners_of",
+    "read_outputs",
+]
 __all__ += ["siblings", "unread"]

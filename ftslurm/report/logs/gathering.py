@@ -18,7 +18,7 @@ from ftslurm.records.attempt import SchedulerView
 from ftslurm.report.facts import UNNAMED, Attempt, LogTail, Problem, RoundFiles, RoundNode, Run, Snapshot, Worker
 from ftslurm.report.logs import attempts, torchrun
 from ftslurm.report.logs.ends import ends_of
-from ftslurm.report.logs.files import Output, beside, outputs, owners_of, read_outputs, unread
+from ftslurm.report.logs.files import DEPTH, Output, beside, outputs, owners_of, read_outputs, unread
 from ftslurm.report.logs.judging import Judged, judge
 from ftslurm.report.logs.lines import GAP, Line, lines_of
 from ftslurm.report.logs.reading import Excerpt, is_stream, read_stream, stdin_excerpt
@@ -61,7 +61,7 @@ def gather_logs(path: Path, *, now_ns: int | None = None, causes: Sequence[Cause
     owners, problems = owners_of([real]), list[Problem]()
     runs = torchrun.runs_in(real)
     if not runs:
-        those = outputs(real)
+        those = outputs(real, depth=DEPTH)
         return gather_files(str(path), those, now_ns=now_ns, causes=causes, notes=unread(real, those))
     lines, _ = read_outputs(torchrun.outputs_beside(real, runs), owners, problems)
     rounds = torchrun.rounds_of(runs, owners, ends_of(lines), problems)
