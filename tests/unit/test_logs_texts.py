@@ -303,6 +303,21 @@ TEXTS["a step fails, the script goes on"] = (
     "rank 0 on n1: ValueError: bad batch 42",
 )
 TEXTS["atexit"] = (steps(3) + "Training complete\nError in atexit._run_exitfuncs:\n" + TB, "no failure")
+TEXTS["a logger's traceback long before the watchdog"] = (
+    "10:00:01,001 | INFO | rank 0/8 | starting\n10:00:01,021 | INFO | rank 5/8 | starting\n"
+    "10:00:31,021 | ERROR | rank 5/8 | Failed to load shard\n"
+    + TB
+    + "10:00:31,040 | CRITICAL | rank 5/8 | aborting run\n10:10:31,040 | ERROR | rank 0/8 | NCCL timeout\n"
+    + "[rank0]:[E1121 10:10:31.102345 ProcessGroupNCCL.cpp:629] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3, OpType=ALLREDUCE) ran for 600012 milliseconds before timing out.\nsrun: error: n1: task 0: Aborted (core dumped)\n",
+    "rank 5: ValueError: bad batch 42",
+)
+TEXTS["a logger's traceback of a rank that goes on"] = (
+    "10:00:31,021 | ERROR | rank 5/8 | Failed to load shard\n"
+    + TB
+    + "10:00:31,040 | INFO | rank 5/8 | using the next shard\n10:10:31,040 | ERROR | rank 0/8 | NCCL timeout\n"
+    + "[rank0]:[E1121 10:10:31.102345 ProcessGroupNCCL.cpp:629] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3, OpType=ALLREDUCE) ran for 600012 milliseconds before timing out.\nsrun: error: n1: task 0: Aborted (core dumped)\n",
+    "rank 0 on n1: NCCL's watchdog aborted the process",
+)
 TEXTS["user exit code only"] = (
     steps(3) + "srun: error: n1: task 2: Exited with exit code 3\n",
     "rank 2 on n1: exit code 3",

@@ -43,9 +43,15 @@ def split_parts(lines: Sequence[Line]) -> list[Sequence[Line]]:
 
 def split(lines: Sequence[Line], ends: Ends) -> list[Sequence[Line]]:
     """Return the lines of each attempt, oldest first."""
-    restarts = (_repeated(ends.processes), _requeued(lines, ends), _restarted(lines, ends), _begins(lines))
-    restarts = (*restarts, _next_step(lines, ends))
-    borders = sorted({border for each in restarts for border in each})
+    borders = sorted(
+        {
+            *_repeated(ends.processes),
+            *_requeued(lines, ends),
+            *_restarted(lines, ends),
+            *_next_step(lines, ends),
+            *_begins(lines),
+        }
+    )
     evidence = sorted([*(end.number for end in ends.processes if not end.stopped), *(e.number for e in ends.job)])
     kept: list[int] = []
     previous = -1

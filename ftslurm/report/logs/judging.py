@@ -24,7 +24,7 @@ from ftslurm.report.logs.ends import End, Ends, JobEnd, ends_of, nodes_of
 from ftslurm.report.logs.lines import GAP, Line, streams
 from ftslurm.report.logs.noise import is_aftermath
 from ftslurm.report.logs.reasons import STRONG, Reason, reasons_of
-from ftslurm.report.logs.tracebacks import HEADER, Crash, Raised, crashes, tracebacks
+from ftslurm.report.logs.tracebacks import HEADER, Crash, Raised, crashes, is_logged_error, names_rank, tracebacks
 from ftslurm.text import plural
 
 UNKNOWN = -1
@@ -39,9 +39,12 @@ BEFORE_OTHERS = 40
 TOGETHER_LINES = 3
 """Lines between two tracebacks of ranks that fail together; with more between, the first one was caught."""
 _DEATH_SIGNAL = re.compile(r"Received \S{1,10} death signal|SignalException: Process \d+ got signal")
+_WATCHDOG = re.compile(
+    r"ProcessGroupNCCL\.cpp:\d+\].{0,80}(?:Watchdog caught collective|Some NCCL operations have failed)"
+)
 _OF_LAUNCHER = re.compile(
-    r"torch/distributed/(?:elastic/(?!multiprocessing/errors/__init__)|run\.py|launch)|torch\.distributed\.(?:run|launch|elastic)\b"
-    r"|File \"\S{1,400}/(?:torchrun|deepspeed|accelerate)\"|/deepspeed/launcher/|\[launch\.py:\d+:"
+    r"torch/distributed/(?:elastic/(?!multiprocessing/errors/__init__)|run\.py|launch)"
+    r"|torch\.distributed\.(?:run|launch|elastic)\b|File \"\S{1,400}/(?:torchrun|deepspeed|accelerate)\"|/deepspeed/launcher/|\[launch\.py:\d+:"
 )
 _LAUNCHERS = frozenset(("ChildFailedError", "SignalException", "ProcessExitedException"))
 _LAUNCHER_FILES = (
@@ -246,12 +249,24 @@ class _Judge:
         if not ordinary and not gap:
             return True
         if rank is not None:
-            return bool(end is not None and end.rank in (rank, None) and not gap and ordinary <= CLOSING_LINES) or False
+            if end is not None and end.rank in (rank, None) and not gap and ordinary <= CLOSING_LINES:
+                return True
+            return None if each.logged and self.falls_silent(own, each.end, rank) else False
         # An exception that nothing catches gives exit code 1; another code follows closely, if at all.
         limit = OTHERS_LINES if end is not None and end.code == 1 else CLOSING_LINES
         if end is not None and not gap and ordinary <= limit:
             return True
         return None if not gap and ordinary <= OTHERS_LINES and not each.logged else False
+
+    def falls_silent(self, own: Sequence[Line], number: int, rank: int) -> bool:
+        """Whether a rank that loggers name in each line prints nothing but errors after a line."""
+        for line in islice(own, bisect_right(own, number, key=_number), None):
+            named = names_rank(line.text[:200])
+            if named is None and line.text.strip() and line.number not in self.covered and not is_aftermath(line.text):
+                return False
+            if named == rank and not is_logged_error(line.text):
+                return False
+        return True
 
     def end_after(self, number: int, rank: int | None) -> End | None:
         """Return the first end by an exit code after a line, of that rank or of any."""
@@ -277,11 +292,14 @@ class _Judge:
     def earlier(self, sure: Sequence[_Found], doubtful: Sequence[_Found]) -> list[_Found]:
         """Return the doubtful exception that is the reason if all sure ones follow from another rank's end."""
         raised = [each for each in sure if isinstance(each.thing, Raised)]
-        if not raised or not all(self.is_cascade(each.thing) for each in raised):
+        gave_up = [line.number for line in self.lines if _WATCHDOG.search(line.text)]
+        noticed = [*(each.number for each in raised), *gave_up]
+        if not noticed or not all(self.is_cascade(each.thing) for each in raised):
             return []
-        if any(not end.stopped and end.code not in (0, 1) for end in self.ends.processes):
+        aborts = [end for end in self.ends.processes if end.signal == "SIGABRT" and gave_up]
+        if any(not end.stopped and end.code not in (0, 1) and end not in aborts for end in self.ends.processes):
             return []  # an end that is no exception's: the others follow from that
-        first = min(each.number for each in raised)
+        first = min(noticed)
         near = [each for each in doubtful if each.number < first]
         return [each for each in near if self.between(_last(each.thing), first) <= BEFORE_OTHERS][-1:]
 

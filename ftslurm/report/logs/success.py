@@ -20,7 +20,8 @@ _ONLY_A_PART = re.compile(
     r"|eval\w*|download\w*|compil\w*|preprocess\w*|tokeni\w*|build\w*|setup)\b"
 )
 _AGAIN = re.compile(
-    r"(?i)\b(?:resum(?:ing|ed)|restor(?:ing|ed)|restarting|restarted|continuing|starting) (?:\w+ ){0,3}(?:from|at|training)\b"
+    r"(?i)\b(?:resum(?:ing|ed)|restor(?:ing|ed)|restart(?:ing|ed)|continuing|starting) (?:\w+ ){0,3}"
+    r"(?:from|at|training)\b"
     r"|\bload(?:ing|ed) (?:\w+ ){0,2}(?:checkpoint|modules?)\b|\battempt \d|\brestart (?:count|number|#)"
 )
 _WORKS = re.compile(r"(?i)\b(?:step|epoch|iter(?:ation)?|loss|it/s)\b")
