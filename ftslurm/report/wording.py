@@ -25,6 +25,9 @@ JOB_KINDS = ("time-limit", "preempted", "cancelled", "scheduler")
 WORKER_KINDS = ("exception", "exit", "signal", "spawn")
 """Kinds of failures of one rank, which a log may leave unnamed."""
 
+OF_JOB = ("step-refused", "step-launch", "batch-script")
+"""Causes that lie before any rank."""
+
 AGENT_DEFECT, DEFECT = "agent-defect", "its agent ended by a defect of ftslurm: "
 """The cause of a node that was lost by a defect, and the reason in its death notice."""
 
@@ -91,7 +94,7 @@ def what(failure: Json) -> str:
 
 def verdict(failure: Json) -> str:
     """``rank 3 on n2: ValueError: boom``, ``node n2 was lost ...``."""
-    if failure["rank"] is None and failure.get("kind") in (*JOB_KINDS, "unreachable"):
+    if failure["rank"] is None and (failure.get("kind") in (*JOB_KINDS, "unreachable") or failure["cause"] in OF_JOB):
         return what(failure)
     if failure["cause"] == AGENT_DEFECT and DEFECT in what(failure):
         # Of several nodes, one after the other: the first one's.

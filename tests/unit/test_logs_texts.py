@@ -223,7 +223,7 @@ TEXTS["ends mid traceback"] = (steps(30) + TB[:120], "no failure")
 TEXTS["success"] = (steps(30) + "done\n", "no failure")
 TEXTS["all alike unlabelled"] = (
     TB * 4 + "srun: error: n1: tasks 0-3: Exited with exit code 1\n",
-    "rank 0 on n1: ValueError: bad batch 42",
+    "ranks 0-3 on n1: ValueError: bad batch 42",
 )
 TEXTS["argparse"] = (
     "usage: train.py [-h] [--lr LR]\ntrain.py: error: unrecognized arguments: --foo\nsrun: error: n1: task 0: Exited with exit code 2\n",
@@ -317,6 +317,53 @@ TEXTS["a logger's traceback of a rank that goes on"] = (
     + "10:00:31,040 | INFO | rank 5/8 | using the next shard\n10:10:31,040 | ERROR | rank 0/8 | NCCL timeout\n"
     + "[rank0]:[E1121 10:10:31.102345 ProcessGroupNCCL.cpp:629] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3, OpType=ALLREDUCE) ran for 600012 milliseconds before timing out.\nsrun: error: n1: task 0: Aborted (core dumped)\n",
     "rank 0 on n1: NCCL's watchdog aborted the process",
+)
+TEXTS["container import"] = (
+    "slurmstepd: error: pyxis: child 219411 failed with error code: 1\nslurmstepd: error: pyxis: failed to import docker image\nslurmstepd: error: pyxis: printing enroot log file:\nslurmstepd: error: pyxis:     [INFO] Extracting image layers...\nslurmstepd: error: pyxis:     tar: usr/lib/libc.so: Cannot write: No space left on device\nslurmstepd: error: pyxis:     [ERROR] Command failed with exit status 2\nslurmstepd: error: pyxis: couldn't start container\nsrun: error: n1: tasks 0-1: Exited with exit code 1\n",
+    "the container could not be started: tar: usr/lib/libc.so: Cannot write: No space left on device hint: Check the image's path",
+)
+TEXTS["image on no node"] = (
+    "FATAL:   could not open image /s/t.sif: no such file or directory\nsrun: error: n41: task 0: Exited with exit code 255\nsrun: error: n42: task 1: Exited with exit code 255\n",
+    "ranks 0-1: the container could not be started: could not open image /s/t.sif: no such file or directory",
+)
+TEXTS["a working directory"] = (
+    "slurmstepd: error: couldn't chdir to `/s/exp7': No such file or directory: going to /tmp instead\npython: can't open file '/tmp/t.py': [Errno 2] No such file or directory\nsrun: error: n20: task 0: Exited with exit code 2\n",
+    "rank 0 on n20: the working directory could not be entered: /s/exp7: No such file or directory hint: Create or mount",
+)
+TEXTS["no step"] = (
+    "srun: error: Unable to create step for job 812: Memory required by task is not available\n",
+    "FAILED: srun: Unable to create step for job 812: Memory required by task is not available hint: Compare",
+)
+TEXTS["no launch"] = (
+    "srun: error: Task launch for StepId=123.0 failed on node n17: Communication connection failure\nsrun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n",
+    "FAILED: Task launch for StepId=123.0 failed on node n17: Communication connection failure hint: That node's slurmd",
+)
+TEXTS["batch script"] = (
+    'Lmod has detected the following error: The following module(s) are unknown:\n"CUDA/12.9.1"\n/var/spool/slurmd/job12/slurm_script: line 17: torchrun: command not found\n',
+    'FAILED: cannot start torchrun: command not found (line 17 of the batch script) hint: It failed before any rank started: see its lines above (modules, environments); set -e stops at the first. A restart alone is pointless. evidence Lmod has detected the following error: The following module(s) are unknown: "CUDA/12.9.1"',
+)
+TEXTS["Xid"] = (
+    "[Wed Nov  5 01:11:20 2026] NVRM: Xid (PCI:0000:4e:00): 79, pid='<unknown>', GPU has fallen off the bus.\n"
+    + label(TB.replace("ValueError: bad batch 42", "RuntimeError: CUDA error: unspecified launch failure"), 5)
+    + "srun: error: g17: task 5: Exited with exit code 1\n",
+    "hint: The GPU no longer answers (dmesg: Xid 79)",
+)
+TEXTS["Ctrl-C"] = (
+    steps(3)
+    + "srun: interrupt (one more within 1 sec to abort)\n^Csrun: sending Ctrl-C to StepId=120077.0\n"
+    + TB.replace("ValueError: bad batch 42", "KeyboardInterrupt")
+    + "srun: error: n17: task 1: Interrupt\n",
+    "stopped: cancelled by a user no rank is to blame",
+)
+TEXTS["native backtrace"] = (
+    steps(3)
+    + "[n3:41211:0:41211] Caught signal 11 (Segmentation fault: address not mapped to object at address 0x18)\n==== backtrace (tid:  41211) ====\n 0 0x0000000000012cf0 __funlockfile()  :0\n 1 0x00000000000a1b22 ucp_ep_rcache_reg()  ???:0\nsrun: error: n3: task 6: Segmentation fault (core dumped)\n",
+    "rank 6 on n3: segmentation fault (SIGSEGV) hint: Native code crashed in ucp_ep_rcache_reg: its own backtrace",
+)
+TEXTS["refused arguments, then another step"] = (
+    "usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --foo\nsrun: error: n1: tasks 0-3: Exited with exit code 2\n=== eval ===\n"
+    + TB,
+    "ranks 0-3 on n1: the script refused its arguments: train.py: error: unrecognized arguments: --foo (exit code 2)",
 )
 TEXTS["user exit code only"] = (
     steps(3) + "srun: error: n1: task 2: Exited with exit code 3\n",

@@ -26,6 +26,7 @@ _TASKS = re.compile(
     rf"(?:Exited with exit code (?P<code>\d{{1,3}})|(?P<oom>Out Of Memory)|(?P<signal>{_NAMES})(?: \(core dumped\))?)$"
 )
 _NODE_FAILURE = re.compile(r"srun: error: Node failure on (?P<node>[\w.\[\],-]{1,300})")
+_CTRL_C = re.compile(r"srun: sending Ctrl-C to (?:StepId=|job |step )?(?P<id>\d{1,12})")
 _CANCELLED = re.compile(
     r"error: \*\*\* (?P<what>JOB|STEP) (?P<id>[\w.+]{1,60}) ON (?P<node>[\w.-]{1,200}) CANCELLED"
     r" AT (?P<at>[\dT:+-]{10,30})(?: DUE [Tt][Oo] (?P<why>[A-Za-z][^*]{2,100}?))? ?\*\*\*"
@@ -308,6 +309,8 @@ def _job_end(line: Line) -> JobEnd | None:
     found = _NODE_FAILURE.search(line.text)
     if found is not None:
         return JobEnd(line.number, line.text, "NODE_FAIL", found["node"], None, whole=True)
+    if "Ctrl-C" in line.text and (found := _CTRL_C.search(line.text)) is not None:
+        return JobEnd(line.number, line.text, "CANCELLED", None, found["id"], whole=True)
     found = _CANCELLED.search(line.text)
     if found is None:
         return None

@@ -39,12 +39,19 @@ BEFORE_OTHERS = 40
 TOGETHER_LINES = 3
 """Lines between two tracebacks of ranks that fail together; with more between, the first one was caught."""
 _DEATH_SIGNAL = re.compile(r"Received \S{1,10} death signal|SignalException: Process \d+ got signal")
+XIDS = 4
+_ENVIRONMENT = re.compile(
+    r"Lmod has detected the following error|[Uu]nable to locate a modulefile|module: command not found"
+    r"|EnvironmentNameNotFound|(?:conda|activate|micromamba)\S*: (?:command not found|No such file)"
+)
+_OF_DEVICE = re.compile(r"CUDA|cuda|cuBLAS|cuDNN|NVML")
 _WATCHDOG = re.compile(
     r"ProcessGroupNCCL\.cpp:\d+\].{0,80}(?:Watchdog caught collective|Some NCCL operations have failed)"
 )
 _OF_LAUNCHER = re.compile(
     r"torch/distributed/(?:elastic/(?!multiprocessing/errors/__init__)|run\.py|launch)"
-    r"|torch\.distributed\.(?:run|launch|elastic)\b|File \"\S{1,400}/(?:torchrun|deepspeed|accelerate)\"|/deepspeed/launcher/|\[launch\.py:\d+:"
+    r"|torch\.distributed\.(?:run|launch|elastic)\b|File \"\S{1,400}/(?:torchrun|deepspeed|accelerate)\""
+    r"|/deepspeed/launcher/|\[launch\.py:\d+:"
 )
 _LAUNCHERS = frozenset(("ChildFailedError", "SignalException", "ProcessExitedException"))
 _LAUNCHER_FILES = (
@@ -388,6 +395,7 @@ class _Judge:
             errors[rank] = _with_end(self.error(end.raised, rank, end.node), end)
             tails[rank] = ""
         rest = {rank: end for rank, end in ends.items() if rank not in in_table}
+        self.match_steps(unnamed, rest, errors, tails)
         primary = [each for each in unnamed if not self.is_cascade(each.thing)]
         exits = [each for each in primary if _kind(each.thing) != "signal"]
         self.match_signals(unnamed, rest, errors, tails)
@@ -413,6 +421,36 @@ class _Judge:
             if len(by_exit) == 1 and isinstance(each.thing, Raised):
                 errors[UNKNOWN - i] = _with_first(errors[UNKNOWN - i], next(iter(by_exit)))
             tails[UNKNOWN - i] = each.tail
+
+    def match_steps(
+        self, unnamed: list[_Found], ends: dict[int, End], errors: dict[int, RankError], tails: dict[int, str]
+    ) -> None:
+        """Give the only reason between two ends to the ranks that ended with its exit code: steps follow each other.
+
+        A program that could not start prints its reason once or for each rank, which end alike.
+        """
+        previous = -1
+        for number in sorted({end.number for end in ends.values()}):
+            here = {rank: end for rank, end in ends.items() if end.number == number and end.code is not None}
+            near = [each for each in unnamed if previous < each.number < number]
+            codes = {end.code for end in here.values()}
+            start = bool(near) and all(isinstance(each.thing, Reason) and each.thing.code in codes for each in near)
+            if here and start and len({_headline(each.thing) for each in near}) == 1:
+                for rank, end in here.items():
+                    self.give(near[0], rank, end, errors, tails)
+                    del ends[rank]
+                for each in near:
+                    unnamed.remove(each)
+            previous = number
+        # All tasks end with the code of a container's runtime or of srun.
+        started = [each for each in unnamed if isinstance(each.thing, Reason) and each.thing.kind == "spawn"]
+        codes = {end.code for end in ends.values()}
+        alike = len({_headline(each.thing) for each in started}) == 1 and len(codes) == 1
+        if alike and len(started) == len(unnamed) and not codes & {None, 0, 1}:
+            for rank, end in list(ends.items()):
+                self.give(started[0], rank, end, errors, tails)
+                del ends[rank]
+            unnamed.clear()
 
     def match_signals(
         self, unnamed: list[_Found], ends: dict[int, End], errors: dict[int, RankError], tails: dict[int, str]
@@ -506,7 +544,12 @@ class _Judge:
     def error(self, thing: Raised | Crash | Reason, rank: int, node: str | None) -> RankError:
         if isinstance(thing, Raised):
             error = _rank_error(rank, "exception", thing.headline, thing.begin)
-            error = replace(error, exception=reason(thing.exception), traceback=thing.traceback)
+            exception = reason(thing.exception)
+            if _OF_DEVICE.search(thing.headline):
+                # The kernel's word on the device decides what the error of the driver only guesses.
+                xids = tuple(each.text for each in self.ends.kernel if each.kind == "xid")[:XIDS]
+                exception = replace(exception, notes=(*exception.notes, *xids))
+            error = replace(error, exception=exception, traceback=thing.traceback)
         elif isinstance(thing, Crash):
             error = replace(
                 _rank_error(rank, "signal", thing.signal, thing.begin), signal=thing.signal, stacks=thing.stacks
@@ -514,14 +557,22 @@ class _Judge:
         else:
             error = _rank_error(rank, thing.kind, thing.message, thing.number)
             error = replace(error, exit_code=thing.code, signal=thing.signal)
+            if "of the batch script)" in thing.message:
+                error = replace(error, quotes=tuple(self.environment(thing.number)))
         node = node or thing.line.node or self.node or self.task_nodes.get(thing.line.task)
         return replace(error, node=node, local_rank=thing.line.local)
 
+    def environment(self, before: int) -> list[str]:
+        """Return what modules and environments said before a command of the batch script failed."""
+        found = [i for i, line in enumerate(self.lines) if line.number < before and _ENVIRONMENT.search(line.text)]
+        return [" ".join(line.text.strip() for line in self.lines[i : i + 2])[:300] for i in found[:2]]
+
     def sole_node(self, end: End | None) -> str | None:
         """The node of the only task that ended."""
-        own = [each for each in self.ends.processes if each.by == "srun" and not each.stopped]
+        own = [each for each in self.ends.processes if each.by == "srun" and not each.stopped and each.code != 0]
         nodes = {node for each in own for node in nodes_of(each.node)}
-        return nodes.pop() if end is not None and len(nodes) == 1 else None
+        sole = len(nodes) == 1 and (end is not None or not any(line.node for line in self.lines))
+        return nodes.pop() if sole else None
 
     def tail(self, lines: Sequence[Line], own: Collection[int] = ()) -> str:
         """The end of an output; without the tracebacks of others, which another part of the report shows."""

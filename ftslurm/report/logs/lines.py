@@ -36,7 +36,7 @@ _BY_SLURM = re.compile(r"(srun|slurmstepd|sbatch|slurmd|salloc|slurm_script)\b")
 _STAMP = re.compile(r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?:? (?=\S)")
 _LABELS = re.compile(
     rf"(?:{_STAMP.pattern})?"
-    rf"(?:{_TASK.pattern}|{_HOST.pattern}|\[[a-z][a-z_]{{0,20}}?\d{{1,4}}\]: ?|\[1,\d+\][^:]{{0,9}}:)*"
+    rf"(?:{_TASK.pattern}|{_HOST.pattern}|\[[a-z][a-z_]{{0,20}}?\d{{1,4}}\]: ?|\[1,\d+\][^:]{{0,9}}:){{0,4}}"
 )
 _OF_STEP = re.compile(r" {0,6}\d{1,6}: (?:slurmstepd|srun): ")
 _TASKS_ENDED = re.compile(r"srun: error: \S{1,300}: tasks? ([\d,-]{1,300}): ")
