@@ -263,6 +263,9 @@ def test_a_link_that_the_user_names_is_followed(tmp_path: Path) -> None:
         ("[default{t}]:", "[rank{r}]: ", {"local": 2, "rank": 2}),
         ("{t}: [default{t}]: ", "[rank{r}]: ", {"task": 2, "local": 2, "rank": 2}),
         ("2026-11-21T10:00:00.123Z {t}: ", "[rank{r}]: ", {"task": 2, "rank": 2}),
+        ("trainer-{t} pytorch ", "[rank{r}]: ", {"node": "trainer-2", "rank": 2}),
+        ("worker-{t}  | ", "[rank{r}]: ", {"node": "worker-2", "rank": 2}),
+        ("rank{t} | ", "", {"rank": 2}),
         ("2026-11-21 10:00:00,123 ", "[rank{r}]: ", {"rank": 2}),
     ],
 )
@@ -309,3 +312,13 @@ def test_an_exception_in_stderr_was_caught_if_stdout_ends_with_success(tmp_path:
     assert report_of_logs(tmp_path)["cause"] is None
     (tmp_path / "train-7.out").write_text("step 1\nstep 2\n")
     assert report_of_logs(tmp_path)["cause"]["what"] == "ValueError: bad batch"
+
+
+def test_a_ranks_lines_with_and_without_torchs_label_are_one_output(tmp_path: Path) -> None:
+    watchdog = (
+        "[E1121 10:10:31.10 ProcessGroupNCCL.cpp:629] [Rank 0] Watchdog caught collective operation timeout: Work"
+    )
+    abort = "terminate called after throwing an instance of 'c10::DistBackendError'"
+    (tmp_path / "rank_0.err").write_text(f"[rank0]:{watchdog}\n{abort}\n")
+    (tmp_path / "rank_1.err").write_text(TRACEBACK)
+    assert report_of_logs(tmp_path)["cause"]["rank"] == 1

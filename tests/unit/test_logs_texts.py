@@ -365,6 +365,16 @@ TEXTS["refused arguments, then another step"] = (
     + TB,
     "ranks 0-3 on n1: the script refused its arguments: train.py: error: unrecognized arguments: --foo (exit code 2)",
 )
+TEXTS["a launcher that is interrupted"] = (
+    steps(3)
+    + "^CW1121 10:00:00.000 77 torch/distributed/elastic/agent/server/api.py:704] Received Signals.SIGINT death signal, shutting down workers\n"
+    + TB.replace("ValueError: bad batch 42", "KeyboardInterrupt"),
+    "no failure",
+)
+TEXTS["MPI_ABORT"] = (
+    steps(3) + TB + "MPI_ABORT was invoked on rank 6 in communicator MPI_COMM_WORLD\nwith errorcode 1.\n",
+    "rank 6: ValueError: bad batch 42",
+)
 TEXTS["user exit code only"] = (
     steps(3) + "srun: error: n1: task 2: Exited with exit code 3\n",
     "rank 2 on n1: exit code 3",

@@ -72,6 +72,8 @@ _SAID = re.compile(
     r"(?i)(?:.{0,160}\b(?:exit(?:ed|ing)?|returned|failed)(?: with)?(?: non-zero)?(?: exit)?[ -](?:code|status)"
     r"|State: FAILED \(exit code|make: \*\*\* .{0,160} Error)[ :=]{1,3}(?P<code>[1-9]\d{0,2})\b.{0,40}"
 )
+_MPI_ABORT = re.compile(r"MPI_ABORT was invoked on rank (?P<rank>\d{1,6}) ")
+_MPI_CODE = re.compile(r" *with errorcode (?P<code>-?\d{1,5})")
 _HYDRA = re.compile(r"= +RANK (?P<rank>\d{1,6}) PID \d+ RUNNING AT (?P<node>[\w.-]+)")
 _HYDRA_END = re.compile(r"= +KILLED BY SIGNAL: (?P<signal>\d+)|= +EXIT (?:STATUS|CODE): (?P<code>\d+)")
 _SHELL = re.compile(
@@ -213,7 +215,7 @@ class _Reader:
         elif _may_be_kernel(text) and (found := _KERNEL.search(text)):
             kind = next(name for name in ("cgroup", "host", "xid", "mce", "disk", "io") if found[name])
             self.kernel.append(Kernel(line.number, found[0], kind))
-        elif text.startswith(("=", " ")):
+        elif text.startswith(("=", " ", "MPI_ABORT", "with errorcode")):
             self.by_mpi(line)
         elif end := _by_launcher(line) or _by_shell(line):
             self.processes.append(end)
@@ -222,12 +224,16 @@ class _Reader:
         """Read a line of the final box of Intel MPI, MPICH or Open MPI."""
         if found := _HYDRA.match(line.text):
             self.hydra = int(found["rank"]), found["node"]
-        elif found := _OPEN_MPI.match(line.text):
+        elif found := _OPEN_MPI.match(line.text) or _MPI_ABORT.match(line.text):
             self.hydra = int(found["rank"]), None
-        elif self.hydra is not None and (found := _HYDRA_END.match(line.text) or _OPEN_MPI_END.match(line.text)):
+        elif self.hydra is not None and (found := _end_of_mpi(line.text)):
             code = f"-{found['signal']}" if found.groupdict().get("signal") else found["code"]
             self.processes.append(_end(line, "mpirun", code, rank=self.hydra[0], node=self.hydra[1]))
             self.hydra = None
+
+
+def _end_of_mpi(text: str) -> re.Match[str] | None:
+    return _HYDRA_END.match(text) or _OPEN_MPI_END.match(text) or _MPI_CODE.match(text)
 
 
 def _said(lines: Sequence[Line]) -> list[End]:

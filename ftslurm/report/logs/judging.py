@@ -38,7 +38,7 @@ BEFORE_OTHERS = 40
 """Lines of other ranks between a traceback and the moment at which they notice the end of its process."""
 TOGETHER_LINES = 3
 """Lines between two tracebacks of ranks that fail together; with more between, the first one was caught."""
-_DEATH_SIGNAL = re.compile(r"Received \S{1,10} death signal|SignalException: Process \d+ got signal")
+_DEATH_SIGNAL = re.compile(r"Received \S{1,20} death signal|SignalException: Process \d+ got signal")
 XIDS = 4
 _ENVIRONMENT = re.compile(
     r"Lmod has detected the following error|[Uu]nable to locate a modulefile|module: command not found"
@@ -148,6 +148,7 @@ class _Judge:
             for task in end.tasks
             if len(nodes_of(end.node)) == 1
         }
+        self.signalled = [line.number for line in lines if _DEATH_SIGNAL.search(line.text)]
         self.covered: set[int] = set()  # lines of tracebacks
         self.doubtful: list[Raised] = []  # exceptions that were perhaps caught
 
@@ -185,7 +186,7 @@ class _Judge:
         for own, raised in parsed:
             rank = self.rank_of(own[0])
             for each in raised:
-                if each.ignored or self.by_launcher(each):
+                if each.ignored or self.by_launcher(each) or self.is_reaction(each):
                     continue
                 of = rank if rank is not None or (each.spawned and self.nested()) else each.rank
                 one = _Found(each.begin, of, each, self.tail(until(own, each.end, 20), each.numbers))
@@ -194,13 +195,21 @@ class _Judge:
                 if fate is None:
                     self.doubtful.append(each)
             dumps = crashes(own)
-            all_of_them += [_Found(each.begin, rank, each, self.tail(until(own, each.end, 20))) for each in dumps]
-            for other in reasons_of(own):
+            reasons = reasons_of(own)
+            # A rank's lines with torch's label and those without are one output.
+            whole = self.lines_of(rank) if rank is not None and (dumps or reasons) else own
+            all_of_them += [_Found(each.begin, rank, each, self.tail(until(whole, each.end, 20))) for each in dumps]
+            for other in reasons:
                 if other.signal and any(abs(other.number - dump.begin) < 40 for dump in dumps):
                     continue
-                all_of_them.append(_Found(other.number, rank, other, self.tail(until(own, other.number, 30))))
+                all_of_them.append(_Found(other.number, rank, other, self.tail(until(whole, other.number, 30))))
         all_of_them = [*all_of_them, *self.earlier(all_of_them, doubtful)]
         return sorted(self.without_superseded(all_of_them), key=lambda each: each.number)
+
+    def lines_of(self, rank: int) -> list[Line]:
+        """Return the lines of a rank in all streams, in order."""
+        found = [line for own in self.streams.values() if self.rank_of(own[0]) == rank for line in own]
+        return sorted(found, key=_number)
 
     def nested(self) -> bool:
         """Whether processes that a rank spawns are not the job's ranks, because a launcher started these."""
@@ -246,6 +255,10 @@ class _Judge:
         files = [frame.file for frame in exception.frames]
         inside = any(part in file for file in files for part in _LAUNCHER_FILES)
         return inside and exception.type in ("CalledProcessError", "KeyboardInterrupt", "RuntimeError")
+
+    def is_reaction(self, each: Raised) -> bool:
+        """Whether a launcher had told before that a signal from outside stops it."""
+        return each.exception.type == "KeyboardInterrupt" and any(number < each.begin for number in self.signalled)
 
     def fate(self, each: Raised, own: Sequence[Line], rank: int | None) -> bool | None:
         """Return whether an exception ended its process; None: it may have, if no other one did."""
@@ -583,10 +596,10 @@ class _Judge:
         return "\n".join(line.text for line in kept)
 
     def tail_of(self, rank: int) -> str:
-        """The end of a rank's stream; of a log without labels the end of all."""
-        for own in self.streams.values():
-            if self.rank_of(own[0]) == rank:
-                return self.tail(own)
+        """The end of a rank's lines; of a log without labels the end of all."""
+        own = self.lines_of(rank)
+        if own:
+            return self.tail(own)
         ends = [end.number for end in self.ends.processes]
         unlabelled = (line for line in self.lines if line.rank is None and line.task is None and line.local is None)
         return self.tail([line for line in unlabelled if not ends or line.number < ends[0]])

@@ -32,11 +32,17 @@ _OWN = re.compile(
 )
 # A progress bar has no line end; what another rank prints follows in its line.
 _BEHIND = re.compile(r"(?m)^(?P<before>[^\n]{1,8192}?)(?P<traceback>\[rank\d{1,6}\]: ?Traceback \(most recent)")
+# Of docker compose, kubectl and stern: "trainer-2 pytorch [rank2]: ", "worker-3  | ".
+_POD = re.compile(
+    r"([A-Za-z][\w./@-]{0,60}?\d[\w.-]{0,40})(?: [A-Za-z][\w.-]{0,60})?"
+    r"(?: *\| |:? (?=\[rank\d{1,6}\]:|\[default\d{1,4}\]:))"
+)
+_NAMED_RANK = re.compile(r"(?i)rank[-_]?(\d{1,6})")
 _BY_SLURM = re.compile(r"(srun|slurmstepd|sbatch|slurmd|salloc|slurm_script)\b")
 _STAMP = re.compile(r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?:? (?=\S)")
 _LABELS = re.compile(
-    rf"(?:{_STAMP.pattern})?"
-    rf"(?:{_TASK.pattern}|{_HOST.pattern}|\[[a-z][a-z_]{{0,20}}?\d{{1,4}}\]: ?|\[1,\d+\][^:]{{0,9}}:){{0,4}}"
+    rf"(?:{_STAMP.pattern})?(?:{_TASK.pattern}|{_HOST.pattern}|{_POD.pattern}"
+    r"|\[(?!rank\d)[a-z][a-z_]{0,20}?\d{1,4}\]: ?|\[1,\d+\][^:]{0,9}:){0,4}"
 )
 _OF_STEP = re.compile(r" {0,6}\d{1,6}: (?:slurmstepd|srun): ")
 _TASKS_ENDED = re.compile(r"srun: error: \S{1,300}: tasks? ([\d,-]{1,300}): ")
@@ -91,7 +97,8 @@ def cleaned(text: str) -> list[str]:
 
 def _apart(found: re.Match[str]) -> str:
     """A traceback behind a progress bar, in a line of its own; behind another label it is in one already."""
-    border = "" if _LABELS.fullmatch(found["before"]) else "\n"
+    labels = _LABELS.match(found.string, found.start())
+    border = "" if labels is not None and labels.end() == found.start("traceback") else "\n"
     return f"{found['before']}{border}{found['traceback']}"
 
 
@@ -116,8 +123,10 @@ def _outer_labels(texts: Sequence[str]) -> list[re.Pattern[str]]:
     for _ in range(2):
         if _TASK not in found and (_usual(full, _TASK, limit=65536) or _proved(full, texts)):
             label = _TASK
-        elif _HOST not in found and _usual(full, _HOST, limit=4096):
+        elif _HOST not in found and _POD not in found and _usual(full, _HOST, limit=4096):
             label = _HOST
+        elif _HOST not in found and _POD not in found and _usual(full, _POD, limit=4096):
+            label = _POD
         else:
             break
         found.append(label)
@@ -165,35 +174,43 @@ def numbers(text: str) -> list[int]:
 
 
 def _line(text: str, number: int, outer: Sequence[re.Pattern[str]]) -> Line:
+    line = Line(text, number)
     if not text or text == GAP:
-        return Line(text, number)
-    rank = task = local = None
-    node = None
+        return line
     for label in outer:
-        found = label.match(text)
-        if found is None or (label is _HOST and _BY_SLURM.match(text)):
-            continue
-        if label is _TASK:
-            task = int(found[1])
-        elif label is _HOST:
-            node = found[1]
-        text = text[found.end() :]
-    while text[:1] in ("[", "(") and (found := _OWN.match(text)):
-        if found["rank"]:
-            rank = int(found["rank"])
-        elif found["mpi"]:
-            task = int(found["mpi"])
-        elif found["local"]:
-            if found["role"] in ("w", "e", "i", "f"):
-                break
-            local = int(found["local"])
-        else:
-            node = node or (f"{found['ip']} pid {found['pid']}" if found["ip"] else f"pid {found['pid']}")
-        text = text[found.end() :]
+        found = label.match(line.text)
+        if found is not None and not (label is _HOST and _BY_SLURM.match(line.text)):
+            line = _outer(line, label, found)
+    while line.text[:1] in ("[", "(") and (found := _OWN.match(line.text)):
+        if found["role"] in ("w", "e", "i", "f"):
+            break
+        line = _inner(line, found)
     # torchrun's label has no space after it, torch's may have one before it.
-    if text.startswith(" [rank") and (found := _OWN.match(text[1:])):
-        rank, text = int(found["rank"]), text[1 + found.end() :]
-    return Line(text, number, rank, task, local, node)
+    if line.text.startswith(" [rank") and (found := _OWN.match(line.text[1:])):
+        line = _inner(line._replace(text=line.text[1:]), found)
+    return line
+
+
+def _outer(line: Line, label: re.Pattern[str], found: re.Match[str]) -> Line:
+    text = line.text[found.end() :]
+    if label is _STAMP:
+        return line._replace(text=text)
+    if label is _TASK:
+        return line._replace(text=text, task=int(found[1]))
+    named = _NAMED_RANK.fullmatch(found[1])
+    return line._replace(text=text, rank=int(named[1])) if named else line._replace(text=text, node=found[1])
+
+
+def _inner(line: Line, found: re.Match[str]) -> Line:
+    text = line.text[found.end() :]
+    if found["rank"]:
+        return line._replace(text=text, rank=int(found["rank"]))
+    if found["mpi"]:
+        return line._replace(text=text, task=int(found["mpi"]))
+    if found["local"]:
+        return line._replace(text=text, local=int(found["local"]))
+    process = f"{found['ip']} pid {found['pid']}" if found["ip"] else f"pid {found['pid']}"
+    return line._replace(text=text, node=line.node or process)
 
 
 def streams(lines: Iterable[Line]) -> dict[tuple[int | str | None, ...], list[Line]]:
