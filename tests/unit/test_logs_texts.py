@@ -375,6 +375,14 @@ TEXTS["MPI_ABORT"] = (
     steps(3) + TB + "MPI_ABORT was invoked on rank 6 in communicator MPI_COMM_WORLD\nwith errorcode 1.\n",
     "rank 6: ValueError: bad batch 42",
 )
+TEXTS["a node without GPUs"] = (
+    "".join(
+        label(TB.replace("ValueError: bad batch 42", "RuntimeError: No CUDA GPUs are available"), r) for r in (4, 5)
+    )
+    + "0: ok\n1: ok\n" * 2
+    + "srun: error: n2: tasks 4-5: Exited with exit code 1\nsrun: error: n1: tasks 0-1: Terminated\n",
+    "ranks 4-5 on n2: RuntimeError: No CUDA GPUs are available",
+)
 TEXTS["user exit code only"] = (
     steps(3) + "srun: error: n1: task 2: Exited with exit code 3\n",
     "rank 2 on n1: exit code 3",

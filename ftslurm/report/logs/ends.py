@@ -195,7 +195,10 @@ class _Reader:
             return False
         self.step_ends = self.step_ends or "Terminating StepId" in text or "Job step aborted" in text
         if found := _TASKS.search(text):
-            self.processes.append(_of_srun(line, found, self.step_ends))
+            # Where srun ends the other tasks, its line on that may be missing.
+            failed = any(end.by == "srun" and not end.stopped for end in self.processes)
+            terminated = failed and found["signal"] == "Terminated"
+            self.processes.append(_of_srun(line, found, self.step_ends or terminated))
         elif ended := _job_end(line):
             self.job.append(ended)
             self.step_ends = True

@@ -19,11 +19,12 @@ from ftslurm.report.facts import UNNAMED, Attempt, LogTail, Problem, RoundFiles,
 from ftslurm.report.logs import attempts, torchrun
 from ftslurm.report.logs.ends import ends_of
 from ftslurm.report.logs.files import DEPTH, Output, beside, outputs, owners_of, read_outputs, unread
-from ftslurm.report.logs.judging import Judged, judge
+from ftslurm.report.logs.judging import Judged, is_cascade, judge
 from ftslurm.report.logs.lines import GAP, Line, lines_of
 from ftslurm.report.logs.reading import Excerpt, is_stream, read_stream, stdin_excerpt
 from ftslurm.report.logs.tracebacks import ends_within
 from ftslurm.sharedfs.locate import NotFound
+from ftslurm.text import ranges
 
 SOURCE = "logs of another launcher"
 STDIN = Path("-")
@@ -68,9 +69,18 @@ def gather_logs(path: Path, *, now_ns: int | None = None, causes: Sequence[Cause
     if not rounds:
         raise _nothing(path)
     judged = judge(lines) if lines else Judged({}, {}, {})
-    return _snapshot(
-        str(path), rounds, [Judged({}, {}, {})] * (len(rounds) - 1) + [judged], problems, (), now_ns, causes
-    )
+    each = [Judged({}, {}, {})] * (len(rounds) - 1) + [judged]
+    return _snapshot(str(path), rounds, each, problems, _suspects(rounds[-1]), now_ns, causes)
+
+
+def _suspects(last: RoundFiles) -> list[str]:
+    """Name the ranks whose logs end without a word while all others lost their connection to a rank."""
+    silent = sorted(worker.rank for node in last.nodes for worker in node.workers if not worker.failed)
+    known = bool(silent) and silent[0] >= 0
+    if not known or len(silent) > len(last.errors) or not all(map(is_cascade, last.errors.values())):
+        return []
+    those = f"no failure in the logs of {'rank' if len(silent) == 1 else 'ranks'} {ranges(silent)}"
+    return [f"{those}: it may have ended first without a word, or the others waited for it"]
 
 
 def gather_files(

@@ -620,6 +620,11 @@ def _cascade(error: RankError) -> bool:
     return classify(evidence_of(worker, "")).cascade
 
 
+def is_cascade(error: RankError) -> bool:
+    """Whether a failure's cause is a consequence of another rank's end."""
+    return _cascade(error)
+
+
 def of_end(end: End, rank: int) -> RankError:
     """Return the record of an end without a reason."""
     if end.signal is not None:
@@ -701,4 +706,4 @@ def _rank_error(rank: int, kind: str, message: str, order: int) -> RankError:
     )
 
 
-__all__ = ["UNKNOWN", "Judged", "judge", "of_end"]
+__all__ = ["UNKNOWN", "Judged", "is_cascade", "judge", "of_end"]
