@@ -169,6 +169,11 @@ FAMILIES = {
     "folders": ("771/rank0/stderr 771/rank1/stderr 771/rank1/stdout", "0 1 1"),
     "local ranks": ("local_rank0.log local_rank1.log", "l0 l1"),
 }
+BELOW = {
+    "the ranks' folder beside the job's output": ("job-88.out logs/rank_0.log logs/rank_1.log", 3),
+    "a tool's own folder": ("job-88.out wandb/debug.log", 1),
+    "an older folder": ("logs/rank_0.log logs/rank_1.log job-88.out", 1),
+}
 OTHERS = {
     "older jobs": ("slurm-7.out slurm-8.out", "slurm-8.out"),
     "numbered runs": ("run1.log run2.log", "run2.log"),
@@ -197,6 +202,15 @@ def test_the_files_of_all_ranks_of_a_job_are_read_and_known_by_their_names(tmp_p
     found = outputs(tmp_path, depth=2)
     assert sorted(str(each.path.relative_to(tmp_path)) for each in found) == sorted(names.split())
     assert [shown(each) for each in found] == labels.split()
+
+
+@pytest.mark.parametrize("name", BELOW)
+def test_the_ranks_own_files_below_a_jobs_output_are_read_too(tmp_path: Path, name: str) -> None:
+    names, number = BELOW[name]
+    written(tmp_path, names)
+    if name == "an older folder":
+        os.utime(tmp_path / "job-88.out", (5000, 5000))
+    assert len(outputs(tmp_path, depth=2)) == number
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -266,6 +280,7 @@ def test_a_link_that_the_user_names_is_followed(tmp_path: Path) -> None:
         ("trainer-{t} pytorch ", "[rank{r}]: ", {"node": "trainer-2", "rank": 2}),
         ("worker-{t}  | ", "[rank{r}]: ", {"node": "worker-2", "rank": 2}),
         ("rank{t} | ", "", {"rank": 2}),
+        ("[{t}] ", "[rank{r}]: ", {"task": 2, "rank": 2}),
         ("2026-11-21 10:00:00,123 ", "[rank{r}]: ", {"rank": 2}),
     ],
 )

@@ -383,6 +383,11 @@ TEXTS["a node without GPUs"] = (
     + "srun: error: n2: tasks 4-5: Exited with exit code 1\nsrun: error: n1: tasks 0-1: Terminated\n",
     "ranks 4-5 on n2: RuntimeError: No CUDA GPUs are available",
 )
+TEXTS["requeued"] = (steps(3) + AT + "JOB REQUEUE ***\n", "stopped: requeued")
+TEXTS["a weak reason with the code of the ends"] = (
+    "bash: line 1: python3.13: command not found\nsrun: error: n1: tasks 0-3: Exited with exit code 127\n",
+    "ranks 0-3 on n1: cannot start python3.13: command not found",
+)
 TEXTS["user exit code only"] = (
     steps(3) + "srun: error: n1: task 2: Exited with exit code 3\n",
     "rank 2 on n1: exit code 3",

@@ -174,4 +174,4 @@ def _shape(name: str) -> str:
     return _STREAM.sub("", _DIGITS.sub("#", name.removesuffix(".gz")))
 
 
-__all__ = ["Output", "family", "is_output"]
+__all__ = ["TOGETHER_NS", "Output", "family", "is_output"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftslurm.report.facts import Problem
-from ftslurm.report.logs.families import family, is_output
+from ftslurm.report.logs.families import TOGETHER_NS, family, is_output
 from ftslurm.report.logs.lines import Line, lines_of
 from ftslurm.report.logs.reading import Excerpt, read_path
 from ftslurm.report.logs.success import ends_well
@@ -45,7 +45,25 @@ def outputs(folder: Path, job: str | None = None, *, depth: int = 0) -> list[Out
     if not times:
         return []
     newest = max(times, key=lambda name: (times[name], name))
-    return _of_family(folder, newest, times)
+    found = _of_family(folder, newest, times)
+    return [*_per_rank_below(folder, times[newest], found), *found] if depth and job is None else found
+
+
+def _per_rank_below(folder: Path, written_ns: int, beside: Sequence[Output]) -> list[Output]:
+    """Return the files of single ranks in a folder of the directory, written at the same time as a job's own output."""
+    if any(each.task is not None or each.node or each.local is not None or "/" in str(each.path.relative_to(folder))
+           for each in beside):  # fmt: skip
+        return []
+    times: dict[str, int] = {}
+    for name in folders(folder)[:MAX_FOLDERS]:
+        times |= {each: time for each, time in _times_in(folder, f"{name}/").items() if is_output(each)}
+    times = {name: time for name, time in times.items() if abs(time - written_ns) <= TOGETHER_NS}
+    if not times:
+        return []
+    found = _of_family(folder, max(times, key=lambda name: (times[name], name)), times)
+    several = len({each.part for each in found}) > 1 and all(each[1:4] != (None, None, None) for each in found)
+    first = 1 + max(each.part for each in beside)
+    return [each._replace(part=first + each.part) for each in found] if several else []
 
 
 def siblings(path: Path) -> list[Path]:

@@ -366,7 +366,8 @@ class _Judge:
         """Match the reasons with the ends of ranks."""
         errors: dict[int, RankError] = {}
         tails: dict[int, str] = {}
-        strong = [each for each in found if _is_strong(each.thing)]
+        codes = {end.code for end in self.ends.processes if not end.stopped and end.by != "script"} - {None, 0, 1}
+        strong = [each for each in found if _is_strong(each.thing) or _code(each.thing) in codes]
         for each in strong:
             if each.rank is not None and (each.rank not in errors or self.is_better(each, errors[each.rank])):
                 errors[each.rank], tails[each.rank] = self.error(each.thing, each.rank, None), each.tail
@@ -656,6 +657,10 @@ def _first(raised: Raised) -> str:
 
 def _is_strong(thing: Raised | Crash | Reason) -> bool:
     return not isinstance(thing, Reason) or thing.strength == STRONG
+
+
+def _code(thing: Raised | Crash | Reason) -> int | None:
+    return thing.code if isinstance(thing, Reason) else None
 
 
 def _with_first(error: RankError, rank: int) -> RankError:

@@ -32,6 +32,7 @@ _OWN = re.compile(
 )
 # A progress bar has no line end; what another rank prints follows in its line.
 _BEHIND = re.compile(r"(?m)^(?P<before>[^\n]{1,8192}?)(?P<traceback>\[rank\d{1,6}\]: ?Traceback \(most recent)")
+_TAG = re.compile(r"\[(\d{1,6})\]:? ")  # of MPI launchers
 # Of docker compose, kubectl and stern: "trainer-2 pytorch [rank2]: ", "worker-3  | ".
 _POD = re.compile(
     r"([A-Za-z][\w./@-]{0,60}?\d[\w.-]{0,40})(?: [A-Za-z][\w.-]{0,60})?"
@@ -42,7 +43,7 @@ _BY_SLURM = re.compile(r"(srun|slurmstepd|sbatch|slurmd|salloc|slurm_script)\b")
 _STAMP = re.compile(r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?:? (?=\S)")
 _LABELS = re.compile(
     rf"(?:{_STAMP.pattern})?(?:{_TASK.pattern}|{_HOST.pattern}|{_POD.pattern}"
-    r"|\[(?!rank\d)[a-z][a-z_]{0,20}?\d{1,4}\]: ?|\[1,\d+\][^:]{0,9}:){0,4}"
+    r"|\[(?!rank\d)[a-z][a-z_]{0,20}?\d{1,4}\]: ?|\[1,\d+\][^:]{0,9}:|\[\d{1,6}\]:? ){0,4}"
 )
 _OF_STEP = re.compile(r" {0,6}\d{1,6}: (?:slurmstepd|srun): ")
 _TASKS_ENDED = re.compile(r"srun: error: \S{1,300}: tasks? ([\d,-]{1,300}): ")
@@ -123,6 +124,8 @@ def _outer_labels(texts: Sequence[str]) -> list[re.Pattern[str]]:
     for _ in range(2):
         if _TASK not in found and (_usual(full, _TASK, limit=65536) or _proved(full, texts)):
             label = _TASK
+        elif _TASK not in found and _TAG not in found and _usual(full, _TAG, limit=65536):
+            label = _TAG
         elif _HOST not in found and _POD not in found and _usual(full, _HOST, limit=4096):
             label = _HOST
         elif _HOST not in found and _POD not in found and _usual(full, _POD, limit=4096):
@@ -195,7 +198,7 @@ def _outer(line: Line, label: re.Pattern[str], found: re.Match[str]) -> Line:
     text = line.text[found.end() :]
     if label is _STAMP:
         return line._replace(text=text)
-    if label is _TASK:
+    if label in (_TASK, _TAG):
         return line._replace(text=text, task=int(found[1]))
     named = _NAMED_RANK.fullmatch(found[1])
     return line._replace(text=text, rank=int(named[1])) if named else line._replace(text=text, node=found[1])
