@@ -388,6 +388,10 @@ TEXTS["a weak reason with the code of the ends"] = (
     "bash: line 1: python3.13: command not found\nsrun: error: n1: tasks 0-3: Exited with exit code 127\n",
     "ranks 0-3 on n1: cannot start python3.13: command not found",
 )
+TEXTS["a rank that srun does not mention"] = (
+    label(GLOO, 0, "[rank{r}]: ") + "srun: error: gpu12: task 2: Killed\n",
+    "rank 2 on gpu12: killed by SIGKILL",
+)
 TEXTS["user exit code only"] = (
     steps(3) + "srun: error: n1: task 2: Exited with exit code 3\n",
     "rank 2 on n1: exit code 3",

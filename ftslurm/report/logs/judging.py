@@ -218,10 +218,15 @@ class _Judge:
         return several or by_launcher or any(line.task is not None or line.local is not None for line in self.lines)
 
     def unnamed_by_srun(self, lines: Sequence[Line]) -> bool:
-        """Whether ranks failed whose numbers srun does not have: its tasks are launchers."""
-        tasks = {task for end in self.ends.processes for task in end.tasks if end.by == "srun"}
+        """Whether ranks failed whose numbers srun's tasks do not reach: these are launchers, which end by exit code 1.
+
+        The line on the end of a rank may be missing, so that ranks that srun only does not mention prove nothing.
+        """
+        ends = [end for end in self.ends.processes if end.by == "srun"]
+        tasks = {task for end in ends for task in end.tasks}
         failed = {line.rank for line in lines if line.rank is not None and line.text.startswith(HEADER)}
-        return bool(tasks and failed) and not failed & tasks
+        codes = {end.code for end in ends if not end.stopped}
+        return bool(tasks and failed) and codes == {1} and not failed & tasks and max(failed) > max(tasks)
 
     def rank_of(self, line: Line) -> int | None:
         """Return the rank of a line's stream."""
