@@ -325,7 +325,8 @@ def test_an_exception_in_stderr_was_caught_if_stdout_ends_with_success(tmp_path:
     (tmp_path / "train-7.err").write_text(TRACEBACK)
     (tmp_path / "train-7.out").write_text("step 1\nTraining finished\n")
     assert report_of_logs(tmp_path)["cause"] is None
-    (tmp_path / "train-7.out").write_text("step 1\nstep 2\n")
+    # The batch script's own words.
+    (tmp_path / "train-7.out").write_text("step 1\nstep 2\nJob finished at Fri Nov 21\nDone\n")
     assert report_of_logs(tmp_path)["cause"]["what"] == "ValueError: bad batch"
 
 

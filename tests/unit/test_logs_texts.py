@@ -388,10 +388,6 @@ TEXTS["a weak reason with the code of the ends"] = (
     "bash: line 1: python3.13: command not found\nsrun: error: n1: tasks 0-3: Exited with exit code 127\n",
     "ranks 0-3 on n1: cannot start python3.13: command not found",
 )
-TEXTS["a rank that srun does not mention"] = (
-    label(GLOO, 0, "[rank{r}]: ") + "srun: error: gpu12: task 2: Killed\n",
-    "rank 2 on gpu12: killed by SIGKILL",
-)
 TEXTS["user exit code only"] = (
     steps(3) + "srun: error: n1: task 2: Exited with exit code 3\n",
     "rank 2 on n1: exit code 3",
@@ -515,3 +511,9 @@ def test_no_log_however_damaged_raises_or_takes_long(tmp_path: Path, seed: int) 
     began = time.process_time()
     assert render(report_of_logs(path))
     assert time.process_time() - began < 5
+
+
+def test_a_rank_that_srun_does_not_mention_makes_no_launcher_of_the_task_that_it_does(tmp_path: Path) -> None:
+    path = tmp_path / "slurm-4711.out"
+    path.write_text(label(GLOO, 0, "[rank{r}]: ") + "srun: error: gpu12: task 2: Killed\n")
+    assert report_of_logs(path)["cause"]["rank"] == 2

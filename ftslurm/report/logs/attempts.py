@@ -149,7 +149,7 @@ def _restarted(lines: Sequence[Line], ends: Ends) -> Iterable[int]:
 def _next_step(lines: Sequence[Line], ends: Ends) -> Iterable[int]:
     """The line after the last end of a process, if then a program worked and says that it has done its work."""
     known = [end.number for end in ends.processes if end.by != "script" and not end.stopped]
-    if known and ends_well(lines) and any(works(line.text) for line in lines if line.number > known[-1]):
+    if known and ends_well(lines, sole=False) and any(works(line.text) for line in lines if line.number > known[-1]):
         yield known[-1] + 1
 
 

@@ -139,7 +139,7 @@ def read_outputs(
     lines: list[Line] = []
     for part in parts.values():
         # Which of a process's streams was written last cannot be seen: its words on its own success are the last ones.
-        for output, own in sorted(part, key=lambda each: ends_well(each[1])):
+        for output, own in sorted(part, key=lambda each: ends_well(each[1], sole=False)):
             lines += [_named(line, len(lines) + i, output) for i, line in enumerate(own)]
     return lines, read
 

@@ -24,6 +24,7 @@ _AGAIN = re.compile(
     r"(?:from|at|training)\b"
     r"|\bload(?:ing|ed) (?:\w+ ){0,2}(?:checkpoint|modules?)\b|\battempt \d|\brestart (?:count|number|#)"
 )
+_TRAINED = re.compile(r"(?i)\b(?:pre-?)?(?:training|trained|finetuning|fine-tuning|optimi[sz]ation|fit)\b")
 _WORKS = re.compile(r"(?i)\b(?:step|epoch|iter(?:ation)?|loss|it/s)\b")
 TAIL = 12
 """Lines at the end of a log in which the program's last words are sought."""
@@ -45,12 +46,17 @@ def works(text: str) -> bool:
     return _WORKS.search(text[:400]) is not None
 
 
-def ends_well(lines: Sequence[Line]) -> bool:
-    """Whether the last words of a program are that it has done its work; of several ranks, of any."""
+def ends_well(lines: Sequence[Line], *, sole: bool) -> bool:
+    """Whether the last words of a program are that it has done its work; of several ranks, of any.
+
+    Args:
+        lines: of its output.
+        sole: whether nothing else writes to it; a batch script says "Done" also of a program that failed.
+    """
     for line in reversed(lines[-TAIL:]):
         if line.text == GAP:
             return False
-        if says_completed(line.text):
+        if says_completed(line.text) and (sole or _TRAINED.search(line.text)):
             return True
         if not is_aftermath(line.text):
             return False

@@ -194,7 +194,12 @@ def _read(rank: _Rank, owners: frozenset[int]) -> None:
         if rank.named is None:
             rank.named = next((line.rank for line in lines if line.rank is not None), None)
         hooked = any(line.rank is not None and HEADER in line.text for line in lines)
-        if stream == "stdout" and ends_well(lines) and rank.error is not None and rank.error.kind == "exception":
+        if (
+            stream == "stdout"
+            and ends_well(lines, sole=True)
+            and rank.error is not None
+            and rank.error.kind == "exception"
+        ):
             rank.survived = not rank.hooked
         rank.hooked = rank.hooked or hooked
         if rank.error is None:
