@@ -178,6 +178,8 @@ OTHERS = {
     "older jobs": ("slurm-7.out slurm-8.out", "slurm-8.out"),
     "numbered runs": ("run1.log run2.log", "run2.log"),
     "tasks of an older job": ("job-771_0.out job-771_1.out job-772_0.out job-772_1.out", "job-772_0.out job-772_1.out"),
+    "dates": ("2026-11-20_train.log 2026-11-21_train.log", "2026-11-21_train.log"),
+    "runs of a day": ("train_20261121_090000.log train_20261121_180000.log", "train_20261121_180000.log"),
     "other programs": ("eval.log train.log", "train.log"),
     "rotated": ("train.log.2 train.log.1 train.log", "train.log"),
 }

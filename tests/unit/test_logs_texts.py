@@ -285,6 +285,10 @@ TEXTS["torchrun's restarts end well"] = (
     label(TB, 0, "[rank{r}]: ") + TORCHRUN.format(n=0) + label(TB, 1, "[rank{r}]: ") + TORCHRUN.format(n=1) + steps(3),
     "no failure",
 )
+TEXTS["torchrun ends without its table"] = (
+    label(TB, 0, "[rank{r}]: ") + TORCHRUN.format(n=0) + "epilog: cleaning\n",
+    "rank 0: ValueError: bad batch 42",
+)
 TEXTS["torchrun's last restart fails"] = (
     label(GLOO, 0, "[rank{r}]: ")
     + TORCHRUN.format(n=0)

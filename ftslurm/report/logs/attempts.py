@@ -25,6 +25,7 @@ KILL_WAIT = timedelta(minutes=5)
 _DIGITS = re.compile(r"\d+")
 _BY_SLURM = re.compile(r"(?:srun|slurmstepd|sbatch|slurmd)\b")
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)")
+_OF_WORKER = re.compile(r"\S{1,400}\.py:\d+: \w*Warning: ")
 _LAUNCHER_ENDS = re.compile(
     r"/torchrun\"|torch/distributed/(?:run|launch)\.py\"|ChildFailedError|SignalException|death signal"
 )
@@ -141,6 +142,8 @@ def _restarted(lines: Sequence[Line], ends: Ends) -> Iterable[int]:
     rest = [line for line in lines if line.number > own[-1].number and line.text.strip()]
     if any(_LAUNCHER_ENDS.search(line.text) for line in rest):
         return
+    if not any(_OF_WORKER.match(line.text) or works(line.text) or line.rank is not None for line in rest):
+        return  # a batch script's own words
     began = next((line.number for line in rest if not line.text.startswith((" ", "srun", "slurm"))), None)
     if began is not None:
         yield began

@@ -19,6 +19,7 @@ _OUTPUT = re.compile(
     r"(?:.*/)?(?:.*\.(?:out|err|log|txt|stdout|stderr|o\d+|e\d+)(?:\.\d{1,5})?(?:\.gz)?|slurm-\d[^/]*"
     r"|(?:log|out|err|stdout|stderr|output)(?:[._-]?\d{1,6})?)"
 )
+_DATE = re.compile(r"(?:19|20)\d\d(?:[01]\d(?:[0-3]\d(?:\d{4}|\d{6})?)?)?")
 _DIGITS = re.compile(r"\d+")
 _STREAM = re.compile(r"(?:out|err|stdout|stderr|log)(?=\.gz$|$|\d+$)")
 _WORD = re.compile(r"([A-Za-z]+)[^A-Za-z0-9]*$")
@@ -60,7 +61,7 @@ def family(of: str, times: Mapping[str, int]) -> list[Output]:
     shapes = [name for name in times if _shape(name) == _shape(of) and not _rotated(name, times)] or [of]
     places, counted = _places(of, shapes, times)
     same = [name for name in shapes if all(_numbers(name)[i] == _numbers(of)[i] for i in places)]
-    jobs = [number for i, number in enumerate(_numbers(of)) if i in places and int(number) >= JOB_NUMBER]
+    jobs = [number for i, number in enumerate(_numbers(of)) if i in places and _may_be_job(number)]
     # Files of another form that have the job's number: of other nodes, or of the job itself.
     more = [name for name in times if name not in same and jobs and max(jobs, key=int) in _numbers(name)]
     kinds = {i: _kind(of, i) for i in counted}
@@ -83,7 +84,7 @@ def _places(of: str, shapes: Sequence[str], times: Mapping[str, int]) -> tuple[l
         values = {int(_numbers(name)[i]) for name in rows}
         kind = _kind(of, i)
         if len(values) > 1 and (kind in ("task", "node", "local") or (kind != "job" and _counts(values))):
-            certain = kind is not None or any(int(_numbers(of)[j]) >= JOB_NUMBER for j in fixed)
+            certain = kind is not None or any(_may_be_job(_numbers(of)[j]) for j in fixed)
             if certain or all(abs(times.get(name, 0) - times.get(of, 0)) <= TOGETHER_NS for name in rows):
                 counted.append(i)
                 continue
@@ -111,6 +112,11 @@ def _kind(name: str, place: int) -> str | None:
 def _before(name: str, place: int) -> str:
     numbers = list(_DIGITS.finditer(name))
     return name[numbers[place - 1].end() if place else 0 : numbers[place].start()]
+
+
+def _may_be_job(number: str) -> bool:
+    """Whether it may be a job's number: it is no small one, and no date."""
+    return int(number) >= JOB_NUMBER and _DATE.fullmatch(number) is None
 
 
 def _counts(values: Collection[int]) -> bool:
