@@ -194,8 +194,10 @@ def _describe(evidence: Evidence, cause: Cause) -> str:
         return evidence.message or cause.title
     if evidence.exit_code is None:
         return evidence.message or "ended in an unrecorded way"
-    if cause.name in ("missing-script", "missing-program"):
+    if cause.name in ("missing-script", "missing-program", "batch-script"):
         return evidence.message
+    if cause.name == "wrong-usage":
+        return f"{cause.title}: {evidence.message} (exit code {evidence.exit_code})"
     if cause.name.startswith("shell-"):
         return f"{cause.title} (exit code {evidence.exit_code})"
     return f"exit code {evidence.exit_code}"

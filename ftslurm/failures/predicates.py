@@ -70,6 +70,11 @@ def kind(*kinds: str) -> Match:
     return lambda e: e.kind in kinds
 
 
+def spawned(text: str) -> Match:
+    """Match what could not be started, by a pattern in the description of the end."""
+    return lambda e: e.kind == "spawn" and re.search(text, e.message) is not None
+
+
 def by_compiler(*types: str) -> Match:
     """Match an exception of torch's or Triton's compilers by its type."""
     return lambda e: e.exception in types and e.module.partition(".")[0] in ("torch", "triton")
@@ -159,13 +164,29 @@ def loader_gone(e: Evidence) -> bool:
     )
 
 
+def xid(*numbers: int) -> Match:
+    """Match an error of CUDA beside which the kernel reported one of these Xids of a GPU."""
+    pattern = rf"NVRM: Xid \([^)]{{1,60}}\): ({'|'.join(map(str, numbers))})\b"
+    by_cuda = cuda(r"(CUDA|cuBLAS|CUBLAS|cuDNN|NVML) ?\w* ?error|Cuda failure|CUDNN_STATUS|CUBLAS_STATUS")
+
+    def matches(e: Evidence) -> bool:
+        return by_cuda(e) and any(re.search(pattern, note) for note in e.notes)
+
+    return matches
+
+
 def not_importable(e: Evidence) -> bool:
     """Match a module that is not there or cannot be loaded, for ``python -m`` too."""
     return e.exception in ("ImportError", "ModuleNotFoundError") or (e.module, e.exception) == ("runpy", "_Error")
 
 
+_REFUSED = re.compile(r"[\w./-]{1,200}: error: ")
+
+
 def wrong_usage(e: Evidence) -> bool:
     """Match a script that refused its arguments: exit code 2 raised by a parser of command lines, not by the script."""
+    if e.kind == "exit" and e.exception is None and e.exit_code == 2:
+        return _REFUSED.match(e.message) is not None
     if e.exception != "SystemExit" or e.exit_code != 2 or not e.files:
         return False
     return PARSERS.search(e.files[-1]) is not None

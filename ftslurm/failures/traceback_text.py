@@ -48,6 +48,7 @@ _ALSO = re.compile(
     r"Exception raised from|frame #\d|Device-side assert|Set TORCH|You can suppress|Expected|Got|-- Process |"
     r"\[rank\d+\]|(socket|bootstrap|Net|Call to|Connection|Cuda failure|Error)\b"
 )
+_IGNORED = ("Exception ignored ", "--- Logging error ---", "Error in atexit._run_exitfuncs")
 _SKIPPED = 3
 _BEFORE_FRAMES = 5
 
@@ -109,7 +110,7 @@ class _Chain:
             self.end,
             thread=thread[1] if thread else "",
             rank=int(rank[1]) if rank else None,
-            ignored="Exception ignored " in self.before or "--- Logging error ---" in self.before,
+            ignored=any(text in self.before for text in _IGNORED),
         )
 
 

@@ -20,6 +20,11 @@ _LOADER_CRASH = re.compile(
     r"killed by signal: (?!Killed|Bus error)|Unexpected (segmentation fault|floating-point exception|illegal instr)"
 )
 _NO_STACKS = "Native code crashed, and there are no stacks: start the script with PYTHONFAULTHANDLER=1, or keep a core."
+_BACKTRACE = re.compile(r"=== backtrace|[Cc]aught signal \d+|Process received signal|Signal: \w+|(?m:^ *#?0:? +0x)")
+_NATIVE_FRAME = re.compile(
+    r"(?m)^.{0,80}?(?:#?\[? ?\d{1,3}\]? +0x[0-9a-f]{4,16}:? (?:in )?|\[ ?\d+\] [^\s(]{1,300}\()([A-Za-z_]\w*)"
+)
+_OF_HANDLER = re.compile(r"_{0,2}(?:funlockfile|restore_rt|sigaction|libc_|GI_|killpg|raise|abort)|ucs_|mca_base")
 _CRASHED = ("segfault", "arithmetic-error")
 _LARGE = 0.5
 """Part of the host's memory that was available when it refused an allocation: the request was too large by itself."""
@@ -38,7 +43,7 @@ def advice_on(
         attempt: the attempt that started it, if ftslurm did.
     """
     name, stderr = worker.cause.name, next((tail.text for tail in tails if tail.stream == "stderr"), "")
-    if name == "dataloader-worker":
+    if name in ("dataloader-worker", "dataloader-bus"):
         return _loader(worker, stderr)
     if name == "sigkill" and _no_oom_kill(worker):
         return "The kernel counted no out-of-memory kill here: look for users or tools that send SIGKILL."
@@ -46,7 +51,7 @@ def advice_on(
         stacks = "its stacks show where" if worker.stacks else "PYTHONFAULTHANDLER=1 or a core file shows where"
         return f"Native code, or the script itself (os.abort), aborted without a message: {stacks}."
     if name in _CRASHED and not worker.stacks and "(most recent call first)" not in stderr:
-        return _NO_STACKS
+        return _native(stderr)
     if name == "system-exit" and worker.exception is not None and not is_code(worker.exception.message):
         return ""  # its message is the reason
     if name in ("system-exit", "exit") and not any(tail.text.strip() for tail in tails):
@@ -64,6 +69,17 @@ def advice_on(
     if name == "missing-file" and same is not None and same.scope in (ALL, EVERY_NODE) and len(same.nodes) > 1:
         return "It is missing on all nodes: check the path, and whether it is mounted there (or in the container)."
     return None
+
+
+def _native(stderr: str) -> str:
+    """Advice on a crash without Python's stacks: libraries such as UCX or MPI may have printed native ones."""
+    begin = _BACKTRACE.search(stderr)
+    if begin is None:
+        return _NO_STACKS
+    known = (found[1] for found in _NATIVE_FRAME.finditer(stderr, begin.start()))
+    function = next((name for name in known if not _OF_HANDLER.match(name)), None)
+    where = f" in {safe(function)[:100]}" if function is not None else ""
+    return f"Native code crashed{where}: its own backtrace is in the end of its stderr."
 
 
 def _no_oom_kill(worker: FailedWorker) -> bool:

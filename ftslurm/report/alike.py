@@ -10,12 +10,14 @@ import re
 from collections.abc import Sequence
 
 from ftslurm.dataclasses import dataclass
-from ftslurm.report.facts import RoundFiles, Worker
+from ftslurm.report.facts import UNNAMED, RoundFiles, Worker
 from ftslurm.report.failed_worker import FailedWorker
 from ftslurm.report.first_failure import signature
-from ftslurm.text import names, ranges
+from ftslurm.text import clip, names, ranges
 
-ALL, NODES, EVERY_NODE, MOST = "all", "nodes", "every-node", "most"
+ALL, NODES, EVERY_NODE, MOST, KNOWN = "all", "nodes", "every-node", "most", "known"
+RANKS_SHOWN = 24
+UNNAMED_NODES = ("?", UNNAMED)
 _NUMBER = re.compile(r"\d+")
 _PASSED_S = 1.0
 """A rank that ran longer than a failed one by this had passed the place of the failure."""
@@ -26,7 +28,8 @@ class Alike:
     """The ranks with the same failure.
 
     Attributes:
-        scope: ALL ranks; all of some NODES; some of EVERY_NODE, while the others were stopped; MOST ranks.
+        scope: ALL ranks; all of some NODES; some of EVERY_NODE, while the others were stopped; MOST ranks; all that are
+            KNOWN to have failed, of an unknown number.
         ranks: these.
         world: the number of all ranks.
         nodes: where they ran, in order.
@@ -44,6 +47,9 @@ class Alike:
     @property
     def subject(self) -> str:
         """``all 4 ranks``, ``all ranks of n2, and only these``, ``2 of 4 ranks, on both nodes``."""
+        if self.scope == KNOWN:
+            where = f" on {self.nodes[0]}" if len(self.nodes) == 1 and self.nodes[0] not in UNNAMED_NODES else ""
+            return f"ranks {clip(ranges(self.ranks), RANKS_SHOWN)}{where}"
         some = f"{len(self.ranks)} of {self.world} ranks"
         if self.scope == ALL:
             return "both ranks" if self.world == 2 else f"all {self.world} ranks"
@@ -90,15 +96,17 @@ def alike(
     """
     same = [first, *(each for each in others if is_same(first, each))]
     ranks = {each.rank for each in same} | set(followers)
-    if world is None or len(ranks) < 2 or min(ranks) < 0 or len(ranks) > world:
+    if len(ranks) < 2 or min(ranks) < 0 or (world is not None and len(ranks) > world):
         return None
+    if world is None:
+        # A log of another launcher: of ranks that it does not mention, nothing is known.
+        alone = first.cause.cascade or any(0 <= each.rank not in ranks and not each.cause.cascade for each in others)
+        nodes = tuple(dict.fromkeys(each.node for each in same))
+        return None if alone or not all(worker.failed for worker in _workers(files)) else _known(same, ranks, nodes)
     on = {worker.rank: node.node for node in files.nodes for worker in node.workers}
     on |= {each.rank: each.node for each in same}
     nodes = tuple(dict.fromkeys(on[rank] for rank in sorted(ranks) if rank in on))
-    # How a process was ended after its exception is not its message.
-    lines = {each.what.split("\n", 1)[0].partition("; then ")[0] for each in same}
-    shapes = {_NUMBER.sub("#", line) for line in lines}
-    differ = len(lines) > len(shapes) and not first.cause.cascade
+    differ = not first.cause.cascade and _differ(same)
     if len(ranks) == world:
         return Alike(ALL, tuple(sorted(ranks)), world, nodes, differ=differ)
     workers = [worker for node in files.nodes for worker in node.workers]
@@ -112,6 +120,21 @@ def alike(
     if stopped and len(nodes) > 1 and set(nodes) == every and not first.cause.cascade:
         return Alike(EVERY_NODE, tuple(sorted(ranks)), world, nodes, differ=differ)
     return Alike(MOST, tuple(sorted(ranks)), world, nodes, differ=differ) if len(ranks) * 2 > world else None
+
+
+def _differ(same: Sequence[FailedWorker]) -> bool:
+    """Return whether messages of equal failures differ in numbers."""
+    # How a process was ended after its exception is not its message.
+    lines = {each.what.split("\n", 1)[0].partition("; then ")[0] for each in same}
+    return len(lines) > len({_NUMBER.sub("#", line) for line in lines})
+
+
+def _workers(files: RoundFiles) -> list[Worker]:
+    return [worker for node in files.nodes for worker in node.workers if worker.rank >= 0]
+
+
+def _known(same: Sequence[FailedWorker], ranks: set[int], nodes: tuple[str, ...]) -> Alike:
+    return Alike(KNOWN, tuple(sorted(ranks)), len(ranks), nodes, differ=_differ(same))
 
 
 def is_same(first: FailedWorker, other: FailedWorker) -> bool:

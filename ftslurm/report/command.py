@@ -299,7 +299,7 @@ def _parser() -> argparse.ArgumentParser:
         "--logs",
         metavar="PATH",
         help="the logs of a job that ftslurm did not run: slurm-*.out, also .gz, torchrun's --log-dir, a directory of "
-        "output files (the newest job's), or - for standard input",
+        "output files (all of the newest job's), or - for standard input",
     )
     parser.add_argument(
         "--job", type=_job, metavar="ID", help="any job of Slurm, of any launcher: its output, and what Slurm knows"

@@ -25,7 +25,7 @@ SHOWN, RANKS_SHOWN, LINE_LIMIT = 20, 2, 160
 _BROKEN = ("peer-reset", "nccl", "nccl-abort")
 _SOCKETS = ("ConnectionResetError", "ConnectionAbortedError", "ConnectionRefusedError", "BrokenPipeError", "EOFError")
 """What the program's own connections raise when the process at the other end has gone."""
-_ENDING_NS = 30 * 10**9
+_ENDING_NS = 10 * 10**9
 """Time from the moment at which a rank closes its connections until its process has ended."""
 _SOON_NS = 2 * 10**9
 """Time between a time-out and the connections that break because of it, until these are caught."""

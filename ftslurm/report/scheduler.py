@@ -54,6 +54,8 @@ def verdict(view: Scheduler | None) -> tuple[str, str] | None:
     if view.state == "PREEMPTED" or _preempted(view):
         return PREEMPTED, "preempted"
     if view.state == "CANCELLED" or _ended_from_outside(view):
+        if view.source == "log" and view.reason == "Requeued":
+            return CANCELLED, "requeued (by a user, an administrator or Slurm)"
         user = "a user" if view.cancelled_by is None else f"uid {view.cancelled_by}"
         return CANCELLED, f"cancelled by {user}"
     if view.state in SLURM_FAILED or reason in ("NodeDown", "NodeFail"):

@@ -375,6 +375,8 @@ def _hints(failure: Json, style: Style) -> list[str]:
         lines += style.wrapped(f"the same failure as in round{'s' if len(same) > 1 else ''} {ranges(same)}")
     # That a lost node is not to be used is obvious.
     restart = RESTARTS.get(failure["restart"], "") if _of_rank(failure) else ""
+    if failure["restart"] == OTHER_NODE and failure["alike"] is not None and len(failure["alike"]["nodes"]) > 1:
+        restart = ""  # it failed so on several nodes
     hint = " ".join(part for part in (failure["advice"], restart) if part)
     return lines + (style.wrapped(f"hint: {hint}") if hint else [])
 

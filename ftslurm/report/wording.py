@@ -25,10 +25,15 @@ JOB_KINDS = ("time-limit", "preempted", "cancelled", "scheduler")
 WORKER_KINDS = ("exception", "exit", "signal", "spawn")
 """Kinds of failures of one rank, which a log may leave unnamed."""
 
+OF_JOB = ("step-refused", "step-launch", "batch-script")
+"""Causes that lie before any rank."""
+
 AGENT_DEFECT, DEFECT = "agent-defect", "its agent ended by a defect of ftslurm: "
 """The cause of a node that was lost by a defect, and the reason in its death notice."""
 
 _OWN_PLACE = re.compile(r" \([^()\s]+\.py:\d+ in [^()\s]+\)$")
+# torchrun's folder of a run without an id, which is no node.
+_RUN_FOLDER = re.compile(r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|none)_\w{8}")
 _WORD = re.compile(r"\d[\d.,]* (?:ms|s|min|h|d)\b\S*|\S+")
 _TYPE = re.compile(r".{0,100}?(?:\w(?:Error|Exception|Exit|Interrupt)|refused its arguments): ")
 _BEHIND_TYPE, _END = 12, 24
@@ -66,7 +71,9 @@ def subject(failure: Json) -> str:
         return f"node {safe(nodes[0])}" if len(nodes) == 1 else f"nodes {names(nodes)}"
     if failure.get("hang") and failure["ranks"] != str(failure["rank"]) and failure["hang"]["verdict"] != "none":
         return f"ranks {clip(failure['ranks'], 24)} on {names(failure['nodes'])}"
-    return f"rank {failure['rank']} on {safe(failure['node'])}" if failure["node"] else f"rank {failure['rank']}"
+    if failure["node"] is None or _RUN_FOLDER.fullmatch(failure["node"]):
+        return rank_of(failure)
+    return f"rank {failure['rank']} on {safe(failure['node'])}"
 
 
 def first_of(failure: Json) -> str:
@@ -91,7 +98,7 @@ def what(failure: Json) -> str:
 
 def verdict(failure: Json) -> str:
     """``rank 3 on n2: ValueError: boom``, ``node n2 was lost ...``."""
-    if failure["rank"] is None and failure.get("kind") in (*JOB_KINDS, "unreachable"):
+    if failure["rank"] is None and (failure.get("kind") in (*JOB_KINDS, "unreachable") or failure["cause"] in OF_JOB):
         return what(failure)
     if failure["cause"] == AGENT_DEFECT and DEFECT in what(failure):
         # Of several nodes, one after the other: the first one's.

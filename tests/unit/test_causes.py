@@ -82,6 +82,16 @@ def chained(outer: Evidence, how: str, *inner: Evidence) -> Evidence:
 
 POSITIVE = [
     ("spawn", Evidence("spawn", message="cannot start /opt/python")),
+    (
+        "step-refused",
+        Evidence("spawn", message="srun: Unable to create step for job 8: Memory required by task is ..."),
+    ),
+    ("step-launch", Evidence("spawn", message="Task launch for StepId=123.0 failed on node n17: Communication ...")),
+    (
+        "work-directory",
+        Evidence("spawn", message="the working directory could not be entered: /scratch/a: No such ..."),
+    ),
+    ("container", Evidence("spawn", message="the container could not be started: image not found")),
     ("unreachable", Evidence("unreachable", message="the master of the round (n1:29400) cannot be reached from n2")),
     ("health", Evidence("health", health="GPU 3: 2 uncorrectable ECC errors")),
     ("health-check", Evidence("health-check", message="n3 refused: /dev/shm is full")),
@@ -104,6 +114,14 @@ POSITIVE = [
     ("cuda-assert", raised("RuntimeError", "CUDA error: device-side assert triggered\nCUDA kernel errors")),
     ("gpu-ecc", raised("AcceleratorError", "CUDA error: uncorrectable ECC error encountered", "torch")),
     ("gpu-lost", raised("RuntimeError", "CUDA error: GPU has fallen off the bus")),
+    (
+        "gpu-lost",
+        raised("RuntimeError", "CUDA error: unspecified launch failure", notes=("NVRM: Xid (PCI:00): 79, pid",)),
+    ),
+    (
+        "cuda-launch",
+        raised("RuntimeError", "CUDA error: unspecified launch failure", notes=("NVRM: Xid (PCI:0): 13,",)),
+    ),
     ("gpu-missing", raised("RuntimeError", "CUDA error: no CUDA-capable device is detected")),
     ("gpu-missing", raised("RuntimeError", "No CUDA GPUs are available")),
     ("gpu-busy", raised("RuntimeError", "CUDA error: all CUDA-capable devices are busy or unavailable")),
@@ -138,6 +156,7 @@ POSITIVE = [
     ),
     ("shm-space", raised("RuntimeError", "unable to write to file </torch_9_13_0>: No space left on device (28)")),
     ("dataloader-worker", raised("RuntimeError", "DataLoader worker (pid(s) 12, 13) exited unexpectedly")),
+    ("dataloader-bus", raised("RuntimeError", "DataLoader worker (pid 12) is killed by signal: Bus error. It is ...")),
     ("dataloader-worker", raised("ConnectionResetError", "[Errno 104] Connection reset by peer", files=FETCHING)),
     ("host-memory", raised("MemoryError")),
     ("host-memory", raised("RuntimeError", "[enforce fail at alloc_cpu.cpp:114] DefaultCPUAllocator: can't alloc")),
@@ -152,6 +171,8 @@ POSITIVE = [
     ("no-stdin", raised("EOFError", "EOF when reading a line")),
     ("no-stdin", raised("BdbQuit", module="bdb")),
     ("missing-script", ended(2, "can't open file '/home/a/trian.py': [Errno 2] No such file or directory")),
+    ("wrong-usage", ended(2, "train.py: error: unrecognized arguments: --foo")),
+    ("batch-script", ended(127, "cannot start torchrun: command not found (line 17 of the batch script)")),
     ("missing-program", ended(127, "cannot start trian: no such program in PATH")),
     ("disk-full", raised("OSError", "[Errno 28] No space left on device: '/ckpt/1.pt'")),
     ("quota", raised("OSError", "[Errno 122] Disk quota exceeded")),
@@ -164,6 +185,7 @@ POSITIVE = [
     ("read-only", raised("OSError", "[Errno 30] Read-only file system: '/x'")),
     ("filesystem", raised("OSError", "[Errno 116] Stale file handle")),
     ("filesystem", raised("OSError", "[Errno 5] Input/output error")),
+    ("filesystem", raised("OSError", "Can't read data (filename = 'x.h5', errno = 5, error message = 'Input/output')")),
     ("missing-file", raised("FileNotFoundError", "[Errno 2] No such file or directory: '/data'")),
     ("permission", raised("PermissionError", "[Errno 13] Permission denied: '/ckpt'")),
     ("nan", raised("FloatingPointError", "overflow encountered in exp")),

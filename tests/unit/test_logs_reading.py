@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 
 from ftslurm.report.command import main
-from ftslurm.report.logs.files import outputs
+from ftslurm.report.logs.files import Output, outputs
 from ftslurm.report.logs.lines import GAP, Line, cleaned, labelled, lines_of, streams
 from ftslurm.report.logs.reading import BLOCK, CHUNK, Excerpt, read_chunks
+from ftslurm.report.logs.success import says_completed
 from ftslurm.report.logs.tracebacks import tracebacks
 from ftslurm.report.logs.untangle import untangled
 from ftslurm.report.pipeline import report_of_logs
+from ftslurm.report.text import render
 
 TRACEBACK = """\
 Traceback (most recent call last):
@@ -152,18 +154,94 @@ def test_of_a_directory_the_newest_jobs_files_are_read(tmp_path: Path) -> None:
     assert [each.path.name for each in outputs(tmp_path)] == ["slurm-8.out", "slurm-8.err"]
 
 
-def test_files_of_single_ranks_are_known_by_their_names_but_array_tasks_are_jobs(tmp_path: Path) -> None:
-    for folder, names in (
-        ("a", ["9_0_log.err", "9_1_log.err", "9_0_log.out"]),
-        ("b", ["slurm-9_0.out", "slurm-9_1.out"]),
-    ):
-        (tmp_path / folder).mkdir()
-        for i, name in enumerate(names):
-            (tmp_path / folder / name).write_text("x\n")
-            os.utime(tmp_path / folder / name, (1000 + i, 1000 + i))
-    ranks = [(each.path.name, each.rank) for each in outputs(tmp_path / "a")]
-    assert ranks == [("9_0_log.out", 0), ("9_0_log.err", 0), ("9_1_log.err", 1)]
-    assert [(each.path.name, each.rank) for each in outputs(tmp_path / "b")] == [("slurm-9_1.out", None)]
+FAMILIES = {
+    "submitit": ("9_0_log.out 9_0_log.err 9_1_log.err", "0 0 1"),
+    "tasks or an array": ("slurm-9_0.out slurm-9_1.out", "- -"),
+    "tasks of a job": ("job-771_0.out job-771_1.out job-771_2.out", "0 1 2"),
+    "streams": ("train_9771_n1_0.out train_9771_n1_0.err train_9771_n1_1.err", "n1/0 n1/0 n1/1"),
+    "local ranks of nodes": ("t-771-n1-0.err t-771-n1-1.err t-771-n2-0.err", "n1/l0 n1/l1 n2/l0"),
+    "only numbers": ("log.0 log.1 log.2", "0 1 2"),
+    "plain texts": ("out_0.txt out_1.txt", "0 1"),
+    "nodes": ("node0.log node1.log", "node0 node1"),
+    "nodes that do not count": ("771-nid003.out 771-nid117.out", "nid003 nid117"),
+    "hosts of different names": ("771.cn-a-04.err 771.gpu-07.err", "- -"),
+    "the job and its tasks": ("slurm-771.out 771_0.err 771_1.err", "0 1 -"),
+    "folders": ("771/rank0/stderr 771/rank1/stderr 771/rank1/stdout", "0 1 1"),
+    "local ranks": ("local_rank0.log local_rank1.log", "l0 l1"),
+}
+BELOW = {
+    "the ranks' folder beside the job's output": ("job-88.out logs/rank_0.log logs/rank_1.log", 3),
+    "a tool's own folder": ("job-88.out wandb/debug.log", 1),
+    "an older folder": ("logs/rank_0.log logs/rank_1.log job-88.out", 1),
+}
+OTHERS = {
+    "older jobs": ("slurm-7.out slurm-8.out", "slurm-8.out"),
+    "numbered runs": ("run1.log run2.log", "run2.log"),
+    "tasks of an older job": ("job-771_0.out job-771_1.out job-772_0.out job-772_1.out", "job-772_0.out job-772_1.out"),
+    "dates": ("2026-11-20_train.log 2026-11-21_train.log", "2026-11-21_train.log"),
+    "runs of a day": ("train_20261121_090000.log train_20261121_180000.log", "train_20261121_180000.log"),
+    "other programs": ("eval.log train.log", "train.log"),
+    "rotated": ("train.log.2 train.log.1 train.log", "train.log"),
+}
+
+
+def written(folder: Path, names: str, text: str = "x\n") -> None:
+    for i, name in enumerate(names.split()):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+        os.utime(folder / name, (1000 + i, 1000 + i))
+
+
+def shown(each: Output) -> str:
+    number = f"l{each.local}" if each.local is not None else str(each.task) if each.task is not None else ""
+    return "/".join(part for part in (each.node or "", number) if part) or "-"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_files_of_all_ranks_of_a_job_are_read_and_known_by_their_names(tmp_path: Path, name: str) -> None:
+    names, labels = FAMILIES[name]
+    written(tmp_path, names)
+    found = outputs(tmp_path, depth=2)
+    assert sorted(str(each.path.relative_to(tmp_path)) for each in found) == sorted(names.split())
+    assert [shown(each) for each in found] == labels.split()
+
+
+@pytest.mark.parametrize("name", BELOW)
+def test_the_ranks_own_files_below_a_jobs_output_are_read_too(tmp_path: Path, name: str) -> None:
+    names, number = BELOW[name]
+    written(tmp_path, names)
+    if name == "an older folder":
+        os.utime(tmp_path / "job-88.out", (5000, 5000))
+    assert len(outputs(tmp_path, depth=2)) == number
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_files_of_other_jobs_are_not_read(tmp_path: Path, name: str) -> None:
+    names, read = OTHERS[name]
+    written(tmp_path, names)
+    assert [each.path.name for each in outputs(tmp_path)] == read.split()
+    text = " ".join(render(report_of_logs(tmp_path)).split())
+    assert "not read, as of other jobs: " in text
+
+
+def test_one_file_of_many_names_its_siblings(tmp_path: Path) -> None:
+    written(tmp_path, "job-771_0.out job-771_1.out job-771_2.out job-772_0.out", "step 1\n")
+    (tmp_path / "job-771_2.out").write_text(TRACEBACK)
+    text = " ".join(render(report_of_logs(tmp_path / "job-771_0.out")).split())
+    expected = "2 files beside it belong to the same job (job-771_1.out, job-771_2.out): name the directory instead"
+    assert expected in text
+    for name in ("job-772_0.out",):
+        (tmp_path / name).unlink()
+    assert report_of_logs(tmp_path)["cause"]["rank"] == 2
+
+
+def test_files_that_begin_alike_are_no_attempts(tmp_path: Path) -> None:
+    head = "Loading modules\nPython 3.11\nhost ready\n"
+    (tmp_path / "node0.log").write_text(f"{head}step 1\n{TRACEBACK}")
+    (tmp_path / "node1.log").write_text(f"{head}step 1\nsrun: error: n2: task 1: Exited with exit code 1\n")
+    report = report_of_logs(tmp_path)
+    assert len(report["rounds"]) == 1
+    assert report["cause"]["what"] == "ValueError: bad batch"
 
 
 def test_a_pipe_is_read_and_the_exit_code_tells_whether_there_was_a_failure(
@@ -190,3 +268,75 @@ def test_a_link_that_the_user_names_is_followed(tmp_path: Path) -> None:
     (tmp_path / "slurm-7.out").write_text(TRACEBACK)
     (tmp_path / "latest").symlink_to("slurm-7.out")
     assert report_of_logs(tmp_path / "latest")["cause"]["what"] == "ValueError: bad batch"
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "label"),
+    [
+        ("{t}: ", "[rank{r}]: ", {"task": 2, "rank": 2}),
+        ("n{t}: ", "[rank{r}]: ", {"node": "n2", "rank": 2}),
+        ("n{t}: {t}: ", "[rank{r}]: ", {"node": "n2", "task": 2, "rank": 2}),
+        ("[default{t}]:", "[rank{r}]: ", {"local": 2, "rank": 2}),
+        ("{t}: [default{t}]: ", "[rank{r}]: ", {"task": 2, "local": 2, "rank": 2}),
+        ("2026-11-21T10:00:00.123Z {t}: ", "[rank{r}]: ", {"task": 2, "rank": 2}),
+        ("trainer-{t} pytorch ", "[rank{r}]: ", {"node": "trainer-2", "rank": 2}),
+        ("worker-{t}  | ", "[rank{r}]: ", {"node": "worker-2", "rank": 2}),
+        ("rank{t} | ", "", {"rank": 2}),
+        ("[{t}] ", "[rank{r}]: ", {"task": 2, "rank": 2}),
+        ("2026-11-21 10:00:00,123 ", "[rank{r}]: ", {"rank": 2}),
+    ],
+)
+def test_labels_nest(outer: str, inner: str, label: dict[str, object]) -> None:
+    both = outer + inner
+    text = "".join(f"{both.format(t=t, r=t)}step {i}\n" for i in range(3) for t in (0, 2))
+    text += "".join(f"{both.format(t=2, r=2)}{line}" for line in TRACEBACK.splitlines(True))
+    lines = labelled(cleaned(text))
+    own = next(each for each in streams(lines).values() if each[0].rank == 2)
+    assert {name: getattr(own[0], name) for name in label} == label
+    (found,) = tracebacks(own)
+    assert (found.headline, found.traceback) == ("ValueError: bad batch", TRACEBACK)
+
+
+def test_a_few_lines_have_labels_if_srun_proves_it() -> None:
+    ends = "srun: error: n3: task 6: Aborted"
+    assert labelled(["6: Memory access fault by GPU node-6", ends])[0].task == 6
+    assert labelled(["6: Memory", "0: slurmstepd: error: *** STEP 4.0 ON n0 ENDED ***"])[0].task == 6
+    assert labelled(["7: Memory access fault by GPU node-6", ends])[0].task is None
+
+
+@pytest.mark.parametrize(
+    ("text", "completed"),
+    [
+        ("Training complete. Saved final model to /ckpt/final", True),
+        ("[2026-11-20 10:00:00] INFO train.py:88: training finished in 3:00:11", True),
+        ("=> All done", True),
+        ("finished", True),
+        ("Epoch 3 finished", False),
+        ("finished loading the dataset", False),
+        ("done with errors", False),
+        ("Job finished with exit code 1", False),
+        ("Training failed", False),
+        ("not done", False),
+    ],
+)
+def test_a_program_says_that_it_has_done_its_work(text: str, completed: bool) -> None:
+    assert says_completed(text) is completed
+
+
+def test_an_exception_in_stderr_was_caught_if_stdout_ends_with_success(tmp_path: Path) -> None:
+    (tmp_path / "train-7.err").write_text(TRACEBACK)
+    (tmp_path / "train-7.out").write_text("step 1\nTraining finished\n")
+    assert report_of_logs(tmp_path)["cause"] is None
+    # The batch script's own words.
+    (tmp_path / "train-7.out").write_text("step 1\nstep 2\nJob finished at Fri Nov 21\nDone\n")
+    assert report_of_logs(tmp_path)["cause"]["what"] == "ValueError: bad batch"
+
+
+def test_a_ranks_lines_with_and_without_torchs_label_are_one_output(tmp_path: Path) -> None:
+    watchdog = (
+        "[E1121 10:10:31.10 ProcessGroupNCCL.cpp:629] [Rank 0] Watchdog caught collective operation timeout: Work"
+    )
+    abort = "terminate called after throwing an instance of 'c10::DistBackendError'"
+    (tmp_path / "rank_0.err").write_text(f"[rank0]:{watchdog}\n{abort}\n")
+    (tmp_path / "rank_1.err").write_text(TRACEBACK)
+    assert report_of_logs(tmp_path)["cause"]["rank"] == 1

@@ -223,7 +223,7 @@ TEXTS["ends mid traceback"] = (steps(30) + TB[:120], "no failure")
 TEXTS["success"] = (steps(30) + "done\n", "no failure")
 TEXTS["all alike unlabelled"] = (
     TB * 4 + "srun: error: n1: tasks 0-3: Exited with exit code 1\n",
-    "rank 0 on n1: ValueError: bad batch 42",
+    "ranks 0-3 on n1: ValueError: bad batch 42",
 )
 TEXTS["argparse"] = (
     "usage: train.py [-h] [--lr LR]\ntrain.py: error: unrecognized arguments: --foo\nsrun: error: n1: task 0: Exited with exit code 2\n",
@@ -243,6 +243,154 @@ TEXTS["faulthandler"] = (
     steps(3)
     + 'Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007fb40f7dcb80 (most recent call first):\n  File "/w/seg.py", line 5 in <module>\nsrun: error: n1: task 2: Segmentation fault\n',
     "rank 2 on n1: segmentation fault",
+)
+TEXTS["labels of srun, torchrun and torch"] = (
+    " 0: [default0]:[rank0]: step 1\n"
+    + label(TB, 51, "12: [default3]:[rank{r}]: ")
+    + "srun: error: n2: task 12: Exited with exit code 1\n",
+    "rank 51 on n2: ValueError: bad batch 42 at /home/ann/model.py:88",
+)
+TEXTS["a local rank is no rank"] = (
+    "[default0]:[rank8]: step 5\n"
+    + label(TB, 11, "[default3]:[rank{r}]: ")
+    + "E1121 09:00:00.101000 991 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: 1) local_rank: 3 (pid: 994) of binary: /v/bin/python\nsrun: error: n2: task 1: Exited with exit code 1\n",
+    "rank 11: ValueError: bad batch 42",
+)
+TEXTS["a launcher as srun's task"] = (
+    "[rank20]:[W1121 09:00:04.100 TCPStore.cpp:125] [c10d] recvValue failed\nW1121 09:00:03.100000 881 torch/distributed/elastic/rendezvous/dynamic_rendezvous.py:1292] The node has failed to send a keep-alive heartbeat\nslurmstepd: error: Detected 1 oom_kill event in StepId=4711.0. Some of the step tasks have been OOM Killed.\nsrun: error: n1: task 0: Out Of Memory\n",
+    "some rank on n1: killed by the kernel: out of memory",
+)
+TEXTS["ranks that srun does not know"] = (
+    label(TB, 11) + label(GLOO, 4) + "srun: error: node-02: task 1: Exited with exit code 1\n",
+    "rank 11: ValueError: bad batch 42",
+)
+AT = "slurmstepd: error: *** JOB 4711 ON n1 CANCELLED AT 2026-11-20T10:01:46 DUE TO "
+TEXTS["preempted, then done"] = (
+    steps(3) + AT + "PREEMPTION ***\nresuming from step 3\nstep 4 loss 2\nTraining complete. Saved to /ckpt\n",
+    "no failure",
+)
+TEXTS["node failure, then done"] = (
+    "[2026-11-20 09:00:00] Modules\n" + steps(3) + AT + "NODE FAILURE ***\n[2026-11-20 10:14:00] Modules\n" + steps(3),
+    "no failure",
+)
+TEXTS["preempted while it ends"] = (
+    steps(3) + AT + "PREEMPTION ***\n[2026-11-20 10:01:47] saving\nstep 4 loss 2\nsaved, exiting\n",
+    "stopped: preempted",
+)
+TORCHRUN = (
+    "E1121 09:00:0{n}.1 991 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: 1) local_rank: {n}"
+    " (pid: 99{n}) of binary: /v/bin/python\n"
+)
+TEXTS["torchrun's restarts end well"] = (
+    label(TB, 0, "[rank{r}]: ") + TORCHRUN.format(n=0) + label(TB, 1, "[rank{r}]: ") + TORCHRUN.format(n=1) + steps(3),
+    "no failure",
+)
+TEXTS["torchrun ends without its table"] = (
+    label(TB, 0, "[rank{r}]: ") + TORCHRUN.format(n=0) + "epilog: cleaning\n",
+    "rank 0: ValueError: bad batch 42",
+)
+TEXTS["torchrun's last restart fails"] = (
+    label(GLOO, 0, "[rank{r}]: ")
+    + TORCHRUN.format(n=0)
+    + steps(3)
+    + label(TB, 1, "[rank{r}]: ")
+    + TORCHRUN.format(n=1)
+    + 'Traceback (most recent call last):\n  File "/v/bin/torchrun", line 8, in <module>\n    sys.exit(main())\ntorch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n',
+    "rank 1: ValueError: bad batch 42 at /home/ann/model.py:88 in forward, attempt 2",
+)
+TEXTS["a step fails, the next one ends well"] = (
+    steps(3) + TB + "srun: error: n1: task 0: Exited with exit code 1\n" + steps(5) + "Training finished\n",
+    "no failure",
+)
+TEXTS["a step fails, the script goes on"] = (
+    steps(3) + TB + "srun: error: n1: task 0: Exited with exit code 1\ncopying logs\nJob finished at Fri Nov 21\n",
+    "rank 0 on n1: ValueError: bad batch 42",
+)
+TEXTS["atexit"] = (steps(3) + "Training complete\nError in atexit._run_exitfuncs:\n" + TB, "no failure")
+TEXTS["a logger's traceback long before the watchdog"] = (
+    "10:00:01,001 | INFO | rank 0/8 | starting\n10:00:01,021 | INFO | rank 5/8 | starting\n"
+    "10:00:31,021 | ERROR | rank 5/8 | Failed to load shard\n"
+    + TB
+    + "10:00:31,040 | CRITICAL | rank 5/8 | aborting run\n10:10:31,040 | ERROR | rank 0/8 | NCCL timeout\n"
+    + "[rank0]:[E1121 10:10:31.102345 ProcessGroupNCCL.cpp:629] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3, OpType=ALLREDUCE) ran for 600012 milliseconds before timing out.\nsrun: error: n1: task 0: Aborted (core dumped)\n",
+    "rank 5: ValueError: bad batch 42",
+)
+TEXTS["a logger's traceback of a rank that goes on"] = (
+    "10:00:31,021 | ERROR | rank 5/8 | Failed to load shard\n"
+    + TB
+    + "10:00:31,040 | INFO | rank 5/8 | using the next shard\n10:10:31,040 | ERROR | rank 0/8 | NCCL timeout\n"
+    + "[rank0]:[E1121 10:10:31.102345 ProcessGroupNCCL.cpp:629] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3, OpType=ALLREDUCE) ran for 600012 milliseconds before timing out.\nsrun: error: n1: task 0: Aborted (core dumped)\n",
+    "rank 0 on n1: NCCL's watchdog aborted the process",
+)
+TEXTS["container import"] = (
+    "slurmstepd: error: pyxis: child 219411 failed with error code: 1\nslurmstepd: error: pyxis: failed to import docker image\nslurmstepd: error: pyxis: printing enroot log file:\nslurmstepd: error: pyxis:     [INFO] Extracting image layers...\nslurmstepd: error: pyxis:     tar: usr/lib/libc.so: Cannot write: No space left on device\nslurmstepd: error: pyxis:     [ERROR] Command failed with exit status 2\nslurmstepd: error: pyxis: couldn't start container\nsrun: error: n1: tasks 0-1: Exited with exit code 1\n",
+    "the container could not be started: tar: usr/lib/libc.so: Cannot write: No space left on device hint: Check the image's path",
+)
+TEXTS["image on no node"] = (
+    "FATAL:   could not open image /s/t.sif: no such file or directory\nsrun: error: n41: task 0: Exited with exit code 255\nsrun: error: n42: task 1: Exited with exit code 255\n",
+    "ranks 0-1: the container could not be started: could not open image /s/t.sif: no such file or directory",
+)
+TEXTS["a working directory"] = (
+    "slurmstepd: error: couldn't chdir to `/s/exp7': No such file or directory: going to /tmp instead\npython: can't open file '/tmp/t.py': [Errno 2] No such file or directory\nsrun: error: n20: task 0: Exited with exit code 2\n",
+    "rank 0 on n20: the working directory could not be entered: /s/exp7: No such file or directory hint: Create or mount",
+)
+TEXTS["no step"] = (
+    "srun: error: Unable to create step for job 812: Memory required by task is not available\n",
+    "FAILED: srun: Unable to create step for job 812: Memory required by task is not available hint: Compare",
+)
+TEXTS["no launch"] = (
+    "srun: error: Task launch for StepId=123.0 failed on node n17: Communication connection failure\nsrun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n",
+    "FAILED: Task launch for StepId=123.0 failed on node n17: Communication connection failure hint: That node's slurmd",
+)
+TEXTS["batch script"] = (
+    'Lmod has detected the following error: The following module(s) are unknown:\n"CUDA/12.9.1"\n/var/spool/slurmd/job12/slurm_script: line 17: torchrun: command not found\n',
+    'FAILED: cannot start torchrun: command not found (line 17 of the batch script) hint: It failed before any rank started: see its lines above (modules, environments); set -e stops at the first. A restart alone is pointless. evidence Lmod has detected the following error: The following module(s) are unknown: "CUDA/12.9.1"',
+)
+TEXTS["Xid"] = (
+    "[Wed Nov  5 01:11:20 2026] NVRM: Xid (PCI:0000:4e:00): 79, pid='<unknown>', GPU has fallen off the bus.\n"
+    + label(TB.replace("ValueError: bad batch 42", "RuntimeError: CUDA error: unspecified launch failure"), 5)
+    + "srun: error: g17: task 5: Exited with exit code 1\n",
+    "hint: The GPU no longer answers (dmesg: Xid 79)",
+)
+TEXTS["Ctrl-C"] = (
+    steps(3)
+    + "srun: interrupt (one more within 1 sec to abort)\n^Csrun: sending Ctrl-C to StepId=120077.0\n"
+    + TB.replace("ValueError: bad batch 42", "KeyboardInterrupt")
+    + "srun: error: n17: task 1: Interrupt\n",
+    "stopped: cancelled by a user no rank is to blame",
+)
+TEXTS["native backtrace"] = (
+    steps(3)
+    + "[n3:41211:0:41211] Caught signal 11 (Segmentation fault: address not mapped to object at address 0x18)\n==== backtrace (tid:  41211) ====\n 0 0x0000000000012cf0 __funlockfile()  :0\n 1 0x00000000000a1b22 ucp_ep_rcache_reg()  ???:0\nsrun: error: n3: task 6: Segmentation fault (core dumped)\n",
+    "rank 6 on n3: segmentation fault (SIGSEGV) hint: Native code crashed in ucp_ep_rcache_reg: its own backtrace",
+)
+TEXTS["refused arguments, then another step"] = (
+    "usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --foo\nsrun: error: n1: tasks 0-3: Exited with exit code 2\n=== eval ===\n"
+    + TB,
+    "ranks 0-3 on n1: the script refused its arguments: train.py: error: unrecognized arguments: --foo (exit code 2)",
+)
+TEXTS["a launcher that is interrupted"] = (
+    steps(3)
+    + "^CW1121 10:00:00.000 77 torch/distributed/elastic/agent/server/api.py:704] Received Signals.SIGINT death signal, shutting down workers\n"
+    + TB.replace("ValueError: bad batch 42", "KeyboardInterrupt"),
+    "no failure",
+)
+TEXTS["MPI_ABORT"] = (
+    steps(3) + TB + "MPI_ABORT was invoked on rank 6 in communicator MPI_COMM_WORLD\nwith errorcode 1.\n",
+    "rank 6: ValueError: bad batch 42",
+)
+TEXTS["a node without GPUs"] = (
+    "".join(
+        label(TB.replace("ValueError: bad batch 42", "RuntimeError: No CUDA GPUs are available"), r) for r in (4, 5)
+    )
+    + "0: ok\n1: ok\n" * 2
+    + "srun: error: n2: tasks 4-5: Exited with exit code 1\nsrun: error: n1: tasks 0-1: Terminated\n",
+    "ranks 4-5 on n2: RuntimeError: No CUDA GPUs are available",
+)
+TEXTS["requeued"] = (steps(3) + AT + "JOB REQUEUE ***\n", "stopped: requeued")
+TEXTS["a weak reason with the code of the ends"] = (
+    "bash: line 1: python3.13: command not found\nsrun: error: n1: tasks 0-3: Exited with exit code 127\n",
+    "ranks 0-3 on n1: cannot start python3.13: command not found",
 )
 TEXTS["user exit code only"] = (
     steps(3) + "srun: error: n1: task 2: Exited with exit code 3\n",
@@ -367,3 +515,9 @@ def test_no_log_however_damaged_raises_or_takes_long(tmp_path: Path, seed: int) 
     began = time.process_time()
     assert render(report_of_logs(path))
     assert time.process_time() - began < 5
+
+
+def test_a_rank_that_srun_does_not_mention_makes_no_launcher_of_the_task_that_it_does(tmp_path: Path) -> None:
+    path = tmp_path / "slurm-4711.out"
+    path.write_text(label(GLOO, 0, "[rank{r}]: ") + "srun: error: gpu12: task 2: Killed\n")
+    assert report_of_logs(path)["cause"]["rank"] == 2

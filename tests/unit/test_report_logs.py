@@ -163,6 +163,35 @@ def test_an_older_job_in_the_same_log_directory_is_left_out(tmp_path: Path) -> N
     assert cause(tmp_path / "job_old")["what"] == BAD_BATCH
 
 
+def test_a_traceback_was_caught_if_the_worker_says_then_that_it_has_done_its_work(tmp_path: Path) -> None:
+    torchrun(tmp_path, {0: PLAIN, 1: PLAIN})
+    for rank in (0, 1):
+        (next(tmp_path.rglob(f"attempt_0/{rank}")) / "stdout.log").write_text("step 1\nfinished\n")
+    assert report_of_logs(tmp_path)["cause"] is None
+    torchrun(tmp_path, {0: of_rank(0, PLAIN), 1: ""}, attempt=1)
+    (next(tmp_path.rglob("attempt_1/0")) / "stdout.log").write_text("step 1\nfinished\n")
+    assert cause(tmp_path)["rank"] == 0
+
+
+def test_a_rank_that_is_silent_while_all_others_lost_a_connection_is_named(tmp_path: Path) -> None:
+    torchrun(tmp_path, {0: WARNING, 1: of_rank(1, GLOO)})
+    text = " ".join(render(report_of_logs(tmp_path)).split())
+    assert "rank 1 on none_abc: connection to another rank broke" in text
+    assert "no failure in the logs of rank 0: it may have ended first without a word" in text
+
+
+def test_the_folder_of_a_run_without_an_id_is_no_node(tmp_path: Path) -> None:
+    run = "77aa377d-fad7-4a5a-a2ec-fb322a7b37bb_3tpvu10j"
+    torchrun(tmp_path, {0: of_rank(0, PLAIN)}, run=run)
+    assert f"FAILED: rank 0: {BAD_BATCH[:20]}" in render(report_of_logs(tmp_path))
+
+
+def test_two_runs_folders_whose_random_letters_have_an_underscore_are_one_job(tmp_path: Path) -> None:
+    torchrun(tmp_path, {0: of_rank(0, GLOO)}, run="exit_42r73w1q")
+    torchrun(tmp_path, {0: of_rank(1, PLAIN)}, run="exit_607g3ji_")
+    assert cause(tmp_path)["rank"] == 1
+
+
 def test_each_attempt_is_a_round(tmp_path: Path) -> None:
     torchrun(tmp_path, {0: PLAIN})
     torchrun(tmp_path, {0: CRASH}, attempt=1)

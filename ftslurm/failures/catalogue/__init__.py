@@ -35,7 +35,7 @@ PARTS: tuple[tuple[str, tuple[Cause, ...]], ...] = (
     ("torch.distributed and NCCL", distributed.ROWS),
     ("GPUs and other accelerators", devices.ROWS),
     ("External services", services.ROWS),
-    ("Libraries, compilers, containers", toolchain.ROWS),
+    ("Libraries and compilers", toolchain.ROWS),
     ("Memory, processes, data loaders", memory.ROWS),
     ("The script at its start", script.START),
     ("Files and checkpoints", files.ROWS),

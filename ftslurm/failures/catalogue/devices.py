@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ftslurm.failures.catalogue.cause import GPU, OTHER_NODE, POINTLESS, PRIMARY, Cause
-from ftslurm.failures.predicates import at_end, cuda, either, exception, tail
+from ftslurm.failures.predicates import at_end, cuda, either, exception, tail, xid
 from ftslurm.failures.retryability import BY_NODE, PERHAPS
 
 ROWS: tuple[Cause, ...] = (
@@ -13,6 +13,14 @@ ROWS: tuple[Cause, ...] = (
                       r"|(CUBLAS|CUDNN)_STATUS_ALLOC_FAILED")),
           "Smaller batch, activation checkpointing, or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
           not_for="host memory that ran out", behind=True),
+    Cause("gpu-ecc", "uncorrectable memory error of the GPU", PRIMARY,
+          either(cuda(r"uncorrectable (ECC|NVLink) error"), xid(48, 64, 74, 95)),
+          "The GPU or its link is faulty: exclude the node, report it (dmesg: Xid 48, 63, 64, 74, 94, 95).",
+          not_for="an illegal memory access, a fault of the program", restart=OTHER_NODE, behind=True, blame=BY_NODE),
+    Cause("gpu-lost", "the GPU is lost", PRIMARY,
+          either(cuda(r"fallen off the bus|GPU is lost|GPU access blocked"), xid(79)),
+          "The GPU no longer answers (dmesg: Xid 79): exclude the node, report it.",
+          not_for="a job without a GPU", restart=OTHER_NODE, behind=True, blame=BY_NODE),
     Cause("cuda-assert", "CUDA device-side assert", PRIMARY, cuda("device-side assert triggered"),
           "Often an index out of range. Run with CUDA_LAUNCH_BLOCKING=1 for the right line.",
           not_for="a broken device", behind=True),
@@ -63,12 +71,6 @@ ROWS: tuple[Cause, ...] = (
                          r"|failed)|ACL_ERROR"),
           "See npu-smi and the plog files of this node; the E… code is in CANN's list.",
           not_for="a message that only mentions a device", symptom_of=GPU),
-    Cause("gpu-ecc", "uncorrectable memory error of the GPU", PRIMARY, cuda(r"uncorrectable (ECC|NVLink) error"),
-          "The GPU or its link is faulty: exclude the node, report it (dmesg: Xid 48, 63, 64, 74, 94, 95).",
-          not_for="an illegal memory access, a fault of the program", restart=OTHER_NODE, behind=True, blame=BY_NODE),
-    Cause("gpu-lost", "the GPU is lost", PRIMARY, cuda(r"fallen off the bus|GPU is lost|GPU access blocked"),
-          "The GPU no longer answers (dmesg: Xid 79): exclude the node, report it.",
-          not_for="a job without a GPU", restart=OTHER_NODE, behind=True, blame=BY_NODE),
     Cause("gpu-missing", "no usable GPU", PRIMARY,
           cuda(r"no CUDA-capable device|No CUDA GPUs are available|Found no NVIDIA driver|invalid device ordinal"
                r"|CUDA (driver )?initialization( failed|:)"),

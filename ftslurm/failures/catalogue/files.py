@@ -46,8 +46,10 @@ ROWS: tuple[Cause, ...] = (
     Cause("read-only", "read-only filesystem", PRIMARY, os_error(30),
           "Write elsewhere; a filesystem turns read-only after errors (dmesg).",
           not_for="missing permissions", restart=OTHER_NODE, behind=True, blame=PERHAPS),
-    Cause("filesystem", "the filesystem failed", PRIMARY, either(os_error(5, 107, 108, 112, 113, 116, 121),
-          with_path(110, 19, 6, 512)),
+    Cause("filesystem", "the filesystem failed", PRIMARY,
+          either(os_error(5, 107, 108, 112, 113, 116, 121), with_path(110, 19, 6, 512),
+                 exception("OSError", "IOError", text=r"Input/output error|Stale file handle"
+                           r"|Transport endpoint is not connected|\berrno = (5|107|108|116|121)\b")),
           "The storage (NFS, Lustre, NVMe) or its network, not the script: see dmesg of this node, and the storage.",
           not_for="a missing file", restart=OTHER_NODE, behind=True, blame=PERHAPS),
     Cause("missing-file", "a file is missing", PRIMARY, exception("FileNotFoundError"),

@@ -3,10 +3,28 @@
 from __future__ import annotations
 
 from ftslurm.failures.catalogue.cause import OTHER_NODE, POINTLESS, PRIMARY, Cause
-from ftslurm.failures.predicates import either, kind, scheduler
+from ftslurm.failures.predicates import at_end, either, kind, scheduler, spawned
 from ftslurm.failures.retryability import PERHAPS
 
 ROWS: tuple[Cause, ...] = (
+    Cause("step-refused", "Slurm refused the step", PRIMARY, spawned("^srun: Unable to"),
+          "Compare what srun asks for (memory, GPUs, tasks, nodes) with what the job has: scontrol show job.",
+          not_for="a program that cannot be started", restart=POINTLESS, blame=PERHAPS),
+    Cause("step-launch", "Slurm could not start the tasks on a node", PRIMARY,
+          spawned("^(Task launch for|task .{0,40}launch failed)"),
+          "That node's slurmd did not answer, or refused: see sinfo -R and slurmd's log, and exclude the node.",
+          not_for="a program that cannot be started", restart=OTHER_NODE, blame=PERHAPS),
+    Cause("work-directory", "the working directory could not be entered", PRIMARY,
+          spawned("^the working directory "),
+          "Create or mount it on that node, or submit from a directory that all nodes have (--chdir).",
+          not_for="a file that is missing", restart=OTHER_NODE, blame=PERHAPS),
+    Cause("container", "the container could not be started", PRIMARY,
+          either(spawned("^the container could not be started"),
+                 at_end(r"(slurmstepd: error: )?(pyxis: |spank: .{0,40}pyxis)|enroot-\w+: |docker: Error response"
+                        r"|\[ERROR\] .{0,200}(squashfs|enroot|\.sqsh|returned error code)|Error: .{0,80}podman"
+                        r"|FATAL: {3}(.{0,60}(container|image|mount|squashfs)|while )")),
+          "Check the image's path and its readability on this node, free space for its cache, and loop devices.",
+          not_for="a program that fails in its container", restart=OTHER_NODE),
     Cause("spawn", "could not be started", PRIMARY, kind("spawn"),
           "Check that the program and its interpreter exist on this node and are executable.",
           not_for="a script that starts and then fails", restart=OTHER_NODE, blame=PERHAPS),

@@ -7,7 +7,9 @@ from ftslurm.failures.predicates import client, either, exception
 
 ROWS: tuple[Cause, ...] = (
     Cause("service-refused", "an external service refused access", PRIMARY,
-          client(r"\b(401|403)\b.{0,40}(Client Error|Unauthorized|Forbidden)|[Gg]ated ?[Rr]epo|AccessDenied"
+          client(r"\b(401|403)\b.{0,40}(Client Error|Unauthorized|Forbidden)|([Ee]rror|status|code)\W{1,3}(401|403)\b"
+                 r"|[Pp]ermission denied|PERMISSION_(ERROR|DENIED)|invalid API key|API key .{0,30}(not|invalid)"
+                 r"|[Gg]ated ?[Rr]epo|AccessDenied"
                  r"|InvalidAccessKey"
                  r"|SignatureDoesNotMatch|ExpiredToken|NoCredentials|Invalid username or password|AuthenticationError"),
           "Check the token or key in the job's environment; a restart does not renew it.",

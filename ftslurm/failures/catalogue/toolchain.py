@@ -1,8 +1,8 @@
-"""Causes of the software around the script: libraries, compilers, containers."""
+"""Causes of the software around the script: libraries, compilers."""
 
 from __future__ import annotations
 
-from ftslurm.failures.catalogue.cause import OTHER_NODE, POINTLESS, PRIMARY, Cause
+from ftslurm.failures.catalogue.cause import POINTLESS, PRIMARY, Cause
 from ftslurm.failures.predicates import at_end, by_compiler, either, exception
 
 _LIBRARY = (
@@ -38,10 +38,4 @@ ROWS: tuple[Cause, ...] = (
                  exception("TypeError", "KeyError", text="Unknown key: .{0,3}cubin")),
           "It fails the same way every time: compare versions of torch, Triton, CUDA and the compiler on this node.",
           not_for="a kernel that fails when it runs", restart=POINTLESS, behind=True),
-    Cause("container", "the container could not be started", PRIMARY,
-          at_end(r"(slurmstepd: error: )?(pyxis: |spank: .{0,40}pyxis)|enroot-\w+: |docker: Error response"
-                 r"|\[ERROR\] .{0,200}(squashfs|enroot|\.sqsh|returned error code)|Error: .{0,80}podman"
-                 r"|FATAL: {3}(.{0,60}(container|image|mount|squashfs)|while )"),
-          "Check the image's path and its readability on this node, and free space for its cache.",
-          not_for="a program that fails in its container", restart=OTHER_NODE),
 )  # fmt: skip

@@ -8,21 +8,51 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
 
-from ftslurm.report.logs.ends import End, Ends
+from ftslurm.report.logs.ends import End, Ends, JobEnd, ends_of
 from ftslurm.report.logs.lines import GAP, Line
 from ftslurm.report.logs.noise import is_aftermath
+from ftslurm.report.logs.success import ends_well, says_again, works
 
 HEAD = 6
 LIMIT = 64
 MOVED_ON = 30
 """Lines of output after Slurm's line by which the job has begun again; a job that is being stopped prints fewer."""
+LATER_LINES = 2000
+KILL_WAIT = timedelta(minutes=5)
+"""Time after Slurm's line after which no process of the attempt lives: more than the usual KillWait."""
 _DIGITS = re.compile(r"\d+")
+_BY_SLURM = re.compile(r"(?:srun|slurmstepd|sbatch|slurmd)\b")
+_TIME = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)")
+_OF_WORKER = re.compile(r"\S{1,400}\.py:\d+: \w*Warning: ")
+_LAUNCHER_ENDS = re.compile(
+    r"/torchrun\"|torch/distributed/(?:run|launch)\.py\"|ChildFailedError|SignalException|death signal"
+)
+
+
+def split_parts(lines: Sequence[Line]) -> list[Sequence[Line]]:
+    """Return the lines of each attempt, oldest first; of several files, the last attempts of all are the same one."""
+    parts: dict[int, list[Line]] = {}
+    for line in lines:
+        parts.setdefault(line.part, []).append(line)
+    each = [split(own, ends_of(own)) for own in parts.values()]
+    count = max(map(len, each), default=1)
+    of_attempt = [[own[i - count] for own in each if len(own) >= count - i] for i in range(count)]
+    return [[line for own in those for line in own] for those in of_attempt]
 
 
 def split(lines: Sequence[Line], ends: Ends) -> list[Sequence[Line]]:
     """Return the lines of each attempt, oldest first."""
-    borders = sorted({*_repeated(ends.processes), *_requeued(lines, ends), *_begins(lines)})
+    borders = sorted(
+        {
+            *_repeated(ends.processes),
+            *_requeued(lines, ends),
+            *_restarted(lines, ends),
+            *_next_step(lines, ends),
+            *_begins(lines),
+        }
+    )
     evidence = sorted([*(end.number for end in ends.processes if not end.stopped), *(e.number for e in ends.job)])
     kept: list[int] = []
     previous = -1
@@ -58,7 +88,8 @@ def _repeated(ends: Iterable[End]) -> Iterable[int]:
 
 def _names(end: End) -> list[tuple[object, ...]]:
     if end.by == "torchrun":
-        return [("agent", end.agent, end.local)] if end.agent else []
+        # An agent names the first worker that failed, and stops the others.
+        return [("agent", end.agent)] if end.agent else []
     if end.by == "table":
         return [("row", end.rank)] if end.root else []
     if end.by == "srun":
@@ -76,8 +107,53 @@ def _requeued(lines: Sequence[Line], ends: Ends) -> Iterable[int]:
         rest = [line for line in lines if line.number > end.number and (after is None or line.number < after)]
         ordinary = sum(1 for line in rest[:2000] if line.text != GAP and not is_aftermath(line.text))
         enough = 1 if end.state == "REQUEUED" else MOVED_ON if end.state in ("PREEMPTED", "NODE_FAIL") else None
-        if (enough is not None and ordinary >= enough) or _known_begin(rest, masked, len(ends.job)):
+        again = end.state in ("REQUEUED", "PREEMPTED", "NODE_FAIL", "CANCELLED", "TIMEOUT") and _goes_on(rest, end)
+        if (enough is not None and ordinary >= enough) or again or _known_begin(rest, masked, len(ends.job)):
             yield end.number + 1
+
+
+def _goes_on(lines: Sequence[Line], end: JobEnd) -> bool:
+    """Whether lines after Slurm's are of another attempt: by what they say, or by their times."""
+    own = [line for line in lines[:LATER_LINES] if line.text.strip() and _BY_SLURM.match(line.text) is None]
+    if any(says_again(line.text) for line in own) and any(works(line.text) for line in own):
+        return True
+    began = _time(end.at or "")
+    times = (_time(line.text) for line in own)
+    return began is not None and any(time is not None and time - began > KILL_WAIT for time in times)
+
+
+def _time(text: str) -> datetime | None:
+    found = _TIME.match(text.lstrip("[("))
+    try:
+        return datetime.fromisoformat(f"{found[1]} {found[2]}") if found is not None else None
+    except ValueError:
+        return None
+
+
+def _restarted(lines: Sequence[Line], ends: Ends) -> Iterable[int]:
+    """The line after the failure of a worker that torchrun's only agent survived: it started the workers again.
+
+    It says so only at a level of logging that is off by default; but it ends with a traceback of its own otherwise.
+    """
+    own = [end for end in ends.processes if end.by == "torchrun"]
+    others = any(end.by == "srun" or (end.by == "table" and not end.stopped) for end in ends.processes)
+    if others or ends.job or len({end.agent for end in own}) != 1:
+        return
+    rest = [line for line in lines if line.number > own[-1].number and line.text.strip()]
+    if any(_LAUNCHER_ENDS.search(line.text) for line in rest):
+        return
+    if not any(_OF_WORKER.match(line.text) or works(line.text) or line.rank is not None for line in rest):
+        return  # a batch script's own words
+    began = next((line.number for line in rest if not line.text.startswith((" ", "srun", "slurm"))), None)
+    if began is not None:
+        yield began
+
+
+def _next_step(lines: Sequence[Line], ends: Ends) -> Iterable[int]:
+    """The line after the last end of a process, if then a program worked and says that it has done its work."""
+    known = [end.number for end in ends.processes if end.by != "script" and not end.stopped]
+    if known and ends_well(lines, sole=False) and any(works(line.text) for line in lines if line.number > known[-1]):
+        yield known[-1] + 1
 
 
 def _known_begin(rest: Sequence[Line], masked: Sequence[str], most: int) -> bool:
@@ -105,4 +181,4 @@ def _mask(text: str) -> str:
     return _DIGITS.sub("#", text[:200])
 
 
-__all__ = ["split"]
+__all__ = ["split", "split_parts"]

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 
 from ftslurm.dataclasses import dataclass, replace
-from ftslurm.report.logs.lines import GAP, Line
+from ftslurm.report.logs.lines import GAP, Line, numbers
 from ftslurm.report.logs.noise import is_aftermath
 from ftslurm.report.logs.tracebacks import HEADER, Raised, tracebacks
 from ftslurm.slurm.nodelist import expand
@@ -26,6 +26,7 @@ _TASKS = re.compile(
     rf"(?:Exited with exit code (?P<code>\d{{1,3}})|(?P<oom>Out Of Memory)|(?P<signal>{_NAMES})(?: \(core dumped\))?)$"
 )
 _NODE_FAILURE = re.compile(r"srun: error: Node failure on (?P<node>[\w.\[\],-]{1,300})")
+_CTRL_C = re.compile(r"srun: sending Ctrl-C to (?:StepId=|job |step )?(?P<id>\d{1,12})")
 _CANCELLED = re.compile(
     r"error: \*\*\* (?P<what>JOB|STEP) (?P<id>[\w.+]{1,60}) ON (?P<node>[\w.-]{1,200}) CANCELLED"
     r" AT (?P<at>[\dT:+-]{10,30})(?: DUE [Tt][Oo] (?P<why>[A-Za-z][^*]{2,100}?))? ?\*\*\*"
@@ -71,6 +72,8 @@ _SAID = re.compile(
     r"(?i)(?:.{0,160}\b(?:exit(?:ed|ing)?|returned|failed)(?: with)?(?: non-zero)?(?: exit)?[ -](?:code|status)"
     r"|State: FAILED \(exit code|make: \*\*\* .{0,160} Error)[ :=]{1,3}(?P<code>[1-9]\d{0,2})\b.{0,40}"
 )
+_MPI_ABORT = re.compile(r"MPI_ABORT was invoked on rank (?P<rank>\d{1,6}) ")
+_MPI_CODE = re.compile(r" *with errorcode (?P<code>-?\d{1,5})")
 _HYDRA = re.compile(r"= +RANK (?P<rank>\d{1,6}) PID \d+ RUNNING AT (?P<node>[\w.-]+)")
 _HYDRA_END = re.compile(r"= +KILLED BY SIGNAL: (?P<signal>\d+)|= +EXIT (?:STATUS|CODE): (?P<code>\d+)")
 _SHELL = re.compile(
@@ -192,7 +195,10 @@ class _Reader:
             return False
         self.step_ends = self.step_ends or "Terminating StepId" in text or "Job step aborted" in text
         if found := _TASKS.search(text):
-            self.processes.append(_of_srun(line, found, self.step_ends))
+            # Where srun ends the other tasks, its line on that may be missing.
+            failed = any(end.by == "srun" and not end.stopped for end in self.processes)
+            terminated = failed and found["signal"] == "Terminated"
+            self.processes.append(_of_srun(line, found, self.step_ends or terminated))
         elif ended := _job_end(line):
             self.job.append(ended)
             self.step_ends = True
@@ -212,7 +218,7 @@ class _Reader:
         elif _may_be_kernel(text) and (found := _KERNEL.search(text)):
             kind = next(name for name in ("cgroup", "host", "xid", "mce", "disk", "io") if found[name])
             self.kernel.append(Kernel(line.number, found[0], kind))
-        elif text.startswith(("=", " ")):
+        elif text.startswith(("=", " ", "MPI_ABORT", "with errorcode")):
             self.by_mpi(line)
         elif end := _by_launcher(line) or _by_shell(line):
             self.processes.append(end)
@@ -221,12 +227,16 @@ class _Reader:
         """Read a line of the final box of Intel MPI, MPICH or Open MPI."""
         if found := _HYDRA.match(line.text):
             self.hydra = int(found["rank"]), found["node"]
-        elif found := _OPEN_MPI.match(line.text):
+        elif found := _OPEN_MPI.match(line.text) or _MPI_ABORT.match(line.text):
             self.hydra = int(found["rank"]), None
-        elif self.hydra is not None and (found := _HYDRA_END.match(line.text) or _OPEN_MPI_END.match(line.text)):
+        elif self.hydra is not None and (found := _end_of_mpi(line.text)):
             code = f"-{found['signal']}" if found.groupdict().get("signal") else found["code"]
             self.processes.append(_end(line, "mpirun", code, rank=self.hydra[0], node=self.hydra[1]))
             self.hydra = None
+
+
+def _end_of_mpi(text: str) -> re.Match[str] | None:
+    return _HYDRA_END.match(text) or _OPEN_MPI_END.match(text) or _MPI_CODE.match(text)
 
 
 def _said(lines: Sequence[Line]) -> list[End]:
@@ -294,7 +304,7 @@ def with_code(end: End, code: int) -> End:
 
 
 def _of_srun(line: Line, found: re.Match[str], aborted: bool) -> End:
-    end = End(line.number, "srun", line.text, node=found["node"], tasks=tuple(_numbers(found["tasks"])))
+    end = End(line.number, "srun", line.text, node=found["node"], tasks=tuple(numbers(found["tasks"])))
     if found["oom"]:
         return replace(end, signal="SIGKILL", oom=True)
     if found["code"]:
@@ -304,19 +314,12 @@ def _of_srun(line: Line, found: re.Match[str], aborted: bool) -> End:
     return replace(end, signal=name, stopped=aborted and name in ("SIGTERM", "SIGKILL", "SIGINT"))
 
 
-def _numbers(text: str) -> list[int]:
-    found: list[int] = []
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        if first.isdigit():
-            found += range(int(first), min(int(last or first), int(first) + 65536) + 1)
-    return found
-
-
 def _job_end(line: Line) -> JobEnd | None:
     found = _NODE_FAILURE.search(line.text)
     if found is not None:
         return JobEnd(line.number, line.text, "NODE_FAIL", found["node"], None, whole=True)
+    if "Ctrl-C" in line.text and (found := _CTRL_C.search(line.text)) is not None:
+        return JobEnd(line.number, line.text, "CANCELLED", None, found["id"], whole=True)
     found = _CANCELLED.search(line.text)
     if found is None:
         return None

@@ -1,115 +1,154 @@
-"""Which files of a directory are the newest job's output, and of which rank or node each is (thin).
-
-Names are compared with their numbers: ``slurm-4711.out`` and ``slurm-4711.err`` are one job; so are ``4711_0_log.out``,
-``4711_1_log.out``, ... of submitit, and ``rank0.log``, ``rank1.log``, ... The tasks of an array are jobs of their own.
-"""
+"""The output files of a job in a directory, found and read (thin); `ftslurm.report.logs.families` knows their names."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from ftslurm.report.facts import Problem
+from ftslurm.report.logs.families import TOGETHER_NS, family, is_output
 from ftslurm.report.logs.lines import Line, lines_of
 from ftslurm.report.logs.reading import Excerpt, read_path
+from ftslurm.report.logs.success import ends_well
 from ftslurm.sharedfs.bounded_read import Malformed, list_directory
+from ftslurm.text import names as listed
+from ftslurm.text import plural
 
 MAX_FILES = 4096
-_OUTPUT = re.compile(r".*\.(?:out|err|log|txt|stdout|stderr|o\d+|e\d+)(?:\.gz)?|slurm-\d.*")
-_DIGITS = re.compile(r"\d+")
-_STREAM = re.compile(r"(?:out|err|stdout|stderr|log)(?=\.gz$|$|\d+$)")
-_PER_RANK = re.compile(r"rank|task|worker|proc|local|#_#_log\.|#-#-#")
-_ARRAY = re.compile(r"slurm-#_#\.(?:out|err)")
+MAX_FOLDERS = 256
+DEPTH = 2
+"""Levels of folders that are searched where a directory itself has no output file."""
 
 
 class Output(NamedTuple):
-    """An output file: ``rank``: of all its lines, if each rank has its own file."""
+    """An output file; ``task``, ``node``, ``local``: of all its lines; ``part``: equal for files of one process."""
 
     path: Path
-    rank: int | None
+    task: int | None = None
+    node: str | None = None
+    local: int | None = None
+    part: int = 0
 
 
-def is_output(name: str) -> bool:
-    """Whether a file's name is that of a job's output."""
-    return _OUTPUT.fullmatch(name) is not None
+def outputs(folder: Path, job: str | None = None, *, depth: int = 0) -> list[Output]:
+    """Return the output files of a job in a directory, in the order of parts and streams; None: of the newest one.
 
-
-def outputs(folder: Path, job: str | None = None) -> list[Output]:
-    """Return the output files of a job in a directory, in the order of ranks and streams; None: of the newest one."""
-    try:
-        names = [name for name in list_directory(folder)[0] if is_output(name)][:MAX_FILES]
-    except Malformed:
-        return []
+    Args:
+        folder: the directory.
+        job: the job.
+        depth: levels of folders that are searched if the directory itself has no output file.
+    """
+    times = _times(folder, depth)
     if job is not None:
-        names = [name for name in names if job in (*_numbers(name), "_".join(_numbers(name)[:2]))]
-    if not names:
+        times = {name: time for name, time in times.items() if job in _jobs(name)}
+    if not times:
         return []
-    times = {name: mtime_ns(folder / name) or 0 for name in names}
-    newest = max(names, key=lambda name: (times[name], name))
-    alike = [name for name in names if _shape(name) == _shape(newest)]
-    place = _rank_place(newest, alike)
-    if place is None:
-        own = [name for name in alike if _numbers(name) == _numbers(newest)]
-        return [Output(folder / name, None) for name in sorted(own, key=_stream_order)]
-    same = [name for name in alike if _without(name, place) == _without(newest, place)]
-    return [
-        Output(folder / name, int(_numbers(name)[place]))
-        for name in sorted(same, key=lambda name: (int(_numbers(name)[place]), _stream_order(name)))
-    ]
+    newest = max(times, key=lambda name: (times[name], name))
+    found = _of_family(folder, newest, times)
+    return [*_per_rank_below(folder, times[newest], found), *found] if depth and job is None else found
 
 
-def _rank_place(newest: str, alike: Sequence[str]) -> int | None:
-    """Return which of the numbers in the names is the rank: it counts from 0, and the name says so."""
-    shape = _DIGITS.sub("#", newest)
-    if _ARRAY.fullmatch(shape) or not _PER_RANK.search(shape):
-        return None
-    for place in reversed(range(len(_numbers(newest)))):
-        same = {int(_numbers(n)[place]) for n in alike if _without(n, place) == _without(newest, place)}
-        if len(same) > 1 and same == set(range(len(same))):
-            return place
-    return None
+def _per_rank_below(folder: Path, written_ns: int, beside: Sequence[Output]) -> list[Output]:
+    """Return the files of single ranks in a folder of the directory, written at the same time as a job's own output."""
+    if any(each.task is not None or each.node or each.local is not None or "/" in str(each.path.relative_to(folder))
+           for each in beside):  # fmt: skip
+        return []
+    times: dict[str, int] = {}
+    for name in folders(folder)[:MAX_FOLDERS]:
+        times |= {each: time for each, time in _times_in(folder, f"{name}/").items() if is_output(each)}
+    times = {name: time for name, time in times.items() if abs(time - written_ns) <= TOGETHER_NS}
+    if not times:
+        return []
+    found = _of_family(folder, max(times, key=lambda name: (times[name], name)), times)
+    several = len({each.part for each in found}) > 1 and all(each[1:4] != (None, None, None) for each in found)
+    first = 1 + max(each.part for each in beside)
+    return [each._replace(part=first + each.part) for each in found] if several else []
 
 
-def _numbers(name: str) -> list[str]:
-    return _DIGITS.findall(name)
+def siblings(path: Path) -> list[Path]:
+    """Return the other output files of the job to which a file belongs."""
+    times = {name: time for name, time in _times_in(path.parent, "").items() if is_output(name)}
+    if path.name not in times:
+        return []
+    return [each.path for each in _of_family(path.parent, path.name, times) if each.path.name != path.name]
 
 
-def _without(name: str, place: int) -> list[str]:
-    numbers = _numbers(name)
-    return numbers[:place] + numbers[place + 1 :]
+def unread(folder: Path, those: Sequence[Output]) -> list[str]:
+    """Return a note on the output files of a directory that were not read, and on what was; empty: there is none."""
+    read = {each.path for each in those}
+    left = [name for name in _times(folder, DEPTH) if folder / name not in read]
+    notes = []
+    if len({each.part for each in those}) > 1:
+        shown = listed([str(each.path.relative_to(folder)) for each in those])
+        notes.append(f"read as one job's: {plural(len(those), 'file')} ({shown})")
+    if left:
+        notes.append(f"not read, as of other jobs: {plural(len(left), 'file')} ({listed(sorted(left))})")
+    return notes
 
 
-def _shape(name: str) -> str:
-    return _STREAM.sub("", _DIGITS.sub("#", name.removesuffix(".gz")))
+def beside(path: Path) -> list[str]:
+    """Return a note on the files that belong to the same job as the only one that was read."""
+    others = siblings(path)
+    if not others:
+        return []
+    several = "belong" if len(others) > 1 else "belongs"
+    shown = listed([each.name for each in others])
+    return [f"{plural(len(others), 'file')} beside it {several} to the same job ({shown}): name the directory instead"]
 
 
-def _stream_order(name: str) -> tuple[bool, str]:
-    """Standard output first: launchers and Slurm write to the other."""
-    return "err" in name.rsplit(".", 2)[-1] or ".err" in name, name
+def _of_family(folder: Path, name: str, times: dict[str, int]) -> list[Output]:
+    return [Output(folder / each.path, *each[1:]) for each in family(name, times)]
+
+
+def _times(folder: Path, depth: int) -> dict[str, int]:
+    """Return the times of the output files in a directory; of one without, of those in its folders."""
+    level = [""]
+    for _ in range(depth + 1):
+        found = {name: time for each in level for name, time in _times_in(folder, each).items() if is_output(name)}
+        if found:
+            return dict(list(found.items())[:MAX_FILES])
+        level = [f"{each}{name}/" for each in level for name in folders(folder / each)][:MAX_FOLDERS]
+    return {}
+
+
+def _times_in(folder: Path, below: str) -> dict[str, int]:
+    try:
+        names = list_directory(folder / below if below else folder)[0]
+    except Malformed:
+        return {}
+    return {f"{below}{name}": mtime_ns(folder / below / name) or 0 for name in names}
+
+
+def _jobs(name: str) -> set[str]:
+    digits = "".join(each if each.isdigit() else " " for each in name).split()
+    return {*digits, "_".join(digits[:2])}
 
 
 def read_outputs(
     those: Sequence[Output], owners: frozenset[int], problems: list[Problem]
 ) -> tuple[list[Line], list[tuple[Path, Excerpt]]]:
     """Return the lines of these files, one after another, and what was read."""
-    lines: list[Line] = []
+    parts: dict[int, list[tuple[Output, list[Line]]]] = {}
     read: list[tuple[Path, Excerpt]] = []
     for output in those:
         excerpt = excerpt_of(output.path, owners, problems)
-        if excerpt is None:
-            continue
-        read.append((output.path, excerpt))
-        own = lines_of(excerpt)
-        task = output.rank
-        lines += [line._replace(number=len(lines) + i) if task is None else _named(line, len(lines) + i, task)
-                  for i, line in enumerate(own)]  # fmt: skip
+        if excerpt is not None:
+            read.append((output.path, excerpt))
+            parts.setdefault(output.part, []).append((output, lines_of(excerpt)))
+    lines: list[Line] = []
+    for part in parts.values():
+        # Which of a process's streams was written last cannot be seen: its words on its own success are the last ones.
+        for output, own in sorted(part, key=lambda each: ends_well(each[1], sole=False)):
+            lines += [_named(line, len(lines) + i, output) for i, line in enumerate(own)]
     return lines, read
 
 
-def _named(line: Line, number: int, task: int) -> Line:
-    return line._replace(number=number, task=task)
+def _named(line: Line, number: int, output: Output) -> Line:
+    """A line with what the name of its file says, where its own label does not."""
+    task = output.task if line.task is None else line.task
+    local = output.local if line.local is None else line.local
+    return line._replace(number=number, task=task, node=line.node or output.node, local=local, part=output.part)
 
 
 def excerpt_of(path: Path, owners: frozenset[int], problems: list[Problem]) -> Excerpt | None:
@@ -145,4 +184,16 @@ def owners_of(paths: Iterable[Path]) -> frozenset[int]:
     return frozenset({path.stat().st_uid for path in paths} | {0})
 
 
-__all__ = ["Output", "excerpt_of", "folders", "is_output", "mtime_ns", "outputs", "owners_of", "read_outputs"]
+__all__ = [
+    "DEPTH",
+    "Output",
+    "beside",
+    "excerpt_of",
+    "folders",
+    "is_output",
+    "mtime_ns",
+    "outputs",
+    "owners_of",
+    "read_outputs",
+]
+__all__ += ["siblings", "unread"]

@@ -18,12 +18,13 @@ from ftslurm.records.attempt import SchedulerView
 from ftslurm.report.facts import UNNAMED, Attempt, LogTail, Problem, RoundFiles, RoundNode, Run, Snapshot, Worker
 from ftslurm.report.logs import attempts, torchrun
 from ftslurm.report.logs.ends import ends_of
-from ftslurm.report.logs.files import Output, outputs, owners_of, read_outputs
-from ftslurm.report.logs.judging import Judged, judge
+from ftslurm.report.logs.files import DEPTH, Output, beside, outputs, owners_of, read_outputs, unread
+from ftslurm.report.logs.judging import Judged, is_cascade, judge
 from ftslurm.report.logs.lines import GAP, Line, lines_of
 from ftslurm.report.logs.reading import Excerpt, is_stream, read_stream, stdin_excerpt
 from ftslurm.report.logs.tracebacks import ends_within
 from ftslurm.sharedfs.locate import NotFound
+from ftslurm.text import ranges
 
 SOURCE = "logs of another launcher"
 STDIN = Path("-")
@@ -57,31 +58,46 @@ def gather_logs(path: Path, *, now_ns: int | None = None, causes: Sequence[Cause
     # A link that the user names is followed; links in a directory are not.
     real = path.resolve()
     if not real.is_dir():
-        return gather_files(str(path), [real], now_ns=now_ns, causes=causes)
+        return gather_files(str(path), [real], now_ns=now_ns, causes=causes, notes=beside(real))
     owners, problems = owners_of([real]), list[Problem]()
     runs = torchrun.runs_in(real)
     if not runs:
-        return gather_files(str(path), outputs(real), now_ns=now_ns, causes=causes)
+        those = outputs(real, depth=DEPTH)
+        return gather_files(str(path), those, now_ns=now_ns, causes=causes, notes=unread(real, those))
     lines, _ = read_outputs(torchrun.outputs_beside(real, runs), owners, problems)
     rounds = torchrun.rounds_of(runs, owners, ends_of(lines), problems)
     if not rounds:
         raise _nothing(path)
     judged = judge(lines) if lines else Judged({}, {}, {})
-    return _snapshot(
-        str(path), rounds, [Judged({}, {}, {})] * (len(rounds) - 1) + [judged], problems, (), now_ns, causes
-    )
+    each = [Judged({}, {}, {})] * (len(rounds) - 1) + [judged]
+    return _snapshot(str(path), rounds, each, problems, _suspects(rounds[-1]), now_ns, causes)
+
+
+def _suspects(last: RoundFiles) -> list[str]:
+    """Name the ranks whose logs end without a word while all others lost their connection to a rank."""
+    silent = sorted(worker.rank for node in last.nodes for worker in node.workers if not worker.failed)
+    known = bool(silent) and silent[0] >= 0
+    if not known or len(silent) > len(last.errors) or not all(map(is_cascade, last.errors.values())):
+        return []
+    those = f"no failure in the logs of {'rank' if len(silent) == 1 else 'ranks'} {ranges(silent)}"
+    return [f"{those}: it may have ended first without a word, or the others waited for it"]
 
 
 def gather_files(
-    name: str, paths: Sequence[Path | Output], *, now_ns: int | None = None, causes: Sequence[Cause] | None = None
+    name: str,
+    paths: Sequence[Path | Output],
+    *,
+    now_ns: int | None = None,
+    causes: Sequence[Cause] | None = None,
+    notes: Sequence[str] = (),
 ) -> Snapshot:
-    """Read the output files of one job; see `gather_logs`."""
-    those = [each if isinstance(each, Output) else Output(each, None) for each in paths]
+    """Read the output files of one job; see `gather_logs`; ``notes``: on the choice of files, for the reader."""
+    those = [each if isinstance(each, Output) else Output(each) for each in paths]
     problems: list[Problem] = []
     lines, read = read_outputs(those, owners_of([each.path for each in those]) if those else frozenset(), problems)
     if not read and not problems:
         raise _nothing(Path(name))
-    return _of_lines(name, lines, read, problems, now_ns, causes)
+    return _of_lines(name, lines, read, problems, now_ns, causes, notes)
 
 
 def of_excerpts(
@@ -110,8 +126,9 @@ def _of_lines(
     problems: list[Problem],
     now_ns: int | None,
     causes: Sequence[Cause] | None,
+    remarks: Sequence[str] = (),
 ) -> Snapshot:
-    parts = attempts.split(lines, ends_of(lines))
+    parts = attempts.split_parts(lines)
     judged = [judge(part) for part in parts]
     paths = ", ".join(str(path) for path, _ in read[:3])
     size = sum(excerpt.size for _, excerpt in read)
@@ -119,7 +136,7 @@ def _of_lines(
     notes = list(judged[-1].notes)
     if not judged[-1].errors and judged[-1].state is None:
         notes += _last_words(parts[-1], any(excerpt.open_end for _, excerpt in read))
-    return _snapshot(name, rounds, judged, problems, notes, now_ns, causes)
+    return _snapshot(name, rounds, judged, problems, [*notes, *remarks], now_ns, causes)
 
 
 def _last_words(lines: Sequence[Line], open_end: bool) -> list[str]:

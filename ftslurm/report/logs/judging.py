@@ -24,7 +24,7 @@ from ftslurm.report.logs.ends import End, Ends, JobEnd, ends_of, nodes_of
 from ftslurm.report.logs.lines import GAP, Line, streams
 from ftslurm.report.logs.noise import is_aftermath
 from ftslurm.report.logs.reasons import STRONG, Reason, reasons_of
-from ftslurm.report.logs.tracebacks import Crash, Raised, crashes, tracebacks
+from ftslurm.report.logs.tracebacks import HEADER, Crash, Raised, crashes, is_logged_error, names_rank, tracebacks
 from ftslurm.text import plural
 
 UNKNOWN = -1
@@ -38,7 +38,21 @@ BEFORE_OTHERS = 40
 """Lines of other ranks between a traceback and the moment at which they notice the end of its process."""
 TOGETHER_LINES = 3
 """Lines between two tracebacks of ranks that fail together; with more between, the first one was caught."""
-_DEATH_SIGNAL = re.compile(r"Received \S{1,10} death signal|SignalException: Process \d+ got signal")
+_DEATH_SIGNAL = re.compile(r"Received \S{1,20} death signal|SignalException: Process \d+ got signal")
+XIDS = 4
+_ENVIRONMENT = re.compile(
+    r"Lmod has detected the following error|[Uu]nable to locate a modulefile|module: command not found"
+    r"|EnvironmentNameNotFound|(?:conda|activate|micromamba)\S*: (?:command not found|No such file)"
+)
+_OF_DEVICE = re.compile(r"CUDA|cuda|cuBLAS|cuDNN|NVML")
+_WATCHDOG = re.compile(
+    r"ProcessGroupNCCL\.cpp:\d+\].{0,80}(?:Watchdog caught collective|Some NCCL operations have failed)"
+)
+_OF_LAUNCHER = re.compile(
+    r"torch/distributed/(?:elastic/(?!multiprocessing/errors/__init__)|run\.py|launch)"
+    r"|torch\.distributed\.(?:run|launch|elastic)\b|File \"\S{1,400}/(?:torchrun|deepspeed|accelerate)\""
+    r"|/deepspeed/launcher/|\[launch\.py:\d+:"
+)
 _LAUNCHERS = frozenset(("ChildFailedError", "SignalException", "ProcessExitedException"))
 _LAUNCHER_FILES = (
     "/accelerate/commands/", "/deepspeed/launcher/", "/torch/distributed/launch.py", "/torch/distributed/run.py",
@@ -90,16 +104,51 @@ def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = 
     return _Judge(lines, rank, node).result()
 
 
+class _Labels:
+    """What the labels of all lines say about the numbers of ranks, local ranks and tasks."""
+
+    def __init__(self, lines: Sequence[Line]) -> None:
+        self.ranks = {line.rank for line in lines if line.rank is not None}
+        self.by_local: dict[tuple[int | str | None, ...], set[int]] = {}
+        self.launched = any(line.local is not None for line in lines)
+        for line in lines:
+            if line.rank is None:
+                self.launched = self.launched or _OF_LAUNCHER.search(line.text) is not None
+                continue
+            if line.task is not None and line.task != line.rank:
+                self.launched = True
+            if line.local is not None:
+                for place in ((line.task, line.node, line.local), (None, None, line.local)):
+                    self.by_local.setdefault(place, set()).add(line.rank)
+
+    def rank_of(self, line: Line) -> int | None:
+        """Return the only rank that has this task, node and local rank in other lines."""
+        found = self.by_local.get((line.task, line.node, line.local), set())
+        return next(iter(found)) if len(found) == 1 else None
+
+    def excludes(self, local: int) -> bool:
+        """Whether a local rank cannot be the rank, because this is not the log of the first node."""
+        return bool(self.ranks) and min(self.ranks) > local
+
+
 class _Judge:
     def __init__(self, lines: Sequence[Line], rank: int | None, node: str | None) -> None:
         self.lines, self.rank, self.node = lines, rank, node
         self.ends: Ends = ends_of(lines)
         self.streams = {key: unboxed(own) for key, own in streams(lines).items()}
+        self.labels = _Labels(lines)
         self.launched = any(end.by in ("torchrun", "table", "deepspeed", "spawn") for end in self.ends.processes)
-        self.launched = self.launched or any(line.local is not None for line in lines)
+        self.launched = self.launched or self.labels.launched or self.unnamed_by_srun(lines)
         self.locals = {
             end.rank: end.local for end in self.ends.processes if end.rank is not None and end.local is not None
         }
+        self.task_nodes: dict[int | None, str] = {
+            task: nodes_of(end.node)[0]
+            for end in self.ends.processes
+            for task in end.tasks
+            if len(nodes_of(end.node)) == 1
+        }
+        self.signalled = [line.number for line in lines if _DEATH_SIGNAL.search(line.text)]
         self.covered: set[int] = set()  # lines of tracebacks
         self.doubtful: list[Raised] = []  # exceptions that were perhaps caught
 
@@ -137,7 +186,7 @@ class _Judge:
         for own, raised in parsed:
             rank = self.rank_of(own[0])
             for each in raised:
-                if each.ignored or self.by_launcher(each):
+                if each.ignored or self.by_launcher(each) or self.is_reaction(each):
                     continue
                 of = rank if rank is not None or (each.spawned and self.nested()) else each.rank
                 one = _Found(each.begin, of, each, self.tail(until(own, each.end, 20), each.numbers))
@@ -146,19 +195,38 @@ class _Judge:
                 if fate is None:
                     self.doubtful.append(each)
             dumps = crashes(own)
-            all_of_them += [_Found(each.begin, rank, each, self.tail(until(own, each.end, 20))) for each in dumps]
-            for other in reasons_of(own):
+            reasons = reasons_of(own)
+            # A rank's lines with torch's label and those without are one output.
+            whole = self.lines_of(rank) if rank is not None and (dumps or reasons) else own
+            all_of_them += [_Found(each.begin, rank, each, self.tail(until(whole, each.end, 20))) for each in dumps]
+            for other in reasons:
                 if other.signal and any(abs(other.number - dump.begin) < 40 for dump in dumps):
                     continue
-                all_of_them.append(_Found(other.number, rank, other, self.tail(until(own, other.number, 30))))
+                all_of_them.append(_Found(other.number, rank, other, self.tail(until(whole, other.number, 30))))
         all_of_them = [*all_of_them, *self.earlier(all_of_them, doubtful)]
         return sorted(self.without_superseded(all_of_them), key=lambda each: each.number)
+
+    def lines_of(self, rank: int) -> list[Line]:
+        """Return the lines of a rank in all streams, in order."""
+        found = [line for own in self.streams.values() if self.rank_of(own[0]) == rank for line in own]
+        return sorted(found, key=_number)
 
     def nested(self) -> bool:
         """Whether processes that a rank spawns are not the job's ranks, because a launcher started these."""
         several = any(len(end.tasks) > 1 or max(end.tasks, default=0) for end in self.ends.processes)
         by_launcher = any(end.by in ("torchrun", "table", "deepspeed", "mpirun") for end in self.ends.processes)
         return several or by_launcher or any(line.task is not None or line.local is not None for line in self.lines)
+
+    def unnamed_by_srun(self, lines: Sequence[Line]) -> bool:
+        """Whether ranks failed whose numbers srun's tasks do not reach: these are launchers, which end by exit code 1.
+
+        The line on the end of a rank may be missing, so that ranks that srun only does not mention prove nothing.
+        """
+        ends = [end for end in self.ends.processes if end.by == "srun"]
+        tasks = {task for end in ends for task in end.tasks}
+        failed = {line.rank for line in lines if line.rank is not None and line.text.startswith(HEADER)}
+        codes = {end.code for end in ends if not end.stopped}
+        return bool(tasks and failed) and codes == {1} and not failed & tasks and max(failed) > max(tasks)
 
     def rank_of(self, line: Line) -> int | None:
         """Return the rank of a line's stream."""
@@ -170,13 +238,17 @@ class _Judge:
             return line.task
         if line.local is None:
             return None
+        named = self.labels.rank_of(line)
+        if named is not None or self.labels.excludes(line.local):
+            return named
         rows = {end.rank for end in self.ends.processes if end.by == "table" and end.local == line.local}
         if len(rows) == 1:
             return rows.pop()
         agents = {end.agent for end in self.ends.processes if end.by == "torchrun"}
         hosts = {end.node for end in self.ends.processes if end.by == "table"}
         tasks = {each.task for each in self.lines if each.task is not None}
-        if max(len(agents), len(hosts), len(tasks)) == 1 and not rows:
+        nodes = {each.node for each in self.lines if each.node is not None}
+        if max(len(agents), len(hosts), len(tasks), len(nodes)) == 1 and not rows:
             return line.local
         return None
 
@@ -189,6 +261,10 @@ class _Judge:
         inside = any(part in file for file in files for part in _LAUNCHER_FILES)
         return inside and exception.type in ("CalledProcessError", "KeyboardInterrupt", "RuntimeError")
 
+    def is_reaction(self, each: Raised) -> bool:
+        """Whether a launcher had told before that a signal from outside stops it."""
+        return each.exception.type == "KeyboardInterrupt" and any(number < each.begin for number in self.signalled)
+
     def fate(self, each: Raised, own: Sequence[Line], rank: int | None) -> bool | None:
         """Return whether an exception ended its process; None: it may have, if no other one did."""
         if each.line.rank is not None:
@@ -198,12 +274,24 @@ class _Judge:
         if not ordinary and not gap:
             return True
         if rank is not None:
-            return bool(end is not None and end.rank in (rank, None) and not gap and ordinary <= CLOSING_LINES) or False
+            if end is not None and end.rank in (rank, None) and not gap and ordinary <= CLOSING_LINES:
+                return True
+            return None if each.logged and self.falls_silent(own, each.end, rank) else False
         # An exception that nothing catches gives exit code 1; another code follows closely, if at all.
         limit = OTHERS_LINES if end is not None and end.code == 1 else CLOSING_LINES
         if end is not None and not gap and ordinary <= limit:
             return True
         return None if not gap and ordinary <= OTHERS_LINES and not each.logged else False
+
+    def falls_silent(self, own: Sequence[Line], number: int, rank: int) -> bool:
+        """Whether a rank that loggers name in each line prints nothing but errors after a line."""
+        for line in islice(own, bisect_right(own, number, key=_number), None):
+            named = names_rank(line.text[:200])
+            if named is None and line.text.strip() and line.number not in self.covered and not is_aftermath(line.text):
+                return False
+            if named == rank and not is_logged_error(line.text):
+                return False
+        return True
 
     def end_after(self, number: int, rank: int | None) -> End | None:
         """Return the first end by an exit code after a line, of that rank or of any."""
@@ -229,11 +317,14 @@ class _Judge:
     def earlier(self, sure: Sequence[_Found], doubtful: Sequence[_Found]) -> list[_Found]:
         """Return the doubtful exception that is the reason if all sure ones follow from another rank's end."""
         raised = [each for each in sure if isinstance(each.thing, Raised)]
-        if not raised or not all(self.is_cascade(each.thing) for each in raised):
+        gave_up = [line.number for line in self.lines if _WATCHDOG.search(line.text)]
+        noticed = [*(each.number for each in raised), *gave_up]
+        if not noticed or not all(self.is_cascade(each.thing) for each in raised):
             return []
-        if any(not end.stopped and end.code not in (0, 1) for end in self.ends.processes):
+        aborts = [end for end in self.ends.processes if end.signal == "SIGABRT" and gave_up]
+        if any(not end.stopped and end.code not in (0, 1) and end not in aborts for end in self.ends.processes):
             return []  # an end that is no exception's: the others follow from that
-        first = min(each.number for each in raised)
+        first = min(noticed)
         near = [each for each in doubtful if each.number < first]
         return [each for each in near if self.between(_last(each.thing), first) <= BEFORE_OTHERS][-1:]
 
@@ -280,7 +371,8 @@ class _Judge:
         """Match the reasons with the ends of ranks."""
         errors: dict[int, RankError] = {}
         tails: dict[int, str] = {}
-        strong = [each for each in found if _is_strong(each.thing)]
+        codes = {end.code for end in self.ends.processes if not end.stopped and end.by != "script"} - {None, 0, 1}
+        strong = [each for each in found if _is_strong(each.thing) or _code(each.thing) in codes]
         for each in strong:
             if each.rank is not None and (each.rank not in errors or self.is_better(each, errors[each.rank])):
                 errors[each.rank], tails[each.rank] = self.error(each.thing, each.rank, None), each.tail
@@ -322,6 +414,7 @@ class _Judge:
             errors[rank] = _with_end(self.error(end.raised, rank, end.node), end)
             tails[rank] = ""
         rest = {rank: end for rank, end in ends.items() if rank not in in_table}
+        self.match_steps(unnamed, rest, errors, tails)
         primary = [each for each in unnamed if not self.is_cascade(each.thing)]
         exits = [each for each in primary if _kind(each.thing) != "signal"]
         self.match_signals(unnamed, rest, errors, tails)
@@ -347,6 +440,36 @@ class _Judge:
             if len(by_exit) == 1 and isinstance(each.thing, Raised):
                 errors[UNKNOWN - i] = _with_first(errors[UNKNOWN - i], next(iter(by_exit)))
             tails[UNKNOWN - i] = each.tail
+
+    def match_steps(
+        self, unnamed: list[_Found], ends: dict[int, End], errors: dict[int, RankError], tails: dict[int, str]
+    ) -> None:
+        """Give the only reason between two ends to the ranks that ended with its exit code: steps follow each other.
+
+        A program that could not start prints its reason once or for each rank, which end alike.
+        """
+        previous = -1
+        for number in sorted({end.number for end in ends.values()}):
+            here = {rank: end for rank, end in ends.items() if end.number == number and end.code is not None}
+            near = [each for each in unnamed if previous < each.number < number]
+            codes = {end.code for end in here.values()}
+            start = bool(near) and all(isinstance(each.thing, Reason) and each.thing.code in codes for each in near)
+            if here and start and len({_headline(each.thing) for each in near}) == 1:
+                for rank, end in here.items():
+                    self.give(near[0], rank, end, errors, tails)
+                    del ends[rank]
+                for each in near:
+                    unnamed.remove(each)
+            previous = number
+        # All tasks end with the code of a container's runtime or of srun.
+        started = [each for each in unnamed if isinstance(each.thing, Reason) and each.thing.kind == "spawn"]
+        codes = {end.code for end in ends.values()}
+        alike = len({_headline(each.thing) for each in started}) == 1 and len(codes) == 1
+        if alike and len(started) == len(unnamed) and not codes & {None, 0, 1}:
+            for rank, end in list(ends.items()):
+                self.give(started[0], rank, end, errors, tails)
+                del ends[rank]
+            unnamed.clear()
 
     def match_signals(
         self, unnamed: list[_Found], ends: dict[int, End], errors: dict[int, RankError], tails: dict[int, str]
@@ -440,7 +563,12 @@ class _Judge:
     def error(self, thing: Raised | Crash | Reason, rank: int, node: str | None) -> RankError:
         if isinstance(thing, Raised):
             error = _rank_error(rank, "exception", thing.headline, thing.begin)
-            error = replace(error, exception=reason(thing.exception), traceback=thing.traceback)
+            exception = reason(thing.exception)
+            if _OF_DEVICE.search(thing.headline):
+                # The kernel's word on the device decides what the error of the driver only guesses.
+                xids = tuple(each.text for each in self.ends.kernel if each.kind == "xid")[:XIDS]
+                exception = replace(exception, notes=(*exception.notes, *xids))
+            error = replace(error, exception=exception, traceback=thing.traceback)
         elif isinstance(thing, Crash):
             error = replace(
                 _rank_error(rank, "signal", thing.signal, thing.begin), signal=thing.signal, stacks=thing.stacks
@@ -448,13 +576,22 @@ class _Judge:
         else:
             error = _rank_error(rank, thing.kind, thing.message, thing.number)
             error = replace(error, exit_code=thing.code, signal=thing.signal)
-        return replace(error, node=node or thing.line.node or self.node, local_rank=thing.line.local)
+            if "of the batch script)" in thing.message:
+                error = replace(error, quotes=tuple(self.environment(thing.number)))
+        node = node or thing.line.node or self.node or self.task_nodes.get(thing.line.task)
+        return replace(error, node=node, local_rank=thing.line.local)
+
+    def environment(self, before: int) -> list[str]:
+        """Return what modules and environments said before a command of the batch script failed."""
+        found = [i for i, line in enumerate(self.lines) if line.number < before and _ENVIRONMENT.search(line.text)]
+        return [" ".join(line.text.strip() for line in self.lines[i : i + 2])[:300] for i in found[:2]]
 
     def sole_node(self, end: End | None) -> str | None:
         """The node of the only task that ended."""
-        own = [each for each in self.ends.processes if each.by == "srun" and not each.stopped]
+        own = [each for each in self.ends.processes if each.by == "srun" and not each.stopped and each.code != 0]
         nodes = {node for each in own for node in nodes_of(each.node)}
-        return nodes.pop() if end is not None and len(nodes) == 1 else None
+        sole = len(nodes) == 1 and (end is not None or not any(line.node for line in self.lines))
+        return nodes.pop() if sole else None
 
     def tail(self, lines: Sequence[Line], own: Collection[int] = ()) -> str:
         """The end of an output; without the tracebacks of others, which another part of the report shows."""
@@ -465,10 +602,10 @@ class _Judge:
         return "\n".join(line.text for line in kept)
 
     def tail_of(self, rank: int) -> str:
-        """The end of a rank's stream; of a log without labels the end of all."""
-        for own in self.streams.values():
-            if self.rank_of(own[0]) == rank:
-                return self.tail(own)
+        """The end of a rank's lines; of a log without labels the end of all."""
+        own = self.lines_of(rank)
+        if own:
+            return self.tail(own)
         ends = [end.number for end in self.ends.processes]
         unlabelled = (line for line in self.lines if line.rank is None and line.task is None and line.local is None)
         return self.tail([line for line in unlabelled if not ends or line.number < ends[0]])
@@ -487,6 +624,11 @@ def _number(line: Line) -> int:
 def _cascade(error: RankError) -> bool:
     worker = failed_worker_of(error.rank, None, error, None, "")
     return classify(evidence_of(worker, "")).cascade
+
+
+def is_cascade(error: RankError) -> bool:
+    """Whether a failure's cause is a consequence of another rank's end."""
+    return _cascade(error)
 
 
 def of_end(end: End, rank: int) -> RankError:
@@ -520,6 +662,10 @@ def _first(raised: Raised) -> str:
 
 def _is_strong(thing: Raised | Crash | Reason) -> bool:
     return not isinstance(thing, Reason) or thing.strength == STRONG
+
+
+def _code(thing: Raised | Crash | Reason) -> int | None:
+    return thing.code if isinstance(thing, Reason) else None
 
 
 def _with_first(error: RankError, rank: int) -> RankError:
@@ -570,4 +716,4 @@ def _rank_error(rank: int, kind: str, message: str, order: int) -> RankError:
     )
 
 
-__all__ = ["UNKNOWN", "Judged", "judge", "of_end"]
+__all__ = ["UNKNOWN", "Judged", "is_cascade", "judge", "of_end"]

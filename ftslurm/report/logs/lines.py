@@ -1,7 +1,8 @@
 """The lines of a log without what terminals and launchers put into them, each with its label (pure).
 
 Labels: srun's (``3: ``, with --label), torch's (``[rank3]:``), torchrun's (``[default3]:``: a local rank), mpirun's
-(``[1,3]<stderr>:``), pdsh's (``n4: ``) and Ray's (``(f pid=7, ip=10.0.0.2)``).
+(``[1,3]<stderr>:``), pdsh's (``n4: ``) and Ray's (``(f pid=7, ip=10.0.0.2)``). They nest, as launchers do: ``n4: 12:
+[default3]:[rank51]: ``; the time that a collector puts before each line is passed over where a label follows.
 """
 
 from __future__ import annotations
@@ -30,14 +31,29 @@ _OWN = re.compile(
     r"|\((?P<actor>[\w.:()-]{1,80}) pid=(?P<pid>\d{1,9})(?:, ip=(?P<ip>[\d.]{7,15}))?\) "
 )
 # A progress bar has no line end; what another rank prints follows in its line.
-_BEHIND = re.compile(r"(?<=[^\n])(\[rank\d{1,6}\]: ?Traceback \(most recent)")
+_BEHIND = re.compile(r"(?m)^(?P<before>[^\n]{1,8192}?)(?P<traceback>\[rank\d{1,6}\]: ?Traceback \(most recent)")
+_TAG = re.compile(r"\[(\d{1,6})\]:? ")  # of MPI launchers
+# Of docker compose, kubectl and stern: "trainer-2 pytorch [rank2]: ", "worker-3  | ".
+_POD = re.compile(
+    r"([A-Za-z][\w./@-]{0,60}?\d[\w.-]{0,40})(?: [A-Za-z][\w.-]{0,60})?"
+    r"(?: *\| |:? (?=\[rank\d{1,6}\]:|\[default\d{1,4}\]:))"
+)
+_NAMED_RANK = re.compile(r"(?i)rank[-_]?(\d{1,6})")
 _BY_SLURM = re.compile(r"(srun|slurmstepd|sbatch|slurmd|salloc|slurm_script)\b")
+_STAMP = re.compile(r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?:? (?=\S)")
+_LABELS = re.compile(
+    rf"(?:{_STAMP.pattern})?(?:{_TASK.pattern}|{_HOST.pattern}|{_POD.pattern}"
+    r"|\[(?!rank\d)[a-z][a-z_]{0,20}?\d{1,4}\]: ?|\[1,\d+\][^:]{0,9}:|\[\d{1,6}\]:? ){0,4}"
+)
+_OF_STEP = re.compile(r" {0,6}\d{1,6}: (?:slurmstepd|srun): ")
+_TASKS_ENDED = re.compile(r"srun: error: \S{1,300}: tasks? ([\d,-]{1,300}): ")
 
 
 class Line(NamedTuple):
     """A line of a log: its text without its label.
 
-    ``number`` orders all lines of a job; ``task``: srun's label, a rank's or an agent's; ``local``: the local rank.
+    ``number`` orders all lines of a job; ``task``: srun's label, a rank's or an agent's; ``local``: the local rank;
+    ``part``: differs between files of different processes.
     """
 
     text: str
@@ -46,11 +62,12 @@ class Line(NamedTuple):
     task: int | None = None
     local: int | None = None
     node: str | None = None
+    part: int = 0
 
     @property
     def key(self) -> tuple[int | str | None, ...]:
         """Equal for lines of one stream."""
-        return self.rank, self.task, self.local, self.node
+        return self.rank, self.task, self.local, self.node, self.part
 
 
 def lines_of(excerpt: Excerpt) -> list[Line]:
@@ -72,11 +89,18 @@ def cleaned(text: str) -> list[str]:
         text = _ESCAPE.sub("", text)
     text = _CONTROL.sub("", text)
     if "]: Traceback" in text:
-        text = _BEHIND.sub(r"\n\1", text)
+        text = _BEHIND.sub(_apart, text)
     lines = text.split("\n")
     if lines and not lines[-1]:
         lines.pop()
     return [line if len(line) <= LONG else f"{line[: LONG // 2]} ... {line[-LONG // 2 :]}" for line in lines]
+
+
+def _apart(found: re.Match[str]) -> str:
+    """A traceback behind a progress bar, in a line of its own; behind another label it is in one already."""
+    labels = _LABELS.match(found.string, found.start())
+    border = "" if labels is not None and labels.end() == found.start("traceback") else "\n"
+    return f"{found['before']}{border}{found['traceback']}"
 
 
 def labelled(texts: Sequence[str]) -> list[Line]:
@@ -85,11 +109,41 @@ def labelled(texts: Sequence[str]) -> list[Line]:
     lines: list[Line] = []
     for begin, end in zip([0, *borders], [*borders, len(texts)], strict=True):
         part = texts[begin:end]
-        full = [text for text in part if text.strip() and text != GAP and _BY_SLURM.match(text) is None]
-        tasks = _usual(full, _TASK, limit=65536)
-        hosts = not tasks and _usual(full, _HOST, limit=4096)
-        lines += [_line(text, begin + i, tasks=tasks, hosts=hosts) for i, text in enumerate(part)]
+        outer = _outer_labels(part)
+        lines += [_line(text, begin + i, outer) for i, text in enumerate(part)]
     return lines
+
+
+def _outer_labels(texts: Sequence[str]) -> list[re.Pattern[str]]:
+    """Return the labels at nearly all lines, outermost first; each kind can be there once."""
+    full = [text for text in texts if text.strip() and text != GAP and _BY_SLURM.match(text) is None]
+    found: list[re.Pattern[str]] = []
+    if _stamped(full):
+        found.append(_STAMP)
+        full = [_STAMP.sub("", text, count=1) for text in full]
+    for _ in range(2):
+        if _TASK not in found and (_usual(full, _TASK, limit=65536) or _proved(full, texts)):
+            label = _TASK
+        elif _TASK not in found and _TAG not in found and _usual(full, _TAG, limit=65536):
+            label = _TAG
+        elif _HOST not in found and _POD not in found and _usual(full, _HOST, limit=4096):
+            label = _HOST
+        elif _HOST not in found and _POD not in found and _usual(full, _POD, limit=4096):
+            label = _POD
+        else:
+            break
+        found.append(label)
+        full = [text[match.end() :] if (match := label.match(text)) else text for text in full]
+    return found
+
+
+def _stamped(texts: Sequence[str]) -> bool:
+    """Whether a collector put the time before each line: a program's own times are not at labels and tracebacks."""
+    rests = [text[found.end() :] for text in texts if (found := _STAMP.match(text))]
+    if len(rests) < 3 or len(rests) < LABELLED * len(texts):
+        return False
+    labels = sum(_OWN.match(rest) is not None or _TASK.match(rest) is not None for rest in rests)
+    return labels >= LABELLED * len(rests)
 
 
 def _usual(texts: Sequence[str], label: re.Pattern[str], limit: int) -> bool:
@@ -101,28 +155,65 @@ def _usual(texts: Sequence[str], label: re.Pattern[str], limit: int) -> bool:
     return len(found) == 1 or number >= 2 * len(found)
 
 
-def _line(text: str, number: int, *, tasks: bool, hosts: bool) -> Line:
+def _proved(full: Sequence[str], texts: Sequence[str]) -> bool:
+    """Whether few lines have srun's labels for certain: at its own lines, or as the numbers of tasks that ended."""
+    found = {int(match[1]) for text in full if (match := _TASK.match(text))}
+    if not found or not all(_TASK.match(text) for text in full):
+        return False
+    if any(_OF_STEP.match(text) for text in full):
+        return True
+    ended = [match[1] for text in texts if (match := _TASKS_ENDED.match(text))]
+    return found <= {number for each in ended for number in numbers(each)}
+
+
+def numbers(text: str) -> list[int]:
+    """Return the numbers in Slurm's form of a list of tasks."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit():
+            found += range(int(first), min(int(last or first), int(first) + 65536) + 1)
+    return found
+
+
+def _line(text: str, number: int, outer: Sequence[re.Pattern[str]]) -> Line:
+    line = Line(text, number)
     if not text or text == GAP:
-        return Line(text, number)
-    rank = task = local = None
-    node = None
-    if tasks and (found := _TASK.match(text)):
-        task, text = int(found[1]), text[found.end() :]
-    elif hosts and (found := _HOST.match(text)) and _BY_SLURM.match(text) is None:
-        node, text = found[1], text[found.end() :]
-    while text[:1] in ("[", "(") and (found := _OWN.match(text)):
-        if found["rank"]:
-            rank = int(found["rank"])
-        elif found["mpi"]:
-            task = int(found["mpi"])
-        elif found["local"]:
-            if found["role"] in ("w", "e", "i", "f"):
-                break
-            local = int(found["local"])
-        else:
-            node = node or (f"{found['ip']} pid {found['pid']}" if found["ip"] else f"pid {found['pid']}")
-        text = text[found.end() :]
-    return Line(text, number, rank, task, local, node)
+        return line
+    for label in outer:
+        found = label.match(line.text)
+        if found is not None and not (label is _HOST and _BY_SLURM.match(line.text)):
+            line = _outer(line, label, found)
+    while line.text[:1] in ("[", "(") and (found := _OWN.match(line.text)):
+        if found["role"] in ("w", "e", "i", "f"):
+            break
+        line = _inner(line, found)
+    # torchrun's label has no space after it, torch's may have one before it.
+    if line.text.startswith(" [rank") and (found := _OWN.match(line.text[1:])):
+        line = _inner(line._replace(text=line.text[1:]), found)
+    return line
+
+
+def _outer(line: Line, label: re.Pattern[str], found: re.Match[str]) -> Line:
+    text = line.text[found.end() :]
+    if label is _STAMP:
+        return line._replace(text=text)
+    if label in (_TASK, _TAG):
+        return line._replace(text=text, task=int(found[1]))
+    named = _NAMED_RANK.fullmatch(found[1])
+    return line._replace(text=text, rank=int(named[1])) if named else line._replace(text=text, node=found[1])
+
+
+def _inner(line: Line, found: re.Match[str]) -> Line:
+    text = line.text[found.end() :]
+    if found["rank"]:
+        return line._replace(text=text, rank=int(found["rank"]))
+    if found["mpi"]:
+        return line._replace(text=text, task=int(found["mpi"]))
+    if found["local"]:
+        return line._replace(text=text, local=int(found["local"]))
+    process = f"{found['ip']} pid {found['pid']}" if found["ip"] else f"pid {found['pid']}"
+    return line._replace(text=text, node=line.node or process)
 
 
 def streams(lines: Iterable[Line]) -> dict[tuple[int | str | None, ...], list[Line]]:
@@ -131,11 +222,12 @@ def streams(lines: Iterable[Line]) -> dict[tuple[int | str | None, ...], list[Li
     for line in lines:
         if line.text == GAP:
             # In each stream something may have been left out.
-            for own in found.values():
-                own.append(line)
+            for key, own in found.items():
+                if key[-1] == line.part:
+                    own.append(line)
             continue
         found.setdefault(line.key, []).append(line)
     return found
 
 
-__all__ = ["GAP", "Line", "cleaned", "labelled", "lines_of", "streams"]
+__all__ = ["GAP", "Line", "cleaned", "labelled", "lines_of", "numbers", "streams"]

@@ -20,7 +20,7 @@ def output_files(job: JobFacts) -> list[Output]:
     if not named and job.work_dir:
         named = [f"{job.work_dir}/slurm-{job.scontrol_id}.out"]
     paths = list(dict.fromkeys(Path(path) for path in named))
-    found = [Output(path, None) for path in paths if path.is_file()]
+    found = [Output(path) for path in paths if path.is_file()]
     if not paths:
         return found
     beside = outputs(paths[0].parent, job.scontrol_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ftslurm.dataclasses import dataclass
+from ftslurm.dataclasses import dataclass, replace
 from ftslurm.report.logs.lines import GAP, Line
 from ftslurm.report.logs.noise import is_aftermath
 
@@ -41,12 +41,19 @@ _ABORT = re.compile(
 )
 _CONTAINER = re.compile(
     r"(?:error: )?pyxis: (?P<pyxis>(?!import|creating|starting|removing|skipping|printing|if the image|container "
-    r"start failed).{3,400})"
+    r"start failed|child \d+ failed|\s*\[(?:INFO|WARN)).{3,400})"
     r"|(?:error: )?(?P<start>pyxis: container start failed.{0,100})"
     r"|^(?P<enroot>enroot-\w+: .{3,300}|\[ERROR\] .{0,40}(?:enroot|image|/hooks\.d/).{0,300})"
     r"|^FATAL: +(?P<fatal>.{3,400})"
     r"|^docker: (?P<docker>Error response from daemon.{0,300})"
     r"|error: (?P<spank>spank: required plugin .{0,200})"
+)
+_CHDIR = re.compile(
+    r"error: couldn't chdir to [`'](?P<dir>[^`']{1,400})': (?P<why>[^:]{1,80})(?:: going to (?P<to>\S+))?"
+)
+_CONTAINER_WHY = re.compile(
+    r"(?i)no space|no such|denied|not found|unauthorized|forbidden|\b40[134]\b|input/output|cannot allocate|timed? ?out"
+    r"|no loop devices|bad superblock|manifest|quota|exceeded|read-only|refused|unreachable|not permitted"
 )
 _RULES: tuple[tuple[re.Pattern[str], str, int | None, str, str], ...] = (
     (re.compile(r"(?:error: |^)execve\(\): (?P<m>.{1,400})"), "spawn", None, "could not be started: {m}", STRONG),
@@ -60,9 +67,16 @@ _RULES: tuple[tuple[re.Pattern[str], str, int | None, str, str], ...] = (
     (re.compile(r"(?P<m>\S{1,200}: error while loading shared libraries: .{1,300})"), "exit", 127, "cannot start {m}",
      STRONG),
     (re.compile(r"(?P<m>\S{1,200}: symbol lookup error: .{1,300})"), "exit", 127, "cannot start {m}", STRONG),
+    (re.compile(r"^\S{0,300}slurm_script: line (?P<line>\d+): (?P<m>.{1,300}: command not found)$"), "exit", 127,
+     "cannot start {m} (line {line} of the batch script)", WEAK),
+    (re.compile(r"^\S{0,300}slurm_script: line (?P<line>\d+): "
+                r"(?P<m>.{1,300}: (?:No such file or directory|Permission denied))$"),
+     "exit", 126, "cannot start {m} (line {line} of the batch script)", WEAK),
     (re.compile(r"^\S{1,300}: line \d+: (?P<m>.{1,300}: command not found)$"), "exit", 127, "cannot start {m}", WEAK),
     (re.compile(r"^\S{1,300}: line \d+: (?P<m>.{1,300}: (?:No such file or directory|Permission denied))$"),
      "exit", 126, "cannot start {m}", WEAK),
+    (re.compile(r"^\S{0,300}slurm_script: line (?P<line>\d+): (?P<m>\S{1,200}: unbound variable)$"), "exit", 1,
+     "{m} (line {line} of the batch script)", STRONG),
     (re.compile(r"^\S{1,300}: line \d+: (?P<m>\S{1,200}: unbound variable)$"), "exit", 1, "{m} in the batch script",
      STRONG),
     (re.compile(r"^(?:slurm_script|bash|\S*/slurm_script): (?P<m>.{1,300}: command not found)$"), "exit", 127,
@@ -71,18 +85,22 @@ _RULES: tuple[tuple[re.Pattern[str], str, int | None, str, str], ...] = (
 # Nearly all lines are none: one search for each.
 _MAYBE = re.compile(
     r"rror|sage: |pyxis|enroot-|execve|FATAL|failed|terminat|free\(\)|alloc|corrupt|\*\*\* |Unable to|can't |No module"
-    r"|No such|not found|denied|unbound|docker: "
+    r"|No such|not found|denied|unbound|docker: |couldn't"
 )
-_USAGE = re.compile(r"^(?P<m>[\w./-]{1,200}: error: .{1,600})$")
+_USAGE = re.compile(r"^(?!srun: |slurm|sbatch: )(?P<m>[\w./-]{1,200}: error: .{1,600})$")
 
 
 def reasons_of(lines: Sequence[Line]) -> list[Reason]:
     """Return the reasons in the lines of one stream, in order."""
     found: list[Reason] = []
     usage = -1000
+    missing: re.Match[str] | None = None
     for i, line in enumerate(lines):
         text = line.text
         if text == GAP or _MAYBE.search(text) is None:
+            continue
+        if "couldn't chdir" in text and (match := _CHDIR.search(text)) is not None:
+            missing = match
             continue
         if text.startswith(("usage: ", "Usage: ")):
             usage = i
@@ -101,10 +119,19 @@ def reasons_of(lines: Sequence[Line]) -> list[Reason]:
         for pattern, kind, code, form, strength in _RULES:
             match = pattern.search(text)
             if match is not None:
-                message = form.format(m=match["m"])
-                found.append(Reason(line.number, kind, code, None, message, strength, line, final=_final(lines, i)))
+                message = form.format(**match.groupdict())
+                one = Reason(line.number, kind, code, None, message, strength, line, final=_final(lines, i))
+                found.append(_without_directory(one, missing))
                 break
     return _without_repeats(found)
+
+
+def _without_directory(one: Reason, missing: re.Match[str] | None) -> Reason:
+    """Return a reason, or the working directory's if what is missing was sought in the place of that."""
+    if missing is None or (missing["to"] or "/nowhere") not in one.message or "No such file" not in one.message:
+        return one
+    message = f"the working directory could not be entered: {missing['dir']}: {missing['why']}"
+    return replace(one, kind="spawn", code=None, message=message)
 
 
 def _tidy(text: str) -> str:
@@ -118,12 +145,15 @@ def _final(lines: Sequence[Line], i: int) -> bool:
 def _without_repeats(found: list[Reason]) -> list[Reason]:
     """One reason for each of the lines of one container's failure: the line with the detail."""
     kept: list[Reason] = []
+    last = 0
     for each in found:
         both = kept and each.kind == kept[-1].kind == "spawn" and each.message.startswith("the container")
-        if both and each.number - kept[-1].number <= 12 and kept[-1].message.startswith("the container"):
+        if both and each.number - last <= 12 and kept[-1].message.startswith("the container"):
+            last = each.number
             if _detail(each.message) > _detail(kept[-1].message):
                 kept[-1] = each
             continue
+        last = each.number
         kept.append(each)
     return kept
 
@@ -132,6 +162,8 @@ def _detail(message: str) -> int:
     """How much a line about a container says: a tool's own error more than that there was one."""
     if "spank:" in message or "start failed with" in message or "couldn't start container" in message:
         return 0
+    if _CONTAINER_WHY.search(message):
+        return 3
     return 1 if "couldn't" in message or "failed to" not in message else 2
 
 

@@ -17,12 +17,14 @@ from ftslurm.report.logs.ends import End, Ends
 from ftslurm.report.logs.files import Output, excerpt_of, folders, is_output, mtime_ns, outputs
 from ftslurm.report.logs.judging import UNKNOWN, judge, of_end
 from ftslurm.report.logs.lines import cleaned, labelled, lines_of
-from ftslurm.report.logs.tracebacks import tracebacks
+from ftslurm.report.logs.success import ends_well
+from ftslurm.report.logs.tracebacks import HEADER, tracebacks
 from ftslurm.sharedfs.bounded_read import Malformed, list_directory, parse_json, read_file, read_in_parallel
 
 TAIL_LIMIT = 256 * 1024
 RECORD_LIMIT = 1 << 20
-SLACK_NS = 2 * 10**9  # files of two nodes have times of two clocks
+TEMPFILE_LETTERS = 8
+SLACK_NS = 10 * 10**9  # files of two nodes have times of two clocks
 BESIDE_NS = 120 * 10**9
 """Time after the last line of the ranks in which the launcher writes its table."""
 MAX_RUNS, MAX_ATTEMPTS = 4096, 64
@@ -42,6 +44,8 @@ class _Rank:
     record: RankError | None = None
     error: RankError | None = None
     tails: tuple[LogTail, ...] = ()
+    hooked: bool = False  # whether torch's hook printed an exception, which nothing caught
+    survived: bool = False  # whether it printed a traceback and then that it had done its work
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -86,8 +90,13 @@ def _together(runs: list[Path]) -> list[Path]:
         return runs
     newest = max(runs, key=lambda run: spans[run][1])
     begin, end = spans[newest][0] - SLACK_NS, spans[newest][1]
-    name = newest.name.rpartition("_")[0]
-    return [r for r in runs if r.name.rpartition("_")[0] == name and spans[r][0] <= end and spans[r][1] >= begin]
+    name = _run_id(newest)
+    return [r for r in runs if _run_id(r) == name and spans[r][0] <= end and spans[r][1] >= begin]
+
+
+def _run_id(run: Path) -> str:
+    """The part of a folder's name before the eight letters that tempfile adds, which may contain "_"."""
+    return run.name[: -len("_") - TEMPFILE_LETTERS]
 
 
 def _span(run: Path) -> tuple[int, int]:
@@ -184,6 +193,15 @@ def _read(rank: _Rank, owners: frozenset[int]) -> None:
             found.append(LogTail(stream, str(path), text[-TAIL_LIMIT:], excerpt.size))
         if rank.named is None:
             rank.named = next((line.rank for line in lines if line.rank is not None), None)
+        hooked = any(line.rank is not None and HEADER in line.text for line in lines)
+        if (
+            stream == "stdout"
+            and ends_well(lines, sole=True)
+            and rank.error is not None
+            and rank.error.kind == "exception"
+        ):
+            rank.survived = not rank.hooked
+        rank.hooked = rank.hooked or hooked
         if rank.error is None:
             rank.error = next(iter(judge([line._replace(local=None) for line in lines], rank=0).errors.values()), None)
     rank.tails = tuple(found)
@@ -199,7 +217,7 @@ def _end_of(each: _Rank, rank: int, ends: Sequence[End], *, sole: bool) -> End |
 
 def _error(each: _Rank, rank: int, node: str, end: End | None) -> RankError | None:
     """The failure of a worker: from its own record, else its output, else the launcher's statement."""
-    error = each.error
+    error = None if each.survived and end is None else each.error
     record = each.record
     if record is not None and (record.exception is not None or record.kind != "exception"):
         return replace(record, rank=rank)

@@ -120,6 +120,17 @@ def _without(text: str, prefix: str) -> str:
     return text[found.end() :] if found else text
 
 
+def names_rank(text: str) -> int | None:
+    """Return the rank that a line names."""
+    found = _RANK.search(text)
+    return int(found[1]) if found is not None else None
+
+
+def is_logged_error(text: str) -> bool:
+    """Whether it is a logger's line of level WARNING or higher."""
+    return _is_logged(text)
+
+
 def _is_logged(before: str) -> bool:
     """Whether the line before a traceback is a logger's."""
     return bool(_LOGGED.search(before[:120])) and not before.startswith(("srun:", "slurmstepd"))
@@ -154,4 +165,14 @@ def _of_stacks(text: str) -> bool:
     return text != GAP and (not text.strip() or text.startswith(begins))
 
 
-__all__ = ["HEADER", "SIGNALS", "Crash", "Raised", "crashes", "ends_within", "tracebacks"]
+__all__ = [
+    "HEADER",
+    "SIGNALS",
+    "Crash",
+    "Raised",
+    "crashes",
+    "ends_within",
+    "is_logged_error",
+    "names_rank",
+    "tracebacks",
+]

@@ -1,0 +1,183 @@
+"""Which output files belong to one job, by their names: and of which node or task each is (pure).
+
+Numbers in names are of a job, a node, a task, a stream or a date. ``slurm-7.out`` and ``slurm-8.out`` are two jobs;
+``771_0.err`` and ``771_1.err``, ``node0.log`` and ``node1.log``, ``log.0`` and ``log.1``, ``7/rank0/stderr`` and
+``7/rank1/stderr`` are one. A number counts tasks or nodes if the word before it says so, or if the numbers of the
+files count from 0 or 1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+TOGETHER_NS = 600 * 10**9
+"""Difference of the times of last writing up to which files that only count are taken for one job's."""
+JOB_NUMBER = 100
+_OUTPUT = re.compile(
+    r"(?:.*/)?(?:.*\.(?:out|err|log|txt|stdout|stderr|o\d+|e\d+)(?:\.\d{1,5})?(?:\.gz)?|slurm-\d[^/]*"
+    r"|(?:log|out|err|stdout|stderr|output)(?:[._-]?\d{1,6})?)"
+)
+_DATE = re.compile(r"(?:19|20)\d\d(?:[01]\d(?:[0-3]\d(?:\d{4}|\d{6})?)?)?")
+_DIGITS = re.compile(r"\d+")
+_STREAM = re.compile(r"(?:out|err|stdout|stderr|log)(?=\.gz$|$|\d+$)")
+_WORD = re.compile(r"([A-Za-z]+)[^A-Za-z0-9]*$")
+_TASKS = frozenset(("rank", "task", "proc", "process", "worker", "member", "procid", "global"))
+_LOCALS = frozenset(("local", "localrank"))
+_NODES = frozenset(("node", "host", "nid", "cn", "gn", "n", "nodeid", "nodename"))
+_STREAMS = frozenset(("log", "out", "err", "stdout", "stderr", "output"))
+_JOBS = frozenset(("slurm", "job", "jobid", "run", "exp", "attempt", "try", "trial", "version", "v", "step", "epoch"))
+
+
+class Output(NamedTuple):
+    """An output file.
+
+    Attributes:
+        path: where it is, as given to `family`.
+        task, node, local: of all its lines, if its name says so.
+        part: equal for files of one process, such as ``.out`` and ``.err``.
+    """
+
+    path: str
+    task: int | None = None
+    node: str | None = None
+    local: int | None = None
+    part: int = 0
+
+
+def is_output(name: str) -> bool:
+    """Whether a file's name is that of a job's output."""
+    return _OUTPUT.fullmatch(name) is not None
+
+
+def family(of: str, times: Mapping[str, int]) -> list[Output]:
+    """Return the output files of the job to which a file belongs, itself among them, in the order of its parts.
+
+    Args:
+        of: the name of the file.
+        times: the times of last writing of all output files, by name, in nanoseconds.
+    """
+    shapes = [name for name in times if _shape(name) == _shape(of) and not _rotated(name, times)] or [of]
+    places, counted = _places(of, shapes, times)
+    same = [name for name in shapes if all(_numbers(name)[i] == _numbers(of)[i] for i in places)]
+    jobs = [number for i, number in enumerate(_numbers(of)) if i in places and _may_be_job(number)]
+    # Files of another form that have the job's number: of other nodes, or of the job itself.
+    more = [name for name in times if name not in same and jobs and max(jobs, key=int) in _numbers(name)]
+    kinds = {i: _kind(of, i) for i in counted}
+    found = [_output(name, kinds, same) for name in same]
+    several = {place: len(rows) for place, rows in _rows(found).items()}
+    if any(number > 1 for number in several.values()):
+        # The same number on several nodes is a local rank.
+        found = [each._replace(task=None, local=each.task) if each.node else each for each in found]
+    found += [Output(name) for name in more]
+    keys: dict[object, int] = {}
+    return [each._replace(part=keys.setdefault(_process(each.path), len(keys))) for each in sorted(found, key=_order)]
+
+
+def _places(of: str, shapes: Sequence[str], times: Mapping[str, int]) -> tuple[list[int], list[int]]:
+    """Return which of the numbers in a name must be equal in names of the same job, and which count its parts."""
+    fixed: list[int] = []
+    counted: list[int] = []
+    for i in range(len(_numbers(of))):
+        rows = [name for name in shapes if all(_numbers(name)[j] == _numbers(of)[j] for j in fixed)]
+        values = {int(_numbers(name)[i]) for name in rows}
+        kind = _kind(of, i)
+        if len(values) > 1 and (kind in ("task", "node", "local") or (kind != "job" and _counts(values))):
+            certain = kind is not None or any(_may_be_job(_numbers(of)[j]) for j in fixed)
+            if certain or all(abs(times.get(name, 0) - times.get(of, 0)) <= TOGETHER_NS for name in rows):
+                counted.append(i)
+                continue
+        elif kind in ("task", "node", "local"):
+            counted.append(i)
+            continue
+        fixed.append(i)
+    return fixed, counted
+
+
+def _kind(name: str, place: int) -> str | None:
+    """Return what a number in a name counts, by the word before it."""
+    before = _before(name, place)
+    word = _WORD.search(before)
+    if word is None:
+        return None
+    lower = word[1].lower()
+    kinds = (("task", _TASKS), ("local", _LOCALS), ("node", _NODES), ("job", _JOBS), ("stream", _STREAMS))
+    found = next((kind for kind, words in kinds if lower in words), None)
+    if found == "task" and re.search(r"local[_-]?rank[^A-Za-z0-9]*$", before, re.IGNORECASE):
+        return "local"
+    return found
+
+
+def _before(name: str, place: int) -> str:
+    numbers = list(_DIGITS.finditer(name))
+    return name[numbers[place - 1].end() if place else 0 : numbers[place].start()]
+
+
+def _may_be_job(number: str) -> bool:
+    """Whether it may be a job's number: it is no small one, and no date."""
+    return int(number) >= JOB_NUMBER and _DATE.fullmatch(number) is None
+
+
+def _counts(values: Collection[int]) -> bool:
+    """Whether numbers count from 0 or 1, with few left out."""
+    return min(values) <= 1 and max(values) < 2 * len(values)
+
+
+def _output(name: str, kinds: Mapping[int, str | None], same: Sequence[str]) -> Output:
+    task = node = local = None
+    for i, kind in kinds.items():
+        number = _numbers(name)[i]
+        if kind == "node":
+            node = _node(name, i)
+        elif kind == "local" or _before(name, i).lower().rstrip("-_.:") in ("gpu", "device", "cuda"):
+            local = int(number)
+        elif not _ARRAY.fullmatch(_DIGITS.sub("#", name)):
+            task = int(number)
+    return Output(name, task, node, local)
+
+
+_ARRAY = re.compile(r"slurm-#_#\.(?:out|err)(?:\.gz)?")
+
+
+def _node(name: str, place: int) -> str:
+    number = list(_DIGITS.finditer(name))[place]
+    word = re.search(r"[A-Za-z]+-?$", name[: number.start()])
+    return f"{word[0] if word else 'node'}{number[0]}"
+
+
+def _rows(found: Sequence[Output]) -> dict[int, set[str | None]]:
+    rows: dict[int, set[str | None]] = {}
+    for each in found:
+        if each.task is not None:
+            rows.setdefault(each.task, set()).add(each.node)
+    return rows
+
+
+def _process(name: str) -> str:
+    """A name without its stream: equal for the files of one process."""
+    return re.sub(r"(?:out|err|stdout|stderr|log)(?=[._-]|\d|/|$)", "", name.removesuffix(".gz"))
+
+
+def _order(each: Output) -> tuple[object, ...]:
+    """By numbers; files of no single part last, because launchers and Slurm write to them; standard output first."""
+    none = each.task is None and each.node is None and each.local is None
+    error = re.search(r"err(?=[._-]|\d|/|$)", each.path.rpartition("/")[2]) is not None
+    return none, [int(number) for number in _numbers(each.path)], _process(each.path), error, each.path
+
+
+def _rotated(name: str, times: Collection[str]) -> bool:
+    """Whether it is an older part of a file that logrotate or the like has put aside."""
+    base = re.sub(r"\.\d{1,3}(?:\.gz)?$", "", name)
+    return base != name and base in times
+
+
+def _numbers(name: str) -> list[str]:
+    return _DIGITS.findall(name)
+
+
+def _shape(name: str) -> str:
+    return _STREAM.sub("", _DIGITS.sub("#", name.removesuffix(".gz")))
+
+
+__all__ = ["TOGETHER_NS", "Output", "family", "is_output"]

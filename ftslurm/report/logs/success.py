@@ -1,0 +1,66 @@
+"""Lines by which a program says that it has done its work, that it begins again, or that it works (pure)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ftslurm.report.logs.lines import GAP, Line
+from ftslurm.report.logs.noise import is_aftermath
+
+_WORK = r"(?:pre-?)?(?:training|finetuning|fine-tuning|optimi[sz]ation|run|job|program|experiment|fit|main|script)"
+_COMPLETED = re.compile(
+    r"(?i)(?:[^A-Za-z]{0,60}|.{0,80}\b(?:INFO|NOTICE|SUCCESS)\b[^A-Za-z]{0,8}(?:[\w.:-]{1,60} ?[-:|\]]+ )?)"
+    r"(?:rank ?\d+(?:/\d+)?[\s:|\]]*)?"
+    rf"(?:(?:all|the|whole) )?(?:{_WORK} )?(?:loop |is |has |was |have )?(?:been )?(?:successfully |fully )?"
+    r"(?:completed?|finished|done|succeeded|all done)\b(?P<rest>.*)"
+)
+_ONLY_A_PART = re.compile(
+    r"(?i)error|fail|abort|(?:code|status)\W{1,3}[1-9]|\b(?:step|epoch|iter\w*|load\w*|warm-?up|validation|init\w*"
+    r"|eval\w*|download\w*|compil\w*|preprocess\w*|tokeni\w*|build\w*|setup)\b"
+)
+_AGAIN = re.compile(
+    r"(?i)\b(?:resum(?:ing|ed)|restor(?:ing|ed)|restart(?:ing|ed)|continuing|starting) (?:\w+ ){0,3}"
+    r"(?:from|at|training)\b"
+    r"|\bload(?:ing|ed) (?:\w+ ){0,2}(?:checkpoint|modules?)\b|\battempt \d|\brestart (?:count|number|#)"
+)
+_TRAINED = re.compile(r"(?i)\b(?:pre-?)?(?:training|trained|finetuning|fine-tuning|optimi[sz]ation|fit)\b")
+_WORKS = re.compile(r"(?i)\b(?:step|epoch|iter(?:ation)?|loss|it/s)\b")
+TAIL = 12
+"""Lines at the end of a log in which the program's last words are sought."""
+
+
+def says_completed(text: str) -> bool:
+    """Whether a program says by this line that it has done all of its work."""
+    found = _COMPLETED.fullmatch(text.strip()[:400])
+    return found is not None and _ONLY_A_PART.search(found["rest"]) is None
+
+
+def says_again(text: str) -> bool:
+    """Whether a program says by this line that it begins again where an earlier attempt ended."""
+    return _AGAIN.search(text[:400]) is not None
+
+
+def works(text: str) -> bool:
+    """Whether a line is one of training's progress."""
+    return _WORKS.search(text[:400]) is not None
+
+
+def ends_well(lines: Sequence[Line], *, sole: bool) -> bool:
+    """Whether the last words of a program are that it has done its work; of several ranks, of any.
+
+    Args:
+        lines: of its output.
+        sole: whether nothing else writes to it; a batch script says "Done" also of a program that failed.
+    """
+    for line in reversed(lines[-TAIL:]):
+        if line.text == GAP:
+            return False
+        if says_completed(line.text) and (sole or _TRAINED.search(line.text)):
+            return True
+        if not is_aftermath(line.text):
+            return False
+    return False
+
+
+__all__ = ["ends_well", "says_again", "says_completed", "works"]
