@@ -23,6 +23,7 @@ LIMIT = 256 * 1024  # characters of the text's end that are read
 TEXT_LIMIT = 500  # characters of the line
 CLOSING_LINES = 10  # after the reason, of the program's own end
 FEW_LINES = 4
+LAST_LINES = 6
 MESSAGE_LINES = 40  # of an exception's text, which need not be indented
 TRACEBACK, RUNTIME, LOGGED, CHILD = "traceback", "runtime", "logged", "child"
 
@@ -71,11 +72,15 @@ _CLOSING = re.compile(
     r"(?i)\b(exit(s|ed|ing)?|quit(ting)?|shut(ting)?|clean(ing|ed|up)?|clos(e|es|ing|ed)|finaliz|terminat|stopp?(ed|ing)?"
     r"|abort|teardown|destroy|giving up|see the|leav(e|ing)|bye|fail(ed|ing|ure)?)"
 )
+_PROGRESS = re.compile(r"\S{0,40} ?\d{1,3}%\||[={}\-*+#]{3,}$|\[[WIV]\d{0,4}[ \d:.]|srun: |slurmstepd: ")
 _STEP = re.compile(r"(?i)\b(step|epoch|iter(ation)?|loss)\b")
 # Lines that an exception's text does not have: of a log, of training, of a program that goes on.
 _WENT_ON = re.compile(
     r"(?i)\W{0,3}(\d{4}-\d\d|\d\d:\d\d|\d{1,9}[/%]|(debug|info|warn|warning|error|critical)\b"
     r"|(skipp|retry|retri|continu|ignor|resum|recover|fall(ing)? ?back|restor|re-?start))"
+)
+_GOES_ON = re.compile(
+    r"(?i)\b(retrying|(will|to) retry|continuing|skipping|ignoring|falling back|resuming|using (the )?defaults?)\b"
 )
 _DIGITS = re.compile(r"\d+")
 _LEVEL = re.compile(r"(?:^|[\s\[(|:<>-])(?:ERROR|CRITICAL|FATAL)(?=$|[\s\])|:>,-])[\s\])|:>,-]*(?P<text>.*)")
@@ -122,6 +127,15 @@ def is_aftermath(text: str) -> bool:
     return all(_AFTERMATH.match(_RANK_PREFIX.sub("", line)) for line in output_lines(text))
 
 
+def last_line(text: str) -> str:
+    """Return the last line of an output that says something, as far as that can be told; empty: none near the end."""
+    for line in reversed(output_lines(text)[-LAST_LINES:]):
+        bare = _RANK_PREFIX.sub("", line)
+        if bare.strip() and not bare[0].isspace() and "Warning: " not in bare and not _PROGRESS.match(bare):
+            return "" if _STEP.search(bare) else bare
+    return ""
+
+
 def dead_threads(text: str) -> list[Witness]:
     """Return the threads that an exception ended, in their order: a rank that waits for one hangs."""
     lines = output_lines(text)
@@ -155,6 +169,8 @@ class _Search:
                 return runtime
             text = logged_error(line)
             if text is not None and not self._is_aftermath(line, even_if_logged=True):
+                if logged is None and _GOES_ON.search(text):
+                    return None  # what it reports was survived
                 logged = logged or _logged(text)
             elif not self._is_aftermath(line):
                 closing += 1
@@ -321,6 +337,7 @@ __all__ = [
     "Witness",
     "dead_threads",
     "is_aftermath",
+    "last_line",
     "logged_error",
     "output_lines",
     "witness",

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from ftslurm.dataclasses import dataclass
 from ftslurm.failures.nccl import late_ranks
 from ftslurm.failures.record_summary import is_library, own_frame
-from ftslurm.report.facts import Clocks, RoundFiles, Worker
+from ftslurm.report.facts import Clocks, LogTail, RoundFiles, Worker
 from ftslurm.report.failed_worker import FailedWorker
 from ftslurm.report.root_cause import Follower
 from ftslurm.text import clip, cut_middle, ranges
@@ -107,8 +107,8 @@ def origin(
 def whereabouts(files: RoundFiles, found: Origin) -> list[str]:
     """Return where the ranks were that did not fail, and what they printed last, as far as recorded."""
     lines: list[str] = []
-    for rank in found.ranks[:RANKS_SHOWN] if found.kind == ABSENT else ():
-        where = _stack_place(files, rank)
+    for rank in found.ranks[:RANKS_SHOWN]:
+        where = _stack_place(files, rank) if found.kind == ABSENT else ""
         lines += [f"rank {rank} was {where}"] if where else []
         text = next((tail.text for tail in files.tails.get(rank, ()) if tail.stream == "stderr"), "")
         # A line that is indented continues a warning.
@@ -116,6 +116,29 @@ def whereabouts(files: RoundFiles, found: Origin) -> list[str]:
         last = next((line for line in ends if "Warning: " not in line), "")
         lines += [f'the stderr of rank {rank} ends with "{cut_middle(last, LINE_LIMIT)}"'] if last else []
     return lines
+
+
+def last_words(worker: FailedWorker, tails: Sequence[LogTail], healthy: Sequence[str]) -> list[str]:
+    """Return what a rank printed last, if neither its end nor its output has a reason; empty: nothing that helps.
+
+    Args:
+        healthy: the ends of the stderr of ranks that did not fail.
+    """
+    if not (worker.cause.silent or worker.cause.name == "abort") or {"stderr", "output"} & set(worker.evidence):
+        return []
+    from ftslurm.failures.stderr_witness import last_line
+
+    outputs = [tail for tail in tails if tail.stream in ("stderr", "stdout") and tail.text.strip()]
+    for tail in sorted(outputs, key=lambda tail: -(tail.written_ns or 0)):
+        line = last_line(tail.text)
+        if line and line not in worker.what and not any(line in text for text in healthy):
+            return [f'its {tail.stream} ends with "{cut_middle(line, LINE_LIMIT)}"']
+    return []
+
+
+def finished(files: RoundFiles) -> list[int]:
+    """Return the ranks that had ended with success while the round went on."""
+    return sorted(worker.rank for _, worker in _finished(files))
 
 
 def _stack_place(files: RoundFiles, rank: int) -> str:

@@ -181,12 +181,18 @@ class Job:
 
 @dataclass(frozen=True)
 class LogTail:
-    """The end of a rank's output; ``size`` is the whole file's, in bytes."""
+    """The end of a rank's output.
+
+    Attributes:
+        size: the whole file's, in bytes.
+        written_ns: when the file was written last, by its filesystem; None: unknown.
+    """
 
     stream: str
     path: str
     text: str
     size: int
+    written_ns: int | None = None
 
 
 @dataclass(frozen=True)

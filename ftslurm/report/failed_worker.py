@@ -19,6 +19,9 @@ UNJUDGED = ROWS[-1]
 _TYPED = re.compile(r"([A-Za-z_][\w.]{0,100}): ?(.*)", re.DOTALL)
 _FRAME = re.compile(r'^ *File "([^"\n]{1,4096})", line (\d{1,9})(?:,? in (\S{1,200}))?', re.MULTILINE)
 
+STALE_NS = 2_500_000_000
+"""Time between the last writes to stderr and stdout after which a rank went on in spite of what stderr ends with."""
+
 
 @dataclass(frozen=True)
 class FailedWorker:
@@ -249,10 +252,19 @@ def judge(
     stderr = by_stream.get("stderr", "")
     worker = replace(worker, nccl_warnings=warnings(*by_stream.values()))
     plain = _judged(worker, stderr, rows)
-    said = output_evidence(plain.cause, worker.exception, worker.signal, by_stream, healthy)
+    said = output_evidence(plain.cause, worker.exception, worker.signal, by_stream, healthy, _stale(tails))
     judged = plain if said is None else _with_output(plain, said, stderr, rows)
     stacks = judged.stacks or by_stream.get("stacks")
     return replace(judged, stacks=stacks, frames=judged.frames or _frames(None, None, stacks))
+
+
+def _stale(tails: Sequence[LogTail]) -> list[str]:
+    """Return the output to which a rank wrote last so long before the other one that it went on meanwhile."""
+    written = {tail.stream: tail.written_ns for tail in tails if tail.stream != "stacks" and tail.text.strip()}
+    out_ns, error_ns = written.get("stdout"), written.get("stderr")
+    if out_ns is None or error_ns is None:
+        return []
+    return ["stderr"] if out_ns - error_ns > STALE_NS else []
 
 
 def _judged(worker: FailedWorker, stderr: str, rows: Sequence[Cause]) -> FailedWorker:

@@ -328,7 +328,7 @@ class _Reader(RecordReader):
             self.problem(path, str(error))
             return
         if tail is not None:
-            yield LogTail(stream, str(path), tail[0], tail[1])
+            yield LogTail(stream, str(path), *tail)
 
 
 def _published(names: Iterable[str]) -> list[str]:

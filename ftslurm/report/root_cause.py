@@ -127,7 +127,7 @@ def judge_failures(snapshot: Snapshot, clocks: Clocks, files: RoundFiles) -> Fai
     following: dict[str, list[Follower]] = {}
     groups: dict[tuple[object, ...], list[Follower] | None] = {}
     failures = own_failures(files, recorded_failures(snapshot, files.number))
-    healthy = _healthy(files, {own.rank for own in failures})
+    healthy = healthy_stderr(files, {own.rank for own in failures})
     for own in failures:
         record = own.record
         if isinstance(record, RecordSummary) and own.node is not None:
@@ -146,7 +146,7 @@ def judge_failures(snapshot: Snapshot, clocks: Clocks, files: RoundFiles) -> Fai
     return Failures(_recorded_first(snapshot, clocks, files.number, ordered), following)
 
 
-def _healthy(files: RoundFiles, failed: set[int]) -> list[str]:
+def healthy_stderr(files: RoundFiles, failed: set[int]) -> list[str]:
     """Return the ends of stderr, as far as read, of ranks that did not fail; of logs without records it is unknown."""
     known = {worker.rank for node in files.nodes for worker in node.workers} - failed
     return [tail.text for rank in known for tail in files.tails.get(rank, ()) if tail.stream == "stderr"]

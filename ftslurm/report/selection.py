@@ -13,7 +13,7 @@ from heapq import nsmallest
 
 from ftslurm.dataclasses import dataclass
 from ftslurm.failures.record_summary import SIMILAR
-from ftslurm.report.consequence import bystanders
+from ftslurm.report.consequence import bystanders, finished
 from ftslurm.report.facts import Clocks, Failure, RankError, RecordSummary, RoundFiles, RoundNode, Snapshot, Worker
 from ftslurm.report.root_cause import (
     OwnFailure,
@@ -140,7 +140,8 @@ def outputs(snapshot: Snapshot, clocks: Clocks, files: RoundFiles, *, every: boo
     elif firsts and all(str(kind[0]).startswith(SIMILAR) for kind in firsts):
         # Of the ranks that the others waited for, the end of stderr may show why.
         failed = {own.rank for own in found}
-        chosen = [Output(each, ("stderr",)) for each in bystanders(files, failed)[:BYSTANDERS_READ]] + chosen
+        others = [*finished(files)[:BYSTANDERS_READ], *bystanders(files, failed)[:BYSTANDERS_READ]]
+        chosen = [Output(each, ("stderr",)) for each in others] + chosen
     if any(not own.raised for own in found):
         # What a rank that did not fail has printed, too, is no reason.
         failed = {own.rank for own in found}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -52,6 +52,7 @@ def output_evidence(
     signal: str | None,
     texts: Mapping[str, str],
     healthy: Sequence[str] = (),
+    stale: Collection[str] = (),
 ) -> OutputEvidence | None:
     """Return what the output says about a worker's end; None: the end has its own reason, or the output has none.
 
@@ -61,6 +62,7 @@ def output_evidence(
         signal: that ended it.
         texts: the ends of its output by stream.
         healthy: the ends of the stderr of ranks that did not fail: what they printed, too, was survived.
+        stale: the streams to which it wrote last long before the other one: what they report was survived.
     """
     child = None if exception is None else _child_error(exception)
     if child is not None:
@@ -73,7 +75,8 @@ def output_evidence(
     known = exception.message if exception is not None else ""
     for stream in ("stderr", "stdout"):
         found = witness(texts.get(stream, ""), apart_from=known.split("\n"))
-        if found is not None and found.kind in (TRACEBACK, LOGGED) and any(map(partial(_is_in, found), healthy)):
+        survived = stream in stale or (found is not None and any(map(partial(_is_in, found), healthy)))
+        if found is not None and found.kind in (TRACEBACK, LOGGED) and survived:
             return None
         if found is not None:
             return _accepted(found, f"its {stream}", exception, signal)

@@ -25,7 +25,7 @@ from ftslurm.report.lost_nodes import (
     silent_nodes,
     unreachable_failure,
 )
-from ftslurm.report.root_cause import Follower, attempts_of, hang_of, history_of, round_files
+from ftslurm.report.root_cause import Follower, attempts_of, hang_of, healthy_stderr, history_of, round_files
 
 if TYPE_CHECKING:
     from ftslurm.monitor.triage import Triage
@@ -222,7 +222,11 @@ def _of_worker(snapshot: Snapshot, clocks: Clocks, this: RoundVerdict) -> FirstF
         proved=proved,
         follows=None if source is None else source.short,
         alike=None if same is None else same.as_dict(),
-        remarks=(*_remarks(files, source, same, places), *_dead_thread(worker, tails)),
+        remarks=(
+            *_remarks(files, source, same, places),
+            *_dead_thread(worker, tails),
+            *consequence.last_words(worker, tails, healthy_stderr(files, this.failed_ranks)),
+        ),
     )
 
 

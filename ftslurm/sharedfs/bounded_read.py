@@ -97,8 +97,10 @@ def read_file(path: Path | str, limit: int, owners: frozenset[int], dir_fd: int 
     return data
 
 
-def read_tail(path: Path, limit: int, owners: frozenset[int]) -> tuple[str, int] | None:
-    """Return the last ``limit`` bytes of a plain file as text, and its size; None if there is no such file.
+def read_tail(path: Path, limit: int, owners: frozenset[int]) -> tuple[str, int, int] | None:
+    """Return the last ``limit`` bytes of a plain file as text, its size, and when it was written last; None: no file.
+
+    The time is that of the filesystem, nanoseconds since the epoch.
 
     Bytes that are not UTF-8 become U+FFFD. Raises as `read_file` does.
     """
@@ -107,6 +109,7 @@ def read_tail(path: Path, limit: int, owners: frozenset[int]) -> tuple[str, int]
         return None
     fd, size = opened
     try:
+        written_ns = os.fstat(fd).st_mtime_ns
         os.lseek(fd, max(0, size - limit), os.SEEK_SET)
         data = _read_up_to(fd, limit, size)
     except OSError as error:
@@ -116,7 +119,7 @@ def read_tail(path: Path, limit: int, owners: frozenset[int]) -> tuple[str, int]
     if size > limit:
         # The cut may have split a line; part of a line would mislead.
         data = data.partition(b"\n")[2] or data
-    return data.decode("utf-8", "replace"), size
+    return data.decode("utf-8", "replace"), size, written_ns
 
 
 def parse_json(data: bytes) -> object:
