@@ -158,3 +158,38 @@ time.sleep(60)
     cause, text = told(tmp_path, program)
     assert (cause["rank"], cause["where"]["line"]) == (1, 13)
     assert "thread loader of rank 1 died at train.py:9: PermissionError: [Errno 13] Permission denied" in text
+
+
+def test_a_rank_that_went_on_after_a_traceback_did_not_fail_by_it(tmp_path: Path) -> None:
+    program = """
+import traceback
+if RANK == 1:
+    try:
+        open("/sys/no/such/device")
+    except OSError:
+        traceback.print_exc()
+        sys.stderr.flush()
+    for i in range(4):
+        time.sleep(1)
+        print("batch", i, flush=True)
+    print("patience exhausted, leaving", flush=True)
+    os._exit(3)
+time.sleep(60)
+"""
+    cause, text = told(tmp_path, program)
+    assert (cause["rank"], cause["cause"]) == (1, "exit")
+    assert 'its stdout ends with "patience exhausted, leaving"' in text
+
+
+def test_a_rank_that_finished_too_early_is_shown_with_what_it_printed_last(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed: pip install ftslurm[torch]")
+    program = f"""{TOGETHER}
+import logging
+if RANK == 0:
+    logging.error("training aborted: the validation set is empty")
+    sys.exit(0)
+dist.all_reduce(torch.ones(1))
+"""
+    cause, text = told(tmp_path, program)
+    assert (cause["role"], cause["follows"]) == ("cascade", "rank 0 had finished")
+    assert 'the stderr of rank 0 ends with "ERROR:root:training aborted: the validation set is empty"' in text

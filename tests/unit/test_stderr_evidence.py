@@ -23,12 +23,17 @@ def row(name: str) -> Cause:
 
 
 def said(
-    cause: str, stderr: str, stdout: str = "", healthy: tuple[str, ...] = (), **more: object
+    cause: str,
+    stderr: str,
+    stdout: str = "",
+    healthy: tuple[str, ...] = (),
+    stale: tuple[str, ...] = (),
+    **more: object,
 ) -> OutputEvidence | None:
     exception, signal = more.get("exception"), more.get("signal")
     assert exception is None or isinstance(exception, ExceptionRecord)
     assert signal is None or isinstance(signal, str)
-    return output_evidence(row(cause), exception, signal, {"stderr": stderr, "stdout": stdout}, healthy)
+    return output_evidence(row(cause), exception, signal, {"stderr": stderr, "stdout": stdout}, healthy, stale)
 
 
 def test_a_helper_that_logs_and_exits_is_judged_by_the_exception_that_was_handled() -> None:
@@ -113,3 +118,8 @@ def test_a_child_process_is_explained_by_what_the_exception_has_of_its_output_fi
     found = said("exception", TRACEBACK, exception=failed)
     assert found is not None
     assert (found.found.text, found.of_child, found.exception) == ("no such shard", True, None)
+
+
+def test_a_traceback_after_which_the_rank_went_on_is_no_reason() -> None:
+    assert said("exit", TRACEBACK, "leaving\n", stale=("stderr",)) is None
+    assert said("exit", TRACEBACK, "leaving\n") is not None

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from ftslurm.failures.stderr_witness import dead_threads, logged_error, witness
+from ftslurm.failures.stderr_witness import dead_threads, last_line, logged_error, witness
 
 TRACEBACK = """Traceback (most recent call last):
   File "/home/ann/train.py", line 7, in step
@@ -207,6 +207,7 @@ def test_the_text_of_an_exception_may_have_many_lines(text: str, expected: str) 
         TRACEBACK + "INFO falling back to the slow path\n",
         TRACEBACK + "retrying in 5 s\n" * 3,
         WEIGHTS + "skipping this file\n",
+        TRACEBACK + "ERROR:root:read of shard 3 failed, retrying\n",
         WEIGHTS + "2026-03-01 12:00:00 resumed at step 6\n",
         GATED + "step 7: loss 2.5\n",
         TRACEBACK + "".join(f"closing shard {i}\n" for i in range(20)),
@@ -378,3 +379,20 @@ def test_the_time_is_bounded_and_linear(unit: str) -> None:
     begin = time.process_time()
     witness(unit * (4 << 20))
     assert time.process_time() - begin < 3.0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("step 3\nlibtok: id 50300 out of 50257\n\n", "libtok: id 50300 out of 50257"),
+        (
+            "[watchdog] no batch, killing myself\nsrun: error: n1: task 0: Killed\n",
+            "[watchdog] no batch, killing myself",
+        ),
+        ("/venv/x.py:7: UserWarning: no GPU\n  return n\n", ""),
+        ("no GPU\nstep 7: loss 2.5\n", ""),
+        ("", ""),
+    ],
+)
+def test_the_last_line_that_says_something(text: str, expected: str) -> None:
+    assert last_line(text) == expected
