@@ -114,8 +114,8 @@ def clip(text: str, width: int) -> str:
     return text if len(text) <= width else text[: max(0, width - 3)].rstrip() + "..."
 
 
-WORD = 48
-"""Longest word at a cut that is left out whole, in characters."""
+WORD, NUMBER = 16, 48
+"""Longest word at a cut that is left out whole, in characters; and one that is cut within a number."""
 
 
 def cut_middle(text: str, limit: int) -> str:
@@ -131,7 +131,9 @@ def cut_middle(text: str, limit: int) -> str:
     # Not within a word, if one ends near by.
     first, last = text[:head], text[len(text) - (limit - 5 - head) :]
     begin, _, end = first.rpartition(" ")
-    first = begin if 0 < len(end) < min(WORD, head // 2) else first
+    in_number = text[head - 1 : head + 1].isdigit()
+    longest = min(NUMBER, head - 8) if in_number else min(WORD, head // 2)
+    first = begin if 0 < len(end) < longest else first
     begin, _, end = last.partition(" ")
     last = end if end and len(begin) < min(WORD, head // 2) else last
     return f"{first.rstrip()} ... {last.lstrip()}"

@@ -26,6 +26,12 @@ _NATIVE_FRAME = re.compile(
 )
 _OF_HANDLER = re.compile(r"_{0,2}(?:funlockfile|restore_rt|sigaction|libc_|GI_|killpg|raise|abort)|ucs_|mca_base")
 _CRASHED = ("segfault", "arithmetic-error")
+_OF_SIGNAL = {
+    "SIGPIPE": "It wrote to a pipe or a socket whose reader had gone.",
+    "SIGALRM": "An alarm of its own (signal.alarm, setitimer) had no handler.",
+    "SIGVTALRM": "A timer of its own (setitimer) had no handler.",
+    "SIGPROF": "A timer of its own, or a profiler's, had no handler.",
+}
 _LARGE = 0.5
 """Part of the host's memory that was available when it refused an allocation: the request was too large by itself."""
 _FLAG = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
@@ -47,19 +53,15 @@ def advice_on(
         return _loader(worker, stderr)
     if name == "sigkill" and _no_oom_kill(worker):
         return "The kernel counted no out-of-memory kill here: look for users or tools that send SIGKILL."
+    if name == "signal" and worker.signal in _OF_SIGNAL:
+        return _OF_SIGNAL[worker.signal]
     if name == "abort" and not stderr.strip():
         stacks = "its stacks show where" if worker.stacks else "PYTHONFAULTHANDLER=1 or a core file shows where"
         return f"Native code, or the script itself (os.abort), aborted without a message: {stacks}."
     if name in _CRASHED and not worker.stacks and "(most recent call first)" not in stderr:
         return _native(stderr)
-    if name == "system-exit" and worker.exception is not None and not is_code(worker.exception.message):
-        return ""  # its message is the reason
-    if name in ("system-exit", "exit") and not any(tail.text.strip() for tail in tails):
-        if attempt is None and not tails:
-            return None
-        if worker.frames:
-            return "It printed nothing: see the condition at that line."
-        return "It printed nothing, and no exception ended it: look for os._exit in the script and its libraries."
+    if name in ("system-exit", "exit"):
+        return _exit(worker, tails, attempt)
     if name == "host-memory":
         return _refused_memory(worker)
     if name == "import-error":
@@ -69,6 +71,16 @@ def advice_on(
     if name == "missing-file" and same is not None and same.scope in (ALL, EVERY_NODE) and len(same.nodes) > 1:
         return "It is missing on all nodes: check the path, and whether it is mounted there (or in the container)."
     return None
+
+
+def _exit(worker: FailedWorker, tails: Sequence[LogTail], attempt: Attempt | None) -> str | None:
+    if worker.cause.name == "system-exit" and worker.exception is not None and not is_code(worker.exception.message):
+        return ""  # its message is the reason
+    if any(tail.text.strip() for tail in tails) or (attempt is None and not tails):
+        return None
+    if worker.frames:
+        return "It printed nothing: see the condition at that line."
+    return "It printed nothing, and no exception ended it: look for os._exit in the script and its libraries."
 
 
 def _native(stderr: str) -> str:

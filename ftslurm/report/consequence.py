@@ -8,6 +8,7 @@ judged before.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ftslurm.dataclasses import dataclass
@@ -25,6 +26,8 @@ SHOWN, RANKS_SHOWN, LINE_LIMIT = 20, 2, 160
 _BROKEN = ("peer-reset", "nccl", "nccl-abort")
 _SOCKETS = ("ConnectionResetError", "ConnectionAbortedError", "ConnectionRefusedError", "BrokenPipeError", "EOFError")
 """What the program's own connections raise when the process at the other end has gone."""
+_OF_GROUP = re.compile(r"keys: \S*(default_pg|store_based_barrier|worker_count)")
+"""Keys by which the members of a process group of torch meet."""
 _ENDING_NS = 10 * 10**9
 """Time from the moment at which a rank closes its connections until its process has ended."""
 _SOON_NS = 2 * 10**9
@@ -274,6 +277,9 @@ def advice(worker: FailedWorker, found: Origin | None, world: int, *, recorded: 
     if worker.exception is not None and worker.exception.type == "DistStoreError":
         if "clients joined" in worker.exception.message:
             return "Fewer processes joined than the script's world_size: see which did not come, and where to."
+        if _OF_GROUP.search(worker.exception.message):
+            came = f", of which there are {world} here" if world else ""
+            return f"Not all members of a process group came: compare its world_size with the ranks{came}."
         return "No rank had set these keys of the store in time: see which one should have."
     if places > 1:
         return _PARTED

@@ -56,6 +56,21 @@ def test_an_empty_stderr_is_not_where_the_reason_of_an_abort_is(run: RunBuilder)
     assert "without a message" in told(run.fail(2, signal="SIGABRT"))[0]["advice"]
 
 
+@pytest.mark.parametrize(
+    ("signal", "advice"), [("SIGALRM", "An alarm of its own"), ("SIGPIPE", "It wrote to a pipe or a socket")]
+)
+def test_a_signal_of_the_programs_own_is_explained(run: RunBuilder, signal: str, advice: str) -> None:
+    assert told(run.fail(2, signal=signal))[0]["advice"].startswith(advice)
+
+
+def test_modules_that_import_each_other_are_no_matter_of_the_environment(run: RunBuilder) -> None:
+    run.attempts[0]["python"] = "/opt/conda/bin/python"
+    message = (
+        "cannot import name 'Base' from partially initialized module 'models' (most likely due to a circular import)"
+    )
+    assert told(run.fail(2, ImportError(message)))[0]["advice"].startswith("Modules import each other")
+
+
 def test_refused_arguments_are_quoted_and_an_option_of_ftslurm_is_sent_before_the_program(run: RunBuilder) -> None:
     log = f"{REFUSED}--max-restarts 3\n"
     run.attempts[0]["command"] = ["python", "train.py", "--max-restarts", "3"]

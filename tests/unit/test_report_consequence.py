@@ -56,6 +56,15 @@ def test_a_rank_that_ended_later_than_the_failure_is_not_what_it_follows_from(tm
     assert "rank 1 had finished with exit code 0" in text
 
 
+def test_a_group_that_is_larger_than_the_job_is_compared_with_it(tmp_path: Path) -> None:
+    class DistStoreError(RuntimeError):
+        pass
+
+    error = DistStoreError("wait timeout after 8000ms, keys: /default_pg/0//cpu//0/0")
+    run = RunBuilder(tmp_path, nodes=2).round().fail(1, error, module="torch.distributed")
+    assert "compare its world_size with the ranks, of which there are 4 here" in told(run.stop())[1]
+
+
 def test_what_all_ranks_have_in_common_is_not_told_of_an_arbitrary_one(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path, nodes=2).round()
     for rank in (2, 0, 3, 1):

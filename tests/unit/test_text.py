@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
 import pytest
 
-from ftslurm.text import clip, duration, first_line, names, one_line, plural, ranges, safe, size
+from ftslurm.text import clip, cut_middle, duration, first_line, names, one_line, plural, ranges, safe, size
 
 
 @pytest.mark.parametrize(
@@ -104,3 +105,9 @@ def test_it_needs_no_other_module_so_that_agents_can_use_it() -> None:
     code = "import re, sys; before = set(sys.modules); import ftslurm.text; print(*sorted(set(sys.modules) - before))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert set(found) <= {"__future__", "ftslurm", "ftslurm.text"}
+
+
+def test_a_number_is_not_cut_to_another_one() -> None:
+    text = "hung in queue.get at threadqueue_of_loader.py:1177 in train, and the rest of a long line that is cut here"
+    for limit in range(len(text) - 1, 60, -1):
+        assert re.search(r"py:\d{1,3}\b(?!\d) \.\.\.", cut_middle(text, limit)) is None, limit
