@@ -303,7 +303,7 @@ def chain(lab: Lab, work: Path, number: int) -> list[Job]:
     (work / "train.py").write_text(TRAIN)
     script = work / "lm.sbatch"
     script.write_text(f"#!/bin/bash\nunset FTSLURM_REQUEUE\nexec ftsrun {OPTIONS} --max-restarts 0 train.py\n")
-    words = ["--nodes=1", "--no-kill", "--open-mode=append", "--time=5", str(script)]
+    words = ["--nodes=1", "--no-kill", "--open-mode=append", "--time=2", str(script)]
     done = lab.command("ftslurm", "chain", "--run-id=lm", str(number), *words, cwd=work)
     assert done.returncode == 0, done.stderr
     ids = done.stdout.removeprefix("jobs ").partition(" of run lm")[0].split(", ")
@@ -317,7 +317,7 @@ def test_the_jobs_of_a_chain_go_on_one_after_the_other_until_the_work_is_done(la
     first, second, third = chain(lab, work, 3)
     trained(lab, first, 20)
     assert (first.state, second.state, third.state) == ("RUNNING", "PENDING", "PENDING")
-    # As #SBATCH --signal=TERM@300 would at the end of its time.
+    # As #SBATCH --signal=TERM@110 would, so near the end of its time.
     lab.command("scancel", "--signal=TERM", first.id, check=True)
     found = started_again(lab, second, 2)
     assert found[0][:2] == ["lm", f"{first.id}.0"] and found[1][:2] == ["lm", f"{second.id}.0"]
