@@ -292,8 +292,8 @@ def _with_output(plain: FailedWorker, said: OutputEvidence, stderr: str, rows: S
         why = said.found.text if inner is None else inner.what.split("\n", 1)[0]
         head = first.partition(" of the command ")[0]
         what = f"{head} ({why}, from {said.source}){')' * (head.count('(') - head.count(')'))}"
-        specific = inner is not None and not inner.cause.vague and not inner.cause.cascade
-        cause = inner.cause if inner is not None and specific else plain.cause
+        usable = inner is not None and not inner.cause.cascade and (not inner.cause.vague or plain.cause.vague)
+        cause = inner.cause if inner is not None and usable else plain.cause
         worker = replace(plain, cause=cause, what=what, evidence=source)
         return worker if inner is None else _of_child(worker, inner, f"{said.source}: {why}")
     if inner is None or (not said.certain and (inner.cause.vague or inner.cause.cascade)):

@@ -67,7 +67,7 @@ ROWS: tuple[Cause, ...] = (
           either(exception("RuntimeError", text=r"DataLoader worker \(pid.*(killed by signal|exited unexpectedly)"),
                  loader_gone),
           "Often too little memory or /dev/shm: fewer workers, smaller batches, or more of either.",
-          not_for="an exception of the worker, which is raised again with its own type", vague=True),
+          not_for="an exception of the worker, which is raised again with its own type", behind=True),
     Cause("address-space", "its limit of address space or data was reached", PRIMARY,
           either(_REFUSED, exception("RuntimeError", text="can't start new thread")),
           "See ulimit -v and -d of the job; the host may have more memory.",
