@@ -34,8 +34,13 @@ class Job:
         return self.facts().get("JobState", "?")
 
     def facts(self) -> dict[str, str]:
-        text = self.lab.command("scontrol", "show", "job", "-o", self.id).stdout
-        return dict(word.split("=", 1) for word in text.split() if "=" in word)
+        for _ in range(20):
+            done = self.lab.command("scontrol", "show", "job", "-o", self.id)
+            if done.returncode == 0 or "Invalid job id" in done.stderr:
+                break
+            # A busy controller does not always answer.
+            time.sleep(0.5)
+        return dict(word.split("=", 1) for word in done.stdout.split() if "=" in word)
 
     @property
     def output(self) -> str:
@@ -44,10 +49,15 @@ class Job:
 
     def wait(self, seconds: float = 60) -> str:
         """Wait until it has ended; return its state."""
-        self.lab.until(
-            lambda: self.state not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"), seconds, self.explain
-        )
-        return self.state
+        found = ""
+
+        def has_ended() -> bool:
+            nonlocal found
+            found = self.state
+            return found not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING")
+
+        self.lab.until(has_ended, seconds, self.explain)
+        return found
 
     def until_output(self, text: str, seconds: float = 40) -> None:
         self.lab.until(lambda: text in self.output, seconds, lambda: f"{text!r} in\n{self.explain()}")
