@@ -112,6 +112,8 @@ class Evidence:
     @cached_property
     def nccl(self) -> str:
         """NCCL's own texts about an error that torch's process group raised; empty if it raised none."""
+        if self.exception is None and self.signal == "SIGABRT" and "DistBackendError" in self.tail:
+            return "\n".join([*self.nccl_warnings, self.tail])
         if not self.by_distributed or "nccl" not in self.message.lower():
             return ""
         return "\n".join([*self.nccl_warnings, self.message])

@@ -117,9 +117,19 @@ def witness(text: str, *, apart_from: Collection[str] = (), before: str = "") ->
     found = tracebacks(lines)
     end = len(lines)
     if before:
-        own = next((each for each in reversed(found) if any(e.type == before for e in links(each.exception))), None)
+        own = next((each for each in reversed(found) if _has(each.exception, before)), None)
         end = own.first if own is not None else end
     return _Search(lines, found, frozenset(line.strip() for line in apart_from if line.strip())).from_end(end)
+
+
+def _has(exception: ExceptionRecord, name: str) -> bool:
+    """Return whether an exception, one behind it, or one that its message passes on is of that type."""
+    return any(each.type == name or f"{name}: " in each.message for each in links(exception))
+
+
+def went_on(line: str) -> bool:
+    """Return whether a program says by this line that it goes on after a failure."""
+    return _GOES_ON.search(line[:LINE_LIMIT]) is not None or _WENT_ON.match(line[:LINE_LIMIT]) is not None
 
 
 def is_aftermath(text: str) -> bool:
@@ -340,5 +350,6 @@ __all__ = [
     "last_line",
     "logged_error",
     "output_lines",
+    "went_on",
     "witness",
 ]

@@ -137,7 +137,8 @@ def _of_child(exception: ExceptionRecord, stderr: str) -> OutputEvidence | None:
         found = Witness(LOGGED, cut_middle(line.strip(), _CHILD_LIMIT)) if line else None
     if found is None:
         found = witness(stderr, before=exception.type)
-    if found is None:
+    if found is None or found.text.endswith(":"):
+        # What only introduces a reason says none.
         return None
     inner = None if found.exception is None else reason(found.exception)
     return OutputEvidence(found, "its child's stderr", inner, of_child=True)

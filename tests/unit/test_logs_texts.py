@@ -54,6 +54,33 @@ TEXTS["srun label"] = (
 )
 TEXTS["no end, unlabelled"] = (steps(30) + TB, "some rank: ValueError: bad batch 42")
 TEXTS["caught then goes on"] = (steps(3) + TB + steps(5), "no failure")
+TEXTS["the batch script's last words"] = (
+    steps(3) + TB + "Elapsed: 12 s\ncopying results to /scratch/ann\nDone\n",
+    "some rank: ValueError: bad batch 42",
+)
+TEXTS["its program's last words"] = (steps(3) + TB + "Training finished. Best loss 1.8\nDone\n", "no failure")
+TEXTS["requeued and finished"] = (
+    steps(30)
+    + "slurmstepd: error: *** JOB 4711 ON n1 CANCELLED AT 2026-11-03T11:05:20 DUE TO PREEMPTION ***\n"
+    + "slurmstepd: error: *** STEP 4711.0 ON n1 CANCELLED AT 2026-11-03T11:05:20 DUE TO PREEMPTION ***\n"
+    + "srun: error: n2: task 1: Terminated\nsrun: error: n1: task 0: Terminated\n"
+    + "Resuming from checkpoint at step 30\n"
+    + steps(30)
+    + "Training finished. Best loss 1.8\nDone.\n",
+    "no failure",
+)
+TEXTS["aborted by NCCL's error"] = (
+    label(steps(3, 1), 12)
+    + label(
+        "terminate called after throwing an instance of 'c10::DistBackendError'\n"
+        "  what():  [Rank 12] NCCL watchdog thread terminated with exception: NCCL error: remote process exited, NCCL version 2.21.5\n"
+        "ncclRemoteError: A call failed possibly due to a network error.\nLast error:\n"
+        "NET/IB: Got completion from peer 10.10.4.9<47213> with status=12 opcode=129 len=0 vendor err 129 (Recv) hca mlx5_4\n",
+        12,
+    )
+    + "srun: error: n7: task 12: Aborted (core dumped)\n",
+    "rank 12 on n7: an InfiniBand or RoCE peer did not answer",
+)
 TEXTS["segv"] = (
     steps(3) + "srun: error: n4: task 4: Segmentation fault (core dumped)\nsrun: Terminating StepId=1.0\n",
     "rank 4 on n4: segmentation fault (SIGSEGV)",

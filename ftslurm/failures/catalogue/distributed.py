@@ -87,8 +87,9 @@ ROWS: tuple[Cause, ...] = (
           not_for="the ranks that the message names", behind=True),
     Cause("master-name", "the name of the master cannot be resolved", PRIMARY,
           either(distributed(UNRESOLVED), unresolved),
-          "Check MASTER_ADDR: ftslurm sets it; the script must not replace it. Then name resolution on this node.",
-          not_for="a master that does not answer", restart=OTHER_NODE),
+          "Check MASTER_ADDR: one host name or address, which the script must not replace under ftslurm. Then name"
+          " resolution on this node.",
+          not_for="a master that does not answer"),
     Cause("master-unreachable", "the master at MASTER_ADDR does not answer", CASCADE,
           distributed(r"client socket has (timed out|failed)|No route to host|Network is unreachable"),
           "Look for the end of rank 0. If it lives, the script may set MASTER_ADDR or MASTER_PORT.",

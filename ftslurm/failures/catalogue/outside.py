@@ -24,7 +24,7 @@ ROWS: tuple[Cause, ...] = (
                         r"|\[ERROR\] .{0,200}(squashfs|enroot|\.sqsh|returned error code)|Error: .{0,80}podman"
                         r"|FATAL: {3}(.{0,60}(container|image|mount|squashfs)|while )")),
           "Check the image's path and its readability on this node, free space for its cache, and loop devices.",
-          not_for="a program that fails in its container", restart=OTHER_NODE),
+          not_for="a program that fails in its container"),
     Cause("spawn", "could not be started", PRIMARY, kind("spawn"),
           "Check that the program and its interpreter exist on this node and are executable.",
           not_for="a script that starts and then fails", restart=OTHER_NODE, blame=PERHAPS),

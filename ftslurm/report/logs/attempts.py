@@ -109,7 +109,16 @@ def _requeued(lines: Sequence[Line], ends: Ends) -> Iterable[int]:
         enough = 1 if end.state == "REQUEUED" else MOVED_ON if end.state in ("PREEMPTED", "NODE_FAIL") else None
         again = end.state in ("REQUEUED", "PREEMPTED", "NODE_FAIL", "CANCELLED", "TIMEOUT") and _goes_on(rest, end)
         if (enough is not None and ordinary >= enough) or again or _known_begin(rest, masked, len(ends.job)):
-            yield end.number + 1
+            yield _after_slurm(rest, end.number)
+
+
+def _after_slurm(rest: Sequence[Line], number: int) -> int:
+    """Return the number after Slurm's lines that directly follow one: they tell of the same attempt's processes."""
+    for line in rest:
+        if line.text.strip() and _BY_SLURM.match(line.text) is None:
+            break
+        number = line.number
+    return number + 1
 
 
 def _goes_on(lines: Sequence[Line], end: JobEnd) -> bool:

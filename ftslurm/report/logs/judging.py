@@ -16,6 +16,7 @@ from typing import NamedTuple
 from ftslurm.dataclasses import dataclass, replace
 from ftslurm.failures.causes import classify
 from ftslurm.failures.reason import reason
+from ftslurm.failures.stderr_witness import went_on
 from ftslurm.records.error import HostResources, OomKills
 from ftslurm.report.facts import RankError
 from ftslurm.report.failed_worker import evidence_of, failed_worker_of
@@ -24,6 +25,7 @@ from ftslurm.report.logs.ends import End, Ends, JobEnd, ends_of, nodes_of
 from ftslurm.report.logs.lines import GAP, Line, streams
 from ftslurm.report.logs.noise import is_aftermath
 from ftslurm.report.logs.reasons import STRONG, Reason, reasons_of
+from ftslurm.report.logs.success import ends_well, works
 from ftslurm.report.logs.tracebacks import HEADER, Crash, Raised, crashes, is_logged_error, names_rank, tracebacks
 from ftslurm.text import plural
 
@@ -281,7 +283,15 @@ class _Judge:
         limit = OTHERS_LINES if end is not None and end.code == 1 else CLOSING_LINES
         if end is not None and not gap and ordinary <= limit:
             return True
+        # A batch script's last words, as "Done" or a time.
+        if end is None and not gap and not each.logged and ordinary <= CLOSING_LINES and not self.goes_on(each.end):
+            return True
         return None if not gap and ordinary <= OTHERS_LINES and not each.logged else False
+
+    def goes_on(self, number: int) -> bool:
+        """Whether a line after that one is of a program that works, has done its work, or survived a failure."""
+        rest = self.lines[bisect_right(self.lines, number, key=_number) :]
+        return ends_well(rest, sole=False) or any(works(line.text) or went_on(line.text) for line in rest)
 
     def falls_silent(self, own: Sequence[Line], number: int, rank: int) -> bool:
         """Whether a rank that loggers name in each line prints nothing but errors after a line."""
