@@ -26,7 +26,7 @@ SHOWN, RANKS_SHOWN, LINE_LIMIT = 20, 2, 160
 _BROKEN = ("peer-reset", "nccl", "nccl-abort")
 _SOCKETS = ("ConnectionResetError", "ConnectionAbortedError", "ConnectionRefusedError", "BrokenPipeError", "EOFError")
 """What the program's own connections raise when the process at the other end has gone."""
-_OF_GROUP = re.compile(r"keys: \S*(default_pg|store_based_barrier|worker_count)")
+_OF_GROUP = re.compile(r"keys: \S*(default_pg/\d+//(cpu|cuda)|store_based_barrier|worker_count)")
 """Keys by which the members of a process group of torch meet."""
 _ENDING_NS = 10 * 10**9
 """Time from the moment at which a rank closes its connections until its process has ended."""

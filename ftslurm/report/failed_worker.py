@@ -19,6 +19,7 @@ UNJUDGED = ROWS[-1]
 _TYPED = re.compile(r"([A-Za-z_][\w.]{0,100}): ?(.*)", re.DOTALL)
 _FRAME = re.compile(r'^ *File "([^"\n]{1,4096})", line (\d{1,9})(?:,? in (\S{1,200}))?', re.MULTILINE)
 
+LIVED_ON_NS = 10**9
 STALE_NS = 2_500_000_000
 """Time between the last writes to stderr and stdout after which a rank went on in spite of what stderr ends with."""
 
@@ -252,10 +253,19 @@ def judge(
     stderr = by_stream.get("stderr", "")
     worker = replace(worker, nccl_warnings=warnings(*by_stream.values()))
     plain = _judged(worker, stderr, rows)
-    said = output_evidence(plain.cause, worker.exception, worker.signal, by_stream, healthy, _stale(tails))
+    survived = healthy if _went_on(worker, tails) else ()
+    said = output_evidence(plain.cause, worker.exception, worker.signal, by_stream, survived, _stale(tails))
     judged = plain if said is None else _with_output(plain, said, stderr, rows)
     stacks = judged.stacks or by_stream.get("stacks")
     return replace(judged, stacks=stacks, frames=judged.frames or _frames(None, None, stacks))
+
+
+def _went_on(worker: FailedWorker, tails: Sequence[LogTail]) -> bool:
+    """Return whether a rank lived on after its last write to stderr; ranks that fail alike have printed alike, too."""
+    written = {tail.stream: tail.written_ns for tail in tails if tail.written_ns is not None}
+    if "stderr" not in written or worker.time_ns is None:
+        return True
+    return max(worker.time_ns, written.get("stdout", 0)) - written["stderr"] > LIVED_ON_NS
 
 
 def _stale(tails: Sequence[LogTail]) -> list[str]:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from heapq import nsmallest
 
 from ftslurm.dataclasses import dataclass
+from ftslurm.failures.reason import EXIT
 from ftslurm.failures.record_summary import SIMILAR
 from ftslurm.report.consequence import bystanders, finished
 from ftslurm.report.facts import Clocks, Failure, RankError, RecordSummary, RoundFiles, RoundNode, Snapshot, Worker
@@ -131,7 +132,7 @@ def outputs(snapshot: Snapshot, clocks: Clocks, files: RoundFiles, *, every: boo
     # A broken connection is rarely the first failure.
     ordered = sorted(firsts.items(), key=lambda kind: str(kind[0][0]).startswith(SIMILAR))
     first = [own for _, own in ordered[:FIRST_OUTPUTS]]
-    rest = [own for own in found if own not in first and (every or not own.raised)]
+    rest = [own for own in found if own not in first and (every or not own.raised or _is_exit(own))]
     chosen = [Output(own.rank, _streams(own)) for own in first] + [Output(own.rank, ("stderr",)) for own in rest]
     chosen = chosen if every else chosen[:OUTPUTS_PER_ROUND]
     hang = hang_of(snapshot, files.number)
@@ -154,6 +155,14 @@ def outputs(snapshot: Snapshot, clocks: Clocks, files: RoundFiles, *, every: boo
     for output in chosen:
         by_rank.setdefault(output.rank, output)
     return list(by_rank.values())
+
+
+def _is_exit(own: OwnFailure) -> bool:
+    """Return whether it ended by sys.exit: its reason is perhaps in its output alone, and not that of its peers."""
+    record = own.record
+    if isinstance(record, RankError):
+        return record.exception is not None and record.exception.type == EXIT
+    return record is not None and record.type == EXIT
 
 
 def _suspects(files: RoundFiles, hang: Failure | None) -> list[int]:

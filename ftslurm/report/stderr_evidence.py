@@ -22,6 +22,8 @@ _OF_CHILD = re.compile(
     r"|DataLoader worker .{0,60}(exited unexpectedly|is killed by signal)"
     r"|\b(fail|exit|end|di)ed\b.{0,20} (exit ?)?(code|status) \(?-?[1-9]"
 )
+_COMMAND = re.compile(r"Command '?\[?'?([\w./+-]{1,200})")
+_TOOL_LINES = 60
 _NUMBER = re.compile(r"\d+")
 _CHILD_LIMIT = 200  # characters of a child's last line
 _TYPES = re.compile(r"^(?:\w+::)*\w+: ")
@@ -119,6 +121,18 @@ def _headline(exception: ExceptionRecord) -> tuple[str, str]:
     return exception.type, message_line(exception.message)
 
 
+def _of_tool(message: str, stderr: str) -> Witness | None:
+    """Return the first of the last lines that a command-line tool prints with its name before them."""
+    from ftslurm.failures.stderr_witness import LOGGED, Witness, output_lines
+
+    command = _COMMAND.search(message)
+    if command is None:
+        return None
+    name = f"{command[1].rpartition('/')[2]}: "
+    known = [line for line in output_lines(stderr)[-_TOOL_LINES:] if line.startswith(name)]
+    return Witness(LOGGED, cut_middle(known[-2:][0], _CHILD_LIMIT)) if known else None
+
+
 def _child_error(exception: ExceptionRecord) -> ExceptionRecord | None:
     """Return what reports a child process's end: the exception, or one that it was raised from or has as a member."""
     if _OF_CHILD.search(exception.message):
@@ -136,7 +150,7 @@ def _of_child(exception: ExceptionRecord, stderr: str) -> OutputEvidence | None:
         line = next((line for line in reversed(output_lines(exception.output)) if line.strip()), "")
         found = Witness(LOGGED, cut_middle(line.strip(), _CHILD_LIMIT)) if line else None
     if found is None:
-        found = witness(stderr, before=exception.type)
+        found = witness(stderr, before=exception.type) or _of_tool(exception.message, stderr)
     if found is None or found.text.endswith(":"):
         # What only introduces a reason says none.
         return None

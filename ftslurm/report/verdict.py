@@ -12,7 +12,7 @@ from ftslurm.dataclasses import dataclass, field, replace
 from ftslurm.records.state import UNREACHABLE
 from ftslurm.report import consequence, health, root_cause, scheduler
 from ftslurm.report.advice import advice_on
-from ftslurm.report.alike import MOST, Alike, alike, is_same
+from ftslurm.report.alike import Alike, alike, is_same
 from ftslurm.report.facts import UNNAMED, Clocks, Doubt, History, LogTail, RoundFiles, Snapshot
 from ftslurm.report.failed_worker import FailedWorker, judge
 from ftslurm.report.first_failure import FirstFailure, worker_failure
@@ -208,13 +208,8 @@ def _of_worker(snapshot: Snapshot, clocks: Clocks, this: RoundVerdict) -> FirstF
     recent = next(iter(attempts_of(snapshot, files)), None) if recorded else None
     followers = this.following.get(worker.cause.name, ()) if worker.cause.cascade else ()
     others, following = this.failed[1:], [each.rank for each in followers]
-    if len(places) > 1:
-        here = next((ranks for _, ranks in places if worker.rank in ranks), ())
-        others = [each for each in others if each.rank in here]
-        following = [rank for rank in following if rank in here]
-    same = alike(files, worker, others, following, this.world_size)
-    if same is not None and len(places) > 1:
-        same = replace(same, scope=MOST)
+    # Where ranks waited at different places, these tell which; the time-outs themselves may be equal.
+    same = alike(files, worker, others, following, this.world_size) if len(places) < 2 else None
     advice = advice or first.advice or advice_on(worker, tails, same, recent)
     return replace(
         first,

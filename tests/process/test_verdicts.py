@@ -193,3 +193,52 @@ dist.all_reduce(torch.ones(1))
     cause, text = told(tmp_path, program)
     assert (cause["role"], cause["follows"]) == ("cascade", "rank 0 had finished")
     assert 'the stderr of rank 0 ends with "ERROR:root:training aborted: the validation set is empty"' in text
+
+
+def test_ranks_that_log_an_exception_and_exit_are_judged_by_what_each_has_logged(tmp_path: Path) -> None:
+    program = """
+import logging
+
+def main():
+    try:
+        return {}[20]
+    except KeyError:
+        logging.exception("training failed")
+        return 1
+
+code = main()
+time.sleep(0.1 * RANK)
+sys.exit(code)
+"""
+    cause, text = told(tmp_path, program)
+    assert cause["cause"] == "exception"
+    assert "KeyError: 20 (from its stderr)" in text
+    assert "It printed nothing" not in text
+
+
+def test_a_traceback_that_all_ranks_have_lived_on_after_explains_no_kill(tmp_path: Path) -> None:
+    program = """
+import signal, traceback
+try:
+    open("/sys/no/such/device")
+except OSError:
+    traceback.print_exc()
+time.sleep(2.5)
+if RANK == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(60)
+"""
+    cause, text = told(tmp_path, program)
+    assert (cause["rank"], cause["cause"]) == (1, "sigkill")
+    assert "killed by SIGKILL, sender unknown" in text
+
+
+def test_the_last_words_of_a_command_line_tool_explain_its_exit_code(tmp_path: Path) -> None:
+    program = """
+import subprocess
+if RANK == 2:
+    subprocess.run(["tar", "-xf", "/no/such/archive.tar"], check=True)
+time.sleep(60)
+"""
+    text = told(tmp_path, program)[1]
+    assert "tar: /no/such/archive.tar: Cannot open: No such file or directory" in text
