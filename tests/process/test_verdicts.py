@@ -107,12 +107,15 @@ time.sleep(60)
 
 def test_ranks_that_wait_for_each_other_at_different_places_are_two_parties(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed: pip install ftslurm[torch]")
-    program = f"""{LATER}{TOGETHER.replace("seconds=60", "seconds=5")}
+    program = f"""{LATER}{TOGETHER}
+impatient = dist.new_group(timeout=timedelta(seconds=5))
+dist.all_reduce(torch.ones(1))
+
 def evaluate():
-    dist.barrier()
+    dist.barrier(group=impatient)
 
 def sync():
-    dist.all_reduce(torch.ones(1))
+    dist.all_reduce(torch.ones(1), group=impatient)
 
 sync()
 if RANK == 0:
